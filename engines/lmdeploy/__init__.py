@@ -1,0 +1,3 @@
+"""LMDeploy as a kvgate engine instance."""
+
+__all__: list[str] = []

@@ -1,0 +1,110 @@
+"""How LMDeploy's private symbols are replaced: check every one first, then replace them all, or none.
+
+A ``Hook`` names a symbol, the signature that it must still have, and a function from the original to its replacement.
+``install`` raises ``HookMismatch`` with the list of all symbols that moved before it touches the first one, so that an
+LMDeploy upgrade fails at start-up with names, not later with odd behaviour. Modules that imported a replaced function
+by name are rebound too.
+"""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class HookMismatch(RuntimeError):
+    """LMDeploy no longer has what a hook expects; ``problems`` has one line for each symbol."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("LMDeploy's internals are not what kvgate's hooks expect:\n  " + "\n  ".join(problems))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hook:
+    """One replaced symbol.
+
+    ``target`` is ``package.module:Name`` or ``package.module:Class.name``. ``signature`` is
+    ``str(inspect.signature(...))`` of the original, or None for what can't be called. ``replace`` gets the original
+    (for class methods and static methods: the raw ``classmethod`` / ``staticmethod`` object) and returns what takes
+    its place. ``why`` is one sentence.
+    """
+
+    target: str
+    signature: str | None
+    replace: Callable[[Any], Any]
+    why: str
+
+
+def problem_of(hook: Hook) -> str | None:
+    """Say in one line how the installed LMDeploy differs from what a hook expects; None when it fits."""
+    try:
+        owner, name = _locate(hook.target)
+        original = _raw(owner, name)
+    except (ImportError, AttributeError) as error:
+        return f"{hook.target} is gone ({error})"
+    if hook.signature is None:
+        return None
+    found = signature_of(original)
+    if found != hook.signature:
+        return f"{hook.target} has the signature {found}, expected {hook.signature}"
+    return None
+
+
+def signature_of(original: Any) -> str:
+    """Return the text that ``Hook.signature`` is compared with."""
+    function = original.__func__ if isinstance(original, classmethod | staticmethod) else original
+    try:
+        return str(inspect.signature(function))
+    except (TypeError, ValueError) as error:
+        return f"<none: {error}>"
+
+
+def install(hooks: Sequence[Hook]) -> None:
+    """Check all hooks, then install them in order.
+
+    Raises ``HookMismatch`` and changes nothing when any doesn't fit. A target may be hooked more than once in one
+    call (each wraps the one before); installing the same table twice would wrap twice, so callers do it once.
+    """
+    problems = [problem for hook in hooks if (problem := problem_of(hook)) is not None]
+    if problems:
+        raise HookMismatch(problems)
+    for hook in hooks:
+        owner, name = _locate(hook.target)
+        original = _raw(owner, name)
+        replacement = hook.replace(original)
+        setattr(owner, name, replacement)
+        if inspect.ismodule(owner):
+            _rebind(original, replacement)
+
+
+def _locate(target: str) -> tuple[Any, str]:
+    module_name, _, path = target.partition(":")
+    owner: Any = importlib.import_module(module_name)
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return owner, name
+
+
+def _raw(owner: Any, name: str) -> Any:
+    if inspect.isclass(owner):
+        for base in owner.__mro__:
+            if name in vars(base):
+                return vars(base)[name]
+    return getattr(owner, name)
+
+
+def _rebind(original: Any, replacement: Any) -> None:
+    """Replace ``original`` in every loaded LMDeploy module that imported it by name."""
+    for module_name, module in list(sys.modules.items()):
+        if module is None or module_name.partition(".")[0] != "lmdeploy":
+            continue
+        for key, value in list(vars(module).items()):
+            if value is original:
+                setattr(module, key, replacement)
+
+
+__all__ = ["Hook", "HookMismatch", "install", "problem_of", "signature_of"]

@@ -1,0 +1,3 @@
+"""The KV control plane library: what a KV block is, who holds it, and what to do about it."""
+
+__all__: list[str] = []

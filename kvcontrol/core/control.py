@@ -1,0 +1,105 @@
+"""The bodies of ``/kv/v1`` on an engine instance: what the gateway asks, what the instance answers.
+
+Both sides use these definitions; JSON on the wire, hashes as lower-case hex. Unknown fields are ignored, so that an
+older gateway can read a newer engine.
+"""
+
+import msgspec
+
+from kvcontrol.core.blocks import CacheIdentity, CacheTier
+from kvcontrol.core.ids import BlockHash, Epoch, Seq
+
+
+class EventsInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the KV events are published, and how far they have come.
+
+    ``seq`` is the number of the last published batch, -1 before the first. ``dropped`` counts events that were lost
+    before publishing (a full queue): above 0, subscribers must take a snapshot.
+    """
+
+    endpoint: str
+    replay_endpoint: str
+    seq: int
+    dropped: int = 0
+
+
+class TierStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier: ``cached_blocks`` are those that a later request could reuse, ``used_blocks`` those that requests hold
+    or the cache keeps; ``capacity_blocks`` is what can be allocated in all.
+    """
+
+    capacity_blocks: int
+    used_blocks: int
+    cached_blocks: int
+    block_bytes: int
+
+
+class LoadStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests in the engine's scheduler now, and how many it runs at most at once."""
+
+    running: int
+    waiting: int
+    max_batch_size: int
+
+
+class PrefixCacheStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt tokens looked up in, and found in, the engine's own prefix cache since it started."""
+
+    query_tokens: int
+    hit_tokens: int
+
+
+class InstanceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /kv/v1/stats``. ``device`` is ``cpu`` or ``cuda``; ``identity`` is what block hashes are rooted in."""
+
+    epoch: Epoch
+    engine: str
+    engine_version: str
+    device: str
+    started_at_s: float
+    context_length_tokens: int
+    identity: CacheIdentity
+    events: EventsInfo
+    tiers: dict[CacheTier, TierStats]
+    load: LoadStats
+    prefix_cache: PrefixCacheStats
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """``GET /kv/v1/snapshot``: every resident block after applying all event batches up to and including ``seq``.
+
+    ``tiers`` maps a tier to the hex hashes of the blocks that it holds, parents before children.
+    """
+
+    epoch: Epoch
+    seq: int
+    identity: CacheIdentity
+    tiers: dict[CacheTier, list[str]]
+
+    def hashes(self, tier: CacheTier) -> list[BlockHash]:
+        """Return one tier's blocks; raises ``ValueError`` when one is not hex."""
+        return [BlockHash(bytes.fromhex(text)) for text in self.tiers.get(tier, [])]
+
+    @property
+    def last_seq(self) -> Seq:
+        """The number of the last event batch that this snapshot contains; -1 when there was none."""
+        return Seq(self.seq)
+
+
+STATS_PATH = "/kv/v1/stats"
+SNAPSHOT_PATH = "/kv/v1/snapshot"
+
+CACHE_SALT_HEADER = "x-kvgate-cache-salt"
+"""Request header from the gateway to an engine: the tenant's salt. Only the gateway sets it; a client's is dropped."""
+
+__all__ = [
+    "CACHE_SALT_HEADER",
+    "SNAPSHOT_PATH",
+    "STATS_PATH",
+    "EventsInfo",
+    "InstanceStats",
+    "LoadStats",
+    "PrefixCacheStats",
+    "Snapshot",
+    "TierStats",
+]

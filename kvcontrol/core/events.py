@@ -1,0 +1,50 @@
+"""What an engine says about its cache: blocks stored, removed, all cleared."""
+
+from dataclasses import dataclass
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStored:
+    """A chain of blocks is now readable in ``tier``; each is the child of the one before, the first of ``parent``.
+
+    ``token_ids`` holds the tokens of all of them, in order (empty where the engine doesn't say).
+    ``parent`` is None for the first block of a prompt.
+    """
+
+    block_hashes: tuple[BlockHash, ...]
+    parent: BlockHash | None
+    token_ids: tuple[int, ...]
+    block_size_tokens: int
+    tier: CacheTier = CacheTier.HBM
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRemoved:
+    """These blocks can no longer be read from ``tier``; copies in other tiers are untouched."""
+
+    block_hashes: tuple[BlockHash, ...]
+    tier: CacheTier = CacheTier.HBM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllBlocksCleared:
+    """The instance holds nothing any more, in any tier."""
+
+
+KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventBatch:
+    """Events in the order in which they happened, published together at ``published_at_s`` (Unix time)."""
+
+    published_at_s: float
+    events: tuple[KvEvent, ...]
+    data_parallel_rank: int | None = None
+
+
+__all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "KvEvent"]
