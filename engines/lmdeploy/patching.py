@@ -1,7 +1,7 @@
 """How LMDeploy's private symbols are replaced: check every one first, then replace them all, or none.
 
 A ``Hook`` names a symbol, the signature that it must still have, and a function from the original to its replacement.
-``install`` raises ``HookMismatch`` with the list of all symbols that moved before it touches the first one, so that an
+``install`` raises ``HookMismatchError`` with the list of all symbols that moved before it touches the first one, so that an
 LMDeploy upgrade fails at start-up with names, not later with odd behaviour. Modules that imported a replaced function
 by name are rebound too.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class HookMismatch(RuntimeError):
+class HookMismatchError(RuntimeError):
     """LMDeploy no longer has what a hook expects; ``problems`` has one line for each symbol."""
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -65,12 +65,12 @@ def signature_of(original: Any) -> str:
 def install(hooks: Sequence[Hook]) -> None:
     """Check all hooks, then install them in order.
 
-    Raises ``HookMismatch`` and changes nothing when any doesn't fit. A target may be hooked more than once in one
+    Raises ``HookMismatchError`` and changes nothing when any doesn't fit. A target may be hooked more than once in one
     call (each wraps the one before); installing the same table twice would wrap twice, so callers do it once.
     """
     problems = [problem for hook in hooks if (problem := problem_of(hook)) is not None]
     if problems:
-        raise HookMismatch(problems)
+        raise HookMismatchError(problems)
     for hook in hooks:
         owner, name = _locate(hook.target)
         original = _raw(owner, name)
@@ -107,4 +107,4 @@ def _rebind(original: Any, replacement: Any) -> None:
                 setattr(module, key, replacement)
 
 
-__all__ = ["Hook", "HookMismatch", "install", "problem_of", "signature_of"]
+__all__ = ["Hook", "HookMismatchError", "install", "problem_of", "signature_of"]
