@@ -1,9 +1,9 @@
 """How LMDeploy's private symbols are replaced: check every one first, then replace them all, or none.
 
 A ``Hook`` names a symbol, the signature that it must still have, and a function from the original to its replacement.
-``install`` raises ``HookMismatchError`` with the list of all symbols that moved before it touches the first one, so that an
-LMDeploy upgrade fails at start-up with names, not later with odd behaviour. Modules that imported a replaced function
-by name are rebound too.
+``install`` raises ``HookMismatchError`` with the list of all symbols that moved before it touches the first one, so
+that an LMDeploy upgrade fails at start-up with names, not later with odd behaviour. Modules that imported a replaced
+function by name are rebound too.
 """
 
 import importlib

@@ -74,7 +74,7 @@ def decode_batch(payload: bytes) -> Decoded:
     """Read a payload frame in any of the three shapes; raises ``WireError`` when not even the batch can be read."""
     try:
         raw = _decoder.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"payload is not msgpack: {error}") from error
     match raw:
         case {"ts": float() | int() as ts, "events": list() as items}:

@@ -1,0 +1,48 @@
+"""The question that routing asks of an index, and the shape of the answer."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvcontrol.core import BlockHash, CacheTier, InstanceId, KvEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixMatch:
+    """How much of one prompt an instance holds.
+
+    ``blocks`` is the longest leading run held in any tier; ``by_tier`` says how many of those blocks have that tier as
+    their fastest copy (tiers with none are left out, the values add up to ``blocks``).
+    """
+
+    blocks: int
+    by_tier: Mapping[CacheTier, int]
+
+    @property
+    def slowest_tier(self) -> CacheTier | None:
+        """The slowest tier that the run has to be read from; None for an empty run."""
+        return max(self.by_tier, key=_SPEED_ORDER.__getitem__, default=None)
+
+
+class ResidencyIndex(Protocol):
+    """Which instance holds which blocks in which tier. Soft state: rebuilt from snapshots, kept true by events."""
+
+    def reset(self, instance: InstanceId, tiers: Mapping[CacheTier, Iterable[BlockHash]]) -> None:
+        """Replace everything that is known of an instance."""
+
+    def apply(self, instance: InstanceId, event: KvEvent) -> None:
+        """Follow one event. Storing what is held and removing what isn't change nothing."""
+
+    def drop(self, instance: InstanceId) -> None:
+        """Forget an instance; one that isn't known is no error."""
+
+    def match(self, hashes: Sequence[BlockHash]) -> Mapping[InstanceId, PrefixMatch]:
+        """Return the instances that hold at least the first of a prompt's chained ``hashes``. Changes nothing."""
+
+    def blocks_held(self, instance: InstanceId) -> Mapping[CacheTier, int]:
+        """Return the number of blocks in each tier; empty for an unknown instance."""
+
+
+_SPEED_ORDER = {tier: order for order, tier in enumerate(CacheTier)}
+
+__all__ = ["PrefixMatch", "ResidencyIndex"]
