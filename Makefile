@@ -1,0 +1,47 @@
+# What people and CI call. `make help` lists it.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+VENV := .venv/bin
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## install everything into .venv (quick when nothing changed)
+	@PYTHON="$(PYTHON)" scripts/setup
+
+.PHONY: up
+up: setup ## install, prepare the model, start two engines and the gateway; ARGS="--tiny --port 8001" are handed on
+	@exec $(VENV)/kvgate up $(ARGS)
+
+.PHONY: test
+test: setup ## the whole suite, but for the slow lane; ARGS="-k name" are handed on
+	@OMP_NUM_THREADS=1 $(VENV)/pytest -m "not slow" $(ARGS)
+
+.PHONY: slow
+slow: setup ## the slow lane: the real SmolLM2 (downloads 93 MB the first time)
+	@OMP_NUM_THREADS=1 $(VENV)/pytest -m slow $(ARGS)
+
+.PHONY: check
+check: setup ## formatting, lint, types, import rules, and the pinned set against pyproject.toml
+	@$(VENV)/ruff format --check .
+	@$(VENV)/ruff check .
+	@$(VENV)/mypy
+	@$(VENV)/mypy scripts
+	@$(VENV)/lint-imports
+	@$(VENV)/python scripts/lock.py --check
+
+.PHONY: format
+format: setup ## format the code and mend what the linter can mend
+	@$(VENV)/ruff format .
+	@$(VENV)/ruff check --fix .
+
+.PHONY: lock
+lock: setup ## resolve requirements/cpu.txt anew from pyproject.toml
+	@$(VENV)/python scripts/lock.py
+
+.PHONY: clean
+clean: ## remove .venv and what tools have left
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist artifacts *.egg-info
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
