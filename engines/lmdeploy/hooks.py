@@ -1,0 +1,235 @@
+"""THE table of what kvgate replaces inside LMDeploy 0.18: every private symbol, its signature, and why.
+
+A function per purpose returns its hooks; ``patching.install`` checks a table as a whole before it changes anything.
+The replacements live beside their subject (``cpu/``, ``lifeline.py``, …); this file holds names and signatures only,
+and imports them when a table is asked for, since most of them need LMDeploy.
+"""
+
+from engines.lmdeploy.cpu.resources import CpuResources
+from engines.lmdeploy.patching import Hook
+
+_AGENT = "lmdeploy.pytorch.engine.model_agent.agent"
+_MODEL_INPUTS = "lmdeploy.pytorch.model_inputs.ModelInputs"
+_CHECKPOINT_INPUTS = "lmdeploy.pytorch.engine.cache_inputs.CacheCheckpointInputs"
+_CACHE_ENGINE = "lmdeploy.pytorch.engine.cache_engine"
+_CONFIG = "lmdeploy.pytorch.config"
+_MESSAGES = "lmdeploy.messages"
+
+
+def cpu_hooks(resources: CpuResources) -> list[Hook]:
+    """All that LMDeploy's PyTorch engine needs to run where ``torch.cuda.is_available()`` is False."""
+    return [*_torch_cuda_hooks(resources), *_configuration_hooks(), *_engine_hooks(resources)]
+
+
+def _torch_cuda_hooks(resources: CpuResources) -> list[Hook]:
+    from engines.lmdeploy.cpu import device
+
+    a_device = "(device: torch.device | str | int | None = None)"
+    return [
+        Hook(
+            target="torch.cuda:Stream",
+            signature="(device=None, priority=0, **kwargs)",
+            replace=device.stream_type,
+            why="the agent makes three streams",
+        ),
+        Hook(
+            target="torch.cuda:Event",
+            signature="(enable_timing=False, blocking=False, interprocess=False, external=False)",
+            replace=device.event_type,
+            why="steps and transfers are ordered by events",
+        ),
+        Hook(
+            target="torch.cuda:stream",
+            signature="(stream: Optional[ForwardRef('torch.cuda.Stream')]) -> torch.cuda.StreamContext",
+            replace=device.stream_context,
+            why="the agent's loops run inside a stream",
+        ),
+        Hook(
+            target="torch.cuda:current_stream",
+            signature=f"{a_device} -> torch.cuda.streams.Stream",
+            replace=device.the_stream,
+            why="sampling and the cache engine ask for it",
+        ),
+        Hook(
+            target="torch.cuda:default_stream",
+            signature=f"{a_device} -> torch.cuda.streams.Stream",
+            replace=device.the_stream,
+            why="asked for beside current_stream",
+        ),
+        Hook(
+            target="torch.cuda:synchronize",
+            signature=f"{a_device} -> None",
+            replace=device.nothing,
+            why="sleep and weight updates wait for the device",
+        ),
+        Hook(
+            target="torch.cuda:empty_cache",
+            signature="() -> None",
+            replace=device.nothing,
+            why="called before memory is measured",
+        ),
+        Hook(
+            target="torch.cuda:mem_get_info",
+            signature="(device: 'Device' = None) -> tuple[int, int]",
+            replace=device.mem_get_info(resources.kv_bytes),
+            why="the KV pool is sized by free memory",
+        ),
+        Hook(
+            target="torch.cuda:current_device",
+            signature="() -> int",
+            replace=device.current_device,
+            why="tensors are made and moved there",
+        ),
+        Hook(
+            target="torch.cuda:set_device",
+            signature="(device: torch.device | str | int | None) -> None",
+            replace=device.nothing,
+            why="executors select a device",
+        ),
+    ]
+
+
+def _configuration_hooks() -> list[Hook]:
+    from engines.lmdeploy.cpu import gates
+
+    return [
+        Hook(
+            target="lmdeploy.messages:PytorchEngineConfig.__post_init__",
+            signature="(self)",
+            replace=gates.engine_config,
+            why="it asserts a device and a dtype that exclude cpu and float32",
+        ),
+        Hook(
+            target="lmdeploy.cli.utils:ArgumentHelper.device",
+            signature="(parser, default: str = 'cuda', choices: list[str] = ['cuda', 'ascend', 'maca', 'camb'])",
+            replace=gates.device_argument,
+            why="--device cpu",
+        ),
+        Hook(
+            target="lmdeploy.cli.utils:ArgumentHelper.dtype",
+            signature="(parser, default: str = 'auto')",
+            replace=gates.dtype_argument,
+            why="--dtype float32",
+        ),
+        Hook(
+            target="lmdeploy.utils:is_bf16_supported",
+            signature="(device_type: str = 'cuda')",
+            replace=gates.bf16_supported,
+            why="it asks for CUDA's compute capability",
+        ),
+        Hook(
+            target="lmdeploy.utils:get_max_batch_size",
+            signature="(device_type: str)",
+            replace=gates.max_batch_size,
+            why="it asserts a device other than cpu",
+        ),
+        Hook(
+            target="lmdeploy.pytorch.check_env.torch:TorchChecker.__init__",
+            signature="(self, device: str = 'cuda', logger=None) -> None",
+            replace=gates.torch_checker,
+            why="its trial tensor is made on cuda",
+        ),
+    ]
+
+
+def _engine_hooks(resources: CpuResources) -> list[Hook]:
+    from engines.lmdeploy.cpu import agent, backend, cache, rotary
+
+    return [
+        Hook(
+            target="lmdeploy.pytorch.backends.selector:_get_backend",
+            signature="() -> type[lmdeploy.pytorch.backends.base.OpsBackend]",
+            replace=backend.select,
+            why="the operators of the device cpu",
+        ),
+        Hook(
+            target="lmdeploy.pytorch.backends.default.rotary_embedding:_rotary_embedding_fwd",
+            signature=(
+                "(position_ids: torch.Tensor, inv_freq: torch.Tensor, scaling_factor: float, mscale: float = None, "
+                "dtype: torch.dtype = None, device_type: torch.device = None)"
+            ),
+            replace=rotary.uncompiled,
+            why="torch.compile needs a C++ compiler and ten seconds",
+        ),
+        Hook(
+            target=f"{_CACHE_ENGINE}.engine:CacheEngine.allocate_gpu_cache",
+            signature="(self)",
+            replace=cache.allocate_gpu_cache,
+            why="the KV pool is allocated on cuda",
+        ),
+        Hook(
+            target=f"{_CACHE_ENGINE}.state:_allocate_state_caches",
+            signature=(
+                f"(tensor_specs: collections.abc.Sequence[{_CACHE_ENGINE}.schema.CacheTensorSpec], num_caches: int, "
+                f"device: torch.device | str) -> {_CACHE_ENGINE}.layout.CacheAllocation"
+            ),
+            replace=cache.allocate_state_caches,
+            why="the state pool is allocated on cuda",
+        ),
+        Hook(
+            target=f"{_AGENT}:BaseModelAgent.__init__",
+            signature=(
+                f"(self, model_path: str, model_config: {_CONFIG}.ModelConfig, cache_config: {_CONFIG}.CacheConfig, "
+                f"backend_config: {_CONFIG}.BackendConfig, misc_config: {_CONFIG}.MiscConfig, "
+                "dist_ctx: lmdeploy.pytorch.distributed.DistContext, "
+                "device_ctx: lmdeploy.pytorch.devices.device_manager.DeviceContext, adapters: dict[str, str] = None, "
+                f"specdecode_config: {_CONFIG}.SpecDecodeConfig = None, trust_remote_code: bool = False)"
+            ),
+            replace=agent.agent_init,
+            why="it names its device cuda",
+        ),
+        Hook(
+            target=f"{_AGENT}:_try_to_cuda",
+            signature="(val, non_blocking: bool = False)",
+            replace=agent.host_to_device,
+            why="inputs are copied to cuda",
+        ),
+        Hook(
+            target=f"{_AGENT}:BatchedOutputs.to_cpu",
+            signature="(self)",
+            replace=agent.device_to_host,
+            why="on a CPU it aliases tensors that the agent goes on updating",
+        ),
+        Hook(
+            target=f"{_AGENT}:BaseModelAgent.warmup",
+            signature="(self)",
+            replace=agent.no_warmup,
+            why="it captures graphs with inputs made on cuda",
+        ),
+        Hook(
+            target=f"{_AGENT}:BaseModelAgent._async_model_forward",
+            signature=(
+                f"(self, inputs: {_MODEL_INPUTS}, return_logits: bool, "
+                f"cache_inputs: {_CHECKPOINT_INPUTS} | None = None)"
+            ),
+            replace=agent.compute_on_own_thread(resources.threads),
+            why="on a CPU it blocks the event loop of the scheduler",
+        ),
+    ]
+
+
+def lifeline_hooks() -> list[Hook]:
+    """An instance ends as a whole: the server when its engine process dies, the engine when the server does."""
+    from engines.lmdeploy import lifeline
+
+    engine = "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine"
+    return [
+        Hook(
+            target=f"{engine}._start_mp_proc",
+            signature=(
+                f"(self, model_path: str, engine_config: {_MESSAGES}.PytorchEngineConfig = None, "
+                f"speculative_config: {_MESSAGES}.SpeculativeConfig = None, **kwargs)"
+            ),
+            replace=lifeline.watch_engine,
+            why="the server goes on answering 503 for ever once its engine process is gone",
+        ),
+        Hook(
+            target=f"{engine}.close",
+            signature="(self) -> None",
+            replace=lifeline.closing,
+            why="an engine process that ends after close() is no failure",
+        ),
+    ]
+
+
+__all__ = ["cpu_hooks", "lifeline_hooks"]

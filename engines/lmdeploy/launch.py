@@ -1,0 +1,102 @@
+"""One LMDeploy instance: LMDeploy's own command line with kvgate's hooks in place.
+
+    python -m engines.lmdeploy.launch serve api_server MODEL --backend pytorch --server-port 9001
+
+LMDeploy runs its engine in a *spawned* child process, which executes this module's top level again (as
+``__mp_main__``) before anything else. So whatever must be hooked is hooked there, in both processes. On a machine with
+CUDA nothing of the CPU back end is touched.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engines.lmdeploy.compat import IncompatibleEngineError, require_known_good
+from engines.lmdeploy.cpu.resources import CpuResources
+from engines.lmdeploy.lifeline import follow_parent
+from engines.lmdeploy.patching import HookMismatchError, install
+
+
+class LaunchError(RuntimeError):
+    """The instance can't be started; the message says why in one line."""
+
+
+def prepare() -> None:
+    """Install every hook that this process needs; raises before anything is changed."""
+    require_known_good()
+    import torch
+
+    if not torch.cuda.is_available():
+        from engines.lmdeploy.cpu import activate
+
+        activate(_resources())
+    from engines.lmdeploy.hooks import lifeline_hooks
+
+    install(lifeline_hooks())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run LMDeploy's command line; raises ``LaunchError`` for what can be known to fail before the model is loaded."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:2] == ["serve", "api_server"]:
+        _check_server(arguments[2:])
+    from lmdeploy.cli.entrypoint import run
+
+    sys.argv = ["kvgate-engine", *arguments]
+    run()
+
+
+def _resources() -> CpuResources:
+    here = CpuResources.of_this_machine()
+    return CpuResources(
+        threads=_positive("KVGATE_ENGINE_CPU_THREADS", here.threads),
+        kv_bytes=_positive("KVGATE_ENGINE_CPU_KV_BYTES", here.kv_bytes),
+    )
+
+
+def _positive(variable: str, default: int) -> int:
+    text = os.environ.get(variable)
+    if text is None:
+        return default
+    if not text.isdecimal() or int(text) < 1:
+        raise LaunchError(f"{variable} is {text!r}, allowed are whole numbers from 1")
+    return int(text)
+
+
+def _check_server(arguments: Sequence[str]) -> None:
+    """Find out about a missing model folder or a taken port now, not after a minute of loading."""
+    model = next((each for each in arguments if not each.startswith("-")), None)
+    if model is not None and model.startswith(("/", ".")) and not Path(model).is_dir():
+        raise LaunchError(f"there is no model folder {model}")
+    host = _option(arguments, "--server-name", "0.0.0.0")  # noqa: S104 - LMDeploy's default
+    port = _option(arguments, "--server-port", "23333")
+    if not port.isdecimal():
+        return  # LMDeploy's parser says what is wrong with it
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except (OSError, OverflowError) as error:
+            raise LaunchError(f"can't listen on {host}:{port}: {error}") from error
+
+
+def _option(arguments: Sequence[str], name: str, default: str) -> str:
+    for place, argument in enumerate(arguments):
+        if argument == name and place + 1 < len(arguments):
+            return arguments[place + 1]
+        if argument.startswith(f"{name}="):
+            return argument.partition("=")[2]
+    return default
+
+
+if __name__ in {"__main__", "__mp_main__"}:
+    try:
+        if __name__ == "__mp_main__":
+            follow_parent()
+        prepare()
+        if __name__ == "__main__":
+            main()
+    except (LaunchError, IncompatibleEngineError, HookMismatchError) as refusal:
+        sys.exit(f"kvgate engine: {refusal}")

@@ -1,0 +1,94 @@
+"""An instance is a server process and an engine process; neither may outlive the other.
+
+LMDeploy's server notices that its engine process died, fails what is in flight, answers 503 on ``/health`` and then
+stays for ever. Here it exits with ``ENGINE_DIED_EXIT_CODE`` and a message, so that whoever started it can start it
+again. The other way round the kernel kills the engine process with its parent (Linux), and a thread watches the
+parent where the kernel can't.
+"""
+
+import ctypes
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+from functools import wraps
+from typing import Any
+
+ENGINE_DIED_EXIT_CODE = 70  # EX_SOFTWARE
+_ANSWER_CLIENTS_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+def watch_engine(original: Any) -> Any:
+    """Wrap ``ZMQMPEngine._start_mp_proc``: once the process runs, its end is the end of this one."""
+
+    @wraps(original)
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        os.register_at_fork(after_in_child=die_with_parent)  # LMDeploy forks a multiprocessing manager while it starts
+        original(self, *args, **kwargs)
+        self.kvgate_closing = threading.Event()
+        process = self.proc
+        threading.Thread(
+            target=_exit_with_engine, args=(process, self.kvgate_closing), name="kvgate-engine-watch", daemon=True
+        ).start()
+
+    return start
+
+
+def closing(original: Any) -> Any:
+    """Wrap ``ZMQMPEngine.close``: from here on the engine process may end."""
+
+    @wraps(original)
+    def close(self: Any) -> None:
+        self.kvgate_closing.set()
+        original(self)
+
+    return close
+
+
+def _exit_with_engine(process: Any, closing_: threading.Event) -> None:
+    multiprocessing.connection.wait([process.sentinel])
+    if closing_.is_set():
+        return
+    time.sleep(_ANSWER_CLIENTS_S)  # LMDeploy fails its pending requests; let those answers reach their clients
+    if closing_.is_set():
+        return
+    print(  # noqa: T201 - the last words of a process whose logging may be gone
+        f"kvgate engine: the engine process {process.pid} died ({_ending(process.exitcode)}), the instance exits",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(ENGINE_DIED_EXIT_CODE)
+
+
+def _ending(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    return f"exit code {exit_code}"
+
+
+def die_with_parent() -> None:
+    """Bind this process to its parent: when that ends, however it ends, the kernel kills this one (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def follow_parent() -> None:
+    """Bind this process, just spawned, to its parent; a thread asks once a second where the kernel can't be told.
+
+    (``multiprocessing.parent_process()`` is not known yet while a spawned child runs its main module's top level.)
+    """
+    parent = os.getppid()
+    die_with_parent()
+
+    def follow() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(ENGINE_DIED_EXIT_CODE)
+
+    threading.Thread(target=follow, name="kvgate-follow-parent", daemon=True).start()
+
+
+__all__ = ["ENGINE_DIED_EXIT_CODE", "closing", "die_with_parent", "follow_parent", "watch_engine"]
