@@ -1,8 +1,8 @@
 """THE table of what kvgate replaces inside LMDeploy 0.18: every private symbol, its signature, and why.
 
 A function per purpose returns its hooks; ``patching.install`` checks a table as a whole before it changes anything.
-The replacements live beside their subject (``cpu/``, ``lifeline.py``, …); this file holds names and signatures only,
-and imports them when a table is asked for, since most of them need LMDeploy.
+The replacements live beside their subject (``cpu/``, ``lifeline.py``, ``events.py``, …); this file holds names and
+signatures only, and imports them when a table is asked for, since most of them need LMDeploy.
 """
 
 from engines.lmdeploy.cpu.resources import CpuResources
@@ -11,6 +11,8 @@ from engines.lmdeploy.patching import Hook
 _AGENT = "lmdeploy.pytorch.engine.model_agent.agent"
 _MODEL_INPUTS = "lmdeploy.pytorch.model_inputs.ModelInputs"
 _CHECKPOINT_INPUTS = "lmdeploy.pytorch.engine.cache_inputs.CacheCheckpointInputs"
+_ENGINE = "lmdeploy.pytorch.engine.engine:Engine"
+_TRIE = "lmdeploy.pytorch.paging.block_trie"
 _CACHE_ENGINE = "lmdeploy.pytorch.engine.cache_engine"
 _CONFIG = "lmdeploy.pytorch.config"
 _MESSAGES = "lmdeploy.messages"
@@ -232,4 +234,129 @@ def lifeline_hooks() -> list[Hook]:
     ]
 
 
-__all__ = ["cpu_hooks", "lifeline_hooks"]
+def event_hooks() -> list[Hook]:
+    """In the engine process: KV events from the block trie, and the agent that publishes them."""
+    from engines.lmdeploy import agent, events
+
+    return [
+        Hook(
+            target=f"{_TRIE}.trie:BlockTrie._get_or_create_root",
+            signature="(self, adapter_name: str)",
+            replace=events.trie_root,
+            why="a node finds its tracker through its trie's root",
+        ),
+        Hook(
+            target=f"{_TRIE}.node:Node.attach_to",
+            signature="(self, parent: 'Node')",
+            replace=events.node_attach_to,
+            why="a block became reusable",
+        ),
+        Hook(
+            target=f"{_TRIE}.node:Node.detach_leaf",
+            signature="(self)",
+            replace=events.node_detach_leaf,
+            why="a block was evicted",
+        ),
+        Hook(
+            target=f"{_ENGINE}.__init__",
+            signature=(
+                f"(self, model_path: str, engine_config: {_MESSAGES}.PytorchEngineConfig = None, "
+                f"trust_remote_code: bool = False, speculative_config: {_MESSAGES}.SpeculativeConfig = None) -> None"
+            ),
+            replace=agent.engine_init,
+            why="an engine gets its agent",
+        ),
+        Hook(
+            target=f"{_ENGINE}._loop_finally",
+            signature="(self)",
+            replace=agent.engine_loop_finally,
+            why="the agent goes with its engine",
+        ),
+        Hook(
+            target=f"{_ENGINE}.sleep",
+            signature="(self, level: int = 1)",
+            replace=agent.engine_sleep,
+            why="the trie outlives the pool that sleep frees, and would serve garbage",
+        ),
+        Hook(
+            target=f"{_ENGINE}.update_params",
+            signature="(self, request: Any)",
+            replace=agent.engine_update_params,
+            why="the trie outlives the weights that its blocks were computed with",
+        ),
+        Hook(
+            target=f"{_ENGINE}.update_weights_from_ipc",
+            signature="(self, request: Any, reject_reason: str | None = None)",
+            replace=agent.engine_update_weights,
+            why="likewise",
+        ),
+        Hook(
+            target=f"{_ENGINE}.update_weights_from_distributed",
+            signature="(self, request: Any)",
+            replace=agent.engine_update_weights,
+            why="likewise",
+        ),
+    ]
+
+
+def tenant_hooks() -> list[Hook]:
+    """In both processes: the tenant's salt travels with a request and keeps its blocks apart."""
+    from engines.lmdeploy import tenancy
+
+    return [
+        Hook(
+            target=f"{_MESSAGES}:GenerationConfig.__post_init__",
+            signature="(self)",
+            replace=tenancy.generation_config_post_init,
+            why="it is made where the request is handled, and is sent to the engine process",
+        ),
+        Hook(
+            target="lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
+            signature=f"(cls, gen_config: {_MESSAGES}.GenerationConfig)",
+            replace=tenancy.sampling_param_from_gen_config,
+            why="it is what a sequence keeps of the request",
+        ),
+        Hook(
+            target="lmdeploy.pytorch.messages:SchedulerSequence.get_prefix_cache_extra_identity",
+            signature="(self, start: int, end: int) -> tuple[lmdeploy.pytorch.prefix_cache_state.MultimodalSpan, ...]",
+            replace=tenancy.block_extra_identity,
+            why="it is compared before a cached block is used",
+        ),
+        Hook(
+            target=f"{_TRIE}.checkpoint:make_request_multimodal_identity",
+            signature="(seq: lmdeploy.pytorch.messages.SchedulerSequence, step: int)",
+            replace=tenancy.request_extra_identity,
+            why="it is compared before a cached state is used",
+        ),
+    ]
+
+
+def server_hooks() -> list[Hook]:
+    """In the api_server's process alone: ``/kv/v1``, our series, the salt's header."""
+    from engines.lmdeploy import admin
+
+    return [
+        Hook(
+            target="lmdeploy.serve.core.async_engine:AsyncEngine.__init__",
+            signature=(
+                "(self, model_path: str, model_name: str | None = None, "
+                "backend: Literal['turbomind', 'pytorch'] = 'turbomind', "
+                f"backend_config: {_MESSAGES}.TurbomindEngineConfig | {_MESSAGES}.PytorchEngineConfig | None = None, "
+                "chat_template_config: lmdeploy.model.ChatTemplateConfig | None = None, "
+                "max_log_len: int | None = None, "
+                f"trust_remote_code: bool = False, speculative_config: {_MESSAGES}.SpeculativeConfig | None = None, "
+                "allowed_media_domains: list[str] | None = None, **kwargs) -> None"
+            ),
+            replace=admin.async_engine_init,
+            why="it knows the served name before the engine process starts",
+        ),
+        Hook(
+            target="lmdeploy.serve.openai.api_server:mount_metrics",
+            signature="(app: 'FastAPI', backend_config: 'PytorchEngineConfig | TurbomindEngineConfig')",
+            replace=admin.mount_metrics,
+            why="it is given the app before it serves",
+        ),
+    ]
+
+
+__all__ = ["cpu_hooks", "event_hooks", "lifeline_hooks", "server_hooks", "tenant_hooks"]

@@ -7,7 +7,7 @@ LMDeploy runs its engine in a *spawned* child process, which executes this modul
 CUDA nothing of the CPU back end is touched.
 """
 
-import os
+import multiprocessing
 import socket
 import sys
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from engines.lmdeploy.compat import IncompatibleEngineError, require_known_good
 from engines.lmdeploy.cpu.resources import CpuResources
 from engines.lmdeploy.lifeline import follow_parent
 from engines.lmdeploy.patching import HookMismatchError, install
+from engines.lmdeploy.settings import EngineSettings, SettingsError
 
 
 class LaunchError(RuntimeError):
@@ -26,15 +27,19 @@ class LaunchError(RuntimeError):
 def prepare() -> None:
     """Install every hook that this process needs; raises before anything is changed."""
     require_known_good()
+    settings = EngineSettings.load()
     import torch
 
     if not torch.cuda.is_available():
         from engines.lmdeploy.cpu import activate
 
-        activate(_resources())
-    from engines.lmdeploy.hooks import lifeline_hooks
+        activate(_resources(settings))
+    from engines.lmdeploy.hooks import event_hooks, lifeline_hooks, server_hooks, tenant_hooks
 
-    install(lifeline_hooks())
+    hooks = [*lifeline_hooks(), *event_hooks(), *tenant_hooks()]
+    if multiprocessing.parent_process() is None:  # the spawned engine process serves no HTTP
+        hooks += server_hooks()
+    install(hooks)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,21 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run()
 
 
-def _resources() -> CpuResources:
+def _resources(settings: EngineSettings) -> CpuResources:
     here = CpuResources.of_this_machine()
     return CpuResources(
-        threads=_positive("KVGATE_ENGINE_CPU_THREADS", here.threads),
-        kv_bytes=_positive("KVGATE_ENGINE_CPU_KV_BYTES", here.kv_bytes),
+        threads=settings.cpu_threads or here.threads,
+        kv_bytes=settings.cpu_kv_bytes or here.kv_bytes,
     )
-
-
-def _positive(variable: str, default: int) -> int:
-    text = os.environ.get(variable)
-    if text is None:
-        return default
-    if not text.isdecimal() or int(text) < 1:
-        raise LaunchError(f"{variable} is {text!r}, allowed are whole numbers from 1")
-    return int(text)
 
 
 def _check_server(arguments: Sequence[str]) -> None:
@@ -98,5 +94,5 @@ if __name__ in {"__main__", "__mp_main__"}:
         prepare()
         if __name__ == "__main__":
             main()
-    except (LaunchError, IncompatibleEngineError, HookMismatchError) as refusal:
+    except (LaunchError, SettingsError, IncompatibleEngineError, HookMismatchError) as refusal:
         sys.exit(f"kvgate engine: {refusal}")

@@ -14,13 +14,15 @@ class EventsInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Where the KV events are published, and how far they have come.
 
     ``seq`` is the number of the last published batch, -1 before the first. ``dropped`` counts events that were lost
-    before publishing (a full queue): above 0, subscribers must take a snapshot.
+    before publishing (a full queue): when it grows, what is resident is told anew. ``hook_errors`` counts changes of
+    the cache that could not be announced: blocks that no subscriber will ever hear of.
     """
 
     endpoint: str
     replay_endpoint: str
     seq: int
     dropped: int = 0
+    hook_errors: int = 0
 
 
 class TierStats(msgspec.Struct, frozen=True, kw_only=True):

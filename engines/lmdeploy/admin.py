@@ -1,0 +1,210 @@
+"""``/kv/v1`` and our series on ``/metrics`` of the api_server, answered by the agent in the engine process.
+
+The way between them is a ZMQ request over a Unix socket with a deadline: an engine that is gone or stuck becomes a 503
+that says so, never a request that hangs. Bodies are the agent's bytes, passed on untouched.
+"""
+
+import asyncio
+import itertools
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import zmq
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engines.event_publisher import OK
+from engines.lmdeploy.agent import COUNTERS, SNAPSHOT, STATS, EventCounters, LaunchInfo, launch_of, note_launch
+from engines.lmdeploy.settings import EngineSettings
+from engines.lmdeploy.tenancy import CacheSaltMiddleware
+from kvcontrol.core.control import SNAPSHOT_PATH, STATS_PATH
+
+SCRAPE_TIMEOUT_S = 0.25
+"""A scrape runs on the api_server's event loop: better a gap in the series than a stalled stream."""
+
+
+class EngineUnavailableError(RuntimeError):
+    """The engine process did not answer in time, or refused."""
+
+
+class ControlClient:
+    """Asks the agent at ``endpoint``. Any number of threads; a socket lives for one request."""
+
+    def __init__(self, endpoint: str, *, timeout_s: float) -> None:
+        self._endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._context = zmq.Context()
+        self._ids = itertools.count()
+
+    async def ask(self, operation: bytes) -> bytes:
+        """Like ``ask_now``, beside the event loop."""
+        return await asyncio.to_thread(self.ask_now, operation, timeout_s=self._timeout_s)
+
+    def ask_now(self, operation: bytes, *, timeout_s: float) -> bytes:
+        """Return the answer's body; raises ``EngineUnavailableError`` after ``timeout_s`` or on an error answer."""
+        request_id = next(self._ids).to_bytes(8, "big")
+        socket = self._context.socket(zmq.DEALER)
+        try:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(self._endpoint)
+            socket.send_multipart((b"", request_id, operation))
+            if not socket.poll(round(timeout_s * 1000)):
+                raise EngineUnavailableError(
+                    f"the engine process did not answer {operation.decode()!r} within {timeout_s:g} s:"
+                    " it is gone or stuck"
+                )
+            _, _, status, body = socket.recv_multipart()
+        finally:
+            socket.close(linger=0)
+        if status != OK:
+            raise EngineUnavailableError(f"the engine process refused {operation.decode()!r}: {body.decode()}")
+        return bytes(body)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class EngineCollector(Collector):
+    """Our series, asked for at each scrape; while the engine doesn't answer, ``kvgate_engine_up`` is 0 and alone."""
+
+    def __init__(self, client: ControlClient) -> None:
+        self._client = client
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing to declare in advance: registering must not ask the engine."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            body = self._client.ask_now(COUNTERS, timeout_s=SCRAPE_TIMEOUT_S)
+            counters = msgspec.json.decode(body, type=EventCounters)
+        except (EngineUnavailableError, msgspec.DecodeError):
+            yield GaugeMetricFamily("kvgate_engine_up", "1 when the engine process answers", value=0)
+            return
+        yield GaugeMetricFamily("kvgate_engine_up", "1 when the engine process answers", value=1)
+        resident = GaugeMetricFamily(
+            "kvgate_engine_resident_blocks", "KV blocks that a later request can reuse", labels=["tier"]
+        )
+        for tier, blocks in counters.resident_blocks.items():
+            resident.add_metric([tier.value], blocks)
+        yield resident
+        events = CounterMetricFamily("kvgate_engine_kv_events", "KV events recorded, in blocks", labels=["kind"])
+        for kind, total in (
+            ("stored", counters.stored),
+            ("removed", counters.removed),
+            ("cleared", counters.cleared),
+        ):
+            events.add_metric([kind], total)
+        yield events
+        yield GaugeMetricFamily(
+            "kvgate_engine_kv_events_seq", "Number of the last published event batch, -1 before it", value=counters.seq
+        )
+        for name, text, total in (
+            ("kv_events_dropped", "KV events lost to a full queue", counters.dropped),
+            ("kv_events_resyncs", "Times the whole state was published anew", counters.resyncs),
+            ("hook_errors", "Changes of the block trie that could not be announced", counters.hook_errors),
+            ("publisher_errors", "Failed turns of the event publisher", counters.publisher_errors),
+        ):
+            yield CounterMetricFamily(f"kvgate_engine_{name}", text, value=total)
+
+
+def mount(app: FastAPI, client: ControlClient, *, metrics: bool) -> None:
+    """Add ``/kv/v1``, the salt's middleware and, with ``metrics``, our series to LMDeploy's app, for its lifespan."""
+
+    async def stats() -> Response:
+        return await _answered(client, STATS)
+
+    async def snapshot() -> Response:
+        return await _answered(client, SNAPSHOT)
+
+    app.add_api_route(STATS_PATH, stats, methods=["GET"], response_model=None, tags=["kv"])
+    app.add_api_route(SNAPSHOT_PATH, snapshot, methods=["GET"], response_model=None, tags=["kv"])
+    app.add_middleware(CacheSaltMiddleware)
+    collector = EngineCollector(client)
+    if metrics:
+        REGISTRY.register(collector)
+    inner = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+        try:
+            async with inner(app) as state:
+                yield state
+        finally:
+            if metrics:
+                REGISTRY.unregister(collector)
+            client.close()
+
+    app.router.lifespan_context = lifespan
+
+
+async def _answered(client: ControlClient, operation: bytes) -> Response:
+    try:
+        return Response(await client.ask(operation), media_type="application/json")
+    except EngineUnavailableError as error:
+        code = "engine_unavailable"
+        return JSONResponse(
+            {"error": {"message": str(error), "type": code, "param": None, "code": code}}, status_code=503
+        )
+
+
+# What takes the place of LMDeploy's symbols (the table is in hooks.py).
+
+
+def async_engine_init(original: Callable[..., None]) -> Callable[..., None]:
+    """``AsyncEngine.__init__``, in the api_server before the engine exists: settle where the two will meet."""
+
+    def __init__(  # noqa: N807  # called by this name
+        self: Any,
+        model_path: str,
+        model_name: str | None = None,
+        backend: str = "turbomind",
+        backend_config: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if backend == "pytorch" and backend_config is not None and launch_of(backend_config) is None:
+            endpoint = EngineSettings.load().control_endpoint or _private_endpoint()
+            note_launch(backend_config, LaunchInfo(model=model_name or model_path, control_endpoint=endpoint))
+        original(self, model_path, model_name, backend, backend_config, *args, **kwargs)
+
+    return __init__
+
+
+def mount_metrics(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """``api_server.mount_metrics``: the one place that sees the app and its configuration before it serves."""
+
+    def mount_metrics(app: FastAPI, backend_config: Any) -> None:
+        original(app, backend_config)
+        launch = launch_of(backend_config)
+        if launch is not None and launch.control_endpoint is not None:
+            client = ControlClient(launch.control_endpoint, timeout_s=EngineSettings.load().control_timeout_s)
+            mount(app, client, metrics=bool(backend_config.enable_metrics))
+
+    return mount_metrics
+
+
+def _private_endpoint() -> str:
+    """A socket that only this user can reach, in a folder that goes when the process does."""
+    import atexit
+
+    folder = tempfile.mkdtemp(prefix="kvgate-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return f"ipc://{folder}/control"
+
+
+__all__ = [
+    "ControlClient",
+    "EngineCollector",
+    "EngineUnavailableError",
+    "async_engine_init",
+    "mount",
+    "mount_metrics",
+]

@@ -1,0 +1,286 @@
+"""Our agent in the engine process: it watches the block trie, publishes its events and answers control requests.
+
+One ``EngineAgent`` per LMDeploy ``Engine``, made when the engine is and closed with it. The api_server, mostly another
+process, reaches it over the control endpoint (``admin.py``); what the agent must know from there travels on LMDeploy's
+own engine configuration as a ``LaunchInfo``.
+"""
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engines.event_log import EventLog
+from engines.event_publisher import Endpoints, EventPublisher
+from engines.lmdeploy.events import TrieTracker, forget_cache
+from engines.lmdeploy.identity import identity_of
+from engines.lmdeploy.settings import EngineSettings
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats, Snapshot, TierStats
+from kvcontrol.core.ids import Epoch
+
+STATS = b"stats"
+SNAPSHOT = b"snapshot"
+COUNTERS = b"counters"
+
+_LAUNCH = "kvgate_launch"
+_AGENT = "kvgate_agent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchInfo:
+    """What the api_server tells the engine process: the served model's name and where they meet."""
+
+    model: str
+    control_endpoint: str | None
+
+
+class EventCounters(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to ``counters``: what the api_server exports on ``/metrics``."""
+
+    seq: int
+    stored: int
+    removed: int
+    cleared: int
+    dropped: int
+    resyncs: int
+    hook_errors: int
+    publisher_errors: int
+    resident_blocks: dict[CacheTier, int]
+
+
+class EngineAgent:
+    """Watches one engine; raises ``EndpointError`` or ``WeightsError`` when that can't be set up."""
+
+    def __init__(self, engine: Any, settings: EngineSettings, launch: LaunchInfo) -> None:
+        self._engine = engine
+        self.epoch = Epoch(uuid.uuid4().hex)
+        self._started_at_s = time.time()
+        identity = identity_of(engine, model=launch.model)
+        self._weights = identity.revision
+        self._weight_updates = 0
+
+        def make_log(on_pending: Callable[[], None]) -> EventLog:
+            return EventLog(
+                block_size_tokens=identity.block_size_tokens,
+                clock=time.time,
+                on_pending=on_pending,
+                max_pending_blocks=settings.events_pending_blocks,
+                replay_batches=settings.events_replay_batches,
+            )
+
+        self.publisher = EventPublisher(
+            make_log,
+            endpoints=Endpoints(
+                events=settings.events_endpoint,
+                replay=settings.replay_endpoint,
+                control=launch.control_endpoint,
+            ),
+            operations={
+                STATS: lambda _: msgspec.json.encode(self.stats()),
+                SNAPSHOT: lambda publisher: msgspec.json.encode(self._snapshot(publisher)),
+                COUNTERS: lambda _: msgspec.json.encode(self.counters()),
+            },
+        )
+        self.tracker = TrieTracker(self.publisher.log, identity)
+        self.tracker.watch(engine.scheduler.block_trie)
+        self.publisher.start()
+
+    def close(self) -> None:
+        self.publisher.close()
+
+    def stats(self) -> InstanceStats:
+        """Read the engine's state now; any thread: only reads of single values, none of which creates anything."""
+        engine, log = self._engine, self.publisher.log
+        scheduler, counters = engine.scheduler, self.publisher.log.counters()
+        trie, blocks = scheduler.block_trie, scheduler.block_manager
+        capacity = int(blocks.num_gpu_blocks - engine.cache_config.num_reserved_gpu_blocks)
+        hits = trie.stats
+        return InstanceStats(
+            epoch=self.epoch,
+            engine="lmdeploy",
+            engine_version=_lmdeploy_version(),
+            device=str(engine.engine_config.device_type),
+            started_at_s=self._started_at_s,
+            context_length_tokens=int(engine.max_session_len),
+            identity=self.tracker.identity,
+            events=EventsInfo(
+                endpoint=self.publisher.endpoint,
+                replay_endpoint=self.publisher.replay_endpoint,
+                seq=counters.seq,
+                dropped=counters.dropped,
+                hook_errors=self.tracker.errors,
+            ),
+            tiers={
+                CacheTier.HBM: TierStats(
+                    capacity_blocks=capacity,
+                    used_blocks=capacity - int(blocks.get_num_free_gpu_blocks()),
+                    cached_blocks=log.resident_blocks().get(CacheTier.HBM, 0),
+                    block_bytes=_block_bytes(engine),
+                )
+            },
+            load=_load(scheduler),
+            prefix_cache=PrefixCacheStats(query_tokens=int(hits.num_query_tokens), hit_tokens=int(hits.num_hit_tokens)),
+        )
+
+    def counters(self) -> EventCounters:
+        """Return the totals for ``/metrics``; any thread."""
+        log = self.publisher.log
+        return EventCounters(
+            **dataclasses.asdict(log.counters()),
+            hook_errors=self.tracker.errors,
+            publisher_errors=self.publisher.errors,
+            resident_blocks=log.resident_blocks(),
+        )
+
+    def weights_changed(self) -> None:
+        """Forget what the old weights computed, and root later blocks in a new revision; the engine's thread."""
+        forget_cache(self._engine)
+        self._weight_updates += 1
+        revision = f"{self._weights}+{self._weight_updates}"
+        self.tracker.rebase(dataclasses.replace(self.tracker.identity, revision=revision))
+
+    def _snapshot(self, publisher: EventPublisher) -> Snapshot:
+        resident = publisher.snapshot()
+        return Snapshot(
+            epoch=self.epoch,
+            seq=resident.seq,
+            identity=self.tracker.identity,
+            tiers={tier: [block.hex() for block in blocks] for tier, blocks in resident.tiers.items()},
+        )
+
+
+def agent_of(engine: Any) -> EngineAgent | None:
+    """Return the agent of an LMDeploy ``Engine``, None when it has none."""
+    agent: EngineAgent | None = getattr(engine, _AGENT, None)
+    return agent
+
+
+def launch_of(engine_config: Any) -> LaunchInfo | None:
+    """Return what the api_server noted on its engine configuration, None when there was no api_server."""
+    launch: LaunchInfo | None = getattr(engine_config, _LAUNCH, None)
+    return launch
+
+
+def note_launch(engine_config: Any, launch: LaunchInfo) -> None:
+    """Note on LMDeploy's engine configuration, which is pickled to the engine process, what the agent must know."""
+    setattr(engine_config, _LAUNCH, launch)
+
+
+# What takes the place of LMDeploy's symbols (the table is in hooks.py).
+
+
+def engine_init(original: Callable[..., None]) -> Callable[..., None]:
+    """``Engine.__init__``: a finished engine gets its agent."""
+
+    def __init__(self: Any, model_path: str, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # called by this name
+        original(self, model_path, *args, **kwargs)
+        settings = EngineSettings.load()
+        launch = launch_of(self.engine_config) or LaunchInfo(
+            model=model_path, control_endpoint=settings.control_endpoint
+        )
+        setattr(self, _AGENT, EngineAgent(self, settings, launch))
+
+    return __init__
+
+
+def engine_loop_finally(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """``Engine._loop_finally``: the agent goes when the engine's loop has ended, however it ended."""
+
+    def _loop_finally(self: Any) -> None:
+        try:
+            original(self)
+        finally:
+            agent = agent_of(self)
+            if agent is not None:
+                agent.close()
+
+    return _loop_finally
+
+
+def engine_sleep(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``Engine.sleep``: the pool is freed, so the prefix cache is forgotten."""
+
+    async def sleep(self: Any, level: int = 1) -> None:
+        await original(self, level)
+        forget_cache(self)
+
+    return sleep
+
+
+def engine_update_params(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """``Engine.update_params``: other weights, other KV."""
+
+    def update_params(self: Any, request: Any) -> Any:
+        result = original(self, request)
+        _weights_changed(self)
+        return result
+
+    return update_params
+
+
+def engine_update_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``Engine.update_weights_from_ipc`` and ``update_weights_from_distributed``: other weights, other KV."""
+
+    async def update_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = await original(self, *args, **kwargs)
+        _weights_changed(self)
+        return result
+
+    return update_weights
+
+
+def _weights_changed(engine: Any) -> None:
+    agent = agent_of(engine)
+    if agent is not None:
+        agent.weights_changed()
+
+
+def _load(scheduler: Any) -> LoadStats:
+    """Count sequences by state. Not through ``num_running()`` and its like: those create missing entries in a
+    defaultdict, and a second thread doing that beside the engine's could lose a sequence.
+    """
+    from lmdeploy.pytorch.messages import MessageStatus
+
+    by_status = scheduler.seq_manager._status_seq_map  # noqa: SLF001
+    running = len(by_status.get(MessageStatus.RUNNING, ()))
+    waiting = sum(
+        len(by_status.get(status, ()))
+        for status in (MessageStatus.WAITING, MessageStatus.READY, MessageStatus.WAITING_FOR_REMOTE_KVS)
+    )
+    return LoadStats(running=running, waiting=waiting, max_batch_size=int(scheduler.scheduler_config.max_batches))
+
+
+def _block_bytes(engine: Any) -> int:
+    """One logical block over all layers, on one rank; 0 when the workers are elsewhere (Ray) and don't say."""
+    agent = getattr(engine.executor, "model_agent", None)
+    plan = getattr(agent, "block_cache_plan", None)
+    return 0 if plan is None else int(plan.logical_block_nbytes)
+
+
+def _lmdeploy_version() -> str:
+    import lmdeploy
+
+    return str(lmdeploy.__version__)
+
+
+__all__ = [
+    "COUNTERS",
+    "SNAPSHOT",
+    "STATS",
+    "EngineAgent",
+    "EventCounters",
+    "LaunchInfo",
+    "agent_of",
+    "engine_init",
+    "engine_loop_finally",
+    "engine_sleep",
+    "engine_update_params",
+    "engine_update_weights",
+    "launch_of",
+    "note_launch",
+]

@@ -1,0 +1,75 @@
+"""Our settings of an LMDeploy instance: ``KVGATE_ENGINE_*`` environment variables, which the engine's child inherits.
+
+Everything here has a default, so that LMDeploy's own command line works with our hooks and nothing set.
+"""
+
+from typing import Annotated, Self
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from engines.event_log import DEFAULT_PENDING_BLOCKS, DEFAULT_REPLAY_BATCHES
+
+ENV_PREFIX = "KVGATE_ENGINE_"
+MAX_IPC_PATH_BYTES = 100
+"""Linux allows 107 bytes for a Unix socket's path; ZMQ needs a few."""
+
+
+class SettingsError(ValueError):
+    """A setting is invalid; the message names the variable, its value and what is allowed."""
+
+
+class EngineSettings(BaseSettings):
+    """What the environment says. Endpoints are ZMQ's; the port ``*`` is any free one, told by ``/kv/v1/stats``."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")
+
+    events_endpoint: str = "tcp://127.0.0.1:*"
+    """PUB socket of the KV events."""
+    replay_endpoint: str = "tcp://127.0.0.1:*"
+    """ROUTER socket that replays event batches."""
+    control_endpoint: str | None = None
+    """``ipc://`` socket between api_server and engine process; absent: one in a private temporary folder."""
+    control_timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0
+    """How long ``/kv/v1`` waits for the engine process before it answers 503."""
+    events_pending_blocks: Annotated[int, Field(ge=1)] = DEFAULT_PENDING_BLOCKS
+    """Events that may wait to be published; one more, and the state is told anew."""
+    events_replay_batches: Annotated[int, Field(ge=1)] = DEFAULT_REPLAY_BATCHES
+    """Published batches kept for replay."""
+    cpu_threads: Annotated[int | None, Field(ge=1)] = None
+    """Torch threads of the CPU back end; absent: as many as this process may use."""
+    cpu_kv_bytes: Annotated[int | None, Field(ge=1 << 20)] = None
+    """Memory that the CPU back end offers for KV blocks; absent: by this machine's size."""
+
+    @field_validator("events_endpoint", "replay_endpoint")
+    @classmethod
+    def _is_tcp_or_ipc(cls, value: str) -> str:
+        if not value.startswith(("tcp://", "ipc://")):
+            raise ValueError("must start with tcp:// or ipc://")
+        return value
+
+    @field_validator("control_endpoint")
+    @classmethod
+    def _is_local(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not value.startswith("ipc:///"):
+            raise ValueError("must be ipc:// and an absolute path: it is for this machine alone")
+        if len(value.removeprefix("ipc://").encode()) > MAX_IPC_PATH_BYTES:
+            raise ValueError(f"the path of a Unix socket may have at most {MAX_IPC_PATH_BYTES} bytes")
+        return value
+
+    @classmethod
+    def load(cls) -> Self:
+        """Read the environment; raises ``SettingsError`` with one line for each invalid variable."""
+        try:
+            return cls()
+        except ValidationError as error:
+            lines = [
+                f"{ENV_PREFIX}{str(item['loc'][0]).upper()}={item.get('input')!r}: {item['msg']}"
+                for item in error.errors()
+            ]
+            raise SettingsError("\n".join(lines)) from error
+
+
+__all__ = ["ENV_PREFIX", "MAX_IPC_PATH_BYTES", "EngineSettings", "SettingsError"]
