@@ -1,0 +1,45 @@
+"""The ``kvgate`` command: wires one file per command, and turns a refusal into a message and exit code 1."""
+
+import sys
+
+import typer
+
+from kvgate.display import show_failure
+from kvgate.doctor import doctor
+from kvgate.engine import engine
+from kvgate.failure import CommandError
+from kvgate.gateway import gateway
+from kvgate.up import INTERRUPTED, up
+
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def build_app() -> typer.Typer:
+    """Return the command line."""
+    app = typer.Typer(
+        name="kvgate",
+        help="An OpenAI-compatible, KV-aware gateway for LMDeploy.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    app.command(rich_help_panel="Run")(up)
+    app.command(context_settings={"allow_extra_args": True}, rich_help_panel="Run")(engine)
+    app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel="Run")(gateway)
+    app.command(rich_help_panel="Look")(doctor)
+    return app
+
+
+def main() -> None:
+    """Run one command and exit."""
+    try:
+        build_app()(standalone_mode=True)
+    except CommandError as error:
+        show_failure(error)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

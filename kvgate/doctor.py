@@ -1,0 +1,226 @@
+"""``kvgate doctor``: whether this machine and installation can run kvgate, and what to do where not."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from kvgate.display import output
+from kvgate.failure import CommandError
+from kvgate.machine import Device, available_memory_bytes, choose_gpus, gpus, torch_version
+from kvgate.paths import make_socket_dir, remove_socket_dir, state_dir
+from kvgate.ports import LOOPBACK, need_free
+
+LEAST_DISK_BYTES = 2 * 10**9
+LEAST_MEMORY_BYTES = 4 * 10**9
+OLDEST_PYTHON = (3, 11)
+HOOKS_LIMIT_S = 300.0
+_CHECK_HOOKS = "import engines.lmdeploy.launch as launch; launch.prepare()"
+
+
+class Verdict(StrEnum):
+    """``WARN`` runs all the same."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check saw; ``advice`` is empty where there is nothing to do."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def doctor(
+    *,
+    port: Annotated[int, typer.Option(help="The port that the gateway would use.")] = 8000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Check this machine and installation. Exit code 1 when something would keep kvgate from running."""
+    findings = examine(port)
+    if as_json:
+        plain_findings = [asdict(finding) for finding in findings]
+        sys.stdout.write(json.dumps({"ok": _is_fit(findings), "checks": plain_findings}, indent=2) + "\n")
+    else:
+        output.print(_table(findings))
+    raise typer.Exit(0 if _is_fit(findings) else 1)
+
+
+def examine(port: int) -> list[Finding]:
+    """Run every check; a check that breaks is itself a finding."""
+    checks: list[Callable[[], Finding]] = [
+        check_python,
+        check_torch,
+        check_device,
+        check_lmdeploy,
+        lambda: check_port(port),
+        check_sockets,
+        lambda: check_disk("state", state_dir()),
+        check_cache,
+        check_memory,
+        check_model,
+    ]
+    return [check() for check in checks]
+
+
+def check_python() -> Finding:
+    """Python is new enough."""
+    version = platform.python_version()
+    if sys.version_info < OLDEST_PYTHON:
+        return Finding(check="python", verdict=Verdict.FAIL, found=version, advice="kvgate needs Python 3.11 or newer")
+    return Finding(check="python", verdict=Verdict.OK, found=f"{version} ({sys.executable})")
+
+
+def check_torch() -> Finding:
+    """PyTorch is installed."""
+    version = torch_version()
+    if version is None:
+        return Finding(check="torch", verdict=Verdict.FAIL, found="not installed", advice="make setup")
+    return Finding(check="torch", verdict=Verdict.OK, found=version)
+
+
+def check_device() -> Finding:
+    """What engines would compute on."""
+    try:
+        chosen = choose_gpus(Device.AUTO)
+    except CommandError as error:
+        return Finding(check="device", verdict=Verdict.FAIL, found=error.message, advice=error.advice)
+    if chosen:
+        return Finding(check="device", verdict=Verdict.OK, found=", ".join(gpu.name for gpu in chosen))
+    seen = (
+        f"CPU, {len(os.sched_getaffinity(0))} cores"
+        if hasattr(os, "sched_getaffinity")
+        else f"CPU, {os.cpu_count()} cores"
+    )
+    return Finding(check="device", verdict=Verdict.OK, found=seen + (" (GPUs unused)" if gpus() else ""))
+
+
+def check_lmdeploy() -> Finding:
+    """LMDeploy is a version known to be good and every hook fits, tried in a process of its own."""
+    try:
+        version = importlib.metadata.version("lmdeploy")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(check="lmdeploy", verdict=Verdict.FAIL, found="not installed", advice="make setup")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", _CHECK_HOOKS],
+            capture_output=True,
+            text=True,
+            timeout=HOOKS_LIMIT_S,
+            check=False,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(check="lmdeploy", verdict=Verdict.FAIL, found=f"{version}: loading took {HOOKS_LIMIT_S:.0f} s")
+    if tried.returncode:
+        last = tried.stderr.strip().splitlines()[-1:] or ["no message"]
+        return Finding(
+            check="lmdeploy",
+            verdict=Verdict.FAIL,
+            found=f"{version}: {last[0]}",
+            advice="make setup installs one that fits",
+        )
+    return Finding(check="lmdeploy", verdict=Verdict.OK, found=f"{version}, all hooks fit")
+
+
+def check_port(port: int) -> Finding:
+    """The gateway's port is free."""
+    try:
+        need_free(LOOPBACK, port)
+    except CommandError as error:
+        return Finding(check="port", verdict=Verdict.WARN, found=error.message, advice=error.advice)
+    return Finding(check="port", verdict=Verdict.OK, found=f"{port} is free")
+
+
+def check_sockets() -> Finding:
+    """A private folder for sockets can be made."""
+    try:
+        folder = make_socket_dir(os.getpid())
+    except CommandError as error:
+        return Finding(check="sockets", verdict=Verdict.FAIL, found=error.message, advice=error.advice)
+    remove_socket_dir(folder)
+    return Finding(check="sockets", verdict=Verdict.OK, found=str(folder.parent))
+
+
+def check_disk(name: str, folder: Path) -> Finding:
+    """A folder's disk has room and the folder can be written."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    free_bytes = shutil.disk_usage(existing).free
+    found = f"{folder}, {free_bytes / 1e9:.0f} GB free"
+    if not os.access(existing, os.W_OK):
+        return Finding(
+            check=name, verdict=Verdict.FAIL, found=f"{existing} can't be written", advice="name another folder"
+        )
+    if free_bytes < LEAST_DISK_BYTES:
+        return Finding(check=name, verdict=Verdict.WARN, found=found, advice="free some space")
+    return Finding(check=name, verdict=Verdict.OK, found=found)
+
+
+def check_cache() -> Finding:
+    """The folder for models."""
+    from engines.models.cache import cache_dir
+
+    return check_disk("cache", cache_dir())
+
+
+def check_memory() -> Finding:
+    """Main memory for two engines."""
+    free_bytes = available_memory_bytes()
+    found = f"{free_bytes / 1e9:.0f} GB available"
+    if free_bytes < LEAST_MEMORY_BYTES:
+        advice = "two engines with SmolLM2 take about 4 GB: use --instances 1 or --tiny"
+        return Finding(check="memory", verdict=Verdict.WARN, found=found, advice=advice)
+    return Finding(check="memory", verdict=Verdict.OK, found=found)
+
+
+def check_model() -> Finding:
+    """The embedded model is there whole."""
+    from engines.models import smollm2
+    from engines.models.cache import cache_dir, problem_of
+
+    folder = cache_dir() / smollm2.NAME
+    if not folder.exists():
+        return Finding(check="model", verdict=Verdict.OK, found=f"{smollm2.NAME} is not fetched yet; kvgate up does it")
+    problem = problem_of(folder, smollm2.RECIPE)
+    if problem is not None:
+        return Finding(
+            check="model", verdict=Verdict.WARN, found=f"{folder}: {problem}", advice="kvgate up makes it again"
+        )
+    return Finding(check="model", verdict=Verdict.OK, found=str(folder))
+
+
+def _is_fit(findings: list[Finding]) -> bool:
+    return all(finding.verdict is not Verdict.FAIL for finding in findings)
+
+
+def _table(findings: list[Finding]) -> Table:
+    colours = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
+    table = Table.grid(padding=(0, 2))
+    for finding in findings:
+        colour = colours[finding.verdict]
+        advice = f"\n[dim]->[/] {escape(finding.advice)}" if finding.advice else ""
+        table.add_row(f"[{colour}]{finding.verdict}[/]", finding.check, escape(finding.found) + advice)
+    return table
+
+
+__all__ = ["Finding", "Verdict", "doctor", "examine"]

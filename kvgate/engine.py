@@ -1,0 +1,76 @@
+"""``kvgate engine``: become one LMDeploy instance with kvgate's hooks."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvgate.display import plain
+from kvgate.instance import EngineLimits, Instance
+from kvgate.machine import Device, choose_gpus
+from kvgate.model import model_from_folder
+from kvgate.paths import make_socket_dir, socket_endpoint
+from kvgate.ports import LOOPBACK, free_ports, need_free
+from kvgate.units import with_kv_memory
+
+
+def engine(  # noqa: PLR0913 - each is one option
+    context: typer.Context,
+    *,
+    model: Annotated[Path, typer.Option(help="A Hugging Face model folder.")],
+    model_name: Annotated[str | None, typer.Option(help="The name that clients say. Default: the folder's.")] = None,
+    host: Annotated[str, typer.Option(help="Where its HTTP server listens.")] = LOOPBACK,
+    port: Annotated[int | None, typer.Option(help="Its HTTP port. Default: a free one, printed.")] = None,
+    events_port: Annotated[
+        int | None, typer.Option(help="Port of the KV events (ZMQ PUB, on loopback). Default: a free one.")
+    ] = None,
+    replay_port: Annotated[
+        int | None, typer.Option(help="Port that replays KV events (ZMQ ROUTER, on loopback). Default: a free one.")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where to compute; auto: the first visible GPU if any.")] = Device.AUTO,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a KV block. Default: 16 on CPU, 64 on GPU.")
+    ] = None,
+    kv_blocks: Annotated[int | None, typer.Option(min=16, help="Number of KV blocks.")] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(help="KV memory: on CPU an amount (2GiB), on GPU a share of its free memory (40%).")
+    ] = None,
+    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Requests run at once.")] = None,
+    context_length: Annotated[int | None, typer.Option(min=1, help="Tokens of the longest prompt and answer.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+) -> None:
+    """Run one engine instance: LMDeploy's api_server with KV events and /kv/v1.
+
+    Options after -- go to LMDeploy as they are: kvgate engine --model DIR -- --log-level INFO
+    """
+    served = model_from_folder(model, model_name)
+    gpus = choose_gpus(device)
+    limits = EngineLimits(
+        block_tokens=block_size,
+        kv_blocks=kv_blocks,
+        max_batch_size=max_batch_size,
+        context_tokens=context_length,
+        cpu_threads=threads,
+    )
+    free = free_ports(3)
+    for name, wanted in (("--port", port), ("--events-port", events_port), ("--replay-port", replay_port)):
+        if wanted is not None:
+            need_free(host if name == "--port" else LOOPBACK, wanted, option=name)
+    instance = Instance(
+        model=served,
+        host=host,
+        port=free[0] if port is None else port,
+        events_port=free[1] if events_port is None else events_port,
+        replay_port=free[2] if replay_port is None else replay_port,
+        control_endpoint=socket_endpoint(make_socket_dir(os.getpid()), "control"),
+        gpu=gpus[0] if gpus else None,
+        limits=with_kv_memory(limits, kv_memory),
+        extra=tuple(context.args),
+    )
+    plain(f"{served.name} on {instance.url}, KV events on tcp://{LOOPBACK}:{instance.events_port}")
+    command = instance.command()
+    os.execve(command[0], command, instance.environment())  # noqa: S606 - the same process goes on as the engine
+
+
+__all__ = ["engine"]

@@ -1,0 +1,95 @@
+"""One engine instance as a command line and an environment: LMDeploy's api_server with kvgate's hooks.
+
+``kvgate engine`` becomes this process, ``kvgate up`` starts several.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvgate.machine import Gpu
+from kvgate.model import Model
+from kvgate.ports import LOOPBACK
+
+CPU_BLOCK_TOKENS = 16
+CUDA_BLOCK_TOKENS = 64
+HEALTH_PATH = "/health"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """How much an instance takes on; None leaves it to the engine.
+
+    ``kv_bytes`` is for the CPU, ``kv_share`` (of the GPU's free memory) for CUDA; ``kv_blocks`` overrides both.
+    """
+
+    block_tokens: int | None = None
+    kv_blocks: int | None = None
+    kv_bytes: int | None = None
+    kv_share: float | None = None
+    max_batch_size: int | None = None
+    context_tokens: int | None = None
+    cpu_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """What distinguishes one instance: its model, its ports, its device. ``gpu`` None means the CPU."""
+
+    model: Model
+    host: str = LOOPBACK
+    port: int
+    events_port: int
+    replay_port: int
+    control_endpoint: str
+    gpu: Gpu | None
+    limits: EngineLimits = field(default_factory=EngineLimits)
+    extra: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        """Where it serves HTTP; an address that listens everywhere is reached through loopback."""
+        host = LOOPBACK if self.host in {"0.0.0.0", "::"} else self.host  # noqa: S104
+        return f"http://{host}:{self.port}"
+
+    def command(self) -> tuple[str, ...]:
+        """Return the process's arguments; ``extra`` comes last, so that the user's own LMDeploy options win."""
+        limits = self.limits
+        default_block = CPU_BLOCK_TOKENS if self.gpu is None else CUDA_BLOCK_TOKENS
+        options: dict[str, object] = {
+            "--server-name": self.host,
+            "--server-port": self.port,
+            "--model-name": self.model.name,
+            "--backend": "pytorch",
+            "--cache-block-seq-len": limits.block_tokens or default_block,
+        }
+        optional: dict[str, object | None] = {
+            "--num-gpu-blocks": limits.kv_blocks,
+            "--cache-max-entry-count": limits.kv_share,
+            "--max-batch-size": limits.max_batch_size,
+            "--session-len": limits.context_tokens,
+        }
+        options |= {name: value for name, value in optional.items() if value is not None}
+        launch = (sys.executable, "-m", "engines.lmdeploy.launch", "serve", "api_server", str(self.model.folder))
+        pairs = (str(word) for pair in options.items() for word in pair)
+        return (*launch, *pairs, "--enable-prefix-caching", *self.extra)
+
+    def environment(self, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Return the process's environment: ``base`` without the gateway's keys, and this instance's own settings."""
+        told = {
+            "KVGATE_ENGINE_EVENTS_ENDPOINT": f"tcp://{LOOPBACK}:{self.events_port}",
+            "KVGATE_ENGINE_REPLAY_ENDPOINT": f"tcp://{LOOPBACK}:{self.replay_port}",
+            "KVGATE_ENGINE_CONTROL_ENDPOINT": self.control_endpoint,
+            "CUDA_VISIBLE_DEVICES": "" if self.gpu is None else self.gpu.selector,
+            "HF_HUB_OFFLINE": "1",  # the model is a folder: nothing is ever asked of a hub
+            "PYTHONUNBUFFERED": "1",
+        }
+        if self.limits.cpu_threads is not None:
+            told["KVGATE_ENGINE_CPU_THREADS"] = str(self.limits.cpu_threads)
+        if self.limits.kv_bytes is not None:
+            told["KVGATE_ENGINE_CPU_KV_BYTES"] = str(self.limits.kv_bytes)
+        return {name: value for name, value in base.items() if name != "KVGATE_API_KEYS"} | told
+
+
+__all__ = ["CPU_BLOCK_TOKENS", "CUDA_BLOCK_TOKENS", "HEALTH_PATH", "EngineLimits", "Instance"]

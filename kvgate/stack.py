@@ -1,0 +1,168 @@
+"""What ``kvgate up`` starts: engine instances and one gateway, as specifications of processes."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from kvgate.child import ChildSpec
+from kvgate.failure import CommandError
+from kvgate.instance import HEALTH_PATH, EngineLimits, Instance
+from kvgate.machine import Gpu, available_memory_bytes
+from kvgate.model import Model
+from kvgate.paths import socket_endpoint
+from kvgate.ports import LOOPBACK, free_ports, is_loopback
+
+PORTS_PER_INSTANCE = 3
+MAX_INSTANCES = 64
+GPU_SHARE = 0.8
+TINY_KV_BYTES = 64 << 20
+LEAST_KV_BYTES = 256 << 20
+MOST_KV_BYTES = 4 << 30
+START_LIMIT_S = 1800.0
+
+
+class Routing(StrEnum):
+    """How the gateway chooses among instances; the names are the gateway's."""
+
+    PREFIX = "prefix"
+    ROUND_ROBIN = "round_robin"
+    LEAST_LOAD = "least_load"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A key that clients present, and whose requests they are."""
+
+    key: str
+    tenant: str
+
+    @classmethod
+    def parse(cls, text: str) -> "ApiKey":
+        """Read ``KEY`` or ``TENANT:KEY``; raises ``CommandError``."""
+        tenant, separator, key = text.rpartition(":")
+        if not key.strip() or (separator and not tenant):
+            raise CommandError("--api-key is empty; it is KEY or TENANT:KEY, like acme:sk-123")
+        return cls(key=key, tenant=tenant or "default")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOptions:
+    """How the gateway listens and routes."""
+
+    host: str
+    port: int
+    api_keys: tuple[ApiKey, ...]
+    routing: Routing
+    state_dir: Path
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches it."""
+        everywhere = {"0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104
+        host = everywhere.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+def need_keys_beyond_loopback(options: GatewayOptions, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise ``CommandError`` when anyone on the network could use the gateway without a key."""
+    if not is_loopback(options.host) and not options.api_keys and not environment.get("KVGATE_API_KEYS"):
+        raise CommandError(
+            f"--host {options.host} is reachable from other machines, and no API key is set",
+            "set at least one with --api-key, or listen on 127.0.0.1",
+        )
+
+
+def plan_instances(
+    model: Model, count: int, gpus: Sequence[Gpu], limits: EngineLimits, sockets: Path
+) -> list[Instance]:
+    """Give each instance its ports, its GPU (round robin) and its share of the memory. Raises ``CommandError``."""
+    if not 0 < count <= MAX_INSTANCES:
+        raise CommandError(f"--instances is {count}; it is a number from 1 to {MAX_INSTANCES}")
+    limits = _with_memory(limits, model, count, len(gpus))
+    ports = free_ports(PORTS_PER_INSTANCE * count)
+    return [
+        Instance(
+            model=model,
+            port=ports[PORTS_PER_INSTANCE * index],
+            events_port=ports[PORTS_PER_INSTANCE * index + 1],
+            replay_port=ports[PORTS_PER_INSTANCE * index + 2],
+            control_endpoint=socket_endpoint(sockets, f"control-{index}"),
+            gpu=gpus[index % len(gpus)] if gpus else None,
+            limits=limits,
+        )
+        for index in range(count)
+    ]
+
+
+def _with_memory(limits: EngineLimits, model: Model, count: int, gpu_count: int) -> EngineLimits:
+    """Share out memory where the user didn't: so much that instances beside each other don't starve one another."""
+    if limits.kv_blocks is not None:
+        return limits
+    if gpu_count:
+        if limits.kv_bytes is not None:
+            raise CommandError("--kv-memory on a GPU is a share of its free memory like 40%; or say --kv-blocks")
+        per_gpu = -(-count // gpu_count)
+        return limits if limits.kv_share is not None else replace(limits, kv_share=round(GPU_SHARE / per_gpu, 3))
+    if limits.kv_share is not None:
+        raise CommandError("--kv-memory on a CPU is an amount like 2GiB; a share is for GPUs")
+    if limits.kv_bytes is not None:
+        return limits
+    fair_bytes = available_memory_bytes() // 4 // count
+    kv_bytes = TINY_KV_BYTES if model.is_tiny else min(MOST_KV_BYTES, max(LEAST_KV_BYTES, fair_bytes))
+    return replace(limits, kv_bytes=kv_bytes)
+
+
+def engine_specs(instances: Sequence[Instance], base: Mapping[str, str] = os.environ) -> list[ChildSpec]:
+    """Return the processes of the instances, named ``engine-0``, ``engine-1``..."""
+    return [
+        ChildSpec(
+            name=f"engine-{index}",
+            command=instance.command(),
+            environment=instance.environment(base),
+            ready_url=instance.url + HEALTH_PATH,
+            start_limit_s=START_LIMIT_S,
+        )
+        for index, instance in enumerate(instances)
+    ]
+
+
+def gateway_spec(
+    options: GatewayOptions, instances: Sequence[Instance], base: Mapping[str, str] = os.environ
+) -> ChildSpec:
+    """Return the gateway's process; it is ready when it has a usable instance."""
+    told = {
+        "KVGATE_HOST": options.host,
+        "KVGATE_PORT": str(options.port),
+        "KVGATE_INSTANCES": json.dumps(
+            [{"id": f"engine-{index}", "url": instance.url} for index, instance in enumerate(instances)]
+        ),
+        "KVGATE_TOKENIZER": str(instances[0].model.folder),
+        "KVGATE_STATE_DIR": str(options.state_dir),
+        "KVGATE_ROUTING_POLICY": options.routing.value,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if options.api_keys:
+        told["KVGATE_API_KEYS"] = json.dumps([{"key": key.key, "tenant": key.tenant} for key in options.api_keys])
+    return ChildSpec(
+        name="gateway",
+        command=(sys.executable, "-m", "gateway"),
+        environment=dict(base) | told,
+        ready_url=f"{options.url}/readyz",
+        start_limit_s=START_LIMIT_S,
+    )
+
+
+__all__ = [
+    "ApiKey",
+    "GatewayOptions",
+    "Routing",
+    "engine_specs",
+    "gateway_spec",
+    "need_keys_beyond_loopback",
+    "plan_instances",
+]

@@ -1,0 +1,210 @@
+"""``kvgate up``: prepare the model, start the engines and the gateway, and keep them until Ctrl-C."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvgate.display import StartBoard, output, plain
+from kvgate.failure import CommandError
+from kvgate.instance import EngineLimits, Instance
+from kvgate.machine import Device, choose_gpus
+from kvgate.model import Model, embedded_model, model_from_folder, tiny_model
+from kvgate.paths import make_run_dir, make_socket_dir, remove_socket_dir, state_dir
+from kvgate.ports import LOOPBACK, is_loopback, need_free
+from kvgate.probe import HttpProbe
+from kvgate.stack import (
+    ApiKey,
+    GatewayOptions,
+    Routing,
+    engine_specs,
+    gateway_spec,
+    need_keys_beyond_loopback,
+    plan_instances,
+)
+from kvgate.supervisor import Supervisor
+from kvgate.units import with_kv_memory
+
+DEFAULT_PORT = 8000
+INTERRUPTED = 130
+QUESTION = "What is the capital of France?"
+
+_MODEL = "Model"
+_ENGINE = "Engines"
+_GATEWAY = "Gateway"
+
+
+def up(  # noqa: PLR0913 - each is one option
+    *,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="A Hugging Face model folder. Default: SmolLM2-135M-Instruct, fetched once.", rich_help_panel=_MODEL
+        ),
+    ] = None,
+    tiny: Annotated[
+        bool,
+        typer.Option("--tiny", help="A tiny random Llama: ready in seconds, talks nonsense.", rich_help_panel=_MODEL),
+    ] = False,
+    model_name: Annotated[
+        str | None, typer.Option(help="The name that clients say. Default: the folder's.", rich_help_panel=_MODEL)
+    ] = None,
+    instances: Annotated[int, typer.Option(help="How many engines.", rich_help_panel=_ENGINE)] = 2,
+    device: Annotated[
+        Device, typer.Option(help="Where to compute; auto: the GPUs if there are any.", rich_help_panel=_ENGINE)
+    ] = Device.AUTO,
+    block_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a KV block. Default: 16 on CPU, 64 on GPU.", rich_help_panel=_ENGINE),
+    ] = None,
+    kv_blocks: Annotated[
+        int | None, typer.Option(min=16, help="KV blocks of each engine.", rich_help_panel=_ENGINE)
+    ] = None,
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="KV memory of each engine: on CPU an amount (2GiB), on GPU a share of the free memory (40%).",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Requests that an engine runs at once.", rich_help_panel=_ENGINE)
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of each engine.", rich_help_panel=_ENGINE)
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where the gateway listens.", rich_help_panel=_GATEWAY)] = LOOPBACK,
+    port: Annotated[int, typer.Option(help="The gateway's port.", rich_help_panel=_GATEWAY)] = DEFAULT_PORT,
+    routing: Annotated[
+        Routing, typer.Option(help="How requests are spread over the engines.", rich_help_panel=_GATEWAY)
+    ] = Routing.PREFIX,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A key that clients must present: KEY or TENANT:KEY. Repeatable. None: any key, on loopback only.",
+            rich_help_panel=_GATEWAY,
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state-dir",
+            envvar="KVGATE_STATE_DIR",
+            help="Where durable state and logs go. Default: ~/.local/state/kvgate.",
+            rich_help_panel=_GATEWAY,
+        ),
+    ] = None,
+) -> None:
+    """Start engines and the gateway on this machine, and stop them all at Ctrl-C.
+
+    Prepares the model first: fetched and converted once, then kept in ~/.cache/kvgate.
+
+    Ends with a curl to paste. If one of the processes dies, all are stopped and the exit code is 1.
+    """
+    started_s = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the event loop takes over
+    gateway = GatewayOptions(
+        host=host,
+        port=port,
+        api_keys=tuple(ApiKey.parse(text) for text in api_key or ()),
+        routing=routing,
+        state_dir=state or state_dir(),
+    )
+    need_free(host, port)
+    need_keys_beyond_loopback(gateway)
+    gpus = choose_gpus(device)
+    limits = with_kv_memory(
+        EngineLimits(block_tokens=block_size, kv_blocks=kv_blocks, max_batch_size=max_batch_size, cpu_threads=threads),
+        kv_memory,
+    )
+    served = _prepare(model, model_name, tiny=tiny)
+    logs = make_run_dir(gateway.state_dir, pid=os.getpid(), now_s=time.time())
+    sockets = make_socket_dir(os.getpid())
+    try:
+        planned = plan_instances(served, instances, gpus, limits, sockets)
+        where = f"on {gpus[0].name}" if gpus else "on CPU"
+        plain(f"Starting {len(planned)} x {served.name} {where} and the gateway; logs in {logs}")
+        code = asyncio.run(_serve(planned, gateway, logs, started_s))
+    finally:
+        remove_socket_dir(sockets)
+    raise typer.Exit(code)
+
+
+def _prepare(folder: Path | None, name: str | None, *, tiny: bool) -> Model:
+    if folder is not None and tiny:
+        raise CommandError("--model and --tiny exclude each other", "leave one out")
+    if folder is not None:
+        return model_from_folder(folder, name)
+    return tiny_model(name) if tiny else embedded_model(name)
+
+
+async def _serve(instances: list[Instance], gateway: GatewayOptions, logs: Path, started_s: float) -> int:
+    """Run everything until a signal; return the exit code. Raises ``ChildFailedError``."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    board = StartBoard()
+    stages = [engine_specs(instances), [gateway_spec(gateway, instances)]]
+    async with HttpProbe() as probe, Supervisor(stages, logs, probe, board) as children:
+        with board.shown():
+            if not await _unless_stopped(children.until_ready(), stop):
+                plain("Stopped before everything was ready.")
+                return INTERRUPTED
+        _announce(instances, gateway, time.monotonic() - started_s)
+        await _unless_stopped(children.until_one_ends(), stop)
+        plain("Stopping ...")
+    plain("Stopped.")
+    return 0
+
+
+async def _unless_stopped(work: Coroutine[None, None, None], stop: asyncio.Event) -> bool:
+    """Await ``work`` and return True, or cancel it and return False when ``stop`` is set first."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        task.cancel()
+        stopped.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+def curl(gateway: GatewayOptions, model: Model) -> str:
+    """Return a command line that asks the gateway something; it works as it is, in any POSIX shell."""
+    body = {
+        "model": model.name,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "max_tokens": 32,
+    }
+    key = f" -H 'authorization: Bearer {gateway.api_keys[0].key}'" if gateway.api_keys else ""
+    data = json.dumps(body).replace("'", "'\\''")
+    return f"curl -s {gateway.url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{data}'"
+
+
+def _announce(instances: list[Instance], gateway: GatewayOptions, took_s: float) -> None:
+    model = instances[0].model
+    output.print(f"\n[bold green]kvgate is ready[/] on {gateway.url}  ({took_s:.0f} s)\n", soft_wrap=True)
+    plain(f"  {curl(gateway, model)}\n")
+    plain(f"Dashboard  {gateway.url}/dashboard")
+    for index, instance in enumerate(instances):
+        plain(f"engine-{index}   {instance.url}")
+    if not gateway.api_keys and is_loopback(gateway.host) and not os.environ.get("KVGATE_API_KEYS"):
+        plain("No API key is set: the gateway listens on loopback only and accepts any key.")
+    if not model.talks_sense:
+        plain("The tiny model's weights are random: it answers with nonsense.")
+    plain("Ctrl-C stops everything.")
+
+
+__all__ = ["curl", "up"]
