@@ -25,6 +25,7 @@ from kvcontrol.core.wire import END_OF_REPLAY, decode_seq, encode_seq
 
 TOPIC = b""
 PUBLISH_HWM_BATCHES = 10_000
+"""Messages that wait for one subscriber before it begins to lose them."""
 OK = b"ok"
 ERROR = b"error"
 _IDLE_POLL_MS = 1_000
@@ -63,6 +64,7 @@ class EventPublisher:
         *,
         endpoints: Endpoints,
         operations: Mapping[bytes, Operation] | None = None,
+        hwm_batches: int = PUBLISH_HWM_BATCHES,
     ) -> None:
         self._operations = dict(operations or {})
         self._errors = 0
@@ -75,7 +77,7 @@ class EventPublisher:
         os.set_blocking(self._wake_write, False)
         self._context = zmq.Context()
         try:
-            self._pub = self._bound(zmq.PUB, endpoints.events, PUBLISH_HWM_BATCHES)
+            self._pub = self._bound(zmq.PUB, endpoints.events, hwm_batches)
             # a whole replay must fit: a ROUTER drops what doesn't
             self._router = self._bound(zmq.ROUTER, endpoints.replay, self.log.replay_batches + 1_000)
             self._control = None if endpoints.control is None else self._bound(zmq.ROUTER, endpoints.control, 1_000)
