@@ -1,3 +1,1 @@
-"""The HTTP front: an OpenAI-compatible gateway that knows which instance holds which prefix."""
-
-__all__: list[str] = []
+"""The HTTP front of kvgate: an OpenAI-compatible gateway that knows which engine instance holds which prefix."""

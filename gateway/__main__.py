@@ -1,0 +1,93 @@
+"""``python -m gateway [--config FILE]``: run the gateway until a stop signal.
+
+Exit codes: 0 stopped by a signal, 2 settings or state are not usable, 3 the address is taken or can't be listened on.
+"""
+
+import argparse
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from gateway.app import build_app
+from gateway.errors import StartupError
+from gateway.settings import Settings, load_settings
+from gateway.telemetry import configure_logging
+
+EXIT_ADDRESS = 3
+_BACKLOG = 2048
+
+_log = logging.getLogger("gateway")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m gateway", description="Run the kvgate gateway.")
+    parser.add_argument("--config", type=Path, help="YAML file with settings; KVGATE_* variables go before it")
+    arguments = parser.parse_args(argv)
+    try:
+        settings = load_settings(arguments.config)
+        configure_logging(settings.log_format, settings.log_level)
+        listener = _listen(settings)
+    except StartupError as error:
+        return _fail(str(error), error.exit_code)
+    except OSError as error:
+        address = f"{settings.host}:{settings.port}"
+        reason = f"can't listen on {address}: {error.strerror}; set another KVGATE_PORT, or stop what uses this one"
+        return _fail(reason, EXIT_ADDRESS)
+    with listener:
+        try:
+            app = build_app(settings)
+        except StartupError as error:
+            return _fail(str(error), error.exit_code)
+        host, port = listener.getsockname()[:2]
+        _log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                loop="uvloop",
+                http="httptools",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
+            )
+        )
+        for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises a signal again once it has shut down for it
+            signal.signal(number, _stopped)
+        server.run(sockets=[listener])
+        return 0 if server.started else 1
+
+
+def _stopped(number: int, frame: FrameType | None) -> None:
+    """A stop signal has done its work when the server ended; there is nothing left to do."""
+    del number, frame
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Take the address before anything slow is done, so that a taken one is reported at once."""
+    family, kind, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _fail(message: str, code: int) -> int:
+    for line in message.splitlines():
+        print(f"kvgate gateway: {line}", file=sys.stderr)  # noqa: T201 - before logging is set up, and for people
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

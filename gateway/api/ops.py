@@ -1,0 +1,57 @@
+"""For operators: is it alive, is it ready, what does it measure, how does it look."""
+
+from fastapi import APIRouter, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from gateway.dashboard import status_page
+from gateway.planner import Planner
+from gateway.registry import LoadTracker, Registry
+from gateway.telemetry import Metrics, Telemetry
+from kvcontrol.prefix_reuse import FleetIndex
+
+
+def ops_router(  # noqa: PLR0913 - wired once, by name
+    *,
+    registry: Registry,
+    load: LoadTracker,
+    index: FleetIndex,
+    planner: Planner,
+    metrics: Metrics,
+    telemetry: Telemetry,
+) -> APIRouter:
+    """Return ``/healthz``, ``/readyz``, ``/metrics`` and ``/dashboard``."""
+    router = APIRouter()
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Alive: the event loop answers."""
+        return {"status": "alive"}
+
+    @router.get("/readyz")
+    async def readyz() -> JSONResponse:
+        """Ready: at least one instance is usable."""
+        instances = registry.all()
+        usable = len(registry.usable())
+        return JSONResponse(
+            {
+                "status": "ready" if usable else "no usable instance",
+                "usable": usable,
+                "instances": {each.id: {"state": each.state, "reason": each.reason} for each in instances},
+            },
+            status_code=200 if usable else 503,
+        )
+
+    @router.get("/metrics")
+    async def exposition() -> Response:
+        """Prometheus text."""
+        return Response(metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @router.get("/dashboard", response_class=HTMLResponse)
+    async def dashboard() -> str:
+        """The status page."""
+        return status_page(registry, load, index, policy=planner.policy, outcomes=telemetry.outcomes)
+
+    return router
+
+
+__all__ = ["ops_router"]

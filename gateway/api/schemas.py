@@ -1,0 +1,191 @@
+"""The parts of a request body that the gateway looks at; everything else passes through unseen.
+
+A body is parsed once into these, and forwarded as the bytes that came. Types of fields that only the engine reads are
+the engine's to check.
+"""
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from gateway.errors import InvalidRequestError
+from gateway.fingerprint.canonical import Prompt, TextPrompt, TokenPrompt, Unreadable, canonical_chat
+from gateway.types import Operation
+
+_LOOKED_AT = (b'"model"', b'"messages"', b'"prompt"', b'"stream"', b'"stream_options"')
+_ESCAPED_ASCII = re.compile(rb"\\u00[2-7]")
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """OpenAI's ``stream_options``."""
+
+    include_usage: bool | None = None
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
+
+    def prompt_of(self) -> Prompt:
+        raise NotImplementedError
+
+
+class Message(msgspec.Struct, frozen=True):
+    """Only what must hold of every message; the template gets the message as it came."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ChatBody(_Body, frozen=True, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[dict[str, Any]]
+    n: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    input_ids: list[int] | None = None
+
+    def prompt_of(self) -> Prompt:
+        if not self.messages and self.input_ids is not None:
+            return TokenPrompt(token_ids=tuple(self.input_ids))
+        if not self.messages:
+            return Unreadable(reason="unknown_prompt")
+        return canonical_chat(
+            self.messages,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            template_kwargs=self.chat_template_kwargs,
+            enable_thinking=self.enable_thinking,
+            reasoning_effort=self.reasoning_effort,
+        )
+
+
+class CompletionBody(_Body, frozen=True, kw_only=True):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[Any]
+
+    def prompt_of(self) -> Prompt:
+        match self.prompt:
+            case str(text):
+                return TextPrompt(text=text)
+            case [str(text)]:
+                return TextPrompt(text=text)
+            case [int(), *_] as ids if all(type(token) is int for token in ids):
+                return TokenPrompt(token_ids=tuple(ids))
+            case [list() as ids] if ids and all(type(token) is int for token in ids):
+                return TokenPrompt(token_ids=tuple(ids))
+            case [] | [_]:
+                return Unreadable(reason="unknown_prompt")
+            case _:
+                return Unreadable(reason="several_prompts")
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as far as the gateway is concerned. ``body`` is what the engine is sent; ``hide_usage`` says that it
+    asks for usage in the stream which the client did not ask for.
+    """
+
+    operation: Operation
+    model: str
+    prompt: Prompt
+    body: bytes
+    stream: bool
+    hide_usage: bool
+
+
+_DECODERS: dict[Operation, msgspec.json.Decoder[Any]] = {
+    Operation.CHAT: msgspec.json.Decoder(ChatBody),
+    Operation.COMPLETIONS: msgspec.json.Decoder(CompletionBody),
+}
+
+
+def parse_call(operation: Operation, body: bytes) -> Call:
+    """Look at a body; raises ``InvalidRequestError`` that names the field."""
+    try:
+        said: ChatBody | CompletionBody = _DECODERS[operation].decode(body)
+        if isinstance(said, ChatBody):
+            for number, message in enumerate(said.messages):
+                _check_message(message, number)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"the request body is not JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise InvalidRequestError("the request body is nested too deeply", code="invalid_json") from None
+    _refuse_duplicates(body)
+    stream = bool(said.stream)
+    asked = isinstance(said.stream_options, StreamOptions) and bool(said.stream_options.include_usage)
+    inject = stream and not asked
+    return Call(
+        operation=operation,
+        model=said.model,
+        prompt=said.prompt_of(),
+        body=_with_usage(body, said) if inject else body,
+        stream=stream,
+        hide_usage=inject,
+    )
+
+
+def _check_message(message: dict[str, Any], number: int) -> None:
+    try:
+        msgspec.convert(message, Message)
+    except msgspec.ValidationError as error:
+        raise _invalid(error, where=f"messages[{number}]") from None
+
+
+def _invalid(error: msgspec.ValidationError, where: str = "") -> InvalidRequestError:
+    """Msgspec says ``Expected `str`, got `int` - at `$.model```: the path becomes ``param``."""
+    text = str(error)
+    match = _PATH.search(text)
+    path = match.group(1) if match else ""
+    missing = re.search(r"missing required field `(\w+)`", text)
+    param = ".".join(part for part in (where, path, missing.group(1) if missing else "") if part) or None
+    reason = text[: match.start()] if match else text
+    reason = reason[:1].lower() + reason[1:]
+    return InvalidRequestError(f"{param}: {reason}" if param else f"the request body: {reason}", param=param)
+
+
+def _refuse_duplicates(body: bytes) -> None:
+    """A key given twice is read differently by different parsers: what was checked must be what the engine reads.
+
+    The usual body is cleared by five substring counts; only a suspicious one is parsed once more.
+    """
+    if all(body.count(key) <= 1 for key in _LOOKED_AT) and not _ESCAPED_ASCII.search(body):
+        return
+    depth_first: list[list[str]] = []
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        depth_first.append([key for key, _ in pairs])
+
+    try:
+        json.loads(body, object_pairs_hook=note)
+    except RecursionError:
+        raise InvalidRequestError("the request body is nested too deeply", code="invalid_json") from None
+    keys = depth_first[-1]  # the outermost object is closed last
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise InvalidRequestError(f"{twice}: is given more than once", param=twice)
+
+
+def _with_usage(body: bytes, said: ChatBody | CompletionBody) -> bytes:
+    """The same body, asking for usage in the stream; all other bytes stay as they came."""
+    if said.stream_options is msgspec.UNSET:
+        start = body.index(b"{") + 1
+        return body[:start] + b'"stream_options":{"include_usage":true},' + body[start:]
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    options = msgspec.json.decode(fields["stream_options"], type=dict[str, msgspec.Raw] | None) or {}
+    options["include_usage"] = msgspec.Raw(b"true")
+    fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+    return msgspec.json.encode(fields)
+
+
+__all__ = ["Call", "ChatBody", "CompletionBody", "parse_call"]

@@ -1,0 +1,150 @@
+"""The only place that constructs and wires components."""
+
+import logging
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from time import monotonic
+
+import zmq.asyncio
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from gateway.admission import AdmissionController, Authenticator
+from gateway.api.openai import OpenAiApi
+from gateway.api.ops import ops_router
+from gateway.errors import InvalidRequestError, envelope, envelope_of_answer
+from gateway.fingerprint import Fingerprinter, load_tokenizer
+from gateway.pipeline import Limits, Pipeline
+from gateway.planner import Planner
+from gateway.registry import HealthLoop, LoadTracker, Registry
+from gateway.routing import POLICIES, CostModel, RecentRoutes
+from gateway.settings import Settings
+from gateway.state import load_salt_secret
+from gateway.supervisor import running
+from gateway.telemetry import Metrics, Telemetry
+from gateway.upstream import EventFeed, RetryBudget, UpstreamClient
+from gateway.upstream.client import make_session
+from kvcontrol.prefix_reuse import FleetIndex
+
+_log = logging.getLogger(__name__)
+
+
+def build_app(settings: Settings) -> FastAPI:
+    """Return the gateway for these settings; its loops run while its lifespan does.
+
+    Reads the tokenizer and the salt secret, which takes seconds; raises ``StartupError`` when one can't be had.
+    """
+    secret = settings.salt_secret
+    salt_secret = secret.get_secret_value().encode() if secret else load_salt_secret(settings.state_dir)
+    tokenizer = None if settings.tokenizer is None else load_tokenizer(settings.tokenizer)
+    authenticator = Authenticator(settings.api_keys, salt_secret=salt_secret)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        registry = Registry(settings.instances, unhealthy_after=settings.unhealthy_after)
+        load = LoadTracker(each.id for each in registry.all())
+        index = FleetIndex()
+        metrics = Metrics()
+        metrics.watch(registry, load, index)
+        telemetry = Telemetry(metrics)
+        costs = CostModel(prefill_tokens_per_s=settings.prefill_tokens_per_s, decode_load_s=settings.decode_load_s)
+        planner = Planner(
+            policy=POLICIES[settings.routing_policy](costs),
+            index=index,
+            load=load,
+            recent=RecentRoutes(lifetime_s=settings.route_memory_s),
+            clock=monotonic,
+        )
+        with (
+            ThreadPoolExecutor(max_workers=2, thread_name_prefix="fingerprint") as executor,
+            zmq.asyncio.Context() as context,
+        ):
+            async with make_session(connect_timeout_s=settings.connect_timeout_s) as session:
+                pipeline = Pipeline(
+                    limits=Limits(
+                        max_body_bytes=settings.max_body_bytes,
+                        body_timeout_s=settings.body_timeout_s,
+                        max_attempts=settings.max_attempts,
+                    ),
+                    authenticator=authenticator,
+                    fingerprinter=Fingerprinter(tokenizer, executor),
+                    admission=AdmissionController(registry),
+                    planner=planner,
+                    load=load,
+                    registry=registry,
+                    client=UpstreamClient(
+                        session,
+                        first_byte_timeout_s=settings.first_byte_timeout_s,
+                        idle_timeout_s=settings.idle_timeout_s,
+                    ),
+                    retries=RetryBudget(settings.retry_budget_ratio),
+                    telemetry=telemetry,
+                )
+                app.include_router(
+                    ops_router(
+                        registry=registry, load=load, index=index, planner=planner, metrics=metrics, telemetry=telemetry
+                    )
+                )
+                app.mount("/v1", OpenAiApi(pipeline=pipeline, authenticator=authenticator, registry=registry))
+                loops = {
+                    f"health:{each.id}": HealthLoop(
+                        each.id,
+                        registry=registry,
+                        load=load,
+                        session=session,
+                        interval_s=settings.health_interval_s,
+                        timeout_s=settings.health_timeout_s,
+                    ).run
+                    for each in registry.all()
+                } | {
+                    f"events:{each.id}": EventFeed(
+                        each.id, registry=registry, index=index, session=session, context=context, meter=telemetry
+                    ).run
+                    for each in registry.all()
+                }
+                _say_mode(settings)
+                async with running(loops, on_failure=telemetry.loop_failed):
+                    yield
+
+    app = FastAPI(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(Exception, _bug)
+    return app
+
+
+def _say_mode(settings: Settings) -> None:
+    if settings.open_mode:
+        _log.warning("no api_keys are configured: any API key is accepted, and each is a tenant of its own")
+    if settings.tokenizer is None:
+        _log.warning("no tokenizer is configured: prompts are routed by load, not by what instances have cached")
+    _log.info("%d instances, routing policy %s", len(settings.instances), settings.routing_policy)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Unknown routes and methods."""
+    if not isinstance(error, HTTPException):
+        raise error
+    message = {404: f"there is no {request.url.path} here", 405: f"{request.url.path} does not take {request.method}"}
+    code = {404: "unknown_route", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    body = envelope(message.get(error.status_code, str(error.detail)), kind="invalid_request_error", code=code)
+    return Response(body, status_code=error.status_code, media_type="application/json", headers=error.headers)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    del request
+    body = envelope_of_answer(InvalidRequestError.status, str(error).encode())
+    return Response(body, status_code=InvalidRequestError.status, media_type="application/json")
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """The server logs the traceback itself; the client learns no more than that it happened."""
+    del request, error
+    body = envelope("the gateway failed", kind="server_error", code="internal_error")
+    return Response(body, status_code=500, media_type="application/json")
+
+
+__all__ = ["build_app"]

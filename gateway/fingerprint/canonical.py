@@ -1,0 +1,146 @@
+"""What LMDeploy makes of a request before its chat template sees it, so that both render the same text.
+
+Read from LMDeploy 0.18: message parts of type text are joined by newlines; a missing or null content is empty; tool
+call arguments that are JSON text become objects; a tool is passed to the template as its function alone, with exactly
+the fields description, name, parameters; ``enable_thinking`` and ``reasoning_effort`` join ``chat_template_kwargs`` and
+are left out when null.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+_MULTIMODAL = frozenset(
+    {
+        "image_url",
+        "image_data",
+        "image",
+        "video_url",
+        "video",
+        "audio_url",
+        "audio",
+        "input_audio",
+        "time_series_url",
+        "time_series",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """Messages as the template gets them, with the template's keyword arguments."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPrompt:
+    """Text that is tokenized as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrompt:
+    """Token ids that the client chose."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A prompt without a fingerprint; ``reason`` is one word from a small fixed set."""
+
+    reason: str
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | Unreadable
+
+
+def canonical_chat(  # noqa: PLR0913 - the fields of a request that change its prompt
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: object = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+    enable_thinking: bool | None = None,
+    reasoning_effort: str | None = None,
+) -> ChatPrompt | Unreadable:
+    """Return what the template is given; unreadable are messages with anything but text."""
+    rendered: list[Mapping[str, Any]] = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and any(_kind(part) in _MULTIMODAL for part in content):
+            return Unreadable(reason="multimodal")
+        rendered.append(_with_tool_arguments({**message, "content": _text(content)}))
+    kwargs = dict(template_kwargs or {})
+    if enable_thinking is not None and kwargs.get("enable_thinking") is None:
+        kwargs["enable_thinking"] = enable_thinking
+    if kwargs.get("enable_thinking", ...) is None:
+        del kwargs["enable_thinking"]
+    effort = kwargs.pop("reasoning_effort", None) if reasoning_effort is None else reasoning_effort
+    if effort is not None:
+        kwargs["reasoning_effort"] = effort
+    kwargs["tools"] = _functions(tools or (), tool_choice) or None
+    return ChatPrompt(messages=tuple(rendered), kwargs=kwargs)
+
+
+def _kind(part: object) -> object:
+    return part.get("type") if isinstance(part, Mapping) else None
+
+
+def _text(content: object) -> str:
+    match content:
+        case None:
+            return ""
+        case str():
+            return content
+        case list():
+            return "\n".join(str(part.get("text", "")) for part in content if _kind(part) == "text")
+        case _:
+            return str(content)
+
+
+def _with_tool_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if message.get("role") == "assistant" and isinstance(calls, list):
+        message["tool_calls"] = [_parsed_call(call) for call in calls]
+    return message
+
+
+def _parsed_call(call: Any) -> Any:
+    match call:
+        case {"function": {"arguments": str(text)} as function}:
+            try:
+                arguments = msgspec.json.decode(text)
+            except msgspec.DecodeError:
+                return call
+            if isinstance(arguments, dict):
+                return {**call, "function": {**function, "arguments": arguments}}
+    return call
+
+
+def _functions(tools: Sequence[Mapping[str, Any]], choice: object) -> list[dict[str, Any]]:
+    functions = [
+        {
+            "description": function.get("description"),
+            "name": function.get("name"),
+            "parameters": function.get("parameters"),
+        }
+        for tool in tools
+        if isinstance(function := tool.get("function"), Mapping)
+    ]
+    match choice:
+        case {"function": {"name": str(name)}}:
+            return [function for function in functions if function["name"] == name]
+        case {"allowed_tools": {"tools": list(allowed)}}:
+            names = {each["function"].get("name") for each in allowed if isinstance(each.get("function"), Mapping)}
+            return [function for function in functions if function["name"] in names]
+        case _:
+            return functions
+
+
+__all__ = ["ChatPrompt", "Prompt", "TextPrompt", "TokenPrompt", "Unreadable", "canonical_chat"]

@@ -1,0 +1,119 @@
+"""A prompt's identity: its tokens, and from them the hashes of its full blocks.
+
+Tokens depend on the model alone; hashes also on what an instance reports about its cache (``CacheIdentity``) and on the
+tenant's salt. LMDeploy never takes the last prompt token from its cache, so the block that would hold it is left out: a
+prompt of n tokens has floor((n - 1) / block size) hashes.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gateway.fingerprint.canonical import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Unreadable
+from gateway.fingerprint.tokenizer import ModelTokenizer
+from kvcontrol.core.blocks import CacheIdentity
+from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, root_hash, token_bytes
+from kvcontrol.core.ids import BlockHash
+
+_INLINE_CHARS = 8192
+"""Longer prompts are encoded off the event loop: about 2 ms of work, where a thread hop costs 0.1 ms."""
+
+
+class Gap(StrEnum):
+    """Why a prompt has no fingerprint; such a request is routed by load."""
+
+    NO_TOKENIZER = "no_tokenizer"
+    NO_CHAT_TEMPLATE = "no_chat_template"
+    TEMPLATE_ERROR = "template_error"
+    MULTIMODAL = "multimodal"
+    SEVERAL_PROMPTS = "several_prompts"
+    UNKNOWN_PROMPT = "unknown_prompt"
+    BAD_TOKENS = "bad_tokens"
+    NO_CACHE_REPORT = "no_cache_report"
+
+
+class Fingerprint:
+    """One prompt of one tenant. Hashes are computed once for each cache identity that is asked for."""
+
+    __slots__ = ("_by_root", "_model", "_packed", "_salt", "tokens")
+
+    def __init__(self, packed: bytes, *, model: str, salt: str) -> None:
+        self._packed = packed
+        self._model = model
+        self._salt = salt
+        self._by_root: dict[BlockHash, Sequence[BlockHash]] = {}
+        self.tokens = len(packed) // TOKEN_BYTES
+
+    def hashes(self, identity: CacheIdentity) -> Sequence[BlockHash]:
+        """Return the hashes of the blocks that could be reused, in order. O(tokens) at first, then O(1).
+
+        A requested model that is not the identity's own is an adapter on it, as in LMDeploy.
+        """
+        adapter = "" if self._model == identity.model else self._model
+        root = root_hash(identity, salt=self._salt, adapter=adapter)
+        known = self._by_root.get(root)
+        if known is None:
+            size = identity.block_size_tokens
+            usable = max(0, self.tokens - 1) // size * size * TOKEN_BYTES
+            known = self._by_root[root] = chain_hashes(root, self._packed[:usable], size)
+        return known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Encoded:
+    packed: bytes
+
+
+class Fingerprinter:
+    """Turns prompts into fingerprints; long ones on ``executor``, so that the event loop goes on."""
+
+    def __init__(self, tokenizer: ModelTokenizer | None, executor: Executor) -> None:
+        self._tokenizer = tokenizer
+        self._executor = executor
+
+    async def fingerprint(self, prompt: Prompt, *, size_bytes: int, model: str, salt: str) -> Fingerprint | Gap:
+        """Return the prompt's fingerprint, or why it has none; never raises on account of the prompt.
+
+        ``size_bytes`` is about how long the prompt is.
+        """
+        if isinstance(prompt, TokenPrompt) or (
+            size_bytes <= _INLINE_CHARS and (self._tokenizer is None or self._tokenizer.thread_safe)
+        ):
+            encoded = self._encode(prompt)
+        else:
+            encoded = await asyncio.get_running_loop().run_in_executor(self._executor, self._encode, prompt)
+        if isinstance(encoded, Gap):
+            return encoded
+        return Fingerprint(encoded.packed, model=model, salt=salt)
+
+    def _encode(self, prompt: Prompt) -> _Encoded | Gap:
+        match prompt:
+            case Unreadable():
+                return Gap(prompt.reason)
+            case TokenPrompt():
+                try:
+                    return _Encoded(packed=token_bytes(prompt.token_ids))
+                except OverflowError:
+                    return Gap.BAD_TOKENS
+            case TextPrompt():
+                if self._tokenizer is None:
+                    return Gap.NO_TOKENIZER
+                return _Encoded(packed=token_bytes(self._tokenizer.encode(prompt.text)))
+            case ChatPrompt():
+                return self._encode_chat(prompt)
+
+    def _encode_chat(self, prompt: ChatPrompt) -> _Encoded | Gap:
+        if self._tokenizer is None:
+            return Gap.NO_TOKENIZER
+        if not self._tokenizer.has_chat_template:
+            return Gap.NO_CHAT_TEMPLATE
+        try:
+            text = self._tokenizer.render(prompt.messages, prompt.kwargs)
+        except Exception:  # noqa: BLE001 - a template is a program of the model's: it may raise anything
+            return Gap.TEMPLATE_ERROR
+        return _Encoded(packed=token_bytes(self._tokenizer.encode(text)))
+
+
+__all__ = ["Fingerprint", "Fingerprinter", "Gap"]

@@ -1,0 +1,192 @@
+"""THE request path, on one page: authenticate -> fingerprint -> admit -> match -> plan -> forward -> settle.
+
+Each step is a component's; this file holds their order and who takes over when one says no. A request is tried on
+another instance only while its client has not been sent a byte, only for the causes in ``upstream.retry``, and within a
+budget.
+"""
+
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import NamedTuple
+
+from gateway.admission import AdmissionController, Authenticator
+from gateway.api.exchange import ClientGoneError, Exchange
+from gateway.api.schemas import Call, parse_call
+from gateway.errors import ApiError, NoInstanceError, UpstreamTimeoutError, UpstreamUnreachableError
+from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
+from gateway.planner import Plan, Planner
+from gateway.registry import Instance, LoadTracker, Registry
+from gateway.telemetry import Outcome, RequestRecord, Telemetry
+from gateway.types import Operation, RequestId, Tenant
+from gateway.upstream import FailureKind, RetryBudget, UpstreamClient, UpstreamFailureError, relay
+from gateway.upstream.headers import Header, towards_engine
+from gateway.upstream.retry import RETRIABLE_KINDS, RETRIABLE_STATUSES
+from kvcontrol.core.control import CACHE_SALT_HEADER
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_PATHS = {Operation.CHAT: "/v1/chat/completions", Operation.COMPLETIONS: "/v1/completions"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds on one request."""
+
+    max_body_bytes: int
+    body_timeout_s: float
+    max_attempts: int
+
+
+class _Findings(NamedTuple):
+    """What the steps before forwarding found out."""
+
+    tenant: Tenant
+    fingerprint: Fingerprint | Gap
+    instances: Sequence[Instance]
+
+
+class Pipeline:
+    """Serves inference requests; one object for all of them, holding none of their state."""
+
+    def __init__(  # noqa: PLR0913 - every step of the path, by name
+        self,
+        *,
+        limits: Limits,
+        authenticator: Authenticator,
+        fingerprinter: Fingerprinter,
+        admission: AdmissionController,
+        planner: Planner,
+        load: LoadTracker,
+        registry: Registry,
+        client: UpstreamClient,
+        retries: RetryBudget,
+        telemetry: Telemetry,
+    ) -> None:
+        self._limits = limits
+        self._authenticator = authenticator
+        self._fingerprinter = fingerprinter
+        self._admission = admission
+        self._planner = planner
+        self._load = load
+        self._registry = registry
+        self._client = client
+        self._retries = retries
+        self._telemetry = telemetry
+
+    async def serve(self, operation: Operation, exchange: Exchange) -> None:
+        """Answer one request; every way it can end is settled exactly once."""
+        record = RequestRecord(operation=operation, request_id=_request_id(exchange), started_s=monotonic())
+        try:
+            tenant = self._authenticator.authenticate(exchange.header(b"authorization"))
+            record.tenant = tenant.id
+            body = await exchange.read_body(
+                limit_bytes=self._limits.max_body_bytes, timeout_s=self._limits.body_timeout_s
+            )
+            async with exchange.until_disconnect():
+                call = parse_call(operation, body)
+                record.model, record.stream = call.model, call.stream
+                instances = self._admission.admit(call.model)
+                fingerprint = await self._fingerprint(call, tenant, record)
+                await self._forward(exchange, call, _Findings(tenant, fingerprint, instances), record)
+        except ClientGoneError:
+            record.outcome = Outcome.CANCELLED
+        except ApiError as error:
+            record.status = error.status
+            record.outcome = record.outcome or Outcome.of_status(error.status)
+            record.detail = error.reason
+            await exchange.refuse(error, [(b"x-request-id", record.request_id.encode())])
+        finally:
+            self._telemetry.settle(record)
+
+    async def _fingerprint(self, call: Call, tenant: Tenant, record: RequestRecord) -> Fingerprint | Gap:
+        fingerprint = await self._fingerprinter.fingerprint(
+            call.prompt, size_bytes=len(call.body), model=call.model, salt=tenant.salt
+        )
+        if isinstance(fingerprint, Fingerprint):
+            record.prompt_tokens = fingerprint.tokens
+        return fingerprint
+
+    async def _forward(self, exchange: Exchange, call: Call, found: _Findings, record: RequestRecord) -> None:
+        """Plan and try until an instance answers; raises ``ApiError`` when none does."""
+        self._retries.request()
+        tried: set[str] = set()
+        instances = found.instances
+        headers = [
+            *towards_engine(exchange.headers),
+            ("x-request-id", record.request_id),
+            (CACHE_SALT_HEADER, found.tenant.salt),
+        ]
+        while True:
+            plan = self._planner.plan(found.fingerprint, instances)
+            tried.add(plan.instance.id)
+            record.planned(plan)
+            left = tuple(each for each in self._admission.usable(call.model) if each.id not in tried)
+            with self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold) as permit:
+                try:
+                    response = await self._client.open(
+                        plan.instance.url + _PATHS[call.operation], headers=headers, body=call.body
+                    )
+                except UpstreamFailureError as failure:
+                    self._note(plan.instance, failure)
+                    if failure.kind not in RETRIABLE_KINDS or not self._may_retry(tried, left):
+                        record.outcome = Outcome.UPSTREAM_ERROR
+                        raise _refusal(failure) from None
+                    self._telemetry.retried(failure.kind)
+                    instances = left
+                    continue
+                try:
+                    if response.status in RETRIABLE_STATUSES and self._may_retry(tried, left):
+                        self._telemetry.retried(f"status_{response.status}")
+                        instances = left
+                        continue
+                    permit.first_byte()
+                    record.first_byte_s = monotonic()
+                    record.status = response.status
+                    relayed = await relay(
+                        response, exchange, own_headers=_headers(plan, record), hide_usage=call.hide_usage
+                    )
+                except UpstreamFailureError as failure:
+                    record.outcome = Outcome.UPSTREAM_ERROR
+                    raise _refusal(failure) from None
+                finally:
+                    response.close()
+            record.relayed(relayed)
+            return
+
+    def _may_retry(self, tried: set[str], left: Sequence[Instance]) -> bool:
+        return bool(left) and len(tried) < self._limits.max_attempts and self._retries.take()
+
+    def _note(self, instance: Instance, failure: UpstreamFailureError) -> None:
+        if failure.kind is FailureKind.CONNECT:
+            self._registry.connection_failed(instance.id, str(failure))
+
+
+def _request_id(exchange: Exchange) -> RequestId:
+    given = exchange.header(b"x-request-id")
+    if given is not None and _SANE_ID.fullmatch(given):
+        return RequestId(given.decode())
+    return RequestId(uuid.uuid4().hex)
+
+
+def _headers(plan: Plan, record: RequestRecord) -> list[Header]:
+    return [
+        (b"x-request-id", record.request_id.encode()),
+        (b"x-kvgate-instance", plan.instance.id.encode()),
+        (b"x-kvgate-route", record.route.encode()),
+        (b"x-kvgate-matched-tokens", str(plan.matched_tokens).encode()),
+    ]
+
+
+def _refusal(failure: UpstreamFailureError) -> ApiError:
+    match failure.kind:
+        case FailureKind.FIRST_BYTE_TIMEOUT | FailureKind.IDLE_TIMEOUT:
+            return UpstreamTimeoutError(str(failure))
+        case FailureKind.CONNECT:
+            return NoInstanceError(str(failure), retry_after_s=2)
+        case _:
+            return UpstreamUnreachableError(str(failure))
+
+
+__all__ = ["Limits", "Pipeline"]

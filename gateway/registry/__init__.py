@@ -1,0 +1,8 @@
+"""Which instances there are, how they are, and what they have to do."""
+
+from gateway.registry.health import HealthLoop
+from gateway.registry.instance import Instance, InstanceState, Model, ProbeResult
+from gateway.registry.load import Load, LoadTracker
+from gateway.registry.registry import Registry
+
+__all__ = ["HealthLoop", "Instance", "InstanceState", "Load", "LoadTracker", "Model", "ProbeResult", "Registry"]

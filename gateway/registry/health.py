@@ -1,0 +1,143 @@
+"""One loop for each instance: is it there, what does it serve, how is its cache.
+
+A check asks ``/health`` (a 404 there is an engine that has none: the model list decides), ``/v1/models`` and
+``/kv/v1/stats``. An engine without ``/kv/v1`` is healthy all the same and is routed by load.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from gateway.registry.instance import InstanceState, Model, ProbeResult
+from gateway.registry.load import LoadTracker
+from gateway.registry.registry import Registry
+from kvcontrol.core.control import STATS_PATH, InstanceStats
+from kvcontrol.core.errors import IdentityError
+from kvcontrol.core.ids import InstanceId
+
+_MODELS_EVERY_S = 15.0
+_MAX_ANSWER_BYTES = 4 << 20
+
+
+class _ModelCard(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _ModelList(msgspec.Struct, frozen=True):
+    data: list[msgspec.Raw]
+
+
+class _CheckFailedError(Exception):
+    """The instance answered, and not well."""
+
+
+class HealthLoop:
+    """Checks one instance for ever, every ``interval_s``; each check takes at most ``timeout_s``."""
+
+    def __init__(  # noqa: PLR0913 - wired once, by name
+        self,
+        instance: InstanceId,
+        *,
+        registry: Registry,
+        load: LoadTracker,
+        session: aiohttp.ClientSession,
+        interval_s: float,
+        timeout_s: float,
+    ) -> None:
+        self._instance = instance
+        self._registry = registry
+        self._load = load
+        self._session = session
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._models: tuple[Model, ...] = ()
+        self._models_read_s = 0.0
+
+    async def run(self) -> None:
+        while True:
+            await self.check()
+            await asyncio.sleep(self._interval_s)
+
+    async def check(self) -> None:
+        """Check once and tell the registry."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                probe = await self._probe()
+        except TimeoutError:
+            self._registry.probe_failed(self._instance, f"health check took longer than {self._timeout_s:g} s")
+        except (aiohttp.ClientError, OSError, _CheckFailedError) as error:
+            self._registry.probe_failed(self._instance, f"health check failed: {error or type(error).__name__}")
+        else:
+            self._registry.probe_succeeded(self._instance, probe)
+
+    async def _probe(self) -> ProbeResult:
+        in_flight = self._load.of(self._instance).in_flight
+        status, _ = await self._get("/health")
+        if status not in {HTTPStatus.OK, HTTPStatus.NOT_FOUND}:
+            raise _CheckFailedError(f"/health answered {status}")
+        before = self._registry.get(self._instance)
+        now_s = asyncio.get_running_loop().time()
+        if (
+            status == HTTPStatus.NOT_FOUND
+            or before.state is not InstanceState.HEALTHY
+            or now_s - self._models_read_s > _MODELS_EVERY_S
+        ):
+            self._models = await self._list_models()
+            self._models_read_s = now_s
+        stats, problem = await self._stats()
+        return ProbeResult(
+            models=self._models,
+            stats=stats,
+            stats_problem=problem,
+            in_flight=max(in_flight, self._load.of(self._instance).in_flight),
+        )
+
+    async def _list_models(self) -> tuple[Model, ...]:
+        status, body = await self._get("/v1/models")
+        if status != HTTPStatus.OK:
+            raise _CheckFailedError(f"/v1/models answered {status}")
+        try:
+            raw = msgspec.json.decode(body, type=_ModelList).data
+            return tuple(
+                Model(
+                    id=msgspec.json.decode(each, type=_ModelCard).id,
+                    card=msgspec.json.decode(each, type=dict[str, Any]),
+                )
+                for each in raw
+            )
+        except msgspec.DecodeError as error:
+            raise _CheckFailedError(f"/v1/models is not a model list: {error}") from error
+
+    async def _stats(self) -> tuple[InstanceStats | None, str | None]:
+        status, body = await self._get(STATS_PATH)
+        if status == HTTPStatus.NOT_FOUND:
+            return None, "healthy; it serves no /kv/v1, so it is routed by load"
+        if status != HTTPStatus.OK:
+            return None, f"healthy; {STATS_PATH} answered {status}, so it is routed by load"
+        try:
+            return msgspec.json.decode(body, type=InstanceStats), None
+        except (msgspec.DecodeError, IdentityError) as error:
+            return None, f"healthy; {STATS_PATH} can't be read ({error}), so it is routed by load"
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        async with self._session.get(self._registry.get(self._instance).url + path, allow_redirects=False) as answer:
+            body = await answer.content.read(_MAX_ANSWER_BYTES)
+            if not answer.content.at_eof():
+                body += await _rest(answer.content, _MAX_ANSWER_BYTES - len(body), path)
+            return answer.status, body
+
+
+async def _rest(content: aiohttp.StreamReader, room: int, path: str) -> bytes:
+    parts: list[bytes] = []
+    while chunk := await content.readany():
+        room -= len(chunk)
+        if room < 0:
+            raise _CheckFailedError(f"{path} answered more than {_MAX_ANSWER_BYTES} bytes")
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+__all__ = ["HealthLoop"]

@@ -1,0 +1,57 @@
+"""What the gateway knows about one engine instance at one moment."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kvcontrol.core.control import InstanceStats
+from kvcontrol.core.ids import InstanceId
+
+
+class InstanceState(StrEnum):
+    """``STARTING`` until its first good health check; only ``HEALTHY`` ones are given requests."""
+
+    STARTING = "starting"
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model as an instance lists it; ``card`` is the whole object from its ``/v1/models``."""
+
+    id: str
+    card: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """A good health check. ``stats`` is None for an engine that doesn't serve ``/kv/v1``, ``stats_problem`` says why an
+    engine that does could not be read. ``in_flight`` is the most requests of ours that it had while it was asked.
+    """
+
+    models: tuple[Model, ...]
+    stats: InstanceStats | None
+    stats_problem: str | None
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """A snapshot of one instance. ``reason`` says why it is in its state; ``foreign_requests`` are those in its
+    scheduler that did not come through this gateway, at the last health check.
+    """
+
+    id: InstanceId
+    url: str
+    state: InstanceState
+    reason: str
+    models: tuple[Model, ...] = ()
+    stats: InstanceStats | None = None
+    foreign_requests: int = 0
+
+    def serves(self, model: str) -> bool:
+        return any(served.id == model for served in self.models)
+
+
+__all__ = ["Instance", "InstanceState", "Model", "ProbeResult"]

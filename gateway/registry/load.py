@@ -1,0 +1,85 @@
+"""What this gateway has given each instance and not got back yet."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvcontrol.core.ids import InstanceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One instance's share. ``prefill_tokens`` are those of requests whose first byte is still awaited, without the
+    cached ones. ``last_turn`` and ``last_cold_turn`` number the requests over the whole gateway; 0 is "never".
+    """
+
+    in_flight: int
+    prefill_tokens: int
+    last_turn: int
+    last_cold_turn: int
+
+
+@dataclass(slots=True)
+class _Counters:
+    in_flight: int = 0
+    prefill_tokens: int = 0
+    last_turn: int = 0
+    last_cold_turn: int = 0
+
+
+class Permit:
+    """One request's place at an instance; ``first_byte`` says that its prefill is over."""
+
+    __slots__ = ("_counters", "_tokens")
+
+    def __init__(self, counters: _Counters, tokens: int) -> None:
+        self._counters = counters
+        self._tokens = tokens
+        counters.in_flight += 1
+        counters.prefill_tokens += tokens
+
+    def first_byte(self) -> None:
+        """Idempotent."""
+        self._counters.prefill_tokens -= self._tokens
+        self._tokens = 0
+
+    def release(self) -> None:
+        """Give the place back; once."""
+        self.first_byte()
+        self._counters.in_flight -= 1
+
+
+class LoadTracker:
+    """Counts in-flight requests. Load is counted from the routing decision on, not from the first answer, so that a
+    burst spreads; a permit is given back however the request ends.
+    """
+
+    def __init__(self, instances: Iterable[InstanceId]) -> None:
+        self._counters = {instance: _Counters() for instance in instances}
+        self._turn = 0
+
+    def of(self, instance: InstanceId) -> Load:
+        counters = self._counters[instance]
+        return Load(
+            in_flight=counters.in_flight,
+            prefill_tokens=counters.prefill_tokens,
+            last_turn=counters.last_turn,
+            last_cold_turn=counters.last_cold_turn,
+        )
+
+    @contextmanager
+    def placed(self, instance: InstanceId, *, uncached_tokens: int, cold: bool) -> Iterator[Permit]:
+        """Count a request at an instance while the block runs."""
+        counters = self._counters[instance]
+        self._turn += 1
+        counters.last_turn = self._turn
+        if cold:
+            counters.last_cold_turn = self._turn
+        permit = Permit(counters, uncached_tokens)
+        try:
+            yield permit
+        finally:
+            permit.release()
+
+
+__all__ = ["Load", "LoadTracker", "Permit"]

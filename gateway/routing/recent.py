@@ -1,0 +1,50 @@
+"""What was routed where a moment ago and is not confirmed by KV events yet.
+
+A burst of requests with one long prefix arrives before the first of them is cached anywhere. Without this memory they
+would scatter over all instances and each would compute the prefix.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import takewhile
+
+from kvcontrol.core.ids import BlockHash, InstanceId
+
+
+class RecentRoutes:
+    """The last place of each block, for ``lifetime_s``; at most ``capacity_blocks``, the oldest go first."""
+
+    def __init__(self, *, lifetime_s: float, capacity_blocks: int = 1 << 16) -> None:
+        self._lifetime_s = lifetime_s
+        self._capacity_blocks = capacity_blocks
+        self._places: OrderedDict[BlockHash, tuple[InstanceId, float]] = OrderedDict()
+
+    def remember(self, hashes: Sequence[BlockHash], instance: InstanceId, now_s: float) -> None:
+        """Note that a prompt with these blocks goes to ``instance`` now. O(blocks)."""
+        if not self._lifetime_s:
+            return
+        places = self._places
+        until_s = now_s + self._lifetime_s
+        for block in hashes[: self._capacity_blocks]:
+            places[block] = (instance, until_s)
+            places.move_to_end(block)
+        while len(places) > self._capacity_blocks:
+            places.popitem(last=False)
+
+    def expected(self, hashes: Sequence[BlockHash], instance: InstanceId, now_s: float) -> int:
+        """Return how many leading blocks were sent to ``instance`` lately. O(answer)."""
+        places = self._places
+
+        def there(block: BlockHash) -> bool:
+            place = places.get(block)
+            return place is not None and place[0] == instance and place[1] > now_s
+
+        return sum(1 for _ in takewhile(there, hashes))
+
+    def forget(self, instance: InstanceId) -> None:
+        """Drop all that was sent to an instance, because it is gone or its cache was cleared. O(size)."""
+        for block in [block for block, (place, _) in self._places.items() if place == instance]:
+            del self._places[block]
+
+
+__all__ = ["RecentRoutes"]

@@ -1,0 +1,276 @@
+"""Every setting of the gateway, with its unit and what is allowed.
+
+Sources, strongest first: ``KVGATE_<NAME>`` environment variables, the YAML file of ``--config``, the defaults here.
+Lists are JSON in the environment. An unknown key in either is an error that names it.
+"""
+
+import difflib
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as SourceError
+
+from gateway.errors import SettingsError
+
+PREFIX = "KVGATE_"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_OTHERS = ("KVGATE_ENGINE_", "KVGATE_UP_", "KVGATE_TEST_", "KVGATE_CACHE_", "KVGATE_MODEL_", "KVGATE_CONFIG")
+"""Variables with these beginnings belong to other parts of kvgate and may stand in the same environment."""
+
+_MIB = 1 << 20
+_MIN_SECRET_CHARS = 16
+_MAX_SHOWN_CHARS = 80
+
+
+def _default_state_dir() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kvgate"
+
+
+class InstanceSettings(BaseModel):
+    """One engine instance: a name that is stable over restarts, and where its HTTP server listens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    url: str
+
+    @field_validator("id")
+    @classmethod
+    def _sane_id(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError("an instance id is 1 to 64 of A-Z a-z 0-9 . _ - and starts with a letter or digit")
+        return value
+
+    @field_validator("url")
+    @classmethod
+    def _http_url(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("an instance url looks like http://127.0.0.1:9001")
+        return value.rstrip("/")
+
+
+class ApiKeySettings(BaseModel):
+    """An API key and the tenant it belongs to; several keys may share a tenant (and its cached blocks)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key: SecretStr
+    tenant: str
+
+    @field_validator("key")
+    @classmethod
+    def _not_empty(cls, value: SecretStr) -> SecretStr:
+        if not value.get_secret_value().strip():
+            raise ValueError("an API key is not empty")
+        return value
+
+    @field_validator("tenant")
+    @classmethod
+    def _sane_tenant(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError("a tenant is 1 to 64 of A-Z a-z 0-9 . _ - and starts with a letter or digit")
+        return value
+
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Settings(BaseSettings):
+    """The gateway's settings; use ``load_settings`` so that errors name where a value came from."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address to listen on. Without API keys only a loopback one is allowed.")
+    port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
+    instances: tuple[InstanceSettings, ...] = Field((), description="Engine instances: a list of {id, url}.")
+    tokenizer: Path | None = Field(
+        None, description="Model folder with tokenizer and chat template; without it prompts are routed by load alone."
+    )
+    state_dir: Path = Field(default_factory=_default_state_dir, description="Folder for what must survive a restart.")
+    salt_secret: SecretStr | None = Field(
+        None,
+        description="Secret that tenant salts are derived from, at least 16 characters; otherwise kept in state_dir.",
+    )
+    api_keys: tuple[ApiKeySettings, ...] = Field(
+        (), description="A list of {key, tenant}; empty is open mode: any key is accepted, on loopback only."
+    )
+    routing_policy: Literal["prefix", "round_robin", "least_load"] = Field(
+        "prefix", description="How instances are chosen."
+    )
+
+    max_body_bytes: int = Field(64 * _MIB, ge=1024, le=1 << 30, description="Longest request body, in bytes.")
+    body_timeout_s: Seconds = Field(60.0, description="Longest time for a client to send its body, in seconds.")
+    connect_timeout_s: Seconds = Field(2.0, description="Longest time to connect to an instance, in seconds.")
+    first_byte_timeout_s: Seconds = Field(
+        600.0, description="Longest wait for the first byte of an instance's answer (queue and prefill), in seconds."
+    )
+    idle_timeout_s: Seconds = Field(120.0, description="Longest silence within an answer, in seconds.")
+    max_attempts: int = Field(3, ge=1, le=16, description="Instances that one request is tried on at most.")
+    retry_budget_ratio: float = Field(
+        0.2, ge=0, le=1, description="Retries allowed per request on average, so that an outage is not multiplied."
+    )
+    health_interval_s: Seconds = Field(1.0, description="Pause between two health checks of an instance, in seconds.")
+    health_timeout_s: Seconds = Field(5.0, description="Longest time for a health check, in seconds.")
+    unhealthy_after: int = Field(
+        3, ge=1, le=100, description="Failed health checks in a row that take an instance out."
+    )
+    shutdown_grace_s: Seconds = Field(
+        10.0, description="Time for running requests to end after a stop signal, in seconds."
+    )
+
+    prefill_tokens_per_s: float = Field(
+        2000.0, gt=0, description="Assumed prefill speed of an instance, tokens per second, for the routing cost."
+    )
+    decode_load_s: float = Field(
+        0.02, ge=0, description="Assumed delay that each running request adds to a new one, in seconds."
+    )
+    route_memory_s: float = Field(
+        10.0,
+        ge=0,
+        le=600,
+        description="How long a fresh routing decision attracts siblings before KV events confirm it.",
+    )
+
+    log_format: Literal["text", "json"] = Field("text", description="How log lines look.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least important level shown."
+    )
+
+    @field_validator("salt_secret")
+    @classmethod
+    def _long_secret(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < _MIN_SECRET_CHARS:
+            raise ValueError(f"a salt secret has at least {_MIN_SECRET_CHARS} characters")
+        return value
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _folder(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_dir():
+            raise ValueError("the tokenizer is a folder that exists, as saved with a Hugging Face model")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for what, values in (
+            ("instance id", [instance.id for instance in self.instances]),
+            ("instance url", [instance.url for instance in self.instances]),
+            ("API key", [key.key.get_secret_value() for key in self.api_keys]),
+        ):
+            if len(set(values)) != len(values):
+                raise ValueError(f"each {what} may appear once")
+        if not self.api_keys and not is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host!r} is not a loopback address and no api_keys are set: anyone on the network could "
+                "use the gateway. Set api_keys, or listen on 127.0.0.1"
+            )
+        return self
+
+    @property
+    def open_mode(self) -> bool:
+        """Whether any API key is accepted."""
+        return not self.api_keys
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        del settings_cls, dotenv_settings, file_secret_settings
+        return env_settings, init_settings
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on can be reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def load_settings(config: Path | None = None) -> Settings:
+    """Read file and environment; raises ``SettingsError`` with one line for each problem."""
+    values = {} if config is None else _read_yaml(config)
+    known = Settings.model_fields
+    problems = [_unknown(str(config), key, key, list(known)) for key in values if key not in known]
+    variables = {f"{PREFIX}{name.upper()}" for name in known}
+    problems += [
+        _unknown("environment", name, name.upper(), sorted(variables))
+        for name in os.environ
+        if name.upper().startswith(PREFIX) and not name.startswith(_OTHERS) and name.upper() not in variables
+    ]
+    if problems:
+        raise SettingsError("\n".join(problems))
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_problem(detail, config) for detail in error.errors())) from None
+    except SourceError as error:
+        raise SettingsError(_not_json(error)) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: can't be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: is not YAML: {error}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise SettingsError(f"{path}: holds a {type(data).__name__}; a mapping of setting names to values is expected")
+    return data
+
+
+def _unknown(source: str, key: str, sought: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(sought, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+    return f"{source}: unknown setting {key}; {hint}"
+
+
+def _problem(detail: Mapping[str, Any], config: Path | None) -> str:
+    loc = detail["loc"]
+    message = detail["msg"].removeprefix("Value error, ")
+    if not loc:
+        return f"settings: {message}"
+    name = str(loc[0])
+    variable = f"{PREFIX}{name.upper()}"
+    from_environment = any(key.upper() == variable for key in os.environ)
+    source = "environment" if from_environment else str(config or "settings")
+    key = ".".join([variable if from_environment else name, *(str(part) for part in loc[1:])])
+    value = detail.get("input")
+    shown = "(hidden)" if {"key", "salt_secret"} & {str(part) for part in loc} else _short(value)
+    return f"{source}: {key} = {shown}: {message}"
+
+
+def _short(value: object) -> str:
+    """The value as text, without what could be a key inside it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(str(key) for key in value) + "}"
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."
+
+
+def _not_json(error: SourceError) -> str:
+    match = re.search(r'field "(\w+)"', str(error))
+    name = f"{PREFIX}{match.group(1).upper()}" if match else "a list setting"
+    return f'environment: {name} is not valid JSON; lists are written as JSON, for example [{{"id": "engine-0", ...}}]'
+
+
+__all__ = ["PREFIX", "ApiKeySettings", "InstanceSettings", "Settings", "is_loopback", "load_settings"]

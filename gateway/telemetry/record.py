@@ -1,0 +1,67 @@
+"""What is noted about one request while it runs; owned by the pipeline, settled once."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Self
+
+from gateway.planner import Plan
+from gateway.types import Operation, RequestId, TenantId, Usage
+from gateway.upstream.relay import Relayed
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    OK = "ok"
+    CLIENT_ERROR = "client_error"  # 4xx, the gateway's or the engine's
+    REFUSED = "refused"  # 503 by the gateway: no instance
+    UPSTREAM_ERROR = "upstream_error"  # the engine answered 5xx, failed, or died within its answer
+    CANCELLED = "cancelled"  # the client went away
+    GATEWAY_ERROR = "gateway_error"  # a bug here
+
+    @classmethod
+    def of_status(cls, status: int) -> Self:
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            return cls("refused")
+        return cls("client_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "upstream_error")
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestRecord:
+    """Times are monotonic seconds. ``route`` is the last attempt's."""
+
+    operation: Operation
+    request_id: RequestId
+    started_s: float
+    tenant: TenantId | None = None
+    model: str | None = None
+    stream: bool = False
+    status: int | None = None
+    outcome: Outcome | None = None
+    detail: str | None = None
+    prompt_tokens: int | None = None
+    plan: Plan | None = None
+    attempts: int = 0
+    route: str = ""
+    first_byte_s: float | None = None
+    usage: Usage | None = None
+
+    def planned(self, plan: Plan) -> None:
+        self.attempts += 1
+        self.plan = plan
+        self.route = plan.route(self.attempts)
+
+    def relayed(self, relayed: Relayed) -> None:
+        self.status = relayed.status
+        self.usage = relayed.usage
+        self.detail = relayed.failure
+        if relayed.failure is not None or relayed.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.outcome = Outcome.UPSTREAM_ERROR
+        elif relayed.status >= HTTPStatus.BAD_REQUEST:
+            self.outcome = Outcome.CLIENT_ERROR
+        else:
+            self.outcome = Outcome.OK
+
+
+__all__ = ["Outcome", "RequestRecord"]

@@ -1,0 +1,81 @@
+"""The end of a request as numbers and as one wide log line."""
+
+import logging
+from collections import Counter
+from time import monotonic
+
+from gateway.telemetry.logs import FIELDS
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.record import Outcome, RequestRecord
+from kvcontrol.core.ids import InstanceId
+
+_log = logging.getLogger("gateway.request")
+
+
+class Telemetry:
+    """Writes metrics and the request log; also the meter of the event feeds."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self.outcomes: Counter[Outcome] = Counter()
+
+    def settle(self, record: RequestRecord) -> None:
+        """Account one finished request."""
+        outcome = record.outcome or Outcome.GATEWAY_ERROR
+        now_s = monotonic()
+        metrics = self._metrics
+        self.outcomes[outcome] += 1
+        metrics.requests.labels(record.operation, outcome).inc()
+        metrics.duration.labels(record.operation).observe(now_s - record.started_s)
+        if record.first_byte_s is not None:
+            metrics.first_byte.labels(record.operation).observe(record.first_byte_s - record.started_s)
+        if record.plan is not None:
+            decision = record.plan.decision
+            metrics.routing.labels(record.plan.policy, decision.basis, decision.reason).inc()
+            metrics.matched_tokens.inc(record.plan.matched_tokens)
+        if record.usage is not None:
+            metrics.prompt_tokens.inc(record.usage.prompt_tokens)
+            metrics.completion_tokens.inc(record.usage.completion_tokens)
+            metrics.cached_tokens.inc(record.usage.cached_tokens or 0)
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("%s %s", record.operation, outcome, extra={FIELDS: _fields(record, now_s)})
+
+    def retried(self, cause: str) -> None:
+        self._metrics.retries.labels(cause).inc()
+
+    def events(self, instance: InstanceId, applied: int, undecodable: int) -> None:
+        self._metrics.events.labels(instance).inc(applied)
+        if undecodable:
+            self._metrics.undecodable.labels(instance).inc(undecodable)
+
+    def resync(self, instance: InstanceId, reason: str) -> None:
+        self._metrics.resyncs.labels(instance, reason).inc()
+
+    def loop_failed(self, name: str) -> None:
+        self._metrics.loop_failures.labels(name.partition(":")[0]).inc()
+
+
+def _fields(record: RequestRecord, now_s: float) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "request_id": record.request_id,
+        "tenant": record.tenant,
+        "model": None if record.model is None else record.model[:64],
+        "stream": record.stream,
+        "status": record.status,
+        "detail": record.detail,
+        "seconds": round(now_s - record.started_s, 4),
+        "first_byte_s": None if record.first_byte_s is None else round(record.first_byte_s - record.started_s, 4),
+    }
+    if record.plan is not None:
+        fields |= {"instance": record.plan.instance.id, "route": record.route, "attempts": record.attempts}
+    fields["fingerprint_tokens"] = record.prompt_tokens
+    if record.usage is not None:
+        fields |= {
+            "prompt_tokens": record.usage.prompt_tokens,
+            "completion_tokens": record.usage.completion_tokens,
+            "cached_tokens": record.usage.cached_tokens,
+        }
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+__all__ = ["Telemetry"]

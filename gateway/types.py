@@ -1,0 +1,38 @@
+"""Names and values that cross the gateway's rooms."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+TenantId = NewType("TenantId", str)
+"""Who pays for a request and whose cached blocks it may reuse."""
+
+RequestId = NewType("RequestId", str)
+"""The client's ``x-request-id`` when it is sane, otherwise one of ours."""
+
+
+class Operation(StrEnum):
+    """What an inference request asks for; the value is what metrics and logs call it."""
+
+    CHAT = "chat_completions"
+    COMPLETIONS = "completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """An authenticated caller. ``salt`` roots its block hashes and is known to the gateway and the engines alone."""
+
+    id: TenantId
+    salt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens as the engine counted them; ``cached_tokens`` is None where it doesn't say."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+__all__ = ["Operation", "RequestId", "Tenant", "TenantId", "Usage"]

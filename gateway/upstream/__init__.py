@@ -1,0 +1,17 @@
+"""Talking to engine instances: requests, their answers, and the KV events that they publish."""
+
+from gateway.upstream.client import FailureKind, UpstreamClient, UpstreamFailureError, UpstreamResponse
+from gateway.upstream.event_feed import EventFeed
+from gateway.upstream.relay import Relayed, relay
+from gateway.upstream.retry import RetryBudget
+
+__all__ = [
+    "EventFeed",
+    "FailureKind",
+    "Relayed",
+    "RetryBudget",
+    "UpstreamClient",
+    "UpstreamFailureError",
+    "UpstreamResponse",
+    "relay",
+]

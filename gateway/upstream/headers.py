@@ -1,0 +1,65 @@
+"""Which headers cross the gateway.
+
+End-to-end headers do, unknown ones included. Never crossing: hop-by-hop headers (RFC 9110 section 7.6.1) and those that
+``Connection`` names; ``x-kvgate-*`` from either side; towards the engine also ``Authorization`` (the gateway's own) and
+``Accept-Encoding`` (answers are looked into, so they are asked for uncompressed).
+"""
+
+from collections.abc import Iterable
+
+Header = tuple[bytes, bytes]
+
+_OWN_PREFIX = b"x-kvgate-"
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_NOT_TO_ENGINE = _HOP_BY_HOP | {
+    b"accept-encoding",
+    b"authorization",
+    b"content-length",
+    b"expect",
+    b"host",
+    b"x-request-id",
+}
+_NOT_TO_CLIENT = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-request-id"}
+
+
+def towards_engine(headers: Iterable[Header]) -> list[tuple[str, str]]:
+    """Return what an engine is sent of a client's headers (lower-case names)."""
+    return [(name.decode("latin-1"), _text(value)) for name, value in _crossing(headers, _NOT_TO_ENGINE)]
+
+
+def towards_client(headers: Iterable[Header]) -> list[Header]:
+    """Return what a client is sent of an engine's headers."""
+    return _crossing(headers, _NOT_TO_CLIENT)
+
+
+def _crossing(headers: Iterable[Header], dropped: frozenset[bytes]) -> list[Header]:
+    lowered = [(name.lower(), value) for name, value in headers]
+    named = {token.strip().lower() for name, value in lowered if name == b"connection" for token in value.split(b",")}
+    return [
+        (name, value)
+        for name, value in lowered
+        if name not in dropped and name not in named and not name.startswith(_OWN_PREFIX)
+    ]
+
+
+def _text(value: bytes) -> str:
+    """The client library writes header values as UTF-8, so this is what brings the same bytes out again."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+__all__ = ["Header", "towards_client", "towards_engine"]

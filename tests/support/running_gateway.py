@@ -1,0 +1,96 @@
+"""The whole gateway on a real loopback socket, inside the test's own event loop."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import uvicorn
+
+from gateway.app import build_app
+from gateway.settings import Settings
+
+DEADLINE_S = 20.0
+
+
+class RunningGateway:
+    """Where it listens, and a session to talk to it."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.session = session
+
+    def post(self, path: str, body: Any, **headers: str) -> Any:
+        """Return aiohttp's request context; ``x_script`` becomes the header ``x-script``."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if isinstance(body, bytes):
+            return self.session.post(self.url + path, data=body, headers={"content-type": "application/json"} | named)
+        return self.session.post(self.url + path, json=body, headers=named)
+
+    def get(self, path: str, **headers: str) -> Any:
+        return self.session.get(self.url + path, headers=headers)
+
+    async def metric(self, line: str) -> float:
+        """Return one series' value, 0 when it doesn't exist; ``line`` is the name with its labels."""
+        async with self.get("/metrics") as answer:
+            text = await answer.text()
+        return next(
+            (float(each.rpartition(" ")[2]) for each in text.splitlines() if each.rpartition(" ")[0] == line), 0.0
+        )
+
+    async def usable(self, count: int) -> None:
+        """Wait until so many instances are usable."""
+
+        async def there() -> bool:
+            async with self.get("/readyz") as answer:
+                return (await answer.json())["usable"] == count
+
+        await eventually(there)
+
+
+async def eventually(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> None:
+    """Ask again and again until ``condition`` (plain or async) holds; fails after a generous deadline."""
+    async with asyncio.timeout(deadline_s):
+        while True:
+            answer = condition()
+            if await answer if asyncio.iscoroutine(answer) else answer:
+                return
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def running_gateway(state_dir: Path, **settings: Any) -> AsyncIterator[RunningGateway]:
+    """Run a gateway with these settings, health checks every 50 ms, while the block runs."""
+    values = {"health_interval_s": 0.05, "state_dir": state_dir, "connect_timeout_s": 1.0} | settings
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            build_app(Settings(**values)),
+            http="httptools",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+    )
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await eventually(lambda: server.started or task.done())
+        if task.done():
+            task.result()
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+            yield RunningGateway(f"http://127.0.0.1:{listener.getsockname()[1]}", session)
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(task, DEADLINE_S)
+        listener.close()
+
+
+__all__ = ["DEADLINE_S", "RunningGateway", "eventually", "running_gateway"]

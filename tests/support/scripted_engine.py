@@ -1,0 +1,288 @@
+"""An OpenAI-like engine on a real loopback socket that does what a request's ``x-script`` header tells it.
+
+The header is JSON with the fields of ``Script``. Without one the engine answers like LMDeploy: a few tokens, usage with
+``cached_tokens`` out of its scripted cache, KV events, ``/kv/v1``.
+"""
+
+import asyncio
+import contextlib
+import gzip
+import json
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from kvcontrol.core import CacheIdentity
+from kvcontrol.core.control import CACHE_SALT_HEADER, InstanceStats, LoadStats, PrefixCacheStats
+from tests.support.scripted_cache import ScriptedCache
+
+MODEL = "scripted"
+IDENTITY = CacheIdentity(model=MODEL, revision="r1", kv_dtype="float32", block_size_tokens=16)
+Encode = Callable[[Sequence[dict[str, Any]]], Sequence[int]]
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request is to experience."""
+
+    status: int = 200
+    error: str = "lmdeploy"  # shape of an error body: lmdeploy, openai, detail, html
+    retry_after: str | None = None
+    ttft_s: float = 0.0
+    chunks: int = 4
+    chunk_s: float = 0.0
+    text: str = "tok"
+    die_after: int | None = None  # drop the connection after so many chunks; 0 before any byte
+    stall_after: int | None = None  # say nothing more after so many chunks
+    no_done: bool = False
+    split: int | None = None  # bytes per TCP write
+    crlf: bool = False
+    no_space: bool = False
+    gzip: bool = False
+    error_event: bool = False
+
+
+class ScriptedEngine:
+    """State and counters of one engine; ``started`` runs it."""
+
+    def __init__(self, *, kv: bool = True, encode: Encode | None = None, model: str = MODEL) -> None:
+        self.kv = kv
+        self.model = model
+        self.encode = encode
+        self.healthy = True
+        self.cache: ScriptedCache | None = None
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
+        self.active = 0
+        self.aborted = 0
+        self.extra_card: dict[str, Any] = {}
+        self.default = Script()
+        self.url = ""
+
+    async def reply(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.bodies.append(body)
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        said = json.loads(body)
+        self.requests.append(said)
+        raw = request.headers.get("x-script")
+        script = self.default if raw is None else msgspec.json.decode(raw, type=Script)
+        self.active += 1
+        try:
+            return await self._play(request, said, script)
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.aborted += 1
+            raise
+        finally:
+            self.active -= 1
+
+    async def _play(self, request: web.Request, said: dict[str, Any], script: Script) -> web.StreamResponse:
+        await asyncio.sleep(script.ttft_s)
+        if script.die_after == 0:
+            _drop(request)
+            return web.Response()
+        if script.status >= 400:
+            return _failure(script)
+        tokens = self._tokens(said)
+        salt = request.headers.get(CACHE_SALT_HEADER, "")
+        cached = 0
+        if self.cache is not None and tokens:
+            cached = self.cache.find(tokens, salt)
+            await self.cache.store(tokens, salt)
+        usage = {
+            "prompt_tokens": len(tokens) or 7,
+            "completion_tokens": script.chunks,
+            "total_tokens": (len(tokens) or 7) + script.chunks,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        if said.get("stream"):
+            return await self._stream(request, said, script, usage)
+        answer = _whole(request.path, self.model, script, usage)
+        data = json.dumps(answer, ensure_ascii=False).encode()
+        if script.gzip:
+            return web.Response(
+                body=gzip.compress(data), headers={"content-encoding": "gzip"}, content_type="application/json"
+            )
+        if script.die_after is not None:
+            response = web.StreamResponse(
+                headers={"content-type": "application/json", "content-length": str(len(data))}
+            )
+            await response.prepare(request)
+            await response.write(data[: len(data) // 2])
+            _drop(request)
+            return response
+        return web.Response(body=data, content_type="application/json", headers={"x-engine-note": "kept"})
+
+    async def _stream(
+        self, request: web.Request, said: dict[str, Any], script: Script, usage: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+        if script.gzip:
+            response.headers["content-encoding"] = "gzip"
+        compressor = zlib.compressobj(wbits=31)
+        await response.prepare(request)
+        for number, plain in enumerate(events(request.path, self.model, said, script, usage)):
+            event = plain
+            if script.die_after == number:
+                _drop(request)
+                return response
+            if script.stall_after == number:
+                await asyncio.sleep(3600)
+            size = script.split or len(event)
+            if script.gzip:
+                event = compressor.compress(event) + compressor.flush(zlib.Z_SYNC_FLUSH)
+                size = len(event)
+            for start in range(0, len(event), size):
+                await response.write(event[start : start + size])
+                if script.split:
+                    await asyncio.sleep(0)
+            await asyncio.sleep(script.chunk_s)
+        if script.gzip:
+            await response.write(compressor.flush())
+        await response.write_eof()
+        return response
+
+    def _tokens(self, said: dict[str, Any]) -> list[int]:
+        prompt = said.get("prompt")
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+            return prompt
+        if "messages" in said and self.encode is not None:
+            return list(self.encode(said["messages"]))
+        return []
+
+    async def health(self, request: web.Request) -> web.Response:
+        del request
+        return web.json_response(
+            {"status": "healthy" if self.healthy else "unhealthy"}, status=200 if self.healthy else 503
+        )
+
+    async def models(self, request: web.Request) -> web.Response:
+        del request
+        card = {"id": self.model, "object": "model", "created": 1, "owned_by": "lmdeploy", "max_model_len": 8192}
+        return web.json_response({"object": "list", "data": [card | self.extra_card]})
+
+    async def stats(self, request: web.Request) -> web.Response:
+        del request
+        if self.cache is None:
+            raise web.HTTPNotFound
+        stats = InstanceStats(
+            epoch=self.cache.epoch,
+            engine="scripted",
+            engine_version="1",
+            device="cpu",
+            started_at_s=time.time(),
+            context_length_tokens=8192,
+            identity=self.cache.identity,
+            events=self.cache.events,
+            tiers={},
+            load=LoadStats(running=self.active, waiting=0, max_batch_size=8),
+            prefix_cache=PrefixCacheStats(query_tokens=0, hit_tokens=0),
+        )
+        return web.Response(body=msgspec.json.encode(stats), content_type="application/json")
+
+    async def snapshot(self, request: web.Request) -> web.Response:
+        del request
+        if self.cache is None:
+            raise web.HTTPNotFound
+        return web.Response(body=msgspec.json.encode(self.cache.snapshot()), content_type="application/json")
+
+    @asynccontextmanager
+    async def started(self, port: int = 0) -> AsyncIterator["ScriptedEngine"]:
+        """Listen while the block runs; a second start on the same port is a restart with an empty cache."""
+        if self.kv:
+            self.cache = ScriptedCache(IDENTITY)
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_post("/v1/chat/completions", self.reply)
+        app.router.add_post("/v1/completions", self.reply)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/kv/v1/stats", self.stats)
+        app.router.add_get("/kv/v1/snapshot", self.snapshot)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+            if self.cache is not None:
+                await self.cache.close()
+                self.cache = None
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+def events(path: str, model: str, said: dict[str, Any], script: Script, usage: dict[str, Any]) -> list[bytes]:
+    """The stream's events as LMDeploy writes them."""
+    asked = bool((said.get("stream_options") or {}).get("include_usage"))
+    end = "\r\n\r\n" if script.crlf else "\n\n"
+    lead = "data:" if script.no_space else "data: "
+
+    def event(data: object) -> bytes:
+        text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+        return f"{lead}{text}{end}".encode()
+
+    def chunk(choices: list[Any], tokens: dict[str, Any] | None) -> dict[str, Any]:
+        data: dict[str, Any] = {"id": "cmpl-1", "object": "chat.completion.chunk", "created": 1, "model": model}
+        data["choices"] = choices
+        if asked:
+            data["usage"] = tokens
+        return data
+
+    out = []
+    for number in range(script.chunks):
+        reason = "stop" if number == script.chunks - 1 else None
+        word = f"{script.text}{number}"
+        choice = {"index": 0, "finish_reason": reason}
+        choice |= {"delta": {"role": "assistant", "content": word}} if "chat" in path else {"text": word}
+        out.append(event(chunk([choice], None)))
+    if script.error_event:
+        out.append(
+            event({"error": {"message": "engine broke", "type": "server_error", "code": 500, "object": "error"}})
+        )
+    elif asked:
+        out.append(event(chunk([], usage)))
+    if not script.no_done:
+        out.append(event("[DONE]"))
+    return out
+
+
+def _whole(path: str, model: str, script: Script, usage: dict[str, Any]) -> dict[str, Any]:
+    text = "".join(f"{script.text}{number}" for number in range(script.chunks))
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+    choice |= {"message": {"role": "assistant", "content": text}} if "chat" in path else {"text": text}
+    kind = "chat.completion" if "chat" in path else "text_completion"
+    return {"id": "cmpl-1", "object": kind, "created": 1, "model": model, "choices": [choice], "usage": usage}
+
+
+def _failure(script: Script) -> web.Response:
+    headers = {} if script.retry_after is None else {"retry-after": script.retry_after}
+    message = f"scripted {script.status}"
+    match script.error:
+        case "openai":
+            data: Any = {"error": {"message": message, "type": "t", "param": None, "code": "c"}}
+        case "detail":
+            data = {"detail": [{"type": "missing", "loc": ["body", "messages"], "msg": "Field required"}]}
+        case "html":
+            return web.Response(text="<h1>no</h1>", status=script.status, content_type="text/html", headers=headers)
+        case _:
+            data = {"message": message, "type": "engine_said", "code": script.status, "param": None, "object": "error"}
+    return web.json_response(data, status=script.status, headers=headers)
+
+
+def _drop(request: web.Request) -> None:
+    if request.transport is not None:
+        with contextlib.suppress(OSError):
+            request.transport.abort()
+
+
+__all__ = ["IDENTITY", "MODEL", "Script", "ScriptedEngine", "events"]
