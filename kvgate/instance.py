@@ -15,6 +15,8 @@ from kvgate.ports import LOOPBACK
 CPU_BLOCK_TOKENS = 16
 CUDA_BLOCK_TOKENS = 64
 HEALTH_PATH = "/health"
+CPU_KV_SHARE = 0.8
+"""LMDeploy never takes all of what it is told is free; what the user asked for is this share of what it is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,8 @@ class Instance:
             "--max-batch-size": limits.max_batch_size,
             "--session-len": limits.context_tokens,
         }
+        if self.gpu is None and limits.kv_bytes is not None:
+            optional["--cache-max-entry-count"] = CPU_KV_SHARE
         options |= {name: value for name, value in optional.items() if value is not None}
         launch = (sys.executable, "-m", "engines.lmdeploy.launch", "serve", "api_server", str(self.model.folder))
         pairs = (str(word) for pair in options.items() for word in pair)
@@ -88,7 +92,7 @@ class Instance:
         if self.limits.cpu_threads is not None:
             told["KVGATE_ENGINE_CPU_THREADS"] = str(self.limits.cpu_threads)
         if self.limits.kv_bytes is not None:
-            told["KVGATE_ENGINE_CPU_KV_BYTES"] = str(self.limits.kv_bytes)
+            told["KVGATE_ENGINE_CPU_KV_BYTES"] = str(int(self.limits.kv_bytes / CPU_KV_SHARE))
         return {name: value for name, value in base.items() if name != "KVGATE_API_KEYS"} | told
 
 

@@ -51,6 +51,9 @@ def tiny_model(name: str | None = None) -> Model:
     folder = cache_dir() / tiny.NAME
     try:
         if not folder.exists():
+            from transformers.utils import logging
+
+            logging.disable_progress_bar()  # one file of 0.6 MB
             with output.status("Making the tiny model"):
                 tiny.build_tiny(folder)
             output.print(f"Made the tiny model in {folder}", soft_wrap=True)

@@ -1,0 +1,183 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvgate.failure import CommandError
+from kvgate.instance import EngineLimits, Instance
+from kvgate.machine import Gpu
+from kvgate.model import Model
+from kvgate.stack import (
+    LEAST_KV_BYTES,
+    MOST_KV_BYTES,
+    TINY_KV_BYTES,
+    ApiKey,
+    GatewayOptions,
+    Routing,
+    engine_specs,
+    gateway_spec,
+    need_keys_beyond_loopback,
+    plan_instances,
+)
+
+MODEL = Model(folder=Path("/models/m"), name="m")
+TINY = Model(folder=Path("/models/tiny"), name="tiny", is_tiny=True)
+GPUS = [Gpu(selector="0", name="H100"), Gpu(selector="1", name="H100")]
+SOCKETS = Path("/tmp/s")  # noqa: S108 - only named, never made
+
+
+def options(host: str = "127.0.0.1", keys: tuple[ApiKey, ...] = ()) -> GatewayOptions:
+    return GatewayOptions(host=host, port=8000, api_keys=keys, routing=Routing.PREFIX, state_dir=Path("/state"))
+
+
+def after(command: tuple[str, ...], option: str) -> str:
+    return command[command.index(option) + 1]
+
+
+def test_every_instance_has_ports_and_a_socket_of_its_own() -> None:
+    instances = plan_instances(MODEL, 4, [], EngineLimits(), SOCKETS)
+    ports = [port for each in instances for port in (each.port, each.events_port, each.replay_port)]
+    assert len(set(ports)) == 12
+    assert len({each.control_endpoint for each in instances}) == 4
+
+
+@pytest.mark.parametrize("count", [0, -1, 65])
+def test_an_odd_number_of_instances_is_refused(count: int) -> None:
+    with pytest.raises(CommandError, match=f"--instances is {count}; it is a number from 1 to 64"):
+        plan_instances(MODEL, count, [], EngineLimits(), SOCKETS)
+
+
+def test_gpus_are_dealt_round_robin_and_those_on_one_share_its_memory() -> None:
+    instances = plan_instances(MODEL, 3, GPUS, EngineLimits(), SOCKETS)
+    assert [each.environment({})["CUDA_VISIBLE_DEVICES"] for each in instances] == ["0", "1", "0"]
+    assert {after(each.command(), "--cache-max-entry-count") for each in instances} == {"0.4"}
+    assert {after(each.command(), "--cache-block-seq-len") for each in instances} == {"64"}
+
+
+def test_without_a_gpu_none_is_visible_and_blocks_are_small() -> None:
+    instance = plan_instances(MODEL, 1, [], EngineLimits(), SOCKETS)[0]
+    assert instance.environment({"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == ""
+    assert after(instance.command(), "--cache-block-seq-len") == "16"
+    assert "--enable-prefix-caching" in instance.command()
+
+
+def test_cpu_memory_is_shared_out_within_bounds() -> None:
+    limits = plan_instances(MODEL, 2, [], EngineLimits(), SOCKETS)[0].limits
+    assert limits.kv_bytes is not None
+    assert LEAST_KV_BYTES <= limits.kv_bytes <= MOST_KV_BYTES
+    assert plan_instances(TINY, 2, [], EngineLimits(), SOCKETS)[0].limits.kv_bytes == TINY_KV_BYTES
+
+
+def test_what_the_user_says_about_memory_is_what_the_engine_is_told() -> None:
+    by_bytes = plan_instances(MODEL, 1, [], EngineLimits(kv_bytes=800), SOCKETS)[0]
+    told = int(by_bytes.environment({})["KVGATE_ENGINE_CPU_KV_BYTES"])
+    assert told * float(after(by_bytes.command(), "--cache-max-entry-count")) == 800
+    by_blocks = plan_instances(MODEL, 1, [], EngineLimits(kv_blocks=99), SOCKETS)[0]
+    assert after(by_blocks.command(), "--num-gpu-blocks") == "99"
+    assert "KVGATE_ENGINE_CPU_KV_BYTES" not in by_blocks.environment({})
+
+
+def test_an_amount_on_a_gpu_and_a_share_on_a_cpu_are_refused() -> None:
+    with pytest.raises(CommandError, match="on a GPU is a share"):
+        plan_instances(MODEL, 1, GPUS, EngineLimits(kv_bytes=1), SOCKETS)
+    with pytest.raises(CommandError, match="on a CPU is an amount"):
+        plan_instances(MODEL, 1, [], EngineLimits(kv_share=0.5), SOCKETS)
+
+
+def test_lmdeploys_own_parser_takes_the_command_line(tmp_path: Path) -> None:
+    limits = EngineLimits(
+        block_tokens=32, kv_blocks=99, kv_share=0.5, max_batch_size=7, context_tokens=512, cpu_threads=1
+    )
+    instance = Instance(
+        model=Model(folder=tmp_path / "m", name="m"),
+        port=1,
+        events_port=2,
+        replay_port=3,
+        control_endpoint="ipc:///s",
+        gpu=GPUS[0],
+        limits=limits,
+    )
+    arguments = instance.command()[3:]
+    code = (
+        "import sys; from lmdeploy.cli.entrypoint import CLI\n"
+        "from lmdeploy.cli.serve import SubCliServe\n"
+        "SubCliServe.add_parsers()\n"
+        "a = CLI.parser.parse_args(sys.argv[1:])\n"
+        "print(a.model_path, a.server_name, a.server_port, a.model_name, a.backend, a.cache_block_seq_len,\n"
+        "      a.num_gpu_blocks, a.cache_max_entry_count, a.max_batch_size, a.session_len, a.enable_prefix_caching)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout.split() == f"{tmp_path}/m 127.0.0.1 1 m pytorch 32 99 0.5 7 512 True".split(), done.stderr
+
+
+def test_options_for_lmdeploy_come_last_so_that_they_win() -> None:
+    instance = Instance(
+        model=MODEL,
+        port=1,
+        events_port=2,
+        replay_port=3,
+        control_endpoint="ipc:///s",
+        gpu=None,
+        extra=("--log-level", "INFO"),
+    )
+    assert instance.command()[-2:] == ("--log-level", "INFO")
+
+
+def test_engines_never_see_api_keys() -> None:
+    specs = engine_specs(
+        plan_instances(MODEL, 1, [], EngineLimits(), SOCKETS), {"KVGATE_API_KEYS": "secret", "PATH": "/"}
+    )
+    assert "secret" not in specs[0].environment.values()
+    assert specs[0].environment["PATH"] == "/"
+
+
+def test_the_gateway_is_told_of_every_instance_and_key() -> None:
+    instances = plan_instances(MODEL, 2, [], EngineLimits(), SOCKETS)
+    spec = gateway_spec(options(keys=(ApiKey(key="sk-1", tenant="acme"),)), instances, {})
+    assert json.loads(spec.environment["KVGATE_INSTANCES"]) == [
+        {"id": "engine-0", "url": instances[0].url},
+        {"id": "engine-1", "url": instances[1].url},
+    ]
+    assert json.loads(spec.environment["KVGATE_API_KEYS"]) == [{"key": "sk-1", "tenant": "acme"}]
+    assert spec.environment["KVGATE_TOKENIZER"] == "/models/m"
+    assert spec.ready_url == "http://127.0.0.1:8000/readyz"
+
+
+def test_the_gateways_own_settings_take_what_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gateway.settings import load_settings
+
+    model = Model(folder=tmp_path, name="m")
+    instances = plan_instances(model, 2, [], EngineLimits(), SOCKETS)
+    spec = gateway_spec(options(keys=(ApiKey(key="sk-1", tenant="acme"),)), instances, {})
+    for name, value in spec.environment.items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    assert [instance.id for instance in settings.instances] == ["engine-0", "engine-1"]
+    assert settings.api_keys[0].tenant == "acme"
+    assert settings.routing_policy == "prefix"
+    assert settings.port == 8000
+
+
+def test_a_gateway_for_the_network_needs_a_key() -> None:
+    with pytest.raises(CommandError, match=r"--host 0\.0\.0\.0 is reachable from other machines"):
+        need_keys_beyond_loopback(options("0.0.0.0"), {})  # noqa: S104
+    need_keys_beyond_loopback(options("0.0.0.0", (ApiKey(key="k", tenant="t"),)), {})  # noqa: S104
+    need_keys_beyond_loopback(options("0.0.0.0"), {"KVGATE_API_KEYS": "[...]"})  # noqa: S104
+    need_keys_beyond_loopback(options("::1"), {})
+
+
+@pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000")])  # noqa: S104
+def test_where_this_machine_reaches_a_gateway_that_listens_everywhere(host: str, url: str) -> None:
+    assert options(host).url == url
+
+
+def test_api_keys_as_people_type_them() -> None:
+    assert ApiKey.parse("sk-1") == ApiKey(key="sk-1", tenant="default")
+    assert ApiKey.parse("acme:sk-1") == ApiKey(key="sk-1", tenant="acme")
+    for bad in ("", ":", "acme:", ":sk-1", " "):
+        with pytest.raises(CommandError, match="--api-key is empty"):
+            ApiKey.parse(bad)
