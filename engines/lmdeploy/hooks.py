@@ -2,7 +2,8 @@
 
 A function per purpose returns its hooks; ``patching.install`` checks a table as a whole before it changes anything.
 The replacements live beside their subject (``cpu/``, ``lifeline.py``, ``events.py``, …); this file holds names and
-signatures only, and imports them when a table is asked for, since most of them need LMDeploy.
+signatures only. Asking for a table imports torch, never LMDeploy: that is for ``install``, once torch is as LMDeploy
+wants it.
 """
 
 from engines.lmdeploy.cpu.resources import CpuResources
@@ -19,15 +20,22 @@ _MESSAGES = "lmdeploy.messages"
 
 
 def cpu_hooks(resources: CpuResources) -> list[Hook]:
-    """All that LMDeploy's PyTorch engine needs to run where ``torch.cuda.is_available()`` is False."""
-    return [*_torch_cuda_hooks(resources), *_configuration_hooks(), *_engine_hooks(resources)]
+    """What LMDeploy's PyTorch engine needs to run where CUDA is absent; installed after ``torch_hooks``."""
+    return [*_configuration_hooks(), *_engine_hooks(resources)]
 
 
-def _torch_cuda_hooks(resources: CpuResources) -> list[Hook]:
-    from engines.lmdeploy.cpu import device
+def torch_hooks(resources: CpuResources) -> list[Hook]:
+    """What LMDeploy expects of torch; installed before LMDeploy is imported, whose decorators use some of it."""
+    from engines.lmdeploy.cpu import compiler, device
 
     a_device = "(device: torch.device | str | int | None = None)"
     return [
+        Hook(
+            target="torch:compile",
+            signature=None,  # its keywords change with each torch; the stand-in takes them all
+            replace=compiler.uncompiled,
+            why="it needs a C++ compiler, and seconds for its import alone",
+        ),
         Hook(
             target="torch.cuda:Stream",
             signature="(device=None, priority=0, **kwargs)",
@@ -135,23 +143,14 @@ def _configuration_hooks() -> list[Hook]:
 
 
 def _engine_hooks(resources: CpuResources) -> list[Hook]:
-    from engines.lmdeploy.cpu import agent, backend, cache, rotary
+    from engines.lmdeploy.cpu import agent, cache, selection
 
     return [
         Hook(
             target="lmdeploy.pytorch.backends.selector:_get_backend",
             signature="() -> type[lmdeploy.pytorch.backends.base.OpsBackend]",
-            replace=backend.select,
+            replace=selection.select,
             why="the operators of the device cpu",
-        ),
-        Hook(
-            target="lmdeploy.pytorch.backends.default.rotary_embedding:_rotary_embedding_fwd",
-            signature=(
-                "(position_ids: torch.Tensor, inv_freq: torch.Tensor, scaling_factor: float, mscale: float = None, "
-                "dtype: torch.dtype = None, device_type: torch.device = None)"
-            ),
-            replace=rotary.uncompiled,
-            why="torch.compile needs a C++ compiler and ten seconds",
         ),
         Hook(
             target=f"{_CACHE_ENGINE}.engine:CacheEngine.allocate_gpu_cache",
@@ -359,4 +358,24 @@ def server_hooks() -> list[Hook]:
     ]
 
 
-__all__ = ["cpu_hooks", "event_hooks", "lifeline_hooks", "server_hooks", "tenant_hooks"]
+def all_hooks(resources: CpuResources) -> list[Hook]:
+    """Every hook of every table, for the contract tests."""
+    return [
+        *torch_hooks(resources),
+        *cpu_hooks(resources),
+        *lifeline_hooks(),
+        *event_hooks(),
+        *tenant_hooks(),
+        *server_hooks(),
+    ]
+
+
+__all__ = [
+    "all_hooks",
+    "cpu_hooks",
+    "event_hooks",
+    "lifeline_hooks",
+    "server_hooks",
+    "tenant_hooks",
+    "torch_hooks",
+]

@@ -7,7 +7,6 @@ LMDeploy runs its engine in a *spawned* child process, which executes this modul
 CUDA nothing of the CPU back end is touched.
 """
 
-import multiprocessing
 import socket
 import sys
 from collections.abc import Sequence
@@ -24,8 +23,11 @@ class LaunchError(RuntimeError):
     """The instance can't be started; the message says why in one line."""
 
 
-def prepare() -> None:
-    """Install every hook that this process needs; raises before anything is changed."""
+def prepare(*, serving: bool) -> None:
+    """Install every hook that this process needs; ``serving`` is for the one that answers HTTP.
+
+    Raises before anything is changed.
+    """
     require_known_good()
     settings = EngineSettings.load()
     import torch
@@ -37,7 +39,7 @@ def prepare() -> None:
     from engines.lmdeploy.hooks import event_hooks, lifeline_hooks, server_hooks, tenant_hooks
 
     hooks = [*lifeline_hooks(), *event_hooks(), *tenant_hooks()]
-    if multiprocessing.parent_process() is None:  # the spawned engine process serves no HTTP
+    if serving:
         hooks += server_hooks()
     install(hooks)
 
@@ -91,7 +93,7 @@ if __name__ in {"__main__", "__mp_main__"}:
     try:
         if __name__ == "__mp_main__":
             follow_parent()
-        prepare()
+        prepare(serving=__name__ == "__main__")
         if __name__ == "__main__":
             main()
     except (LaunchError, SettingsError, IncompatibleEngineError, HookMismatchError) as refusal:

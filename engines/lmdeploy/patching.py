@@ -62,8 +62,8 @@ def signature_of(original: Any) -> str:
         return f"<none: {error}>"
 
 
-def install(hooks: Sequence[Hook]) -> None:
-    """Check all hooks, then install them in order.
+def install(hooks: Sequence[Hook]) -> Callable[[], None]:
+    """Check all hooks, then install them in order; the function returned takes them out again.
 
     Raises ``HookMismatchError`` and changes nothing when any doesn't fit. A target may be hooked more than once in one
     call (each wraps the one before); installing the same table twice would wrap twice, so callers do it once.
@@ -71,13 +71,25 @@ def install(hooks: Sequence[Hook]) -> None:
     problems = [problem for hook in hooks if (problem := problem_of(hook)) is not None]
     if problems:
         raise HookMismatchError(problems)
+    replaced: list[tuple[Any, str, Any, Any]] = []
     for hook in hooks:
         owner, name = _locate(hook.target)
         original = _raw(owner, name)
         replacement = hook.replace(original)
-        setattr(owner, name, replacement)
-        if inspect.ismodule(owner):
-            _rebind(original, replacement)
+        _set(owner, name, original, replacement)
+        replaced.append((owner, name, original, replacement))
+
+    def undo() -> None:
+        for owner, name, original, replacement in reversed(replaced):
+            _set(owner, name, replacement, original)
+
+    return undo
+
+
+def _set(owner: Any, name: str, old: Any, new: Any) -> None:
+    setattr(owner, name, new)
+    if inspect.ismodule(owner):
+        _rebind(old, new)
 
 
 def _locate(target: str) -> tuple[Any, str]:

@@ -22,7 +22,7 @@ def activate(resources: CpuResources | None = None) -> None:
     global _active  # noqa: PLW0603
     import torch
 
-    from engines.lmdeploy.hooks import cpu_hooks
+    from engines.lmdeploy.hooks import cpu_hooks, torch_hooks
 
     if _active is not None:
         if resources is not None and resources != _active:
@@ -32,7 +32,12 @@ def activate(resources: CpuResources | None = None) -> None:
         raise CpuActivationError("CUDA is available here: the CPU back end replaces parts of torch.cuda and is refused")
     require_known_good()
     wanted = resources or CpuResources.of_this_machine()
-    install(cpu_hooks(wanted))
+    undo = install(torch_hooks(wanted))
+    try:
+        install(cpu_hooks(wanted))
+    except BaseException:
+        undo()
+        raise
     # The model computes on a thread of its own (agent.py); a second team of OpenMP workers would only get in its way.
     torch.set_num_threads(1)
     _active = wanted

@@ -4,13 +4,11 @@ Norms, embeddings and most of the rest are LMDeploy's own default (plain torch) 
 attention and seeded sampling.
 """
 
-from functools import wraps
 from typing import Any
 
 from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
 from lmdeploy.pytorch.backends.default import DefaultOpsBackend
 from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBuildSpec
-from lmdeploy.pytorch.devices import get_device_manager
 
 from engines.lmdeploy.cpu.attention import CpuAttentionMetadata, build_attention
 from engines.lmdeploy.cpu.sampling import SeededMultinomialSampling
@@ -71,16 +69,4 @@ class CpuOpsBackend(DefaultOpsBackend):
         return False
 
 
-def select(original: Any) -> Any:
-    """Wrap ``selector._get_backend``: the device ``cpu`` gets ``CpuOpsBackend``."""
-
-    @wraps(original)
-    def get_backend() -> Any:
-        if get_device_manager().current_context().device_type == "cpu":
-            return CpuOpsBackend
-        return original()
-
-    return get_backend
-
-
-__all__ = ["CpuOpsBackend", "select"]
+__all__ = ["CpuOpsBackend"]

@@ -1,0 +1,32 @@
+"""LMDeploy still has every symbol that kvgate's hooks replace, with the signature that they were written for."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from engines.lmdeploy.cpu.resources import CpuResources
+from engines.lmdeploy.hooks import all_hooks
+
+TARGETS = [hook.target for hook in all_hooks(CpuResources(threads=1))]
+
+# In a process of its own: others in this session install the hooks.
+_CHECK = """
+import json
+from engines.lmdeploy.cpu.resources import CpuResources
+from engines.lmdeploy.hooks import all_hooks
+from engines.lmdeploy.patching import problem_of
+print(json.dumps({hook.target: problem_of(hook) for hook in all_hooks(CpuResources(threads=1))}))
+"""
+
+
+@pytest.fixture(scope="module")
+def problems() -> dict[str, str | None]:
+    done = subprocess.run([sys.executable, "-c", _CHECK], capture_output=True, text=True, timeout=240, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_hooked_symbol_is_where_and_what_it_was(target: str, problems: dict[str, str | None]) -> None:
+    assert problems[target] is None

@@ -1,0 +1,102 @@
+"""A real LMDeploy engine inside the test's own process, so that its scheduler can be looked at."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+ANSWER_WITHIN_S = 240.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen; the default is greedy."""
+
+    new_tokens: int = 24
+    top_k: int = 1
+    temperature: float = 1.0
+    seed: int | None = None
+
+
+GREEDY = Sampling()
+
+
+@dataclass(slots=True)
+class LocalEngine:
+    """An engine and the event loop that it lives on; ``with`` closes both."""
+
+    engine: Any
+    runner: asyncio.Runner
+    preempted: list[int] = field(default_factory=list)
+    _sessions: Any = field(default_factory=lambda: count(1))
+
+    @classmethod
+    def start(cls, model: Path, **config: Any) -> Self:
+        from lmdeploy.messages import PytorchEngineConfig
+        from lmdeploy.pytorch.engine.engine import Engine
+
+        settings = {"device_type": "cpu", "block_size": 16, "num_gpu_blocks": 128, "session_len": 1024, **config}
+        runner = asyncio.Runner()
+        engine = Engine.from_pretrained(str(model), engine_config=PytorchEngineConfig(**settings))
+        local = cls(engine, runner)
+        local._watch_preemption()
+        return local
+
+    def _watch_preemption(self) -> None:
+        scheduler = self.engine.scheduler
+        original = scheduler.preempt_seqs
+
+        def preempt_seqs(seqs: Any) -> None:
+            seqs = tuple(seqs)
+            self.preempted.extend(seq.seq_id for seq in seqs)
+            original(seqs)
+
+        scheduler.preempt_seqs = preempt_seqs
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        async def close() -> None:
+            self.engine.close()
+            await asyncio.sleep(0.05)  # cancelled tasks get their turn
+
+        self.runner.run(close())
+        self.runner.close()
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling = GREEDY) -> list[list[int]]:
+        """Run all prompts at once and return the new tokens of each."""
+        return self.generate_each([(prompt, sampling) for prompt in prompts])
+
+    def generate_each(self, requests: Sequence[tuple[Sequence[int], Sampling]]) -> list[list[int]]:
+        async def run() -> list[list[int]]:
+            self.engine.start_loop()
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                return await asyncio.gather(*(self._one(prompt, sampling) for prompt, sampling in requests))
+
+        return self.runner.run(run())
+
+    async def _one(self, prompt: Sequence[int], sampling: Sampling) -> list[int]:
+        from lmdeploy.messages import GenerationConfig, ResponseType
+
+        config = GenerationConfig(
+            max_new_tokens=sampling.new_tokens,
+            top_k=sampling.top_k,
+            top_p=1.0,
+            temperature=sampling.temperature,
+            random_seed=sampling.seed,
+            ignore_eos=True,
+        )
+        tokens: list[int] = []
+        session = next(self._sessions)
+        async for output in self.engine.create_instance().async_stream_infer(session, list(prompt), gen_config=config):
+            assert output.status in {ResponseType.SUCCESS, ResponseType.FINISH}, output.status
+            tokens.extend(output.token_ids)
+        return tokens
+
+    @property
+    def hit_tokens(self) -> int:
+        """Prompt tokens that came out of the prefix cache so far."""
+        return int(self.engine.scheduler.block_trie.stats.num_hit_tokens)
