@@ -225,6 +225,17 @@ def lifeline_hooks() -> list[Hook]:
             why="the server goes on answering 503 for ever once its engine process is gone",
         ),
         Hook(
+            target=f"{engine}._mp_proc",
+            signature=(
+                "(shared_dict: dict, condition: <bound method BaseContext.Condition of "
+                "<multiprocessing.context.DefaultContext object>>, model_path: str, "
+                f"engine_config: {_MESSAGES}.PytorchEngineConfig = None, log_level: str = 'WARNING', "
+                f"speculative_config: {_MESSAGES}.SpeculativeConfig = None, **kwargs)"
+            ),
+            replace=lifeline.engine_process,
+            why="it could die at start-up when its parent was quick",
+        ),
+        Hook(
             target=f"{engine}.close",
             signature="(self) -> None",
             replace=lifeline.closing,

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
@@ -35,6 +36,38 @@ def watch_engine(original: Any) -> Any:
         ).start()
 
     return start
+
+
+class _ReleasedByPeer:
+    """A manager's condition whose last release may find the manager gone.
+
+    LMDeploy's child notifies its parent while it holds the condition; the parent may wake, read the port and shut the
+    manager down before the child's release has been answered, and the child then died of ``EOFError`` at start-up.
+    """
+
+    def __init__(self, condition: Any) -> None:
+        self._condition = condition
+
+    def __enter__(self) -> Any:
+        return self._condition.__enter__()
+
+    def __exit__(self, *raised: object) -> None:
+        with suppress(EOFError, ConnectionError):
+            self._condition.__exit__(*raised)
+
+    def notify(self) -> None:
+        self._condition.notify()
+
+
+def engine_process(original: Any) -> Any:
+    """Wrap ``ZMQMPEngine._mp_proc``, what the engine process runs."""
+    function = original.__func__
+
+    @wraps(function)
+    def run(shared_dict: Any, condition: Any, *args: Any, **kwargs: Any) -> None:
+        function(shared_dict, _ReleasedByPeer(condition), *args, **kwargs)
+
+    return staticmethod(run)
 
 
 def closing(original: Any) -> Any:
@@ -91,4 +124,4 @@ def follow_parent() -> None:
     threading.Thread(target=follow, name="kvgate-follow-parent", daemon=True).start()
 
 
-__all__ = ["ENGINE_DIED_EXIT_CODE", "closing", "die_with_parent", "follow_parent", "watch_engine"]
+__all__ = ["ENGINE_DIED_EXIT_CODE", "closing", "die_with_parent", "engine_process", "follow_parent", "watch_engine"]

@@ -8,6 +8,7 @@ function by name are rebound too.
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def signature_of(original: Any) -> str:
     """Return the text that ``Hook.signature`` is compared with."""
     function = original.__func__ if isinstance(original, classmethod | staticmethod) else original
     try:
-        return str(inspect.signature(function))
+        return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(function)))  # some annotations are objects
     except (TypeError, ValueError) as error:
         return f"<none: {error}>"
 

@@ -69,4 +69,4 @@ def test_a_missing_model_folder_is_one_line() -> None:
 
 def test_a_wrong_setting_is_one_line_that_names_it(tiny_llama: Path) -> None:
     line = _refusal(*command(tiny_llama, free_port()), KVGATE_ENGINE_CPU_THREADS="many")
-    assert "KVGATE_ENGINE_CPU_THREADS is 'many', allowed are whole numbers from 1" in line
+    assert "KVGATE_ENGINE_CPU_THREADS='many'" in line
