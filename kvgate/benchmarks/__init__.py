@@ -1,0 +1,3 @@
+"""Benchmarks that drive a running gateway from the outside, as a client would."""
+
+__all__: list[str] = []

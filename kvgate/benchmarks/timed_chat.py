@@ -1,0 +1,120 @@
+"""One streamed chat request, timed: when the first token came, how fast the rest, what the gateway said about it."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+Message = dict[str, str]
+
+
+class BenchmarkError(RuntimeError):
+    """The target gave no usable answer; the message says which request and what came back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A gateway, the model to ask it for, and how long one answer may take."""
+
+    url: str
+    model: str
+    timeout_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedAnswer:
+    """``ttft_s`` runs from sending to the first content token; ``decode_s`` from the first to the last one.
+
+    ``cached_tokens`` is what the engine reports in ``usage``; ``matched_tokens`` what the gateway predicted.
+    """
+
+    text: str
+    ttft_s: float
+    decode_s: float
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    matched_tokens: int
+    instance: str
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens after the first a second; 0.0 where there was only one."""
+        return (self.completion_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+
+async def first_model(session: aiohttp.ClientSession, url: str) -> str:
+    """Return the id of the first model that the target serves."""
+    async with session.get(f"{url}/v1/models") as response:
+        body = msgspec.json.decode(await response.read())
+    match body:
+        case {"data": [{"id": str() as model}, *_]}:
+            return model
+    raise BenchmarkError(f"{url}/v1/models names no model: {body!r}")
+
+
+async def chat(
+    session: aiohttp.ClientSession, target: Target, messages: Sequence[Message], max_tokens: int
+) -> TimedAnswer:
+    """Send one greedy chat request and stream the answer; raises ``BenchmarkError`` for anything but a whole one."""
+    body = msgspec.json.encode(
+        {
+            "model": target.model,
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+        }
+    )
+    started = time.perf_counter()
+    async with (
+        asyncio.timeout(target.timeout_s),
+        session.post(
+            f"{target.url}/v1/chat/completions", data=body, headers={"content-type": "application/json"}
+        ) as response,
+    ):
+        if response.status != 200:  # noqa: PLR2004 - the one status that streams
+            raise BenchmarkError(f"{target.url} answered {response.status}: {(await response.text())[:500]}")
+        first_at = last_at = 0.0
+        parts: list[str] = []
+        usage: dict[str, object] = {}
+        async for line in response.content:
+            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                continue
+            event = msgspec.json.decode(line[6:])
+            if "error" in event:
+                raise BenchmarkError(f"{target.url} failed mid-stream: {event['error']}")
+            for choice in event.get("choices", ()):
+                piece = choice.get("delta", {}).get("content")
+                if piece:
+                    last_at = time.perf_counter()
+                    first_at = first_at or last_at
+                    parts.append(piece)
+            usage = event.get("usage") or usage
+        headers = response.headers
+    if not first_at or not usage:
+        raise BenchmarkError(f"{target.url} ended its stream without {'content' if usage else 'usage'}")
+    details = usage.get("prompt_tokens_details")
+    return TimedAnswer(
+        text="".join(parts),
+        ttft_s=first_at - started,
+        decode_s=last_at - first_at,
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        completion_tokens=_count(usage, "completion_tokens"),
+        cached_tokens=_count(details, "cached_tokens") if isinstance(details, dict) else 0,
+        matched_tokens=int(headers.get("x-kvgate-matched-tokens", "0")),
+        instance=headers.get("x-kvgate-instance", ""),
+    )
+
+
+def _count(usage: dict[str, object], field: str) -> int:
+    value = usage.get(field)
+    return value if isinstance(value, int) else 0
+
+
+__all__ = ["BenchmarkError", "Message", "Target", "TimedAnswer", "chat", "first_model"]
