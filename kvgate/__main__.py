@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from kvgate.bench import build_bench
 from kvgate.display import show_failure
 from kvgate.doctor import doctor
 from kvgate.engine import engine
@@ -27,6 +28,7 @@ def build_app() -> typer.Typer:
     app.command(context_settings={"allow_extra_args": True}, rich_help_panel="Run")(engine)
     app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel="Run")(gateway)
     app.command(rich_help_panel="Look")(doctor)
+    app.add_typer(build_bench(), rich_help_panel="Look")
     return app
 
 

@@ -2,13 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import aiohttp
 import msgspec
 
 Message = dict[str, str]
+
+_LOOK_UP_S = 10.0
 
 
 class BenchmarkError(RuntimeError):
@@ -47,9 +50,10 @@ class TimedAnswer:
 
 
 async def first_model(session: aiohttp.ClientSession, url: str) -> str:
-    """Return the id of the first model that the target serves."""
-    async with session.get(f"{url}/v1/models") as response:
-        body = msgspec.json.decode(await response.read())
+    """Return the id of the first model that the target serves; raises ``BenchmarkError`` when it names none."""
+    with _foreign_errors(url):
+        async with asyncio.timeout(_LOOK_UP_S), session.get(f"{url}/v1/models") as response:
+            body = msgspec.json.decode(await response.read())
     match body:
         case {"data": [{"id": str() as model}, *_]}:
             return model
@@ -71,6 +75,11 @@ async def chat(
             "ignore_eos": True,
         }
     )
+    with _foreign_errors(target.url):
+        return await _streamed(session, target, body)
+
+
+async def _streamed(session: aiohttp.ClientSession, target: Target, body: bytes) -> TimedAnswer:
     started = time.perf_counter()
     async with (
         asyncio.timeout(target.timeout_s),
@@ -110,6 +119,17 @@ async def chat(
         matched_tokens=int(headers.get("x-kvgate-matched-tokens", "0")),
         instance=headers.get("x-kvgate-instance", ""),
     )
+
+
+@contextmanager
+def _foreign_errors(url: str) -> Iterator[None]:
+    """The one place where other libraries' errors become ours."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise BenchmarkError(f"{url} did not answer in time") from error
+    except (aiohttp.ClientError, msgspec.DecodeError) as error:
+        raise BenchmarkError(f"{url}: {error}") from error
 
 
 def _count(usage: dict[str, object], field: str) -> int:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.revisit import RevisitPlan, run
 from kvgate.benchmarks.timed_chat import BenchmarkError
 
@@ -135,3 +136,27 @@ async def test_a_stream_without_usage_is_a_failure() -> None:
     async with serving(Silent()) as url:
         with pytest.raises(BenchmarkError, match="without usage"):
             await run([url], PLAN)
+
+
+async def test_a_target_that_is_not_there_is_named() -> None:
+    async with serving(RememberingServer()) as url:
+        gone = url
+    with pytest.raises(BenchmarkError, match=gone):
+        await run([gone], PLAN)
+
+
+async def test_a_target_that_is_no_gateway_is_named() -> None:
+    class Other(RememberingServer):
+        async def models(self, _: web.Request) -> web.Response:
+            return web.Response(text="<html>")
+
+    async with serving(Other()) as url:
+        with pytest.raises(BenchmarkError, match=url):
+            await run([url], PLAN)
+
+
+def test_the_report_is_one_json_object_with_the_host_and_rounded_metrics() -> None:
+    report = json.loads(Report(bench="revisit", host=Host.here(), metrics={"ttft_cold_p50_s": 0.123456}).as_json())
+    assert set(report) == {"bench", "host", "metrics"}
+    assert report["metrics"] == {"ttft_cold_p50_s": 0.1235}
+    assert report["host"]["cores"] >= 1
