@@ -98,7 +98,7 @@ class EventLog:
     """Sequence-numbered KV events over a mirror of what is resident (see the module's text).
 
     ``on_pending`` is called on the engine's side when events begin to wait, outside the lock: it wakes the publisher.
-    ``clock`` gives Unix time in seconds. Memory: about 250 bytes per resident block, ``max_pending_blocks`` waiting
+    ``clock`` gives Unix time in seconds. Memory: about 170 bytes per resident block, ``max_pending_blocks`` waiting
     events, ``replay_batches`` encoded batches.
     """
 

@@ -1,0 +1,197 @@
+"""KV events, ``/kv/v1`` and salts of a real instance: api_server, spawned engine process, block trie."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.control import CACHE_SALT_HEADER
+from kvcontrol.core.events import BlockStored
+from tests.support import kv_events
+from tests.support.instance import Instance, free_port
+from tests.support.kv_events import block_names, chat_tokens, hbm, held_after, replay, snapshot, stats
+
+pytestmark = pytest.mark.engine
+
+BLOCK = 16
+
+
+@pytest.fixture(scope="module")
+def instance(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
+    with Instance.start(tiny_llama, tmp_path_factory.mktemp("instance") / "log", "--num-gpu-blocks", "512") as instance:
+        yield instance
+
+
+def chat(instance: Instance, text: str, *, salt: str | None = None, new_tokens: int = 4) -> int:
+    """Send one user message and return how many of its tokens were cached."""
+    answer = kv_events.post(
+        f"{instance.url}/v1/chat/completions",
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": new_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        },
+        {} if salt is None else {CACHE_SALT_HEADER: salt},
+    )
+    assert answer.status == 200, answer
+    return int(answer.body["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def text_about(subject: str) -> str:
+    return f"Tell me about {subject}. " + "Say it again, slowly and in other words, so that all may follow. " * 6
+
+
+def test_stored_blocks_have_the_names_that_tokenizer_template_and_hashing_give(
+    instance: Instance, tiny_llama: Path
+) -> None:
+    text = text_about("lighthouses")
+    tokens = chat_tokens(tiny_llama, text)
+    full = len(tokens) // BLOCK
+    before = stats(instance.url)
+    names = block_names(before.identity, tokens)
+    assert len(names) == full > 4
+    assert chat(instance, text) == 0
+    batches = replay(before.events.replay_endpoint, before.events.seq + 1)
+    told: list[BlockStored] = [event for _, events in batches for event in events if isinstance(event, BlockStored)]
+    assert told[0].parent is None
+    assert [name for event in told for name in event.block_hashes][:full] == names
+    assert [token for event in told for token in event.token_ids][: full * BLOCK] == tokens[: full * BLOCK]
+    assert set(names) <= hbm(snapshot(instance.url))
+    assert chat(instance, text) == (len(tokens) - 1) // BLOCK * BLOCK
+
+
+def test_decoded_blocks_are_told_as_children_of_the_prompt(instance: Instance, tiny_llama: Path) -> None:
+    text = text_about("tides")
+    tokens = chat_tokens(tiny_llama, text)
+    before = stats(instance.url)
+    chat(instance, text, new_tokens=5 * BLOCK)
+    batches = replay(before.events.replay_endpoint, before.events.seq + 1)
+    told = [event for _, events in batches for event in events if isinstance(event, BlockStored)]
+    all_tokens = [token for event in told for token in event.token_ids]
+    assert all_tokens[: len(tokens)] == tokens
+    assert len(all_tokens) > len(tokens) + BLOCK
+    assert block_names(before.identity, all_tokens) == [name for event in told for name in event.block_hashes]
+
+
+def test_the_snapshot_equals_the_replayed_events(instance: Instance) -> None:
+    chat(instance, text_about("bridges"))
+    state = snapshot(instance.url)
+    batches = replay(stats(instance.url).events.replay_endpoint)
+    assert [seq for seq, _ in batches] == list(range(len(batches)))
+    assert held_after([batch for batch in batches if batch[0] <= state.seq]) == hbm(state)
+
+
+def test_salts_keep_tenants_apart_in_the_cache_and_in_the_names(instance: Instance, tiny_llama: Path) -> None:
+    text = text_about("salt mines")
+    identity = stats(instance.url).identity
+    tokens = chat_tokens(tiny_llama, text)
+    reusable = (len(tokens) - 1) // BLOCK * BLOCK
+    tenants = (None, "acme", "umbra")
+    for salt in tenants:
+        assert chat(instance, text, salt=salt) == 0, salt
+    for salt in tenants:
+        assert chat(instance, text, salt=salt) == reusable, salt
+    held = hbm(snapshot(instance.url))
+    names = [set(block_names(identity, tokens, salt=salt or "")) for salt in tenants]
+    assert all(each <= held for each in names)
+    assert not names[0] & names[1]
+    assert not names[1] & names[2]
+
+
+@pytest.mark.parametrize("salt", ["", "two words", "x" * 65])
+def test_a_bad_salt_is_refused_in_openais_envelope(instance: Instance, salt: str) -> None:
+    answer = kv_events.post(
+        f"{instance.url}/v1/completions", {"model": "m", "prompt": "hello"}, {CACHE_SALT_HEADER: salt}
+    )
+    assert answer.status == 400
+    assert answer.body["error"]["code"] == "invalid_cache_salt"
+
+
+def test_stats_are_live(instance: Instance) -> None:
+    first = stats(instance.url)
+    assert (first.engine, first.device, first.identity.model) == ("lmdeploy", "cpu", "m")
+    assert first.identity.block_size_tokens == BLOCK
+    assert first.load.running == first.load.waiting == 0
+    chat(instance, text_about("stations"))
+    second = stats(instance.url)
+    assert second.epoch == first.epoch
+    assert second.events.seq > first.events.seq
+    assert second.events.hook_errors == 0
+    tier, before = second.tiers[CacheTier.HBM], first.tiers[CacheTier.HBM]
+    assert before.cached_blocks < tier.cached_blocks <= tier.used_blocks <= tier.capacity_blocks
+    assert tier.block_bytes > 0
+    assert second.prefix_cache.query_tokens > first.prefix_cache.query_tokens
+
+
+def test_the_instances_own_metrics_carry_our_series(instance: Instance) -> None:
+    chat(instance, text_about("meters"))
+    expected = stats(instance.url)
+    deadline = time.monotonic() + 30
+    while b"kvgate_engine_up 1.0" not in (page := kv_events.get(f"{instance.url}/metrics").raw):
+        assert time.monotonic() < deadline
+    text = page.decode()
+    assert f"kvgate_engine_kv_events_seq {float(expected.events.seq)}" in text
+    assert f'resident_blocks{{tier="HBM"}} {float(expected.tiers[CacheTier.HBM].cached_blocks)}' in text
+    assert "kvgate_engine_kv_events_dropped_total 0.0" in text
+    assert "kvgate_engine_hook_errors_total 0.0" in text
+
+
+def test_a_stuck_engine_is_a_503_in_bounded_time_and_comes_back(instance: Instance) -> None:
+    engine = instance.engine_process()
+    engine.send_signal(signal.SIGSTOP)
+    try:
+        for path in ("/kv/v1/stats", "/kv/v1/snapshot"):
+            answer = kv_events.get(instance.url + path, timeout_s=30)
+            assert answer.status == 503
+            assert "did not answer" in answer.body["error"]["message"]
+        assert b"kvgate_engine_up 0.0" in kv_events.get(f"{instance.url}/metrics", timeout_s=30).raw
+    finally:
+        engine.send_signal(signal.SIGCONT)
+    assert kv_events.get(f"{instance.url}/kv/v1/stats").status == 200
+
+
+def test_a_killed_engine_answers_in_bounded_time_and_a_restart_is_a_new_epoch(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, replays = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    monkeypatch.setenv("KVGATE_ENGINE_EVENTS_ENDPOINT", events)
+    monkeypatch.setenv("KVGATE_ENGINE_REPLAY_ENDPOINT", replays)
+    monkeypatch.setenv("KVGATE_ENGINE_CONTROL_ENDPOINT", f"ipc://{tmp_path}/control")
+    text = text_about("phoenixes")
+    with Instance.start(tiny_llama, tmp_path / "log") as instance:
+        first = stats(instance.url)
+        assert (first.events.endpoint, first.events.replay_endpoint) == (events, replays)
+        chat(instance, text)
+        held = hbm(snapshot(instance.url))
+        assert held
+        instance.engine_process().kill()
+        started = time.monotonic()
+        with contextlib.suppress(OSError):  # the instance as a whole may be gone before it can answer
+            assert kv_events.get(f"{instance.url}/kv/v1/stats", timeout_s=30).status == 503
+        assert time.monotonic() - started < 30
+    with Instance.start(tiny_llama, tmp_path / "log") as instance:  # the same endpoints and socket
+        second = stats(instance.url)
+        assert second.epoch != first.epoch
+        assert second.identity == first.identity
+        assert (second.events.seq, hbm(snapshot(instance.url))) == (-1, set())
+        assert chat(instance, text) == 0
+        assert held <= hbm(snapshot(instance.url))
+
+
+def test_an_events_port_in_use_ends_the_start_with_its_name(
+    instance: Instance, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = stats(instance.url).events.endpoint
+    monkeypatch.setenv("KVGATE_ENGINE_EVENTS_ENDPOINT", taken)
+    second = Instance.start(tiny_llama, tmp_path / "log")
+    try:
+        assert second.process.wait(180) != 0
+        assert f"can't bind {taken}: Address already in use" in second.output()
+    finally:
+        second.__exit__()
