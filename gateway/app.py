@@ -109,7 +109,7 @@ def build_app(settings: Settings) -> FastAPI:
                 async with running(loops, on_failure=telemetry.loop_failed):
                     yield
 
-    app = FastAPI(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(Exception, _bug)

@@ -118,6 +118,8 @@ class Pipeline:
             ("x-request-id", record.request_id),
             (CACHE_SALT_HEADER, found.tenant.salt),
         ]
+        if exchange.header(b"content-type") is None:
+            headers.append(("content-type", "application/json"))
         while True:
             plan = self._planner.plan(found.fingerprint, instances)
             tried.add(plan.instance.id)
@@ -159,8 +161,11 @@ class Pipeline:
         return bool(left) and len(tried) < self._limits.max_attempts and self._retries.take()
 
     def _note(self, instance: Instance, failure: UpstreamFailureError) -> None:
+        """Tell the registry. A slow connection may be this process's own lag: only several in a row take one out."""
         if failure.kind is FailureKind.CONNECT:
             self._registry.connection_failed(instance.id, str(failure))
+        elif failure.kind is FailureKind.CONNECT_TIMEOUT:
+            self._registry.probe_failed(instance.id, str(failure))
 
 
 def _request_id(exchange: Exchange) -> RequestId:
@@ -183,7 +188,7 @@ def _refusal(failure: UpstreamFailureError) -> ApiError:
     match failure.kind:
         case FailureKind.FIRST_BYTE_TIMEOUT | FailureKind.IDLE_TIMEOUT:
             return UpstreamTimeoutError(str(failure))
-        case FailureKind.CONNECT:
+        case FailureKind.CONNECT | FailureKind.CONNECT_TIMEOUT:
             return NoInstanceError(str(failure), retry_after_s=2)
         case _:
             return UpstreamUnreachableError(str(failure))

@@ -1,6 +1,7 @@
 """The instance with the smallest expected time to the first token, given what it has cached and what it has to do.
 
     cost = prefill (uncached prompt tokens / speed)
+         + work    (the same again: what the instance can't do for others meanwhile)
          + queue   (uncached tokens of requests before it / speed)
          + decode  (running requests x their delay)
 

@@ -1,6 +1,7 @@
 """One request to one instance. The only place that knows the HTTP library and its exceptions."""
 
 import asyncio
+import io
 import zlib
 from collections.abc import Sequence
 from enum import StrEnum
@@ -10,11 +11,15 @@ import aiohttp
 
 from gateway.upstream.headers import Header
 
+_ONE_WRITE_BYTES = 1 << 20
+"""Longer bodies are written piece by piece, so that the event loop goes on in between."""
+
 
 class FailureKind(StrEnum):
     """How an instance failed a request."""
 
-    CONNECT = "connect"
+    CONNECT = "connect"  # refused or unreachable
+    CONNECT_TIMEOUT = "connect_timeout"
     NO_ANSWER = "no_answer"  # the connection ended before any byte of the answer
     FIRST_BYTE_TIMEOUT = "first_byte_timeout"
     CUT = "cut"  # the connection ended within the answer
@@ -128,9 +133,12 @@ class UpstreamClient:
 
     async def _open(self, url: str, headers: Sequence[tuple[str, str]], body: bytes) -> UpstreamResponse:
         try:
-            answer = await self._session.post(url, data=body, headers=headers, allow_redirects=False)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise UpstreamFailureError(FailureKind.CONNECT, f"the engine can't be reached: {error}") from error
+            data = body if len(body) <= _ONE_WRITE_BYTES else io.BytesIO(body)
+            answer = await self._session.post(url, data=data, headers=headers, allow_redirects=False)
+        except aiohttp.ConnectionTimeoutError as error:
+            raise UpstreamFailureError(FailureKind.CONNECT_TIMEOUT, "connecting to the engine took too long") from error
+        except aiohttp.ClientConnectorError as error:
+            raise UpstreamFailureError(FailureKind.CONNECT, f"the engine can't be reached: {error.strerror}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamFailureError(
                 FailureKind.NO_ANSWER, "the engine closed the connection before it answered"

@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from gateway.upstream.client import FailureKind
 
-RETRIABLE_KINDS = frozenset({FailureKind.CONNECT, FailureKind.NO_ANSWER})
+RETRIABLE_KINDS = frozenset({FailureKind.CONNECT, FailureKind.CONNECT_TIMEOUT, FailureKind.NO_ANSWER})
 RETRIABLE_STATUSES = frozenset({int(HTTPStatus.BAD_GATEWAY), int(HTTPStatus.SERVICE_UNAVAILABLE)})
 
 _BURST = 10.0

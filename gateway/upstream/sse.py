@@ -29,7 +29,7 @@ class _Usage(msgspec.Struct, frozen=True):
 class _Event(msgspec.Struct, frozen=True):
     usage: _Usage | None = None
     choices: list[msgspec.Raw] | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = msgspec.Raw()
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -82,7 +82,7 @@ class EventScanner:
             said = _decoder.decode(_data(event))
         except (msgspec.DecodeError, RecursionError):
             return True
-        if said.error is not None and said.error != b"null":
+        if bytes(said.error) not in {b"", b"null"}:
             self.failed = True
         if said.usage is None:
             return True

@@ -1,6 +1,7 @@
 """The whole gateway on a real loopback socket, inside the test's own event loop."""
 
 import asyncio
+import io
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -27,7 +28,9 @@ class RunningGateway:
         """Return aiohttp's request context; ``x_script`` becomes the header ``x-script``."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         if isinstance(body, bytes):
-            return self.session.post(self.url + path, data=body, headers={"content-type": "application/json"} | named)
+            return self.session.post(
+                self.url + path, data=io.BytesIO(body), headers={"content-type": "application/json"} | named
+            )
         return self.session.post(self.url + path, json=body, headers=named)
 
     def get(self, path: str, **headers: str) -> Any:
@@ -40,6 +43,14 @@ class RunningGateway:
         return next(
             (float(each.rpartition(" ")[2]) for each in text.splitlines() if each.rpartition(" ")[0] == line), 0.0
         )
+
+    async def counted(self, line: str, value: float) -> None:
+        """Wait until a series has this value: a request is settled just after its answer's last byte."""
+
+        async def there() -> bool:
+            return await self.metric(line) == value
+
+        await eventually(there)
 
     async def usable(self, count: int) -> None:
         """Wait until so many instances are usable."""
@@ -64,7 +75,7 @@ async def eventually(condition: Callable[[], Any], deadline_s: float = DEADLINE_
 @asynccontextmanager
 async def running_gateway(state_dir: Path, **settings: Any) -> AsyncIterator[RunningGateway]:
     """Run a gateway with these settings, health checks every 50 ms, while the block runs."""
-    values = {"health_interval_s": 0.05, "state_dir": state_dir, "connect_timeout_s": 1.0} | settings
+    values = {"health_interval_s": 0.05, "state_dir": state_dir, "connect_timeout_s": 10.0} | settings
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", 0))

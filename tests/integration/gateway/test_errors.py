@@ -1,0 +1,170 @@
+"""Every failure leaves as OpenAI's envelope, with the status it deserves."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, running_fleet, script
+from tests.support.running_gateway import running_gateway
+from tests.support.scripted_engine import MODEL
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with running_fleet(tmp_path) as running:
+        yield running
+
+
+def envelope_in(text: str) -> dict[str, object]:
+    error: dict[str, object] = json.loads(text)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    assert isinstance(error["type"], str)
+    assert error["code"] is None or isinstance(error["code"], str)
+    return error
+
+
+BAD_BODIES = {
+    "empty": b"",
+    "not JSON": b"{model",
+    "a list": b"[]",
+    "deeply nested": b'{"model":"scripted","messages":[{"role":"user","content":"x"}],"x":'
+    + b"[" * 10_000
+    + b"]" * 10_000
+    + b"}",
+    "bad UTF-8": b'{"model":"scripted","messages":[{"role":"user","content":"\xff\xfe"}]}',
+    "NaN": b'{"model":"scripted","messages":[{"role":"user","content":"x"}],"temperature":NaN}',
+    "a key twice": b'{"model":"scripted","messages":[{"role":"user","content":"x"}],"model":"other"}',
+    "a key twice, once escaped": b'{"model":"scripted","messages":[{"role":"user","content":"x"}],"mod\\u0065l":"o"}',
+    "trailing text": b'{"model":"scripted","messages":[{"role":"user","content":"x"}]} {}',
+}
+
+
+@pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES.keys())
+async def test_a_malformed_body_is_a_400_and_never_reaches_an_engine(fleet: Fleet, body: bytes) -> None:
+    async with fleet.gateway.post(CHAT, body) as answer:
+        assert answer.status == 400
+        assert answer.content_type == "application/json"
+        assert answer.headers["x-request-id"]
+        envelope_in(await answer.text())
+    assert fleet.requests == 0
+
+
+WRONG_FIELDS = [
+    (CHAT, {"messages": []}, 400, "model"),
+    (CHAT, {"model": MODEL}, 400, "messages"),
+    (CHAT, {"model": 7, "messages": []}, 400, "model"),
+    (CHAT, {"model": MODEL, "messages": "hi"}, 400, "messages"),
+    (CHAT, {"model": MODEL, "messages": ["hi"]}, 400, "messages[0]"),
+    (CHAT, {"model": MODEL, "messages": [{"content": "hi"}]}, 400, "messages[0].role"),
+    (CHAT, {"model": MODEL, "messages": [{"role": "user", "content": 7}]}, 400, "messages[0].content"),
+    (CHAT, {"model": MODEL, "messages": [{"role": "user", "content": ["x"]}]}, 400, "messages[0].content[0]"),
+    (CHAT, chat(stream="yes"), 400, "stream"),
+    (CHAT, chat(stream=True, stream_options=[]), 400, "stream_options"),
+    (CHAT, chat(model="nobody-serves-this"), 404, "model"),
+    (COMPLETIONS, {"model": MODEL}, 400, "prompt"),
+    (COMPLETIONS, {"model": MODEL, "prompt": {}}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": "x"}, 400, "model"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param"), WRONG_FIELDS)
+async def test_a_wrong_field_is_named(
+    fleet: Fleet, path: str, body: dict[str, object], status: int, param: str
+) -> None:
+    async with fleet.gateway.post(path, body) as answer:
+        assert answer.status == status
+        assert envelope_in(await answer.text())["param"] == param
+    assert fleet.requests == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/v1", 404),
+        ("GET", "/nothing", 404),
+        ("GET", CHAT, 405),
+        ("POST", "/v1/models", 405),
+        ("POST", "/healthz", 405),
+        ("DELETE", "/metrics", 405),
+    ],
+)
+async def test_unknown_routes_and_methods_get_an_envelope(fleet: Fleet, method: str, path: str, status: int) -> None:
+    async with fleet.gateway.session.request(method, fleet.gateway.url + path, allow_redirects=False) as answer:
+        assert answer.status == status
+        envelope_in(await answer.text())
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 429, 500])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engines_status_is_kept_its_shape_is_mended_and_it_is_not_tried_again(
+    fleet: Fleet, *, status: int, stream: bool
+) -> None:
+    how = script(status=status, retry_after="7")
+    async with fleet.gateway.post(CHAT, chat(stream=stream), x_script=how) as answer:
+        assert answer.status == status
+        assert answer.headers["retry-after"] == "7"
+        assert answer.headers["x-kvgate-instance"]
+        error = envelope_in(await answer.text())
+    assert error["message"] == f"scripted {status}"
+    assert error["type"] == "engine_said"
+    assert fleet.requests == 1
+
+
+async def test_a_right_envelope_passes_unchanged_and_is_counted_once(fleet: Fleet) -> None:
+    async with fleet.gateway.post(CHAT, chat(), x_script=script(status=400, error="openai")) as answer:
+        assert await answer.json() == {"error": {"message": "scripted 400", "type": "t", "param": None, "code": "c"}}
+    line = 'kvgate_requests_total{operation="chat_completions",outcome="client_error"}'
+    await fleet.gateway.counted(line, 1)
+
+
+@pytest.mark.parametrize(("shape", "message"), [("detail", "messages: Field required"), ("html", "<h1>no</h1>")])
+async def test_other_shapes_become_an_envelope(fleet: Fleet, shape: str, message: str) -> None:
+    async with fleet.gateway.post(CHAT, chat(), x_script=script(status=422, error=shape)) as answer:
+        assert answer.status == 422
+        assert answer.content_type == "application/json"
+        assert envelope_in(await answer.text())["message"] == message
+
+
+async def test_without_a_usable_instance_it_is_503_with_retry_after(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, instances=[{"id": "a", "url": "http://127.0.0.1:9"}]) as gateway:
+        async with gateway.post(CHAT, chat()) as answer:
+            assert answer.status == 503
+            assert int(answer.headers["retry-after"]) >= 1
+            assert envelope_in(await answer.text())["code"] == "no_instance"
+        async with gateway.get("/readyz") as answer:
+            assert answer.status == 503
+        async with gateway.get("/healthz") as answer:
+            assert answer.status == 200
+
+
+async def test_with_keys_configured_only_they_are_accepted(tmp_path: Path) -> None:
+    keys = [{"key": "sk-one", "tenant": "acme"}]
+    async with running_fleet(tmp_path, api_keys=keys) as fleet:
+        for header in (None, "Bearer sk-two", "sk-one", "Basic sk-one", "Bearer "):
+            headers = {} if header is None else {"authorization": header}
+            for method, path in (("POST", CHAT), ("GET", "/v1/models")):
+                async with fleet.gateway.session.request(
+                    method, fleet.gateway.url + path, headers=headers, json=chat()
+                ) as answer:
+                    assert answer.status == 401
+                    assert answer.headers["www-authenticate"] == "Bearer"
+                    envelope_in(await answer.text())
+        async with fleet.gateway.post(CHAT, chat(), authorization="bearer sk-one") as answer:
+            assert answer.status == 200
+
+
+async def test_a_connection_that_sends_nonsense_does_no_harm(fleet: Fleet) -> None:
+    host, port = fleet.gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"\x16\x03\x01nonsense\r\n\r\n")
+    assert b"400" in await reader.read(100)
+    writer.close()
+    await writer.wait_closed()
+    async with fleet.gateway.post(CHAT, chat()) as answer:
+        assert answer.status == 200

@@ -1,0 +1,238 @@
+"""Engines that refuse, die, stall or hang, and clients that leave."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, running_fleet, script
+from tests.support.running_gateway import eventually, running_gateway
+from tests.support.scripted_engine import MODEL, Script, ScriptedEngine
+
+NAMES = {"a", "b"}
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with running_fleet(tmp_path, routing_policy="round_robin") as running:
+        yield running
+
+
+def data_events(text: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+
+
+async def test_a_dead_instance_is_left_out_at_once_and_readmitted_soon_after_it_returns(tmp_path: Path) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(a.started())
+        life = AsyncExitStack()
+        await life.enter_async_context(b.started())
+        instances = [{"id": "a", "url": a.url}, {"id": "b", "url": b.url}]
+        gateway = await stack.enter_async_context(
+            running_gateway(tmp_path, instances=instances, routing_policy="round_robin", health_interval_s=0.5)
+        )
+        await gateway.usable(2)
+        port = b.port
+        await life.aclose()
+        for _ in range(6):
+            async with gateway.post(CHAT, chat()) as answer:
+                assert answer.status == 200
+                assert answer.headers["x-kvgate-instance"] == "a"
+        retried = await gateway.metric('kvgate_retries_total{cause="connect"}')
+        assert retried <= 1
+        await gateway.usable(1)
+        await stack.enter_async_context(b.started(port))
+        started = asyncio.get_running_loop().time()
+        await gateway.usable(2)
+        assert asyncio.get_running_loop().time() - started < 3
+        seen = set()
+        for _ in range(2):
+            async with gateway.post(CHAT, chat()) as answer:
+                seen.add(answer.headers["x-kvgate-instance"])
+        assert seen == NAMES
+
+
+@pytest.mark.parametrize("how", [{"status": 503}, {"status": 502}, {"die_after": 0}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_an_instance_did_not_take_is_tried_on_the_other_one(
+    fleet: Fleet, *, how: dict[str, object], stream: bool
+) -> None:
+    fleet.engines["a"].default = Script(**how)  # type: ignore[arg-type]
+    for _ in range(2):
+        async with fleet.gateway.post(CHAT, chat(stream=stream)) as answer:
+            assert answer.status == 200
+            assert answer.headers["x-kvgate-instance"] == "b"
+            await answer.read()
+    assert [len(engine.requests) for engine in fleet.engines.values()] == [2, 2]
+    async with fleet.gateway.get("/metrics") as answer:
+        assert "kvgate_retries_total{" in await answer.text()
+
+
+@pytest.mark.parametrize(("how", "status"), [({"status": 503}, 503), ({"die_after": 0}, 502)])
+async def test_when_nobody_takes_it_the_client_gets_the_last_refusal_and_each_was_asked_once(
+    fleet: Fleet, how: dict[str, object], status: int
+) -> None:
+    async with fleet.gateway.post(CHAT, chat(), x_script=script(**how)) as answer:
+        assert answer.status == status
+        assert (await answer.json())["error"]["message"]
+    assert [len(engine.requests) for engine in fleet.engines.values()] == [1, 1]
+
+
+async def test_retries_stop_when_their_budget_is_spent(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, retry_budget_ratio=0.0) as fleet:
+        async with fleet.gateway.post(CHAT, chat(), x_script=script(status=503)) as answer:
+            assert answer.status == 503
+        assert fleet.requests == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("how", [{"die_after": 3}, {"no_done": True}, {"die_after": 3, "split": 7}])
+async def test_a_stream_whose_engine_dies_ends_with_an_error_event_and_never_with_done(
+    fleet: Fleet, path: str, how: dict[str, object]
+) -> None:
+    async with fleet.gateway.post(path, chat(stream=True, prompt="x"), x_script=script(**how)) as answer:
+        assert answer.status == 200
+        events = data_events(await answer.text())
+    error = json.loads(events[-1])["error"]
+    assert error["type"] == "upstream_error"
+    assert error["code"] == "upstream_cut"
+    assert error["message"]
+    assert all(json.loads(event)["choices"] for event in events[:-1])
+    assert len(events) == (5 if "no_done" in how else 4)
+    operation = "chat_completions" if path == CHAT else "completions"
+    await fleet.gateway.counted(f'kvgate_requests_total{{operation="{operation}",outcome="upstream_error"}}', 1)
+
+
+async def test_an_engines_own_error_event_passes_and_counts_as_a_failure(fleet: Fleet) -> None:
+    async with fleet.gateway.post(CHAT, chat(stream=True), x_script=script(error_event=True)) as answer:
+        events = data_events(await answer.text())
+    assert json.loads(events[-2])["error"]["message"] == "engine broke"
+    assert events[-1] == "[DONE]"
+    await fleet.gateway.counted('kvgate_requests_total{operation="chat_completions",outcome="upstream_error"}', 1)
+
+
+async def test_a_whole_answer_that_is_cut_is_a_502_and_not_half_a_json(fleet: Fleet) -> None:
+    async with fleet.gateway.post(CHAT, chat(), x_script=script(die_after=1)) as answer:
+        assert answer.status == 502
+        assert (await answer.json())["error"]["type"] == "upstream_error"
+
+
+async def test_an_engine_that_never_answers_is_a_504_and_harms_nobody_else(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, first_byte_timeout_s=0.5) as fleet:
+        stuck = asyncio.create_task(_status(fleet, script(ttft_s=3600)))
+        for _ in range(5):
+            async with fleet.gateway.post(CHAT, chat()) as answer:
+                assert answer.status == 200
+        assert await stuck == 504
+        await eventually(lambda: fleet.active == 0)
+
+
+async def test_an_engine_that_falls_silent_within_a_stream_ends_in_an_error_event(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, idle_timeout_s=0.3) as fleet:
+        async with fleet.gateway.post(CHAT, chat(stream=True), x_script=script(stall_after=2)) as answer:
+            events = data_events(await answer.text())
+        assert json.loads(events[-1])["error"]["code"] == "upstream_timeout"
+        assert len(events) == 3
+        await eventually(lambda: fleet.active == 0)
+
+
+@contextmanager
+def _black_hole() -> Iterator[int]:
+    """A port whose listener never accepts and whose queue is full: connecting takes for ever."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        fillers = []
+        for _ in range(4):
+            filler = socket.socket()
+            filler.settimeout(0)
+            filler.connect_ex(("127.0.0.1", port))
+            fillers.append(filler)
+        yield port
+        for filler in fillers:
+            filler.close()
+
+
+async def test_an_instance_that_can_not_be_connected_to_keeps_nobody_waiting(tmp_path: Path) -> None:
+    with _black_hole() as port:
+        async with ScriptedEngine().started() as good:
+            instances = [{"id": "a", "url": f"http://127.0.0.1:{port}"}, {"id": "b", "url": good.url}]
+            async with running_gateway(tmp_path, instances=instances, health_timeout_s=0.3) as gateway:
+                await gateway.usable(1)
+                async with gateway.post(CHAT, chat()) as answer:
+                    assert answer.headers["x-kvgate-instance"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("stream", "how"),
+    [
+        (True, {"ttft_s": 30}),
+        (False, {"ttft_s": 30}),
+        (True, {"chunks": 1000, "chunk_s": 0.05}),
+    ],
+    ids=["before the first token", "whole answer", "mid-stream"],
+)
+async def test_a_client_that_leaves_stops_the_engine_at_once(
+    fleet: Fleet, *, stream: bool, how: dict[str, object]
+) -> None:
+    host, port = fleet.gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = json.dumps(chat(stream=stream)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-script: {script(**how)}\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    if "chunks" in how:
+        await reader.readuntil(b"tok3")
+    else:
+        await eventually(lambda: fleet.active == 1)
+    writer.close()
+    await writer.wait_closed()
+    await eventually(lambda: fleet.active == 0 and fleet.aborted == 1, deadline_s=10)
+    await fleet.gateway.counted('kvgate_requests_total{operation="chat_completions",outcome="cancelled"}', 1)
+    for name in NAMES:
+        await fleet.gateway.counted(f'kvgate_requests_in_flight{{instance="{name}"}}', 0)
+
+
+async def test_in_flight_returns_to_zero_after_a_mix_of_everything(fleet: Fleet) -> None:
+    ways = [
+        {},
+        {"status": 500},
+        {"status": 503},
+        {"die_after": 0},
+        {"die_after": 2},
+        {"ttft_s": 30},
+    ]
+
+    async def one(number: int) -> None:
+        try:
+            async with asyncio.timeout(None if number % len(ways) != 5 else 0.2):
+                await _status(fleet, script(**ways[number % len(ways)]), stream=bool(number % 2))
+        except TimeoutError:
+            pass
+
+    await asyncio.gather(*(one(number) for number in range(120)))
+    await eventually(lambda: fleet.active == 0)
+    for name in NAMES:
+        await fleet.gateway.counted(f'kvgate_requests_in_flight{{instance="{name}"}}', 0)
+
+
+async def test_a_plain_openai_engine_works_by_load_alone(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, {"a": ScriptedEngine(kv=False), "b": ScriptedEngine(kv=False)}) as fleet:
+        seen = set()
+        for _ in range(4):
+            async with fleet.gateway.post(COMPLETIONS, {"model": MODEL, "prompt": [1] * 64}) as answer:
+                assert answer.status == 200
+                assert answer.headers["x-kvgate-route"] == "load;matched=0;reason=no_cache_report"
+                seen.add(answer.headers["x-kvgate-instance"])
+        assert seen == NAMES
+
+
+async def _status(fleet: Fleet, how: str, *, stream: bool = False) -> int:
+    async with fleet.gateway.post(CHAT, chat(stream=stream), x_script=how) as answer:
+        await answer.read()
+        return int(answer.status)
