@@ -4,6 +4,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ BLOCK = 16
 
 @pytest.fixture(scope="module")
 def instance(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
-    with Instance.start(tiny_llama, tmp_path_factory.mktemp("instance") / "log", "--num-gpu-blocks", "512") as instance:
+    with Instance.start(
+        tiny_llama, tmp_path_factory.mktemp("instance") / "log", "--num-gpu-blocks", "1024"
+    ) as instance:
         yield instance
 
 
@@ -102,6 +105,69 @@ def test_salts_keep_tenants_apart_in_the_cache_and_in_the_names(instance: Instan
     assert all(each <= held for each in names)
     assert not names[0] & names[1]
     assert not names[1] & names[2]
+
+
+ROUTES = {
+    "chat, streamed": (
+        "/v1/chat/completions",
+        lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 2, "stream": True},
+    ),
+    "completions": ("/v1/completions", lambda text: {"prompt": text, "max_tokens": 2}),
+    "completions, streamed": ("/v1/completions", lambda text: {"prompt": text, "max_tokens": 2, "stream": True}),
+    "completions, several prompts": (
+        "/v1/completions",
+        lambda text: {"prompt": [text, f"{text} And once more."], "max_tokens": 2},
+    ),
+    "responses": ("/v1/responses", lambda text: {"input": text, "max_output_tokens": 2}),
+    "messages": (
+        "/v1/messages",
+        lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 2},
+    ),
+    "generate": ("/generate", lambda text: {"prompt": text, "max_tokens": 2}),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_salt_holds_on_every_route_that_generates(instance: Instance, route: str) -> None:
+    path, body = ROUTES[route]
+    text = text_about(f"{route} and nothing else")
+
+    def send(salt: str) -> tuple[int, int]:
+        """Return how many prompt tokens were looked up, and how many were found."""
+        before = stats(instance.url).prefix_cache
+        answer = kv_events.post(
+            instance.url + path,
+            {"model": "m", "temperature": 0, **body(text)},
+            {CACHE_SALT_HEADER: salt, "anthropic-version": "2023-06-01"},
+        )
+        assert answer.status == 200, answer
+        after = stats(instance.url).prefix_cache
+        return after.query_tokens - before.query_tokens, after.hit_tokens - before.hit_tokens
+
+    before = hbm(snapshot(instance.url))
+    queried, _ = send("acme")
+    told = hbm(snapshot(instance.url)) - before
+    assert queried > 4 * BLOCK
+    assert told
+    _, hits = send("acme")
+    assert hits > 0
+    named = hbm(snapshot(instance.url))
+    _, hits_of_another = send("umbra")
+    # prompts that share their beginning within one request may hit each other, never acme's
+    assert len(hbm(snapshot(instance.url)) - named) == len(told)
+    assert hits_of_another < hits
+
+
+def test_concurrent_tenants_with_one_prompt_share_nothing(instance: Instance) -> None:
+    text = text_about("a prompt that all tenants send at the same moment")
+    with ThreadPoolExecutor(8) as tenants:
+        cached = list(tenants.map(lambda number: chat(instance, text, salt=f"tenant-{number}"), range(8)))
+        assert cached == [0] * 8
+        cached = list(tenants.map(lambda number: chat(instance, text, salt=f"tenant-{number}"), range(8)))
+        assert min(cached) > 0
+    state = snapshot(instance.url)
+    batches = replay(stats(instance.url).events.replay_endpoint)
+    assert held_after([batch for batch in batches if batch[0] <= state.seq]) == hbm(state)
 
 
 @pytest.mark.parametrize("salt", ["", "two words", "x" * 65])
