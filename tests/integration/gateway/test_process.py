@@ -1,0 +1,103 @@
+"""The gateway as a process: how it starts, refuses to, and stops; and what its log holds."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.support.fleet import CHAT, chat
+from tests.support.scripted_engine import ScriptedEngine
+
+
+async def start(tmp_path: Path, *arguments: str, **settings: str) -> Process:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
+    named = {"KVGATE_STATE_DIR": str(tmp_path), "KVGATE_PORT": "0"} | settings
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", *arguments, env=own | named, stdout=PIPE, stderr=PIPE
+    )
+
+
+async def refused(process: Process) -> tuple[int | None, str]:
+    _, said = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode, said.decode()
+
+
+async def listening(process: Process) -> str:
+    """Read the log up to the line that says where it listens."""
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        while line := (await process.stderr.readline()).decode():
+            if found := re.search(r"listening on (http://\S+?)(?:\"|\s|$)", line):
+                return found[1]
+    raise AssertionError("it ended before it listened")
+
+
+async def test_a_port_in_use_is_said_with_its_number(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, said = await refused(await start(tmp_path, KVGATE_PORT=port))
+    assert code == 3
+    assert f"127.0.0.1:{port}" in said
+    assert "Traceback" not in said
+
+
+async def test_wrong_settings_are_said_and_nothing_is_started(tmp_path: Path) -> None:
+    path = tmp_path / "kvgate.yaml"
+    path.write_text("routing_policy: best\n")
+    code, said = await refused(await start(tmp_path, "--config", str(path)))
+    assert code == 2
+    assert "kvgate.yaml: routing_policy = 'best'" in said
+    assert "Traceback" not in said
+
+
+async def test_open_mode_does_not_listen_on_the_network(tmp_path: Path) -> None:
+    code, said = await refused(await start(tmp_path, KVGATE_HOST="192.0.2.1"))
+    assert code == 2
+    assert "not a loopback address" in said
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+async def test_it_serves_says_its_mode_logs_one_line_a_request_without_secrets_and_stops(
+    tmp_path: Path, stop: signal.Signals
+) -> None:
+    async with ScriptedEngine().started() as engine:
+        instances = json.dumps([{"id": "a", "url": engine.url}])
+        process = await start(
+            tmp_path, KVGATE_INSTANCES=instances, KVGATE_LOG_FORMAT="json", KVGATE_HEALTH_INTERVAL_S="0.1"
+        )
+        url = await listening(process)
+        async with aiohttp.ClientSession() as session:
+            async with asyncio.timeout(60):
+                while True:
+                    try:
+                        async with session.get(url + "/readyz") as answer:
+                            if answer.status == 200:
+                                break
+                    except aiohttp.ClientConnectionError:
+                        pass
+                    await asyncio.sleep(0.05)
+            said = chat(messages=[{"role": "user", "content": "prompt-hush"}], user="user-hush")
+            headers = {"authorization": "Bearer key-hush", "x-request-id": "req-1"}
+            async with session.post(url + CHAT, json=said, headers=headers) as answer:
+                assert answer.status == 200
+        process.send_signal(stop)
+        _, log = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    lines = [json.loads(line) for line in log.decode().splitlines()]
+    assert any("any API key is accepted" in line["message"] for line in lines)
+    (request,) = [line for line in lines if line["logger"] == "gateway.request"]
+    assert request["request_id"] == "req-1"
+    assert request["instance"] == "a"
+    assert request["status"] == 200
+    assert request["completion_tokens"] == 4
+    assert "hush" not in log.decode()

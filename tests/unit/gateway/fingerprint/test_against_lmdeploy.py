@@ -1,0 +1,137 @@
+"""The gateway's rendering and encoding against LMDeploy's own code, on the same tokenizer."""
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.models.tiny import build_tiny
+from gateway.fingerprint import ChatPrompt, ModelTokenizer, canonical_chat, load_tokenizer
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:max_tokens is deprecated:DeprecationWarning"  # LMDeploy reads its own deprecated field
+)
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+OTHER = {"type": "function", "function": {"name": "g", "description": "does g"}}
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "one turn": {"messages": [{"role": "user", "content": "hi"}]},
+    "system and turns": {
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": "1+1?"},
+            {"role": "assistant", "content": "2"},
+            {"role": "user", "content": "é 中文 \n\n tabs\t"},
+        ]
+    },
+    "the assistant is continued": {
+        "messages": [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one, two"}]
+    },
+    "text parts": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    },
+    "null and missing content": {
+        "messages": [{"role": "user", "content": None}, {"role": "assistant"}, {"role": "user", "content": "x"}]
+    },
+    "tool calls": {
+        "messages": [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "content": "7", "tool_call_id": "1"},
+        ],
+        "tools": [TOOL, OTHER],
+    },
+    "one tool chosen": {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [TOOL, OTHER],
+        "tool_choice": {"type": "function", "function": {"name": "g"}},
+    },
+    "template arguments": {
+        "messages": [{"role": "user", "content": "x"}],
+        "chat_template_kwargs": {"tone": "dry", "reasoning_effort": "low"},
+        "enable_thinking": True,
+    },
+    "reasoning effort": {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "high"},
+}
+
+TEMPLATE = (
+    "{% if tools %}TOOLS {{ tools | tojson }}\n{% endif %}"
+    "{% if tone is defined %}TONE {{ tone }}{% endif %}"
+    "{% if enable_thinking is defined %}THINK {{ enable_thinking }}{% endif %}"
+    "{% if reasoning_effort is defined %}EFFORT {{ reasoning_effort }}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments.a + 1 }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import AutoTokenizer
+
+    made = build_tiny(tmp_path_factory.mktemp("models") / "tiny")
+    tokenizer = AutoTokenizer.from_pretrained(made)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def ours(folder: Path) -> ModelTokenizer:
+    return load_tokenizer(folder)
+
+
+class Theirs:
+    """What LMDeploy's api_server does between the request's body and the engine, with its own functions."""
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = importlib.import_module("lmdeploy.model")
+            tokenizer = importlib.import_module("lmdeploy.tokenizer")
+            self.protocol = importlib.import_module("lmdeploy.serve.openai.protocol")
+            self.parsers = importlib.import_module("lmdeploy.serve.parsers.response_parser")
+            self.tools = importlib.import_module("lmdeploy.serve.parsers.tool_parser.tool_parser")
+            self.runner = importlib.import_module("lmdeploy.serve.core.chat_runner")
+            processors = importlib.import_module("lmdeploy.serve.processors.multimodal")
+            self.processor = processors.MultimodalProcessor(
+                tokenizer.Tokenizer(str(folder)), model.HFChatTemplate(str(folder))
+            )
+
+    async def encode(self, body: dict[str, Any]) -> list[int]:
+        request = self.protocol.ChatCompletionRequest(model="m", **body)
+        request = self.parsers.normalize_chat_request(self.tools.dump_tools(request))
+        prompt = await self.processor.get_prompt_input(
+            request.messages,
+            do_preprocess=True,
+            tools=request.tools,
+            reasoning_effort=request.reasoning_effort,
+            chat_template_kwargs=self.runner._chat_template_kwargs_from_request(request),
+        )
+        ids: list[int] = prompt["input_ids"]
+        return ids
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> Theirs:
+    return Theirs(folder)
+
+
+@pytest.mark.parametrize("body", REQUESTS.values(), ids=REQUESTS.keys())
+async def test_tokens_of_a_chat_are_those_that_lmdeploy_computes(
+    ours: ModelTokenizer, theirs: Theirs, body: dict[str, Any]
+) -> None:
+    prompt = canonical_chat(
+        body["messages"],
+        tools=body.get("tools"),
+        tool_choice=body.get("tool_choice"),
+        template_kwargs=body.get("chat_template_kwargs"),
+        enable_thinking=body.get("enable_thinking"),
+        reasoning_effort=body.get("reasoning_effort"),
+    )
+    assert isinstance(prompt, ChatPrompt)
+    assert ours.encode(ours.render(prompt.messages, prompt.kwargs)) == await theirs.encode(body)

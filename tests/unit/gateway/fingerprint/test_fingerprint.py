@@ -1,0 +1,134 @@
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.models.tiny import build_tiny
+from gateway.errors import SettingsError
+from gateway.fingerprint import (
+    ChatPrompt,
+    Fingerprint,
+    Fingerprinter,
+    Gap,
+    ModelTokenizer,
+    Prompt,
+    TokenPrompt,
+    Unreadable,
+    load_tokenizer,
+)
+from gateway.fingerprint.canonical import TextPrompt
+from kvcontrol.core import CacheIdentity, chain_hashes, root_hash, token_bytes
+
+IDENTITY = CacheIdentity(model="m", revision="r", kv_dtype="float32", block_size_tokens=4)
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
+    return load_tokenizer(build_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+async def take(
+    fingerprinter: Fingerprinter, prompt: Prompt, *, size_bytes: int = 1, salt: str = "s"
+) -> Fingerprint | Gap:
+    return await fingerprinter.fingerprint(prompt, size_bytes=size_bytes, model="m", salt=salt)
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (103, 25)])
+async def test_a_prompt_of_n_tokens_has_the_hashes_of_its_first_n_minus_1(
+    executor: ThreadPoolExecutor, tokens: int, blocks: int
+) -> None:
+    ids = tuple(range(tokens))
+    fingerprint = await take(Fingerprinter(None, executor), TokenPrompt(token_ids=ids))
+    assert isinstance(fingerprint, Fingerprint)
+    assert fingerprint.tokens == tokens
+    expected = chain_hashes(root_hash(IDENTITY, salt="s"), token_bytes(ids), 4)[:blocks]
+    assert list(fingerprint.hashes(IDENTITY)) == expected
+    assert len(expected) == blocks
+
+
+async def test_hashes_differ_by_tenant_identity_and_adapter(executor: ThreadPoolExecutor) -> None:
+    prompt = TokenPrompt(token_ids=tuple(range(9)))
+    fingerprinter = Fingerprinter(None, executor)
+    mine, yours = await take(fingerprinter, prompt), await take(fingerprinter, prompt, salt="t")
+    adapted = await fingerprinter.fingerprint(prompt, size_bytes=1, model="adapter", salt="s")
+    assert isinstance(mine, Fingerprint)
+    assert isinstance(yours, Fingerprint)
+    assert isinstance(adapted, Fingerprint)
+    other = replace(IDENTITY, revision="r2")
+    seen = [mine.hashes(IDENTITY), mine.hashes(other), yours.hashes(IDENTITY), adapted.hashes(IDENTITY)]
+    assert len({each[0] for each in seen}) == 4
+    assert (
+        adapted.hashes(IDENTITY)[0]
+        == chain_hashes(root_hash(IDENTITY, salt="s", adapter="adapter"), token_bytes(range(4)), 4)[0]
+    )
+
+
+async def test_long_and_short_prompts_have_the_same_fingerprint(
+    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
+) -> None:
+    fingerprinter = Fingerprinter(tokenizer, executor)
+    prompt = ChatPrompt(messages=({"role": "user", "content": "hello " * 50},), kwargs={})
+    inline, elsewhere = await take(fingerprinter, prompt), await take(fingerprinter, prompt, size_bytes=1 << 20)
+    assert isinstance(inline, Fingerprint)
+    assert isinstance(elsewhere, Fingerprint)
+    assert inline.hashes(IDENTITY) == elsewhere.hashes(IDENTITY)
+
+
+async def test_the_event_loop_goes_on_while_a_long_prompt_is_encoded(
+    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
+) -> None:
+    fingerprinter = Fingerprinter(tokenizer, executor)
+    text = "the quick brown fox jumps over the lazy dog. " * 40_000
+    task = asyncio.create_task(take(fingerprinter, TextPrompt(text=text), size_bytes=len(text)))
+    turns = 0
+    while not task.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert isinstance(await task, Fingerprint)
+    assert turns > 10
+
+
+@pytest.mark.parametrize(
+    ("prompt", "gap"),
+    [
+        (TextPrompt(text="x"), Gap.NO_TOKENIZER),
+        (ChatPrompt(messages=({"role": "user", "content": "x"},), kwargs={}), Gap.NO_TOKENIZER),
+        (Unreadable(reason="multimodal"), Gap.MULTIMODAL),
+        (Unreadable(reason="several_prompts"), Gap.SEVERAL_PROMPTS),
+        (Unreadable(reason="unknown_prompt"), Gap.UNKNOWN_PROMPT),
+        (TokenPrompt(token_ids=(-1,)), Gap.BAD_TOKENS),
+        (TokenPrompt(token_ids=(1 << 40,)), Gap.BAD_TOKENS),
+    ],
+)
+async def test_what_has_no_fingerprint_says_why(executor: ThreadPoolExecutor, prompt: Prompt, gap: Gap) -> None:
+    assert await take(Fingerprinter(None, executor), prompt) is gap
+
+
+class _Refusing(ModelTokenizer):
+    """A tokenizer whose template refuses every conversation, as some do that don't begin with a user."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str:
+        del messages, kwargs
+        raise ValueError("conversation roles must alternate")
+
+
+async def test_a_template_that_refuses_is_a_gap_and_not_an_error(
+    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
+) -> None:
+    prompt = ChatPrompt(messages=({"role": "user", "content": "x"},), kwargs={})
+    assert await take(Fingerprinter(_Refusing(tokenizer._tokenizer), executor), prompt) is Gap.TEMPLATE_ERROR
+
+
+def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=str(tmp_path)):
+        load_tokenizer(tmp_path)

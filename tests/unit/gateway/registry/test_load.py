@@ -1,0 +1,27 @@
+import pytest
+
+from gateway.registry import LoadTracker
+from kvcontrol.core import InstanceId
+
+A, B = InstanceId("a"), InstanceId("b")
+
+
+def test_a_request_counts_from_its_decision_to_its_end_however_it_ends() -> None:
+    load = LoadTracker([A, B])
+    with load.placed(A, uncached_tokens=100, cold=True) as permit:
+        assert (load.of(A).in_flight, load.of(A).prefill_tokens) == (1, 100)
+        permit.first_byte()
+        permit.first_byte()
+        assert (load.of(A).in_flight, load.of(A).prefill_tokens) == (1, 0)
+    with pytest.raises(ValueError, match="x"), load.placed(A, uncached_tokens=100, cold=False):
+        raise ValueError("x")
+    assert (load.of(A).in_flight, load.of(A).prefill_tokens) == (0, 0)
+
+
+def test_turns_number_all_requests_and_cold_ones_apart() -> None:
+    load = LoadTracker([A, B])
+    for instance, cold in ((A, True), (B, False), (A, False)):
+        with load.placed(instance, uncached_tokens=0, cold=cold):
+            pass
+    assert (load.of(A).last_turn, load.of(A).last_cold_turn) == (3, 1)
+    assert (load.of(B).last_turn, load.of(B).last_cold_turn) == (2, 0)

@@ -1,0 +1,92 @@
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.registry import InstanceState, Model, ProbeResult, Registry
+from gateway.settings import InstanceSettings
+from kvcontrol.core import CacheIdentity, Epoch, InstanceId
+from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats
+
+A, B = InstanceId("a"), InstanceId("b")
+
+
+@pytest.fixture
+def registry() -> Registry:
+    settings = [InstanceSettings(id=name, url=f"http://127.0.0.1:{port}") for name, port in (("a", 1), ("b", 2))]
+    return Registry(settings, unhealthy_after=2)
+
+
+def stats(running: int = 0, waiting: int = 0) -> InstanceStats:
+    return InstanceStats(
+        epoch=Epoch("e"),
+        engine="x",
+        engine_version="1",
+        device="cpu",
+        started_at_s=0,
+        context_length_tokens=1,
+        identity=CacheIdentity(model="m", revision="r", kv_dtype="f", block_size_tokens=1),
+        events=EventsInfo(endpoint="tcp://127.0.0.1:1", replay_endpoint="tcp://127.0.0.1:2", seq=-1),
+        tiers={},
+        load=LoadStats(running=running, waiting=waiting, max_batch_size=1),
+        prefix_cache=PrefixCacheStats(query_tokens=0, hit_tokens=0),
+    )
+
+
+def probe(*cards: dict[str, Any], said: InstanceStats | None = None, in_flight: int = 0) -> ProbeResult:
+    models = tuple(Model(id=card["id"], card=card) for card in cards)
+    return ProbeResult(models=models, stats=said, stats_problem=None, in_flight=in_flight)
+
+
+async def test_an_instance_starts_becomes_healthy_falls_ill_and_recovers(registry: Registry) -> None:
+    def state() -> InstanceState:
+        return registry.get(A).state
+
+    assert state() is InstanceState.STARTING
+    registry.probe_failed(A, "refused")
+    registry.probe_failed(A, "refused")
+    assert state() is InstanceState.STARTING
+    registry.probe_succeeded(A, probe({"id": "m"}))
+    assert state() is InstanceState.HEALTHY
+    registry.probe_failed(A, "slow")
+    assert state() is InstanceState.HEALTHY
+    registry.probe_succeeded(A, probe({"id": "m"}))
+    registry.probe_failed(A, "slow")
+    assert state() is InstanceState.HEALTHY
+    registry.probe_failed(A, "slow")
+    assert state() is InstanceState.UNHEALTHY
+    assert registry.get(A).reason == "slow"
+    registry.probe_succeeded(A, probe({"id": "m"}))
+    assert state() is InstanceState.HEALTHY
+
+
+async def test_a_refused_connection_takes_an_instance_out_at_once_and_keeps_what_it_serves(registry: Registry) -> None:
+    registry.probe_succeeded(A, probe({"id": "m"}, said=stats()))
+    registry.connection_failed(A, "refused")
+    assert registry.usable() == ()
+    assert registry.get(A).stats is None
+    assert registry.knows_model("m")
+    assert not registry.knows_model("n")
+
+
+async def test_cards_are_merged_by_id_over_usable_instances(registry: Registry) -> None:
+    registry.probe_succeeded(A, probe({"id": "m", "x": 1}, {"id": "n"}))
+    registry.probe_succeeded(B, probe({"id": "m", "x": 2, "y": 3}))
+    assert registry.model_cards() == [{"id": "m", "x": 1, "y": 3}, {"id": "n"}]
+    registry.connection_failed(A, "gone")
+    assert registry.model_cards() == [{"id": "m", "x": 2, "y": 3}]
+
+
+async def test_foreign_requests_are_those_reported_beyond_our_own(registry: Registry) -> None:
+    registry.probe_succeeded(A, probe(said=stats(running=3, waiting=2), in_flight=4))
+    assert registry.get(A).foreign_requests == 1
+    registry.probe_succeeded(A, probe(said=stats(running=1), in_flight=4))
+    assert registry.get(A).foreign_requests == 0
+
+
+async def test_waiting_for_a_change_ends_when_it_comes(registry: Registry) -> None:
+    waiter = asyncio.create_task(registry.wait_until(lambda: bool(registry.usable())))
+    await asyncio.sleep(0)
+    assert not waiter.done()
+    registry.probe_succeeded(B, probe())
+    await asyncio.wait_for(waiter, 5)

@@ -1,0 +1,98 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import SettingsError
+from gateway.settings import Settings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("KVGATE_"):
+            monkeypatch.delenv(name)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "kvgate.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "port: 9000\nlog_format: json\ninstances:\n- {id: a, url: 'http://127.0.0.1:1/'}\n")
+    monkeypatch.setenv("KVGATE_PORT", "9001")
+    settings = load_settings(path)
+    assert (settings.port, settings.log_format, settings.host) == (9001, "json", "127.0.0.1")
+    assert settings.instances[0].url == "http://127.0.0.1:1"
+    monkeypatch.setenv("KVGATE_INSTANCES", '[{"id": "b", "url": "http://127.0.0.1:2"}]')
+    assert [each.id for each in load_settings(path).instances] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("prot: 1", ["kvgate.yaml", "prot", "did you mean port?"]),
+        ("port: high", ["kvgate.yaml", "port", "'high'", "integer"]),
+        ("port: 70000", ["kvgate.yaml", "port", "70000", "65535"]),
+        ("routing_policy: best", ["kvgate.yaml", "routing_policy", "'best'", "round_robin"]),
+        ("instances: [{id: a}]", ["kvgate.yaml", "instances.0.url"]),
+        ("instances: [{id: a, url: 'http://h', role: x}]", ["kvgate.yaml", "instances.0.role"]),
+        ("instances: [{id: a, url: ftp://h}]", ["instances.0.url", "ftp://h", "http://127.0.0.1:9001"]),
+        ("instances: [{id: a, url: 'http://h:1'}, {id: a, url: 'http://h:2'}]", ["instance id", "once"]),
+        ("host: 192.0.2.1", ["192.0.2.1", "loopback", "api_keys"]),
+        ("salt_secret: short", ["salt_secret", "16"]),
+        ("tokenizer: /nowhere", ["tokenizer", "/nowhere", "folder"]),
+        ("- a list", ["kvgate.yaml", "list", "mapping"]),
+        ("a: [", ["kvgate.yaml", "not YAML"]),
+    ],
+)
+def test_a_wrong_file_is_named_with_key_value_and_what_is_allowed(tmp_path: Path, text: str, parts: list[str]) -> None:
+    with pytest.raises(SettingsError) as error:
+        load_settings(write(tmp_path, text))
+    for part in parts:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "parts"),
+    [
+        ("KVGATE_PORTS", "1", ["environment", "KVGATE_PORTS", "KVGATE_PORT?"]),
+        ("KVGATE_PORT", "x", ["environment", "KVGATE_PORT", "'x'"]),
+        ("KVGATE_INSTANCES", "[{", ["KVGATE_INSTANCES", "JSON"]),
+        ("KVGATE_IDLE_TIMEOUT_S", "0", ["KVGATE_IDLE_TIMEOUT_S", "greater than 0"]),
+    ],
+)
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, parts: list[str]) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as error:
+        load_settings()
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_secrets_never_stand_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGATE_API_KEYS", '[{"key": "sk-hush", "tenant": "no spaces", "x": 1}]')
+    monkeypatch.setenv("KVGATE_SALT_SECRET", "hush")
+    with pytest.raises(SettingsError) as error:
+        load_settings()
+    assert "hush" not in str(error.value)
+
+
+def test_variables_of_other_parts_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGATE_ENGINE_CPU_THREADS", "2")
+    monkeypatch.setenv("KVGATE_CACHE_DIR", "/somewhere")
+    assert load_settings().port == 8000
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_open_mode_listens_on_loopback_only_and_keys_open_the_rest(host: str) -> None:
+    assert Settings(host=host).open_mode
+    assert not Settings(host="192.0.2.1", api_keys=[{"key": "k", "tenant": "t"}]).open_mode  # type: ignore[arg-type]
+
+
+def test_every_setting_is_described() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []

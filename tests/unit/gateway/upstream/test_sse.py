@@ -1,0 +1,109 @@
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.types import Usage
+from gateway.upstream.sse import EventScanner, error_event, usage_of_answer
+
+ENDS = ["\n\n", "\r\n\r\n", "\r\r", "\n\r\n", "\r\n\n"]
+USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+LINES = st.sampled_from(
+    [
+        'data: {"choices":[{"delta":{"content":"中文"}}],"usage":null}',
+        'data:{"choices":[{"text":"\\"usage\\" [DONE]"}]}',
+        ": a comment",
+        "event: note\ndata: one\ndata: two",
+        'data: {"usage": "not a usage"}',
+        'data: {broken "usage"',
+        "id: 7",
+    ]
+)
+
+
+def feed(scanner: EventScanner, data: bytes, sizes: Sequence[int]) -> bytes:
+    out = b""
+    start = 0
+    while start < len(data):
+        size = sizes[start % len(sizes)]
+        out += scanner.feed(data[start : start + size])
+        start += size
+    return out + scanner.rest()
+
+
+@given(
+    events=st.lists(st.tuples(LINES, st.sampled_from(ENDS)), max_size=8),
+    tail=st.sampled_from(["", "data: x", "data: x\n"]),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    hide=st.booleans(),
+)
+def test_any_stream_in_any_chunks_comes_out_byte_for_byte(
+    events: list[tuple[str, str]], tail: str, sizes: list[int], *, hide: bool
+) -> None:
+    data = ("".join(line + end for line, end in events) + tail).encode()
+    assert feed(EventScanner(hide_usage=hide), data, sizes) == data
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize("hide", [False, True])
+def test_usage_is_found_and_hidden_when_nobody_asked_for_it(end: str, size: int, *, hide: bool) -> None:
+    first = 'data: {"choices":[{"delta":{}}],"usage":null}' + end
+    usage = "data: " + json.dumps({"choices": [], "usage": USAGE}) + end
+    done = "data: [DONE]" + end
+    scanner = EventScanner(hide_usage=hide)
+    out = feed(scanner, (first + usage + done).encode(), [size])
+    assert scanner.usage == Usage(prompt_tokens=5, completion_tokens=2, cached_tokens=4)
+    assert scanner.done
+    assert not scanner.failed
+    assert out.decode().replace("\r", "").replace("\n", "") == (
+        (first + done if hide else first + usage + done).replace("\r", "").replace("\n", "")
+    )
+    assert ("prompt_tokens" in out.decode()) != hide
+
+
+def test_usage_beside_choices_is_noted_and_never_hidden() -> None:
+    event = b"data: " + json.dumps({"choices": [{"index": 0}], "usage": USAGE}).encode() + b"\n\n"
+    scanner = EventScanner(hide_usage=True)
+    assert scanner.feed(event) == event
+    assert scanner.usage is not None
+
+
+def test_half_an_event_is_held_back() -> None:
+    scanner = EventScanner(hide_usage=False)
+    assert scanner.feed(b"data: 1\n\ndata: {half") == b"data: 1\n\n"
+    assert scanner.feed(b" done}\n") == b""
+    assert scanner.feed(b"\n") == b"data: {half done}\n\n"
+
+
+def test_an_endless_event_is_let_pass_rather_than_held() -> None:
+    scanner = EventScanner(hide_usage=False)
+    piece = b"x" * (1 << 20)
+    assert b"".join(scanner.feed(piece) for _ in range(6)) + scanner.rest() == piece * 6
+
+
+def test_done_in_a_text_is_not_the_end_and_an_error_event_is_noticed() -> None:
+    scanner = EventScanner(hide_usage=False)
+    scanner.feed(b'data: {"choices":[{"text":"[DONE]"}]}\n\n')
+    assert not scanner.done
+    scanner.feed(b'data: {"choices":[{"text":"x"}],"error":null}\n\n')
+    assert not scanner.failed
+    scanner.feed(b'data: {"error":{"message":"m"}}\n\n')
+    assert scanner.failed
+
+
+def test_usage_of_a_whole_answer() -> None:
+    assert usage_of_answer(json.dumps({"choices": [], "usage": USAGE}).encode()) == Usage(
+        prompt_tokens=5, completion_tokens=2, cached_tokens=4
+    )
+    assert usage_of_answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":null}}') == Usage(
+        prompt_tokens=3, completion_tokens=0, cached_tokens=None
+    )
+    for body in (b"", b"[]", b"{", b'{"usage":null}', b'{"usage":7}', b"[" * 100_000):
+        assert usage_of_answer(body) is None
+
+
+def test_an_error_event_is_an_event() -> None:
+    assert error_event(b'{"error":{}}') == b'data: {"error":{}}\n\n'
