@@ -6,8 +6,7 @@ that says so, never a request that hangs. Bodies are the agent's bytes, passed o
 
 import asyncio
 import itertools
-import shutil
-import tempfile
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from engines.event_publisher import OK
 from engines.lmdeploy.agent import COUNTERS, SNAPSHOT, STATS, EventCounters, LaunchInfo, launch_of, note_launch
+from engines.lmdeploy.control_socket import private_endpoint
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tenancy import CacheSaltMiddleware
 from kvcontrol.core.control import SNAPSHOT_PATH, STATS_PATH
@@ -171,7 +171,7 @@ def async_engine_init(original: Callable[..., None]) -> Callable[..., None]:
         **kwargs: Any,
     ) -> None:
         if backend == "pytorch" and backend_config is not None and launch_of(backend_config) is None:
-            endpoint = EngineSettings.load().control_endpoint or _private_endpoint()
+            endpoint = EngineSettings.load().control_endpoint or private_endpoint(os.getpid())
             note_launch(backend_config, LaunchInfo(model=model_name or model_path, control_endpoint=endpoint))
         original(self, model_path, model_name, backend, backend_config, *args, **kwargs)
 
@@ -189,15 +189,6 @@ def mount_metrics(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], 
             mount(app, client, metrics=bool(backend_config.enable_metrics))
 
     return mount_metrics
-
-
-def _private_endpoint() -> str:
-    """A socket that only this user can reach, in a folder that goes when the process does."""
-    import atexit
-
-    folder = tempfile.mkdtemp(prefix="kvgate-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return f"ipc://{folder}/control"
 
 
 __all__ = [

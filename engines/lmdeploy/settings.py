@@ -29,7 +29,7 @@ class EngineSettings(BaseSettings):
     replay_endpoint: str = "tcp://127.0.0.1:*"
     """ROUTER socket that replays event batches."""
     control_endpoint: str | None = None
-    """``ipc://`` socket between api_server and engine process; absent: one in a private temporary folder."""
+    """``ipc://`` socket between api_server and engine process; absent: one in a private folder of this process."""
     control_timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0
     """How long ``/kv/v1`` waits for the engine process before it answers 503."""
     events_pending_blocks: Annotated[int, Field(ge=1)] = DEFAULT_PENDING_BLOCKS
