@@ -35,7 +35,7 @@ def build_app() -> typer.Typer:
 def main() -> None:
     """Run one command and exit."""
     try:
-        build_app()(standalone_mode=True)
+        build_app()(prog_name="kvgate")
     except CommandError as error:
         show_failure(error)
         sys.exit(1)

@@ -27,7 +27,7 @@ LEAST_DISK_BYTES = 2 * 10**9
 LEAST_MEMORY_BYTES = 4 * 10**9
 OLDEST_PYTHON = (3, 11)
 HOOKS_LIMIT_S = 300.0
-_CHECK_HOOKS = "import engines.lmdeploy.launch as launch; launch.prepare()"
+_CHECK_HOOKS = "import engines.lmdeploy.launch as launch; launch.prepare(serving=True)"
 
 
 class Verdict(StrEnum):

@@ -1,0 +1,130 @@
+"""What the commands say about themselves, and that a refusal is a message, never a traceback."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvgate import doctor
+from kvgate.doctor import Verdict, examine
+from kvgate.model import Model
+from kvgate.ports import free_ports
+from kvgate.stack import ApiKey, GatewayOptions, Routing
+from kvgate.up import QUESTION, curl
+
+MODEL = Model(folder=Path("/m"), name="it's a model")
+
+
+def kvgate(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-m", "kvgate", *arguments],
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+def options(*keys: ApiKey) -> GatewayOptions:
+    return GatewayOptions(
+        host="127.0.0.1", port=8000, api_keys=keys, routing=Routing.PREFIX, state_dir=Path("/nowhere")
+    )
+
+
+@pytest.mark.parametrize("command", ["up", "engine", "doctor"])
+def test_each_command_explains_itself(command: str) -> None:
+    said = kvgate(command, "--help")
+    assert said.returncode == 0
+    assert f"Usage: kvgate {command}" in said.stdout
+
+
+def test_help_of_up_names_every_option() -> None:
+    said = kvgate("up", "--help").stdout
+    for option in (
+        *("--model", "--tiny", "--instances", "--host", "--port", "--device", "--block-size", "--kv-blocks"),
+        *("--kv-memory", "--max-batch-size", "--threads", "--routing", "--api-key", "--state-dir"),
+    ):
+        assert option in said
+
+
+def test_the_gateways_help_is_its_own() -> None:
+    said = kvgate("gateway", "--help")
+    assert said.returncode == 0
+    assert "--config" in said.stdout
+
+
+def test_an_unknown_option_is_named() -> None:
+    said = kvgate("up", "--tinny")
+    assert said.returncode == 2
+    assert "--tinny" in said.stderr
+
+
+def test_an_engine_needs_a_model_folder(tmp_path: Path) -> None:
+    said = kvgate("engine", "--model", str(tmp_path / "absent"))
+    assert said.returncode == 1
+    assert "there is no such folder" in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def test_the_curl_is_one_shell_command_whatever_the_models_name() -> None:
+    words = shlex.split(curl(options(), MODEL))
+    assert words[:3] == ["curl", "-s", "http://127.0.0.1:8000/v1/chat/completions"]
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["model"] == "it's a model"
+    assert body["messages"] == [{"role": "user", "content": QUESTION}]
+    assert not any("authorization" in word for word in words)
+
+
+def test_the_curl_presents_the_first_key() -> None:
+    words = shlex.split(curl(options(ApiKey(key="sk-1", tenant="acme"), ApiKey(key="sk-2", tenant="b")), MODEL))
+    assert "authorization: Bearer sk-1" in words
+
+
+def test_doctor_as_json_is_one_object(tmp_path: Path) -> None:
+    said = kvgate("doctor", "--json", "--port", str(free_ports(1)[0]), KVGATE_CACHE_DIR=str(tmp_path))
+    report = json.loads(said.stdout)
+    assert said.returncode == 0, report
+    assert report["ok"] is True
+    checks = {finding["check"]: finding for finding in report["checks"]}
+    assert set(checks) == {
+        *("python", "torch", "device", "lmdeploy", "port", "sockets", "state", "cache", "memory", "model"),
+    }
+    assert checks["lmdeploy"]["found"].endswith("all hooks fit")
+    assert "not fetched yet" in checks["model"]["found"]
+
+
+def test_doctor_names_what_would_keep_kvgate_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "torch_version", lambda: None)
+    monkeypatch.setattr(doctor, "_CHECK_HOOKS", "raise SystemExit('LMDeploy moved a symbol')")
+    findings = {finding.check: finding for finding in examine(free_ports(1)[0])}
+    assert findings["torch"].verdict is Verdict.FAIL
+    assert findings["torch"].advice == "make setup"
+    assert findings["lmdeploy"].verdict is Verdict.FAIL
+    assert "LMDeploy moved a symbol" in findings["lmdeploy"].found
+
+
+def test_doctor_sees_a_port_in_use_as_a_warning() -> None:
+    import socket
+
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        finding = doctor.check_port(holder.getsockname()[1])
+    assert finding.verdict is Verdict.WARN
+    assert "in use" in finding.found
+
+
+def test_doctor_sees_a_damaged_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engines.models import smollm2
+
+    monkeypatch.setenv("KVGATE_CACHE_DIR", str(tmp_path))
+    (tmp_path / smollm2.NAME).mkdir()
+    finding = doctor.check_model()
+    assert finding.verdict is Verdict.WARN
+    assert "not complete" in finding.found
