@@ -24,10 +24,17 @@ class PrefixMatch:
         return max(self.by_tier, key=_SPEED_ORDER.__getitem__, default=None)
 
 
+Residents = Mapping[CacheTier, Iterable[tuple[BlockHash, BlockHash | None]]]
+"""What an instance holds: in each tier, blocks with their parents (None for the first block of a prompt).
+
+Parents come before children, in the same tier or an earlier one.
+"""
+
+
 class ResidencyIndex(Protocol):
     """Which instance holds which blocks in which tier. Soft state: rebuilt from snapshots, kept true by events."""
 
-    def reset(self, instance: InstanceId, tiers: Mapping[CacheTier, Iterable[BlockHash]]) -> None:
+    def reset(self, instance: InstanceId, residents: Residents) -> None:
         """Replace everything that is known of an instance."""
 
     def apply(self, instance: InstanceId, event: KvEvent) -> None:
@@ -45,4 +52,4 @@ class ResidencyIndex(Protocol):
 
 _SPEED_ORDER = {tier: order for order, tier in enumerate(CacheTier)}
 
-__all__ = ["PrefixMatch", "ResidencyIndex"]
+__all__ = ["PrefixMatch", "ResidencyIndex", "Residents"]

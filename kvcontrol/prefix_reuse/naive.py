@@ -1,10 +1,10 @@
 """The obvious residency index: a set of blocks per instance and tier. The oracle of ``FleetIndex``."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
-from kvcontrol.prefix_reuse.match import PrefixMatch
+from kvcontrol.prefix_reuse.match import PrefixMatch, Residents
 
 
 class NaiveFleetIndex:
@@ -13,8 +13,8 @@ class NaiveFleetIndex:
     def __init__(self) -> None:
         self._held: dict[InstanceId, dict[CacheTier, set[BlockHash]]] = {}
 
-    def reset(self, instance: InstanceId, tiers: Mapping[CacheTier, Iterable[BlockHash]]) -> None:
-        self._held[instance] = {tier: set(blocks) for tier, blocks in tiers.items()}
+    def reset(self, instance: InstanceId, residents: Residents) -> None:
+        self._held[instance] = {tier: {block for block, _ in blocks} for tier, blocks in residents.items()}
 
     def apply(self, instance: InstanceId, event: KvEvent) -> None:
         tiers = self._held.setdefault(instance, {})

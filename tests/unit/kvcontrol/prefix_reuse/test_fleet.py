@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -11,26 +11,46 @@ from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStore
 from kvcontrol.prefix_reuse import FleetIndex, NaiveFleetIndex, PrefixMatch, ResidencyIndex
 
 A, B, C = InstanceId("a"), InstanceId("b"), InstanceId("c")
-BLOCKS = [BlockHash(bytes([n]) * 16) for n in range(12)]
 
-instances = st.sampled_from([A, B, C])
-tiers = st.sampled_from(list(CacheTier))
-prompts = st.lists(st.sampled_from(BLOCKS), max_size=12)
-runs = st.tuples(st.integers(0, 11), st.integers(1, 12)).map(lambda r: tuple(BLOCKS[r[0] : r[0] + r[1]]))
+
+def chain(name: int, length: int = 10) -> list[BlockHash]:
+    return [BlockHash(bytes([name, depth]) * 8) for depth in range(length)]
+
+
+BLOCKS = chain(1)
+OTHER = [*BLOCKS[:3], *chain(2)[3:]]
+"""A prompt that shares its first three blocks with ``BLOCKS``."""
 
 implementations = pytest.mark.parametrize("make", [FleetIndex, NaiveFleetIndex])
 Make = Callable[[], ResidencyIndex]
 
 
+def parent_of(block: BlockHash) -> BlockHash | None:
+    for prompt in (BLOCKS, OTHER):
+        if block in prompt:
+            place = prompt.index(block)
+            return prompt[place - 1] if place else None
+    raise AssertionError(block)
+
+
 def stored(*blocks: BlockHash, tier: CacheTier = CacheTier.HBM) -> KvEvent:
-    return BlockStored(block_hashes=blocks, parent=None, token_ids=(), block_size_tokens=16, tier=tier)
+    return BlockStored(block_hashes=blocks, parent=parent_of(blocks[0]), token_ids=(), block_size_tokens=16, tier=tier)
+
+
+def removed(*blocks: BlockHash, tier: CacheTier = CacheTier.HBM) -> KvEvent:
+    return BlockRemoved(block_hashes=blocks, tier=tier)
+
+
+def with_parents(blocks: list[BlockHash]) -> list[tuple[BlockHash, BlockHash | None]]:
+    return [(block, parent_of(block)) for block in blocks]
 
 
 @implementations
 def test_the_match_is_the_leading_run_and_not_what_lies_behind_a_hole(make: Make) -> None:
     index = make()
     index.apply(A, stored(*BLOCKS[:3]))
-    index.apply(B, stored(BLOCKS[0], BLOCKS[2]))
+    index.apply(B, stored(BLOCKS[0]))
+    index.apply(B, stored(BLOCKS[2]))
     index.apply(C, stored(*BLOCKS[1:3]))
     assert index.match(BLOCKS[:4]) == {
         A: PrefixMatch(blocks=3, by_tier={CacheTier.HBM: 3}),
@@ -70,13 +90,73 @@ def test_a_dropped_instance_is_gone_and_one_that_takes_its_place_starts_empty(ma
 def test_a_snapshot_replaces_what_was_known(make: Make) -> None:
     index = make()
     index.apply(A, stored(*BLOCKS[:5]))
-    index.reset(A, {CacheTier.HBM: BLOCKS[:1], CacheTier.NVME: BLOCKS[1:3]})
+    index.reset(A, {CacheTier.HBM: with_parents(BLOCKS[:1]), CacheTier.NVME: with_parents(BLOCKS[1:3])})
     assert index.blocks_held(A) == {CacheTier.HBM: 1, CacheTier.NVME: 2}
     assert index.match(BLOCKS)[A].blocks == 3
 
 
+@implementations
+def test_clearing_takes_every_tier(make: Make) -> None:
+    index = make()
+    index.apply(A, stored(*BLOCKS[:2]))
+    index.apply(A, stored(*BLOCKS[:2], tier=CacheTier.DDR))
+    index.apply(A, AllBlocksCleared())
+    assert index.match(BLOCKS) == {}
+    assert index.blocks_held(A) == {}
+
+
 def test_the_slowest_tier_of_an_empty_run_is_none() -> None:
     assert PrefixMatch(blocks=0, by_tier={}).slowest_tier is None
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [stored(*BLOCKS[5:7]), removed(BLOCKS[1])],
+    ids=["a block without its parent", "a parent that leaves before its child"],
+)
+def test_an_instance_with_a_hole_is_walked_until_a_snapshot_makes_it_whole(break_it: KvEvent) -> None:
+    index = FleetIndex()
+    index.apply(A, stored(*BLOCKS[:3]))
+    assert not index.is_ragged(A)
+    index.apply(A, break_it)
+    assert index.is_ragged(A)
+    index.reset(A, {CacheTier.HBM: with_parents(BLOCKS[:3])})
+    assert not index.is_ragged(A)
+    assert index.match(BLOCKS)[A].blocks == 3
+
+
+def test_tails_that_leave_before_heads_keep_an_instance_whole() -> None:
+    index = FleetIndex()
+    index.apply(A, stored(*BLOCKS))
+    index.apply(A, removed(*BLOCKS[:3:-1]))
+    assert not index.is_ragged(A)
+    assert index.match(BLOCKS)[A].blocks == 4
+
+
+def test_a_peer_that_claims_another_parent_for_a_block_misleads_nobody_else() -> None:
+    index = FleetIndex()
+    index.apply(A, BlockStored(block_hashes=(BLOCKS[3],), parent=None, token_ids=(), block_size_tokens=16))
+    index.apply(B, stored(*BLOCKS[:4]))
+    assert index.match(BLOCKS) == {B: PrefixMatch(blocks=4, by_tier={CacheTier.HBM: 4})}
+
+
+def test_more_instances_than_bits_in_a_machine_word_are_told_apart() -> None:
+    index = FleetIndex()
+    names = [InstanceId(f"engine-{place}") for place in range(150)]
+    for depth, name in enumerate(names):
+        index.apply(name, stored(*BLOCKS[: depth % 10 + 1]))
+    found = index.match(BLOCKS)
+    assert {name: match.blocks for name, match in found.items()} == {
+        name: depth % 10 + 1 for depth, name in enumerate(names)
+    }
+
+
+instances = st.sampled_from([A, B, C])
+tiers = st.sampled_from(list(CacheTier))
+runs = st.tuples(st.sampled_from([BLOCKS, OTHER]), st.integers(0, 9), st.integers(1, 10)).map(
+    lambda run: tuple(run[0][run[1] : run[1] + run[2]])
+)
+prompts = st.sampled_from([BLOCKS, OTHER, BLOCKS[:4], [], [*BLOCKS, BlockHash(b"unheard of")]])
 
 
 class FleetMachine(RuleBasedStateMachine):
@@ -93,7 +173,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(instance=instances, blocks=runs, tier=tiers)
     def remove(self, instance: InstanceId, blocks: tuple[BlockHash, ...], tier: CacheTier) -> None:
-        self._both(instance, BlockRemoved(block_hashes=blocks, tier=tier))
+        self._both(instance, removed(*blocks, tier=tier))
 
     @rule(instance=instances)
     def clear(self, instance: InstanceId) -> None:
@@ -102,26 +182,24 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(instance=instances, blocks=runs, tier=tiers)
     def reset(self, instance: InstanceId, blocks: tuple[BlockHash, ...], tier: CacheTier) -> None:
         for index in (self.index, self.oracle):
-            index.reset(instance, {tier: blocks})
+            index.reset(instance, {tier: with_parents(list(blocks))})
 
     @rule(instance=instances)
     def drop(self, instance: InstanceId) -> None:
         self.index.drop(instance)
         self.oracle.drop(instance)
 
-    @rule(prompt=prompts)
-    def match(self, prompt: list[BlockHash]) -> None:
-        assert self.index.match(prompt) == self.oracle.match(prompt)
-
-    @rule(start=st.integers(0, 11))
-    def match_chain(self, start: int) -> None:
-        assert self.index.match(BLOCKS[start:]) == self.oracle.match(BLOCKS[start:])
-
     @invariant()
-    def holds_the_same(self) -> None:
+    def says_the_same(self) -> None:
         self.index.check_integrity()
         for instance in (A, B, C):
             assert self.index.blocks_held(instance) == self.oracle.blocks_held(instance)
+        for prompt in (BLOCKS, OTHER, BLOCKS[:4], [*BLOCKS, BlockHash(b"unheard of")]):
+            ours, theirs = self.index.match(prompt), self.oracle.match(prompt)
+            assert {name: match.blocks for name, match in ours.items()} == {
+                name: match.blocks for name, match in theirs.items()
+            }
+            assert all(sum(match.by_tier.values()) == match.blocks for match in ours.values())
 
     def _both(self, instance: InstanceId, event: KvEvent) -> None:
         self.index.apply(instance, event)
@@ -129,17 +207,35 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 TestFleetMachine = FleetMachine.TestCase
-TestFleetMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestFleetMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(instances, runs, tiers), max_size=20), prompts)
-def test_by_tier_adds_up_to_blocks(
-    history: list[tuple[InstanceId, tuple[BlockHash, ...], CacheTier]], prompt: list[BlockHash]
-) -> None:
-    index = FleetIndex()
-    for instance, blocks, tier in history:
-        index.apply(instance, stored(*blocks, tier=tier))
-    for match in index.match(prompt).values():
-        assert match.blocks == sum(match.by_tier.values())
-        assert 0 < match.blocks <= len(prompt)
+class TieredMachine(RuleBasedStateMachine):
+    """With tails demoted before heads, the split between tiers is exact too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = FleetIndex()
+        self.oracle = NaiveFleetIndex()
+        self.depth = dict.fromkeys(CacheTier, 0)
+
+    @rule(tier=tiers, depth=st.integers(0, 10))
+    def reach(self, tier: CacheTier, depth: int) -> None:
+        """Let a tier hold the first ``depth`` blocks."""
+        now = self.depth[tier]
+        for index in (self.index, self.oracle):
+            if depth > now:
+                index.apply(A, stored(*BLOCKS[now:depth], tier=tier))
+            elif depth < now:
+                index.apply(A, removed(*BLOCKS[depth:now][::-1], tier=tier))
+        self.depth[tier] = depth
+
+    @invariant()
+    def says_the_same(self) -> None:
+        self.index.check_integrity()
+        assert not self.index.is_ragged(A)
+        assert self.index.match(BLOCKS) == self.oracle.match(BLOCKS)
+
+
+TestTieredMachine = TieredMachine.TestCase
+TestTieredMachine.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
