@@ -24,6 +24,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.control import Residents
 from kvcontrol.core.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvcontrol.core.hashing import TOKEN_BYTES
 from kvcontrol.core.ids import BlockHash, Seq
@@ -60,10 +61,10 @@ class LogCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """Every resident block after all batches up to and including ``seq``; per tier, parents before children."""
+    """Every resident block with its parent, after all batches up to and including ``seq``; parents before children."""
 
     seq: Seq
-    tiers: dict[CacheTier, list[BlockHash]]
+    tiers: Residents
 
 
 class _Stored(NamedTuple):
@@ -201,7 +202,11 @@ class EventLog:
     def snapshot(self) -> tuple[list[Published], Resident]:
         """Publish what waits, then return it together with the resident set that it leads to; O(resident)."""
         published, mirror = self._take(with_resident=True)
-        tiers = {tier: [block for block, _ in _parents_first(blocks)] for tier, blocks in mirror.items() if blocks}
+        tiers = {
+            tier: [(block, place.parent) for block, place in _parents_first(blocks)]
+            for tier, blocks in mirror.items()
+            if blocks
+        }
         return published, Resident(seq=Seq(self._next_seq - 1), tiers=tiers)
 
     def replay(self, first: Seq) -> Iterator[Published]:

@@ -146,11 +146,11 @@ class EngineAgent:
 
     def _snapshot(self, publisher: EventPublisher) -> Snapshot:
         resident = publisher.snapshot()
-        return Snapshot(
+        return Snapshot.of(
             epoch=self.epoch,
             seq=resident.seq,
             identity=self.tracker.identity,
-            tiers={tier: [block.hex() for block in blocks] for tier, blocks in resident.tiers.items()},
+            residents=resident.tiers,
         )
 
 

@@ -26,7 +26,6 @@ import zmq
 import zmq.asyncio
 
 from gateway.registry import Instance, InstanceState, Registry
-from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import SNAPSHOT_PATH, InstanceStats, Snapshot
 from kvcontrol.core.errors import IdentityError, WireError
 from kvcontrol.core.ids import InstanceId, Seq
@@ -152,13 +151,13 @@ class EventFeed:
             raise ExceptionGroup(
                 "snapshot", [_ResyncError("new_epoch", "the snapshot is of another life of the engine")]
             )
-        tiers = {tier: snapshot.hashes(tier) for tier in CacheTier if tier in snapshot.tiers}
-        self._index.reset(self._instance, tiers)
+        residents = snapshot.residents()
+        self._index.reset(self._instance, residents)
         position.seq = snapshot.seq
         _log.info(
             "instance %s: snapshot of %d blocks at event batch %d",
             self._instance,
-            sum(len(blocks) for blocks in tiers.values()),
+            sum(len(blocks) for blocks in residents.values()),
             snapshot.seq,
         )
 
@@ -172,8 +171,7 @@ class EventFeed:
                 if answer.status != HTTPStatus.OK:
                     raise ExceptionGroup("snapshot", [_ResyncError("snapshot_failed", f"status {answer.status}")])
             snapshot = msgspec.json.decode(body, type=Snapshot)
-            for tier in snapshot.tiers:
-                snapshot.hashes(tier)
+            snapshot.residents()
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, ValueError, IdentityError) as error:
             detail = f"{type(error).__name__}: {error}"
             raise ExceptionGroup("snapshot", [_ResyncError("snapshot_failed", detail)]) from error

@@ -4,10 +4,16 @@ Both sides use these definitions; JSON on the wire, hashes as lower-case hex. Un
 older gateway can read a newer engine.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Self
+
 import msgspec
 
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.ids import BlockHash, Epoch, Seq
+
+Residents = Mapping[CacheTier, Sequence[tuple[BlockHash, BlockHash | None]]]
+"""What is held: in each tier, blocks with their parents (None for the first block of a prompt), parents first."""
 
 
 class EventsInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,13 +76,39 @@ class InstanceStats(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """``GET /kv/v1/snapshot``: every resident block after applying all event batches up to and including ``seq``.
 
-    ``tiers`` maps a tier to the hex hashes of the blocks that it holds, parents before children.
+    ``tiers`` maps a tier to the hex hashes of the blocks that it holds, parents before children; ``parents`` has, place
+    by place, the hex hash of each one's parent, "" for the first block of a prompt. A parent need not be resident.
     """
 
     epoch: Epoch
     seq: int
     identity: CacheIdentity
     tiers: dict[CacheTier, list[str]]
+    parents: dict[CacheTier, list[str]]
+
+    @classmethod
+    def of(cls, *, epoch: Epoch, seq: Seq, identity: CacheIdentity, residents: Residents) -> Self:
+        """Build a snapshot of ``residents``."""
+        return cls(
+            epoch=epoch,
+            seq=seq,
+            identity=identity,
+            tiers={tier: [block.hex() for block, _ in blocks] for tier, blocks in residents.items()},
+            parents={tier: [(parent or b"").hex() for _, parent in blocks] for tier, blocks in residents.items()},
+        )
+
+    def residents(self) -> Residents:
+        """Return all blocks with their parents; raises ``ValueError`` when a name is not hex or a parent is missing."""
+        return {
+            tier: list(
+                zip(
+                    (BlockHash(bytes.fromhex(block)) for block in blocks),
+                    (BlockHash(bytes.fromhex(parent)) or None for parent in self.parents.get(tier, [])),
+                    strict=True,
+                )
+            )
+            for tier, blocks in self.tiers.items()
+        }
 
     def hashes(self, tier: CacheTier) -> list[BlockHash]:
         """Return one tier's blocks; raises ``ValueError`` when one is not hex."""
@@ -102,6 +134,7 @@ __all__ = [
     "InstanceStats",
     "LoadStats",
     "PrefixCacheStats",
+    "Residents",
     "Snapshot",
     "TierStats",
 ]

@@ -4,7 +4,7 @@ from kvcontrol.prefix_reuse.entry import EntryId, Insertion, Lease, LeaseId, Pre
 from kvcontrol.prefix_reuse.fleet import FleetIndex
 from kvcontrol.prefix_reuse.index import PrefixReuseIndex
 from kvcontrol.prefix_reuse.keys import BlockKeys
-from kvcontrol.prefix_reuse.match import PrefixMatch, ResidencyIndex, Residents
+from kvcontrol.prefix_reuse.match import PrefixMatch, ResidencyIndex
 from kvcontrol.prefix_reuse.matcher import PrefixMatcher
 from kvcontrol.prefix_reuse.metrics import PrefixReuseMetrics, PrefixReuseReport
 from kvcontrol.prefix_reuse.naive import NaiveFleetIndex
@@ -27,5 +27,4 @@ __all__ = [
     "PrefixReuseMetrics",
     "PrefixReuseReport",
     "ResidencyIndex",
-    "Residents",
 ]

@@ -22,7 +22,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
-from kvcontrol.prefix_reuse.match import PrefixMatch, Residents
+from kvcontrol.core.control import Residents
+from kvcontrol.prefix_reuse.match import PrefixMatch
 
 _TIERS = tuple(CacheTier)
 _TIER_BIT = {tier: 1 << place for place, tier in enumerate(_TIERS)}

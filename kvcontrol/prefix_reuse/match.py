@@ -1,10 +1,11 @@
 """The question that routing asks of an index, and the shape of the answer."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvcontrol.core import BlockHash, CacheTier, InstanceId, KvEvent
+from kvcontrol.core.control import Residents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +23,6 @@ class PrefixMatch:
     def slowest_tier(self) -> CacheTier | None:
         """The slowest tier that the run has to be read from; None for an empty run."""
         return max(self.by_tier, key=_SPEED_ORDER.__getitem__, default=None)
-
-
-Residents = Mapping[CacheTier, Iterable[tuple[BlockHash, BlockHash | None]]]
-"""What an instance holds: in each tier, blocks with their parents (None for the first block of a prompt).
-
-Parents come before children, in the same tier or an earlier one.
-"""
 
 
 class ResidencyIndex(Protocol):
@@ -52,4 +46,4 @@ class ResidencyIndex(Protocol):
 
 _SPEED_ORDER = {tier: order for order, tier in enumerate(CacheTier)}
 
-__all__ = ["PrefixMatch", "ResidencyIndex", "Residents"]
+__all__ = ["PrefixMatch", "ResidencyIndex"]

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
-from kvcontrol.prefix_reuse.match import PrefixMatch, Residents
+from kvcontrol.core.control import Residents
+from kvcontrol.prefix_reuse.match import PrefixMatch
 
 
 class NaiveFleetIndex:

@@ -34,6 +34,7 @@ class ScriptedCache:
     def __init__(self, identity: CacheIdentity, *, replay_batches: int = 1000) -> None:
         self.identity = identity
         self.resident: dict[BlockHash, CacheTier] = {}
+        self._parents: dict[BlockHash, BlockHash | None] = {}
         self.epoch = Epoch(uuid.uuid4().hex)
         self.seq = -1
         self.muted = False  # batches are numbered and kept for replay, and never sent
@@ -83,6 +84,7 @@ class ScriptedCache:
             return
         first = len(hashes) - len(new)
         self.resident |= dict.fromkeys(new, CacheTier.HBM)
+        self._parents |= dict(zip(hashes, [None, *hashes[:-1]], strict=True))
         await self.publish(
             BlockStored(
                 block_hashes=tuple(new),
@@ -113,10 +115,10 @@ class ScriptedCache:
 
     def snapshot(self) -> Snapshot:
         self.snapshots += 1
-        tiers: dict[CacheTier, list[str]] = {}
+        tiers: dict[CacheTier, list[tuple[BlockHash, BlockHash | None]]] = {}
         for block, tier in self.resident.items():
-            tiers.setdefault(tier, []).append(block.hex())
-        return Snapshot(epoch=self.epoch, seq=self.seq, identity=self.identity, tiers=tiers)
+            tiers.setdefault(tier, []).append((block, self._parents[block]))
+        return Snapshot.of(epoch=self.epoch, seq=Seq(self.seq), identity=self.identity, residents=tiers)
 
     async def _answer_replays(self) -> None:
         while True:

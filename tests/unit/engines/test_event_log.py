@@ -109,12 +109,12 @@ class LogMachine(RuleBasedStateMachine):
         self.published += batches
         self.subscriber.apply(batches)
         assert resident.seq == self.subscriber.last
-        assert {tier: set(blocks) for tier, blocks in resident.tiers.items()} == self._held()
+        assert {tier: {block for block, _ in blocks} for tier, blocks in resident.tiers.items()} == self._held()
         for tier, blocks in resident.tiers.items():
-            place = {block: index for index, block in enumerate(blocks)}
+            place = {block: index for index, (block, _) in enumerate(blocks)}
             assert len(place) == len(blocks)
-            for block in blocks:
-                above = self.truth[tier][block]
+            for block, above in blocks:
+                assert above == self.truth[tier][block]
                 assert above not in place or place[above] < place[block]
 
     @precondition(lambda self: self.published)

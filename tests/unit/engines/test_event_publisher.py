@@ -31,7 +31,7 @@ def make_log(on_pending: Callable[[], None], *, ring: int = 10_000) -> EventLog:
 
 def resident_json(publisher: EventPublisher) -> bytes:
     resident = publisher.snapshot()
-    return msgspec.json.encode([resident.seq, *(block.hex() for block in resident.tiers.get(CacheTier.HBM, []))])
+    return msgspec.json.encode([resident.seq, *(block.hex() for block, _ in resident.tiers.get(CacheTier.HBM, []))])
 
 
 def end_json(publisher: EventPublisher) -> bytes:
