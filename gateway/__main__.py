@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from prometheus_client import disable_created_metrics
 
 from gateway.app import build_app
 from gateway.errors import StartupError
@@ -32,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = load_settings(arguments.config)
         configure_logging(settings.log_format, settings.log_level)
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a _created series beside every counter says nothing that a scrape needs
         listener = _listen(settings)
     except StartupError as error:
         return _fail(str(error), error.exit_code)
@@ -55,6 +57,8 @@ def main(argv: list[str] | None = None) -> int:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                ws="none",
+                timeout_keep_alive=30,
                 timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
             )
         )

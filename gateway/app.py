@@ -88,7 +88,15 @@ def build_app(settings: Settings) -> FastAPI:
                         registry=registry, load=load, index=index, planner=planner, metrics=metrics, telemetry=telemetry
                     )
                 )
-                app.mount("/v1", OpenAiApi(pipeline=pipeline, authenticator=authenticator, registry=registry))
+                app.mount(
+                    "/v1",
+                    OpenAiApi(
+                        pipeline=pipeline,
+                        authenticator=authenticator,
+                        registry=registry,
+                        send_timeout_s=settings.send_timeout_s,
+                    ),
+                )
                 loops = {
                     f"health:{each.id}": HealthLoop(
                         each.id,

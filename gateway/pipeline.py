@@ -128,7 +128,10 @@ class Pipeline:
             with self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold) as permit:
                 try:
                     response = await self._client.open(
-                        plan.instance.url + _PATHS[call.operation], headers=headers, body=call.body
+                        plan.instance.url + _PATHS[call.operation],
+                        headers=headers,
+                        body=call.body,
+                        hung=self._registry.hung(plan.instance.id),
                     )
                 except UpstreamFailureError as failure:
                     self._note(plan.instance, failure)

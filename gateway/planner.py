@@ -72,7 +72,9 @@ class Planner:
         decision = self._policy.choose(Query(prompt_tokens=tokens, gap=gap, candidates=candidates))
         chosen = next(each for each in instances if each.id == decision.candidate.instance)
         if chosen.stats is not None and chosen.stats.identity in matches:
-            self._recent.remember(matches[chosen.stats.identity][0], chosen.id, now_s)
+            identity = chosen.stats.identity
+            held = decision.candidate.matched_tokens // identity.block_size_tokens
+            self._recent.remember(matches[identity][0][held:], chosen.id, now_s)
         return Plan(
             instance=chosen,
             policy=self._policy.name,
@@ -99,7 +101,8 @@ class Planner:
                 blocks = match.blocks
                 tiers = tuple(tier for tier in CacheTier if match.by_tier.get(tier))
             matched = blocks * identity.block_size_tokens
-            expected = max(blocks, self._recent.expected(hashes, instance.id, now_s)) * identity.block_size_tokens
+            coming = self._recent.expected(hashes[blocks:], instance.id, now_s)
+            expected = (blocks + coming) * identity.block_size_tokens
         return Candidate(
             instance=instance.id,
             matched_tokens=matched,

@@ -109,6 +109,9 @@ class Settings(BaseSettings):
 
     max_body_bytes: int = Field(64 * _MIB, ge=1024, le=1 << 30, description="Longest request body, in bytes.")
     body_timeout_s: Seconds = Field(60.0, description="Longest time for a client to send its body, in seconds.")
+    send_timeout_s: Seconds = Field(
+        60.0, description="Longest time for a client to take a piece of its answer, in seconds."
+    )
     connect_timeout_s: Seconds = Field(5.0, description="Longest time to connect to an instance, in seconds.")
     first_byte_timeout_s: Seconds = Field(
         600.0, description="Longest wait for the first byte of an instance's answer (queue and prefill), in seconds."

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from gateway.errors import ApiError, BodyTimeoutError, BodyTooLargeError
+from gateway.interrupt import Interrupt, InterruptError
 from gateway.upstream.headers import Header
 
 Message = MutableMapping[str, Any]
@@ -28,7 +29,7 @@ class ClientGoneError(Exception):
 class Exchange:
     """Reads once, replies once. ``started`` says whether the client has been sent a status."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, send_timeout_s: float) -> None:
         self.headers: Sequence[Header] = scope["headers"]
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -36,6 +37,7 @@ class Exchange:
         self._finished = False
         self._receive = receive
         self._send = send
+        self._send_timeout_s = send_timeout_s
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first value of a header, its name in lower case."""
@@ -91,26 +93,20 @@ class Exchange:
 
         The body must have been read before.
         """
-        worker = asyncio.current_task()
-        if worker is None:
-            raise RuntimeError("an exchange runs in a task")
-        gone = False
+        interrupt = Interrupt()
 
         async def watch() -> None:
-            nonlocal gone
             while (await self._receive())["type"] != "http.disconnect":
                 pass
             if not self._finished:  # a finished exchange is reported as disconnected, too
-                gone = True
-                worker.cancel()
+                interrupt.fire()
 
         watcher = asyncio.create_task(watch())
         try:
-            yield
-        except asyncio.CancelledError:
-            if gone and worker.uncancel() == 0:
-                raise ClientGoneError from None
-            raise
+            with interrupt:
+                yield
+        except InterruptError:
+            raise ClientGoneError from None
         finally:
             watcher.cancel()
 
@@ -119,7 +115,12 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        """Send a piece of the body; raises ``ClientGoneError`` when the client has not taken it in time."""
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError:
+            raise ClientGoneError from None
 
     async def finish(self) -> None:
         self._finished = True

@@ -23,15 +23,18 @@ _log = logging.getLogger(__name__)
 class OpenAiApi:
     """Dispatches by path and method; inference goes down the pipeline."""
 
-    def __init__(self, *, pipeline: Pipeline, authenticator: Authenticator, registry: Registry) -> None:
+    def __init__(
+        self, *, pipeline: Pipeline, authenticator: Authenticator, registry: Registry, send_timeout_s: float
+    ) -> None:
         self._pipeline = pipeline
         self._authenticator = authenticator
         self._registry = registry
+        self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"/v1 speaks HTTP, not {scope['type']}")
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, send_timeout_s=self._send_timeout_s)
         try:
             await self._dispatch(exchange)
         except ClientGoneError:

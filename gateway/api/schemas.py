@@ -15,6 +15,7 @@ from gateway.fingerprint.canonical import Prompt, TextPrompt, TokenPrompt, Unrea
 from gateway.types import Operation
 
 _LOOKED_AT = (b'"model"', b'"messages"', b'"prompt"', b'"stream"', b'"stream_options"')
+_EXACT_CHECK_BYTES = 1 << 20
 _ESCAPED_ASCII = re.compile(rb"\\u00[2-7]")
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
@@ -157,23 +158,33 @@ def _invalid(error: msgspec.ValidationError, where: str = "") -> InvalidRequestE
 def _refuse_duplicates(body: bytes) -> None:
     """A key given twice is read differently by different parsers: what was checked must be what the engine reads.
 
-    The usual body is cleared by five substring counts; only a suspicious one is parsed once more.
+    The usual body is cleared by five substring counts. A suspicious one (tools often have a property "model") is
+    written anew from its parsed keys: only with a key twice, or escaped, does its length change.
     """
     if all(body.count(key) <= 1 for key in _LOOKED_AT) and not _ESCAPED_ASCII.search(body):
         return
-    depth_first: list[list[str]] = []
+    dense = msgspec.json.format(body, indent=-1)
+    if len(msgspec.json.encode(msgspec.json.decode(dense, type=dict[str, msgspec.Raw]))) == len(dense):
+        return
+    if len(body) > _EXACT_CHECK_BYTES:
+        raise InvalidRequestError("a field is given more than once, or its name is written with escapes")
+    twice = _given_twice(body)
+    if twice is not None:
+        raise InvalidRequestError(f"{twice}: is given more than once", param=twice)
+
+
+def _given_twice(body: bytes) -> str | None:
+    objects: list[list[str]] = []
 
     def note(pairs: list[tuple[str, Any]]) -> None:
-        depth_first.append([key for key, _ in pairs])
+        objects.append([key for key, _ in pairs])
 
     try:
         json.loads(body, object_pairs_hook=note)
     except RecursionError:
         raise InvalidRequestError("the request body is nested too deeply", code="invalid_json") from None
-    keys = depth_first[-1]  # the outermost object is closed last
-    twice = next((key for key in keys if keys.count(key) > 1), None)
-    if twice is not None:
-        raise InvalidRequestError(f"{twice}: is given more than once", param=twice)
+    keys = objects[-1]  # the outermost object is closed last
+    return next((key for key in keys if keys.count(key) > 1), None)
 
 
 def _with_usage(body: bytes, said: ChatBody | CompletionBody) -> bytes:

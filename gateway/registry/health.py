@@ -67,7 +67,8 @@ class HealthLoop:
             async with asyncio.timeout(self._timeout_s):
                 probe = await self._probe()
         except TimeoutError:
-            self._registry.probe_failed(self._instance, f"health check took longer than {self._timeout_s:g} s")
+            reason = f"health check took longer than {self._timeout_s:g} s"
+            self._registry.probe_failed(self._instance, reason, silent=True)
         except (aiohttp.ClientError, OSError, _CheckFailedError) as error:
             self._registry.probe_failed(self._instance, f"health check failed: {error or type(error).__name__}")
         else:

@@ -25,6 +25,7 @@ class Registry:
             for each in instances
         }
         self._failures = dict.fromkeys(self._instances, 0)
+        self._hung: dict[InstanceId, asyncio.Future[None]] = {}
         self._changed = asyncio.Condition()
         self._notifications: set[asyncio.Task[None]] = set()
 
@@ -68,7 +69,18 @@ class Registry:
             )
         )
 
-    def probe_failed(self, instance: InstanceId, reason: str) -> None:
+    def hung(self, instance: InstanceId) -> asyncio.Future[None]:
+        """Return what is done when a healthy instance is taken out because it no longer answers at all.
+
+        Requests that wait for such an instance would wait in vain. One that refuses connections is another matter: it
+        may be finishing what it has, and a dead process's connections end by themselves.
+        """
+        future = self._hung.get(instance)
+        if future is None:
+            future = self._hung[instance] = asyncio.get_running_loop().create_future()
+        return future
+
+    def probe_failed(self, instance: InstanceId, reason: str, *, silent: bool = False) -> None:
         """Take in a failed health check: enough in a row take a healthy instance out; a starting one goes on
         starting.
         """
@@ -77,6 +89,8 @@ class Registry:
         state = before.state
         if state is InstanceState.HEALTHY and self._failures[instance] >= self._unhealthy_after:
             state = InstanceState.UNHEALTHY
+            if silent and (hung := self._hung.pop(instance, None)) is not None:
+                hung.set_result(None)
         if state is not InstanceState.HEALTHY:
             self._set(replace(before, state=state, reason=reason, stats=None, foreign_requests=0))
 

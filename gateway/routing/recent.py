@@ -20,7 +20,9 @@ class RecentRoutes:
         self._places: OrderedDict[BlockHash, tuple[InstanceId, float]] = OrderedDict()
 
     def remember(self, hashes: Sequence[BlockHash], instance: InstanceId, now_s: float) -> None:
-        """Note that a prompt with these blocks goes to ``instance`` now. O(blocks)."""
+        """Note that a prompt with these blocks goes to ``instance`` now. O(blocks); leave out those it holds
+        already.
+        """
         if not self._lifetime_s:
             return
         places = self._places

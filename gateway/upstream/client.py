@@ -9,6 +9,7 @@ from typing import Protocol
 
 import aiohttp
 
+from gateway.interrupt import Interrupt, InterruptError
 from gateway.upstream.headers import Header
 
 _ONE_WRITE_BYTES = 1 << 20
@@ -21,6 +22,7 @@ class FailureKind(StrEnum):
     CONNECT = "connect"  # refused or unreachable
     CONNECT_TIMEOUT = "connect_timeout"
     NO_ANSWER = "no_answer"  # the connection ended before any byte of the answer
+    HUNG = "hung"  # it stopped answering health checks while the request waited for its first byte
     FIRST_BYTE_TIMEOUT = "first_byte_timeout"
     CUT = "cut"  # the connection ended within the answer
     IDLE_TIMEOUT = "idle_timeout"
@@ -118,18 +120,27 @@ class UpstreamClient:
         self._first_byte_timeout_s = first_byte_timeout_s
         self._idle_timeout_s = idle_timeout_s
 
-    async def open(self, url: str, *, headers: Sequence[tuple[str, str]], body: bytes) -> UpstreamResponse:
+    async def open(
+        self, url: str, *, headers: Sequence[tuple[str, str]], body: bytes, hung: asyncio.Future[None]
+    ) -> UpstreamResponse:
         """POST a body and return once the first byte of the answer's body is there (or its empty end).
 
-        Raises ``UpstreamFailureError``. Cancelling it closes the connection.
+        ``hung`` ends the wait when it is done. Raises ``UpstreamFailureError``. Cancelling it closes the connection.
         """
+        interrupt = Interrupt()
+        hung.add_done_callback(interrupt.fire)
         try:
-            async with asyncio.timeout(self._first_byte_timeout_s):
-                return await self._open(url, headers, body)
+            with interrupt:
+                async with asyncio.timeout(self._first_byte_timeout_s):
+                    return await self._open(url, headers, body)
+        except InterruptError:
+            raise UpstreamFailureError(FailureKind.HUNG, "the engine stopped answering") from None
         except TimeoutError:
             raise UpstreamFailureError(
                 FailureKind.FIRST_BYTE_TIMEOUT, f"the engine sent nothing for {self._first_byte_timeout_s:g} s"
             ) from None
+        finally:
+            hung.remove_done_callback(interrupt.fire)
 
     async def _open(self, url: str, headers: Sequence[tuple[str, str]], body: bytes) -> UpstreamResponse:
         try:

@@ -1,15 +1,16 @@
 """Whether a failed request may be tried on another instance.
 
 Only before its first byte has gone to the client, and only when the instance did not take it: no connection, a
-connection that ended before any answer, or a 502/503 from it. Never after a 4xx, 429 or 500: those would come again and
-only multiply the load. A budget bounds the share of retries, so that an outage is not made worse.
+connection that ended before any answer, an instance that hangs, or a 502/503 from it. Never after a 4xx, 429 or 500:
+those would come again and only multiply the load. A budget bounds the share of retries, so that an outage is not made
+worse.
 """
 
 from http import HTTPStatus
 
 from gateway.upstream.client import FailureKind
 
-RETRIABLE_KINDS = frozenset({FailureKind.CONNECT, FailureKind.CONNECT_TIMEOUT, FailureKind.NO_ANSWER})
+RETRIABLE_KINDS = frozenset({FailureKind.CONNECT, FailureKind.CONNECT_TIMEOUT, FailureKind.NO_ANSWER, FailureKind.HUNG})
 RETRIABLE_STATUSES = frozenset({int(HTTPStatus.BAD_GATEWAY), int(HTTPStatus.SERVICE_UNAVAILABLE)})
 
 _BURST = 10.0

@@ -54,6 +54,7 @@ class ScriptedEngine:
         self.model = model
         self.encode = encode
         self.healthy = True
+        self.silent = False  # health checks get no answer
         self.cache: ScriptedCache | None = None
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -157,6 +158,8 @@ class ScriptedEngine:
 
     async def health(self, request: web.Request) -> web.Response:
         del request
+        if self.silent:
+            await asyncio.sleep(3600)
         return web.json_response(
             {"status": "healthy" if self.healthy else "unhealthy"}, status=200 if self.healthy else 503
         )

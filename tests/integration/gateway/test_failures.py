@@ -141,6 +141,32 @@ async def test_an_engine_that_falls_silent_within_a_stream_ends_in_an_error_even
         await eventually(lambda: fleet.active == 0)
 
 
+async def test_a_request_that_waits_for_an_engine_that_hangs_goes_to_another_one(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, routing_policy="round_robin", health_timeout_s=0.3) as fleet:
+        a = fleet.engines["a"]
+        a.default = Script(ttft_s=3600)
+        waiting = asyncio.create_task(_answered_by(fleet))
+        await eventually(lambda: a.active == 1)
+        a.silent = True
+        assert await waiting == (200, "b")
+        await eventually(lambda: a.active == 0)
+        assert await fleet.gateway.metric('kvgate_retries_total{cause="hung"}') == 1
+
+
+async def test_a_client_that_does_not_read_its_answer_is_given_up(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, send_timeout_s=0.5) as fleet:
+        host, port = fleet.gateway.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        body = json.dumps(chat(stream=True)).encode()
+        how = script(chunks=4000, text="x" * 7_000)
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-script: {how}\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await eventually(lambda: fleet.aborted == 1)
+        await fleet.gateway.counted('kvgate_requests_total{operation="chat_completions",outcome="cancelled"}', 1)
+        writer.close()
+        await writer.wait_closed()
+
+
 @contextmanager
 def _black_hole() -> Iterator[int]:
     """A port whose listener never accepts and whose queue is full: connecting takes for ever."""
@@ -230,6 +256,11 @@ async def test_a_plain_openai_engine_works_by_load_alone(tmp_path: Path) -> None
                 assert answer.headers["x-kvgate-route"] == "load;matched=0;reason=no_cache_report"
                 seen.add(answer.headers["x-kvgate-instance"])
         assert seen == NAMES
+
+
+async def _answered_by(fleet: Fleet) -> tuple[int, str]:
+    async with fleet.gateway.post(CHAT, chat()) as answer:
+        return answer.status, answer.headers["x-kvgate-instance"]
 
 
 async def _status(fleet: Fleet, how: str, *, stream: bool = False) -> int:

@@ -69,6 +69,20 @@ async def test_a_refused_connection_takes_an_instance_out_at_once_and_keeps_what
     assert not registry.knows_model("n")
 
 
+async def test_only_an_instance_that_falls_silent_is_hung(registry: Registry) -> None:
+    registry.probe_succeeded(A, probe())
+    hung = registry.hung(A)
+    assert registry.hung(A) is hung
+    registry.connection_failed(A, "refused")
+    registry.probe_failed(A, "refused")
+    assert not hung.done()
+    registry.probe_succeeded(A, probe())
+    registry.probe_failed(A, "silent", silent=True)
+    registry.probe_failed(A, "silent", silent=True)
+    assert hung.done()
+    assert not registry.hung(A).done()
+
+
 async def test_cards_are_merged_by_id_over_usable_instances(registry: Registry) -> None:
     registry.probe_succeeded(A, probe({"id": "m", "x": 1}, {"id": "n"}))
     registry.probe_succeeded(B, probe({"id": "m", "x": 2, "y": 3}))

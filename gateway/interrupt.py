@@ -1,0 +1,54 @@
+"""Ending a block of code from outside, as ``asyncio.timeout`` does it from within.
+
+    with Interrupt() as interrupt:
+        somebody.add_done_callback(interrupt.fire)
+        await what_may_take_long()
+
+``fire`` cancels the task at its present wait, and the block then raises ``InterruptError``. A cancellation from
+elsewhere that comes at the same time goes through as it is. No task is made.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+
+class InterruptError(Exception):
+    """The block was ended by ``Interrupt.fire``."""
+
+
+class Interrupt:
+    """For one block, once."""
+
+    __slots__ = ("_before", "_task", "fired")
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[object] | None = None
+        self._before = 0
+        self.fired = False
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.current_task()
+        if self._task is None:
+            raise RuntimeError("an interrupt works inside a task")
+        self._before = self._task.cancelling()
+        return self
+
+    def fire(self, _cause: object = None) -> None:
+        """End the block; nothing happens when it has ended already. Takes an argument so as to be a callback."""
+        if self._task is not None and not self.fired:
+            self.fired = True
+            self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del traceback
+        task, self._task = self._task, None
+        if task is None or not self.fired:
+            return
+        if task.uncancel() <= self._before and kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise InterruptError from error
+
+
+__all__ = ["Interrupt", "InterruptError"]
