@@ -20,7 +20,8 @@ from kvgate import watchdog
 from kvgate.child import Child, ChildFailedError, ChildSpec
 
 PROBE_EVERY_S = 0.2
-STOP_GRACE_S = 10.0
+STOP_GRACE_S = 15.0
+"""Longer than the gateway gives its running requests."""
 
 
 class State(StrEnum):

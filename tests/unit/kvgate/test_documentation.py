@@ -1,0 +1,47 @@
+"""What the pages promise is what is there."""
+
+import re
+from pathlib import Path
+
+import typer.main
+
+from gateway.settings import Settings
+from kvgate.__main__ import build_app
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_readme_is_short_and_begins_with_the_two_commands() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    assert [line.split()[:2] for line in lines[2:4]] == [["make", "up"], ["make", "test"]]
+
+
+def test_every_setting_of_the_gateway_is_described_as_it_is() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    for name, field in Settings.model_fields.items():
+        row = re.search(rf"^\| `KVGATE_{name.upper()}` \| (.+?) \| (.+) \|$", page, re.MULTILINE)
+        assert row is not None, f"docs/operations.md doesn't have KVGATE_{name.upper()}"
+        assert row[2] == field.description
+        if field.default_factory is None and field.default not in (None, ()):
+            assert row[1] == f"`{field.default}`"
+
+
+def test_no_page_speaks_of_a_command_that_is_not_there() -> None:
+    commands = set(typer.main.get_command(build_app()).commands)  # type: ignore[attr-defined]
+    for page in (ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "docs" / "operations.md"):
+        for named in re.findall(r"(?:`|^ {4})kvgate ([a-z]+)", page.read_text(), re.MULTILINE):
+            assert named in commands, f"{page.name} speaks of kvgate {named}"
+
+
+def test_every_make_target_that_a_page_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in (ROOT / "README.md", ROOT / "docs" / "operations.md"):
+        for named in re.findall(r"(?:`|^ {4})make ([a-z]+)", page.read_text(), re.MULTILINE):
+            assert named in targets, f"{page.name} speaks of make {named}"
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "docs" / "operations.md"):
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
