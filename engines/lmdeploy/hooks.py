@@ -149,7 +149,7 @@ def _engine_hooks(resources: CpuResources) -> list[Hook]:
         Hook(
             target="lmdeploy.pytorch.backends.selector:_get_backend",
             signature="() -> type[lmdeploy.pytorch.backends.base.OpsBackend]",
-            replace=selection.select,
+            replace=selection.select(resources.threads),
             why="the operators of the device cpu",
         ),
         Hook(

@@ -7,6 +7,7 @@ LMDeploy runs its engine in a *spawned* child process, which executes this modul
 CUDA nothing of the CPU back end is touched.
 """
 
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,9 @@ def prepare(*, serving: bool) -> None:
         from engines.lmdeploy.cpu import activate
 
         activate(_resources(settings))
+        # OpenMP reads it when the engine process starts. Its workers would spin between two operators for as long as an
+        # operator takes; with anything else on the cores that costs several times what it saves.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from engines.lmdeploy.hooks import event_hooks, lifeline_hooks, server_hooks, tenant_hooks
 
     hooks = [*lifeline_hooks(), *event_hooks(), *tenant_hooks()]

@@ -1,23 +1,27 @@
 """Which operators LMDeploy builds models from on which device."""
 
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 
-def select(original: Any) -> Any:
-    """Wrap ``selector._get_backend``: the device ``cpu`` gets ``CpuOpsBackend``."""
+def select(threads: int) -> Callable[[Any], Any]:
+    """Wrap ``selector._get_backend``: the device ``cpu`` gets the operators for ``threads``."""
 
-    @wraps(original)
-    def get_backend() -> Any:
-        from lmdeploy.pytorch.devices import get_device_manager
+    def replace(original: Any) -> Any:
+        @wraps(original)
+        def get_backend() -> Any:
+            from lmdeploy.pytorch.devices import get_device_manager
 
-        if get_device_manager().current_context().device_type != "cpu":
-            return original()
-        from engines.lmdeploy.cpu.backend import CpuOpsBackend
+            if get_device_manager().current_context().device_type != "cpu":
+                return original()
+            from engines.lmdeploy.cpu.backend import backend_for
 
-        return CpuOpsBackend
+            return backend_for(threads)
 
-    return get_backend
+        return get_backend
+
+    return replace
 
 
 __all__ = ["select"]
