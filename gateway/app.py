@@ -105,6 +105,7 @@ def build_app(settings: Settings) -> FastAPI:
                         session=session,
                         interval_s=settings.health_interval_s,
                         timeout_s=settings.health_timeout_s,
+                        patience=settings.unhealthy_after,
                     ).run
                     for each in registry.all()
                 } | {

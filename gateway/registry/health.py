@@ -1,7 +1,9 @@
 """One loop for each instance: is it there, what does it serve, how is its cache.
 
 A check asks ``/health`` (a 404 there is an engine that has none: the model list decides), ``/v1/models`` and
-``/kv/v1/stats``. An engine without ``/kv/v1`` is healthy all the same and is routed by load.
+``/kv/v1/stats``. An engine without ``/kv/v1`` is healthy all the same and is routed by load. One that fails to answer
+it now and then (a busy engine process) keeps its last stats until it has failed several times in a row, so that its
+residency isn't thrown away for a moment's delay.
 """
 
 import asyncio
@@ -46,6 +48,7 @@ class HealthLoop:
         session: aiohttp.ClientSession,
         interval_s: float,
         timeout_s: float,
+        patience: int,
     ) -> None:
         self._instance = instance
         self._registry = registry
@@ -53,6 +56,8 @@ class HealthLoop:
         self._session = session
         self._interval_s = interval_s
         self._timeout_s = timeout_s
+        self._patience = patience
+        self._stats_failures = 0
         self._models: tuple[Model, ...] = ()
         self._models_read_s = 0.0
 
@@ -114,14 +119,20 @@ class HealthLoop:
 
     async def _stats(self) -> tuple[InstanceStats | None, str | None]:
         status, body = await self._get(STATS_PATH)
+        if status == HTTPStatus.OK:
+            try:
+                stats = msgspec.json.decode(body, type=InstanceStats)
+            except (msgspec.DecodeError, IdentityError) as error:
+                return None, f"healthy; {STATS_PATH} can't be read ({error}), so it is routed by load"
+            self._stats_failures = 0
+            return stats, None
         if status == HTTPStatus.NOT_FOUND:
             return None, "healthy; it serves no /kv/v1, so it is routed by load"
-        if status != HTTPStatus.OK:
-            return None, f"healthy; {STATS_PATH} answered {status}, so it is routed by load"
-        try:
-            return msgspec.json.decode(body, type=InstanceStats), None
-        except (msgspec.DecodeError, IdentityError) as error:
-            return None, f"healthy; {STATS_PATH} can't be read ({error}), so it is routed by load"
+        self._stats_failures += 1
+        last = self._registry.get(self._instance).stats
+        if last is not None and self._stats_failures < self._patience:
+            return last, f"healthy; {STATS_PATH} answered {status}, its last report stands"
+        return None, f"healthy; {STATS_PATH} answered {status}, so it is routed by load"
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         async with self._session.get(self._registry.get(self._instance).url + path, allow_redirects=False) as answer:

@@ -26,7 +26,7 @@ import zmq
 import zmq.asyncio
 
 from gateway.registry import Instance, InstanceState, Registry
-from kvcontrol.core.control import SNAPSHOT_PATH, InstanceStats, Snapshot
+from kvcontrol.core.control import SNAPSHOT_PATH, InstanceStats, Residents, Snapshot
 from kvcontrol.core.errors import IdentityError, WireError
 from kvcontrol.core.ids import InstanceId, Seq
 from kvcontrol.core.wire import END_OF_REPLAY, decode_batch, decode_seq, encode_seq
@@ -146,12 +146,11 @@ class EventFeed:
             socket.close(0)
 
     async def _take_snapshot(self, stats: InstanceStats, position: _Position) -> None:
-        snapshot = await self._fetch_snapshot()
+        snapshot, residents = await self._fetch_snapshot()
         if snapshot.epoch != stats.epoch:
             raise ExceptionGroup(
                 "snapshot", [_ResyncError("new_epoch", "the snapshot is of another life of the engine")]
             )
-        residents = snapshot.residents()
         self._index.reset(self._instance, residents)
         position.seq = snapshot.seq
         _log.info(
@@ -161,7 +160,7 @@ class EventFeed:
             snapshot.seq,
         )
 
-    async def _fetch_snapshot(self) -> Snapshot:
+    async def _fetch_snapshot(self) -> tuple[Snapshot, Residents]:
         try:
             async with (
                 asyncio.timeout(_SNAPSHOT_TIMEOUT_S),
@@ -171,11 +170,10 @@ class EventFeed:
                 if answer.status != HTTPStatus.OK:
                     raise ExceptionGroup("snapshot", [_ResyncError("snapshot_failed", f"status {answer.status}")])
             snapshot = msgspec.json.decode(body, type=Snapshot)
-            snapshot.residents()
+            return snapshot, snapshot.residents()
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, ValueError, IdentityError) as error:
             detail = f"{type(error).__name__}: {error}"
             raise ExceptionGroup("snapshot", [_ResyncError("snapshot_failed", detail)]) from error
-        return snapshot
 
     async def _read(self, socket: zmq.asyncio.Socket, stats: InstanceStats, position: _Position) -> None:
         while True:

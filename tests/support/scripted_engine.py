@@ -54,6 +54,7 @@ class ScriptedEngine:
         self.model = model
         self.encode = encode
         self.healthy = True
+        self.stats_failures = 0  # so many requests for stats are answered with 503
         self.silent = False  # health checks get no answer
         self.cache: ScriptedCache | None = None
         self.requests: list[dict[str, Any]] = []
@@ -173,6 +174,9 @@ class ScriptedEngine:
         del request
         if self.cache is None:
             raise web.HTTPNotFound
+        if self.stats_failures > 0:
+            self.stats_failures -= 1
+            raise web.HTTPServiceUnavailable
         stats = InstanceStats(
             epoch=self.cache.epoch,
             engine="scripted",

@@ -248,3 +248,19 @@ async def test_the_owner_of_a_prefix_that_dies_costs_one_retry_at_most(tmp_path:
             seen = await ask(gateway, prompt)
             assert seen.instance != owner
         assert await gateway.metric('kvgate_retries_total{cause="connect"}') <= 1
+
+
+async def test_residency_survives_a_few_missing_reports_and_not_many(fleet: Fleet) -> None:
+    cache = cache_of(fleet, "a")
+    await cache.store(range(64), "s")
+    await holds(fleet.gateway, "a", 4)
+    snapshots = cache.snapshots
+    fleet.engines["a"].stats_failures = 2
+    await eventually(lambda: fleet.engines["a"].stats_failures == 0)
+    await cache.store(range(1000, 1016), "s")
+    await holds(fleet.gateway, "a", 5)
+    assert cache.snapshots == snapshots
+    fleet.engines["a"].stats_failures = 10**6
+    await holds(fleet.gateway, "a", 0)
+    fleet.engines["a"].stats_failures = 0
+    await holds(fleet.gateway, "a", 5)
