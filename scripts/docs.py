@@ -1,4 +1,4 @@
-"""Write the table of the gateway's settings into docs/operations.md, from the settings themselves; ``--check`` compares."""
+"""Write the table of the gateway's settings into docs/operations.md from the settings, or check it (``--check``)."""
 
 import re
 import sys
