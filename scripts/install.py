@@ -28,6 +28,8 @@ CPU_DISK_BYTES = 4 * 10**9
 GPU_DISK_BYTES = 16 * 10**9
 STEP_LIMIT_S = 3600.0
 SHOWN_LINES = 15
+COMPILED = "--compile-bytecode"
+"""To bytecode once, here, rather than in each of the five processes of the first start."""
 
 _NO_NETWORK = re.compile(
     r"name resolution|failed to establish a new connection|dns error|error sending request|failed to fetch|"
@@ -96,14 +98,14 @@ def install_for_cpu(root: Path, python: Path, uv: Sequence[str], settings: Mappi
             else:
                 run([*uv, "--no-deps", "--torch-backend=cpu", torch], settings, hint=_torch_hint(torch))
     with step("LMDeploy and the other pinned packages (about 200 MB)"):
-        run([*uv, "--no-deps", "--requirements", str(pins)], settings)
+        run([*uv, COMPILED, "--no-deps", "--requirements", str(pins)], settings)
 
 
 def install_with_cuda(root: Path, uv: Sequence[str], settings: Mapping[str, str]) -> None:
     """Install LMDeploy with its own requirements: its release decides the builds of torch and the kernels."""
     lmdeploy = pinned(root / "requirements" / "cpu.txt", "lmdeploy")
     with step(f"{lmdeploy} with CUDA and all it needs (several GB; the longest step)"):
-        run([*uv, lmdeploy, f"{root}[engine,dev]"], settings)
+        run([*uv, COMPILED, lmdeploy, f"{root}[engine,dev]"], settings)
 
 
 def _torch_hint(torch: str) -> str:
