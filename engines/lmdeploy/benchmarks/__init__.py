@@ -1,0 +1,3 @@
+"""Measurements of a running instance."""
+
+__all__: list[str] = []
