@@ -241,6 +241,12 @@ def lifeline_hooks() -> list[Hook]:
             replace=lifeline.closing,
             why="an engine process that ends after close() is no failure",
         ),
+        Hook(
+            target=f"{_ENGINE}.async_loop",
+            signature="(self)",
+            replace=lifeline.engine_loop,
+            why="a process whose engine loop failed lives on and serves nothing",
+        ),
     ]
 
 

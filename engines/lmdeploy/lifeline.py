@@ -6,7 +6,9 @@ again. The other way round the kernel kills the engine process with its parent (
 parent where the kernel can't.
 """
 
+import asyncio
 import ctypes
+import multiprocessing
 import multiprocessing.connection
 import os
 import signal
@@ -70,6 +72,27 @@ def engine_process(original: Any) -> Any:
     return staticmethod(run)
 
 
+def engine_loop(original: Any) -> Any:
+    """Wrap ``Engine.async_loop``: an engine process whose loop failed ends, and its instance with it.
+
+    LMDeploy logs the failure and lets the process live on without an engine. An engine in the process of its user (no
+    parent that spawned it) only raises, as before.
+    """
+
+    @wraps(original)
+    async def loop(self: Any) -> None:
+        try:
+            await original(self)
+        except Exception as error:
+            if multiprocessing.parent_process() is None:
+                raise
+            await asyncio.sleep(_ANSWER_CLIENTS_S)
+            _last_words(f"the engine loop failed ({type(error).__name__}: {error}), the engine process exits")
+            os._exit(ENGINE_DIED_EXIT_CODE)
+
+    return loop
+
+
 def closing(original: Any) -> Any:
     """Wrap ``ZMQMPEngine.close``: from here on the engine process may end."""
 
@@ -88,12 +111,13 @@ def _exit_with_engine(process: Any, closing_: threading.Event) -> None:
     time.sleep(_ANSWER_CLIENTS_S)  # LMDeploy fails its pending requests; let those answers reach their clients
     if closing_.is_set():
         return
-    print(  # noqa: T201 - the last words of a process whose logging may be gone
-        f"kvgate engine: the engine process {process.pid} died ({_ending(process.exitcode)}), the instance exits",
-        file=sys.stderr,
-        flush=True,
-    )
+    _last_words(f"the engine process {process.pid} died ({_ending(process.exitcode)}), the instance exits")
     os._exit(ENGINE_DIED_EXIT_CODE)
+
+
+def _last_words(text: str) -> None:
+    """Say why a process is about to end, without its logging, which may be gone."""
+    print(f"kvgate engine: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _ending(exit_code: int | None) -> str:
@@ -124,4 +148,12 @@ def follow_parent() -> None:
     threading.Thread(target=follow, name="kvgate-follow-parent", daemon=True).start()
 
 
-__all__ = ["ENGINE_DIED_EXIT_CODE", "closing", "die_with_parent", "engine_process", "follow_parent", "watch_engine"]
+__all__ = [
+    "ENGINE_DIED_EXIT_CODE",
+    "closing",
+    "die_with_parent",
+    "engine_loop",
+    "engine_process",
+    "follow_parent",
+    "watch_engine",
+]
