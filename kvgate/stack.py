@@ -50,6 +50,18 @@ class ApiKey:
             raise CommandError("--api-key is empty; it is KEY or TENANT:KEY, like acme:sk-123")
         return cls(key=key, tenant=tenant or "default")
 
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> tuple["ApiKey", ...]:
+        """Read the gateway's own ``KVGATE_API_KEYS``, empty when it isn't set; raises ``CommandError``."""
+        text = environment.get("KVGATE_API_KEYS") or "[]"
+        try:
+            return tuple(cls(key=str(item["key"]), tenant=str(item["tenant"])) for item in json.loads(text))
+        except (ValueError, TypeError, KeyError) as error:
+            raise CommandError(
+                "KVGATE_API_KEYS is not what the gateway takes",
+                """it is JSON like [{"key": "sk-123", "tenant": "acme"}]; or say --api-key acme:sk-123""",
+            ) from error
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
@@ -69,9 +81,9 @@ class GatewayOptions:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
-def need_keys_beyond_loopback(options: GatewayOptions, environment: Mapping[str, str] = os.environ) -> None:
+def need_keys_beyond_loopback(options: GatewayOptions) -> None:
     """Raise ``CommandError`` when anyone on the network could use the gateway without a key."""
-    if not is_loopback(options.host) and not options.api_keys and not environment.get("KVGATE_API_KEYS"):
+    if not is_loopback(options.host) and not options.api_keys:
         raise CommandError(
             f"--host {options.host} is reachable from other machines, and no API key is set",
             "set at least one with --api-key, or listen on 127.0.0.1",

@@ -17,7 +17,7 @@ from kvgate.instance import EngineLimits, Instance
 from kvgate.machine import Device, choose_gpus
 from kvgate.model import Model, embedded_model, model_from_folder, tiny_model
 from kvgate.paths import make_run_dir, make_socket_dir, remove_socket_dir, state_dir
-from kvgate.ports import LOOPBACK, is_loopback, need_free
+from kvgate.ports import LOOPBACK, need_free
 from kvgate.probe import HttpProbe
 from kvgate.stack import (
     ApiKey,
@@ -112,7 +112,7 @@ def up(  # noqa: PLR0913 - each is one option
     gateway = GatewayOptions(
         host=host,
         port=port,
-        api_keys=tuple(ApiKey.parse(text) for text in api_key or ()),
+        api_keys=tuple(ApiKey.parse(text) for text in api_key or ()) or ApiKey.from_environment(),
         routing=routing,
         state_dir=state or state_dir(),
     )
@@ -200,7 +200,7 @@ def _announce(instances: list[Instance], gateway: GatewayOptions, took_s: float)
     plain(f"Dashboard  {gateway.url}/dashboard")
     for index, instance in enumerate(instances):
         plain(f"engine-{index}   {instance.url}")
-    if not gateway.api_keys and is_loopback(gateway.host) and not os.environ.get("KVGATE_API_KEYS"):
+    if not gateway.api_keys:
         plain("No API key is set: the gateway listens on loopback only and accepts any key.")
     if not model.talks_sense:
         plain("The tiny model's weights are random: it answers with nonsense.")

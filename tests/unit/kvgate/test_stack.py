@@ -164,10 +164,19 @@ def test_the_gateways_own_settings_take_what_it_is_told(monkeypatch: pytest.Monk
 
 def test_a_gateway_for_the_network_needs_a_key() -> None:
     with pytest.raises(CommandError, match=r"--host 0\.0\.0\.0 is reachable from other machines"):
-        need_keys_beyond_loopback(options("0.0.0.0"), {})  # noqa: S104
-    need_keys_beyond_loopback(options("0.0.0.0", (ApiKey(key="k", tenant="t"),)), {})  # noqa: S104
-    need_keys_beyond_loopback(options("0.0.0.0"), {"KVGATE_API_KEYS": "[...]"})  # noqa: S104
-    need_keys_beyond_loopback(options("::1"), {})
+        need_keys_beyond_loopback(options("0.0.0.0"))  # noqa: S104
+    need_keys_beyond_loopback(options("0.0.0.0", (ApiKey(key="k", tenant="t"),)))  # noqa: S104
+    need_keys_beyond_loopback(options("::1"))
+
+
+def test_api_keys_of_the_environment_count_like_those_of_the_command_line() -> None:
+    told = {"KVGATE_API_KEYS": '[{"key": "sk-1", "tenant": "acme"}]'}
+    assert ApiKey.from_environment(told) == (ApiKey(key="sk-1", tenant="acme"),)
+    assert ApiKey.from_environment({}) == ()
+    for bad in ("sk-1", '["sk-1"]', '[{"key": "sk-1"}]', "7"):
+        with pytest.raises(CommandError, match="KVGATE_API_KEYS is not what the gateway takes") as failure:
+            ApiKey.from_environment({"KVGATE_API_KEYS": bad})
+        assert "sk-1" not in failure.value.message
 
 
 @pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000")])  # noqa: S104
