@@ -23,7 +23,7 @@ from gateway.telemetry import Outcome, RequestRecord, Telemetry
 from gateway.types import Operation, RequestId, Tenant
 from gateway.upstream import FailureKind, RetryBudget, UpstreamClient, UpstreamFailureError, relay
 from gateway.upstream.headers import Header, towards_engine
-from gateway.upstream.retry import RETRIABLE_KINDS, RETRIABLE_STATUSES
+from gateway.upstream.retry import MAX_INSTANCES_LOST, RETRIABLE_KINDS, RETRIABLE_STATUSES
 from kvcontrol.core.control import CACHE_SALT_HEADER
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -86,8 +86,9 @@ class Pipeline:
             )
             async with exchange.until_disconnect():
                 call = parse_call(operation, body)
-                record.model, record.stream = call.model, call.stream
+                record.stream = call.stream
                 instances = self._admission.admit(call.model)
+                record.model = call.model  # only a name that exists gets into the log
                 fingerprint = await self._fingerprint(call, tenant, record)
                 await self._forward(exchange, call, _Findings(tenant, fingerprint, instances), record)
         except ClientGoneError:
@@ -112,6 +113,7 @@ class Pipeline:
         """Plan and try until an instance answers; raises ``ApiError`` when none does."""
         self._retries.request()
         tried: set[str] = set()
+        died = 0
         instances = found.instances
         headers = [
             *towards_engine(exchange.headers),
@@ -135,7 +137,12 @@ class Pipeline:
                     )
                 except UpstreamFailureError as failure:
                     self._note(plan.instance, failure)
-                    if failure.kind not in RETRIABLE_KINDS or not self._may_retry(tried, left):
+                    died += failure.kind is FailureKind.NO_ANSWER
+                    if (
+                        failure.kind not in RETRIABLE_KINDS
+                        or died > MAX_INSTANCES_LOST
+                        or not self._may_retry(tried, left)
+                    ):
                         record.outcome = Outcome.UPSTREAM_ERROR
                         raise _refusal(failure) from None
                     self._telemetry.retried(failure.kind)

@@ -74,6 +74,10 @@ class HealthLoop:
         except TimeoutError:
             reason = f"health check took longer than {self._timeout_s:g} s"
             self._registry.probe_failed(self._instance, reason, silent=True)
+        except aiohttp.ClientConnectorError as error:  # nothing listens there: no need to see that three times
+            reason = f"can't be reached: {error.strerror}"
+            self._registry.probe_failed(self._instance, reason)
+            self._registry.connection_failed(self._instance, reason)
         except (aiohttp.ClientError, OSError, _CheckFailedError) as error:
             self._registry.probe_failed(self._instance, f"health check failed: {error or type(error).__name__}")
         else:

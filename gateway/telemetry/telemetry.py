@@ -59,7 +59,7 @@ def _fields(record: RequestRecord, now_s: float) -> dict[str, object]:
     fields: dict[str, object] = {
         "request_id": record.request_id,
         "tenant": record.tenant,
-        "model": None if record.model is None else record.model[:64],
+        "model": record.model,
         "stream": record.stream,
         "status": record.status,
         "detail": record.detail,

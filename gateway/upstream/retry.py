@@ -12,6 +12,8 @@ from gateway.upstream.client import FailureKind
 
 RETRIABLE_KINDS = frozenset({FailureKind.CONNECT, FailureKind.CONNECT_TIMEOUT, FailureKind.NO_ANSWER, FailureKind.HUNG})
 RETRIABLE_STATUSES = frozenset({int(HTTPStatus.BAD_GATEWAY), int(HTTPStatus.SERVICE_UNAVAILABLE)})
+MAX_INSTANCES_LOST = 1
+"""A request that two instances died under is given up: it may be what kills them."""
 
 _BURST = 10.0
 

@@ -83,6 +83,16 @@ async def test_when_nobody_takes_it_the_client_gets_the_last_refusal_and_each_wa
     assert [len(engine.requests) for engine in fleet.engines.values()] == [1, 1]
 
 
+async def test_a_request_that_engines_die_under_is_given_up_after_the_second(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, {name: ScriptedEngine() for name in "abcd"}, max_attempts=4) as fleet:
+        async with fleet.gateway.post(CHAT, chat(), x_script=script(die_after=0)) as answer:
+            assert answer.status == 502
+        assert fleet.requests == 2
+        async with fleet.gateway.post(CHAT, chat(), x_script=script(status=503)) as answer:
+            assert answer.status == 503
+        assert fleet.requests == 2 + 4
+
+
 async def test_retries_stop_when_their_budget_is_spent(tmp_path: Path) -> None:
     async with running_fleet(tmp_path, retry_budget_ratio=0.0) as fleet:
         async with fleet.gateway.post(CHAT, chat(), x_script=script(status=503)) as answer:
