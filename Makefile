@@ -31,16 +31,11 @@ check: setup ## formatting, lint, types, import rules, and the pinned set agains
 	@$(VENV)/mypy scripts
 	@$(VENV)/lint-imports
 	@$(VENV)/python scripts/lock.py --check
-	@$(VENV)/python scripts/docs.py --check
 
 .PHONY: format
 format: setup ## format the code and mend what the linter can mend
 	@$(VENV)/ruff format .
 	@$(VENV)/ruff check --fix .
-
-.PHONY: docs
-docs: setup ## write the table of settings into docs/operations.md
-	@$(VENV)/python scripts/docs.py
 
 .PHONY: lock
 lock: setup ## resolve requirements/cpu.txt anew from pyproject.toml
