@@ -57,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 ws="none",
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),

@@ -8,6 +8,7 @@ budget.
 import re
 import uuid
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
@@ -18,13 +19,21 @@ from gateway.api.schemas import Call, parse_call
 from gateway.errors import ApiError, NoInstanceError, UpstreamTimeoutError, UpstreamUnreachableError
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
 from gateway.planner import Plan, Planner
-from gateway.registry import Instance, LoadTracker, Registry
+from gateway.registry import Instance, LoadTracker, Permit, Registry
 from gateway.telemetry import Outcome, RequestRecord, Telemetry
 from gateway.types import Operation, RequestId, Tenant
-from gateway.upstream import FailureKind, RetryBudget, UpstreamClient, UpstreamFailureError, relay
+from gateway.upstream import (
+    Attempts,
+    FailureKind,
+    Relayed,
+    RetryBudget,
+    UpstreamClient,
+    UpstreamFailureError,
+    relay,
+)
 from gateway.upstream.headers import Header, towards_engine
-from gateway.upstream.retry import MAX_INSTANCES_LOST, RETRIABLE_KINDS, RETRIABLE_STATUSES
 from kvcontrol.core.control import CACHE_SALT_HEADER
+from kvcontrol.core.ids import InstanceId
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _PATHS = {Operation.CHAT: "/v1/chat/completions", Operation.COMPLETIONS: "/v1/completions"}
@@ -45,6 +54,15 @@ class _Findings(NamedTuple):
     tenant: Tenant
     fingerprint: Fingerprint | Gap
     instances: Sequence[Instance]
+
+
+class _Try(NamedTuple):
+    """One attempt at one instance."""
+
+    plan: Plan
+    permit: Permit
+    headers: Sequence[tuple[str, str]]
+    attempts: Attempts
 
 
 class Pipeline:
@@ -111,64 +129,51 @@ class Pipeline:
 
     async def _forward(self, exchange: Exchange, call: Call, found: _Findings, record: RequestRecord) -> None:
         """Plan and try until an instance answers; raises ``ApiError`` when none does."""
-        self._retries.request()
-        tried: set[str] = set()
-        died = 0
+        attempts = Attempts(self._retries, most=self._limits.max_attempts)
+        headers = _engine_headers(exchange, record.request_id, found.tenant)
         instances = found.instances
-        headers = [
-            *towards_engine(exchange.headers),
-            ("x-request-id", record.request_id),
-            (CACHE_SALT_HEADER, found.tenant.salt),
-        ]
-        if exchange.header(b"content-type") is None:
-            headers.append(("content-type", "application/json"))
+        tried: set[InstanceId] = set()
         while True:
             plan = self._planner.plan(found.fingerprint, instances)
-            tried.add(plan.instance.id)
             record.planned(plan)
-            left = tuple(each for each in self._admission.usable(call.model) if each.id not in tried)
+            tried.add(plan.instance.id)
+            instances = tuple(each for each in self._admission.usable(call.model) if each.id not in tried)
+            attempts.begin(others=len(instances))
             with self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold) as permit:
-                try:
-                    response = await self._client.open(
-                        plan.instance.url + _PATHS[call.operation],
-                        headers=headers,
-                        body=call.body,
-                        hung=self._registry.hung(plan.instance.id),
-                    )
-                except UpstreamFailureError as failure:
-                    self._note(plan.instance, failure)
-                    died += failure.kind is FailureKind.NO_ANSWER
-                    if (
-                        failure.kind not in RETRIABLE_KINDS
-                        or died > MAX_INSTANCES_LOST
-                        or not self._may_retry(tried, left)
-                    ):
-                        record.outcome = Outcome.UPSTREAM_ERROR
-                        raise _refusal(failure) from None
-                    self._telemetry.retried(failure.kind)
-                    instances = left
-                    continue
-                try:
-                    if response.status in RETRIABLE_STATUSES and self._may_retry(tried, left):
-                        self._telemetry.retried(f"status_{response.status}")
-                        instances = left
-                        continue
-                    permit.first_byte()
-                    record.first_byte_s = monotonic()
-                    record.status = response.status
-                    relayed = await relay(
-                        response, exchange, own_headers=_headers(plan, record), hide_usage=call.hide_usage
-                    )
-                except UpstreamFailureError as failure:
-                    record.outcome = Outcome.UPSTREAM_ERROR
-                    raise _refusal(failure) from None
-                finally:
-                    response.close()
-            record.relayed(relayed)
-            return
+                ended = await self._attempt(exchange, call, _Try(plan, permit, headers, attempts), record)
+            if isinstance(ended, Relayed):
+                record.relayed(ended)
+                return
+            self._telemetry.retried(ended)
 
-    def _may_retry(self, tried: set[str], left: Sequence[Instance]) -> bool:
-        return bool(left) and len(tried) < self._limits.max_attempts and self._retries.take()
+    async def _attempt(self, exchange: Exchange, call: Call, this: _Try, record: RequestRecord) -> Relayed | str:
+        """Try one instance: relay its answer, or return why another one is to be tried."""
+        instance = this.plan.instance
+        try:
+            response = await self._client.open(
+                instance.url + _PATHS[call.operation],
+                headers=this.headers,
+                body=call.body,
+                hung=self._registry.hung(instance.id),
+            )
+        except UpstreamFailureError as failure:
+            self._note(instance, failure)
+            if this.attempts.again(failure.kind):
+                return failure.kind
+            record.outcome = Outcome.UPSTREAM_ERROR
+            raise _refusal(failure) from None
+        with closing(response):
+            if this.attempts.again(response.status):
+                return f"status_{response.status}"
+            this.permit.first_byte()
+            record.first_byte_s = monotonic()
+            record.status = response.status
+            own = _own_headers(this.plan, record)
+            try:
+                return await relay(response, exchange, own_headers=own, hide_usage=call.hide_usage)
+            except UpstreamFailureError as failure:
+                record.outcome = Outcome.UPSTREAM_ERROR
+                raise _refusal(failure) from None
 
     def _note(self, instance: Instance, failure: UpstreamFailureError) -> None:
         """Tell the registry. A slow connection may be this process's own lag: only several in a row take one out."""
@@ -185,7 +190,14 @@ def _request_id(exchange: Exchange) -> RequestId:
     return RequestId(uuid.uuid4().hex)
 
 
-def _headers(plan: Plan, record: RequestRecord) -> list[Header]:
+def _engine_headers(exchange: Exchange, request_id: RequestId, tenant: Tenant) -> list[tuple[str, str]]:
+    headers = [*towards_engine(exchange.headers), ("x-request-id", request_id), (CACHE_SALT_HEADER, tenant.salt)]
+    if exchange.header(b"content-type") is None:
+        headers.append(("content-type", "application/json"))
+    return headers
+
+
+def _own_headers(plan: Plan, record: RequestRecord) -> list[Header]:
     return [
         (b"x-request-id", record.request_id.encode()),
         (b"x-kvgate-instance", plan.instance.id.encode()),

@@ -3,9 +3,10 @@
 from gateway.upstream.client import FailureKind, UpstreamClient, UpstreamFailureError, UpstreamResponse
 from gateway.upstream.event_feed import EventFeed
 from gateway.upstream.relay import Relayed, relay
-from gateway.upstream.retry import RetryBudget
+from gateway.upstream.retry import Attempts, RetryBudget
 
 __all__ = [
+    "Attempts",
     "EventFeed",
     "FailureKind",
     "Relayed",

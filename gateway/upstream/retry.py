@@ -10,16 +10,17 @@ from http import HTTPStatus
 
 from gateway.upstream.client import FailureKind
 
-RETRIABLE_KINDS = frozenset({FailureKind.CONNECT, FailureKind.CONNECT_TIMEOUT, FailureKind.NO_ANSWER, FailureKind.HUNG})
-RETRIABLE_STATUSES = frozenset({int(HTTPStatus.BAD_GATEWAY), int(HTTPStatus.SERVICE_UNAVAILABLE)})
-MAX_INSTANCES_LOST = 1
+_KINDS = frozenset({FailureKind.CONNECT, FailureKind.CONNECT_TIMEOUT, FailureKind.NO_ANSWER, FailureKind.HUNG})
+_STATUSES = frozenset({int(HTTPStatus.BAD_GATEWAY), int(HTTPStatus.SERVICE_UNAVAILABLE)})
+_MOST_LOST = 1
 """A request that two instances died under is given up: it may be what kills them."""
 
-_BURST = 10.0
+_BURST = 100.0
 
 
 class RetryBudget:
-    """A bucket of retries: each request adds ``ratio``, each retry takes one; it starts full and holds ten."""
+    """A bucket of retries: each request adds ``ratio``, each retry takes one; it starts full and holds a
+    hundred, enough for all that an instance may be working on when it dies."""
 
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
@@ -36,4 +37,30 @@ class RetryBudget:
         return True
 
 
-__all__ = ["RETRIABLE_KINDS", "RETRIABLE_STATUSES", "RetryBudget"]
+class Attempts:
+    """One request's tries: ``begin`` each, then ask whether there may be another ``again``."""
+
+    def __init__(self, budget: RetryBudget, *, most: int) -> None:
+        budget.request()
+        self._budget = budget
+        self._left = most
+        self._lost = 0
+        self._others = 0
+
+    def begin(self, *, others: int) -> None:
+        """Start a try; ``others`` more instances are there that have not been tried."""
+        self._left -= 1
+        self._others = others
+
+    def again(self, ended: FailureKind | int) -> bool:
+        """Whether a try that ended with this failure or status is to be followed by one on another instance.
+
+        True takes one retry from the budget.
+        """
+        if ended not in _KINDS and ended not in _STATUSES:
+            return False
+        self._lost += ended is FailureKind.NO_ANSWER
+        return self._lost <= _MOST_LOST and self._left > 0 and self._others > 0 and self._budget.take()
+
+
+__all__ = ["Attempts", "RetryBudget"]

@@ -74,7 +74,10 @@ class EventScanner:
 
     def _look(self, event: bytes) -> bool:
         """Note what an event says; return whether the client is to have it."""
-        if b'"usage"' not in event and b'"error"' not in event:
+        usages = event.count(b'"usage"')  # within a text its quotes are escaped, so this is a field
+        if usages == 1 and (b'"usage": null' in event or b'"usage":null' in event):
+            usages = 0
+        if not usages and b'"error"' not in event:
             if b"[DONE]" in event and _data(event) == b"[DONE]":
                 self.done = True
             return True

@@ -19,6 +19,7 @@ LINES = st.sampled_from(
         'data: {"usage": "not a usage"}',
         'data: {broken "usage"',
         "id: 7",
+        'data: {"choices":[],"usage":null,"x":{"usage": null}}',
     ]
 )
 
@@ -68,6 +69,13 @@ def test_usage_beside_choices_is_noted_and_never_hidden() -> None:
     event = b"data: " + json.dumps({"choices": [{"index": 0}], "usage": USAGE}).encode() + b"\n\n"
     scanner = EventScanner(hide_usage=True)
     assert scanner.feed(event) == event
+    assert scanner.usage is not None
+
+
+def test_usage_is_found_beside_a_null_one_further_in() -> None:
+    event = b"data: " + json.dumps({"choices": [], "x": {"usage": None}, "usage": USAGE}).encode() + b"\n\n"
+    scanner = EventScanner(hide_usage=True)
+    assert scanner.feed(event) == b""
     assert scanner.usage is not None
 
 
