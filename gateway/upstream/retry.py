@@ -20,7 +20,8 @@ _BURST = 100.0
 
 class RetryBudget:
     """A bucket of retries: each request adds ``ratio``, each retry takes one; it starts full and holds a
-    hundred, enough for all that an instance may be working on when it dies."""
+    hundred, enough for all that an instance may be working on when it dies.
+    """
 
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
