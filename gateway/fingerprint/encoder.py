@@ -1,0 +1,123 @@
+"""From text to packed token ids, with whichever library does it fastest and gets it right.
+
+Two encoders give the ids that the model's own tokenizer gives: Hugging Face's ``tokenizers``, always there, and
+``fastokens``, an optional package that is tens of times faster on long texts. The fast one is only used after it
+agreed with the other on texts that are hard to get right; where it can't load the tokenizer or disagrees once, that is
+said, and the other one is used. Both let the GIL go while they work.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvcontrol.core.hashing import token_bytes
+
+_log = logging.getLogger(__name__)
+
+_HARD_TEXTS = (
+    "",
+    " ",
+    "The capital of France is Paris.\n\nAnd that's it, isn't it?  Two  spaces, three   more.",
+    "def f(x: int) -> dict[str, int]:\n\treturn {'a': x ** 2}  # 0x1F, 1_000_000, 3.14e-10\n",
+    "人工智能正在改变世界。北京的秋天很美，我们去看红叶吧！",
+    "日本語と한국어と العربية ไทย हिन्दी Ελληνικά кириллица",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 e\u0301 \u00e9 \ufb01 \u200b\u200d \ufeff",
+    '{"name": "get_weather", "arguments": "{\\"city\\": \\"Zürich\\"}"}',
+    "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|> <|endoftext|></s><s>[INST] [/INST]<|eot_id|><|im_start",
+    "a" * 3000,
+    "\n" * 40 + "\t" * 7 + " " * 100 + "x",
+    "1234567890" * 30,
+    "\x00\x01\x7f \u2028 \U0010ffff \ud7ff",
+    "https://example.org/a?b=c&d=%20#frag user@example.org C:\\Users\\x",
+    "ＦＵＬＬｗｉｄｔｈ ½ ² Ⅷ ﷺ Å",
+)
+
+
+class TextEncoder(Protocol):
+    """Encodes text exactly as the model's tokenizer does; any thread."""
+
+    def encode(self, text: str) -> bytes:
+        """Return packed token ids, with the special tokens that the tokenizer adds by itself."""
+
+
+class HuggingFaceEncoder:
+    """The Rust core of a Hugging Face fast tokenizer. Its ``encode`` would hold the GIL; its batch form doesn't."""
+
+    name = "tokenizers"
+
+    def __init__(self, backend: Any) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+
+    def encode(self, text: str) -> bytes:
+        return token_bytes(self._backend.encode_batch_fast([text], add_special_tokens=True)[0].ids)
+
+
+class FastokensEncoder:
+    """``fastokens`` over the same tokenizer definition."""
+
+    name = "fastokens"
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> bytes:
+        return token_bytes(self._tokenizer.encode(text, add_special_tokens=True).ids)
+
+
+class SlowEncoder:
+    """A tokenizer without a Rust core, through ``transformers``; one thread at a time."""
+
+    name = "transformers"
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> bytes:
+        return token_bytes(self._tokenizer.encode(text, add_special_tokens=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """An encoder, and why it is this one."""
+
+    encoder: TextEncoder
+    name: str
+    reason: str
+
+
+def choose_encoder(backend: Any) -> Choice:
+    """Return the fastest encoder that agrees with a Hugging Face fast tokenizer's ``backend`` on every hard text."""
+    reference = HuggingFaceEncoder(backend)
+    try:
+        import fastokens
+    except ImportError:
+        return Choice(encoder=reference, name=reference.name, reason="fastokens is not installed")
+    try:
+        fast = FastokensEncoder(fastokens.Tokenizer.from_json_str(backend.to_str()))
+        wrong = disagreement(fast, reference)
+    except Exception as error:  # noqa: BLE001 - a tokenizer of a kind that it doesn't know ends in any exception
+        return Choice(encoder=reference, name=reference.name, reason=f"fastokens can't load this tokenizer: {error}")
+    if wrong is not None:
+        _log.warning("fastokens disagrees with the model's tokenizer on %r; it is not used", wrong[:40])
+        return Choice(encoder=reference, name=reference.name, reason="fastokens disagrees with the model's tokenizer")
+    return Choice(encoder=fast, name=fast.name, reason="it agrees with the model's tokenizer")
+
+
+def disagreement(one: TextEncoder, other: TextEncoder) -> str | None:
+    """Return the first hard text, or pair of them, that two encoders encode differently; None when there is none."""
+    pairs = (first + second for first in _HARD_TEXTS[2:9] for second in _HARD_TEXTS[2:9])
+    return next((text for text in (*_HARD_TEXTS, *pairs) if one.encode(text) != other.encode(text)), None)
+
+
+__all__ = [
+    "Choice",
+    "FastokensEncoder",
+    "HuggingFaceEncoder",
+    "SlowEncoder",
+    "TextEncoder",
+    "choose_encoder",
+    "disagreement",
+]

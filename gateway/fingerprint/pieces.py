@@ -1,0 +1,190 @@
+"""An encoder with a memory: a new turn of a chat costs the encoding of its new text only.
+
+A tokenizer first cuts a text at its special tokens and encodes what lies between them piece by piece, each without a
+look at its neighbours. So the ids of a text are the ids of its pieces, one after the other, with the special tokens
+between them, *exactly*; and a chat template puts special tokens around every message. Remembered are pieces, by their
+text: all messages but the newest are found, whatever the conversation, the tenant or the order.
+
+That holds where special tokens are plain (they don't swallow spaces around them and are not matched in normalised
+text only) and where a piece's encoding doesn't depend on being the first. ``remembering`` checks the first and tries
+out the second on hard texts; a tokenizer that fails either is used without a memory, and the reason is kept.
+
+Rejected: remembering whole prefixes (their end has to be a place where no token can cross, which is the same special
+token, and a changed first message loses everything).
+"""
+
+import re
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.fingerprint.encoder import TextEncoder, disagreement
+from kvcontrol.core.hashing import TOKEN_BYTES, token_bytes
+
+_ENTRY_BYTES = 250
+"""What a remembered piece costs beside its text and ids: key and value objects, a place in the dictionary."""
+_TRIAL_BYTES = 1 << 20
+_TRIAL_MARKERS = 3
+_LARGEST_SHARE = 8
+"""A piece may take an eighth of the memory at most: one huge document doesn't push everything else out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryStats:
+    """Totals since the start; ``held_bytes`` and ``pieces`` are now."""
+
+    hits: int
+    misses: int
+    hit_chars: int
+    missed_chars: int
+    held_bytes: int
+    pieces: int
+
+
+class PieceMemory:
+    """Ids by text, bounded by bytes, least recently used first out; any thread."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._pieces: OrderedDict[str, bytes] = OrderedDict()
+        self._held_bytes = 0
+        self._hits = self._misses = self._hit_chars = self._missed_chars = 0
+
+    def get(self, text: str) -> bytes | None:
+        """Return a piece's packed ids, None for one that isn't held."""
+        with self._lock:
+            ids = self._pieces.get(text)
+            if ids is None:
+                self._misses += 1
+                self._missed_chars += len(text)
+            else:
+                self._hits += 1
+                self._hit_chars += len(text)
+                self._pieces.move_to_end(text)
+            return ids
+
+    def put(self, text: str, ids: bytes) -> None:
+        """Remember a piece, and forget others as needed; one that is too large is not remembered."""
+        size = _size(text, ids)
+        if size * _LARGEST_SHARE > self._max_bytes:
+            return
+        with self._lock:
+            if text in self._pieces:
+                return
+            self._pieces[text] = ids
+            self._held_bytes += size
+            while self._held_bytes > self._max_bytes:
+                self._held_bytes -= _size(*self._pieces.popitem(last=False))
+
+    def stats(self) -> MemoryStats:
+        with self._lock:
+            return MemoryStats(
+                hits=self._hits,
+                misses=self._misses,
+                hit_chars=self._hit_chars,
+                missed_chars=self._missed_chars,
+                held_bytes=self._held_bytes,
+                pieces=len(self._pieces),
+            )
+
+
+def _size(text: str, ids: bytes) -> int:
+    """About what a piece costs; at most 4 bytes a character in CPython, mostly 1."""
+    return _ENTRY_BYTES + len(ids) + (len(text) if text.isascii() else 4 * len(text))
+
+
+class RememberingEncoder:
+    """A ``TextEncoder`` that asks another one for each piece once. Made by ``remembering``."""
+
+    def __init__(self, encoder: TextEncoder, special: dict[str, int], memory: PieceMemory) -> None:
+        self._encoder = encoder
+        self._memory = memory
+        self._special = {text: token_bytes([token]) for text, token in special.items()}
+        longest_first = sorted(special, key=len, reverse=True)
+        self._cut = re.compile("|".join(re.escape(text) for text in longest_first))
+        self._always = encoder.encode("")
+        self._before, self._after = _frame(encoder, self._special, self._always)
+
+    def encode(self, text: str) -> bytes:
+        if not text:
+            return self._always
+        parts = [self._before]
+        end = 0
+        for found in self._cut.finditer(text):
+            if found.start() > end:
+                parts.append(self._piece(text[end : found.start()]))
+            parts.append(self._special[found.group()])
+            end = found.end()
+        if end < len(text):
+            parts.append(self._piece(text[end:]))
+        parts.append(self._after)
+        return b"".join(parts)
+
+    def _piece(self, text: str) -> bytes:
+        ids = self._memory.get(text)
+        if ids is None:
+            whole = self._encoder.encode(text)
+            ids = whole[len(self._before) : len(whole) - len(self._after)]
+            self._memory.put(text, ids)
+        return ids
+
+
+def _frame(encoder: TextEncoder, special: dict[str, bytes], always: bytes) -> tuple[bytes, bytes]:
+    """Return what the tokenizer puts before and behind every text; raises ``ValueError`` when that can't be told."""
+    for marker, token in special.items():
+        if token in _tokens(always):
+            continue
+        whole = _tokens(encoder.encode(marker))
+        if token in whole:
+            place = whole.index(token)
+            return b"".join(whole[:place]), b"".join(whole[place + 1 :])
+    raise ValueError("no special token tells what the tokenizer adds before and behind a text")
+
+
+def _tokens(packed: bytes) -> list[bytes]:
+    return [packed[start : start + TOKEN_BYTES] for start in range(0, len(packed), TOKEN_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memoryless:
+    """Why an encoder can't be given a memory."""
+
+    reason: str
+
+
+def remembering(encoder: TextEncoder, backend: Any, memory: PieceMemory) -> RememberingEncoder | Memoryless:
+    """Give an encoder of a Hugging Face fast tokenizer's ``backend`` a memory, or say why that can't be."""
+    added = backend.get_added_tokens_decoder()
+    if not added:
+        return Memoryless(reason="the tokenizer has no special tokens to cut at")
+    for token in added.values():
+        if token.lstrip or token.rstrip or token.single_word or (token.normalized and backend.normalizer is not None):
+            return Memoryless(reason=f"the special token {token.content!r} depends on what stands around it")
+    special = {token.content: number for number, token in added.items()}
+    try:
+        candidate = RememberingEncoder(encoder, special, memory)
+    except ValueError as error:
+        return Memoryless(reason=str(error))
+    trial = RememberingEncoder(encoder, special, PieceMemory(_TRIAL_BYTES))
+    for marker in [*special][:_TRIAL_MARKERS]:
+        wrong = disagreement(_Marked(trial, marker), _Marked(encoder, marker))
+        if wrong is not None:
+            return Memoryless(reason=f"a piece's tokens depend on its neighbours: {wrong[:40]!r}")
+    return candidate
+
+
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """Encodes a text with a special token before, within and behind it."""
+
+    encoder: TextEncoder
+    marker: str
+
+    def encode(self, text: str) -> bytes:
+        half = len(text) // 2
+        return self.encoder.encode(f"{self.marker}{text[:half]}{self.marker}{text[half:]}{self.marker}\n{text}")
+
+
+__all__ = ["MemoryStats", "Memoryless", "PieceMemory", "RememberingEncoder", "remembering"]
