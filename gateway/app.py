@@ -39,7 +39,9 @@ def build_app(settings: Settings) -> FastAPI:
     """
     secret = settings.salt_secret
     salt_secret = secret.get_secret_value().encode() if secret else load_salt_secret(settings.state_dir)
-    tokenizer = None if settings.tokenizer is None else load_tokenizer(settings.tokenizer)
+    tokenizer = (
+        None if settings.tokenizer is None else load_tokenizer(settings.tokenizer, settings.tokenizer_memory_bytes)
+    )
     authenticator = Authenticator(settings.api_keys, salt_secret=salt_secret)
 
     @asynccontextmanager

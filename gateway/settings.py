@@ -95,6 +95,9 @@ class Settings(BaseSettings):
     tokenizer: Path | None = Field(
         None, description="Model folder with tokenizer and chat template; without it prompts are routed by load alone."
     )
+    tokenizer_memory_bytes: int = Field(
+        64 * _MIB, ge=0, le=1 << 36, description="Memory for texts that were tokenized before, in bytes."
+    )
     state_dir: Path = Field(default_factory=_default_state_dir, description="Folder for what must survive a restart.")
     salt_secret: SecretStr | None = Field(
         None,

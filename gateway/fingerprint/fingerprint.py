@@ -100,7 +100,7 @@ class Fingerprinter:
             case TextPrompt():
                 if self._tokenizer is None:
                     return Gap.NO_TOKENIZER
-                return _Encoded(packed=token_bytes(self._tokenizer.encode(prompt.text)))
+                return _Encoded(packed=self._tokenizer.encode(prompt.text))
             case ChatPrompt():
                 return self._encode_chat(prompt)
 
@@ -113,7 +113,7 @@ class Fingerprinter:
             text = self._tokenizer.render(prompt.messages, prompt.kwargs)
         except Exception:  # noqa: BLE001 - a template is a program of the model's: it may raise anything
             return Gap.TEMPLATE_ERROR
-        return _Encoded(packed=token_bytes(self._tokenizer.encode(text)))
+        return _Encoded(packed=self._tokenizer.encode(text))
 
 
 __all__ = ["Fingerprint", "Fingerprinter", "Gap"]

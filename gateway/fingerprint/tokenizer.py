@@ -1,35 +1,38 @@
 """The model's own tokenizer and chat template, used exactly as LMDeploy's ``HFChatTemplate`` does."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gateway.errors import SettingsError
+from gateway.fingerprint.encoder import SlowEncoder, TextEncoder, choose_encoder
+from gateway.fingerprint.pieces import Memoryless, PieceMemory, remembering
+
+DEFAULT_MEMORY_BYTES = 64 << 20
+
+_log = logging.getLogger(__name__)
 
 
 class ModelTokenizer:
-    """Renders and encodes. Both hold the calling thread; ``encode`` lets the GIL go where the tokenizer is a fast one.
+    """Renders and encodes; both hold the calling thread, ``encode`` lets the GIL go where the tokenizer is a fast one.
 
-    A fast tokenizer is used through its Rust core: Hugging Face's own ``encode`` keeps the GIL for the whole text and
-    changes the tokenizer's truncation state, which two threads must not do at once.
+    ``memory`` is where encoded pieces of text are remembered (see ``pieces``), for tokenizers that allow it.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, memory: PieceMemory) -> None:
         self._tokenizer = tokenizer
-        self._backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
-        if self._backend is not None:
-            self._backend.no_truncation()
-            self._backend.no_padding()
+        self.memory = memory
+        self.thread_safe = bool(tokenizer.is_fast)
+        """Whether several threads may encode at once."""
+        self._encoder: TextEncoder = SlowEncoder(tokenizer)
+        if self.thread_safe:
+            self._encoder = _fastest(tokenizer.backend_tokenizer, memory)
         self._assistant_end = self._find_assistant_end()
 
     @property
     def has_chat_template(self) -> bool:
         return self._assistant_end is not None
-
-    @property
-    def thread_safe(self) -> bool:
-        """Whether several threads may encode at once."""
-        return self._backend is not None
 
     def render(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str:
         """Return the prompt text; raises whatever the template raises on messages that it refuses.
@@ -44,12 +47,9 @@ class ModelTokenizer:
             return text[: -len(self._assistant_end)]
         return text
 
-    def encode(self, text: str) -> list[int]:
-        """Return token ids with the special tokens that the tokenizer adds by itself."""
-        if self._backend is not None:
-            ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=True)[0].ids
-            return ids
-        return list(self._tokenizer.encode(text, add_special_tokens=True))
+    def encode(self, text: str) -> bytes:
+        """Return packed token ids, with the special tokens that the tokenizer adds by itself."""
+        return self._encoder.encode(text)
 
     def _find_assistant_end(self) -> str | None:
         """What follows an assistant's text; found by rendering a marker. None when there is no usable template."""
@@ -60,12 +60,24 @@ class ModelTokenizer:
         return text[text.find("sentinel") + len("sentinel") :]
 
 
-def load_tokenizer(folder: Path) -> ModelTokenizer:
+def _fastest(backend: Any, memory: PieceMemory) -> TextEncoder:
+    choice = choose_encoder(backend)
+    _log.info("prompts are tokenized by %s: %s", choice.name, choice.reason)
+    remembered = remembering(choice.encoder, backend, memory)
+    if isinstance(remembered, Memoryless):
+        _log.info("every prompt is tokenized as a whole: %s", remembered.reason)
+        return choice.encoder
+    return remembered
+
+
+def load_tokenizer(folder: Path, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> ModelTokenizer:
     """Read a model folder's tokenizer; takes seconds. Raises ``SettingsError`` when it has none that can be used."""
     from transformers import AutoTokenizer
 
     try:
-        return ModelTokenizer(AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
+        return ModelTokenizer(
+            AutoTokenizer.from_pretrained(str(folder), local_files_only=True), PieceMemory(memory_bytes)
+        )
     except Exception as error:  # transformers raises anything on a folder that is not right
         raise SettingsError(
             f"settings: tokenizer = {str(folder)!r}: no usable tokenizer with a chat template there: {error}"
