@@ -29,9 +29,9 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
 
     @router.get("/readyz")
     async def readyz() -> JSONResponse:
-        """Ready: at least one instance is usable."""
+        """Ready: at least one instance is usable, and what it holds has been learned."""
         instances = registry.all()
-        usable = len(registry.usable())
+        usable = sum(each.ready for each in instances)
         return JSONResponse(
             {
                 "status": "ready" if usable else "no usable instance",

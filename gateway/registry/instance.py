@@ -39,7 +39,8 @@ class ProbeResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """A snapshot of one instance. ``reason`` says why it is in its state; ``foreign_requests`` are those in its
-    scheduler that did not come through this gateway, at the last health check.
+    scheduler that did not come through this gateway, at the last health check. ``settled`` says that its blocks have
+    been learned since it became healthy, or that this was tried in vain.
     """
 
     id: InstanceId
@@ -49,6 +50,12 @@ class Instance:
     models: tuple[Model, ...] = ()
     stats: InstanceStats | None = None
     foreign_requests: int = 0
+    settled: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be given requests *and* what it holds is known, as far as it says so."""
+        return self.state is InstanceState.HEALTHY and (self.stats is None or self.settled)
 
     def serves(self, model: str) -> bool:
         return any(served.id == model for served in self.models)

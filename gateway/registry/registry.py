@@ -92,14 +92,24 @@ class Registry:
             if silent and (hung := self._hung.pop(instance, None)) is not None:
                 hung.set_result(None)
         if state is not InstanceState.HEALTHY:
-            self._set(replace(before, state=state, reason=reason, stats=None, foreign_requests=0))
+            self._set(replace(before, state=state, reason=reason, stats=None, foreign_requests=0, settled=False))
 
     def connection_failed(self, instance: InstanceId, reason: str) -> None:
         """Take an instance out at once that a request could not reach; the next good health check brings it back."""
         before = self._instances[instance]
         if before.state is InstanceState.HEALTHY:
             self._failures[instance] = self._unhealthy_after
-            self._set(replace(before, state=InstanceState.UNHEALTHY, reason=reason, stats=None, foreign_requests=0))
+            self._set(
+                replace(
+                    before, state=InstanceState.UNHEALTHY, reason=reason, stats=None, foreign_requests=0, settled=False
+                )
+            )
+
+    def settle(self, instance: InstanceId) -> None:
+        """Note that a healthy instance's blocks are known now, or can't be."""
+        before = self._instances[instance]
+        if before.state is InstanceState.HEALTHY:
+            self._set(replace(before, settled=True))
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return as soon as ``condition`` holds; it is asked again after every change."""

@@ -102,6 +102,7 @@ class EventFeed:
                     reason = error.reason if isinstance(error, _ResyncError) else "several"
                     _log.info("instance %s: KV events are taken up anew (%s)", self._instance, error)
                     self._meter.resync(self._instance, reason)
+                self._registry.settle(self._instance)
                 self._index.drop(self._instance)
                 if asyncio.get_running_loop().time() - started_s > _LONGEST_PAUSE_S:
                     pause_s = _RETRY_PAUSE_S
@@ -153,6 +154,7 @@ class EventFeed:
             )
         self._index.reset(self._instance, residents)
         position.seq = snapshot.seq
+        self._registry.settle(self._instance)
         _log.info(
             "instance %s: snapshot of %d blocks at event batch %d",
             self._instance,

@@ -69,6 +69,21 @@ async def test_a_refused_connection_takes_an_instance_out_at_once_and_keeps_what
     assert not registry.knows_model("n")
 
 
+async def test_an_instance_with_a_cache_is_ready_once_its_blocks_are_known(registry: Registry) -> None:
+    registry.settle(A)
+    assert not registry.get(A).ready
+    registry.probe_succeeded(A, probe(said=stats()))
+    registry.probe_succeeded(B, probe())
+    assert (registry.get(A).ready, registry.get(B).ready) == (False, True)
+    assert len(registry.usable()) == 2
+    registry.settle(A)
+    registry.probe_succeeded(A, probe(said=stats(running=1)))
+    assert registry.get(A).ready
+    registry.connection_failed(A, "gone")
+    registry.probe_succeeded(A, probe(said=stats()))
+    assert not registry.get(A).ready
+
+
 async def test_only_an_instance_that_falls_silent_is_hung(registry: Registry) -> None:
     registry.probe_succeeded(A, probe())
     hung = registry.hung(A)
