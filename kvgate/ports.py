@@ -1,9 +1,19 @@
-"""TCP ports: which are free, and who has the one that isn't."""
+"""TCP ports: which are free, how they stay so, and who has the one that isn't.
+
+A server that loads for a minute before it listens can lose a port that was free when it was chosen: the kernel gives
+any port of its ephemeral range to whoever connects somewhere. So ports are chosen outside that range, and
+``reserved_ports`` holds its own: bound, not listening. On Linux a server that sets SO_REUSEADDR (asyncio, uvicorn and
+ZMQ do) may bind beside such a socket, and nobody else gets the port.
+"""
 
 import errno
 import ipaddress
+import random
 import socket
-from contextlib import ExitStack
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import psutil
 
@@ -11,18 +21,32 @@ from kvgate.failure import CommandError
 
 LOOPBACK = "127.0.0.1"
 MAX_PORT = 65535
+_FIRST_PORT = 10000
+_ATTEMPTS = 64
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
-    """Return distinct ports of the loopback address that nothing listens on now.
-
-    They are free when this returns, not reserved: whoever needs one should listen on it soon.
-    """
+    """Return distinct ports of the loopback address that nobody has now and the kernel gives to nobody by itself."""
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        return [_bound_socket(held).getsockname()[1] for _ in range(count)]
+
+
+@contextmanager
+def reserved_ports(count: int) -> Iterator[list[int]]:
+    """Hold distinct free ports of the loopback address for servers that set SO_REUSEADDR, until the block ends.
+
+    Where two sockets can't share a port (not Linux) they are only chosen, as by ``free_ports``.
+    """
+    if sys.platform != "linux":
+        yield free_ports(count)
+        return
+    with ExitStack() as held:
+        sockets = [_bound_socket(held) for _ in range(count)]
         for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [each.getsockname()[1] for each in sockets]
+            # Only now: bound without it, no port was taken that another reservation holds.
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        yield [each.getsockname()[1] for each in sockets]
 
 
 def need_free(host: str, port: int, *, option: str = "--port") -> None:
@@ -51,6 +75,31 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _bound_socket(held: ExitStack) -> socket.socket:
+    """Return a socket bound to a free port; ``held`` closes it."""
+    made = held.enter_context(socket.socket())
+    for _ in range(_ATTEMPTS):
+        try:
+            made.bind((LOOPBACK, random.choice(_quiet_ports())))  # noqa: S311 - not a secret
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        return made
+    made.bind((LOOPBACK, 0))  # a crowded machine: any port is better than none
+    return made
+
+
+def _quiet_ports() -> range:
+    """The larger part of the unprivileged ports that the kernel doesn't give away by itself."""
+    try:
+        low, high = map(int, _EPHEMERAL.read_text().split())
+    except (OSError, ValueError):  # not Linux: the range that IANA suggests
+        low, high = 49152, MAX_PORT
+    below, above = range(_FIRST_PORT, low), range(high + 1, MAX_PORT + 1)
+    return max(below, above, key=len) or range(_FIRST_PORT, MAX_PORT + 1)
+
+
 def _refusal(host: str, port: int, option: str, error: OSError) -> CommandError:
     if error.errno == errno.EADDRINUSE:
         return CommandError(
@@ -73,4 +122,4 @@ def _holder(port: int) -> str:
     return ""
 
 
-__all__ = ["LOOPBACK", "free_ports", "is_loopback", "need_free"]
+__all__ = ["LOOPBACK", "free_ports", "is_loopback", "need_free", "reserved_ports"]

@@ -14,7 +14,7 @@ from kvgate.instance import HEALTH_PATH, EngineLimits, Instance
 from kvgate.machine import Gpu, available_memory_bytes
 from kvgate.model import Model
 from kvgate.paths import socket_endpoint
-from kvgate.ports import LOOPBACK, free_ports, is_loopback
+from kvgate.ports import LOOPBACK, is_loopback
 
 PORTS_PER_INSTANCE = 3
 MAX_INSTANCES = 64
@@ -90,14 +90,21 @@ def need_keys_beyond_loopback(options: GatewayOptions) -> None:
         )
 
 
-def plan_instances(
-    model: Model, count: int, gpus: Sequence[Gpu], limits: EngineLimits, sockets: Path
-) -> list[Instance]:
-    """Give each instance its ports, its GPU (round robin) and its share of the memory. Raises ``CommandError``."""
+def need_sane_count(count: int) -> None:
+    """Raise ``CommandError`` for a number of instances that can't be meant."""
     if not 0 < count <= MAX_INSTANCES:
         raise CommandError(f"--instances is {count}; it is a number from 1 to {MAX_INSTANCES}")
+
+
+def plan_instances(
+    model: Model, ports: Sequence[int], gpus: Sequence[Gpu], limits: EngineLimits, sockets: Path
+) -> list[Instance]:
+    """Make an instance of every ``PORTS_PER_INSTANCE`` ports, deal the GPUs round robin, share out the memory.
+
+    Raises ``CommandError`` when ``limits`` don't fit the device.
+    """
+    count = len(ports) // PORTS_PER_INSTANCE
     limits = _with_memory(limits, model, count, len(gpus))
-    ports = free_ports(PORTS_PER_INSTANCE * count)
     return [
         Instance(
             model=model,
@@ -175,11 +182,13 @@ def gateway_spec(
 
 
 __all__ = [
+    "PORTS_PER_INSTANCE",
     "ApiKey",
     "GatewayOptions",
     "Routing",
     "engine_specs",
     "gateway_spec",
     "need_keys_beyond_loopback",
+    "need_sane_count",
     "plan_instances",
 ]

@@ -17,15 +17,17 @@ from kvgate.instance import EngineLimits, Instance
 from kvgate.machine import Device, choose_gpus
 from kvgate.model import Model, embedded_model, model_from_folder, tiny_model
 from kvgate.paths import make_run_dir, make_socket_dir, remove_socket_dir, state_dir
-from kvgate.ports import LOOPBACK, need_free
+from kvgate.ports import LOOPBACK, need_free, reserved_ports
 from kvgate.probe import HttpProbe
 from kvgate.stack import (
+    PORTS_PER_INSTANCE,
     ApiKey,
     GatewayOptions,
     Routing,
     engine_specs,
     gateway_spec,
     need_keys_beyond_loopback,
+    need_sane_count,
     plan_instances,
 )
 from kvgate.supervisor import Supervisor
@@ -116,6 +118,7 @@ def up(  # noqa: PLR0913 - each is one option
         routing=routing,
         state_dir=state or state_dir(),
     )
+    need_sane_count(instances)
     need_free(host, port)
     need_keys_beyond_loopback(gateway)
     gpus = choose_gpus(device)
@@ -127,10 +130,11 @@ def up(  # noqa: PLR0913 - each is one option
     logs = make_run_dir(gateway.state_dir, pid=os.getpid(), now_s=time.time())
     sockets = make_socket_dir(os.getpid())
     try:
-        planned = plan_instances(served, instances, gpus, limits, sockets)
-        where = f"on {gpus[0].name}" if gpus else "on CPU"
-        plain(f"Starting {len(planned)} x {served.name} {where} and the gateway; logs in {logs}")
-        code = asyncio.run(_serve(planned, gateway, logs, started_s))
+        with reserved_ports(PORTS_PER_INSTANCE * instances) as ports:
+            planned = plan_instances(served, ports, gpus, limits, sockets)
+            where = f"on {gpus[0].name}" if gpus else "on CPU"
+            plain(f"Starting {len(planned)} x {served.name} {where} and the gateway; logs in {logs}")
+            code = asyncio.run(_serve(planned, gateway, logs, started_s))
     finally:
         remove_socket_dir(sockets)
     raise typer.Exit(code)

@@ -1,9 +1,12 @@
+import asyncio
 import socket
+import sys
 
 import pytest
+import zmq
 
 from kvgate.failure import CommandError
-from kvgate.ports import free_ports, is_loopback, need_free
+from kvgate.ports import _quiet_ports, free_ports, is_loopback, need_free, reserved_ports
 
 
 def test_a_port_in_use_is_named_with_its_holder_and_a_way_out() -> None:
@@ -20,6 +23,29 @@ def test_free_ports_are_distinct_and_free() -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20
     need_free("127.0.0.1", ports[0])
+
+
+def test_free_ports_are_none_that_the_kernel_gives_away() -> None:
+    with socket.socket() as any_port:
+        any_port.bind(("127.0.0.1", 0))
+        assert any_port.getsockname()[1] not in _quiet_ports()
+    assert all(port in _quiet_ports() for port in free_ports(10))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere two sockets can't share a port")
+async def test_a_reserved_port_is_for_servers_and_for_nobody_else() -> None:
+    with reserved_ports(3) as ports:
+        assert len(set(ports)) == 3
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", ports[0]))
+        server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", ports[0])
+        async with server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", ports[0])
+            assert await reader.read() == b""
+            writer.close()
+        with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
+            publisher.bind(f"tcp://127.0.0.1:{ports[1]}")
+    need_free("127.0.0.1", ports[2])
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])

@@ -12,6 +12,7 @@ from kvgate.model import Model
 from kvgate.stack import (
     LEAST_KV_BYTES,
     MOST_KV_BYTES,
+    PORTS_PER_INSTANCE,
     TINY_KV_BYTES,
     ApiKey,
     GatewayOptions,
@@ -19,6 +20,7 @@ from kvgate.stack import (
     engine_specs,
     gateway_spec,
     need_keys_beyond_loopback,
+    need_sane_count,
     plan_instances,
 )
 
@@ -26,6 +28,11 @@ MODEL = Model(folder=Path("/models/m"), name="m")
 TINY = Model(folder=Path("/models/tiny"), name="tiny", is_tiny=True)
 GPUS = [Gpu(selector="0", name="H100"), Gpu(selector="1", name="H100")]
 SOCKETS = Path("/tmp/s")  # noqa: S108 - only named, never made
+
+
+def ports(count: int) -> range:
+    """What ``count`` instances take."""
+    return range(20000, 20000 + PORTS_PER_INSTANCE * count)
 
 
 def options(host: str = "127.0.0.1", keys: tuple[ApiKey, ...] = ()) -> GatewayOptions:
@@ -37,53 +44,53 @@ def after(command: tuple[str, ...], option: str) -> str:
 
 
 def test_every_instance_has_ports_and_a_socket_of_its_own() -> None:
-    instances = plan_instances(MODEL, 4, [], EngineLimits(), SOCKETS)
-    ports = [port for each in instances for port in (each.port, each.events_port, each.replay_port)]
-    assert len(set(ports)) == 12
+    instances = plan_instances(MODEL, ports(4), [], EngineLimits(), SOCKETS)
+    taken = [port for each in instances for port in (each.port, each.events_port, each.replay_port)]
+    assert sorted(taken) == list(ports(4))
     assert len({each.control_endpoint for each in instances}) == 4
 
 
 @pytest.mark.parametrize("count", [0, -1, 65])
 def test_an_odd_number_of_instances_is_refused(count: int) -> None:
     with pytest.raises(CommandError, match=f"--instances is {count}; it is a number from 1 to 64"):
-        plan_instances(MODEL, count, [], EngineLimits(), SOCKETS)
+        need_sane_count(count)
 
 
 def test_gpus_are_dealt_round_robin_and_those_on_one_share_its_memory() -> None:
-    instances = plan_instances(MODEL, 3, GPUS, EngineLimits(), SOCKETS)
+    instances = plan_instances(MODEL, ports(3), GPUS, EngineLimits(), SOCKETS)
     assert [each.environment({})["CUDA_VISIBLE_DEVICES"] for each in instances] == ["0", "1", "0"]
     assert {after(each.command(), "--cache-max-entry-count") for each in instances} == {"0.4"}
     assert {after(each.command(), "--cache-block-seq-len") for each in instances} == {"64"}
 
 
 def test_without_a_gpu_none_is_visible_and_blocks_are_small() -> None:
-    instance = plan_instances(MODEL, 1, [], EngineLimits(), SOCKETS)[0]
+    instance = plan_instances(MODEL, ports(1), [], EngineLimits(), SOCKETS)[0]
     assert instance.environment({"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == ""
     assert after(instance.command(), "--cache-block-seq-len") == "16"
     assert "--enable-prefix-caching" in instance.command()
 
 
 def test_cpu_memory_is_shared_out_within_bounds() -> None:
-    limits = plan_instances(MODEL, 2, [], EngineLimits(), SOCKETS)[0].limits
+    limits = plan_instances(MODEL, ports(2), [], EngineLimits(), SOCKETS)[0].limits
     assert limits.kv_bytes is not None
     assert LEAST_KV_BYTES <= limits.kv_bytes <= MOST_KV_BYTES
-    assert plan_instances(TINY, 2, [], EngineLimits(), SOCKETS)[0].limits.kv_bytes == TINY_KV_BYTES
+    assert plan_instances(TINY, ports(2), [], EngineLimits(), SOCKETS)[0].limits.kv_bytes == TINY_KV_BYTES
 
 
 def test_what_the_user_says_about_memory_is_what_the_engine_is_told() -> None:
-    by_bytes = plan_instances(MODEL, 1, [], EngineLimits(kv_bytes=800), SOCKETS)[0]
+    by_bytes = plan_instances(MODEL, ports(1), [], EngineLimits(kv_bytes=800), SOCKETS)[0]
     told = int(by_bytes.environment({})["KVGATE_ENGINE_CPU_KV_BYTES"])
     assert told * float(after(by_bytes.command(), "--cache-max-entry-count")) == 800
-    by_blocks = plan_instances(MODEL, 1, [], EngineLimits(kv_blocks=99), SOCKETS)[0]
+    by_blocks = plan_instances(MODEL, ports(1), [], EngineLimits(kv_blocks=99), SOCKETS)[0]
     assert after(by_blocks.command(), "--num-gpu-blocks") == "99"
     assert "KVGATE_ENGINE_CPU_KV_BYTES" not in by_blocks.environment({})
 
 
 def test_an_amount_on_a_gpu_and_a_share_on_a_cpu_are_refused() -> None:
     with pytest.raises(CommandError, match="on a GPU is a share"):
-        plan_instances(MODEL, 1, GPUS, EngineLimits(kv_bytes=1), SOCKETS)
+        plan_instances(MODEL, ports(1), GPUS, EngineLimits(kv_bytes=1), SOCKETS)
     with pytest.raises(CommandError, match="on a CPU is an amount"):
-        plan_instances(MODEL, 1, [], EngineLimits(kv_share=0.5), SOCKETS)
+        plan_instances(MODEL, ports(1), [], EngineLimits(kv_share=0.5), SOCKETS)
 
 
 def test_lmdeploys_own_parser_takes_the_command_line(tmp_path: Path) -> None:
@@ -129,14 +136,14 @@ def test_options_for_lmdeploy_come_last_so_that_they_win() -> None:
 
 def test_engines_never_see_api_keys() -> None:
     specs = engine_specs(
-        plan_instances(MODEL, 1, [], EngineLimits(), SOCKETS), {"KVGATE_API_KEYS": "secret", "PATH": "/"}
+        plan_instances(MODEL, ports(1), [], EngineLimits(), SOCKETS), {"KVGATE_API_KEYS": "secret", "PATH": "/"}
     )
     assert "secret" not in specs[0].environment.values()
     assert specs[0].environment["PATH"] == "/"
 
 
 def test_the_gateway_is_told_of_every_instance_and_key() -> None:
-    instances = plan_instances(MODEL, 2, [], EngineLimits(), SOCKETS)
+    instances = plan_instances(MODEL, ports(2), [], EngineLimits(), SOCKETS)
     spec = gateway_spec(options(keys=(ApiKey(key="sk-1", tenant="acme"),)), instances, {})
     assert json.loads(spec.environment["KVGATE_INSTANCES"]) == [
         {"id": "engine-0", "url": instances[0].url},
@@ -151,7 +158,7 @@ def test_the_gateways_own_settings_take_what_it_is_told(monkeypatch: pytest.Monk
     from gateway.settings import load_settings
 
     model = Model(folder=tmp_path, name="m")
-    instances = plan_instances(model, 2, [], EngineLimits(), SOCKETS)
+    instances = plan_instances(model, ports(2), [], EngineLimits(), SOCKETS)
     spec = gateway_spec(options(keys=(ApiKey(key="sk-1", tenant="acme"),)), instances, {})
     for name, value in spec.environment.items():
         monkeypatch.setenv(name, value)
