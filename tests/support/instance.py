@@ -1,7 +1,6 @@
 """A real instance process: LMDeploy's api_server with kvgate's hooks."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,13 +12,14 @@ from typing import Self
 
 import psutil
 
+from kvgate.ports import free_ports
+
 READY_WITHIN_S = 180.0
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that the kernel gives to nobody by itself while the engine loads."""
+    return free_ports(1)[0]
 
 
 def command(model: Path | str, port: int, *options: str) -> list[str]:
