@@ -5,6 +5,7 @@ Exit codes: 0 stopped by a signal, 2 settings or state are not usable, 3 the add
 
 import argparse
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ from gateway.telemetry import configure_logging
 
 EXIT_ADDRESS = 3
 _BACKLOG = 2048
+_OPEN_FILES = 1 << 16
 
 _log = logging.getLogger("gateway")
 
@@ -34,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         settings = load_settings(arguments.config)
         configure_logging(settings.log_format, settings.log_level)
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a _created series beside every counter says nothing that a scrape needs
+        _allow_many_files()
         listener = _listen(settings)
     except StartupError as error:
         return _fail(str(error), error.exit_code)
@@ -72,6 +75,14 @@ def main(argv: list[str] | None = None) -> int:
 def _stopped(number: int, frame: FrameType | None) -> None:
     """A stop signal has done its work when the server ended; there is nothing left to do."""
     del number, frame
+
+
+def _allow_many_files() -> None:
+    """Raise the soft limit of open files to the hard one: a proxied stream takes two, and the usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listen(settings: Settings) -> socket.socket:
