@@ -19,7 +19,7 @@ from rich.table import Table
 
 from kvgate.display import output
 from kvgate.failure import CommandError
-from kvgate.machine import Device, available_memory_bytes, choose_gpus, gpus, torch_version
+from kvgate.machine import Device, available_memory_bytes, choose_gpus, core_count, gpus, torch_version
 from kvgate.paths import make_socket_dir, remove_socket_dir, state_dir
 from kvgate.ports import LOOPBACK, need_free
 
@@ -104,11 +104,7 @@ def check_device() -> Finding:
         return Finding(check="device", verdict=Verdict.FAIL, found=error.message, advice=error.advice)
     if chosen:
         return Finding(check="device", verdict=Verdict.OK, found=", ".join(gpu.name for gpu in chosen))
-    seen = (
-        f"CPU, {len(os.sched_getaffinity(0))} cores"
-        if hasattr(os, "sched_getaffinity")
-        else f"CPU, {os.cpu_count()} cores"
-    )
+    seen = f"CPU, {core_count()} cores"
     return Finding(check="device", verdict=Verdict.OK, found=seen + (" (GPUs unused)" if gpus() else ""))
 
 

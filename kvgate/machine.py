@@ -79,6 +79,11 @@ def choose_gpus(device: Device) -> list[Gpu]:
     return []
 
 
+def core_count() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def available_memory_bytes() -> int:
     """Return the main memory that can be used without swapping."""
     import psutil
@@ -97,4 +102,4 @@ def _nvidia_smi_list() -> str:
     return answer.stdout if answer.returncode == 0 else ""
 
 
-__all__ = ["Device", "Gpu", "available_memory_bytes", "choose_gpus", "gpus", "torch_version"]
+__all__ = ["Device", "Gpu", "available_memory_bytes", "choose_gpus", "core_count", "gpus", "torch_version"]

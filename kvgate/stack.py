@@ -11,7 +11,7 @@ from pathlib import Path
 from kvgate.child import ChildSpec
 from kvgate.failure import CommandError
 from kvgate.instance import HEALTH_PATH, EngineLimits, Instance
-from kvgate.machine import Gpu, available_memory_bytes
+from kvgate.machine import Gpu, available_memory_bytes, core_count
 from kvgate.model import Model
 from kvgate.paths import socket_endpoint
 from kvgate.ports import LOOPBACK, is_loopback
@@ -94,6 +94,16 @@ def need_sane_count(count: int) -> None:
     """Raise ``CommandError`` for a number of instances that can't be meant."""
     if not 0 < count <= MAX_INSTANCES:
         raise CommandError(f"--instances is {count}; it is a number from 1 to {MAX_INSTANCES}")
+
+
+def with_fair_threads(limits: EngineLimits, count: int, base: Mapping[str, str] = os.environ) -> EngineLimits:
+    """Share the cores out among ``count`` engines on a CPU, unless options or environment say how many threads.
+
+    Threads beyond the cores that an engine has for itself cost more than they bring: docs/design/lmdeploy-cpu.md.
+    """
+    if limits.cpu_threads is not None or "KVGATE_ENGINE_CPU_THREADS" in base:
+        return limits
+    return replace(limits, cpu_threads=max(1, core_count() // count))
 
 
 def plan_instances(
@@ -191,4 +201,5 @@ __all__ = [
     "need_keys_beyond_loopback",
     "need_sane_count",
     "plan_instances",
+    "with_fair_threads",
 ]

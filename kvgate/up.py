@@ -29,6 +29,7 @@ from kvgate.stack import (
     need_keys_beyond_loopback,
     need_sane_count,
     plan_instances,
+    with_fair_threads,
 )
 from kvgate.supervisor import Supervisor
 from kvgate.units import with_kv_memory
@@ -126,6 +127,8 @@ def up(  # noqa: PLR0913 - each is one option
         EngineLimits(block_tokens=block_size, kv_blocks=kv_blocks, max_batch_size=max_batch_size, cpu_threads=threads),
         kv_memory,
     )
+    if not gpus:
+        limits = with_fair_threads(limits, instances)
     served = _prepare(model, model_name, tiny=tiny)
     logs = make_run_dir(gateway.state_dir, pid=os.getpid(), now_s=time.time())
     sockets = make_socket_dir(os.getpid())

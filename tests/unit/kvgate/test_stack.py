@@ -7,7 +7,7 @@ import pytest
 
 from kvgate.failure import CommandError
 from kvgate.instance import EngineLimits, Instance
-from kvgate.machine import Gpu
+from kvgate.machine import Gpu, core_count
 from kvgate.model import Model
 from kvgate.stack import (
     LEAST_KV_BYTES,
@@ -22,6 +22,7 @@ from kvgate.stack import (
     need_keys_beyond_loopback,
     need_sane_count,
     plan_instances,
+    with_fair_threads,
 )
 
 MODEL = Model(folder=Path("/models/m"), name="m")
@@ -84,6 +85,17 @@ def test_what_the_user_says_about_memory_is_what_the_engine_is_told() -> None:
     by_blocks = plan_instances(MODEL, ports(1), [], EngineLimits(kv_blocks=99), SOCKETS)[0]
     assert after(by_blocks.command(), "--num-gpu-blocks") == "99"
     assert "KVGATE_ENGINE_CPU_KV_BYTES" not in by_blocks.environment({})
+
+
+def test_engines_on_a_cpu_share_its_cores_unless_told_otherwise() -> None:
+    def threads(count: int, limits: EngineLimits, base: dict[str, str]) -> str | None:
+        instance = plan_instances(MODEL, ports(count), [], with_fair_threads(limits, count, base), SOCKETS)[0]
+        return instance.environment(base).get("KVGATE_ENGINE_CPU_THREADS")
+
+    assert threads(1, EngineLimits(), {}) == str(core_count())
+    assert threads(64, EngineLimits(), {}) == str(max(1, core_count() // 64))
+    assert threads(2, EngineLimits(cpu_threads=7), {}) == "7"
+    assert threads(2, EngineLimits(), {"KVGATE_ENGINE_CPU_THREADS": "5"}) == "5"
 
 
 def test_an_amount_on_a_gpu_and_a_share_on_a_cpu_are_refused() -> None:

@@ -126,7 +126,10 @@ async def test_a_template_that_refuses_is_a_gap_and_not_an_error(
     tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
 ) -> None:
     prompt = ChatPrompt(messages=({"role": "user", "content": "x"},), kwargs={})
-    assert await take(Fingerprinter(_Refusing(tokenizer._tokenizer, tokenizer.memory), executor), prompt) is Gap.TEMPLATE_ERROR
+    assert (
+        await take(Fingerprinter(_Refusing(tokenizer._tokenizer, tokenizer.memory), executor), prompt)
+        is Gap.TEMPLATE_ERROR
+    )
 
 
 def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
