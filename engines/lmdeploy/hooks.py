@@ -34,7 +34,7 @@ def torch_hooks(resources: CpuResources) -> list[Hook]:
             target="torch:compile",
             signature=None,  # its keywords change with each torch; the stand-in takes them all
             replace=compiler.uncompiled,
-            why="it needs a C++ compiler, and seconds for its import alone",
+            why="it needs a C++ compiler and ten seconds at first use",
         ),
         Hook(
             target="torch.cuda:Stream",

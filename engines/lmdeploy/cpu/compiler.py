@@ -1,7 +1,6 @@
 """``torch.compile`` left out: LMDeploy's compiled helpers run as the plain functions that they are.
 
-Inductor would want a C++ compiler and ten seconds at first use, for a rotary table of a few thousand numbers; its
-import alone, which a decorator in LMDeploy sets off, takes seconds of each start.
+Inductor would want a C++ compiler and ten seconds at first use, for a rotary table of a few thousand numbers.
 """
 
 from typing import Any
