@@ -1,7 +1,7 @@
 """Whether a URL answers 200."""
 
 import asyncio
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 
@@ -31,6 +31,17 @@ class HttpProbe:
                 return response.status == 200  # noqa: PLR2004
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError):
             return False
+
+    async def read(self, url: str) -> dict[str, Any]:
+        """Return the JSON object that ``url`` answers with, whatever the status; empty when there is none."""
+        if self._session is None:
+            raise RuntimeError("the probe is used outside its context")
+        try:
+            async with self._session.get(url) as response:
+                answer = await response.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, ValueError):
+            return {}
+        return answer if isinstance(answer, dict) else {}
 
 
 __all__ = ["HttpProbe"]

@@ -98,14 +98,14 @@ class Supervisor:
 
     async def until_ready(self) -> None:
         """Return when every child is ready; raises ``ChildFailedError`` when one ends or exceeds its limit."""
-        await self._unless_one_ends(*(self._until_child_ready(child) for child in self.children))
+        await self.unless_one_ends(*(self._until_child_ready(child) for child in self.children))
 
     async def until_one_ends(self) -> None:
         """Never return; raises ``ChildFailedError`` when a child ends."""
-        await self._unless_one_ends(asyncio.Event().wait())
+        await self.unless_one_ends(asyncio.Event().wait())
 
-    async def _unless_one_ends(self, *work: Awaitable[object]) -> None:
-        """Await all of ``work``; a child that ends meanwhile cancels it and is raised."""
+    async def unless_one_ends(self, *work: Awaitable[object]) -> None:
+        """Await all of ``work``; a child that ends meanwhile cancels it and is raised as ``ChildFailedError``."""
         wanted = asyncio.ensure_future(_all(work))
         ends = {asyncio.ensure_future(child.wait()): child for child in self.children}
         try:
@@ -166,4 +166,4 @@ async def _all(work: Sequence[Awaitable[object]]) -> None:
             task.cancel()
 
 
-__all__ = ["Probe", "State", "Supervisor", "Watcher"]
+__all__ = ["PROBE_EVERY_S", "Probe", "State", "Supervisor", "Watcher"]

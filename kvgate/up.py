@@ -31,11 +31,12 @@ from kvgate.stack import (
     plan_instances,
     with_fair_threads,
 )
-from kvgate.supervisor import Supervisor
+from kvgate.supervisor import PROBE_EVERY_S, Supervisor
 from kvgate.units import with_kv_memory
 
 DEFAULT_PORT = 8000
 INTERRUPTED = 130
+USABLE_LIMIT_S = 120.0
 QUESTION = "What is the capital of France?"
 
 _MODEL = "Model"
@@ -161,7 +162,7 @@ async def _serve(instances: list[Instance], gateway: GatewayOptions, logs: Path,
     stages = [engine_specs(instances), [gateway_spec(gateway, instances)]]
     async with HttpProbe() as probe, Supervisor(stages, logs, probe, board) as children:
         with board.shown():
-            if not await _unless_stopped(children.until_ready(), stop):
+            if not await _unless_stopped(_until_all_serve(children, probe, gateway, len(instances)), stop):
                 plain("Stopped before everything was ready.")
                 return INTERRUPTED
         _announce(instances, gateway, time.monotonic() - started_s)
@@ -169,6 +170,27 @@ async def _serve(instances: list[Instance], gateway: GatewayOptions, logs: Path,
         plain("Stopping ...")
     plain("Stopped.")
     return 0
+
+
+async def _until_all_serve(children: Supervisor, probe: HttpProbe, gateway: GatewayOptions, count: int) -> None:
+    """Return when all processes are ready and the gateway counts every engine as usable. Raises ``CommandError``."""
+    await children.until_ready()
+    usable = 0
+
+    async def ask() -> None:
+        nonlocal usable
+        while usable < count:
+            usable = int((await probe.read(f"{gateway.url}/readyz")).get("usable", 0))
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    try:
+        async with asyncio.timeout(USABLE_LIMIT_S):
+            await children.unless_one_ends(ask())
+    except TimeoutError:
+        raise CommandError(
+            f"all processes run, but after {USABLE_LIMIT_S:.0f} s the gateway can use {usable} of {count} engines",
+            f"{gateway.url}/readyz says why; the logs of this run say more",
+        ) from None
 
 
 async def _unless_stopped(work: Coroutine[None, None, None], stop: asyncio.Event) -> bool:

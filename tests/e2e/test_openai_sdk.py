@@ -73,6 +73,10 @@ def test_the_curl_that_kvgate_up_prints_works_as_it_is(stack: tuple[Running, str
     assert answer.usage.completion_tokens > 0
 
 
+def test_ready_means_that_every_engine_is_usable(stack: tuple[Running, str]) -> None:
+    assert httpx2.get(f"{stack[1]}/readyz", trust_env=False).json()["usable"] == 2
+
+
 def test_it_says_that_it_takes_any_key_on_loopback(stack: tuple[Running, str]) -> None:
     assert "listens on loopback only and accepts any key" in stack[0].said
     assert f"Dashboard  {stack[1]}/dashboard" in stack[0].said

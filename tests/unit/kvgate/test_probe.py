@@ -28,6 +28,13 @@ async def test_nobody_there_is_not_ready_and_no_error() -> None:
         assert not await probe(f"http://127.0.0.1:{free_ports(1)[0]}/")
 
 
+async def test_what_is_no_json_object_reads_as_nothing() -> None:
+    server = await serve("503 Service Unavailable")
+    async with server, HttpProbe() as probe:
+        assert await probe.read(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/") == {}
+        assert await probe.read(f"http://127.0.0.1:{free_ports(1)[0]}/") == {}
+
+
 async def test_it_belongs_into_its_context() -> None:
     with pytest.raises(RuntimeError, match="outside its context"):
         await HttpProbe()("http://127.0.0.1:1/")
