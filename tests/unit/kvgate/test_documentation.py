@@ -5,7 +5,11 @@ from pathlib import Path
 
 import typer.main
 
+from engines.models import smollm2
 from kvgate.__main__ import build_app
+from kvgate.model import Model
+from kvgate.stack import GatewayOptions, Routing
+from kvgate.up import DEFAULT_PORT, curl
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -14,6 +18,14 @@ def test_the_readme_is_short_and_begins_with_the_two_commands() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 150
     assert [line.split()[:2] for line in lines[2:4]] == [["make", "up"], ["make", "test"]]
+
+
+def test_the_readmes_curl_is_the_one_that_kvgate_up_prints() -> None:
+    model = Model(folder=Path("/m"), name=smollm2.NAME)
+    gateway = GatewayOptions(
+        host="127.0.0.1", port=DEFAULT_PORT, api_keys=(), routing=Routing.PREFIX, state_dir=Path("/s")
+    )
+    assert f"    {curl(gateway, model)}\n" in (ROOT / "README.md").read_text()
 
 
 def test_no_page_speaks_of_a_command_that_is_not_there() -> None:
