@@ -1,6 +1,6 @@
 """From a fingerprint and the usable instances to a plan: match what is cached where, then ask the policy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.fingerprint import Fingerprint, Gap
@@ -61,11 +61,11 @@ class Planner:
     def plan(self, fingerprint: Fingerprint | Gap, instances: Sequence[Instance]) -> Plan:
         """Choose among ``instances`` (at least one). O(blocks of the prompt + instances)."""
         now_s = self._clock()
-        matches: dict[CacheIdentity, tuple[Sequence[BlockHash], dict[InstanceId, PrefixMatch]]] = {}
+        matches: dict[CacheIdentity, tuple[Sequence[BlockHash], Mapping[InstanceId, PrefixMatch]]] = {}
         if isinstance(fingerprint, Fingerprint):
             for identity in {each.stats.identity for each in instances if each.stats is not None}:
                 hashes = fingerprint.hashes(identity)
-                matches[identity] = hashes, dict(self._index.match(hashes))
+                matches[identity] = hashes, self._index.match(hashes)
         candidates = tuple(self._candidate(each, matches, now_s) for each in instances)
         gap = fingerprint if isinstance(fingerprint, Gap) else None if matches else Gap.NO_CACHE_REPORT
         tokens = fingerprint.tokens if isinstance(fingerprint, Fingerprint) else None
@@ -86,7 +86,7 @@ class Planner:
     def _candidate(
         self,
         instance: Instance,
-        matches: dict[CacheIdentity, tuple[Sequence[BlockHash], dict[InstanceId, PrefixMatch]]],
+        matches: Mapping[CacheIdentity, tuple[Sequence[BlockHash], Mapping[InstanceId, PrefixMatch]]],
         now_s: float,
     ) -> Candidate:
         load = self._load.of(instance.id)

@@ -35,13 +35,53 @@ _MAX_SHARED_MASKS = 1 << 16
 class _Holder:
     """One instance. ``held`` maps a block to its tiers' bits plus ``_ONE_CHILD`` for each held child."""
 
-    __slots__ = ("bit", "blocks_in", "held", "instance")
+    __slots__ = ("bit", "blocks_in", "held")
 
-    def __init__(self, instance: InstanceId, bit: int) -> None:
-        self.instance = instance
+    def __init__(self, bit: int) -> None:
         self.bit = bit
         self.held: dict[BlockHash, int] = {}
         self.blocks_in = [0] * len(_TIERS)
+
+
+class _Matches(Mapping[InstanceId, PrefixMatch]):
+    """The answer of ``match``, worked out for an instance when it is asked for; valid until the index changes.
+
+    ``stops`` has a mask of instances for each number of leading blocks that some hold.
+    """
+
+    __slots__ = ("_by_instance", "_hashes", "_in_hbm", "_stops")
+
+    def __init__(
+        self, by_instance: Mapping[InstanceId, _Holder], hashes: Sequence[BlockHash], stops: tuple[tuple[int, int], ...]
+    ) -> None:
+        self._by_instance = by_instance
+        self._hashes = hashes
+        self._stops = stops
+        self._in_hbm: dict[int, PrefixMatch] = {}
+
+    def __getitem__(self, instance: InstanceId) -> PrefixMatch:
+        holder = self._by_instance[instance]
+        for bits, blocks in self._stops:
+            if bits & holder.bit:
+                return self._match(holder, blocks)
+        raise KeyError(instance)
+
+    def __iter__(self) -> Iterator[InstanceId]:
+        found = 0
+        for bits, _ in self._stops:
+            found |= bits
+        return (instance for instance, holder in self._by_instance.items() if holder.bit & found)
+
+    def __len__(self) -> int:
+        return sum(bits.bit_count() for bits, _ in self._stops)
+
+    def _match(self, holder: _Holder, blocks: int) -> PrefixMatch:
+        if holder.blocks_in[0] != len(holder.held):
+            return _split(holder.held, self._hashes, blocks)
+        match = self._in_hbm.get(blocks)
+        if match is None:
+            match = self._in_hbm[blocks] = PrefixMatch(blocks=blocks, by_tier={CacheTier.HBM: blocks})
+        return match
 
 
 class FleetIndex:
@@ -55,7 +95,7 @@ class FleetIndex:
         self._holders: dict[BlockHash, int] = {}
         self._parent: dict[BlockHash, BlockHash | None] = {}
         self._by_instance: dict[InstanceId, _Holder] = {}
-        self._by_place: list[_Holder | None] = []
+        self._free_places: list[int] = []
         self._ragged = 0
         self._masks: dict[int, int] = {}
 
@@ -84,19 +124,13 @@ class FleetIndex:
         holder = self._by_instance.pop(instance, None)
         if holder is not None:
             self._clear(holder)
-            self._by_place[holder.bit.bit_length() - 1] = None
+            self._free_places.append(holder.bit.bit_length() - 1)
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[InstanceId, PrefixMatch]:
         if not hashes:
             return {}
         first = self._holders.get(hashes[0], 0)
-        found: dict[InstanceId, PrefixMatch] = {}
-        for bits, blocks in self._stops(hashes, first):
-            in_hbm = PrefixMatch(blocks=blocks, by_tier={CacheTier.HBM: blocks})
-            for holder in self._owners(bits):
-                all_in_hbm = holder.blocks_in[0] == len(holder.held)
-                found[holder.instance] = in_hbm if all_in_hbm else _split(holder.held, hashes, blocks)
-        return found
+        return _Matches(self._by_instance, hashes, tuple(self._stops(hashes, first))) if first else {}
 
     def blocks_held(self, instance: InstanceId) -> Mapping[CacheTier, int]:
         holder = self._by_instance.get(instance)
@@ -155,14 +189,6 @@ class FleetIndex:
                 return
         if walking:
             yield walking, len(hashes)
-
-    def _owners(self, bits: int) -> Iterator[_Holder]:
-        while bits:
-            place = bits.bit_length() - 1
-            holder = self._by_place[place]
-            if holder is not None:
-                yield holder
-            bits ^= 1 << place
 
     def _store(self, holder: _Holder, block: BlockHash, parent: BlockHash | None, tier: CacheTier) -> None:
         tier_bit = _TIER_BIT[tier]
@@ -228,9 +254,8 @@ class FleetIndex:
     def _admit(self, instance: InstanceId) -> _Holder:
         holder = self._by_instance.get(instance)
         if holder is None:
-            place = self._by_place.index(None) if None in self._by_place else len(self._by_place)
-            holder = self._by_instance[instance] = _Holder(instance, 1 << place)
-            self._by_place[place : place + 1] = [holder]
+            place = self._free_places.pop() if self._free_places else len(self._by_instance)
+            holder = self._by_instance[instance] = _Holder(1 << place)
         return holder
 
 

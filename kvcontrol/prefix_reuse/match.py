@@ -38,7 +38,10 @@ class ResidencyIndex(Protocol):
         """Forget an instance; one that isn't known is no error."""
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[InstanceId, PrefixMatch]:
-        """Return the instances that hold at least the first of a prompt's chained ``hashes``. Changes nothing."""
+        """Return the instances that hold at least the first of a prompt's chained ``hashes``.
+
+        Changes nothing; the answer is valid until the index changes.
+        """
 
     def blocks_held(self, instance: InstanceId) -> Mapping[CacheTier, int]:
         """Return the number of blocks in each tier; empty for an unknown instance."""
