@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,8 +10,11 @@ import typer
 from kvgate.benchmarks import revisit
 from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.timed_chat import BenchmarkError
-from kvgate.display import output
+from kvgate.display import errors, output
 from kvgate.failure import CommandError
+from kvgate.model import embedded_model
+
+_NO_BOUND = 1 << 40
 
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -21,6 +25,7 @@ def build_bench() -> typer.Typer:
         name="bench", help="Measure, on this machine, what kvgate's numbers claim.", no_args_is_help=True
     )
     bench.command(revisit.NAME)(run_revisit)
+    bench.command("prefix")(run_prefix)
     return bench
 
 
@@ -55,9 +60,47 @@ def run_revisit(  # noqa: PLR0913 - each is one option
     _show(Report(bench=revisit.NAME, host=Host.here(), metrics=metrics), as_json=as_json)
 
 
-def _show(report: Report, *, as_json: bool) -> None:
+def run_prefix(  # noqa: PLR0913 - each is one option
+    *,
+    blocks: Annotated[int, typer.Option(min=10_000, help="KV blocks held by the fleet.")] = 1_000_000,
+    instances: Annotated[int, typer.Option(min=1, help="Instances that hold them.")] = 64,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A model folder whose tokenizer to use. Default: the embedded model's.")
+    ] = None,
+    traces: Annotated[
+        Path | None, typer.Option(help="A folder with mooncake/ and agentic/ traces to replay without a bound.")
+    ] = None,
+    as_json: _AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+) -> None:
+    """Prefix look-ups, hashing, tokenization: what does it cost to know who holds a prompt's beginning?"""
+    from gateway.benchmarks import fingerprint
+    from kvcontrol.prefix_reuse.benchmarks import fleet, index, replay
+
+    folder = tokenizer or embedded_model(console=errors).folder
+    if not (folder / "tokenizer.json").is_file():
+        raise CommandError(f"--tokenizer {folder}: there is no tokenizer.json", "name a model folder that has one")
+    replays = {} if traces is None else {replay.MOONCAKE: replay.mooncake, replay.AGENTIC: replay.agentic}
+    for file in replays:
+        if traces is not None and not (traces / file).is_file():
+            raise CommandError(f"--traces {traces}: there is no {file}", "name the folder that holds it")
+    metrics = fleet.run(fleet.FleetPlan(blocks=blocks, instances=instances))
+    for size in sorted({min(100_000, blocks), blocks}):
+        metrics |= index.run(index.IndexPlan(blocks=size))
+    metrics |= fingerprint.run(folder, fingerprint.FingerprintPlan())
+    for file, read in replays.items():
+        found = replay.replay(read((traces or Path()) / file), capacity_blocks=_NO_BOUND)
+        name = Path(file).parent.name
+        metrics[f"ceiling_{name}_blocks_ratio"] = found.block_hit_rate
+        metrics[f"ceiling_{name}_tokens_ratio"] = found.token_hit_rate
+    _show(Report(bench="prefix", host=Host.here(), metrics=metrics), as_json=as_json, as_markdown=as_markdown)
+
+
+def _show(report: Report, *, as_json: bool, as_markdown: bool = False) -> None:
     if as_json:
         sys.stdout.write(report.as_json() + "\n")
+    elif as_markdown:
+        sys.stdout.write(report.as_markdown() + "\n")
     else:
         output.print(report.as_table())
 

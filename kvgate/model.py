@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from kvgate.display import PrepareBoard, output
 from kvgate.failure import CommandError
 
@@ -64,13 +66,13 @@ def tiny_model(name: str | None = None) -> Model:
     return Model(folder=folder, name=name or tiny.NAME, talks_sense=False, is_tiny=True)
 
 
-def embedded_model(name: str | None = None) -> Model:
+def embedded_model(name: str | None = None, *, console: Console = output) -> Model:
     """Return SmolLM2-135M-Instruct, fetched and converted on first use. Raises ``CommandError``."""
     from engines.models import smollm2
     from engines.models.cache import CacheError, cache_dir
 
     try:
-        with PrepareBoard() as board:
+        with PrepareBoard(console) as board:
             folder = smollm2.prepare(cache_dir(), board)
     except CacheError as error:
         raise CommandError(error.message, error.advice) from error

@@ -166,7 +166,12 @@ class FleetIndex:
     def _stops(self, hashes: Sequence[BlockHash], first: int) -> Iterator[tuple[int, int]]:
         """Yield, for all who hold the first block: their bits, and how many leading blocks they hold."""
         get = self._holders.get
-        left = [(0, first & ~self._ragged, len(hashes), 0)]
+        end = len(hashes)
+        closed = first & ~self._ragged
+        if whole := closed & get(hashes[-1], 0):
+            yield whole, end
+            closed ^= whole
+        left = [(0, closed, end, 0)]
         while left:  # who is in `at_low` holds `low`; who of them is not in `at_high` does not hold `high`
             low, at_low, high, at_high = left.pop()
             stopping = at_low & ~at_high
@@ -188,7 +193,7 @@ class FleetIndex:
             if not on:
                 return
         if walking:
-            yield walking, len(hashes)
+            yield walking, end
 
     def _store(self, holder: _Holder, block: BlockHash, parent: BlockHash | None, tier: CacheTier) -> None:
         tier_bit = _TIER_BIT[tier]

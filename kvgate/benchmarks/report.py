@@ -59,6 +59,11 @@ class Report:
             table.add_row(name, f"{_rounded(value):,}")
         return table
 
+    def as_markdown(self) -> str:
+        """Return the same as a Markdown table."""
+        lines = [f"{self.bench} on {self.host.cpu}, {self.host.cores} cores", "", "| metric | value |", "|---|---:|"]
+        return "\n".join([*lines, *(f"| {name} | {_rounded(value):,} |" for name, value in self.metrics.items())])
+
 
 def _rounded(value: float) -> float:
     """Four significant digits: more would be noise."""

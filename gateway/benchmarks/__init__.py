@@ -1,0 +1,3 @@
+"""What parts of the gateway cost."""
+
+__all__: list[str] = []
