@@ -19,6 +19,7 @@ per instance (``NaiveFleetIndex``: O(instances x blocks)), a plain walk with mas
 """
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
@@ -30,6 +31,7 @@ _TIER_BIT = {tier: 1 << place for place, tier in enumerate(_TIERS)}
 _ANY_TIER = (1 << len(_TIERS)) - 1
 _ONE_CHILD = 1 << len(_TIERS)
 _MAX_SHARED_MASKS = 1 << 16
+_SWEPT_PER_STORE = 4
 
 
 class _Holder:
@@ -87,21 +89,25 @@ class _Matches(Mapping[InstanceId, PrefixMatch]):
 class FleetIndex:
     """Which instance holds which blocks in which tier.
 
-    One writer and its readers share a thread (the gateway's event loop). ``apply`` is O(1) a block; ``drop`` and
-    ``reset`` are O(blocks of that instance); ``match`` is described above.
+    One writer and its readers share a thread (the gateway's event loop). ``apply`` is O(1) a block, ``drop`` and
+    clearing are O(1): what a lost instance held is taken out of the tables little by little, with each block stored
+    later, and counts for nothing from the first moment. ``match`` is described above.
     """
 
     def __init__(self) -> None:
         self._holders: dict[BlockHash, int] = {}
         self._parent: dict[BlockHash, BlockHash | None] = {}
         self._by_instance: dict[InstanceId, _Holder] = {}
+        self._places = 0
         self._free_places: list[int] = []
+        self._live = 0
         self._ragged = 0
+        self._retired: deque[_Holder] = deque()
         self._masks: dict[int, int] = {}
 
     def reset(self, instance: InstanceId, residents: Residents) -> None:
+        self.drop(instance)
         holder = self._admit(instance)
-        self._clear(holder)
         for tier, blocks in residents.items():
             for block, parent in blocks:
                 self._store(holder, block, parent, tier)
@@ -118,18 +124,20 @@ class FleetIndex:
                 for block in event.block_hashes:
                     self._remove(holder, block, _TIER_BIT[event.tier])
             case AllBlocksCleared():
-                self._clear(holder)
+                self.drop(instance)
+                self._admit(instance)
 
     def drop(self, instance: InstanceId) -> None:
         holder = self._by_instance.pop(instance, None)
         if holder is not None:
-            self._clear(holder)
-            self._free_places.append(holder.bit.bit_length() - 1)
+            self._live ^= holder.bit
+            self._ragged &= ~holder.bit
+            self._retired.append(holder)
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[InstanceId, PrefixMatch]:
         if not hashes:
             return {}
-        first = self._holders.get(hashes[0], 0)
+        first = self._holders.get(hashes[0], 0) & self._live
         return _Matches(self._by_instance, hashes, tuple(self._stops(hashes, first))) if first else {}
 
     def blocks_held(self, instance: InstanceId) -> Mapping[CacheTier, int]:
@@ -146,6 +154,9 @@ class FleetIndex:
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the tables contradict each other. O(everything)."""
         holders: dict[BlockHash, int] = {}
+        for holder in self._retired:
+            for block in holder.held:
+                holders[block] = holders.get(block, 0) | holder.bit
         for holder in self._by_instance.values():
             counts = [0] * len(_TIERS)
             children: dict[BlockHash, int] = {}
@@ -160,6 +171,10 @@ class FleetIndex:
                 _must(set(children) <= set(holder.held), "an instance that is not closed is not called ragged")
                 for block, value in holder.held.items():
                     _must(value // _ONE_CHILD == children.get(block, 0), "a block's children are miscounted")
+        bits = [holder.bit for holder in (*self._by_instance.values(), *self._retired)]
+        bits += [1 << place for place in self._free_places]
+        _must(sorted(bits) == [1 << place for place in range(self._places)], "places are lost or used twice")
+        _must(self._live == sum(each.bit for each in self._by_instance.values()), "who is alive is miscounted")
         _must(holders == self._holders, "the masks differ from what the instances hold")
         _must(self._parent.keys() == holders.keys(), "parents are kept for other blocks than those held")
 
@@ -198,6 +213,8 @@ class FleetIndex:
     def _store(self, holder: _Holder, block: BlockHash, parent: BlockHash | None, tier: CacheTier) -> None:
         tier_bit = _TIER_BIT[tier]
         held = holder.held
+        if self._retired:
+            self._sweep()
         value = held.get(block, 0)
         if value & tier_bit:
             return
@@ -236,12 +253,18 @@ class FleetIndex:
             held[parent] = above - _ONE_CHILD
         self._unmark(block, holder.bit)
 
-    def _clear(self, holder: _Holder) -> None:
-        for block in holder.held:
-            self._unmark(block, holder.bit)
-        holder.held = {}
-        holder.blocks_in = [0] * len(_TIERS)
-        self._ragged &= ~holder.bit
+    def _sweep(self) -> None:
+        """Take a few blocks of retired holders out of the tables: more than one for each block that is stored."""
+        for _ in range(_SWEPT_PER_STORE):
+            if not self._retired:
+                return
+            holder = self._retired[0]
+            if holder.held:
+                block, _ = holder.held.popitem()
+                self._unmark(block, holder.bit)
+            else:
+                self._retired.popleft()
+                self._free_places.append(holder.bit.bit_length() - 1)
 
     def _mark(self, block: BlockHash, bit: int) -> None:
         mask = self._holders.get(block, 0) | bit
@@ -257,10 +280,13 @@ class FleetIndex:
             del self._holders[block], self._parent[block]
 
     def _admit(self, instance: InstanceId) -> _Holder:
-        holder = self._by_instance.get(instance)
-        if holder is None:
-            place = self._free_places.pop() if self._free_places else len(self._by_instance)
-            holder = self._by_instance[instance] = _Holder(1 << place)
+        if self._free_places:
+            place = self._free_places.pop()
+        else:
+            place = self._places
+            self._places += 1
+        holder = self._by_instance[instance] = _Holder(1 << place)
+        self._live |= holder.bit
         return holder
 
 

@@ -19,7 +19,7 @@ The naive twin is ``naive_index.NaivePrefixReuseIndex``.
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from kvcontrol.core import BlockHash, WireError
@@ -28,31 +28,12 @@ from kvcontrol.prefix_reuse.dump import Contents, HeldBlock, HeldEntry, decode, 
 from kvcontrol.prefix_reuse.entry import EntryId, Insertion, Lease, LeaseId, PrefixEntry, PrefixHit
 from kvcontrol.prefix_reuse.keys import BlockKeys
 from kvcontrol.prefix_reuse.matcher import HASH_CONFIDENCE, Lineage, PrefixMatcher
-from kvcontrol.prefix_reuse.metrics import PrefixReuseMetrics
+from kvcontrol.prefix_reuse.metrics import PrefixReuseMetrics, PrefixReuseReport
+from kvcontrol.prefix_reuse.node import Node
 
 _MAX_NOTES = 65_536
-
-
-class _Node:
-    """One block of the tree."""
-
-    __slots__ = ("block_id", "children", "entry", "key", "parent", "pins", "tokens")
-
-    def __init__(self, key: BlockHash, parent: "_Node | None", tokens: bytes, block_id: int) -> None:
-        self.key = key
-        self.parent = parent
-        self.tokens = tokens
-        self.block_id = block_id
-        self.children: set[BlockHash] | None = None
-        self.entry: PrefixEntry | None = None
-        self.pins = 0
-
-    def upwards(self) -> "Iterator[_Node]":
-        """Yield this node and its ancestors, tail first."""
-        node: _Node | None = self
-        while node is not None:
-            yield node
-            node = node.parent
+_NODE_BYTES = 390
+"""What a block costs beside its tokens: node, key, bytes object, places in three dictionaries; measured."""
 
 
 class PrefixReuseIndex:
@@ -74,14 +55,14 @@ class PrefixReuseIndex:
         self._capacity = capacity_blocks
         self._clock = clock
         self._width = keys.block_size_tokens * TOKEN_BYTES
-        self._notes: deque[_Node] = deque(maxlen=_MAX_NOTES)
+        self._notes: deque[Node] = deque(maxlen=_MAX_NOTES)
         self._lock = threading.Lock()
         # under the lock, for writers
-        self._nodes: dict[BlockHash, _Node] = {}
-        self._by_age: OrderedDict[BlockHash, _Node] = OrderedDict()
-        self._entries: dict[EntryId, _Node] = {}
+        self._nodes: dict[BlockHash, Node] = {}
+        self._by_age: OrderedDict[BlockHash, Node] = OrderedDict()
+        self._entries: dict[EntryId, Node] = {}
         self._pinned_entries: dict[EntryId, int] = {}
-        self._leases: dict[LeaseId, list[_Node]] = {}
+        self._leases: dict[LeaseId, list[Node]] = {}
         self._ids = count()
 
     def __len__(self) -> int:
@@ -114,6 +95,13 @@ class PrefixReuseIndex:
         """Return every inserted entry that the prompt starts with, shortest first; no lock."""
         return tuple(entry for node in self._path(self.keys.of(tokens, salt=salt)) if (entry := node.entry))
 
+    def report(self) -> PrefixReuseReport:
+        """Return what was looked up and found, and what is held now; no lock."""
+        held = len(self._nodes)
+        return self.metrics.report(
+            entries=len(self._entries), held_blocks=held, held_bytes=held * (_NODE_BYTES + self._width)
+        )
+
     def lineage_of(self, key: BlockHash) -> Lineage | None:
         """Return what a held block was computed from, None for an unknown key; no lock."""
         node = self._nodes.get(key)
@@ -136,7 +124,7 @@ class PrefixReuseIndex:
             raise ValueError(f"{len(kv_block_ids)} kv_block_ids for {len(keys)} full blocks")
         with self._lock:
             self._apply_notes()
-            path: list[_Node] = []
+            path: list[Node] = []
             redundant: list[int] = []
             evicted: list[int] = []
             for place, (key, block_id) in enumerate(zip(keys, kv_block_ids, strict=True)):
@@ -281,7 +269,7 @@ class PrefixReuseIndex:
     # Under the lock.
 
     def _restore(self, contents: Contents) -> None:
-        nodes: list[_Node] = []
+        nodes: list[Node] = []
         for block in contents.blocks:
             parent = nodes[block.parent] if block.parent >= 0 else None
             nodes.append(self._attach(key_of(block), parent, block.tokens, block.block_id))
@@ -296,14 +284,14 @@ class PrefixReuseIndex:
             for _ in range(held.pins):
                 self.pin(entry.entry_id)
 
-    def _path(self, keys: Sequence[BlockHash]) -> list[_Node]:
+    def _path(self, keys: Sequence[BlockHash]) -> list[Node]:
         """Return the longest held run of keys, each node the child of the one before.
 
         Also without the lock: dictionary reads only.
         """
         get = self._nodes.get
-        path: list[_Node] = []
-        parent: _Node | None = None
+        path: list[Node] = []
+        parent: Node | None = None
         for key in keys:
             node = get(key)
             if node is None or node.parent is not parent:
@@ -312,16 +300,14 @@ class PrefixReuseIndex:
             parent = node
         return path
 
-    def _attach(self, key: BlockHash, parent: _Node | None, tokens: bytes, block_id: int) -> _Node:
-        node = _Node(key, parent, tokens, block_id)
+    def _attach(self, key: BlockHash, parent: Node | None, tokens: bytes, block_id: int) -> Node:
+        node = Node(key, parent, tokens, block_id)
         if parent is not None:
-            if parent.children is None:
-                parent.children = set()
-            parent.children.add(key)
+            parent.adopt(node)
         self._nodes[key] = node
         return node
 
-    def _enter(self, path: Sequence[_Node], metadata: Mapping[str, str]) -> PrefixEntry:
+    def _enter(self, path: Sequence[Node], metadata: Mapping[str, str]) -> PrefixEntry:
         tail = path[-1]
         if tail.entry is None:
             entry_id = EntryId(next(self._ids))
@@ -335,13 +321,13 @@ class PrefixReuseIndex:
             self._entries[entry_id] = tail
         return tail.entry
 
-    def _held(self, entry_id: EntryId) -> _Node:
+    def _held(self, entry_id: EntryId) -> Node:
         try:
             return self._entries[entry_id]
         except KeyError:
             raise KeyError(f"entry {entry_id} is not held") from None
 
-    def _rejoin(self, node: _Node) -> None:
+    def _rejoin(self, node: Node) -> None:
         """Make a node the youngest, unless it is pinned."""
         if not node.pins:
             self._by_age[node.key] = node
@@ -351,7 +337,7 @@ class PrefixReuseIndex:
         """Follow what readers used since the last write, each prefix once, in the order of its last use."""
         if not self._notes:
             return
-        used: dict[_Node, None] = {}
+        used: dict[Node, None] = {}
         for _ in range(len(self._notes)):
             tail = self._notes.popleft()
             used.pop(tail, None)
@@ -361,11 +347,11 @@ class PrefixReuseIndex:
                 for node in tail.upwards():
                     self._rejoin(node)
 
-    def _pin(self, node: _Node) -> None:
+    def _pin(self, node: Node) -> None:
         node.pins += 1
         self._by_age.pop(node.key, None)
 
-    def _unpin(self, node: _Node) -> None:
+    def _unpin(self, node: Node) -> None:
         node.pins -= 1
         self._rejoin(node)
 
@@ -375,15 +361,14 @@ class PrefixReuseIndex:
         evicted += self._remove_subtree(next(iter(self._by_age.values())))
         return True
 
-    def _remove_subtree(self, top: _Node) -> tuple[int, ...]:
+    def _remove_subtree(self, top: Node) -> tuple[int, ...]:
         """Forget a node and all below it; O(removed)."""
-        if top.parent is not None and top.parent.children is not None:
-            top.parent.children.discard(top.key)
+        top.leave()
         gone: list[int] = []
         left = [top]
         while left:
             node = left.pop()
-            left += [self._nodes[key] for key in node.children or ()]
+            left += node.children()
             del self._nodes[node.key]
             self._by_age.pop(node.key, None)
             if node.entry is not None:
@@ -402,11 +387,11 @@ class PrefixReuseIndex:
                 _must(len(node.tokens) == self._width, "a node's tokens are not one block")
                 _must(node.pins >= 0, "negative pins")
                 _must((key in self._by_age) == (node.pins == 0), "the list holds a pinned node, or lacks another")
-                for child in node.children or ():
-                    _must(self._nodes[child].parent is node, "a child has another parent")
+                for child in node.children():
+                    _must(self._nodes.get(child.key) is child and child.parent is node, "a child has another parent")
                 if node.parent is not None:
                     _must(self._nodes.get(node.parent.key) is node.parent, "a parent is not held")
-                    _must(key in (node.parent.children or ()), "a parent doesn't know its child")
+                    _must(any(node is child for child in node.parent.children()), "a parent doesn't know its child")
                     _must(node.parent.pins >= node.pins, "a pinned node's parent is not pinned as often")
             ages = {key: age for age, key in enumerate(self._by_age)}
             for key, age in ages.items():
@@ -422,7 +407,7 @@ def _must(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as an as
         raise AssertionError(otherwise)
 
 
-def _hit(path: Sequence[_Node], block_size_tokens: int, prompt_tokens: int, confidence: float) -> PrefixHit:
+def _hit(path: Sequence[Node], block_size_tokens: int, prompt_tokens: int, confidence: float) -> PrefixHit:
     matched = len(path) * block_size_tokens
     return PrefixHit(
         matched_length=matched,

@@ -32,7 +32,8 @@ class PrefixReuseReport:
     """Totals since the index was made. Rates are None before the first look-up.
 
     ``matched_blocks`` maps a power of two to the number of hits with fewer matched blocks than it and no fewer than
-    its half (1 is for misses). ``collisions`` counts blocks whose hash was right and whose tokens were not.
+    its half (1 is for misses). ``collisions`` counts blocks whose hash was right and whose tokens were not. The last
+    three are what is held now; ``held_bytes`` estimates what holding it costs the index itself.
     """
 
     lookups: int
@@ -48,6 +49,9 @@ class PrefixReuseReport:
     inserted_blocks: int
     evicted_blocks: int
     invalidated_blocks: int
+    entries: int
+    held_blocks: int
+    held_bytes: int
 
     @property
     def request_hit_rate(self) -> float | None:
@@ -106,8 +110,8 @@ class PrefixReuseMetrics:
         with self._lock:
             self._invalidated += blocks
 
-    def report(self) -> PrefixReuseReport:
-        """Return all totals as of now."""
+    def report(self, *, entries: int = 0, held_blocks: int = 0, held_bytes: int = 0) -> PrefixReuseReport:
+        """Return all totals as of now, with what the index says that it holds."""
         with self._lock:
             return PrefixReuseReport(
                 lookups=self._lookups,
@@ -123,6 +127,9 @@ class PrefixReuseMetrics:
                 inserted_blocks=self._inserted,
                 evicted_blocks=self._evicted,
                 invalidated_blocks=self._invalidated,
+                entries=entries,
+                held_blocks=held_blocks,
+                held_bytes=held_bytes,
             )
 
 

@@ -140,6 +140,18 @@ def test_a_peer_that_claims_another_parent_for_a_block_misleads_nobody_else() ->
     assert index.match(BLOCKS) == {B: PrefixMatch(blocks=4, by_tier={CacheTier.HBM: 4})}
 
 
+def test_what_a_lost_instance_held_is_swept_out_by_later_stores() -> None:
+    index = FleetIndex()
+    index.apply(A, stored(*BLOCKS))
+    index.drop(A)
+    index.apply(B, stored(*OTHER))
+    index.apply(C, stored(BLOCKS[0]))
+    index.check_integrity()
+    assert not index._retired
+    assert BLOCKS[9] not in index._holders
+    assert set(index.match(BLOCKS)) == {B, C}
+
+
 def test_more_instances_than_bits_in_a_machine_word_are_told_apart() -> None:
     index = FleetIndex()
     names = [InstanceId(f"engine-{place}") for place in range(150)]
@@ -239,3 +251,20 @@ class TieredMachine(RuleBasedStateMachine):
 
 TestTieredMachine = TieredMachine.TestCase
 TestTieredMachine.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+
+
+@pytest.mark.slow
+def test_ten_million_blocks_of_a_fleet_are_held_matched_and_dropped() -> None:
+    index = FleetIndex()
+    names = [InstanceId(f"engine-{place}") for place in range(10)]
+    for place in range(10_000):
+        blocks = tuple(BlockHash((place << 16 | depth).to_bytes(16, "big")) for depth in range(1_000))
+        index.apply(
+            names[place % 10],
+            BlockStored(block_hashes=blocks, parent=None, token_ids=(), block_size_tokens=64),
+        )
+    last = [BlockHash((9_999 << 16 | depth).to_bytes(16, "big")) for depth in range(1_000)]
+    assert {name: match.blocks for name, match in index.match(last).items()} == {names[9]: 1_000}
+    assert sum(index.blocks_held(name)[CacheTier.HBM] for name in names) == 10_000_000
+    index.drop(names[9])
+    assert index.match(last) == {}

@@ -4,7 +4,7 @@ import threading
 from hashlib import blake2b
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
@@ -198,7 +198,7 @@ def test_a_forced_collision_is_counted_and_never_serves_the_other_prompts_blocks
     assert index.acquire(prompt(2)).hit.is_miss
     refused = index.insert(prompt(2), [20])
     assert (refused.entry, refused.redundant_block_ids) == (None, (20,))
-    assert index.metrics.report().collisions == 3
+    assert index.report().collisions == 3
     assert index.matcher.verify(index.lookup(prompt(1)), prompt(1)).kv_block_ids == (10,)
 
 
@@ -209,7 +209,7 @@ def test_a_hit_whose_blocks_are_gone_by_now_is_cut_off_by_verification() -> None
     index.evict_lru(1)
     verified = index.matcher.verify(hit, prompt(1, 2, 3))
     assert (verified.kv_block_ids, verified.matched_length, verified.remaining_tokens) == ((10, 11), 8, 4)
-    assert index.metrics.report().collisions == 0
+    assert index.report().collisions == 0
 
 
 def test_the_report_counts_requests_blocks_and_tokens() -> None:
@@ -218,7 +218,7 @@ def test_the_report_counts_requests_blocks_and_tokens() -> None:
     index.lookup(prompt(1, 2, 3, tail=2))
     index.lookup(prompt(9))
     index.evict_lru(1)
-    report = index.metrics.report()
+    report = index.report()
     assert (report.request_hit_rate, report.block_hit_rate, report.token_hit_rate) == (0.5, 2 / 4, 8 / 18)
     assert report.matched_blocks == {4: 1, 1: 1}
     assert (report.inserted_blocks, report.evicted_blocks) == (2, 1)
@@ -226,7 +226,7 @@ def test_the_report_counts_requests_blocks_and_tokens() -> None:
 
 
 def test_rates_are_unknown_before_the_first_lookup() -> None:
-    report = make().metrics.report()
+    report = make().report()
     assert (report.request_hit_rate, report.block_hit_rate, report.token_hit_rate) == (None, None, None)
     assert report.lookup_p50_s == 0.0
 
@@ -410,3 +410,73 @@ def test_a_reader_does_not_wait_for_a_writer_that_holds_the_lock() -> None:
         reader.join(timeout=30)
         assert found
         assert found[0].kv_block_ids == (10,)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(prompts, salts, st.sampled_from(["insert", "lookup", "acquire", "evict", "invalidate"])), max_size=60
+    )
+)
+def test_any_calls_from_several_threads_leave_a_sound_index_that_serves_only_right_blocks(
+    calls: list[tuple[bytes, str, str]],
+) -> None:
+    index = make(capacity=6)
+    wrong: list[str] = []
+
+    def block_ids(tokens: bytes, salt: str) -> list[int]:
+        return [int.from_bytes(key[:6], "big") for key in index.keys.of(tokens, salt=salt)]
+
+    def work(mine: list[tuple[bytes, str, str]]) -> None:
+        for tokens, salt, call in mine:
+            right = block_ids(tokens, salt)
+            match call:
+                case "insert":
+                    index.insert(tokens, right, salt=salt)
+                case "lookup":
+                    hit = index.matcher.verify(index.lookup(tokens, salt=salt), tokens)
+                    if list(hit.kv_block_ids) != right[: len(hit.kv_block_ids)]:
+                        wrong.append(f"{hit.kv_block_ids} for {right}")
+                case "acquire":
+                    lease = index.acquire(tokens, salt=salt)
+                    if list(lease.hit.kv_block_ids) != right[: len(lease.hit.kv_block_ids)]:
+                        wrong.append(f"leased {lease.hit.kv_block_ids} for {right}")
+                    index.release(lease.lease_id)
+                case "evict":
+                    index.evict_lru(2)
+                case "invalidate":
+                    for key in index.keys.of(tokens, salt=salt)[:1]:
+                        index.invalidate(key)
+
+    threads = [threading.Thread(target=work, args=(calls[part::3] * 3,)) for part in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+    index.check_integrity()
+    index.evict_lru(100)
+    assert len(index) == 0
+
+
+def test_a_prompt_of_a_million_tokens_is_held_and_found() -> None:
+    identity = CacheIdentity(model="m", revision="r", kv_dtype="float32", block_size_tokens=16)
+    index = PrefixReuseIndex(BlockKeys(identity), capacity_blocks=100_000)
+    tokens = token_bytes(range(1_000_000))
+    index.insert(tokens, range(62_500))
+    assert index.matcher.verify(index.lookup(tokens), tokens).matched_length == 1_000_000
+    assert index.lookup(tokens[4:]).is_miss
+    assert index.evict_lru(62_500) == tuple(range(62_499, -1, -1))
+
+
+@pytest.mark.slow
+def test_ten_million_blocks_pass_through_a_bounded_index() -> None:
+    identity = CacheIdentity(model="m", revision="r", kv_dtype="float32", block_size_tokens=1)
+    index = PrefixReuseIndex(BlockKeys(identity), capacity_blocks=100_000)
+    for start in range(0, 10_000_000, 1_000):
+        index.insert(token_bytes(range(start, start + 1_000)), range(start, start + 1_000))
+    assert len(index) == 100_000
+    assert index.lookup(token_bytes(range(9_999_000, 10_000_000))).matched_length == 1_000
+    assert index.lookup(token_bytes(range(1_000))).is_miss
+    index.check_integrity()
