@@ -412,49 +412,49 @@ def test_a_reader_does_not_wait_for_a_writer_that_holds_the_lock() -> None:
         assert found[0].kv_block_ids == (10,)
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    st.lists(
-        st.tuples(prompts, salts, st.sampled_from(["insert", "lookup", "acquire", "evict", "invalidate"])), max_size=60
-    )
+calls_at_once = st.lists(
+    st.tuples(prompts, salts, st.sampled_from(["insert", "lookup", "acquire", "evict", "invalidate"])), max_size=60
 )
+
+
+def _what_is_wrong(index: PrefixReuseIndex, tokens: bytes, salt: str, call: str) -> str | None:
+    """Make one call on an index whose block ids follow from the keys, and say what was served wrongly."""
+    keys = index.keys.of(tokens, salt=salt)
+    right = tuple(int.from_bytes(key[:6], "big") for key in keys)
+    served: tuple[int, ...] = ()
+    match call:
+        case "insert":
+            index.insert(tokens, right, salt=salt)
+        case "lookup":
+            served = index.matcher.verify(index.lookup(tokens, salt=salt), tokens).kv_block_ids
+        case "acquire":
+            lease = index.acquire(tokens, salt=salt)
+            served = lease.hit.kv_block_ids
+            index.release(lease.lease_id)
+        case "evict":
+            index.evict_lru(2)
+        case "invalidate" if keys:
+            index.invalidate(keys[0])
+    return None if served == right[: len(served)] else f"{call} gave {served} for {right}"
+
+
+@settings(max_examples=25, deadline=None)
+@given(calls_at_once)
 def test_any_calls_from_several_threads_leave_a_sound_index_that_serves_only_right_blocks(
     calls: list[tuple[bytes, str, str]],
 ) -> None:
     index = make(capacity=6)
-    wrong: list[str] = []
-
-    def block_ids(tokens: bytes, salt: str) -> list[int]:
-        return [int.from_bytes(key[:6], "big") for key in index.keys.of(tokens, salt=salt)]
-
-    def work(mine: list[tuple[bytes, str, str]]) -> None:
-        for tokens, salt, call in mine:
-            right = block_ids(tokens, salt)
-            match call:
-                case "insert":
-                    index.insert(tokens, right, salt=salt)
-                case "lookup":
-                    hit = index.matcher.verify(index.lookup(tokens, salt=salt), tokens)
-                    if list(hit.kv_block_ids) != right[: len(hit.kv_block_ids)]:
-                        wrong.append(f"{hit.kv_block_ids} for {right}")
-                case "acquire":
-                    lease = index.acquire(tokens, salt=salt)
-                    if list(lease.hit.kv_block_ids) != right[: len(lease.hit.kv_block_ids)]:
-                        wrong.append(f"leased {lease.hit.kv_block_ids} for {right}")
-                    index.release(lease.lease_id)
-                case "evict":
-                    index.evict_lru(2)
-                case "invalidate":
-                    for key in index.keys.of(tokens, salt=salt)[:1]:
-                        index.invalidate(key)
-
-    threads = [threading.Thread(target=work, args=(calls[part::3] * 3,)) for part in range(3)]
+    wrong: list[str | None] = []
+    threads = [
+        threading.Thread(target=lambda mine: wrong.extend(_what_is_wrong(index, *each) for each in mine), args=(part,))
+        for part in (calls[0::3] * 3, calls[1::3] * 3, calls[2::3] * 3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
     assert not any(thread.is_alive() for thread in threads)
-    assert wrong == []
+    assert not any(wrong)
     index.check_integrity()
     index.evict_lru(100)
     assert len(index) == 0
