@@ -15,6 +15,8 @@ from kvgate.failure import CommandError
 from kvgate.model import embedded_model
 
 _NO_BOUND = 1 << 40
+_CAPACITIES = (1_000, 5_859, 50_000)
+"""Blocks, for bounded replays: of 512 tokens in Mooncake's trace, of 64 in the agentic one."""
 
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -87,13 +89,28 @@ def run_prefix(  # noqa: PLR0913 - each is one option
     metrics = fleet.run(fleet.FleetPlan(blocks=blocks, instances=instances))
     for size in sorted({min(100_000, blocks), blocks}):
         metrics |= index.run(index.IndexPlan(blocks=size))
+    metrics |= _beside_lmdeploy()
     metrics |= fingerprint.run(folder, fingerprint.FingerprintPlan())
     for file, read in replays.items():
         found = replay.replay(read((traces or Path()) / file), capacity_blocks=_NO_BOUND)
         name = Path(file).parent.name
         metrics[f"ceiling_{name}_blocks_ratio"] = found.block_hit_rate
         metrics[f"ceiling_{name}_tokens_ratio"] = found.token_hit_rate
+        for capacity in _CAPACITIES:
+            bounded = replay.replay(read((traces or Path()) / file), capacity_blocks=capacity)
+            share = bounded.token_hit_rate / found.token_hit_rate
+            metrics[f"share_of_ceiling_{name}_{capacity}_blocks_ratio"] = share
     _show(Report(bench="prefix", host=Host.here(), metrics=metrics), as_json=as_json, as_markdown=as_markdown)
+
+
+def _beside_lmdeploy() -> dict[str, float]:
+    try:
+        from engines.lmdeploy.benchmarks import trie
+
+        return trie.run()
+    except ImportError as error:
+        errors.print(f"LMDeploy's block trie is not measured: {error}", markup=False)
+        return {}
 
 
 def _show(report: Report, *, as_json: bool, as_markdown: bool = False) -> None:

@@ -63,6 +63,7 @@ def run(folder: Path, plan: FingerprintPlan) -> dict[str, float]:
             f"cold_{name}_ms": _median_ms(cold_s),
             f"turn_1k_on_{name}_ms": _median_ms(turn_s),
             f"hash_{name}_ms": _median_ms(hash_s),
+            f"hash_{name}_mb_per_s": turns * 1_000 * TOKEN_BYTES / 1e3 / _median_ms(hash_s),
             f"plain_encode_{name}_ms": _median_ms(plain_s),
             f"plain_encode_over_turn_1k_on_{name}_ratio": _median_ms(plain_s) / _median_ms(turn_s),
         }

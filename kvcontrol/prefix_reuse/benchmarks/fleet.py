@@ -10,7 +10,7 @@ import random
 import time
 import tracemalloc
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvcontrol.core import BlockHash, BlockRemoved, BlockStored, InstanceId
 from kvcontrol.prefix_reuse.benchmarks.timing import each_s, no_collection, quantile
@@ -63,6 +63,20 @@ def run(plan: FleetPlan) -> dict[str, float]:
         metrics[f"naive_over_lookup_{length}_ratio"] = naive_p50_s * 1e6 / metrics[f"lookup_{length}_p50_us"]
     metrics |= _lookups("lookup_1", index, [rng.choice(talks).hashes[:1] for _ in range(plan.lookups)])
     metrics["removals_per_s"] = _empty(index, talks)
+    metrics |= _alone(plan, rng)
+    return metrics
+
+
+def _alone(plan: FleetPlan, rng: random.Random) -> dict[str, float]:
+    """The same hits with one instance that holds a tenth of the blocks."""
+    index = FleetIndex()
+    talks = _conversations(replace(plan, blocks=plan.blocks // 10, instances=1), rng)
+    for talk in talks:
+        index.apply(talk.instance, talk.stored())
+    metrics: dict[str, float] = {}
+    for length in _LENGTHS:
+        whole = [talk.hashes for talk in talks if len(talk.hashes) == length]
+        metrics |= _lookups(f"lookup_{length}_one_instance", index, rng.choices(whole, k=plan.lookups))
     return metrics
 
 
