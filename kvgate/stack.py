@@ -20,6 +20,8 @@ PORTS_PER_INSTANCE = 3
 MAX_INSTANCES = 64
 GPU_SHARE = 0.8
 TINY_KV_BYTES = 64 << 20
+TINY_KV_BLOCKS = 2_048
+"""KV blocks of a tiny model on a GPU."""
 LEAST_KV_BYTES = 256 << 20
 MOST_KV_BYTES = 4 << 30
 START_LIMIT_S = 1800.0
@@ -136,6 +138,8 @@ def _with_memory(limits: EngineLimits, model: Model, count: int, gpu_count: int)
     if gpu_count:
         if limits.kv_bytes is not None:
             raise CommandError("--kv-memory on a GPU is a share of its free memory like 40%; or say --kv-blocks")
+        if model.is_tiny and limits.kv_share is None:  # a share of a GPU would be millions of its blocks
+            return replace(limits, kv_blocks=TINY_KV_BLOCKS)
         per_gpu = -(-count // gpu_count)
         return limits if limits.kv_share is not None else replace(limits, kv_share=round(GPU_SHARE / per_gpu, 3))
     if limits.kv_share is not None:

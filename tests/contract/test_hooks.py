@@ -11,7 +11,7 @@ from engines.lmdeploy.hooks import all_hooks
 
 TARGETS = [hook.target for hook in all_hooks(CpuResources(threads=1))]
 
-# In a process of its own: others in this session install the hooks.
+# In a process of its own: other tests of this run install the hooks.
 _CHECK = """
 import json
 from engines.lmdeploy.cpu.resources import CpuResources

@@ -13,6 +13,7 @@ from kvgate.stack import (
     LEAST_KV_BYTES,
     MOST_KV_BYTES,
     PORTS_PER_INSTANCE,
+    TINY_KV_BLOCKS,
     TINY_KV_BYTES,
     ApiKey,
     GatewayOptions,
@@ -62,6 +63,14 @@ def test_gpus_are_dealt_round_robin_and_those_on_one_share_its_memory() -> None:
     assert [each.environment({})["CUDA_VISIBLE_DEVICES"] for each in instances] == ["0", "1", "0"]
     assert {after(each.command(), "--cache-max-entry-count") for each in instances} == {"0.4"}
     assert {after(each.command(), "--cache-block-seq-len") for each in instances} == {"64"}
+
+
+def test_a_tiny_model_on_a_gpu_gets_a_fixed_number_of_blocks_unless_told_otherwise() -> None:
+    tiny = plan_instances(TINY, ports(1), GPUS, EngineLimits(), SOCKETS)[0]
+    assert after(tiny.command(), "--num-gpu-blocks") == str(TINY_KV_BLOCKS)
+    told = plan_instances(TINY, ports(1), GPUS, EngineLimits(kv_share=0.1), SOCKETS)[0]
+    assert after(told.command(), "--cache-max-entry-count") == "0.1"
+    assert "--num-gpu-blocks" not in told.command()
 
 
 def test_without_a_gpu_none_is_visible_and_blocks_are_small() -> None:
