@@ -12,6 +12,7 @@ from kvgate.machine import Device, choose_gpus
 from kvgate.model import model_from_folder
 from kvgate.paths import make_socket_dir, socket_endpoint
 from kvgate.ports import LOOPBACK, free_ports, need_free
+from kvgate.stack import need_fitting_memory
 from kvgate.units import with_kv_memory
 
 
@@ -57,6 +58,8 @@ def engine(  # noqa: PLR0913 - each is one option
     for name, wanted in (("--port", port), ("--events-port", events_port), ("--replay-port", replay_port)):
         if wanted is not None:
             need_free(host if name == "--port" else LOOPBACK, wanted, option=name)
+    limits = with_kv_memory(limits, kv_memory)
+    need_fitting_memory(limits, on_gpu=bool(gpus))
     instance = Instance(
         model=served,
         host=host,
@@ -65,7 +68,7 @@ def engine(  # noqa: PLR0913 - each is one option
         replay_port=free[2] if replay_port is None else replay_port,
         control_endpoint=socket_endpoint(make_socket_dir(os.getpid()), "control"),
         gpu=gpus[0] if gpus else None,
-        limits=with_kv_memory(limits, kv_memory),
+        limits=limits,
         extra=tuple(context.args),
     )
     plain(f"{served.name} on {instance.url}, KV events on tcp://{LOOPBACK}:{instance.events_port}")

@@ -131,19 +131,24 @@ def plan_instances(
     ]
 
 
+def need_fitting_memory(limits: EngineLimits, *, on_gpu: bool) -> None:
+    """Raise ``CommandError`` for an amount of memory on a GPU and for a share on a CPU: neither has an effect there."""
+    if on_gpu and limits.kv_bytes is not None:
+        raise CommandError("--kv-memory on a GPU is a share of its free memory like 40%; or say --kv-blocks")
+    if not on_gpu and limits.kv_share is not None:
+        raise CommandError("--kv-memory on a CPU is an amount like 2GiB; a share is for GPUs")
+
+
 def _with_memory(limits: EngineLimits, model: Model, count: int, gpu_count: int) -> EngineLimits:
     """Share out memory where the user didn't: so much that instances beside each other don't starve one another."""
+    need_fitting_memory(limits, on_gpu=gpu_count > 0)
     if limits.kv_blocks is not None:
         return limits
     if gpu_count:
-        if limits.kv_bytes is not None:
-            raise CommandError("--kv-memory on a GPU is a share of its free memory like 40%; or say --kv-blocks")
         if model.is_tiny and limits.kv_share is None:  # a share of a GPU would be millions of its blocks
             return replace(limits, kv_blocks=TINY_KV_BLOCKS)
         per_gpu = -(-count // gpu_count)
         return limits if limits.kv_share is not None else replace(limits, kv_share=round(GPU_SHARE / per_gpu, 3))
-    if limits.kv_share is not None:
-        raise CommandError("--kv-memory on a CPU is an amount like 2GiB; a share is for GPUs")
     if limits.kv_bytes is not None:
         return limits
     fair_bytes = available_memory_bytes() // 4 // count

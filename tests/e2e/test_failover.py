@@ -39,7 +39,7 @@ class Fleet:
         return f"http://127.0.0.1:{self.ports[2]}"
 
     def start_engine(self, index: int) -> Running:
-        arguments = ["engine", "--model", self._model, "--port", str(self.ports[index]), "--kv-memory", "64MiB"]
+        arguments = ["engine", "--model", self._model, "--port", str(self.ports[index]), "--kv-blocks", "512"]
         return self._start(arguments, f"engine-{index}.log", {})
 
     def start_gateway(self) -> Running:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.models.tiny import build_tiny
 from kvgate import doctor
 from kvgate.doctor import Verdict, examine
 from kvgate.model import Model
@@ -63,6 +64,13 @@ def test_an_unknown_option_is_named() -> None:
     said = kvgate("up", "--tinny")
     assert said.returncode == 2
     assert "--tinny" in said.stderr
+
+
+def test_an_engine_on_a_cpu_takes_no_share_of_a_gpus_memory(tmp_path: Path) -> None:
+    folder = build_tiny(tmp_path / "tiny")
+    said = kvgate("engine", "--model", str(folder), "--device", "cpu", "--kv-memory", "40%")
+    assert said.returncode == 1
+    assert "--kv-memory on a CPU is an amount like 2GiB" in said.stderr
 
 
 def test_an_engine_needs_a_model_folder(tmp_path: Path) -> None:
