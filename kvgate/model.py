@@ -48,21 +48,21 @@ def model_from_folder(folder: Path, name: str | None) -> Model:
 def tiny_model(name: str | None = None) -> Model:
     """Return the tiny random Llama, made on first use; raises ``CommandError`` when it can't be written."""
     from engines.models import tiny
-    from engines.models.cache import CacheError, cache_dir
+    from engines.models.cache import CacheError, cache_dir, cached
 
-    folder = cache_dir() / tiny.NAME
+    def build(folder: Path) -> None:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # one file of 0.6 MB
+        tiny.write_tiny(folder)
+
     try:
-        if not folder.exists():
-            from transformers.utils import logging
-
-            logging.disable_progress_bar()  # one file of 0.6 MB
-            with output.status("Making the tiny model"):
-                tiny.build_tiny(folder)
-            output.print(f"Made the tiny model in {folder}", soft_wrap=True)
-    except (OSError, CacheError) as error:
-        raise CommandError(
-            f"can't make the tiny model: {error}", "name another folder with KVGATE_CACHE_DIR"
-        ) from error
+        with PrepareBoard(output) as board:
+            folder = cached(
+                cache_dir() / tiny.NAME, build, recipe=tiny.RECIPE, needed_bytes=tiny.NEEDED_BYTES, progress=board
+            )
+    except CacheError as error:
+        raise CommandError(error.message, error.advice) from error
     return Model(folder=folder, name=name or tiny.NAME, talks_sense=False, is_tiny=True)
 
 

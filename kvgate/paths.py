@@ -17,6 +17,7 @@ import psutil
 from kvgate.failure import CommandError
 
 KEPT_RUNS = 10
+LEAST_LOG_BYTES = 32 * 10**6
 MAX_SOCKET_PATH_BYTES = 100
 _PRIVATE = 0o700
 
@@ -33,6 +34,14 @@ def make_run_dir(state: Path, *, pid: int, now_s: float) -> Path:
     made = runs / f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now_s))}-{pid}"
     try:
         made.mkdir(parents=True, mode=_PRIVATE)
+        free_bytes = shutil.disk_usage(made).free
+        if free_bytes < LEAST_LOG_BYTES:
+            made.rmdir()
+            raise CommandError(
+                f"the disk of {state} is full: {free_bytes // 10**6} MB are free, logs and state need "
+                f"{LEAST_LOG_BYTES // 10**6} MB",
+                "free some, or name another folder with --state-dir (or KVGATE_STATE_DIR)",
+            )
         old = sorted(folder for folder in runs.iterdir() if folder.is_dir() and not _is_running(folder))
         for folder in old[: max(0, len(old) - KEPT_RUNS)]:
             shutil.rmtree(folder, ignore_errors=True)

@@ -131,17 +131,22 @@ def plan_instances(
     ]
 
 
-def need_fitting_memory(limits: EngineLimits, *, on_gpu: bool) -> None:
+def need_fitting_memory(limits: EngineLimits, *, on_gpu: bool, count: int = 1) -> None:
     """Raise ``CommandError`` for an amount of memory on a GPU and for a share on a CPU: neither has an effect there."""
     if on_gpu and limits.kv_bytes is not None:
         raise CommandError("--kv-memory on a GPU is a share of its free memory like 40%; or say --kv-blocks")
+    if limits.kv_bytes is not None and limits.kv_bytes * count > (free_bytes := available_memory_bytes()):
+        raise CommandError(
+            f"--kv-memory asks for {limits.kv_bytes * count / 2**30:.1f} GiB ({count} engines), "
+            f"and {free_bytes / 2**30:.1f} GiB of this machine's memory are free"
+        )
     if not on_gpu and limits.kv_share is not None:
         raise CommandError("--kv-memory on a CPU is an amount like 2GiB; a share is for GPUs")
 
 
 def _with_memory(limits: EngineLimits, model: Model, count: int, gpu_count: int) -> EngineLimits:
     """Share out memory where the user didn't: so much that instances beside each other don't starve one another."""
-    need_fitting_memory(limits, on_gpu=gpu_count > 0)
+    need_fitting_memory(limits, on_gpu=gpu_count > 0, count=count)
     if limits.kv_blocks is not None:
         return limits
     if gpu_count:

@@ -83,8 +83,12 @@ def up(  # noqa: PLR0913 - each is one option
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of each engine.", rich_help_panel=_ENGINE)
     ] = None,
-    host: Annotated[str, typer.Option(help="Where the gateway listens.", rich_help_panel=_GATEWAY)] = LOOPBACK,
-    port: Annotated[int, typer.Option(help="The gateway's port.", rich_help_panel=_GATEWAY)] = DEFAULT_PORT,
+    host: Annotated[
+        str, typer.Option(envvar="KVGATE_HOST", help="Where the gateway listens.", rich_help_panel=_GATEWAY)
+    ] = LOOPBACK,
+    port: Annotated[
+        int, typer.Option(envvar="KVGATE_PORT", help="The gateway's port.", rich_help_panel=_GATEWAY)
+    ] = DEFAULT_PORT,
     routing: Annotated[
         Routing, typer.Option(help="How requests are spread over the engines.", rich_help_panel=_GATEWAY)
     ] = Routing.PREFIX,

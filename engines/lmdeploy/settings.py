@@ -3,6 +3,7 @@
 Everything here has a default, so that LMDeploy's own command line works with our hooks and nothing set.
 """
 
+import os
 from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, field_validator
@@ -61,7 +62,13 @@ class EngineSettings(BaseSettings):
 
     @classmethod
     def load(cls) -> Self:
-        """Read the environment; raises ``SettingsError`` with one line for each invalid variable."""
+        """Read the environment; raises ``SettingsError`` with one line for each invalid or unknown variable."""
+        known = {f"{ENV_PREFIX}{name.upper()}" for name in cls.model_fields}
+        unknown = sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known)
+        if unknown:
+            raise SettingsError(
+                "\n".join(f"{name}: unknown setting; known are {', '.join(sorted(known))}" for name in unknown)
+            )
         try:
             return cls()
         except ValidationError as error:

@@ -14,6 +14,8 @@ from pathlib import Path
 NAME = "tiny-llama"
 VOCAB_TOKENS = 1024
 CONTEXT_TOKENS = 8192
+RECIPE = "tiny-llama 1"
+NEEDED_BYTES = 4_000_000
 
 _CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -32,8 +34,7 @@ def build_tiny(folder: Path, *, seed: int = 0) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         built = Path(scratch) / "model"
-        _write_tokenizer(built)
-        _write_model(built, seed)
+        write_tiny(built, seed=seed)
         try:
             built.rename(folder)
         except OSError:
@@ -41,6 +42,12 @@ def build_tiny(folder: Path, *, seed: int = 0) -> Path:
                 raise
             shutil.rmtree(built)
     return folder
+
+
+def write_tiny(folder: Path, *, seed: int = 0) -> None:
+    """Fill a folder with the model; raises ``OSError`` when it can't be written."""
+    _write_tokenizer(folder)
+    _write_model(folder, seed)
 
 
 def _write_tokenizer(folder: Path) -> None:
@@ -97,4 +104,4 @@ def _write_model(folder: Path, seed: int) -> None:
     model.save_pretrained(folder)
 
 
-__all__ = ["CONTEXT_TOKENS", "NAME", "VOCAB_TOKENS", "build_tiny"]
+__all__ = ["CONTEXT_TOKENS", "NAME", "NEEDED_BYTES", "RECIPE", "VOCAB_TOKENS", "build_tiny", "write_tiny"]

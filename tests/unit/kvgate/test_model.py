@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kvgate.failure import CommandError
-from kvgate.model import model_from_folder
+from kvgate.model import model_from_folder, tiny_model
 
 
 def folder(place: Path, *names: str) -> Path:
@@ -46,3 +46,14 @@ def test_a_config_that_is_not_a_models(tmp_path: Path) -> None:
     (made / "config.json").write_text("[1]")
     with pytest.raises(CommandError, match=r"config\.json with a model_type"):
         model_from_folder(made, None)
+
+
+def test_a_damaged_tiny_model_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGATE_CACHE_DIR", str(tmp_path))
+    model = tiny_model()
+    weights = (model.folder / "model.safetensors").read_bytes()
+    (model.folder / "tokenizer.json").unlink()
+    (model.folder / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    assert tiny_model() == model
+    assert (model.folder / "tokenizer.json").is_file()
+    assert (model.folder / "model.safetensors").read_bytes() == weights

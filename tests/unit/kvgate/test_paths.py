@@ -1,4 +1,5 @@
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,11 @@ def test_where_the_state_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert state_dir() == tmp_path / ".local" / "state" / "kvgate"
     monkeypatch.setenv("XDG_STATE_HOME", "/x")
     assert state_dir() == Path("/x/kvgate")
+
+
+def test_a_full_disk_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
+    monkeypatch.setattr("kvgate.paths.shutil.disk_usage", lambda _: full)
+    with pytest.raises(CommandError, match="is full: 1 MB are free, logs and state need 32 MB"):
+        make_run_dir(tmp_path, pid=1, now_s=0.0)
+    assert list((tmp_path / "runs").iterdir()) == []

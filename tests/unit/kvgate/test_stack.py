@@ -114,6 +114,13 @@ def test_an_amount_on_a_gpu_and_a_share_on_a_cpu_are_refused() -> None:
         plan_instances(MODEL, ports(1), [], EngineLimits(kv_share=0.5), SOCKETS)
 
 
+def test_more_memory_than_the_machine_has_is_refused_before_anything_starts() -> None:
+    with pytest.raises(
+        CommandError, match=r"asks for .* GiB \(2 engines\), and .* GiB of this machine's memory are free"
+    ):
+        plan_instances(TINY, ports(2), [], EngineLimits(kv_bytes=1 << 50), SOCKETS)
+
+
 def test_lmdeploys_own_parser_takes_the_command_line(tmp_path: Path) -> None:
     limits = EngineLimits(
         block_tokens=32, kv_blocks=99, kv_share=0.5, max_batch_size=7, context_tokens=512, cpu_threads=1

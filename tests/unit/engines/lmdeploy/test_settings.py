@@ -45,3 +45,9 @@ def test_an_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch, variable: 
         EngineSettings.load()
     assert str(caught.value).startswith(f"KVGATE_ENGINE_{variable}={value!r}: ")
     assert why in str(caught.value)
+
+
+def test_an_unknown_setting_is_named_with_those_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGATE_ENGINE_CPU_THREDS", "2")
+    with pytest.raises(SettingsError, match=r"KVGATE_ENGINE_CPU_THREDS: unknown setting.*KVGATE_ENGINE_CPU_THREADS"):
+        EngineSettings.load()
