@@ -81,6 +81,7 @@ def build_app(settings: Settings) -> FastAPI:
                         session,
                         first_byte_timeout_s=settings.first_byte_timeout_s,
                         idle_timeout_s=settings.idle_timeout_s,
+                        hung_silence_s=min(settings.idle_timeout_s, settings.health_timeout_s),
                     ),
                     retries=RetryBudget(settings.retry_budget_ratio),
                     telemetry=telemetry,
@@ -107,7 +108,6 @@ def build_app(settings: Settings) -> FastAPI:
                         session=session,
                         interval_s=settings.health_interval_s,
                         timeout_s=settings.health_timeout_s,
-                        patience=settings.unhealthy_after,
                     ).run
                     for each in registry.all()
                 } | {

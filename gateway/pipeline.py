@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
@@ -154,7 +155,7 @@ class Pipeline:
                 instance.url + _PATHS[call.operation],
                 headers=this.headers,
                 body=call.body,
-                hung=self._registry.hung(instance.id),
+                hung=partial(self._registry.hung, instance.id),
             )
         except UpstreamFailureError as failure:
             self._note(instance, failure)
@@ -180,7 +181,7 @@ class Pipeline:
         if failure.kind is FailureKind.CONNECT:
             self._registry.connection_failed(instance.id, str(failure))
         elif failure.kind is FailureKind.CONNECT_TIMEOUT:
-            self._registry.probe_failed(instance.id, str(failure))
+            self._registry.probe_failed(instance.id, str(failure), may_drain=True)
 
 
 def _request_id(exchange: Exchange) -> RequestId:

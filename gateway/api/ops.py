@@ -22,21 +22,26 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
     """Return ``/healthz``, ``/readyz``, ``/metrics`` and ``/dashboard``."""
     router = APIRouter()
 
+    @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz")
     async def healthz() -> dict[str, str]:
         """Alive: the event loop answers."""
         return {"status": "alive"}
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz")
     async def readyz() -> JSONResponse:
-        """Ready: at least one instance is usable, and what it holds has been learned."""
+        """Ready: at least one instance is usable, and what it holds has been learned or was tried to be in vain."""
         instances = registry.all()
         usable = sum(each.ready for each in instances)
         return JSONResponse(
             {
                 "status": "ready" if usable else "no usable instance",
                 "usable": usable,
-                "instances": {each.id: {"state": each.state, "reason": each.reason} for each in instances},
+                "blocks_known": sum(each.blocks_known for each in instances),
+                "instances": {
+                    each.id: {"state": each.state, "reason": each.reason, "blocks": each.blocks} for each in instances
+                },
             },
             status_code=200 if usable else 503,
         )

@@ -14,7 +14,10 @@ from gateway.errors import InvalidRequestError
 from gateway.fingerprint.canonical import Prompt, TextPrompt, TokenPrompt, Unreadable, canonical_chat
 from gateway.types import Operation
 
-_LOOKED_AT = (b'"model"', b'"messages"', b'"prompt"', b'"stream"', b'"stream_options"')
+_LOOKED_AT = (b'"model"', b'"messages"', b'"prompt"', b'"input_ids"', b'"stream"', b'"stream_options"')
+_INTERNAL = ("migration_request", "with_cache", "preserve_cache")
+"""Fields of LMDeploy's disaggregated serving: they name other engines' memory, or keep blocks from being freed."""
+
 _EXACT_CHECK_BYTES = 1 << 20
 _ESCAPED_ASCII = re.compile(rb"\\u00[2-7]")
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
@@ -30,8 +33,12 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
+    migration_request: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    with_cache: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    preserve_cache: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
     def prompt_of(self) -> Prompt:
+        """Return the prompt; raises ``InvalidRequestError`` for one that no engine can take."""
         raise NotImplementedError
 
 
@@ -55,10 +62,12 @@ class ChatBody(_Body, frozen=True, kw_only=True):
     input_ids: list[int] | None = None
 
     def prompt_of(self) -> Prompt:
+        if self.input_ids is not None:
+            _check_tokens(self.input_ids, "input_ids")
         if not self.messages and self.input_ids is not None:
             return TokenPrompt(token_ids=tuple(self.input_ids))
         if not self.messages:
-            return Unreadable(reason="unknown_prompt")
+            raise InvalidRequestError("messages: is empty; at least one message is needed", param="messages")
         return canonical_chat(
             self.messages,
             tools=self.tools,
@@ -77,17 +86,49 @@ class CompletionBody(_Body, frozen=True, kw_only=True):
     def prompt_of(self) -> Prompt:
         match self.prompt:
             case str(text):
+                _check_text(text, "prompt")
                 return TextPrompt(text=text)
-            case [str(text)]:
-                return TextPrompt(text=text)
-            case [int(), *_] as ids if all(type(token) is int for token in ids):
+            case []:
+                raise _empty("prompt")
+            case [str(), *_] as texts:
+                for number, each in enumerate(texts):
+                    _check_text(each, f"prompt[{number}]")
+                return TextPrompt(text=texts[0]) if len(texts) == 1 else Unreadable(reason="several_prompts")
+            case [list(), *_] as lists:
+                for number, each in enumerate(lists):
+                    _check_tokens(each, f"prompt[{number}]")
+                return (
+                    TokenPrompt(token_ids=tuple(lists[0])) if len(lists) == 1 else Unreadable(reason="several_prompts")
+                )
+            case ids:
+                _check_tokens(ids, "prompt")
                 return TokenPrompt(token_ids=tuple(ids))
-            case [list() as ids] if ids and all(type(token) is int for token in ids):
-                return TokenPrompt(token_ids=tuple(ids))
-            case [] | [_]:
-                return Unreadable(reason="unknown_prompt")
-            case _:
-                return Unreadable(reason="several_prompts")
+
+
+def _check_text(text: object, where: str) -> None:
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{where}: expected a text like those before it", param=where)
+    if not text:
+        raise _empty(where)
+
+
+def _check_tokens(ids: object, where: str) -> None:
+    """Engines take a negative or broken token id for granted and fall over it."""
+    if not isinstance(ids, list):
+        raise InvalidRequestError(f"{where}: expected a list of token ids like those before it", param=where)
+    if not ids:
+        raise _empty(where)
+    if all(type(token) is int for token in ids) and min(ids) >= 0:
+        return
+    number, token = next((number, token) for number, token in enumerate(ids) if type(token) is not int or token < 0)
+    shown = token if type(token) in {int, float, bool} else f"a {type(token).__name__}"
+    raise InvalidRequestError(
+        f"{where}[{number}]: is {shown}; a token id is an integer, at least 0", param=f"{where}[{number}]"
+    )
+
+
+def _empty(where: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{where}: is empty; a prompt has at least one token", param=where)
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,11 +159,16 @@ def parse_call(operation: Operation, body: bytes) -> Call:
                 _check_message(message, number)
     except msgspec.ValidationError as error:
         raise _invalid(error) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:  # its position counts from the start of one string, not of the body
+        raise InvalidRequestError("the request body is not JSON: it is not valid UTF-8", code="invalid_json") from None
+    except msgspec.DecodeError as error:
         raise InvalidRequestError(f"the request body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise InvalidRequestError("the request body is nested too deeply", code="invalid_json") from None
     _refuse_duplicates(body)
+    for name in _INTERNAL:
+        if getattr(said, name) is not msgspec.UNSET:
+            raise InvalidRequestError(f"{name}: is for engines among themselves, not for clients", param=name)
     stream = bool(said.stream)
     asked = isinstance(said.stream_options, StreamOptions) and bool(said.stream_options.include_usage)
     inject = stream and not asked

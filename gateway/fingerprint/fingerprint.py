@@ -29,7 +29,6 @@ class Gap(StrEnum):
     TEMPLATE_ERROR = "template_error"
     MULTIMODAL = "multimodal"
     SEVERAL_PROMPTS = "several_prompts"
-    UNKNOWN_PROMPT = "unknown_prompt"
     BAD_TOKENS = "bad_tokens"
     NO_CACHE_REPORT = "no_cache_report"
 

@@ -1,9 +1,9 @@
 """One loop for each instance: is it there, what does it serve, how is its cache.
 
 A check asks ``/health`` (a 404 there is an engine that has none: the model list decides), ``/v1/models`` and
-``/kv/v1/stats``. An engine without ``/kv/v1`` is healthy all the same and is routed by load. One that fails to answer
-it now and then (a busy engine process) keeps its last stats until it has failed several times in a row, so that its
-residency isn't thrown away for a moment's delay.
+``/kv/v1/stats``. An engine without ``/kv/v1`` is healthy all the same and is routed by load. One that used to report
+and no longer does has failed the check: its HTTP server answers for an engine process that is stuck, long before
+``/health`` says so. A busy one misses a check now and then; its last report stands until it missed several in a row.
 """
 
 import asyncio
@@ -16,12 +16,13 @@ import msgspec
 from gateway.registry.instance import InstanceState, Model, ProbeResult
 from gateway.registry.load import LoadTracker
 from gateway.registry.registry import Registry
+from gateway.registry.report import ReportError, read_report
 from kvcontrol.core.control import STATS_PATH, InstanceStats
-from kvcontrol.core.errors import IdentityError
 from kvcontrol.core.ids import InstanceId
 
 _MODELS_EVERY_S = 15.0
 _MAX_ANSWER_BYTES = 4 << 20
+_LEAST_PAUSE_SHARE = 0.1
 
 
 class _ModelCard(msgspec.Struct, frozen=True):
@@ -37,7 +38,11 @@ class _CheckFailedError(Exception):
 
 
 class HealthLoop:
-    """Checks one instance for ever, every ``interval_s``; each check takes at most ``timeout_s``."""
+    """Checks one instance for ever, every ``interval_s``; each check takes at most ``timeout_s``.
+
+    A check that takes longer than the interval is followed by the next one almost at once: slow failures are counted as
+    fast as they come.
+    """
 
     def __init__(  # noqa: PLR0913 - wired once, by name
         self,
@@ -48,7 +53,6 @@ class HealthLoop:
         session: aiohttp.ClientSession,
         interval_s: float,
         timeout_s: float,
-        patience: int,
     ) -> None:
         self._instance = instance
         self._registry = registry
@@ -56,15 +60,16 @@ class HealthLoop:
         self._session = session
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._patience = patience
-        self._stats_failures = 0
+        self._reports = False
         self._models: tuple[Model, ...] = ()
         self._models_read_s = 0.0
 
     async def run(self) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
+            started_s = clock()
             await self.check()
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(max(self._interval_s - (clock() - started_s), self._interval_s * _LEAST_PAUSE_SHARE))
 
     async def check(self) -> None:
         """Check once and tell the registry."""
@@ -73,10 +78,11 @@ class HealthLoop:
                 probe = await self._probe()
         except TimeoutError:
             reason = f"health check took longer than {self._timeout_s:g} s"
-            self._registry.probe_failed(self._instance, reason, silent=True)
+            self._registry.probe_failed(self._instance, reason)
         except aiohttp.ClientConnectorError as error:  # nothing listens there: no need to see that three times
             reason = f"can't be reached: {error.strerror}"
-            self._registry.probe_failed(self._instance, reason)
+            self._reports = False  # whatever answers there next is another process
+            self._registry.probe_failed(self._instance, reason, may_drain=True)
             self._registry.connection_failed(self._instance, reason)
         except (aiohttp.ClientError, OSError, _CheckFailedError) as error:
             self._registry.probe_failed(self._instance, f"health check failed: {error or type(error).__name__}")
@@ -123,20 +129,25 @@ class HealthLoop:
 
     async def _stats(self) -> tuple[InstanceStats | None, str | None]:
         status, body = await self._get(STATS_PATH)
-        if status == HTTPStatus.OK:
-            try:
-                stats = msgspec.json.decode(body, type=InstanceStats)
-            except (msgspec.DecodeError, IdentityError) as error:
-                return None, f"healthy; {STATS_PATH} can't be read ({error}), so it is routed by load"
-            self._stats_failures = 0
-            return stats, None
         if status == HTTPStatus.NOT_FOUND:
+            self._reports = False
             return None, "healthy; it serves no /kv/v1, so it is routed by load"
-        self._stats_failures += 1
-        last = self._registry.get(self._instance).stats
-        if last is not None and self._stats_failures < self._patience:
-            return last, f"healthy; {STATS_PATH} answered {status}, its last report stands"
-        return None, f"healthy; {STATS_PATH} answered {status}, so it is routed by load"
+        if status != HTTPStatus.OK:
+            return self._unreported(f"{STATS_PATH} answered {status}")
+        try:
+            stats = read_report(body, url=self._registry.get(self._instance).url)
+        except ReportError as error:
+            raise _CheckFailedError(f"{STATS_PATH} reports what can't be: {error}") from error
+        except msgspec.DecodeError as error:
+            return self._unreported(f"{STATS_PATH} can't be read ({error})")
+        self._reports = True
+        return stats, None
+
+    def _unreported(self, problem: str) -> tuple[None, str]:
+        """An engine that never reported may be of another kind; one that did is stuck."""
+        if self._reports:
+            raise _CheckFailedError(problem)
+        return None, f"healthy; {problem}, so it is routed by load"
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         async with self._session.get(self._registry.get(self._instance).url + path, allow_redirects=False) as answer:

@@ -40,7 +40,8 @@ class ProbeResult:
 class Instance:
     """A snapshot of one instance. ``reason`` says why it is in its state; ``foreign_requests`` are those in its
     scheduler that did not come through this gateway, at the last health check. ``settled`` says that its blocks have
-    been learned since it became healthy, or that this was tried in vain.
+    been learned since it became healthy, or that this was tried in vain: then ``blocks_problem`` says why they are
+    unknown, and the instance is routed by load until a later try succeeds.
     """
 
     id: InstanceId
@@ -51,11 +52,30 @@ class Instance:
     stats: InstanceStats | None = None
     foreign_requests: int = 0
     settled: bool = False
+    blocks_problem: str | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether it can be given requests *and* what it holds is known, as far as it says so."""
+        """Whether it can be given requests, and learning what it holds has been tried at least once."""
         return self.state is InstanceState.HEALTHY and (self.stats is None or self.settled)
+
+    @property
+    def blocks_known(self) -> bool:
+        """Whether it can be routed by what it holds."""
+        return self.ready and self.stats is not None and self.blocks_problem is None
+
+    @property
+    def blocks(self) -> str:
+        """What is known of its blocks, in words."""
+        if self.state is not InstanceState.HEALTHY:
+            return "unknown: it is not healthy"
+        if self.stats is None:
+            return "unknown: it does not report them; it is routed by load"
+        if not self.settled:
+            return "being learned"
+        if self.blocks_problem is not None:
+            return f"unknown: {self.blocks_problem}; it is routed by load until they are learned"
+        return "known"
 
     def serves(self, model: str) -> bool:
         return any(served.id == model for served in self.models)

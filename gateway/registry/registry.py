@@ -55,6 +55,8 @@ class Registry:
         """Take in a good health check: the instance is healthy from now on."""
         before = self._instances[instance]
         self._failures[instance] = 0
+        if (hung := self._hung.get(instance)) is not None and hung.done():
+            del self._hung[instance]
         foreign = 0
         if probe.stats is not None:
             foreign = max(0, probe.stats.load.running + probe.stats.load.waiting - probe.in_flight)
@@ -70,46 +72,42 @@ class Registry:
         )
 
     def hung(self, instance: InstanceId) -> asyncio.Future[None]:
-        """Return what is done when a healthy instance is taken out because it no longer answers at all.
+        """Return what is done from the moment that failed checks take an instance out until a good one brings it back.
 
-        Requests that wait for such an instance would wait in vain. One that refuses connections is another matter: it
-        may be finishing what it has, and a dead process's connections end by themselves.
+        Requests that wait for such an instance would wait in vain. One that only refuses connections is another matter:
+        it may be finishing what it has, and a dead process's connections end by themselves.
         """
         future = self._hung.get(instance)
         if future is None:
             future = self._hung[instance] = asyncio.get_running_loop().create_future()
         return future
 
-    def probe_failed(self, instance: InstanceId, reason: str, *, silent: bool = False) -> None:
+    def probe_failed(self, instance: InstanceId, reason: str, *, may_drain: bool = False) -> None:
         """Take in a failed health check: enough in a row take a healthy instance out; a starting one goes on
-        starting.
+        starting. ``may_drain``: it could not be connected to, so what it has already may still be answered.
         """
         self._failures[instance] += 1
         before = self._instances[instance]
         state = before.state
         if state is InstanceState.HEALTHY and self._failures[instance] >= self._unhealthy_after:
             state = InstanceState.UNHEALTHY
-            if silent and (hung := self._hung.pop(instance, None)) is not None:
-                hung.set_result(None)
+        if state is InstanceState.UNHEALTHY and not may_drain and not (hung := self.hung(instance)).done():
+            hung.set_result(None)
         if state is not InstanceState.HEALTHY:
-            self._set(replace(before, state=state, reason=reason, stats=None, foreign_requests=0, settled=False))
+            self._set(_away(before, state, reason))
 
     def connection_failed(self, instance: InstanceId, reason: str) -> None:
         """Take an instance out at once that a request could not reach; the next good health check brings it back."""
         before = self._instances[instance]
         if before.state is InstanceState.HEALTHY:
             self._failures[instance] = self._unhealthy_after
-            self._set(
-                replace(
-                    before, state=InstanceState.UNHEALTHY, reason=reason, stats=None, foreign_requests=0, settled=False
-                )
-            )
+            self._set(_away(before, InstanceState.UNHEALTHY, reason))
 
-    def settle(self, instance: InstanceId) -> None:
-        """Note that a healthy instance's blocks are known now, or can't be."""
+    def settle(self, instance: InstanceId, problem: str | None = None) -> None:
+        """Note that a healthy instance's blocks are known now, or why they aren't."""
         before = self._instances[instance]
         if before.state is InstanceState.HEALTHY:
-            self._set(replace(before, settled=True))
+            self._set(replace(before, settled=True, blocks_problem=problem))
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return as soon as ``condition`` holds; it is asked again after every change."""
@@ -131,6 +129,13 @@ class Registry:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def _away(instance: Instance, state: InstanceState, reason: str) -> Instance:
+    """The same instance without what is true of a healthy one only."""
+    return replace(
+        instance, state=state, reason=reason, stats=None, foreign_requests=0, settled=False, blocks_problem=None
+    )
 
 
 __all__ = ["Registry"]

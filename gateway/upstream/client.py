@@ -3,7 +3,7 @@
 import asyncio
 import io
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -22,7 +22,7 @@ class FailureKind(StrEnum):
     CONNECT = "connect"  # refused or unreachable
     CONNECT_TIMEOUT = "connect_timeout"
     NO_ANSWER = "no_answer"  # the connection ended before any byte of the answer
-    HUNG = "hung"  # it stopped answering health checks while the request waited for its first byte
+    HUNG = "hung"  # it failed its health checks while the request waited for its first byte
     FIRST_BYTE_TIMEOUT = "first_byte_timeout"
     CUT = "cut"  # the connection ended within the answer
     IDLE_TIMEOUT = "idle_timeout"
@@ -35,6 +35,10 @@ class UpstreamFailureError(Exception):
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+Hung = Callable[[], asyncio.Future[None]]
+"""Gives what is done while the instance is out because of its failed health checks, and pending otherwise."""
 
 
 class _Decoder(Protocol):
@@ -66,10 +70,20 @@ class UpstreamResponse:
     the engine stop working on it.
     """
 
-    def __init__(self, answer: aiohttp.ClientResponse, first: bytes, *, idle_timeout_s: float) -> None:
+    def __init__(
+        self,
+        answer: aiohttp.ClientResponse,
+        first: bytes,
+        *,
+        idle_timeout_s: float,
+        hung: Hung,
+        hung_silence_s: float,
+    ) -> None:
         self._answer = answer
         self._first: bytes | None = first
         self._idle_timeout_s = idle_timeout_s
+        self._hung = hung
+        self._hung_silence_s = hung_silence_s
         self.status = answer.status
         headers: list[Header] = list(answer.raw_headers)
         coding = answer.headers.get("Content-Encoding", "identity").strip().lower()
@@ -97,13 +111,22 @@ class UpstreamResponse:
                 return decoded
 
     async def _next(self) -> bytes:
+        silent_s = 0.0
         try:
-            async with asyncio.timeout(self._idle_timeout_s):
-                return await self._answer.content.readany()
-        except TimeoutError:
+            while silent_s < self._idle_timeout_s:
+                wait_s = min(self._hung_silence_s, self._idle_timeout_s - silent_s)
+                try:
+                    async with asyncio.timeout(wait_s):
+                        return await self._answer.content.readany()
+                except TimeoutError:
+                    silent_s += wait_s
+                if self._hung().done():
+                    raise UpstreamFailureError(
+                        FailureKind.IDLE_TIMEOUT, "the engine stopped answering within its answer"
+                    )
             raise UpstreamFailureError(
                 FailureKind.IDLE_TIMEOUT, f"the engine was silent for {self._idle_timeout_s:g} s within its answer"
-            ) from None
+            )
         except (aiohttp.ClientError, OSError):
             raise UpstreamFailureError(FailureKind.CUT, "the engine's connection ended within its answer") from None
 
@@ -115,24 +138,35 @@ class UpstreamResponse:
 class UpstreamClient:
     """Sends requests over one pooled session, with a bound on every wait and none on the length of an answer."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, first_byte_timeout_s: float, idle_timeout_s: float) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        first_byte_timeout_s: float,
+        idle_timeout_s: float,
+        hung_silence_s: float,
+    ) -> None:
+        """``hung_silence_s`` is the silence within an answer that ends it when its instance is hung; at most
+        ``idle_timeout_s``.
+        """
         self._session = session
         self._first_byte_timeout_s = first_byte_timeout_s
         self._idle_timeout_s = idle_timeout_s
+        self._hung_silence_s = hung_silence_s
 
-    async def open(
-        self, url: str, *, headers: Sequence[tuple[str, str]], body: bytes, hung: asyncio.Future[None]
-    ) -> UpstreamResponse:
+    async def open(self, url: str, *, headers: Sequence[tuple[str, str]], body: bytes, hung: Hung) -> UpstreamResponse:
         """POST a body and return once the first byte of the answer's body is there (or its empty end).
 
-        ``hung`` ends the wait when it is done. Raises ``UpstreamFailureError``. Cancelling it closes the connection.
+        ``hung`` ends the wait as soon as it is done, and a later silence soon. Raises ``UpstreamFailureError``.
+        Cancelling it closes the connection.
         """
         interrupt = Interrupt()
-        hung.add_done_callback(interrupt.fire)
+        stuck = hung()
+        stuck.add_done_callback(interrupt.fire)
         try:
             with interrupt:
                 async with asyncio.timeout(self._first_byte_timeout_s):
-                    return await self._open(url, headers, body)
+                    answer, first = await self._open(url, headers, body)
         except InterruptError:
             raise UpstreamFailureError(FailureKind.HUNG, "the engine stopped answering") from None
         except TimeoutError:
@@ -140,9 +174,14 @@ class UpstreamClient:
                 FailureKind.FIRST_BYTE_TIMEOUT, f"the engine sent nothing for {self._first_byte_timeout_s:g} s"
             ) from None
         finally:
-            hung.remove_done_callback(interrupt.fire)
+            stuck.remove_done_callback(interrupt.fire)
+        return UpstreamResponse(
+            answer, first, idle_timeout_s=self._idle_timeout_s, hung=hung, hung_silence_s=self._hung_silence_s
+        )
 
-    async def _open(self, url: str, headers: Sequence[tuple[str, str]], body: bytes) -> UpstreamResponse:
+    async def _open(
+        self, url: str, headers: Sequence[tuple[str, str]], body: bytes
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
         try:
             data = body if len(body) <= _ONE_WRITE_BYTES else io.BytesIO(body)
             answer = await self._session.post(url, data=data, headers=headers, allow_redirects=False)
@@ -164,7 +203,7 @@ class UpstreamClient:
         except BaseException:
             answer.close()
             raise
-        return UpstreamResponse(answer, first, idle_timeout_s=self._idle_timeout_s)
+        return answer, first
 
 
 def make_session(*, connect_timeout_s: float) -> aiohttp.ClientSession:

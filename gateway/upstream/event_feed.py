@@ -95,6 +95,7 @@ class EventFeed:
                 if stats is None:
                     continue
                 started_s = asyncio.get_running_loop().time()
+                problem = "the KV events ended"
                 try:
                     await self._follow(stats)
                 except* _ResyncError as group:
@@ -102,7 +103,8 @@ class EventFeed:
                     reason = error.reason if isinstance(error, _ResyncError) else "several"
                     _log.info("instance %s: KV events are taken up anew (%s)", self._instance, error)
                     self._meter.resync(self._instance, reason)
-                self._registry.settle(self._instance)
+                    problem = str(error)
+                self._registry.settle(self._instance, problem)
                 self._index.drop(self._instance)
                 if asyncio.get_running_loop().time() - started_s > _LONGEST_PAUSE_S:
                     pause_s = _RETRY_PAUSE_S

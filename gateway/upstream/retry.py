@@ -13,7 +13,7 @@ from gateway.upstream.client import FailureKind
 _KINDS = frozenset({FailureKind.CONNECT, FailureKind.CONNECT_TIMEOUT, FailureKind.NO_ANSWER, FailureKind.HUNG})
 _STATUSES = frozenset({int(HTTPStatus.BAD_GATEWAY), int(HTTPStatus.SERVICE_UNAVAILABLE)})
 _MOST_LOST = 1
-"""A request that two instances died under is given up: it may be what kills them."""
+"""A request that two instances died or hung under is given up: it may be what does that to them."""
 
 _BURST = 100.0
 
@@ -60,7 +60,7 @@ class Attempts:
         """
         if ended not in _KINDS and ended not in _STATUSES:
             return False
-        self._lost += ended is FailureKind.NO_ANSWER
+        self._lost += ended in {FailureKind.NO_ANSWER, FailureKind.HUNG}
         return self._lost <= _MOST_LOST and self._left > 0 and self._others > 0 and self._budget.take()
 
 

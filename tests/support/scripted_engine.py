@@ -56,6 +56,8 @@ class ScriptedEngine:
         self.healthy = True
         self.stats_failures = 0  # so many requests for stats are answered with 503
         self.silent = False  # health checks get no answer
+        self.stats_changes: dict[str, dict[str, Any]] = {}  # what the stats say instead, by section
+        self.snapshot_fails = False
         self.cache: ScriptedCache | None = None
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -190,10 +192,15 @@ class ScriptedEngine:
             load=LoadStats(running=self.active, waiting=0, max_batch_size=8),
             prefix_cache=PrefixCacheStats(query_tokens=0, hit_tokens=0),
         )
-        return web.Response(body=msgspec.json.encode(stats), content_type="application/json")
+        said = msgspec.to_builtins(stats)
+        for section, fields in self.stats_changes.items():
+            said[section] |= fields
+        return web.Response(body=msgspec.json.encode(said), content_type="application/json")
 
     async def snapshot(self, request: web.Request) -> web.Response:
         del request
+        if self.snapshot_fails:
+            raise web.HTTPServiceUnavailable
         if self.cache is None:
             raise web.HTTPNotFound
         return web.Response(body=msgspec.json.encode(self.cache.snapshot()), content_type="application/json")

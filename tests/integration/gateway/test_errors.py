@@ -69,6 +69,13 @@ WRONG_FIELDS = [
     (COMPLETIONS, {"model": MODEL}, 400, "prompt"),
     (COMPLETIONS, {"model": MODEL, "prompt": {}}, 400, "prompt"),
     (COMPLETIONS, {"prompt": "x"}, 400, "model"),
+    (COMPLETIONS, {"model": MODEL, "prompt": ""}, 400, "prompt"),
+    (COMPLETIONS, {"model": MODEL, "prompt": []}, 400, "prompt"),
+    (COMPLETIONS, {"model": MODEL, "prompt": [-1]}, 400, "prompt[0]"),
+    (CHAT, {"model": MODEL, "messages": []}, 400, "messages"),
+    (CHAT, {"model": MODEL, "messages": [], "input_ids": [-1]}, 400, "input_ids[0]"),
+    (CHAT, chat(with_cache=True), 400, "with_cache"),
+    (CHAT, chat(migration_request={}), 400, "migration_request"),
 ]
 
 

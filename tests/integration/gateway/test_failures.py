@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
@@ -163,6 +163,96 @@ async def test_a_request_that_waits_for_an_engine_that_hangs_goes_to_another_one
         assert await fleet.gateway.metric('kvgate_retries_total{cause="hung"}') == 1
 
 
+def _stats_gone(engine: ScriptedEngine) -> None:
+    engine.stats_failures = 10**6
+
+
+def _health_bad(engine: ScriptedEngine) -> None:
+    engine.healthy = False
+
+
+@pytest.mark.parametrize("broken", [_stats_gone, _health_bad], ids=["stats 503", "health 503"])
+async def test_an_engine_that_hangs_behind_a_live_server_loses_what_waits_there_and_comes_back(
+    tmp_path: Path, broken: Callable[[ScriptedEngine], None]
+) -> None:
+    async with running_fleet(tmp_path, routing_policy="round_robin", health_timeout_s=2.0) as fleet:
+        a = fleet.engines["a"]
+        a.default = Script(ttft_s=3600)
+        stream = asyncio.create_task(_events(fleet, script(stall_after=2)))
+        await eventually(lambda: a.active == 1)
+        waiting = [asyncio.create_task(_answered_by(fleet)) for _ in range(4)]
+        await eventually(lambda: a.active == 3)
+        broken(a)
+        assert await asyncio.gather(*waiting) == [(200, "b")] * 4
+        await fleet.gateway.usable(1)
+        async with fleet.gateway.get("/readyz") as answer:
+            said = (await answer.json())["instances"]["a"]
+        assert said["state"] == "unhealthy"
+        assert "503" in said["reason"]
+        for _ in range(2):
+            assert await _answered_by(fleet) == (200, "b")
+        events = await stream
+        assert json.loads(events[-1])["error"]["code"] == "upstream_timeout"
+        assert len(events) == 3
+        await eventually(lambda: a.active == 0)
+        assert await fleet.gateway.metric('kvgate_retries_total{cause="hung"}') == 2
+        a.healthy, a.stats_failures, a.default = True, 0, Script()
+        await fleet.gateway.usable(2)
+        assert {(await _answered_by(fleet))[1] for _ in range(2)} == NAMES
+
+
+async def test_a_request_that_hangs_two_engines_is_given_up(tmp_path: Path) -> None:
+    async with running_fleet(
+        tmp_path, {name: ScriptedEngine() for name in "abc"}, max_attempts=4, health_timeout_s=2.0
+    ) as fleet:
+        waiting = asyncio.create_task(_status(fleet, script(ttft_s=3600)))
+        for _ in range(2):
+            await eventually(lambda: fleet.active == 1)
+            victim = next(engine for engine in fleet.engines.values() if engine.active)
+            _stats_gone(victim)
+            await eventually(lambda victim=victim: victim.active == 0)  # type: ignore[misc]
+        assert await waiting == 502
+        assert fleet.requests == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"load": {"running": -1}}, "load.running is -1; it is at least 0"),
+        ({"events": {"seq": -2}}, "events.seq is -2; it is at least -1"),
+        ({"events": {"endpoint": "ipc://../up"}}, "events.endpoint is 'ipc://../up'; it is tcp://host:port"),
+    ],
+)
+async def test_a_report_that_can_not_be_true_is_a_failed_check_with_its_reason(
+    tmp_path: Path, changes: dict[str, dict[str, object]], said: str
+) -> None:
+    async with running_fleet(tmp_path) as fleet:
+        fleet.engines["a"].stats_changes = changes
+        await fleet.gateway.usable(1)
+        async with fleet.gateway.get("/readyz") as answer:
+            assert said in (await answer.json())["instances"]["a"]["reason"]
+        fleet.engines["a"].stats_changes = {}
+        await fleet.gateway.usable(2)
+
+
+async def test_an_instance_whose_blocks_are_never_learned_is_used_by_load_and_says_why(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    engine.snapshot_fails = True
+    async with running_fleet(tmp_path, {"a": engine}) as fleet:
+        async with fleet.gateway.get("/readyz") as answer:
+            said = await answer.json()
+        assert (answer.status, said["usable"], said["blocks_known"]) == (200, 1, 0)
+        assert "snapshot_failed: status 503; it is routed by load" in said["instances"]["a"]["blocks"]
+        assert await _answered_by(fleet) == (200, "a")
+        engine.snapshot_fails = False
+
+        async def known() -> bool:
+            async with fleet.gateway.get("/readyz") as answer:
+                return bool((await answer.json())["blocks_known"] == 1)
+
+        await eventually(known)
+
+
 async def test_a_client_that_does_not_read_its_answer_is_given_up(tmp_path: Path) -> None:
     async with running_fleet(tmp_path, send_timeout_s=0.5) as fleet:
         host, port = fleet.gateway.url.removeprefix("http://").split(":")
@@ -266,6 +356,11 @@ async def test_a_plain_openai_engine_works_by_load_alone(tmp_path: Path) -> None
                 assert answer.headers["x-kvgate-route"] == "load;matched=0;reason=no_cache_report"
                 seen.add(answer.headers["x-kvgate-instance"])
         assert seen == NAMES
+
+
+async def _events(fleet: Fleet, how: str) -> list[str]:
+    async with fleet.gateway.post(CHAT, chat(stream=True), x_script=how) as answer:
+        return data_events(await answer.text())
 
 
 async def _answered_by(fleet: Fleet) -> tuple[int, str]:

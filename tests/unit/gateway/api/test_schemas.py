@@ -60,15 +60,77 @@ def test_a_body_that_needs_no_change_stays_the_same_object(more: dict[str, objec
         ([[1, 2]], TokenPrompt(token_ids=(1, 2))),
         (["x", "y"], Unreadable(reason="several_prompts")),
         ([[1], [2]], Unreadable(reason="several_prompts")),
-        ([], Unreadable(reason="unknown_prompt")),
-        ([[]], Unreadable(reason="unknown_prompt")),
-        ([1.5], Unreadable(reason="unknown_prompt")),
-        ([True], Unreadable(reason="unknown_prompt")),
     ],
 )
 def test_every_shape_of_a_completions_prompt_is_understood(prompt: object, expected: object) -> None:
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
     assert parse_call(Operation.COMPLETIONS, body).prompt == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ("", "prompt"),
+        ([], "prompt"),
+        ([""], "prompt[0]"),
+        (["x", ""], "prompt[1]"),
+        (["x", 1], "prompt[1]"),
+        ([[]], "prompt[0]"),
+        ([[1], []], "prompt[1]"),
+        ([[1], "x"], "prompt[1]"),
+        ([[1, -2]], "prompt[0][1]"),
+        ([1, -1], "prompt[1]"),
+        ([1.5], "prompt[0]"),
+        ([1, True], "prompt[1]"),
+        ([None], "prompt[0]"),
+        ([{}], "prompt[0]"),
+        ([1, "x"], "prompt[1]"),
+    ],
+)
+def test_a_prompt_that_no_engine_can_take_is_refused_by_name(prompt: object, param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_call(Operation.COMPLETIONS, json.dumps({"model": "m", "prompt": prompt}).encode())
+    assert caught.value.param == param
+    assert str(caught.value).startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [], "input_ids": None}, "messages"),
+        ({"messages": [], "input_ids": []}, "input_ids"),
+        ({"messages": [], "input_ids": [1, -1]}, "input_ids[1]"),
+        ({"messages": [], "input_ids": [1.5]}, "input_ids[0]"),
+        ({"messages": [], "input_ids": [True]}, "input_ids[0]"),
+        ({"messages": [{"role": "user", "content": "x"}], "input_ids": [-1]}, "input_ids[0]"),
+    ],
+)
+def test_a_chat_without_a_prompt_is_refused_by_name(fields: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_call(Operation.CHAT, json.dumps({"model": "m"} | fields).encode())
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("name", ["migration_request", "with_cache", "preserve_cache"])
+@pytest.mark.parametrize("value", [None, False, True, {"protocol": 1}])
+def test_fields_of_engines_among_themselves_are_refused(name: str, value: object) -> None:
+    bodies = {
+        Operation.CHAT: {"messages": [{"role": "user", "content": "x"}]},
+        Operation.COMPLETIONS: {"prompt": "x"},
+    }
+    for operation, fields in bodies.items():
+        text = json.dumps({"model": "m", name: value} | fields)
+        for body in (text, text.replace(name, f"\\u00{ord(name[0]):x}{name[1:]}")):
+            with pytest.raises(InvalidRequestError) as caught:
+                parse_call(operation, body.encode())
+            assert caught.value.param == name
+
+
+def test_bytes_that_are_not_utf8_are_said_to_be_so_without_a_place() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_call(Operation.CHAT, b'{"model":"m","messages":[{"role":"user","content":"\xff"}]}')
+    assert str(caught.value) == "the request body is not JSON: it is not valid UTF-8"
 
 
 def test_a_chat_without_messages_may_bring_tokens() -> None:

@@ -105,7 +105,6 @@ async def test_the_event_loop_goes_on_while_a_long_prompt_is_encoded(
         (ChatPrompt(messages=({"role": "user", "content": "x"},), kwargs={}), Gap.NO_TOKENIZER),
         (Unreadable(reason="multimodal"), Gap.MULTIMODAL),
         (Unreadable(reason="several_prompts"), Gap.SEVERAL_PROMPTS),
-        (Unreadable(reason="unknown_prompt"), Gap.UNKNOWN_PROMPT),
         (TokenPrompt(token_ids=(-1,)), Gap.BAD_TOKENS),
         (TokenPrompt(token_ids=(1 << 40,)), Gap.BAD_TOKENS),
     ],

@@ -84,18 +84,43 @@ async def test_an_instance_with_a_cache_is_ready_once_its_blocks_are_known(regis
     assert not registry.get(A).ready
 
 
-async def test_only_an_instance_that_falls_silent_is_hung(registry: Registry) -> None:
+async def test_an_instance_that_fails_its_checks_is_hung_until_a_good_one_and_one_that_refuses_is_not(
+    registry: Registry,
+) -> None:
     registry.probe_succeeded(A, probe())
     hung = registry.hung(A)
     assert registry.hung(A) is hung
     registry.connection_failed(A, "refused")
-    registry.probe_failed(A, "refused")
+    registry.probe_failed(A, "refused", may_drain=True)
     assert not hung.done()
     registry.probe_succeeded(A, probe())
-    registry.probe_failed(A, "silent", silent=True)
-    registry.probe_failed(A, "silent", silent=True)
+    registry.probe_failed(A, "/health answered 503")
+    assert not hung.done()
+    registry.probe_failed(A, "/health answered 503")
     assert hung.done()
+    assert registry.hung(A) is hung
+    registry.probe_succeeded(A, probe())
     assert not registry.hung(A).done()
+
+
+async def test_one_that_refused_and_then_answers_badly_is_hung_too(registry: Registry) -> None:
+    registry.probe_succeeded(A, probe())
+    hung = registry.hung(A)
+    registry.connection_failed(A, "refused")
+    registry.probe_failed(A, "no answer")
+    assert hung.done()
+
+
+async def test_an_instance_whose_blocks_can_not_be_learned_is_ready_and_says_so(registry: Registry) -> None:
+    registry.probe_succeeded(A, probe(said=stats()))
+    assert registry.get(A).blocks == "being learned"
+    registry.settle(A, "snapshot_failed: status 503")
+    assert (registry.get(A).ready, registry.get(A).blocks_known) == (True, False)
+    assert "snapshot_failed: status 503" in registry.get(A).blocks
+    registry.settle(A)
+    assert (registry.get(A).ready, registry.get(A).blocks_known) == (True, True)
+    registry.connection_failed(A, "gone")
+    assert not registry.get(A).blocks_known
 
 
 async def test_cards_are_merged_by_id_over_usable_instances(registry: Registry) -> None:

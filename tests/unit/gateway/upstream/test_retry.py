@@ -60,3 +60,10 @@ def test_a_request_that_two_instances_died_under_is_given_up() -> None:
     assert tries.again(503)
     tries.begin(others=1)
     assert not tries.again(FailureKind.NO_ANSWER)
+
+
+def test_an_instance_that_hangs_under_a_request_counts_like_one_that_dies() -> None:
+    tries = attempts()
+    assert tries.again(FailureKind.HUNG)
+    tries.begin(others=1)
+    assert not tries.again(FailureKind.NO_ANSWER)

@@ -1,0 +1,70 @@
+"""Whether what an instance reports of itself in ``/kv/v1/stats`` can be true: routing believes it."""
+
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gateway.settings import is_loopback
+from kvcontrol.core.control import InstanceStats
+from kvcontrol.core.errors import IdentityError
+
+_MAX_PORT = 65_535
+
+
+class ReportError(Exception):
+    """A report that can be read and can't be true; the message names the field, its value and what is allowed."""
+
+
+def read_report(body: bytes, *, url: str) -> InstanceStats:
+    """Return the report of the instance at ``url``.
+
+    Raises ``msgspec.DecodeError`` for what is no report at all, ``ReportError`` for one that can't be true.
+    """
+    try:
+        stats = msgspec.json.decode(body, type=InstanceStats)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, IdentityError):
+            raise ReportError(f"identity: {error.__cause__}") from error
+        raise
+    counts = {
+        "context_length_tokens": stats.context_length_tokens,
+        "load.running": stats.load.running,
+        "load.waiting": stats.load.waiting,
+        "load.max_batch_size": stats.load.max_batch_size,
+        "prefix_cache.query_tokens": stats.prefix_cache.query_tokens,
+        "prefix_cache.hit_tokens": stats.prefix_cache.hit_tokens,
+        "events.dropped": stats.events.dropped,
+        "events.hook_errors": stats.events.hook_errors,
+    }
+    for tier, held in stats.tiers.items():
+        counts |= {
+            f"tiers.{tier}.capacity_blocks": held.capacity_blocks,
+            f"tiers.{tier}.used_blocks": held.used_blocks,
+            f"tiers.{tier}.cached_blocks": held.cached_blocks,
+            f"tiers.{tier}.block_bytes": held.block_bytes,
+        }
+    for name, value in counts.items():
+        if value < 0:
+            raise ReportError(f"{name} is {value}; it is at least 0")
+    if stats.events.seq < -1:
+        raise ReportError(f"events.seq is {stats.events.seq}; it is at least -1")
+    _check_endpoint("events.endpoint", stats.events.endpoint, url)
+    _check_endpoint("events.replay_endpoint", stats.events.replay_endpoint, url)
+    return stats
+
+
+def _check_endpoint(name: str, endpoint: str, url: str) -> None:
+    """A socket file is this machine's: only an instance on it may name one."""
+    scheme, _, rest = endpoint.partition("://")
+    if scheme == "tcp":
+        host, _, port = rest.rpartition(":")
+        if host and port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT:
+            return
+    if scheme == "ipc" and rest.startswith("/") and ".." not in rest.split("/"):
+        if is_loopback(urlsplit(url).hostname or ""):
+            return
+        raise ReportError(f"{name} is {endpoint!r}, a socket of another machine; it is tcp://host:port")
+    raise ReportError(f"{name} is {endpoint!r}; it is tcp://host:port")
+
+
+__all__ = ["ReportError", "read_report"]

@@ -1,0 +1,67 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.registry.report import ReportError, read_report
+
+HERE, ELSEWHERE = "http://127.0.0.1:9001", "http://10.0.0.7:9001"
+
+
+def report(**changes: dict[str, Any]) -> bytes:
+    said: dict[str, Any] = {
+        "epoch": "e",
+        "engine": "x",
+        "engine_version": "1",
+        "device": "cpu",
+        "started_at_s": 0,
+        "context_length_tokens": 1,
+        "identity": {"model": "m", "revision": "r", "kv_dtype": "f", "block_size_tokens": 1},
+        "events": {"endpoint": "tcp://*:1", "replay_endpoint": "tcp://[::1]:65535", "seq": -1},
+        "tiers": {"HBM": {"capacity_blocks": 4, "used_blocks": 1, "cached_blocks": 1, "block_bytes": 8}},
+        "load": {"running": 0, "waiting": 0, "max_batch_size": 1},
+        "prefix_cache": {"query_tokens": 0, "hit_tokens": 0},
+    }
+    for section, fields in changes.items():
+        said[section] = said[section] | fields
+    return msgspec.json.encode(said)
+
+
+def test_a_sane_report_is_taken() -> None:
+    assert read_report(report(), url=ELSEWHERE).events.seq == -1
+    assert read_report(report(events={"endpoint": "ipc:///run/kv/events"}), url=HERE).events.seq == -1
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"load": {"running": -1}}, "load.running"),
+        ({"load": {"waiting": -1}}, "load.waiting"),
+        ({"load": {"max_batch_size": -1}}, "load.max_batch_size"),
+        ({"tiers": {"HBM": {"capacity_blocks": -4, "used_blocks": 0, "cached_blocks": 0, "block_bytes": 8}}}, "tiers"),
+        ({"prefix_cache": {"hit_tokens": -1}}, "prefix_cache.hit_tokens"),
+        ({"events": {"seq": -2}}, "events.seq"),
+        ({"events": {"dropped": -1}}, "events.dropped"),
+        ({"identity": {"block_size_tokens": 0}}, "identity"),
+        ({"events": {"endpoint": "http://127.0.0.1:1"}}, "events.endpoint"),
+        ({"events": {"endpoint": "tcp://127.0.0.1"}}, "events.endpoint"),
+        ({"events": {"endpoint": "tcp://127.0.0.1:0"}}, "events.endpoint"),
+        ({"events": {"endpoint": "tcp://127.0.0.1:70000"}}, "events.endpoint"),
+        ({"events": {"replay_endpoint": ""}}, "events.replay_endpoint"),
+        ({"events": {"replay_endpoint": "ipc://kv/events"}}, "events.replay_endpoint"),
+        ({"events": {"replay_endpoint": "ipc:///run/kv/../../etc"}}, "events.replay_endpoint"),
+    ],
+)
+def test_one_that_can_not_be_true_is_refused_by_name(changes: dict[str, dict[str, Any]], name: str) -> None:
+    with pytest.raises(ReportError, match=name):
+        read_report(report(**changes), url=HERE)
+
+
+def test_an_instance_elsewhere_names_no_socket_file_of_this_machine() -> None:
+    with pytest.raises(ReportError, match="another machine"):
+        read_report(report(events={"endpoint": "ipc:///run/kv/events"}), url=ELSEWHERE)
+
+
+def test_what_is_no_report_is_another_error() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        read_report(b"<html>", url=HERE)
