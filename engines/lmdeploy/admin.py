@@ -20,8 +20,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engines.event_publisher import OK
+from engines.lmdeploy import admission
 from engines.lmdeploy.agent import COUNTERS, SNAPSHOT, STATS, EventCounters, LaunchInfo, launch_of, note_launch
+from engines.lmdeploy.availability import EngineGoneMiddleware
 from engines.lmdeploy.control_socket import private_endpoint
+from engines.lmdeploy.lifeline import engine_gone
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tenancy import CacheSaltMiddleware
 from kvcontrol.core.control import SNAPSHOT_PATH, STATS_PATH
@@ -187,6 +190,8 @@ def mount_metrics(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], 
         if launch is not None and launch.control_endpoint is not None:
             client = ControlClient(launch.control_endpoint, timeout_s=EngineSettings.load().control_timeout_s)
             mount(app, client, metrics=bool(backend_config.enable_metrics))
+            admission.mount(app, backend_config)
+            app.add_middleware(EngineGoneMiddleware, gone=engine_gone)
 
     return mount_metrics
 

@@ -347,11 +347,68 @@ def tenant_hooks() -> list[Hook]:
     ]
 
 
-def server_hooks() -> list[Hook]:
-    """In the api_server's process alone: ``/kv/v1``, our series, the salt's header."""
-    from engines.lmdeploy import admin
+def admission_hooks() -> list[Hook]:
+    """In the engine process: no request may end the loop that serves all."""
+    from engines.lmdeploy import admission
 
     return [
+        Hook(
+            target=f"{_ENGINE}.get_engine_config",
+            signature="(self)",
+            replace=admission.get_engine_config,
+            why="the api_server asks for it at start-up and must know the engine's limits",
+        ),
+        Hook(
+            target=f"{_ENGINE}._on_add_message",
+            signature="(self, reqs: list[lmdeploy.pytorch.engine.request.Request], **kwargs)",
+            replace=admission.on_add_message,
+            why="a bad request raised in the engine's loop, or in its next step, and ended it",
+        ),
+    ]
+
+
+def server_hooks() -> list[Hook]:
+    """In the api_server's process alone: ``/kv/v1``, our series, the salt's header, and what it refuses."""
+    from engines.lmdeploy import admin, admission
+
+    serve = "lmdeploy.serve"
+    return [
+        Hook(
+            target=f"{serve}.core.async_engine:AsyncEngine.preprocess",
+            signature=(
+                f"(self, messages, session_id: int | {serve}.managers.session_manager.Session, "
+                f"gen_config: {_MESSAGES}.GenerationConfig | None = None, tools: list[object] | None = None, "
+                "reasoning_effort: Optional[Literal['low', 'medium', 'high', 'max']] = None, "
+                "do_preprocess: bool = True, adapter_name: str | None = None, input_ids: list | None = None, "
+                "enable_thinking: bool | None = None, chat_template_kwargs: dict | None = None, "
+                "media_io_kwargs: dict[str, typing.Any] | None = None, "
+                "mm_processor_kwargs: dict[str, typing.Any] | None = None, **kwargs) "
+                f"-> {serve}.core.async_engine.PreprocessedRequest"
+            ),
+            replace=admission.preprocess,
+            why="every endpoint's request passes there with its tokens and final sampling",
+        ),
+        Hook(
+            target=f"{_MESSAGES}:GenerationConfig.__post_init__",
+            signature="(self)",
+            replace=admission.generation_config_post_init,
+            why="its assertions about a client's values became 500",
+        ),
+        Hook(
+            target=f"{serve}.utils.server_utils:validate_json_request",
+            signature="(raw_request: starlette.requests.Request)",
+            replace=admission.validate_json_request,
+            why="fields of LMDeploy's own proxies are read from the raw body, whoever sends it",
+        ),
+        Hook(
+            target=f"{serve}.openai.chat_completions.logits_processors:logit_bias_logits_processor",
+            signature=(
+                "(logit_bias: 'dict[int, float] | dict[str, float]', tokenizer: 'PreTrainedTokenizerBase') "
+                "-> 'LogitsProcessor'"
+            ),
+            replace=admission.logit_bias_logits_processor,
+            why="it returns a local function, which can't be pickled to the engine process",
+        ),
         Hook(
             target="lmdeploy.serve.core.async_engine:AsyncEngine.__init__",
             signature=(
@@ -383,11 +440,13 @@ def all_hooks(resources: CpuResources) -> list[Hook]:
         *lifeline_hooks(),
         *event_hooks(),
         *tenant_hooks(),
+        *admission_hooks(),
         *server_hooks(),
     ]
 
 
 __all__ = [
+    "admission_hooks",
     "all_hooks",
     "cpu_hooks",
     "event_hooks",

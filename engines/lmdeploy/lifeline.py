@@ -23,6 +23,9 @@ ENGINE_DIED_EXIT_CODE = 70  # EX_SOFTWARE
 _ANSWER_CLIENTS_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
+_engine_sentinels: list[int] = []
+"""Of the engine processes that this process started: readable once the process has ended."""
+
 
 def watch_engine(original: Any) -> Any:
     """Wrap ``ZMQMPEngine._start_mp_proc``: once the process runs, its end is the end of this one."""
@@ -33,11 +36,17 @@ def watch_engine(original: Any) -> Any:
         original(self, *args, **kwargs)
         self.kvgate_closing = threading.Event()
         process = self.proc
+        _engine_sentinels.append(process.sentinel)
         threading.Thread(
             target=_exit_with_engine, args=(process, self.kvgate_closing), name="kvgate-engine-watch", daemon=True
         ).start()
 
     return start
+
+
+def engine_gone() -> bool:
+    """Tell whether an engine process that this process started has ended; any thread, at once."""
+    return bool(_engine_sentinels and multiprocessing.connection.wait(_engine_sentinels, 0))
 
 
 class _ReleasedByPeer:
@@ -152,6 +161,7 @@ __all__ = [
     "ENGINE_DIED_EXIT_CODE",
     "closing",
     "die_with_parent",
+    "engine_gone",
     "engine_loop",
     "engine_process",
     "follow_parent",
