@@ -116,7 +116,7 @@ def _parsed_call(call: Any) -> Any:
         case {"function": {"arguments": str(text)} as function}:
             try:
                 arguments = msgspec.json.decode(text)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 return call
             if isinstance(arguments, dict):
                 return {**call, "function": {**function, "arguments": arguments}}
@@ -137,7 +137,8 @@ def _functions(tools: Sequence[Mapping[str, Any]], choice: object) -> list[dict[
         case {"function": {"name": str(name)}}:
             return [function for function in functions if function["name"] == name]
         case {"allowed_tools": {"tools": list(allowed)}}:
-            names = {each["function"].get("name") for each in allowed if isinstance(each.get("function"), Mapping)}
+            named = [each.get("function") for each in allowed if isinstance(each, Mapping)]
+            names = {function.get("name") for function in named if isinstance(function, Mapping)}
             return [function for function in functions if function["name"] in names]
         case _:
             return functions

@@ -7,6 +7,7 @@ said, and the other one is used. Both let the GIL go while they work.
 """
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +15,8 @@ from kvcontrol.core.hashing import token_bytes
 
 _log = logging.getLogger(__name__)
 
+_MOST_ADDED_TOKENS = 300
+_MOST_OVERLAPS = 2_000
 _HARD_TEXTS = (
     "",
     " ",
@@ -97,7 +100,7 @@ def choose_encoder(backend: Any) -> Choice:
         return Choice(encoder=reference, name=reference.name, reason="fastokens is not installed")
     try:
         fast = FastokensEncoder(fastokens.Tokenizer.from_json_str(backend.to_str()))
-        wrong = disagreement(fast, reference)
+        wrong = disagreement(fast, reference, overlaps(backend))
     except Exception as error:  # noqa: BLE001 - a tokenizer of a kind that it doesn't know ends in any exception
         return Choice(encoder=reference, name=reference.name, reason=f"fastokens can't load this tokenizer: {error}")
     if wrong is not None:
@@ -106,10 +109,23 @@ def choose_encoder(backend: Any) -> Choice:
     return Choice(encoder=fast, name=fast.name, reason="it agrees with the model's tokenizer")
 
 
-def disagreement(one: TextEncoder, other: TextEncoder) -> str | None:
-    """Return the first hard text, or pair of them, that two encoders encode differently; None when there is none."""
+def disagreement(one: TextEncoder, other: TextEncoder, more: Iterable[str] = ()) -> str | None:
+    """Return the first hard text, pair of them, or text of ``more`` that two encoders encode differently, if any."""
     pairs = (first + second for first in _HARD_TEXTS[2:9] for second in _HARD_TEXTS[2:9])
-    return next((text for text in (*_HARD_TEXTS, *pairs) if one.encode(text) != other.encode(text)), None)
+    return next((text for text in (*_HARD_TEXTS, *pairs, *more) if one.encode(text) != other.encode(text)), None)
+
+
+def overlaps(backend: Any) -> list[str]:
+    """Return texts in which two of a tokenizer's added tokens overlap: it depends on the order of matching who wins."""
+    added = [token.content for token in backend.get_added_tokens_decoder().values()][:_MOST_ADDED_TOKENS]
+    texts = [
+        first + second[shared:]
+        for first in added
+        for second in added
+        for shared in range(1, min(len(first), len(second)))
+        if first.endswith(second[:shared])
+    ]
+    return texts[:_MOST_OVERLAPS]
 
 
 __all__ = [
@@ -120,4 +136,5 @@ __all__ = [
     "TextEncoder",
     "choose_encoder",
     "disagreement",
+    "overlaps",
 ]

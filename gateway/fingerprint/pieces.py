@@ -19,7 +19,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.fingerprint.encoder import TextEncoder, disagreement
+from gateway.fingerprint.encoder import TextEncoder, disagreement, overlaps
 from kvcontrol.core.hashing import TOKEN_BYTES, token_bytes
 
 _ENTRY_BYTES = 250
@@ -168,6 +168,9 @@ def remembering(encoder: TextEncoder, backend: Any, memory: PieceMemory) -> Reme
     except ValueError as error:
         return Memoryless(reason=str(error))
     trial = RememberingEncoder(encoder, special, PieceMemory(_TRIAL_BYTES))
+    wrong = next((text for text in overlaps(backend) if trial.encode(text) != encoder.encode(text)), None)
+    if wrong is not None:
+        return Memoryless(reason=f"special tokens overlap: {wrong[:40]!r}")
     for marker in [*special][:_TRIAL_MARKERS]:
         wrong = disagreement(_Marked(trial, marker), _Marked(encoder, marker))
         if wrong is not None:

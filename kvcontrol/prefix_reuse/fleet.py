@@ -8,7 +8,9 @@ O(distinct stops x log blocks) look-ups instead of one a block: 11 for a prompt 
 Closedness is not believed but kept account of. A block's parent is known from its ``BlockStored`` (or a snapshot with
 parents), and each instance counts the held children of each held block. An instance that stores a block without its
 parent, or loses a block before its children, is *ragged* from then on, and is matched by walking the prompt, which is
-always right, until a snapshot makes it whole. So ``PrefixMatch.blocks`` is exact for every history.
+always right, until a snapshot makes it whole. So ``PrefixMatch.blocks`` is exact for every history of an instance that
+tells the truth about parents. One that lies can only mislead about itself, as it could by claiming blocks that it
+doesn't hold; who contradicts it is walked.
 
 The split between tiers is found by halving too: exact where faster tiers hold the beginning of a run and slower ones
 its end, which is how a hierarchy that demotes tails before heads leaves them; otherwise a good guess.
@@ -113,6 +115,8 @@ class FleetIndex:
                 self._store(holder, block, parent, tier)
 
     def apply(self, instance: InstanceId, event: KvEvent) -> None:
+        if self._retired:
+            self._sweep()
         holder = self._by_instance.get(instance) or self._admit(instance)
         match event:
             case BlockStored():
@@ -133,6 +137,7 @@ class FleetIndex:
             self._live ^= holder.bit
             self._ragged &= ~holder.bit
             self._retired.append(holder)
+            self._sweep()
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[InstanceId, PrefixMatch]:
         if not hashes:
@@ -254,17 +259,21 @@ class FleetIndex:
         self._unmark(block, holder.bit)
 
     def _sweep(self) -> None:
-        """Take a few blocks of retired holders out of the tables: more than one for each block that is stored."""
-        for _ in range(_SWEPT_PER_STORE):
-            if not self._retired:
-                return
+        """Take a few blocks of retired holders out of the tables: more than one for each block that is stored.
+
+        Empty ones go at once, so that clearing what is empty already uses nothing up.
+        """
+        left = _SWEPT_PER_STORE
+        while self._retired:
             holder = self._retired[0]
-            if holder.held:
+            while holder.held and left:
                 block, _ = holder.held.popitem()
                 self._unmark(block, holder.bit)
-            else:
-                self._retired.popleft()
-                self._free_places.append(holder.bit.bit_length() - 1)
+                left -= 1
+            if holder.held:
+                return
+            self._retired.popleft()
+            self._free_places.append(holder.bit.bit_length() - 1)
 
     def _mark(self, block: BlockHash, bit: int) -> None:
         mask = self._holders.get(block, 0) | bit
@@ -297,7 +306,7 @@ def _split(held: Mapping[BlockHash, int], hashes: Sequence[BlockHash], blocks: i
     fast = 0
 
     def is_slower(place: int) -> bool:
-        return not held[hashes[place]] & fast
+        return not held.get(hashes[place], 0) & fast
 
     for tier, tier_bit in _TIER_BIT.items():
         fast |= tier_bit

@@ -32,6 +32,8 @@ from kvcontrol.prefix_reuse.metrics import PrefixReuseMetrics, PrefixReuseReport
 from kvcontrol.prefix_reuse.node import Node
 
 _MAX_NOTES = 65_536
+_MAX_PINS = 1_000
+"""Pins of one entry that a dump may ask for."""
 _NODE_BYTES = 390
 """What a block costs beside its tokens: node, key, bytes object, places in three dictionaries; measured."""
 
@@ -39,7 +41,7 @@ _NODE_BYTES = 390
 class PrefixReuseIndex:
     """Which of one engine's KV blocks hold which prefix. Any thread; writers exclude each other, readers nobody.
 
-    ``capacity_blocks`` > 0 bounds what is held (``ValueError`` otherwise); about 400 bytes a block of 64 tokens, 256
+    ``capacity_blocks`` > 0 bounds what is held (``ValueError`` otherwise); about 650 bytes a block of 64 tokens, 256
     of them the tokens themselves, which are kept because a hash is never trusted alone. Tokens are packed
     (``hashing.token_bytes``); block ids are the caller's and are only handed back.
     """
@@ -93,7 +95,14 @@ class PrefixReuseIndex:
 
     def lookup_all(self, tokens: bytes, *, salt: str = "") -> tuple[PrefixEntry, ...]:
         """Return every inserted entry that the prompt starts with, shortest first; no lock."""
-        return tuple(entry for node in self._path(self.keys.of(tokens, salt=salt)) if (entry := node.entry))
+        found: list[PrefixEntry] = []
+        for place, node in enumerate(self._path(self.keys.of(tokens, salt=salt))):
+            if node.tokens != tokens[place * self._width : (place + 1) * self._width]:
+                self.metrics.collided()
+                break
+            if node.entry is not None:
+                found.append(node.entry)
+        return tuple(found)
 
     def report(self) -> PrefixReuseReport:
         """Return what was looked up and found, and what is held now; no lock."""
@@ -105,7 +114,7 @@ class PrefixReuseIndex:
     def lineage_of(self, key: BlockHash) -> Lineage | None:
         """Return what a held block was computed from, None for an unknown key; no lock."""
         node = self._nodes.get(key)
-        return None if node is None else Lineage(node.tokens, node.parent.key if node.parent else None)
+        return None if node is None else Lineage(node.tokens, node.parent.key if node.parent else None, node.block_id)
 
     # Writers.
 
@@ -124,6 +133,7 @@ class PrefixReuseIndex:
             raise ValueError(f"{len(kv_block_ids)} kv_block_ids for {len(keys)} full blocks")
         with self._lock:
             self._apply_notes()
+            attached = 0
             path: list[Node] = []
             redundant: list[int] = []
             evicted: list[int] = []
@@ -138,6 +148,7 @@ class PrefixReuseIndex:
                     if len(self._nodes) >= self._capacity and not self._evict_one(evicted):
                         break
                     node = self._attach(key, parent, block, block_id)
+                    attached += 1
                 elif node.block_id != block_id:
                     redundant.append(block_id)
                 self._by_age.pop(key, None)  # off the list while being inserted: not to be evicted to make room
@@ -146,7 +157,7 @@ class PrefixReuseIndex:
             for node in reversed(path):
                 self._rejoin(node)
             entry = self._enter(path, metadata or {}) if path else None
-        self.metrics.inserted(len(path))
+        self.metrics.inserted(attached)
         self.metrics.evicted(len(evicted))
         return Insertion(entry=entry, redundant_block_ids=tuple(redundant), evicted_block_ids=tuple(evicted))
 
@@ -253,6 +264,8 @@ class PrefixReuseIndex:
         are left out. Raises ``WireError`` for damaged bytes, ``IdentityError`` for another identity's, ``ValueError``
         when pinned blocks alone exceed the capacity.
         """
+        if capacity_blocks <= 0:
+            raise ValueError(f"capacity_blocks is {capacity_blocks}; it must be > 0")
         contents = decode(data, keys.identity)
         index = cls(keys, capacity_blocks=max(capacity_blocks, len(contents.blocks), 1))
         try:
@@ -271,8 +284,14 @@ class PrefixReuseIndex:
     def _restore(self, contents: Contents) -> None:
         nodes: list[Node] = []
         for block in contents.blocks:
+            if not -1 <= block.parent < len(nodes) or key_of(block) in self._nodes:
+                raise IndexError(f"block {len(nodes)} has no parent or stands there twice")
             parent = nodes[block.parent] if block.parent >= 0 else None
             nodes.append(self._attach(key_of(block), parent, block.tokens, block.block_id))
+        if any(not 0 <= place < len(nodes) for place in contents.oldest_first):
+            raise IndexError("the order names a block that isn't there")
+        if any(not 0 <= held.tail < len(nodes) or not 0 <= held.pins <= _MAX_PINS for held in contents.entries):
+            raise IndexError(f"an entry has no block, or not 0 to {_MAX_PINS} pins")
         for place in contents.oldest_first:
             self._rejoin(nodes[place])
         for node in reversed(nodes):  # children before parents
@@ -342,10 +361,20 @@ class PrefixReuseIndex:
             tail = self._notes.popleft()
             used.pop(tail, None)
             used[tail] = None
-        for tail in used:
-            if self._nodes.get(tail.key) is tail:
-                for node in tail.upwards():
-                    self._rejoin(node)
+        younger: list[Node] = []  # from the youngest use back; a node's ancestors have no older use than it has
+        seen: set[Node] = set()
+        for tail in reversed(used):
+            if self._nodes.get(tail.key) is not tail:
+                continue
+            path: list[Node] = []
+            for node in tail.upwards():
+                if node in seen:
+                    break
+                path.append(node)
+            seen.update(path)
+            younger += reversed(path)
+        for node in reversed(younger):
+            self._rejoin(node)
 
     def _pin(self, node: Node) -> None:
         node.pins += 1
@@ -365,6 +394,7 @@ class PrefixReuseIndex:
         """Forget a node and all below it; O(removed)."""
         top.leave()
         gone: list[int] = []
+        lost_pins = 0
         left = [top]
         while left:
             node = left.pop()
@@ -373,8 +403,12 @@ class PrefixReuseIndex:
             self._by_age.pop(node.key, None)
             if node.entry is not None:
                 self._entries.pop(node.entry.entry_id, None)
-                self._pinned_entries.pop(node.entry.entry_id, None)
+                lost_pins += self._pinned_entries.pop(node.entry.entry_id, 0)
             gone.append(node.block_id)
+        if lost_pins and top.parent is not None:  # what the lost entries had pinned above
+            for node in top.parent.upwards():
+                node.pins -= lost_pins
+                self._rejoin(node)
         return tuple(gone)
 
     # Its own oracle.
@@ -382,10 +416,17 @@ class PrefixReuseIndex:
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when links, list, pins or entries contradict each other. O(everything)."""
         with self._lock:
+            pins: dict[Node, int] = {}
+            for entry_id, times in self._pinned_entries.items():
+                for node in self._entries[entry_id].upwards():
+                    pins[node] = pins.get(node, 0) + times
+            for path in self._leases.values():
+                for node in path:
+                    pins[node] = pins.get(node, 0) + 1
             for key, node in self._nodes.items():
                 _must(node.key == key, "a node lies under another key")
                 _must(len(node.tokens) == self._width, "a node's tokens are not one block")
-                _must(node.pins >= 0, "negative pins")
+                _must(node.pins == pins.get(node, 0), "a node's pins are not those of its entries and leases")
                 _must((key in self._by_age) == (node.pins == 0), "the list holds a pinned node, or lacks another")
                 for child in node.children():
                     _must(self._nodes.get(child.key) is child and child.parent is node, "a child has another parent")

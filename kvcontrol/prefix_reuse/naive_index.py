@@ -50,7 +50,8 @@ class NaivePrefixReuseIndex:
         return self._hit(path, tokens)
 
     def lookup_all(self, tokens: bytes, *, salt: str = "") -> tuple[PrefixEntry, ...]:
-        return tuple(block.entry for block in self._path(tokens, salt) if block.entry is not None)
+        path = self._verified(self._path(tokens, salt), tokens)
+        return tuple(block.entry for block in path if block.entry is not None)
 
     def insert(
         self, tokens: bytes, kv_block_ids: Sequence[int], *, salt: str = "", metadata: Mapping[str, str] | None = None
@@ -88,11 +89,7 @@ class NaivePrefixReuseIndex:
         return Insertion(entry=entry, redundant_block_ids=tuple(redundant), evicted_block_ids=tuple(evicted))
 
     def acquire(self, tokens: bytes, *, salt: str = "") -> Lease:
-        path = self._path(tokens, salt)
-        for place, block in enumerate(path):
-            if block.tokens != tokens[place * self._width() : (place + 1) * self._width()]:
-                del path[place:]
-                break
+        path = self._verified(self._path(tokens, salt), tokens)
         for block in path:
             block.pins += 1
         lease = Lease(lease_id=LeaseId(next(self._ids)), hit=self._hit(path, tokens))
@@ -124,9 +121,15 @@ class NaivePrefixReuseIndex:
         gone = {key} if self._held.get(key) else set()
         while more := {b.key for b in self._held.blocks if b.parent in gone} - gone:
             gone |= more
-        ids = tuple(block.block_id for block in self._held.blocks if block.key in gone)
+        lost = [block for block in self._held.blocks if block.key in gone]
+        lost_pins = sum(block.entry_pins for block in lost)
+        above = self._above(key)
         self._held.blocks = [block for block in self._held.blocks if block.key not in gone]
-        return ids
+        for block in above:
+            block.pins -= lost_pins
+        if lost_pins:
+            self._use([block for block in above if not block.pins])
+        return tuple(block.block_id for block in lost)
 
     def evict_lru(self, blocks: int) -> tuple[int, ...]:
         evicted: list[int] = []
@@ -146,6 +149,13 @@ class NaivePrefixReuseIndex:
             path.append(block)
         return path
 
+    def _verified(self, path: list[_Block], tokens: bytes) -> list[_Block]:
+        """Cut a path off before the first block whose tokens are not the prompt's."""
+        for place, block in enumerate(path):
+            if block.tokens != tokens[place * self._width() : (place + 1) * self._width()]:
+                return path[:place]
+        return path
+
     def _entry_path(self, entry_id: EntryId) -> list[_Block]:
         tail = next((b for b in self._held.blocks if b.entry is not None and b.entry.entry_id == entry_id), None)
         if tail is None:
@@ -157,6 +167,16 @@ class NaivePrefixReuseIndex:
                 raise AssertionError("a parent is not held")
             path.insert(0, above)
         return path
+
+    def _above(self, key: BlockHash) -> list[_Block]:
+        """Return a block's ancestors, first block first; none for an unknown key."""
+        above: list[_Block] = []
+        block = self._held.get(key)
+        while block is not None and block.parent is not None:
+            block = self._held.get(block.parent)
+            if block is not None:
+                above.insert(0, block)
+        return above
 
     def _use(self, path: Sequence[_Block]) -> None:
         for block in reversed(path):

@@ -3,7 +3,8 @@
 The index is filled with ``blocks`` held blocks over ``instances`` instances: conversations of 188 or 2,048 blocks, each
 on one instance, all behind a system prompt of 16 blocks that every instance holds. Looked up are whole conversations
 (hits), conversations with a new second half (partial hits) and unknown prompts (misses), with their hashes given. The
-naive index answers the same questions beside it.
+naive index answers the same questions beside it. ``lookup`` is the match alone, whose answers are worked out for the
+instances that are asked for; ``every_answer`` asks for all of them, as the naive index always does.
 """
 
 import random
@@ -58,9 +59,11 @@ def run(plan: FleetPlan) -> dict[str, float]:
         metrics |= _lookups(f"lookup_partial_{length}", index, [_continued(prompt, rng) for prompt in hits])
         metrics |= _lookups(f"lookup_miss_{length}", index, [_unknown(length, rng) for _ in range(plan.lookups)])
         beside = hits[: plan.naive_lookups]
+        all_s = each_s(hits, lambda prompt: dict(index.match(prompt)))
+        metrics[f"lookup_{length}_every_answer_p50_us"] = quantile(all_s, 0.5) * 1e6
         naive_p50_s = quantile(each_s(beside, naive.match, warm_up=2), 0.5)
         metrics[f"naive_lookup_{length}_p50_us"] = naive_p50_s * 1e6
-        metrics[f"naive_over_lookup_{length}_ratio"] = naive_p50_s * 1e6 / metrics[f"lookup_{length}_p50_us"]
+        metrics[f"naive_over_every_answer_{length}_ratio"] = naive_p50_s / quantile(all_s, 0.5)
     metrics |= _lookups("lookup_1", index, [rng.choice(talks).hashes[:1] for _ in range(plan.lookups)])
     metrics["removals_per_s"] = _empty(index, talks)
     metrics |= _alone(plan, rng)

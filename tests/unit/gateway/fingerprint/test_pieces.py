@@ -149,6 +149,26 @@ def test_a_tokenizer_whose_pieces_are_not_independent_gets_no_memory(tokenizer: 
     assert reason in refused.reason
 
 
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [("<|e|>", False), ("|><", False), ("e|>", True)],
+        [("<b>x", False), ("a<b>", True)],
+    ],
+    ids=["three", "two"],
+)
+def test_special_tokens_that_overlap_are_encoded_as_the_tokenizer_does(tokens: list[tuple[str, bool]]) -> None:
+    tokenizer = byte_level(special=[])
+    tokenizer.add_tokens([AddedToken(text, normalized=normalized) for text, normalized in tokens])
+    reference = HuggingFaceEncoder(tokenizer)
+    chosen = choose_encoder(tokenizer).encoder
+    encoder = remembering(chosen, tokenizer, PieceMemory(1 << 20))
+    for text in ("e|><", "a<b>x", "<|e|><", "xa<b>xa<b>"):
+        assert chosen.encode(text) == reference.encode(text)
+        if isinstance(encoder, RememberingEncoder):
+            assert encoder.encode(text) == reference.encode(text)
+
+
 def test_special_tokens_that_match_normalised_text_get_no_memory() -> None:
     tokenizer = byte_level(special=[])
     tokenizer.normalizer = normalizers.Lowercase()

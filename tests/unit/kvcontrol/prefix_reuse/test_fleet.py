@@ -152,6 +152,29 @@ def test_what_a_lost_instance_held_is_swept_out_by_later_stores() -> None:
     assert set(index.match(BLOCKS)) == {B, C}
 
 
+def test_clearing_again_and_again_uses_nothing_up() -> None:
+    index = FleetIndex()
+    for _ in range(1_000):
+        index.apply(A, AllBlocksCleared())
+        index.reset(B, {})
+        index.drop(B)
+    index.check_integrity()
+    assert index._places <= 4
+
+
+def test_a_liar_about_parents_in_a_lower_tier_breaks_nothing() -> None:
+    index = FleetIndex()
+    index.apply(A, stored(BLOCKS[0]))
+    lie = BlockStored(
+        block_hashes=(BLOCKS[2],), parent=BLOCKS[0], token_ids=(), block_size_tokens=16, tier=CacheTier.DDR
+    )
+    index.apply(A, lie)
+    index.apply(B, stored(*BLOCKS[:2]))
+    found = dict(index.match(BLOCKS[:3]))
+    assert found[B].blocks == 2
+    assert sum(found[A].by_tier.values()) == found[A].blocks
+
+
 def test_more_instances_than_bits_in_a_machine_word_are_told_apart() -> None:
     index = FleetIndex()
     names = [InstanceId(f"engine-{place}") for place in range(150)]

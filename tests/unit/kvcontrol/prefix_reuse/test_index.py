@@ -17,6 +17,7 @@ from kvcontrol.prefix_reuse import (
     PrefixHit,
     PrefixReuseIndex,
 )
+from kvcontrol.prefix_reuse.dump import Contents, HeldBlock, HeldEntry, encode
 
 SIZE = 4
 IDENTITY = CacheIdentity(model="m", revision="r", kv_dtype="float32", block_size_tokens=SIZE)
@@ -150,6 +151,45 @@ def test_invalidating_a_block_takes_all_below_it_also_what_is_leased() -> None:
     assert index.lookup(prompt(1, 2)).kv_block_ids == (10, 50)
 
 
+def test_invalidating_a_pinned_entry_frees_what_it_pinned_above() -> None:
+    index = make(capacity=3)
+    entry = index.insert(prompt(1, 2, 3), [10, 11, 12]).entry
+    assert entry is not None
+    index.pin(entry.entry_id)
+    index.invalidate(entry.token_hash)
+    index.check_integrity()
+    assert index.evict_lru(9) == (11, 10)
+
+
+def test_a_hit_on_a_block_that_was_computed_anew_elsewhere_is_cut_off() -> None:
+    index = make()
+    index.insert(prompt(1), [10])
+    hit = index.lookup(prompt(1))
+    index.evict_lru(1)
+    index.insert(prompt(2), [10])
+    index.insert(prompt(1), [11])
+    assert index.matcher.verify(hit, prompt(1)).is_miss
+
+
+def test_many_prefixes_of_one_long_prompt_are_noted_once_each() -> None:
+    index = make(capacity=4_000)
+    long = prompt(*range(3_000))
+    index.insert(long, range(3_000))
+    keys = index.keys.of(long)
+    for depth in range(1, 3_000):
+        index.lookup_keys(keys[:depth], depth * SIZE)
+    index.insert(prompt(5_000), [3_000])
+    index.check_integrity()
+    assert index.evict_lru(2) == (2_999, 2_998)
+
+
+def test_inserting_again_counts_nothing_as_inserted() -> None:
+    index = make()
+    for _ in range(3):
+        index.insert(prompt(1, 2), [1, 2])
+    assert index.report().inserted_blocks == 2
+
+
 def test_tenants_share_nothing_unless_a_prefix_is_shared_by_name() -> None:
     index = make()
     index.insert(prompt(1, 2), [1, 2], salt="a")
@@ -274,6 +314,30 @@ class TestDump:
                 )
             with pytest.raises(WireError):
                 PrefixReuseIndex.load(data[:place], BlockKeys(IDENTITY), capacity_blocks=8)
+
+    @pytest.mark.parametrize(
+        ("blocks", "order", "entries"),
+        [
+            ([HeldBlock(b"a", -7, b"x" * 16, 1)], [], []),
+            ([HeldBlock(b"a", -1, b"x" * 16, 1), HeldBlock(b"a", -1, b"x" * 16, 2)], [], []),
+            ([HeldBlock(b"a", -1, b"short", 1)], [], []),
+            ([HeldBlock(b"a", -1, b"x" * 16, 1)], [1], []),
+            ([HeldBlock(b"a", -1, b"x" * 16, 1)], [0], [HeldEntry(-1, {}, 0)]),
+            ([HeldBlock(b"a", -1, b"x" * 16, 1)], [0], [HeldEntry(0, {}, 1 << 40)]),
+        ],
+        ids=["parent", "twice", "tokens", "order", "tail", "pins"],
+    )
+    def test_contents_that_no_index_has_are_refused(
+        self, blocks: list[HeldBlock], order: list[int], entries: list[HeldEntry]
+    ) -> None:
+        data = encode(Contents(identity=IDENTITY, blocks=blocks, oldest_first=order, entries=entries))
+        with pytest.raises(WireError, match="contradicts itself"):
+            PrefixReuseIndex.load(data, BlockKeys(IDENTITY), capacity_blocks=8)
+
+    @pytest.mark.parametrize("capacity", [0, -1])
+    def test_a_capacity_must_be_positive(self, capacity: int) -> None:
+        with pytest.raises(ValueError, match=f"capacity_blocks is {capacity}"):
+            PrefixReuseIndex.load(self.filled().dump(), BlockKeys(IDENTITY), capacity_blocks=capacity)
 
     def test_another_identity_is_refused(self) -> None:
         other = CacheIdentity(model="m", revision="other", kv_dtype="float32", block_size_tokens=SIZE)
