@@ -82,6 +82,7 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
         config = prepared.gen_config
         try:
             _check_adapter(prepared.adapter_name, self.backend_config)
+            _check_prompt_logprobs(config.logprob_start_len)
             check_prompt(prepared.inputs["input_ids"], limits)
             sampling = Sampling(
                 top_k=config.top_k,
@@ -137,6 +138,21 @@ def on_add_message(original: Callable[..., None]) -> Callable[..., None]:
     return _on_add_message
 
 
+def filter_repetition_ngram(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``_filter_repetition_ngram_``, in the engine process: a row without stop tokens has nothing to end on.
+
+    Its place in the batch's stop tokens is padded with -1, which LMDeploy uses as an index.
+    """
+
+    def _filter_repetition_ngram_(scores: Any, stop_words: Any, *args: Any, **kwargs: Any) -> Any:
+        if stop_words is None or stop_words.numel() == 0:
+            return original(scores, stop_words, *args, **kwargs)
+        filtered = original(scores.clone(), stop_words.clamp(min=0), *args, **kwargs)
+        return filtered.where(stop_words[:, :1] >= 0, scores)
+
+    return _filter_repetition_ngram_
+
+
 def generation_config_post_init(original: Callable[[Any], None]) -> Callable[[Any], None]:
     """``GenerationConfig.__post_init__``, in the api_server: its assertions about a client's values are 400s."""
 
@@ -162,6 +178,8 @@ def validate_json_request(original: Callable[[Request], None]) -> Callable[[Requ
             for field in _BETWEEN_ENGINES:
                 if body.get(field) not in (None, False):
                     raise _bad_request(f"{field} is not allowed: this instance neither sends nor receives KV cache")
+        if "n" in body and body["n"] is None and "prompt" in body:
+            raise _bad_request("n is null; leave it out, or give a positive number")
         if body.get("prompt") == []:
             raise _bad_request("prompt is an empty list; at least one prompt is required")
 
@@ -211,6 +229,12 @@ def _check_adapter(name: str | None, engine_config: Any) -> None:
         raise RefusedError(f"there is no adapter {name!r}; this instance has {sorted(adapters) or 'none'}")
 
 
+def _check_prompt_logprobs(start: int) -> None:
+    """A prefill alone, beside others that decode: LMDeploy's model agent then loses count of the batch."""
+    if start >= 0:
+        raise RefusedError("logprob_start_len is not served: logprobs of a prompt can end an engine that decodes")
+
+
 def _bias_ids(processors: list[Any] | None) -> list[int]:
     return [token_id for each in processors or () if isinstance(each, LogitBias) for token_id in each.bias]
 
@@ -234,6 +258,7 @@ def _limits_of(engine: Any) -> EngineLimits:
 
 __all__ = [
     "LogitBias",
+    "filter_repetition_ngram",
     "generation_config_post_init",
     "get_engine_config",
     "logit_bias_logits_processor",

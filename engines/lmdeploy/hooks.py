@@ -364,6 +364,15 @@ def admission_hooks() -> list[Hook]:
             replace=admission.on_add_message,
             why="a bad request raised in the engine's loop, or in its next step, and ended it",
         ),
+        Hook(
+            target="lmdeploy.pytorch.engine.logits_process:_filter_repetition_ngram_",
+            signature=(
+                "(scores: torch.Tensor, stop_words: torch.Tensor, generated_ids: torch.Tensor, "
+                "n: torch.Tensor | None, threshold: torch.Tensor, max_n: int, max_ngram_window_size: int)"
+            ),
+            replace=admission.filter_repetition_ngram,
+            why="a request with ignore_eos beside one that stops at repetitions ended the loop",
+        ),
     ]
 
 

@@ -5,6 +5,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,15 @@ REFUSED = {
     "min_new_tokens over max": (_chat(min_new_tokens=4), "min_new_tokens is 4"),
     "min_new_tokens of 2**69": (_chat(min_new_tokens=2**69, max_tokens=HUGE), "min_new_tokens is"),
     "n of 0": (_completion(n=0), "n 0 must be"),
+    "n of null": (_completion(n=None), "n is null"),
     "n of 2**70": (_chat(n=HUGE), "exceeds the maximum"),
     "max_tokens -1": (_completion(max_tokens=-1), "max_new_tokens"),
-    "logprobs not enabled": (_completion(logprobs=5), "logprobs"),
+    "logprobs beyond the vocabulary": (_completion(logprobs=10**9), "logprobs is 1000000000"),
+    "negative logprobs": (_completion(logprobs=-5), "logprobs must be non-negative"),
+    "logprobs of the prompt": (
+        _generate(return_logprob=True, logprob_start_len=0, max_tokens=0),
+        "logprob_start_len is not served",
+    ),
     "prompt too long": (_completion(prompt="word " * 6000), "nput length"),
     "prompt longer than the pool": (_generate(input_ids=[5] * 1020), "this engine holds"),
     "bias beyond": (_chat(logit_bias={"1000000000": 1}), "logit_bias"),
@@ -103,7 +110,8 @@ SERVED = {
 
 @pytest.fixture(scope="module")
 def instance(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
-    with Instance.start(tiny_llama, tmp_path_factory.mktemp("poison") / "log") as running:
+    log = tmp_path_factory.mktemp("poison") / "log"
+    with Instance.start(tiny_llama, log, "--logprobs-mode", "raw_logprobs") as running:
         yield running
 
 
@@ -150,6 +158,15 @@ def test_what_the_engine_cannot_run_is_a_400_that_names_it(instance: Instance, n
 def test_what_only_looks_odd_is_served(instance: Instance, name: str) -> None:
     status, text = _post(instance, *SERVED[name])
     assert status == 200, text
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_all_of_it_at_once_harms_nobody(instance: Instance) -> None:
+    refused = [request for request, _ in REFUSED.values()]
+    served = [request for name, request in SERVED.items() if "session" not in name]  # of which there is one at a time
+    with ThreadPoolExecutor(12) as pool:
+        statuses = list(pool.map(lambda request: _post(instance, *request)[0], [*refused, *served] * 2))
+    assert statuses == [*[400] * len(refused), *[200] * len(served)] * 2
 
 
 @pytest.mark.usefixtures("unharmed")
