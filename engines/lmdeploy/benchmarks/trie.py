@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvcontrol.core import CacheIdentity, token_bytes
+from kvcontrol.core.hashing import TOKEN_BYTES
 from kvcontrol.prefix_reuse import BlockKeys, PrefixReuseIndex
 from kvcontrol.prefix_reuse.benchmarks.timing import each_s, quantile
 
@@ -91,8 +92,8 @@ def _verified(index: PrefixReuseIndex, tokens: bytes) -> int:
 
 
 def _expect(found: int, tokens: bytes) -> None:
-    if found != len(tokens) // 4:
-        raise AssertionError(f"found {found} of {len(tokens) // 4} tokens")
+    if found != len(tokens) // TOKEN_BYTES:
+        raise AssertionError(f"found {found} of {len(tokens) // TOKEN_BYTES} tokens")
 
 
 __all__ = ["run"]
