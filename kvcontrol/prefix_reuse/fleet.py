@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
 from kvcontrol.core.control import Residents
+from kvcontrol.prefix_reuse.integrity import must
 from kvcontrol.prefix_reuse.match import PrefixMatch
 
 _TIERS = tuple(CacheTier)
@@ -171,17 +172,17 @@ class FleetIndex:
                     counts[place] += bool(value & _TIER_BIT[tier])
                 if (parent := self._parent[block]) is not None:
                     children[parent] = children.get(parent, 0) + 1
-            _must(counts == holder.blocks_in, "an instance's block counts are wrong")
+            must(counts == holder.blocks_in, "an instance's block counts are wrong")
             if not self._ragged & holder.bit:
-                _must(set(children) <= set(holder.held), "an instance that is not closed is not called ragged")
+                must(set(children) <= set(holder.held), "an instance that is not closed is not called ragged")
                 for block, value in holder.held.items():
-                    _must(value // _ONE_CHILD == children.get(block, 0), "a block's children are miscounted")
+                    must(value // _ONE_CHILD == children.get(block, 0), "a block's children are miscounted")
         bits = [holder.bit for holder in (*self._by_instance.values(), *self._retired)]
         bits += [1 << place for place in self._free_places]
-        _must(sorted(bits) == [1 << place for place in range(self._places)], "places are lost or used twice")
-        _must(self._live == sum(each.bit for each in self._by_instance.values()), "who is alive is miscounted")
-        _must(holders == self._holders, "the masks differ from what the instances hold")
-        _must(self._parent.keys() == holders.keys(), "parents are kept for other blocks than those held")
+        must(sorted(bits) == [1 << place for place in range(self._places)], "places are lost or used twice")
+        must(self._live == sum(each.bit for each in self._by_instance.values()), "who is alive is miscounted")
+        must(holders == self._holders, "the masks differ from what the instances hold")
+        must(self._parent.keys() == holders.keys(), "parents are kept for other blocks than those held")
 
     def _stops(self, hashes: Sequence[BlockHash], first: int) -> Iterator[tuple[int, int]]:
         """Yield, for all who hold the first block: their bits, and how many leading blocks they hold."""
@@ -315,11 +316,6 @@ def _split(held: Mapping[BlockHash, int], hashes: Sequence[BlockHash], blocks: i
             by_tier[tier] = end - start
         start = end
     return PrefixMatch(blocks=blocks, by_tier=by_tier)
-
-
-def _must(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as an assertion
-    if not holds:
-        raise AssertionError(otherwise)
 
 
 __all__ = ["FleetIndex"]

@@ -26,6 +26,7 @@ from kvcontrol.core import BlockHash, WireError
 from kvcontrol.core.hashing import TOKEN_BYTES
 from kvcontrol.prefix_reuse.dump import Contents, HeldBlock, HeldEntry, decode, encode, key_of
 from kvcontrol.prefix_reuse.entry import EntryId, Insertion, Lease, LeaseId, PrefixEntry, PrefixHit
+from kvcontrol.prefix_reuse.integrity import must
 from kvcontrol.prefix_reuse.keys import BlockKeys
 from kvcontrol.prefix_reuse.matcher import HASH_CONFIDENCE, Lineage, PrefixMatcher
 from kvcontrol.prefix_reuse.metrics import PrefixReuseMetrics, PrefixReuseReport
@@ -424,28 +425,23 @@ class PrefixReuseIndex:
                 for node in path:
                     pins[node] = pins.get(node, 0) + 1
             for key, node in self._nodes.items():
-                _must(node.key == key, "a node lies under another key")
-                _must(len(node.tokens) == self._width, "a node's tokens are not one block")
-                _must(node.pins == pins.get(node, 0), "a node's pins are not those of its entries and leases")
-                _must((key in self._by_age) == (node.pins == 0), "the list holds a pinned node, or lacks another")
+                must(node.key == key, "a node lies under another key")
+                must(len(node.tokens) == self._width, "a node's tokens are not one block")
+                must(node.pins == pins.get(node, 0), "a node's pins are not those of its entries and leases")
+                must((key in self._by_age) == (node.pins == 0), "the list holds a pinned node, or lacks another")
                 for child in node.children():
-                    _must(self._nodes.get(child.key) is child and child.parent is node, "a child has another parent")
+                    must(self._nodes.get(child.key) is child and child.parent is node, "a child has another parent")
                 if node.parent is not None:
-                    _must(self._nodes.get(node.parent.key) is node.parent, "a parent is not held")
-                    _must(any(node is child for child in node.parent.children()), "a parent doesn't know its child")
-                    _must(node.parent.pins >= node.pins, "a pinned node's parent is not pinned as often")
+                    must(self._nodes.get(node.parent.key) is node.parent, "a parent is not held")
+                    must(any(node is child for child in node.parent.children()), "a parent doesn't know its child")
+                    must(node.parent.pins >= node.pins, "a pinned node's parent is not pinned as often")
             ages = {key: age for age, key in enumerate(self._by_age)}
             for key, age in ages.items():
                 parent = self._nodes[key].parent
-                _must(parent is None or parent.pins > 0 or ages[parent.key] > age, "a parent is older than its child")
+                must(parent is None or parent.pins > 0 or ages[parent.key] > age, "a parent is older than its child")
             for entry_id, node in self._entries.items():
-                _must(node.entry is not None and node.entry.entry_id == entry_id, "an entry's tail has another entry")
-            _must(len(self._nodes) <= self._capacity, "more blocks than the capacity")
-
-
-def _must(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as an assertion
-    if not holds:
-        raise AssertionError(otherwise)
+                must(node.entry is not None and node.entry.entry_id == entry_id, "an entry's tail has another entry")
+            must(len(self._nodes) <= self._capacity, "more blocks than the capacity")
 
 
 def _hit(path: Sequence[Node], block_size_tokens: int, prompt_tokens: int, confidence: float) -> PrefixHit:
