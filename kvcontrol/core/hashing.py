@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 from sys import byteorder
+from typing import cast
 
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.errors import IdentityError
@@ -82,15 +83,23 @@ def chain_hashes(parent: BlockHash, tokens: bytes, block_size_tokens: int) -> li
     """Return the hashes of all full blocks in a packed token buffer, in order; a partial tail block has none.
 
     Incremental use: pass the last known hash as ``parent`` and only the tokens after it. O(len(tokens)).
+
+    Each block starts from a copy of one personalised state: parsing the arguments of a new one for every block makes a
+    12 K prompt take 1.4 times as long. Rejected: writing each hash into the buffer before its block and hashing one
+    view of both (no faster than that), a ``BlockHash(...)`` call for each (a tenth slower; it changes nothing).
     """
     width = block_size_tokens * TOKEN_BYTES
-    hashes: list[BlockHash] = []
+    hashes: list[bytes] = []
     append = hashes.append
+    fresh = blake2b(digest_size=HASH_BYTES, person=_BLOCK).copy
     current: bytes = parent
     for start in range(0, len(tokens) - width + 1, width):
-        current = blake2b(current + tokens[start : start + width], digest_size=HASH_BYTES, person=_BLOCK).digest()
-        append(BlockHash(current))
-    return hashes
+        state = fresh()
+        state.update(current)
+        state.update(tokens[start : start + width])
+        current = state.digest()
+        append(current)
+    return cast("list[BlockHash]", hashes)
 
 
 __all__ = [
