@@ -158,7 +158,7 @@ async def _answered(client: ControlClient, operation: bytes) -> Response:
         )
 
 
-# What takes the place of LMDeploy's symbols (the table is in hooks.py).
+# What takes the place of LMDeploy's symbols (the tables are in hooks/).
 
 
 def async_engine_init(original: Callable[..., None]) -> Callable[..., None]:

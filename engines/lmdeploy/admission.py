@@ -46,7 +46,7 @@ def mount(app: FastAPI, engine_config: Any) -> None:
     setattr(app.state, _HYBRID_ONLY, engine_config.role is EngineRole.Hybrid)
 
 
-# What takes the place of LMDeploy's symbols (the table is in hooks.py).
+# What takes the place of LMDeploy's symbols (the tables are in hooks/).
 
 
 def get_engine_config(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -171,7 +171,7 @@ def note_launch(engine_config: Any, launch: LaunchInfo) -> None:
     setattr(engine_config, _LAUNCH, launch)
 
 
-# What takes the place of LMDeploy's symbols (the table is in hooks.py).
+# What takes the place of LMDeploy's symbols (the tables are in hooks/).
 
 
 def engine_init(original: Callable[..., None]) -> Callable[..., None]:

@@ -108,7 +108,7 @@ def forget_cache(engine: Any) -> None:
         tracker.forgotten()
 
 
-# What takes the place of LMDeploy's symbols (the table is in hooks.py).
+# What takes the place of LMDeploy's symbols (the tables are in hooks/).
 
 
 def trie_root(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

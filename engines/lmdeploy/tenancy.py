@@ -87,7 +87,7 @@ def without_salt(extra_identity: tuple[Any, ...]) -> tuple[Any, ...]:
     return extra_identity[1:] if salt_of_identity(extra_identity) else extra_identity
 
 
-# What takes the place of LMDeploy's symbols (the table is in hooks.py).
+# What takes the place of LMDeploy's symbols (the tables are in hooks/).
 
 
 def generation_config_post_init(original: Callable[[Any], None]) -> Callable[[Any], None]:

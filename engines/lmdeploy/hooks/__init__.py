@@ -1,0 +1,27 @@
+"""THE tables of what kvgate replaces inside LMDeploy 0.18: every private symbol, its signature, and why.
+
+A file per concern, in it a function per purpose that returns its hooks; ``patching.install`` checks a table as a whole
+before it changes anything. The replacements live beside their subject (``cpu/``, ``lifeline.py``, ``events.py``, …);
+this package holds names and signatures only, and nothing else in kvgate patches. What is in ``all_hooks`` has contract
+tests. Asking for a table imports torch, never LMDeploy: that is for ``install``, once torch is as LMDeploy wants it.
+"""
+
+from engines.lmdeploy.hooks.admission import admission_hooks
+from engines.lmdeploy.hooks.cpu import cpu_hooks
+from engines.lmdeploy.hooks.events import event_hooks
+from engines.lmdeploy.hooks.lifeline import lifeline_hooks
+from engines.lmdeploy.hooks.server import server_hooks
+from engines.lmdeploy.hooks.tables import all_hooks
+from engines.lmdeploy.hooks.tenancy import tenant_hooks
+from engines.lmdeploy.hooks.torch import torch_hooks
+
+__all__ = [
+    "admission_hooks",
+    "all_hooks",
+    "cpu_hooks",
+    "event_hooks",
+    "lifeline_hooks",
+    "server_hooks",
+    "tenant_hooks",
+    "torch_hooks",
+]

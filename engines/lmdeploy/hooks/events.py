@@ -1,0 +1,72 @@
+"""What is replaced so that an engine tells what it holds."""
+
+from engines.lmdeploy.hooks.names import ENGINE, MESSAGES, TRIE
+from engines.lmdeploy.patching import Hook
+
+
+def event_hooks() -> list[Hook]:
+    """In the engine process: KV events from the block trie, and the agent that publishes them."""
+    from engines.lmdeploy import agent, events
+
+    return [
+        Hook(
+            target=f"{TRIE}.trie:BlockTrie._get_or_create_root",
+            signature="(self, adapter_name: str)",
+            replace=events.trie_root,
+            why="a node finds its tracker through its trie's root",
+        ),
+        Hook(
+            target=f"{TRIE}.node:Node.attach_to",
+            signature="(self, parent: 'Node')",
+            replace=events.node_attach_to,
+            why="a block became reusable",
+        ),
+        Hook(
+            target=f"{TRIE}.node:Node.detach_leaf",
+            signature="(self)",
+            replace=events.node_detach_leaf,
+            why="a block was evicted",
+        ),
+        Hook(
+            target=f"{ENGINE}.__init__",
+            signature=(
+                f"(self, model_path: str, engine_config: {MESSAGES}.PytorchEngineConfig = None, "
+                f"trust_remote_code: bool = False, speculative_config: {MESSAGES}.SpeculativeConfig = None) -> None"
+            ),
+            replace=agent.engine_init,
+            why="an engine gets its agent",
+        ),
+        Hook(
+            target=f"{ENGINE}._loop_finally",
+            signature="(self)",
+            replace=agent.engine_loop_finally,
+            why="the agent goes with its engine",
+        ),
+        Hook(
+            target=f"{ENGINE}.sleep",
+            signature="(self, level: int = 1)",
+            replace=agent.engine_sleep,
+            why="the trie outlives the pool that sleep frees, and would serve garbage",
+        ),
+        Hook(
+            target=f"{ENGINE}.update_params",
+            signature="(self, request: Any)",
+            replace=agent.engine_update_params,
+            why="the trie outlives the weights that its blocks were computed with",
+        ),
+        Hook(
+            target=f"{ENGINE}.update_weights_from_ipc",
+            signature="(self, request: Any, reject_reason: str | None = None)",
+            replace=agent.engine_update_weights,
+            why="likewise",
+        ),
+        Hook(
+            target=f"{ENGINE}.update_weights_from_distributed",
+            signature="(self, request: Any)",
+            replace=agent.engine_update_weights,
+            why="likewise",
+        ),
+    ]
+
+
+__all__ = ["event_hooks"]

@@ -1,0 +1,72 @@
+"""What is replaced in the api_server's process alone."""
+
+from engines.lmdeploy.hooks.names import MESSAGES
+from engines.lmdeploy.patching import Hook
+
+
+def server_hooks() -> list[Hook]:
+    """In the api_server's process alone: ``/kv/v1``, our series, the salt's header, and what it refuses."""
+    from engines.lmdeploy import admin, admission
+
+    serve = "lmdeploy.serve"
+    return [
+        Hook(
+            target=f"{serve}.core.async_engine:AsyncEngine.preprocess",
+            signature=(
+                f"(self, messages, session_id: int | {serve}.managers.session_manager.Session, "
+                f"gen_config: {MESSAGES}.GenerationConfig | None = None, tools: list[object] | None = None, "
+                "reasoning_effort: Optional[Literal['low', 'medium', 'high', 'max']] = None, "
+                "do_preprocess: bool = True, adapter_name: str | None = None, input_ids: list | None = None, "
+                "enable_thinking: bool | None = None, chat_template_kwargs: dict | None = None, "
+                "media_io_kwargs: dict[str, typing.Any] | None = None, "
+                "mm_processor_kwargs: dict[str, typing.Any] | None = None, **kwargs) "
+                f"-> {serve}.core.async_engine.PreprocessedRequest"
+            ),
+            replace=admission.preprocess,
+            why="every endpoint's request passes there with its tokens and final sampling",
+        ),
+        Hook(
+            target=f"{MESSAGES}:GenerationConfig.__post_init__",
+            signature="(self)",
+            replace=admission.generation_config_post_init,
+            why="its assertions about a client's values became 500",
+        ),
+        Hook(
+            target=f"{serve}.utils.server_utils:validate_json_request",
+            signature="(raw_request: starlette.requests.Request)",
+            replace=admission.validate_json_request,
+            why="fields of LMDeploy's own proxies are read from the raw body, whoever sends it",
+        ),
+        Hook(
+            target=f"{serve}.openai.chat_completions.logits_processors:logit_bias_logits_processor",
+            signature=(
+                "(logit_bias: 'dict[int, float] | dict[str, float]', tokenizer: 'PreTrainedTokenizerBase') "
+                "-> 'LogitsProcessor'"
+            ),
+            replace=admission.logit_bias_logits_processor,
+            why="it returns a local function, which can't be pickled to the engine process",
+        ),
+        Hook(
+            target="lmdeploy.serve.core.async_engine:AsyncEngine.__init__",
+            signature=(
+                "(self, model_path: str, model_name: str | None = None, "
+                "backend: Literal['turbomind', 'pytorch'] = 'turbomind', "
+                f"backend_config: {MESSAGES}.TurbomindEngineConfig | {MESSAGES}.PytorchEngineConfig | None = None, "
+                "chat_template_config: lmdeploy.model.ChatTemplateConfig | None = None, "
+                "max_log_len: int | None = None, "
+                f"trust_remote_code: bool = False, speculative_config: {MESSAGES}.SpeculativeConfig | None = None, "
+                "allowed_media_domains: list[str] | None = None, **kwargs) -> None"
+            ),
+            replace=admin.async_engine_init,
+            why="it knows the served name before the engine process starts",
+        ),
+        Hook(
+            target="lmdeploy.serve.openai.api_server:mount_metrics",
+            signature="(app: 'FastAPI', backend_config: 'PytorchEngineConfig | TurbomindEngineConfig')",
+            replace=admin.mount_metrics,
+            why="it is given the app before it serves",
+        ),
+    ]
+
+
+__all__ = ["server_hooks"]

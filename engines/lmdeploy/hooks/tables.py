@@ -1,0 +1,27 @@
+"""Every table, for the contract tests."""
+
+from engines.lmdeploy.cpu.resources import CpuResources
+from engines.lmdeploy.hooks.admission import admission_hooks
+from engines.lmdeploy.hooks.cpu import cpu_hooks
+from engines.lmdeploy.hooks.events import event_hooks
+from engines.lmdeploy.hooks.lifeline import lifeline_hooks
+from engines.lmdeploy.hooks.server import server_hooks
+from engines.lmdeploy.hooks.tenancy import tenant_hooks
+from engines.lmdeploy.hooks.torch import torch_hooks
+from engines.lmdeploy.patching import Hook
+
+
+def all_hooks(resources: CpuResources) -> list[Hook]:
+    """Every hook of every table, for the contract tests."""
+    return [
+        *torch_hooks(resources),
+        *cpu_hooks(resources),
+        *lifeline_hooks(),
+        *event_hooks(),
+        *tenant_hooks(),
+        *admission_hooks(),
+        *server_hooks(),
+    ]
+
+
+__all__ = ["all_hooks"]
