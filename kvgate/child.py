@@ -1,7 +1,15 @@
-"""One supervised process: started in its own session, its output in a log file, stopped with all that it started."""
+"""One supervised process: started in its own session, its output in a log file, stopped with all that it started.
+
+It is born waiting: a shell that reads one line and then becomes the command. A supervisor first tells its watchdog of
+the process and then lets it go, so that a supervisor killed at any moment leaves nothing behind: either the watchdog
+knows the process, or the line never comes and the shell ends.
+"""
 
 import asyncio
+import contextlib
+import os
 import re
+import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +20,7 @@ from kvgate.watchdog import signal_group
 
 TAIL_LINES = 20
 _TAIL_BYTES = 64 * 1024
+_GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "gate")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -47,21 +56,37 @@ class Child:
 
     @classmethod
     async def start(cls, spec: ChildSpec, folder: Path) -> "Child":
-        """Start it with its output appended to ``folder/NAME.log``; raises ``CommandError`` when that can't be."""
+        """Start it, waiting to be let go, its output appended to ``folder/NAME.log``.
+
+        Raises ``CommandError`` when there is no such program or it can't be started.
+        """
         log = folder / f"{spec.name}.log"
+        program = spec.command[0]
+        if shutil.which(program, path=spec.environment.get("PATH", os.defpath)) is None:
+            raise CommandError(f"can't start {spec.name} ({program}): No such file, or not a program")
         try:
             with log.open("ab") as output:
                 process = await asyncio.create_subprocess_exec(
+                    *_GATE,
                     *spec.command,
-                    stdin=asyncio.subprocess.DEVNULL,
+                    stdin=asyncio.subprocess.PIPE,
                     stdout=output,
                     stderr=asyncio.subprocess.STDOUT,
                     env=dict(spec.environment),
                     start_new_session=True,
                 )
         except OSError as error:
-            raise CommandError(f"can't start {spec.name} ({spec.command[0]}): {error.strerror}") from error
+            raise CommandError(f"can't start {spec.name} ({program}): {error.strerror}") from error
         return cls(spec, process, log)
+
+    async def let_go(self) -> None:
+        """Let it become its command. One that has ended meanwhile is told by ``wait``."""
+        gate = self._process.stdin
+        if gate is not None:
+            with contextlib.suppress(ConnectionError):
+                gate.write(b"go\n")
+                await gate.drain()
+            gate.close()
 
     @property
     def name(self) -> str:

@@ -84,7 +84,8 @@ class Supervisor:
                 for spec in stage:
                     child = await Child.start(spec, self._folder)
                     self._children[-1].append(child)
-                    self._tell_watchdog(f"+{child.pid}")
+                    await self._tell_watchdog(f"+{child.pid}")
+                    await child.let_go()
                     self._report(child, State.STARTING)
         except BaseException:
             await self._stop()
@@ -141,17 +142,18 @@ class Supervisor:
         finally:
             for child in self.children:
                 watchdog.signal_group(child.pid, signal.SIGKILL)
-                self._tell_watchdog(f"-{child.pid}")
+                await self._tell_watchdog(f"-{child.pid}")
             if self._watchdog is not None and self._watchdog.stdin is not None:
                 self._watchdog.stdin.close()
                 await self._watchdog.wait()
 
-    def _tell_watchdog(self, line: str) -> None:
+    async def _tell_watchdog(self, line: str) -> None:
+        """Return when the line is in the watchdog's pipe, where it outlives this process."""
         if self._watchdog is not None and self._watchdog.stdin is not None:
-            with contextlib.suppress(
-                ConnectionError
-            ):  # someone killed the watchdog; children are still stopped in order
+            # Someone may have killed the watchdog; the children are still stopped in order.
+            with contextlib.suppress(ConnectionError):
                 self._watchdog.stdin.write(f"{line}\n".encode())
+                await self._watchdog.stdin.drain()
 
     def _report(self, child: Child, state: State) -> None:
         self._watcher(child.name, state, time.monotonic() - self._started_s)

@@ -169,8 +169,42 @@ async def test_no_orphan_is_left_when_the_supervisor_itself_is_killed(tmp_path: 
         await gone(pid)
 
 
+START_AND_WAIT = """
+import asyncio, os, sys
+from pathlib import Path
+from kvgate.child import Child, ChildSpec
+
+async def main(folder, code):
+    spec = ChildSpec(name="parent", command=(sys.executable, "-c", code), environment={}, ready_url="")
+    child = await Child.start(spec, folder)
+    print(child.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+"""
+
+
+async def test_a_child_that_was_never_let_go_ends_with_its_supervisor(tmp_path: Path) -> None:
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", START_AND_WAIT, str(tmp_path), SLEEPER],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path.cwd(),
+    )
+    try:
+        assert supervisor.stdout is not None
+        child = int(supervisor.stdout.readline())
+        assert psutil.Process(child).name() != "python", "it waits to be let go"
+    finally:
+        supervisor.kill()
+        supervisor.communicate()
+    await gone(child)
+    assert (tmp_path / "parent.log").read_text() == ""
+
+
 async def test_stopping_takes_no_longer_than_the_grace(tmp_path: Path) -> None:
     child = await Child.start(spec("a", SLEEPER), tmp_path)
+    await child.let_go()
     await text_in(tmp_path / "a.log", "up")
     before_s = time.monotonic()
     await child.stop(grace_s=LIMIT_S)
