@@ -1,14 +1,15 @@
 """Shared types of the control plane. Nothing here decides anything."""
 
-from kvcontrol.core.blocks import CacheIdentity, CacheTier
+from kvcontrol.core.blocks import CacheIdentity, CacheTier, KVBlockHandle, KVBlockInfo, KVFormat
 from kvcontrol.core.errors import IdentityError, KvControlError, WireError
 from kvcontrol.core.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvcontrol.core.hashing import chain_hashes, child_hash, root_hash, token_bytes
-from kvcontrol.core.ids import BlockHash, Epoch, InstanceId, Seq
+from kvcontrol.core.ids import BlockHash, BlockId, Epoch, InstanceId, Seq
 
 __all__ = [
     "AllBlocksCleared",
     "BlockHash",
+    "BlockId",
     "BlockRemoved",
     "BlockStored",
     "CacheIdentity",
@@ -17,6 +18,9 @@ __all__ = [
     "EventBatch",
     "IdentityError",
     "InstanceId",
+    "KVBlockHandle",
+    "KVBlockInfo",
+    "KVFormat",
     "KvControlError",
     "KvEvent",
     "Seq",

@@ -1,9 +1,10 @@
-"""What a KV block is: the tier it lies in, and what makes two blocks interchangeable."""
+"""What a KV block is: the tier it lies in, how it is stored, and what makes two blocks interchangeable."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from kvcontrol.core.errors import IdentityError
+from kvcontrol.core.ids import BlockId
 
 
 class CacheTier(StrEnum):
@@ -13,6 +14,40 @@ class CacheTier(StrEnum):
     DDR = "DDR"
     NVME = "NVME"
     REMOTE = "REMOTE"
+
+
+class KVFormat(StrEnum):
+    """The precision that keys and values are stored in."""
+
+    FP32 = "FP32"
+    FP16 = "FP16"
+    BF16 = "BF16"
+    FP8 = "FP8"
+    INT8 = "INT8"
+    INT4 = "INT4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVBlockHandle:
+    """A block as its holder sees it. ``ref_count`` requests share it; ``owner_request_id`` asked for it first."""
+
+    block_id: BlockId
+    tier: CacheTier
+    size_bytes: int
+    kv_format: KVFormat
+    owner_request_id: str
+    ref_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVBlockInfo:
+    """A block as an operator sees it; ``last_access_s`` is the runtime's monotonic clock."""
+
+    block_id: BlockId
+    tier: CacheTier
+    size_bytes: int
+    tenant_id: str
+    last_access_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,4 +78,4 @@ class CacheIdentity:
             )
 
 
-__all__ = ["CacheIdentity", "CacheTier"]
+__all__ = ["CacheIdentity", "CacheTier", "KVBlockHandle", "KVBlockInfo", "KVFormat"]

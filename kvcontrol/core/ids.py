@@ -5,6 +5,9 @@ from typing import NewType
 BlockHash = NewType("BlockHash", bytes)
 """16 bytes: the identity of one full block *and of everything before it* (see ``hashing``)."""
 
+BlockId = NewType("BlockId", int)
+"""A block as one pool, runtime or policy numbers it; means nothing outside of it."""
+
 InstanceId = NewType("InstanceId", str)
 """An engine instance as operators name it; stable over restarts."""
 
@@ -14,4 +17,4 @@ Epoch = NewType("Epoch", str)
 Seq = NewType("Seq", int)
 """The number of an event batch within an epoch; starts at 0 and has no holes."""
 
-__all__ = ["BlockHash", "Epoch", "InstanceId", "Seq"]
+__all__ = ["BlockHash", "BlockId", "Epoch", "InstanceId", "Seq"]

@@ -1,0 +1,1 @@
+"""The memory that tiers are made of."""

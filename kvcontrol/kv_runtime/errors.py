@@ -1,0 +1,24 @@
+"""Errors of the runtime.
+
+KvControlError
+└── KvRuntimeError
+    ├── ArenaError      host memory for blocks can't be had
+    └── BackendError    a tier's backend can't be set up
+"""
+
+from kvcontrol.core.errors import KvControlError
+
+
+class KvRuntimeError(KvControlError):
+    """Base of the runtime's errors."""
+
+
+class ArenaError(KvRuntimeError):
+    """Host memory for blocks can't be had; the message says how much was asked for and why not."""
+
+
+class BackendError(KvRuntimeError):
+    """A tier's backend can't be set up; the message names what was wrong and what is allowed."""
+
+
+__all__ = ["ArenaError", "BackendError", "KvRuntimeError"]
