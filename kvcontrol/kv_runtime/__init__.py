@@ -9,10 +9,13 @@ from kvcontrol.kv_runtime.backend_protocol import (
     Move,
     Recovered,
 )
-from kvcontrol.kv_runtime.errors import ArenaError, BackendError, KvRuntimeError
+from kvcontrol.kv_runtime.errors import AllocationError, ArenaError, BackendError, KvRuntimeError
 from kvcontrol.kv_runtime.record import BlockRecord, BlockSeal, checksum
+from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
+from kvcontrol.kv_runtime.slab import SlabAllocator
 
 __all__ = [
+    "AllocationError",
     "ArenaError",
     "BackendError",
     "BlockRecord",
@@ -24,6 +27,9 @@ __all__ = [
     "KVBackendProtocol",
     "KvRuntimeError",
     "Move",
+    "NoRoom",
     "Recovered",
+    "Shortage",
+    "SlabAllocator",
     "checksum",
 ]

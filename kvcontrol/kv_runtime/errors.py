@@ -2,8 +2,9 @@
 
 KvControlError
 └── KvRuntimeError
-    ├── ArenaError      host memory for blocks can't be had
-    └── BackendError    a tier's backend can't be set up
+    ├── AllocationError  slots or blocks are used against their contract: freed twice, unknown, out of range
+    ├── ArenaError       host memory for blocks can't be had
+    └── BackendError     a tier's backend can't be set up
 """
 
 from kvcontrol.core.errors import KvControlError
@@ -11,6 +12,10 @@ from kvcontrol.core.errors import KvControlError
 
 class KvRuntimeError(KvControlError):
     """Base of the runtime's errors."""
+
+
+class AllocationError(KvRuntimeError, ValueError):
+    """A caller frees twice, names what isn't there, or asks for what can't be; nothing was changed."""
 
 
 class ArenaError(KvRuntimeError):
@@ -21,4 +26,4 @@ class BackendError(KvRuntimeError):
     """A tier's backend can't be set up; the message names what was wrong and what is allowed."""
 
 
-__all__ = ["ArenaError", "BackendError", "KvRuntimeError"]
+__all__ = ["AllocationError", "ArenaError", "BackendError", "KvRuntimeError"]

@@ -1,0 +1,10 @@
+"""What the runtime's own checks say when something contradicts itself."""
+
+
+def must(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as an assertion
+    """Raise ``AssertionError`` with ``otherwise`` unless it ``holds``; not an ``assert``, which ``-O`` leaves out."""
+    if not holds:
+        raise AssertionError(otherwise)
+
+
+__all__ = ["must"]
