@@ -2,5 +2,6 @@
 
 from kvcontrol.kv_policy.eviction import EvictionDecision, EvictionPolicy, PolicyContext
 from kvcontrol.kv_policy.lru import LruPolicy
+from kvcontrol.kv_policy.naive import NaiveLruPolicy
 
-__all__ = ["EvictionDecision", "EvictionPolicy", "LruPolicy", "PolicyContext"]
+__all__ = ["EvictionDecision", "EvictionPolicy", "LruPolicy", "NaiveLruPolicy", "PolicyContext"]

@@ -30,9 +30,11 @@ class EvictionPolicy(Protocol):
     """Chooses which blocks leave one tier. Not thread-safe: it belongs to whoever owns the tier.
 
     Blocks come in *paths*: sequences in prompt order, heads before tails, because a block is of no use without those
-    before it. Every hook is O(1) amortised a block. A held block is never a victim; a policy chooses a tail before its
-    head wherever both were told in one path. A block is inserted once, and told of only while it is resident
-    (``KeyError`` otherwise).
+    before it. A block is inserted once, and told of only while it is resident (``KeyError`` otherwise); a path names a
+    block once (``ValueError``). A call that raises has changed nothing. Every hook is O(1) amortised a block.
+
+    A held block is never a victim. A policy chooses a tail before its head where every call that named the tail named
+    the head too; whoever tells of tails alone must be ready to be given a head whose tail stays.
     """
 
     name: str
@@ -41,7 +43,7 @@ class EvictionPolicy(Protocol):
         """Return the number of blocks that the policy knows, held ones included."""
 
     def insert(self, path: Sequence[BlockId]) -> None:
-        """Follow blocks that became resident."""
+        """Follow blocks that became resident; ``ValueError`` for one that is resident already."""
 
     def access(self, path: Sequence[BlockId]) -> None:
         """Follow a use of resident blocks."""

@@ -3,7 +3,7 @@
 All blocks that nobody holds stand in one line, oldest first. Inserting, using or releasing a path takes its blocks out
 of the line and puts them back at the young end, tail first: so a head is always younger than the tails that were told
 with it, and the oldest block of all never has a younger tail that would become useless with it. The victim is the
-first in line. Held blocks stand outside. Everything is a dictionary operation: O(1) a block, no scan, about 100 ns.
+first in line. Held blocks stand outside. Everything is a dictionary operation: O(1) a block, no scan.
 
 Rejected: timestamps and a heap (O(log n), ties within one clock tick decide by accident), LMDeploy's own scan over all
 leaves.
@@ -29,43 +29,51 @@ class LruPolicy:
         return len(self._line) + len(self._holds)
 
     def insert(self, path: Sequence[BlockId]) -> None:
-        """See ``EvictionPolicy``; ``ValueError`` for a block that is known already."""
+        """See ``EvictionPolicy``."""
+        line, holds = self._line, self._holds
         for block in path:
-            if block in self._line or block in self._holds:
+            if block in line or block in holds:
                 raise ValueError(f"block {block} is resident already")
+        _refuse_twice(path)
         for block in reversed(path):
-            self._line[block] = None
+            line[block] = None
 
     def access(self, path: Sequence[BlockId]) -> None:
         """See ``EvictionPolicy``."""
-        line = self._line
+        self._check(path)
+        line, holds = self._line, self._holds
         for block in reversed(path):
-            if block not in self._holds:  # a held one becomes the youngest when it is released
+            if block not in holds:  # a held one becomes the youngest when it is released
                 line.move_to_end(block)
 
     def hold(self, path: Sequence[BlockId]) -> None:
         """See ``EvictionPolicy``."""
+        self._check(path)
+        line, holds = self._line, self._holds
         for block in path:
-            if block in self._holds:
-                self._holds[block] += 1
+            if block in holds:
+                holds[block] += 1
             else:
-                del self._line[block]
-                self._holds[block] = 1
+                del line[block]
+                holds[block] = 1
 
     def release(self, path: Sequence[BlockId]) -> None:
         """See ``EvictionPolicy``."""
-        for block in reversed(path):
-            holds = self._holds.get(block)
-            if holds is None:
+        self._check(path)
+        line, holds = self._line, self._holds
+        for block in path:
+            if block not in holds:
                 raise ValueError(f"block {block} is not held")
-            if holds > 1:
-                self._holds[block] = holds - 1
+        for block in reversed(path):
+            if holds[block] > 1:
+                holds[block] -= 1
             else:
-                del self._holds[block]
-                self._line[block] = None
+                del holds[block]
+                line[block] = None
 
     def remove(self, path: Sequence[BlockId]) -> None:
         """See ``EvictionPolicy``."""
+        self._check(path)
         for block in path:
             if self._holds.pop(block, None) is None:
                 del self._line[block]
@@ -75,6 +83,18 @@ class LruPolicy:
         line = self._line
         victims = [line.popitem(last=False)[0] for _ in range(min(context.wanted_blocks, len(line)))]
         return EvictionDecision(victims=tuple(victims), reason=f"{self.name}: used longest ago")
+
+    def _check(self, path: Sequence[BlockId]) -> None:
+        line, holds = self._line, self._holds
+        for block in path:
+            if block not in line and block not in holds:
+                raise KeyError(f"block {block} is not resident")
+        _refuse_twice(path)
+
+
+def _refuse_twice(path: Sequence[BlockId]) -> None:
+    if len(set(path)) != len(path):
+        raise ValueError(f"a path names a block once: {list(path)}")
 
 
 __all__ = ["LruPolicy"]
