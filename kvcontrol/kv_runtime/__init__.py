@@ -9,7 +9,9 @@ from kvcontrol.kv_runtime.backend_protocol import (
     Move,
     Recovered,
 )
+from kvcontrol.kv_runtime.buddy import BuddyAllocator
 from kvcontrol.kv_runtime.errors import AllocationError, ArenaError, BackendError, KvRuntimeError
+from kvcontrol.kv_runtime.naive import NaiveUnits
 from kvcontrol.kv_runtime.record import BlockRecord, BlockSeal, checksum
 from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
 from kvcontrol.kv_runtime.slab import SlabAllocator
@@ -21,12 +23,14 @@ __all__ = [
     "BlockRecord",
     "BlockSeal",
     "BlockStatus",
+    "BuddyAllocator",
     "DurableBackendProtocol",
     "Fence",
     "HostArena",
     "KVBackendProtocol",
     "KvRuntimeError",
     "Move",
+    "NaiveUnits",
     "NoRoom",
     "Recovered",
     "Shortage",
