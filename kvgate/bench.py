@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.measure import Measurement
 
 from kvgate.benchmarks import revisit
 from kvgate.benchmarks.report import Host, Report
@@ -14,9 +15,8 @@ from kvgate.display import errors, output
 from kvgate.failure import CommandError
 from kvgate.model import embedded_model
 
-_NO_BOUND = 1 << 40
-_CAPACITIES = (1_000, 5_859, 50_000)
-"""Blocks, for bounded replays: of 512 tokens in Mooncake's trace, of 64 in the agentic one."""
+_MAX_WIDTH = 250
+"""Tables are as wide as they need, up to so many characters; folded cells could not be read."""
 
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -69,48 +69,33 @@ def run_prefix(  # noqa: PLR0913 - each is one option
     tokenizer: Annotated[
         Path | None, typer.Option(help="A model folder whose tokenizer to use. Default: the embedded model's.")
     ] = None,
-    traces: Annotated[
-        Path | None, typer.Option(help="A folder with mooncake/ and agentic/ traces to replay without a bound.")
+    traces: Annotated[Path | None, typer.Option(help="A folder with mooncake/ and agentic/ traces to replay.")] = None,
+    peer: Annotated[
+        str | None,
+        typer.Option(
+            help="sglang=FOLDER, into which SGLang's wheel is unpacked (and what its radix cache imports), to race it."
+        ),
     ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Time few calls: to see that it runs.")] = False,
     as_json: _AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:
     """Prefix look-ups, hashing, tokenization: what does it cost to know who holds a prompt's beginning?"""
-    from gateway.benchmarks import fingerprint
-    from kvcontrol.prefix_reuse.benchmarks import fleet, index, replay
+    from kvgate.benchmarks import prefix
+    from kvgate.benchmarks.peer import sglang_folder
 
+    sglang = None if peer is None else sglang_folder(peer)
+    for trace in prefix.TRACES:
+        if traces is not None and not (traces / trace.file).is_file():
+            raise CommandError(f"--traces {traces}: there is no {trace.file}", "name the folder that holds it")
     folder = tokenizer or embedded_model(console=errors).folder
     if not (folder / "tokenizer.json").is_file():
         raise CommandError(f"--tokenizer {folder}: there is no tokenizer.json", "name a model folder that has one")
-    replays = {} if traces is None else {replay.MOONCAKE: replay.mooncake, replay.AGENTIC: replay.agentic}
-    for file in replays:
-        if traces is not None and not (traces / file).is_file():
-            raise CommandError(f"--traces {traces}: there is no {file}", "name the folder that holds it")
-    metrics = fleet.run(fleet.FleetPlan(blocks=blocks, instances=instances))
-    for size in sorted({min(100_000, blocks), blocks}):
-        metrics |= index.run(index.IndexPlan(blocks=size))
-    metrics |= _beside_lmdeploy()
-    metrics |= fingerprint.run(folder, fingerprint.FingerprintPlan())
-    for file, read in replays.items():
-        found = replay.replay(read((traces or Path()) / file), capacity_blocks=_NO_BOUND)
-        name = Path(file).parent.name
-        metrics[f"ceiling_{name}_blocks_ratio"] = found.block_hit_rate
-        metrics[f"ceiling_{name}_tokens_ratio"] = found.token_hit_rate
-        for capacity in _CAPACITIES:
-            bounded = replay.replay(read((traces or Path()) / file), capacity_blocks=capacity)
-            share = bounded.token_hit_rate / found.token_hit_rate
-            metrics[f"share_of_ceiling_{name}_{capacity}_blocks_ratio"] = share
-    _show(Report(bench="prefix", host=Host.here(), metrics=metrics), as_json=as_json, as_markdown=as_markdown)
-
-
-def _beside_lmdeploy() -> dict[str, float]:
-    try:
-        from engines.lmdeploy.benchmarks import trie
-
-        return trie.run()
-    except ImportError as error:
-        errors.print(f"LMDeploy's block trie is not measured: {error}", markup=False)
-        return {}
+    plan = prefix.PrefixPlan(
+        blocks=blocks, instances=instances, tokenizer=folder, traces=traces, sglang=sglang, quick=quick
+    )
+    report = prefix.run(plan, lambda step: errors.print(f"  {step}", markup=False))
+    _show(report, as_json=as_json, as_markdown=as_markdown)
 
 
 def _show(report: Report, *, as_json: bool, as_markdown: bool = False) -> None:
@@ -119,7 +104,9 @@ def _show(report: Report, *, as_json: bool, as_markdown: bool = False) -> None:
     elif as_markdown:
         sys.stdout.write(report.as_markdown() + "\n")
     else:
-        output.print(report.as_table())
+        for table in report.as_tables():
+            table.width = Measurement.get(output, output.options.update(max_width=_MAX_WIDTH), table).maximum
+            output.print(table, crop=False)
 
 
 __all__ = ["build_bench"]

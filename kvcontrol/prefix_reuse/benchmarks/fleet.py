@@ -3,30 +3,43 @@
 The index is filled with ``blocks`` held blocks over ``instances`` instances: conversations of 188 or 2,048 blocks, each
 on one instance, all behind a system prompt of 16 blocks that every instance holds. Looked up are whole conversations
 (hits), conversations with a new second half (partial hits) and unknown prompts (misses), with their hashes given. The
-naive index answers the same questions beside it. ``lookup`` is the match alone, whose answers are worked out for the
-instances that are asked for; ``every_answer`` asks for all of them, as the naive index always does.
+naive index answers the same questions beside it. A look-up is the match alone, whose answers are worked out for the
+instances that are asked for; "every answer" asks for all of them, as the naive index always does.
 """
 
 import random
 import time
 import tracemalloc
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from kvcontrol.core import BlockHash, BlockRemoved, BlockStored, InstanceId
-from kvcontrol.prefix_reuse.benchmarks.timing import each_s, no_collection, quantile
+from kvcontrol.prefix_reuse.benchmarks.lookup_times import (
+    BLOCK_TOKENS,
+    LENGTHS,
+    SYSTEM_BLOCKS,
+    LookupTimes,
+    Measured,
+    Quantiles,
+    continued,
+    random_keys,
+)
+from kvcontrol.prefix_reuse.benchmarks.timing import no_collection
 from kvcontrol.prefix_reuse.fleet import FleetIndex
-from kvcontrol.prefix_reuse.match import ResidencyIndex
+from kvcontrol.prefix_reuse.match import PrefixMatch, ResidencyIndex
 from kvcontrol.prefix_reuse.naive import NaiveFleetIndex
 
-_LENGTHS = (188, 2_048)
-_SYSTEM_BLOCKS = 16
-_BLOCK_TOKENS = 64
+_CHECKED = 20
+
+Match = Callable[[Sequence[BlockHash]], Mapping[InstanceId, PrefixMatch]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """How much is held, by how many, and how many look-ups of each kind are timed."""
+    """How much is held, by how many, and how many look-ups of each kind are timed.
+
+    More than ``blocks`` are held where that is too few for one conversation of each length on each instance.
+    """
 
     blocks: int = 1_000_000
     instances: int = 64
@@ -41,59 +54,87 @@ class _Conversation:
     hashes: Sequence[BlockHash]
 
     def stored(self) -> BlockStored:
-        return BlockStored(block_hashes=tuple(self.hashes), parent=None, token_ids=(), block_size_tokens=_BLOCK_TOKENS)
+        return BlockStored(block_hashes=tuple(self.hashes), parent=None, token_ids=(), block_size_tokens=BLOCK_TOKENS)
 
 
-def run(plan: FleetPlan) -> dict[str, float]:
-    """Return metrics by name, with their unit in it."""
+def run(plan: FleetPlan) -> Measured:
+    """Measure look-ups, events and memory; the hits' times are metrics too (``lookup_188_p50_us`` and so on)."""
     rng = random.Random(plan.seed)  # noqa: S311 - reproducible, not secret
     talks = _conversations(plan, rng)
     metrics = _memory(talks)
     index, naive = FleetIndex(), NaiveFleetIndex()
     metrics["events_per_s"] = _fill(index, talks)
     _fill(naive, talks)
-    for length in _LENGTHS:
-        whole = [talk for talk in talks if len(talk.hashes) == length]
-        hits = [rng.choice(whole).hashes for _ in range(plan.lookups)]
-        metrics |= _lookups(f"lookup_{length}", index, hits)
-        metrics |= _lookups(f"lookup_partial_{length}", index, [_continued(prompt, rng) for prompt in hits])
-        metrics |= _lookups(f"lookup_miss_{length}", index, [_unknown(length, rng) for _ in range(plan.lookups)])
-        beside = hits[: plan.naive_lookups]
-        all_s = each_s(hits, lambda prompt: dict(index.match(prompt)))
-        metrics[f"lookup_{length}_every_answer_p50_us"] = quantile(all_s, 0.5) * 1e6
-        naive_p50_s = quantile(each_s(beside, naive.match, warm_up=2), 0.5)
-        metrics[f"naive_lookup_{length}_p50_us"] = naive_p50_s * 1e6
-        metrics[f"naive_over_every_answer_{length}_ratio"] = naive_p50_s / quantile(all_s, 0.5)
-    metrics |= _lookups("lookup_1", index, [rng.choice(talks).hashes[:1] for _ in range(plan.lookups)])
+    lookups = _lookups("FleetIndex", index.match, talks, plan, plan.lookups)
+    every = _lookups("FleetIndex, every answer", lambda keys: dict(index.match(keys)), talks, plan, plan.lookups)
+    beside = _lookups("NaiveFleetIndex, every answer", naive.match, talks, plan, plan.naive_lookups)
+    for times in lookups:
+        name = f"lookup_{times.prompt_blocks}"
+        metrics |= {f"{name}_p50_us": times.hit.p50_us, f"{name}_p99_us": times.hit.p99_us}
+    for ours, theirs in zip(every, beside, strict=True):
+        ratio = theirs.hit.p50_us / ours.hit.p50_us
+        metrics[f"naive_over_every_answer_{ours.prompt_blocks}_ratio"] = ratio
     metrics["removals_per_s"] = _empty(index, talks)
-    metrics |= _alone(plan, rng)
-    return metrics
+    return Measured(metrics=metrics, lookups=(*lookups, *every, *beside))
 
 
-def _alone(plan: FleetPlan, rng: random.Random) -> dict[str, float]:
-    """The same hits with one instance that holds a tenth of the blocks."""
+def lookups(plan: FleetPlan) -> tuple[LookupTimes, ...]:
+    """Measure the fleet index's look-ups alone."""
+    rng = random.Random(plan.seed)  # noqa: S311 - reproducible, not secret
     index = FleetIndex()
-    talks = _conversations(replace(plan, blocks=plan.blocks // 10, instances=1), rng)
+    talks = _conversations(plan, rng)
     for talk in talks:
         index.apply(talk.instance, talk.stored())
-    metrics: dict[str, float] = {}
-    for length in _LENGTHS:
-        whole = [talk.hashes for talk in talks if len(talk.hashes) == length]
-        metrics |= _lookups(f"lookup_{length}_one_instance", index, rng.choices(whole, k=plan.lookups))
-    return metrics
+    return _lookups("FleetIndex", index.match, talks, plan, plan.lookups)
 
 
 def _conversations(plan: FleetPlan, rng: random.Random) -> list[_Conversation]:
-    system = [_block(rng) for _ in range(_SYSTEM_BLOCKS)]
+    system = random_keys(SYSTEM_BLOCKS, rng)
     talks: list[_Conversation] = []
     held = 0
-    while held < plan.blocks:
-        length = _LENGTHS[len(talks) // plan.instances % len(_LENGTHS)]
-        own = [_block(rng) for _ in range(length - _SYSTEM_BLOCKS)]
+    while held < plan.blocks or len(talks) < len(LENGTHS) * plan.instances:
+        length = LENGTHS[len(talks) // plan.instances % len(LENGTHS)]
+        own = random_keys(length - SYSTEM_BLOCKS, rng)
         instance = InstanceId(f"engine-{len(talks) % plan.instances}")
         talks.append(_Conversation(instance=instance, hashes=[*system, *own]))
-        held += length - _SYSTEM_BLOCKS
+        held += length - SYSTEM_BLOCKS
     return talks
+
+
+def _lookups(
+    structure: str, match: Match, talks: Sequence[_Conversation], plan: FleetPlan, count: int
+) -> tuple[LookupTimes, ...]:
+    rng = random.Random(plan.seed + 1)  # noqa: S311 - the held keys came from ``seed``: misses must be others
+    held = sum(len(talk.hashes) - SYSTEM_BLOCKS for talk in talks) + SYSTEM_BLOCKS * plan.instances
+    found: list[LookupTimes] = []
+    for length in (1, *LENGTHS):
+        whole = [talk for talk in talks if len(talk.hashes) == max(length, min(LENGTHS))]
+        chosen = rng.choices(whole, k=count)
+        hits = [talk.hashes[:length] for talk in chosen]
+        partial = [continued(prompt, rng) for prompt in hits] if length > 1 else []
+        misses = [random_keys(length, rng) for _ in range(count)]
+        for place, talk in enumerate(chosen[:_CHECKED]):
+            _expect(match(hits[place])[talk.instance].blocks, length)
+            if partial:
+                _expect(match(partial[place])[talk.instance].blocks, length // 2)
+            _expect(len(match(misses[place])), 0)
+        times = LookupTimes(
+            structure=structure,
+            given="keys",
+            held_blocks=held,
+            instances=plan.instances,
+            prompt_blocks=length,
+            hit=Quantiles.timed(hits, match),
+            partial=Quantiles.timed(partial, match) if partial else None,
+            miss=Quantiles.timed(misses, match),
+        )
+        found.append(times)
+    return tuple(found)
+
+
+def _expect(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise AssertionError(f"found {found} of {wanted}")
 
 
 def _memory(talks: Sequence[_Conversation]) -> dict[str, float]:
@@ -106,7 +147,7 @@ def _memory(talks: Sequence[_Conversation]) -> dict[str, float]:
             copies = tuple(BlockHash(bytes(bytearray(block))) for block in talk.hashes)
             index.apply(
                 talk.instance,
-                BlockStored(block_hashes=copies, parent=None, token_ids=(), block_size_tokens=_BLOCK_TOKENS),
+                BlockStored(block_hashes=copies, parent=None, token_ids=(), block_size_tokens=BLOCK_TOKENS),
             )
         after, _ = tracemalloc.get_traced_memory()
     finally:
@@ -121,7 +162,7 @@ def _fill(index: ResidencyIndex, talks: Sequence[_Conversation]) -> float:
     for talk in talks:
         parent: BlockHash | None = None
         for block in talk.hashes:
-            event = BlockStored(block_hashes=(block,), parent=parent, token_ids=(), block_size_tokens=_BLOCK_TOKENS)
+            event = BlockStored(block_hashes=(block,), parent=parent, token_ids=(), block_size_tokens=BLOCK_TOKENS)
             events.append((talk.instance, event))
             parent = block
     with no_collection():
@@ -135,7 +176,7 @@ def _empty(index: ResidencyIndex, talks: Sequence[_Conversation]) -> float:
     events = [
         (talk.instance, BlockRemoved(block_hashes=(block,)))
         for talk in talks
-        for block in reversed(talk.hashes[_SYSTEM_BLOCKS:])
+        for block in reversed(talk.hashes[SYSTEM_BLOCKS:])
     ]
     with no_collection():
         started = time.perf_counter()
@@ -144,22 +185,4 @@ def _empty(index: ResidencyIndex, talks: Sequence[_Conversation]) -> float:
         return len(events) / (time.perf_counter() - started)
 
 
-def _lookups(name: str, index: ResidencyIndex, prompts: Sequence[Sequence[BlockHash]]) -> dict[str, float]:
-    took_s = each_s(prompts, index.match)
-    return {f"{name}_p50_us": quantile(took_s, 0.5) * 1e6, f"{name}_p99_us": quantile(took_s, 0.99) * 1e6}
-
-
-def _continued(prompt: Sequence[BlockHash], rng: random.Random) -> list[BlockHash]:
-    half = len(prompt) // 2
-    return [*prompt[:half], *_unknown(len(prompt) - half, rng)]
-
-
-def _unknown(length: int, rng: random.Random) -> list[BlockHash]:
-    return [_block(rng) for _ in range(length)]
-
-
-def _block(rng: random.Random) -> BlockHash:
-    return BlockHash(rng.randbytes(16))
-
-
-__all__ = ["FleetPlan", "run"]
+__all__ = ["FleetPlan", "lookups", "run"]

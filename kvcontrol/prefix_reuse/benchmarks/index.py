@@ -1,22 +1,30 @@
 """Look-ups in one engine's prefix index, and what verifying their tokens adds; a walk over a plain dict beside it.
 
-The index holds ``blocks`` blocks of 64 random tokens in prompts of 188 or 2,048 blocks. Looked up are whole prompts,
-with their keys given; ``verify`` is timed on the hits.
+The index holds ``blocks`` blocks of 64 random tokens in prompts of 188 or 2,048 blocks. Looked up are prompts that are
+held whole, in half and not at all, with their keys given; ``verify`` is given the look-up's answer and the tokens.
 """
 
 import random
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvcontrol.core import BlockHash, CacheIdentity
 from kvcontrol.core.hashing import TOKEN_BYTES
-from kvcontrol.prefix_reuse.benchmarks.timing import each_s, quantile
+from kvcontrol.prefix_reuse.benchmarks.lookup_times import (
+    BLOCK_TOKENS,
+    LENGTHS,
+    LookupTimes,
+    Measured,
+    Quantiles,
+    continued,
+    random_keys,
+)
 from kvcontrol.prefix_reuse.entry import PrefixHit
 from kvcontrol.prefix_reuse.index import PrefixReuseIndex
 from kvcontrol.prefix_reuse.keys import BlockKeys
 
-_LENGTHS = (188, 2_048)
-_BLOCK_TOKENS = 64
+_BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,54 +36,114 @@ class IndexPlan:
     seed: int = 0
 
 
-def run(plan: IndexPlan) -> dict[str, float]:
-    """Return metrics by name, with the number of held blocks and their unit in it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompt:
+    tokens: bytes
+    keys: Sequence[BlockHash]
+
+
+def run(plan: IndexPlan) -> Measured:
+    """Measure look-ups and ``verify``."""
     rng = random.Random(plan.seed)  # noqa: S311 - reproducible, not secret
-    identity = CacheIdentity(model="m", revision="r", kv_dtype="bfloat16", block_size_tokens=_BLOCK_TOKENS)
-    index = PrefixReuseIndex(BlockKeys(identity), capacity_blocks=plan.blocks + max(_LENGTHS))
+    index = _index(plan)
     flat: dict[BlockHash, int] = {}
-    prompts: list[tuple[bytes, list[BlockHash]]] = []
-    while len(index) < plan.blocks:
-        length = _LENGTHS[len(prompts) % len(_LENGTHS)]
-        tokens = rng.randbytes(length * _BLOCK_TOKENS * TOKEN_BYTES)
-        keys = index.keys.of(tokens)
-        index.insert(tokens, range(len(index), len(index) + length))
-        flat |= dict.fromkeys(keys, 0)
-        prompts.append((tokens, keys))
-    size = f"{plan.blocks:.0e}".replace("e+0", "e")
-    metrics: dict[str, float] = {}
-    for length in (1, *_LENGTHS):
-        chosen = [
-            _cut(prompt, length) for prompt in rng.choices([p for p in prompts if len(p[1]) >= length], k=plan.lookups)
-        ]
-        looked_up_s = each_s(
-            [keys for _, keys in chosen], lambda keys: index.lookup_keys(keys, len(keys) * _BLOCK_TOKENS)
+    prompts: list[_Prompt] = []
+    while len(index) < plan.blocks or len(prompts) < len(LENGTHS):
+        tokens = rng.randbytes(LENGTHS[len(prompts) % len(LENGTHS)] * _BLOCK_BYTES)
+        prompts.append(_Prompt(tokens=tokens, keys=index.keys.of(tokens)))
+        _insert(index, tokens)
+        flat |= dict.fromkeys(prompts[-1].keys, 0)
+    lookups = [
+        times for length in (1, *LENGTHS) for times in _lookups(index, flat, _cut(prompts, length, rng, plan), plan)
+    ]
+    return Measured(metrics={}, lookups=tuple(lookups))
+
+
+def memory(plan: IndexPlan) -> dict[str, float]:
+    """Bytes for each block held: in all, and without the block's own tokens, which an engine's index has to keep."""
+    rng = random.Random(plan.seed)  # noqa: S311
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        index = _index(plan)
+        while len(index) < plan.blocks:
+            _insert(index, rng.randbytes(LENGTHS[0] * _BLOCK_BYTES))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    each = (after - before) / len(index)
+    return {"index_bytes_per_block": each, "index_bytes_per_block_without_tokens": each - _BLOCK_BYTES}
+
+
+def _index(plan: IndexPlan) -> PrefixReuseIndex:
+    identity = CacheIdentity(model="m", revision="r", kv_dtype="bfloat16", block_size_tokens=BLOCK_TOKENS)
+    return PrefixReuseIndex(BlockKeys(identity), capacity_blocks=plan.blocks + sum(LENGTHS))
+
+
+def _insert(index: PrefixReuseIndex, tokens: bytes) -> None:
+    held = len(index)
+    index.insert(tokens, range(held, held + len(tokens) // _BLOCK_BYTES))
+
+
+def _cut(prompts: Sequence[_Prompt], blocks: int, rng: random.Random, plan: IndexPlan) -> list[_Prompt]:
+    """Choose prompts of so many blocks, cut to it where that is one."""
+    long_enough = [prompt for prompt in prompts if len(prompt.keys) == max(blocks, min(LENGTHS))]
+    return [
+        _Prompt(tokens=prompt.tokens[: blocks * _BLOCK_BYTES], keys=prompt.keys[:blocks])
+        for prompt in rng.choices(long_enough, k=plan.lookups)
+    ]
+
+
+def _lookups(
+    index: PrefixReuseIndex, flat: dict[BlockHash, int], hits: Sequence[_Prompt], plan: IndexPlan
+) -> list[LookupTimes]:
+    rng = random.Random(plan.seed + 1)  # noqa: S311
+    length = len(hits[0].keys)
+    partial = [_Prompt(tokens=each.tokens, keys=continued(each.keys, rng)) for each in hits] if length > 1 else []
+    misses = [_Prompt(tokens=each.tokens, keys=random_keys(length, rng)) for each in hits]
+    works: tuple[tuple[str, str, Callable[[_Prompt], object]], ...] = (
+        ("PrefixReuseIndex.lookup", "keys", lambda prompt: _found(index, prompt)),
+        ("dict walk", "keys", lambda prompt: _walk(flat, prompt.keys)),
+    )
+    found = [
+        LookupTimes(
+            structure=structure,
+            given=given,
+            held_blocks=len(index),
+            instances=1,
+            prompt_blocks=length,
+            hit=Quantiles.timed(hits, work),
+            partial=Quantiles.timed(partial, work) if partial else None,
+            miss=Quantiles.timed(misses, work),
         )
-        hits = [(index.lookup_keys(keys, len(keys) * _BLOCK_TOKENS), tokens) for tokens, keys in chosen]
-        verified_s = each_s(hits, lambda hit: _verified(index, hit))
-        walked_s = each_s([keys for _, keys in chosen], lambda keys: _walk(flat, keys))
-        name = f"{size}_{length}"
-        metrics |= {
-            f"index_lookup_{name}_p50_us": quantile(looked_up_s, 0.5) * 1e6,
-            f"index_lookup_{name}_p99_us": quantile(looked_up_s, 0.99) * 1e6,
-            f"index_verify_{name}_p50_us": quantile(verified_s, 0.5) * 1e6,
-            f"index_verify_{name}_p99_us": quantile(verified_s, 0.99) * 1e6,
-            f"dict_walk_{name}_p50_us": quantile(walked_s, 0.5) * 1e6,
-        }
-    return metrics
+        for structure, given, work in works
+    ]
+    verify = LookupTimes(
+        structure="PrefixMatcher.verify",
+        given="hit and tokens",
+        held_blocks=len(index),
+        instances=1,
+        prompt_blocks=length,
+        hit=_verified(index, hits, length),
+        partial=_verified(index, partial, length // 2) if partial else None,
+        miss=_verified(index, misses, 0),
+    )
+    return [found[0], verify, found[1]]
 
 
-def _cut(prompt: tuple[bytes, list[BlockHash]], blocks: int) -> tuple[bytes, list[BlockHash]]:
-    tokens, keys = prompt
-    return tokens[: blocks * _BLOCK_TOKENS * TOKEN_BYTES], keys[:blocks]
+def _found(index: PrefixReuseIndex, prompt: _Prompt) -> PrefixHit:
+    return index.lookup_keys(prompt.keys, len(prompt.keys) * BLOCK_TOKENS)
 
 
-def _verified(index: PrefixReuseIndex, found: tuple[PrefixHit, bytes]) -> PrefixHit:
-    hit, tokens = found
-    verified = index.matcher.verify(hit, tokens)
-    if verified.matched_length != hit.matched_length:
-        raise AssertionError("a hit on its own tokens was cut off")
-    return verified
+def _verified(index: PrefixReuseIndex, prompts: Sequence[_Prompt], blocks: int) -> Quantiles:
+    """Time ``verify`` on the prompts' hits, which must be of so many blocks and stand."""
+    found = [(_found(index, prompt), prompt.tokens) for prompt in prompts]
+
+    def work(call: tuple[PrefixHit, bytes]) -> None:
+        if len(index.matcher.verify(*call).kv_block_ids) != blocks:
+            raise AssertionError(f"a hit of {len(call[0].kv_block_ids)} blocks did not verify as {blocks}")
+
+    return Quantiles.timed(found, work)
 
 
 def _walk(flat: dict[BlockHash, int], keys: Sequence[BlockHash]) -> int:
@@ -87,4 +155,4 @@ def _walk(flat: dict[BlockHash, int], keys: Sequence[BlockHash]) -> int:
     return found
 
 
-__all__ = ["IndexPlan", "run"]
+__all__ = ["IndexPlan", "memory", "run"]

@@ -11,6 +11,7 @@ import json
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from kvcontrol.core import CacheIdentity, token_bytes
@@ -57,7 +58,16 @@ def mooncake(path: Path) -> Iterator[Request]:
 
 
 def agentic(path: Path) -> Iterator[Request]:
-    """Read the agentic trace; raises ``OSError`` when it isn't there."""
+    """Read the agentic trace, one session after another; raises ``OSError`` when it isn't there."""
+    return (request for _, request in _timed_agentic(path))
+
+
+def agentic_together(path: Path) -> Iterator[Request]:
+    """Read the agentic trace as if all sessions had started at once, ordered by their times; raises ``OSError``."""
+    return (request for _, request in sorted(_timed_agentic(path), key=itemgetter(0)))
+
+
+def _timed_agentic(path: Path) -> Iterator[tuple[float, Request]]:
     sessions: dict[str, int] = {}
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
@@ -66,7 +76,7 @@ def agentic(path: Path) -> Iterator[Request]:
             ids = array("I")
             for start, length in said["runs"]:
                 ids.extend(range(base + start, base + start + length))
-            yield Request(block_ids=ids, block_tokens=_AGENTIC_BLOCK_TOKENS, prompt_tokens=said["in"])
+            yield said["t"], Request(block_ids=ids, block_tokens=_AGENTIC_BLOCK_TOKENS, prompt_tokens=said["in"])
 
 
 def replay(requests: Iterator[Request], *, capacity_blocks: int) -> ReplayResult:
@@ -92,4 +102,4 @@ def replay(requests: Iterator[Request], *, capacity_blocks: int) -> ReplayResult
     )
 
 
-__all__ = ["AGENTIC", "MOONCAKE", "ReplayResult", "Request", "agentic", "mooncake", "replay"]
+__all__ = ["AGENTIC", "MOONCAKE", "ReplayResult", "Request", "agentic", "agentic_together", "mooncake", "replay"]

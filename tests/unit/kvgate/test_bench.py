@@ -1,15 +1,17 @@
-"""``kvgate bench`` prints one object, a table or Markdown, and refuses what it can't measure."""
+"""``kvgate bench`` prints one object, tables or Markdown, and refuses what it can't measure."""
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from engines.models.tiny import build_tiny
 from kvgate.bench import build_bench
-from kvgate.benchmarks.report import Host, Report
 from kvgate.failure import CommandError
+
+QUICK = ("prefix", "--quick", "--blocks", "10000", "--instances", "2")
 
 
 @pytest.fixture(scope="module")
@@ -17,22 +19,66 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def bench(*arguments: str) -> str:
+def bench(*arguments: str) -> Result:
     result = CliRunner().invoke(build_bench(), list(arguments), catch_exceptions=False)
     assert result.exit_code == 0
-    return result.stdout
+    return result
 
 
 def test_prefix_prints_one_json_object_and_nothing_else(tiny: Path) -> None:
-    report = json.loads(bench("prefix", "--blocks", "10000", "--instances", "2", "--tokenizer", str(tiny), "--json"))
+    result = bench(*QUICK, "--tokenizer", str(tiny), "--json")
+    report = json.loads(result.stdout)
     assert report["bench"] == "prefix"
     looked_up = {"lookup_188_p50_us", "lookup_2048_p50_us", "events_per_s", "bytes_per_held_block"}
     assert looked_up | {"hash_12k_ms", "turn_1k_on_12k_ms"} <= report["metrics"].keys()
+    assert "hashing and tokenization" in result.stderr
+
+    fleets = {(row["instances"], row["prompt_blocks"]) for row in report["lookups"] if row["structure"] == "FleetIndex"}
+    assert fleets == {(instances, blocks) for instances in (1, 2) for blocks in (1, 188, 2_048)}
+    assert {"LMDeploy BlockTrie", "PrefixReuseIndex, lookup and verify"} <= {
+        row["structure"] for row in report["peers"]
+    }
+    assert report["not_run"].keys() == {"SGLang RadixCache", "replays of traces"}
 
 
-def test_markdown_is_a_table() -> None:
-    report = Report(bench="prefix", host=Host.here(), metrics={"lookup_188_p50_us": 5.123456})
-    assert "| metric | value |\n|---|---:|\n| lookup_188_p50_us | 5.123 |" in report.as_markdown()
+def write_lines(path: Path, lines: list[dict[str, object]]) -> None:
+    path.parent.mkdir()
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    """Mooncake: four of seven blocks come again. Agentic: of two sessions, one's three blocks come again."""
+    write_lines(
+        tmp_path / "mooncake" / "conversation_trace.jsonl.gz",
+        [{"hash_ids": [1], "input_length": 512}]
+        + [{"hash_ids": [1, place], "input_length": 1_024} for place in (2, 3)]
+        + [{"hash_ids": [1, 2], "input_length": 1_000}],
+    )
+    write_lines(
+        tmp_path / "agentic" / "agentic_dev.jsonl.gz",
+        [
+            {"session": session, "t": t, "in": 192, "runs": [[0, 3]]}
+            for session, t in (("first", 0.0), ("first", 9.0), ("second", 1.0))
+        ],
+    )
+    return tmp_path
+
+
+def test_prefix_prints_markdown_with_the_replays(tiny: Path, traces: Path) -> None:
+    text = bench(*QUICK, "--tokenizer", str(tiny), "--traces", str(traces), "--markdown").stdout
+    assert "| lookup_188_p50_us | " in text
+    assert "| ceiling_mooncake_blocks_ratio | 0.5714 |" in text
+    assert "| ceiling_agentic_tokens_ratio | 0.3333 |" in text
+    assert "| agentic_together | 1,000 | 3 | 0.3333 | 0.3333 | 0.3333 | 1.0 |" in text
+    assert "| SGLang RadixCache | give --peer sglang=FOLDER" in text
+
+
+def test_prefix_prints_tables_for_people(tiny: Path) -> None:
+    text = bench(*QUICK, "--tokenizer", str(tiny)).stdout
+    assert "NaiveFleetIndex, every answer" in text
+    assert "miss_p99_us" in text
 
 
 def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
@@ -43,3 +89,15 @@ def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None
 def test_a_folder_without_traces_is_refused_by_name(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="there is no mooncake"):
         bench("prefix", "--tokenizer", str(tiny), "--traces", str(tmp_path))
+
+
+@pytest.mark.parametrize("peer", ["sglang", "sglang=", "vllm=/tmp"])
+def test_an_unknown_peer_is_refused_with_the_known_one(peer: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        bench("prefix", "--peer", peer)
+    assert refused.value.advice == "write --peer sglang=FOLDER"
+
+
+def test_a_peers_folder_without_it_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"there is no sglang/srt/mem_cache/radix_cache\.py"):
+        bench("prefix", "--peer", f"sglang={tmp_path}")

@@ -1,9 +1,30 @@
-"""Both searches find the whole of what was inserted, and both are timed."""
+"""LMDeploy's search finds what was inserted, no more and no less."""
 
-from engines.lmdeploy.benchmarks.trie import run
+from array import array
+
+import pytest
+
+from engines.lmdeploy.benchmarks.trie import LmdeployTrie
+
+HELD = array("I", range(256))
 
 
-def test_both_searches_find_all_and_are_timed() -> None:
-    metrics = run(lookups=6, prompts=2)
-    assert {"lmdeploy_trie_188_p50_us", "tokens_to_verified_188_p50_us"} <= metrics.keys()
-    assert all(value > 0 for value in metrics.values())
+@pytest.fixture
+def trie() -> LmdeployTrie:
+    trie = LmdeployTrie()
+    trie.insert(trie.given(HELD))
+    return trie
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [(HELD, 256), (HELD[:192] + array("I", range(64)), 192), (array("I", range(1, 257)), 0)],
+)
+def test_the_longest_held_prefix_is_found(trie: LmdeployTrie, prompt: "array[int]", tokens: int) -> None:
+    assert trie.find(trie.given(prompt)) == tokens
+
+
+def test_conversations_share_their_beginning(trie: LmdeployTrie) -> None:
+    other = HELD[:128] + array("I", range(1_000, 1_128))
+    trie.insert(trie.given(other))
+    assert trie.find(trie.given(other)) == trie.find(trie.given(HELD)) == 256
