@@ -25,7 +25,7 @@ from gateway.settings import Settings
 from gateway.state import load_salt_secret
 from gateway.supervisor import running
 from gateway.telemetry import Metrics, Telemetry
-from gateway.upstream import EventFeed, RetryBudget, UpstreamClient
+from gateway.upstream import EventFeed, RetryBudget, Turns, UpstreamClient
 from gateway.upstream.client import make_session
 from kvcontrol.prefix_reuse import FleetIndex
 
@@ -100,6 +100,7 @@ def build_app(settings: Settings) -> FastAPI:
                         send_timeout_s=settings.send_timeout_s,
                     ),
                 )
+                turns = Turns()
                 loops = {
                     f"health:{each.id}": HealthLoop(
                         each.id,
@@ -112,7 +113,13 @@ def build_app(settings: Settings) -> FastAPI:
                     for each in registry.all()
                 } | {
                     f"events:{each.id}": EventFeed(
-                        each.id, registry=registry, index=index, session=session, context=context, meter=telemetry
+                        each.id,
+                        registry=registry,
+                        index=index,
+                        session=session,
+                        context=context,
+                        turns=turns,
+                        meter=telemetry,
                     ).run
                     for each in registry.all()
                 }

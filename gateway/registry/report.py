@@ -7,8 +7,10 @@ import msgspec
 from gateway.settings import is_loopback
 from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.errors import IdentityError
+from kvcontrol.core.wire import MAX_BLOCK_SIZE_TOKENS, MAX_SEQ
 
 _MAX_PORT = 65_535
+_MAX_COUNT = 2**53 - 1
 
 
 class ReportError(Exception):
@@ -44,10 +46,14 @@ def read_report(body: bytes, *, url: str) -> InstanceStats:
             f"tiers.{tier}.block_bytes": held.block_bytes,
         }
     for name, value in counts.items():
-        if value < 0:
-            raise ReportError(f"{name} is {value}; it is at least 0")
-    if stats.events.seq < -1:
-        raise ReportError(f"events.seq is {stats.events.seq}; it is at least -1")
+        if not 0 <= value <= _MAX_COUNT:
+            raise ReportError(f"{name} is {value}; it is from 0 to {_MAX_COUNT}")
+    if not -1 <= stats.events.seq <= MAX_SEQ:
+        raise ReportError(f"events.seq is {stats.events.seq}; it is from -1 to {MAX_SEQ}")
+    if stats.identity.block_size_tokens > MAX_BLOCK_SIZE_TOKENS:
+        raise ReportError(
+            f"identity.block_size_tokens is {stats.identity.block_size_tokens}; it is from 1 to {MAX_BLOCK_SIZE_TOKENS}"
+        )
     _check_endpoint("events.endpoint", stats.events.endpoint, url)
     _check_endpoint("events.replay_endpoint", stats.events.replay_endpoint, url)
     return stats

@@ -59,7 +59,7 @@ class Metrics:
         self.events = Counter("kvgate_kv_events", "KV events taken in.", ["instance"], registry=own)
         self.undecodable = Counter(
             "kvgate_kv_events_undecodable",
-            "KV events or batches that could not be read: the index knows less than the engine holds.",
+            "KV events, batches and snapshots that could not be read: each makes a new snapshot necessary.",
             ["instance"],
             registry=own,
         )

@@ -3,17 +3,22 @@
     wait until the instance is healthy and reports where it publishes
     -> subscribe -> snapshot -> follow the batches by their sequence number
        a hole       -> replay what is missing; when that can't be had, a new snapshot
-       a new epoch, a lost connection, a number that was seen before, dropped events -> a new snapshot
+       a new epoch, a lost connection, a number that was seen before, dropped events, anything that can't be read
+                    -> forget what it held, and a new snapshot; the more often, the later
        the instance goes away -> forget what it held
 
 Subscribing comes before the snapshot, so that no batch falls between them; batches that the snapshot already contains
 are skipped by their number. Batches that were lost with none after them show as a number in the health check's stats
 that stays ahead of ours.
+
+A snapshot and large batches are applied in slices between which the loop does other work. Nothing is known of the
+instance when a snapshot begins, and each slice adds blocks that it holds, parents first: half of one is only knowing
+less. What is published meanwhile waits in the socket, so it comes after.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -21,25 +26,29 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
-import msgspec
 import zmq
 import zmq.asyncio
 
 from gateway.registry import Instance, InstanceState, Registry
-from kvcontrol.core.control import SNAPSHOT_PATH, InstanceStats, Residents, Snapshot
-from kvcontrol.core.errors import IdentityError, WireError
+from gateway.upstream.backoff import Backoff, Reason
+from gateway.upstream.turns import Turns
+from kvcontrol.core.control import SNAPSHOT_PATH, InstanceStats
+from kvcontrol.core.errors import WireError
+from kvcontrol.core.events import AllBlocksCleared, KvEvent, sliced
 from kvcontrol.core.ids import InstanceId, Seq
-from kvcontrol.core.wire import END_OF_REPLAY, decode_batch, decode_seq, encode_seq
+from kvcontrol.core.snapshot import MAX_SNAPSHOT_BYTES, SnapshotReader
+from kvcontrol.core.wire import END_OF_REPLAY, MAX_PAYLOAD_BYTES, decode_batch, decode_seq, encode_seq
 from kvcontrol.prefix_reuse import FleetIndex
 
 _log = logging.getLogger(__name__)
 
 _SNAPSHOT_TIMEOUT_S = 30.0
 _REPLAY_TIMEOUT_S = 5.0
-_RETRY_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
 _BEHIND_AFTER_S = 1.0
 _QUEUE_BATCHES = 100_000
+_SLICE_BLOCKS = 512
+"""About a millisecond and a half of work."""
+_BATCHES_A_TURN = 16
 
 
 class FeedMeter(Protocol):
@@ -51,19 +60,22 @@ class FeedMeter(Protocol):
 
 
 class _ResyncError(Exception):
-    """What is known can't be trusted any more; ``reason`` is one word from a small fixed set."""
+    """What is known can't be trusted any more."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
 
 
 @dataclass(slots=True)
 class _Position:
-    """How far the index has come. ``live_seq`` is the last number received from the socket itself."""
+    """How far the index has come. ``live_seq`` is the last number received from the socket itself; ``slices`` counts
+    what was applied since, also within a batch.
+    """
 
     seq: int
     live_seq: int = -1
+    slices: int = 0
 
 
 class EventFeed:
@@ -77,6 +89,7 @@ class EventFeed:
         index: FleetIndex,
         session: aiohttp.ClientSession,
         context: zmq.asyncio.Context,
+        turns: Turns,
         meter: FeedMeter,
     ) -> None:
         self._instance = instance
@@ -84,34 +97,37 @@ class EventFeed:
         self._index = index
         self._session = session
         self._context = context
+        self._turns = turns
         self._meter = meter
 
     async def run(self) -> None:
-        pause_s = _RETRY_PAUSE_S
+        backoff = Backoff()
+        clock = asyncio.get_running_loop().time
         try:
             while True:
                 await self._registry.wait_until(lambda: self._stats() is not None)
                 stats = self._stats()
                 if stats is None:
                     continue
-                started_s = asyncio.get_running_loop().time()
-                problem = "the KV events ended"
-                try:
-                    await self._follow(stats)
-                except* _ResyncError as group:
-                    error = group.exceptions[0]
-                    reason = error.reason if isinstance(error, _ResyncError) else "several"
-                    _log.info("instance %s: KV events are taken up anew (%s)", self._instance, error)
-                    self._meter.resync(self._instance, reason)
-                    problem = str(error)
-                self._registry.settle(self._instance, problem)
+                started_s = clock()
+                error = await self._follow_until_resync(stats)
+                lasted_s = clock() - started_s
+                _log.info("instance %s: KV events are taken up anew (%s)", self._instance, error)
+                self._meter.resync(self._instance, error.reason)
+                self._registry.settle(self._instance, str(error))
                 self._index.drop(self._instance)
-                if asyncio.get_running_loop().time() - started_s > _LONGEST_PAUSE_S:
-                    pause_s = _RETRY_PAUSE_S
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                await asyncio.sleep(backoff.pause_s(error.reason, lasted_s))
         finally:
             self._index.drop(self._instance)
+
+    async def _follow_until_resync(self, stats: InstanceStats) -> _ResyncError:
+        """Follow until something makes a new start necessary, and return that."""
+        errors: list[_ResyncError] = []
+        try:
+            await self._follow(stats)
+        except* _ResyncError as group:
+            errors = [each for each in group.exceptions if isinstance(each, _ResyncError)]
+        return errors[0]
 
     def _now(self) -> Instance:
         return self._registry.get(self._instance)
@@ -121,7 +137,7 @@ class EventFeed:
         return now.stats if now.state is InstanceState.HEALTHY else None
 
     async def _follow(self, stats: InstanceStats) -> None:
-        """Subscribe and follow until something makes a new start necessary: raises a group of ``_ResyncError``."""
+        """Subscribe and follow for ever; raises ``_ResyncError``, or a group of them, when a new start is necessary."""
         async with self._subscribed(_reachable(stats.events.endpoint, self._now().url)) as (socket, monitor):
             position = _Position(seq=-1)
             await self._take_snapshot(stats, position)
@@ -135,13 +151,14 @@ class EventFeed:
         socket = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, _QUEUE_BATCHES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
         socket.setsockopt(zmq.SUBSCRIBE, b"")
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         try:
             try:
                 socket.connect(endpoint)
             except zmq.ZMQError as error:
-                raise ExceptionGroup("subscribe", [_ResyncError("bad_endpoint", f"{endpoint}: {error}")]) from error
+                raise _ResyncError(Reason.BAD_ENDPOINT, f"{endpoint}: {error}") from error
             yield socket, monitor
         finally:
             socket.disable_monitor()
@@ -149,56 +166,74 @@ class EventFeed:
             socket.close(0)
 
     async def _take_snapshot(self, stats: InstanceStats, position: _Position) -> None:
-        snapshot, residents = await self._fetch_snapshot()
-        if snapshot.epoch != stats.epoch:
-            raise ExceptionGroup(
-                "snapshot", [_ResyncError("new_epoch", "the snapshot is of another life of the engine")]
-            )
-        self._index.reset(self._instance, residents)
+        body = await self._fetch_snapshot()
+        try:
+            snapshot = SnapshotReader(body)
+            if snapshot.epoch != stats.epoch:
+                raise _ResyncError(Reason.NEW_EPOCH, "the snapshot is of another life of the engine")
+            await self._turns.exhaust(self._learned(snapshot))
+        except WireError as error:
+            self._meter.events(self._instance, 0, 1)
+            raise _ResyncError(Reason.SNAPSHOT_INVALID, str(error)) from error
         position.seq = snapshot.seq
         self._registry.settle(self._instance)
         _log.info(
             "instance %s: snapshot of %d blocks at event batch %d",
             self._instance,
-            sum(len(blocks) for blocks in residents.values()),
+            sum(self._index.blocks_held(self._instance).values()),
             snapshot.seq,
         )
 
-    async def _fetch_snapshot(self) -> tuple[Snapshot, Residents]:
+    def _learned(self, snapshot: SnapshotReader) -> Iterator[None]:
+        self._index.reset(self._instance, {})
+        for tier, blocks in snapshot.slices(_SLICE_BLOCKS):
+            stats = self._stats()
+            if stats is None or stats.epoch != snapshot.epoch:
+                raise _ResyncError(Reason.INSTANCE_AWAY, "it went away while its snapshot was read")
+            self._index.extend(self._instance, tier, blocks)
+            yield
+
+    async def _fetch_snapshot(self) -> bytes:
         try:
             async with (
                 asyncio.timeout(_SNAPSHOT_TIMEOUT_S),
                 self._session.get(self._now().url + SNAPSHOT_PATH, allow_redirects=False) as answer,
             ):
-                body = await answer.read()
                 if answer.status != HTTPStatus.OK:
-                    raise ExceptionGroup("snapshot", [_ResyncError("snapshot_failed", f"status {answer.status}")])
-            snapshot = msgspec.json.decode(body, type=Snapshot)
-            return snapshot, snapshot.residents()
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, ValueError, IdentityError) as error:
-            detail = f"{type(error).__name__}: {error}"
-            raise ExceptionGroup("snapshot", [_ResyncError("snapshot_failed", detail)]) from error
+                    raise _ResyncError(Reason.SNAPSHOT_FAILED, f"status {answer.status}")
+                parts: list[bytes] = []
+                room = MAX_SNAPSHOT_BYTES
+                while part := await answer.content.readany():
+                    parts.append(part)
+                    room -= len(part)
+                    if room < 0:
+                        raise _ResyncError(Reason.SNAPSHOT_INVALID, f"longer than {MAX_SNAPSHOT_BYTES} bytes")
+                return b"".join(parts)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise _ResyncError(Reason.SNAPSHOT_FAILED, f"{type(error).__name__}: {error}") from error
 
     async def _read(self, socket: zmq.asyncio.Socket, stats: InstanceStats, position: _Position) -> None:
+        since_turn = 0
         while True:
+            since_turn += 1
+            if since_turn > _BATCHES_A_TURN:  # what waits in the socket is had without waiting
+                since_turn = 0
+                await asyncio.sleep(0)
             frames = await socket.recv_multipart()
             if len(frames) < 2:  # noqa: PLR2004 - number and payload; a topic may come first
-                self._meter.events(self._instance, 0, 1)
-                continue
+                raise self._unreadable(1, f"an event message has {len(frames)} frames, not number and payload")
             try:
                 seq = decode_seq(frames[-2])
             except WireError as error:
-                _log.warning("instance %s: unreadable event message: %s", self._instance, error)
-                self._meter.events(self._instance, 0, 1)
-                continue
+                raise self._unreadable(1, str(error)) from error
             if seq <= position.live_seq:
-                raise _ResyncError("sequence_restarted", f"{seq} after {position.live_seq}")
+                raise _ResyncError(Reason.SEQUENCE_RESTARTED, f"{seq} after {position.live_seq}")
             position.live_seq = seq
             if seq <= position.seq:
                 continue
             if seq > position.seq + 1:
                 await self._replay(_reachable(stats.events.replay_endpoint, self._now().url), position, until=seq)
-            self._apply(frames[-1])
+            await self._apply(frames[-1], position)
             position.seq = seq
 
     async def _replay(self, endpoint: str, position: _Position, *, until: int) -> None:
@@ -209,6 +244,7 @@ class EventFeed:
         )
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
         try:
             async with asyncio.timeout(_REPLAY_TIMEOUT_S):
                 socket.connect(endpoint)
@@ -219,38 +255,59 @@ class EventFeed:
                         break
                     seq = decode_seq(frames[-2])
                     if seq == position.seq + 1:
-                        self._apply(frames[-1])
+                        await self._apply(frames[-1], position)
                         position.seq = seq
         except (TimeoutError, zmq.ZMQError, WireError) as error:
-            raise _ResyncError("replay_failed", f"{type(error).__name__}: {error}") from error
+            raise _ResyncError(Reason.REPLAY_FAILED, f"{type(error).__name__}: {error}") from error
         finally:
             socket.close(0)
         if position.seq + 1 < until:
-            raise _ResyncError("gap", f"batch {position.seq + 1} is no longer replayed")
+            raise _ResyncError(Reason.GAP, f"batch {position.seq + 1} is no longer replayed")
         self._meter.resync(self._instance, "replayed")
 
-    def _apply(self, payload: bytes) -> None:
+    async def _apply(self, payload: bytes, position: _Position) -> None:
         try:
             decoded = decode_batch(payload)
         except WireError as error:
-            _log.warning("instance %s: unreadable event batch: %s", self._instance, error)
-            self._meter.events(self._instance, 0, 1)
-            return
-        for event in decoded.batch.events:
-            self._index.apply(self._instance, event)
+            raise self._unreadable(1, str(error)) from error
         if decoded.undecodable:
-            _log.warning("instance %s: unreadable events: %s", self._instance, decoded.undecodable[0])
-        self._meter.events(self._instance, len(decoded.batch.events), len(decoded.undecodable))
+            raise self._unreadable(len(decoded.undecodable), decoded.undecodable[0])
+        events = decoded.batch.events
+        work = self._followed(events, position)
+        if sum(map(_blocks, events)) <= _SLICE_BLOCKS:
+            for _ in work:
+                pass
+        else:
+            await self._turns.exhaust(work)
+        self._meter.events(self._instance, len(events), 0)
+
+    def _followed(self, events: Sequence[KvEvent], position: _Position) -> Iterator[None]:
+        done = 0
+        for event in events:
+            for part in sliced(event, _SLICE_BLOCKS):
+                self._index.apply(self._instance, part)
+                done += _blocks(part)
+                if done >= _SLICE_BLOCKS:
+                    done = 0
+                    position.slices += 1
+                    yield
+
+    def _unreadable(self, count: int, problem: str) -> _ResyncError:
+        """What can't be read may have been a removal: nothing that is known can be trusted after it."""
+        _log.warning("instance %s: unreadable KV events: %s", self._instance, problem)
+        self._meter.events(self._instance, 0, count)
+        return _ResyncError(Reason.UNDECODABLE, problem)
 
     async def _watch_link(self, monitor: zmq.asyncio.Socket) -> None:
         await monitor.recv_multipart()
-        raise _ResyncError("connection_lost")
+        raise _ResyncError(Reason.CONNECTION_LOST)
 
     async def _watch_instance(self, stats: InstanceStats, position: _Position) -> None:
         """End the session when the health checks show that it can't be right any more."""
         clock = asyncio.get_running_loop().time
         seen = stats
         ahead_seq, ahead_since_s = -1, 0.0
+        reached = (position.seq, position.slices)
         while True:
             last = seen
             with suppress(TimeoutError):
@@ -258,18 +315,24 @@ class EventFeed:
                     await self._registry.wait_until(lambda last=last: self._stats() is not last)  # type: ignore[misc]
             now = self._stats()
             if now is None:
-                raise _ResyncError("instance_away", self._now().reason)
+                raise _ResyncError(Reason.INSTANCE_AWAY, self._now().reason)
             if now.epoch != stats.epoch:
-                raise _ResyncError("new_epoch")
+                raise _ResyncError(Reason.NEW_EPOCH)
             if now.events.endpoint != stats.events.endpoint:
-                raise _ResyncError("new_endpoint")
+                raise _ResyncError(Reason.NEW_ENDPOINT)
             if now.events.dropped != stats.events.dropped:
-                raise _ResyncError("events_dropped", f"{now.events.dropped} on the engine's side")
-            if position.seq >= ahead_seq:
+                raise _ResyncError(Reason.EVENTS_DROPPED, f"{now.events.dropped} on the engine's side")
+            if position.seq >= ahead_seq or reached != (position.seq, position.slices):  # who gets on isn't lost
                 ahead_seq, ahead_since_s = now.events.seq, clock()
+                reached = (position.seq, position.slices)
             elif clock() - ahead_since_s > _BEHIND_AFTER_S:
-                raise _ResyncError("behind", f"at batch {position.seq}, the engine published {ahead_seq}")
+                raise _ResyncError(Reason.BEHIND, f"at batch {position.seq}, the engine published {ahead_seq}")
             seen = now
+
+
+def _blocks(event: KvEvent) -> int:
+    """About how much work an event is, in blocks."""
+    return 1 if isinstance(event, AllBlocksCleared) else len(event.block_hashes)
 
 
 def _reachable(endpoint: str, url: str) -> str:

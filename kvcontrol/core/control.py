@@ -78,6 +78,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     ``tiers`` maps a tier to the hex hashes of the blocks that it holds, parents before children; ``parents`` has, place
     by place, the hex hash of each one's parent, "" for the first block of a prompt. A parent need not be resident.
+    ``SnapshotReader`` reads one that a peer sent.
     """
 
     epoch: Epoch
@@ -96,19 +97,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             tiers={tier: [block.hex() for block, _ in blocks] for tier, blocks in residents.items()},
             parents={tier: [(parent or b"").hex() for _, parent in blocks] for tier, blocks in residents.items()},
         )
-
-    def residents(self) -> Residents:
-        """Return all blocks with their parents; raises ``ValueError`` when a name is not hex or a parent is missing."""
-        return {
-            tier: list(
-                zip(
-                    (BlockHash(bytes.fromhex(block)) for block in blocks),
-                    (BlockHash(bytes.fromhex(parent)) or None for parent in self.parents.get(tier, [])),
-                    strict=True,
-                )
-            )
-            for tier, blocks in self.tiers.items()
-        }
 
     def hashes(self, tier: CacheTier) -> list[BlockHash]:
         """Return one tier's blocks; raises ``ValueError`` when one is not hex."""

@@ -1,6 +1,7 @@
 """What an engine says about its cache: blocks stored, removed, all cleared."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash
@@ -47,4 +48,24 @@ class EventBatch:
     data_parallel_rank: int | None = None
 
 
-__all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "KvEvent"]
+def sliced(event: KvEvent, max_blocks: int) -> Iterator[KvEvent]:
+    """Yield events of at most ``max_blocks`` blocks that do, in their order, what ``event`` does at once."""
+    if isinstance(event, AllBlocksCleared) or len(event.block_hashes) <= max_blocks:
+        yield event
+        return
+    blocks = event.block_hashes
+    for start in range(0, len(blocks), max_blocks):
+        part = blocks[start : start + max_blocks]
+        if isinstance(event, BlockRemoved):
+            yield replace(event, block_hashes=part)
+            continue
+        size = event.block_size_tokens
+        yield replace(
+            event,
+            block_hashes=part,
+            parent=blocks[start - 1] if start else event.parent,
+            token_ids=event.token_ids[start * size : (start + max_blocks) * size],
+        )
+
+
+__all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "KvEvent", "sliced"]

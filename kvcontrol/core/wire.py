@@ -6,14 +6,19 @@ Live messages are ``[topic, seq, payload]``, seq being 8 bytes big-endian. Repla
 
 We publish the map form ``{"type": "BlockStored", ...}`` inside a ``[ts, events, dp_rank]`` batch (vLLM since mid 2026)
 and read three shapes: that one, events as arrays (vLLM before, SGLang), and the batch itself as a map. An event that
-can't be read is skipped and counted, its neighbours are kept: silent loss is the failure of most subscribers.
+can't be read is named apart from its neighbours: silent loss is the failure of most subscribers.
+
+What is read is believed by routing, so it is checked here, against the limits below and for chains that bite their own
+tail. The payload is decoded straight into typed fields and everything else is skipped unread: a hostile one costs time
+in proportion to its length, and memory in proportion to what it really contains, whatever its headers claim.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from math import isfinite
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.errors import WireError
@@ -21,7 +26,20 @@ from kvcontrol.core.events import AllBlocksCleared, BlockRemoved, BlockStored, E
 from kvcontrol.core.ids import BlockHash, Seq
 
 SEQ_BYTES = 8
+MAX_SEQ = 2**53 - 1
+"""The largest number of a batch: a thousand a second for 285,000 years, and exact in JSON."""
 END_OF_REPLAY = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
+MIN_HASH_BYTES = 8
+MAX_HASH_BYTES = 32
+"""Engines name blocks by 8 bytes (or a 64-bit integer), 16 or 32."""
+MAX_BLOCK_SIZE_TOKENS = 65_536
+MAX_PAYLOAD_BYTES = 32 << 20
+MAX_BATCH_EVENTS = 65_536
+MAX_EVENT_BLOCKS = 1 << 20
+
+_MAX_RANK = 65_535
+_MAX_WORD = 256
+_MAX_REASON = 200
 
 _MEDIUM = {
     CacheTier.HBM: "GPU",
@@ -30,19 +48,72 @@ _MEDIUM = {
     CacheTier.REMOTE: "REMOTE",
 }
 _TIER = {medium: tier for tier, medium in _MEDIUM.items()} | {"CPU_PINNED": CacheTier.DDR, "EXTERNAL": CacheTier.REMOTE}
-_STORED_FIELDS = (
-    "block_hashes",
-    "parent_block_hash",
-    "token_ids",
-    "block_size",
-    "lora_id",
-    "medium",
-    "lora_name",
-)
-_REMOVED_FIELDS = ("block_hashes", "medium")
+
+_Name = Annotated[bytes, Meta(min_length=MIN_HASH_BYTES, max_length=MAX_HASH_BYTES)] | int
+_Names = Annotated[list[_Name], Meta(min_length=1, max_length=MAX_EVENT_BLOCKS)]
+_Token = Annotated[int, Meta(ge=0, lt=2**32)]
+_Tokens = Annotated[list[_Token], Meta(max_length=MAX_PAYLOAD_BYTES)]
+_Word = Annotated[str, Meta(max_length=_MAX_WORD)]
+
+
+class _StoredFields(msgspec.Struct):
+    """In the order of the array form."""
+
+    block_hashes: _Names
+    parent_block_hash: _Name | None = None
+    token_ids: _Tokens | None = None
+    block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE_TOKENS)] | UnsetType = UNSET
+    lora_id: msgspec.Raw = msgspec.Raw()
+    medium: _Word | None = None
+    lora_name: _Word | None = None
+
+
+class _RemovedFields(msgspec.Struct):
+    block_hashes: _Names
+    medium: _Word | None = None
+
+
+class _StoredMap(_StoredFields, tag="BlockStored", tag_field="type"): ...
+
+
+class _RemovedMap(_RemovedFields, tag="BlockRemoved", tag_field="type"): ...
+
+
+class _ClearedMap(msgspec.Struct, tag="AllBlocksCleared", tag_field="type"): ...
+
+
+class _StoredArray(_StoredFields, tag="BlockStored", array_like=True): ...
+
+
+class _RemovedArray(_RemovedFields, tag="BlockRemoved", array_like=True): ...
+
+
+class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True): ...
+
+
+_Events = Annotated[list[msgspec.Raw], Meta(max_length=MAX_BATCH_EVENTS)]
+_Rank = Annotated[int, Meta(ge=0, le=_MAX_RANK)]
+
+
+class _BatchArray(msgspec.Struct, array_like=True):
+    ts: float
+    events: _Events
+    data_parallel_rank: _Rank | None = None
+
+
+class _BatchMap(msgspec.Struct):
+    ts: float
+    events: _Events
+    data_parallel_rank: _Rank | None = None
+
+
+_T = TypeVar("_T")
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder()
+_batch_array = msgspec.msgpack.Decoder(_BatchArray)
+_batch_map = msgspec.msgpack.Decoder(_BatchMap)
+_event_array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
+_event_map = msgspec.msgpack.Decoder(_StoredMap | _RemovedMap | _ClearedMap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +130,16 @@ def encode_seq(seq: Seq) -> bytes:
 
 
 def decode_seq(frame: bytes) -> Seq:
-    """Read a sequence frame; raises ``WireError`` unless it is ``SEQ_BYTES`` long."""
+    """Read a batch's number; raises ``WireError`` unless it is ``SEQ_BYTES`` long and from 0 to ``MAX_SEQ``.
+
+    ``END_OF_REPLAY`` is no number: compare with it first.
+    """
     if len(frame) != SEQ_BYTES:
         raise WireError(f"sequence frame is {len(frame)} bytes long, not {SEQ_BYTES}")
-    return Seq(int.from_bytes(frame, "big", signed=True))
+    seq = int.from_bytes(frame, "big", signed=True)
+    if not 0 <= seq <= MAX_SEQ:
+        raise WireError(f"sequence number is {seq}; it is from 0 to {MAX_SEQ}")
+    return Seq(seq)
 
 
 def encode_batch(batch: EventBatch) -> bytes:
@@ -72,30 +149,43 @@ def encode_batch(batch: EventBatch) -> bytes:
 
 def decode_batch(payload: bytes) -> Decoded:
     """Read a payload frame in any of the three shapes; raises ``WireError`` when not even the batch can be read."""
-    try:
-        raw = _decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"payload is not msgpack: {error}") from error
-    match raw:
-        case {"ts": float() | int() as ts, "events": list() as items}:
-            rank = raw.get("data_parallel_rank")
-        case [float() | int() as ts, list() as items, *rest]:
-            rank = rest[0] if rest else None
-        case _:
-            raise WireError("payload is neither [ts, events, rank] nor {ts, events, data_parallel_rank}")
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise WireError(f"payload is {len(payload)} bytes long; at most {MAX_PAYLOAD_BYTES} are allowed")
+    raw: _BatchMap | _BatchArray
+    if _is_map(payload):
+        raw = _typed(_batch_map, payload, "payload is no {ts, events, data_parallel_rank}")
+    elif _is_array(payload):
+        raw = _typed(_batch_array, payload, "payload is no [ts, events, rank]")
+    else:
+        raise WireError("payload is neither [ts, events, rank] nor {ts, events, data_parallel_rank} in msgpack")
+    if not isfinite(raw.ts):
+        raise WireError(f"batch.ts is {raw.ts}; it is a Unix time in seconds")
     events: list[KvEvent] = []
     bad: list[str] = []
-    for item in items:
+    for item in raw.events:
         try:
-            events.append(_from_raw(item))
+            events.append(_event(item))
         except WireError as error:
             bad.append(str(error))
-    batch = EventBatch(
-        published_at_s=float(ts),
-        events=tuple(events),
-        data_parallel_rank=rank if isinstance(rank, int) else None,
-    )
+    batch = EventBatch(published_at_s=raw.ts, events=tuple(events), data_parallel_rank=raw.data_parallel_rank)
     return Decoded(batch=batch, undecodable=tuple(bad))
+
+
+def _is_map(data: bytes | msgspec.Raw) -> bool:
+    first = memoryview(data)[:1].tobytes()
+    return b"\x80" <= first <= b"\x8f" or first in {b"\xde", b"\xdf"}
+
+
+def _is_array(data: bytes | msgspec.Raw) -> bool:
+    first = memoryview(data)[:1].tobytes()
+    return b"\x90" <= first <= b"\x9f" or first in {b"\xdc", b"\xdd"}
+
+
+def _typed(decoder: msgspec.msgpack.Decoder[_T], data: bytes | msgspec.Raw, problem: str) -> _T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"{problem}: {str(error)[:_MAX_REASON]}") from error
 
 
 def _to_map(event: KvEvent) -> dict[str, Any]:
@@ -117,76 +207,76 @@ def _to_map(event: KvEvent) -> dict[str, Any]:
             return {"type": "AllBlocksCleared"}
 
 
-def _from_raw(item: object) -> KvEvent:
-    kind: object
-    fields: Mapping[str, Any]
-    match item:
-        case {"type": kind}:
-            fields = cast("Mapping[str, Any]", item)
-        case [str() as kind, *values]:
-            names: Sequence[str] = {"BlockStored": _STORED_FIELDS, "BlockRemoved": _REMOVED_FIELDS}.get(kind, ())
-            fields = dict(zip(names, values, strict=False))
+def _event(item: msgspec.Raw) -> KvEvent:
+    problem = "event is no BlockStored, BlockRemoved or AllBlocksCleared"
+    event: _StoredFields | _RemovedFields | _ClearedMap | _ClearedArray
+    if _is_map(item):
+        event = _typed(_event_map, item, problem)
+    elif _is_array(item):
+        event = _typed(_event_array, item, problem)
+    else:
+        raise WireError("event is neither a map with a type nor an array that starts with one")
+    match event:
+        case _StoredFields():
+            return _stored(event)
+        case _RemovedFields():
+            return BlockRemoved(block_hashes=_hashes(event.block_hashes), tier=_tier(event.medium))
         case _:
-            raise WireError("event is neither a map with a type nor an array that starts with one")
-    match kind:
-        case "BlockStored":
-            return _stored(fields)
-        case "BlockRemoved":
-            return BlockRemoved(block_hashes=_hashes(fields), tier=_tier(fields))
-        case "AllBlocksCleared":
             return AllBlocksCleared()
-        case _:
-            raise WireError(f"unknown event type {kind!r}")
 
 
-def _stored(fields: Mapping[str, Any]) -> BlockStored:
-    hashes = _hashes(fields)
-    size = fields.get("block_size")
-    if not isinstance(size, int) or size <= 0:
-        raise WireError(f"BlockStored.block_size is {size!r}, not a positive integer")
-    tokens = fields.get("token_ids") or []
-    if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
-        raise WireError("BlockStored.token_ids is not a list of integers")
+def _stored(event: _StoredFields) -> BlockStored:
+    hashes = _hashes(event.block_hashes)
+    size = event.block_size
+    if size is UNSET:
+        raise WireError(f"BlockStored.block_size is missing; it is from 1 to {MAX_BLOCK_SIZE_TOKENS}")
+    tokens = event.token_ids or ()
     if tokens and len(tokens) != size * len(hashes):
         raise WireError(f"BlockStored has {len(tokens)} tokens for {len(hashes)} blocks of {size}")
-    parent = fields.get("parent_block_hash")
-    adapter = fields.get("lora_name")
+    parent = None if event.parent_block_hash is None else _hash(event.parent_block_hash)
+    chain = set(hashes)
+    if len(chain) != len(hashes) or parent in chain:
+        raise WireError("BlockStored.block_hashes has a block twice, or its own parent: a chain has no cycle")
     return BlockStored(
         block_hashes=hashes,
-        parent=None if parent is None else _hash(parent),
+        parent=parent,
         token_ids=tuple(tokens),
         block_size_tokens=size,
-        tier=_tier(fields),
-        adapter=adapter if isinstance(adapter, str) else "",
+        tier=_tier(event.medium),
+        adapter=event.lora_name or "",
     )
 
 
-def _hashes(fields: Mapping[str, Any]) -> tuple[BlockHash, ...]:
-    raw = fields.get("block_hashes")
-    if not isinstance(raw, list) or not raw:
-        raise WireError("block_hashes is missing or empty")
-    return tuple(_hash(item) for item in raw)
+def _hashes(names: list[bytes | int]) -> tuple[BlockHash, ...]:
+    return tuple([_hash(name) for name in names])
 
 
-def _hash(raw: object) -> BlockHash:
+def _hash(name: bytes | int) -> BlockHash:
     """An engine's hash as an opaque key: bytes as they are, an int (vLLM's 64-bit form) as 8 bytes big-endian."""
-    match raw:
-        case bytes():
-            return BlockHash(raw)
-        case int() if -(2**63) <= raw < 2**64:
-            return BlockHash((raw % 2**64).to_bytes(8, "big"))
-        case _:
-            raise WireError(f"block hash is a {type(raw).__name__}, not bytes or a 64-bit integer")
+    return BlockHash(name if isinstance(name, bytes) else (name % 2**64).to_bytes(8, "big"))
 
 
-def _tier(fields: Mapping[str, Any]) -> CacheTier:
-    medium = fields.get("medium")
+def _tier(medium: str | None) -> CacheTier:
     if medium is None:
         return CacheTier.HBM
-    tier = _TIER.get(medium.upper()) if isinstance(medium, str) else None
+    tier = _TIER.get(medium.upper())
     if tier is None:
         raise WireError(f"medium is {medium!r}; known are {', '.join(sorted(_TIER))}")
     return tier
 
 
-__all__ = ["END_OF_REPLAY", "Decoded", "decode_batch", "decode_seq", "encode_batch", "encode_seq"]
+__all__ = [
+    "END_OF_REPLAY",
+    "MAX_BATCH_EVENTS",
+    "MAX_BLOCK_SIZE_TOKENS",
+    "MAX_EVENT_BLOCKS",
+    "MAX_HASH_BYTES",
+    "MAX_PAYLOAD_BYTES",
+    "MAX_SEQ",
+    "MIN_HASH_BYTES",
+    "Decoded",
+    "decode_batch",
+    "decode_seq",
+    "encode_batch",
+    "encode_seq",
+]

@@ -22,7 +22,7 @@ per instance (``NaiveFleetIndex``: O(instances x blocks)), a plain walk with mas
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
 from kvcontrol.core.control import Residents
@@ -110,10 +110,16 @@ class FleetIndex:
 
     def reset(self, instance: InstanceId, residents: Residents) -> None:
         self.drop(instance)
-        holder = self._admit(instance)
+        self._admit(instance)
         for tier, blocks in residents.items():
-            for block, parent in blocks:
-                self._store(holder, block, parent, tier)
+            self.extend(instance, tier, blocks)
+
+    def extend(
+        self, instance: InstanceId, tier: CacheTier, blocks: Iterable[tuple[BlockHash, BlockHash | None]]
+    ) -> None:
+        holder = self._by_instance.get(instance) or self._admit(instance)
+        for block, parent in blocks:
+            self._store(holder, block, parent, tier)
 
     def apply(self, instance: InstanceId, event: KvEvent) -> None:
         if self._retired:

@@ -1,6 +1,6 @@
 """The question that routing asks of an index, and the shape of the answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +30,13 @@ class ResidencyIndex(Protocol):
 
     def reset(self, instance: InstanceId, residents: Residents) -> None:
         """Replace everything that is known of an instance."""
+
+    def extend(
+        self, instance: InstanceId, tier: CacheTier, blocks: Iterable[tuple[BlockHash, BlockHash | None]]
+    ) -> None:
+        """Add blocks with their parents, parents first: all slices of a snapshot after ``reset`` to nothing make up
+        that snapshot, and after each the instance is known to hold less.
+        """
 
     def apply(self, instance: InstanceId, event: KvEvent) -> None:
         """Follow one event. Storing what is held and removing what isn't change nothing."""

@@ -1,7 +1,7 @@
 """The obvious residency index: a set of blocks per instance and tier. The oracle of ``FleetIndex``."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
 from kvcontrol.core.control import Residents
@@ -16,6 +16,11 @@ class NaiveFleetIndex:
 
     def reset(self, instance: InstanceId, residents: Residents) -> None:
         self._held[instance] = {tier: {block for block, _ in blocks} for tier, blocks in residents.items()}
+
+    def extend(
+        self, instance: InstanceId, tier: CacheTier, blocks: Iterable[tuple[BlockHash, BlockHash | None]]
+    ) -> None:
+        self._held.setdefault(instance, {}).setdefault(tier, set()).update(block for block, _ in blocks)
 
     def apply(self, instance: InstanceId, event: KvEvent) -> None:
         tiers = self._held.setdefault(instance, {})

@@ -111,7 +111,20 @@ class ScriptedCache:
         self._sent[self.seq] = payload
         self._sent.pop(self.seq - self._replay_batches, None)
         if not self.muted:
-            await self._publisher.send_multipart([b"", encode_seq(Seq(self.seq)), payload])
+            await self.send(b"", encode_seq(Seq(self.seq)), payload)
+
+    async def send(self, *frames: bytes) -> None:
+        """Send frames as they are, unnumbered and unkept: what only a publisher with a fault does."""
+        await self._publisher.send_multipart(list(frames))
+
+    def hold(self, blocks: int) -> None:
+        """Be the owner of so many blocks, in chains of 100, without a word to anybody."""
+        before: BlockHash | None = None
+        for place in range(blocks):
+            block = BlockHash(place.to_bytes(16, "big"))
+            self.resident[block] = CacheTier.HBM
+            self._parents[block] = before if place % 100 else None
+            before = block
 
     def snapshot(self) -> Snapshot:
         self.snapshots += 1

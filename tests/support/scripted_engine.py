@@ -58,6 +58,7 @@ class ScriptedEngine:
         self.silent = False  # health checks get no answer
         self.stats_changes: dict[str, dict[str, Any]] = {}  # what the stats say instead, by section
         self.snapshot_fails = False
+        self.snapshot_changes: dict[str, Any] = {}  # what the snapshot says instead
         self.cache: ScriptedCache | None = None
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -203,7 +204,8 @@ class ScriptedEngine:
             raise web.HTTPServiceUnavailable
         if self.cache is None:
             raise web.HTTPNotFound
-        return web.Response(body=msgspec.json.encode(self.cache.snapshot()), content_type="application/json")
+        said = msgspec.to_builtins(self.cache.snapshot()) | self.snapshot_changes
+        return web.Response(body=msgspec.json.encode(said), content_type="application/json")
 
     @asynccontextmanager
     async def started(self, port: int = 0) -> AsyncIterator["ScriptedEngine"]:

@@ -218,8 +218,8 @@ async def test_a_request_that_hangs_two_engines_is_given_up(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"load": {"running": -1}}, "load.running is -1; it is at least 0"),
-        ({"events": {"seq": -2}}, "events.seq is -2; it is at least -1"),
+        ({"load": {"running": -1}}, "load.running is -1; it is from 0"),
+        ({"events": {"seq": -2}}, "events.seq is -2; it is from -1"),
         ({"events": {"endpoint": "ipc://../up"}}, "events.endpoint is 'ipc://../up'; it is tcp://host:port"),
     ],
 )

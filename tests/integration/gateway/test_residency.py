@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvcontrol.core import Seq
+from kvcontrol.core.wire import encode_seq
 from tests.support.fleet import COMPLETIONS, Fleet, instances, running_fleet
 from tests.support.running_gateway import RunningGateway, eventually, running_gateway
 from tests.support.scripted_cache import ScriptedCache
@@ -36,6 +38,13 @@ async def ask(gateway: RunningGateway, prompt: Sequence[int], key: str | None = 
         assert answer.status == 200, await answer.text()
         usage = (await answer.json())["usage"]
         return Seen(dict(answer.headers), usage["prompt_tokens_details"]["cached_tokens"])
+
+
+async def eventually_at_least(gateway: RunningGateway, line: str, value: float) -> None:
+    async def there() -> bool:
+        return await gateway.metric(line) >= value
+
+    await eventually(there)
 
 
 async def holds(gateway: RunningGateway, name: str, blocks: int) -> None:
@@ -206,14 +215,90 @@ async def test_events_in_other_engines_shapes_are_read(fleet: Fleet, shape: str)
     await holds(fleet.gateway, "a", 2)
 
 
-async def test_unreadable_events_are_counted_and_their_neighbours_kept(fleet: Fleet) -> None:
+GOOD = {"type": "BlockStored", "block_hashes": [b"x" * 16], "parent_block_hash": None, "block_size": 16}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param([b"\xc1 not msgpack"], id="no msgpack"),
+        pytest.param([msgspec.msgpack.encode([1.0, [GOOD, {"type": "Novel"}], None])], id="an unknown event"),
+        pytest.param([msgspec.msgpack.encode([1.0, [GOOD | {"block_hashes": [b""]}], None])], id="an empty name"),
+        pytest.param([msgspec.msgpack.encode([1.0, [GOOD | {"block_size": -16}], None])], id="a negative size"),
+        pytest.param([], id="no payload"),
+        pytest.param([b"", encode_seq(Seq(-5)), b""], id="a negative number"),
+        pytest.param([b"", encode_seq(Seq(2**62)), b""], id="an absurd number"),
+        pytest.param([b"", b"short", b""], id="no number"),
+    ],
+)
+async def test_what_can_not_be_read_is_counted_and_makes_a_new_snapshot(fleet: Fleet, message: list[bytes]) -> None:
     cache = cache_of(fleet, "a")
+    await cache.store(range(64), "s")
+    await holds(fleet.gateway, "a", 4)
     await fleet.gateway.counted('kvgate_kv_events_undecodable_total{instance="a"}', 0)
-    await cache.publish_raw(b"\xc1 not msgpack")
-    stored = {"type": "BlockStored", "block_hashes": [b"x" * 16], "parent_block_hash": None, "token_ids": []}
-    await cache.publish_raw(msgspec.msgpack.encode([1.0, [stored | {"block_size": 16}, {"type": "Novel"}], None]))
-    await holds(fleet.gateway, "a", 1)
-    await fleet.gateway.counted('kvgate_kv_events_undecodable_total{instance="a"}', 2)
+    snapshots = cache.snapshots
+    cache.muted = True
+    await cache.remove(list(cache.resident)[2:])
+    cache.muted = False
+    cache._sent.clear()  # the batch that could not be read was this removal
+    if len(message) == 1:
+        cache.seq -= 1
+        await cache.publish_raw(message[0])
+    else:
+        await cache.send(*(message or [b"alone"]))
+    await holds(fleet.gateway, "a", 2)
+    await fleet.gateway.counted('kvgate_kv_events_undecodable_total{instance="a"}', 1)
+    await fleet.gateway.counted('kvgate_kv_resyncs_total{instance="a",reason="undecodable"}', 1)
+    assert cache.snapshots == snapshots + 1
+    await cache.store(range(1000, 1016), "s")
+    await holds(fleet.gateway, "a", 3)
+
+
+@pytest.mark.parametrize(("reason", "skipped"), [("undecodable", 0), ("gap", 3)])
+async def test_a_peer_that_goes_on_lying_is_asked_for_fewer_and_fewer_snapshots(
+    fleet: Fleet, reason: str, skipped: int
+) -> None:
+    cache = cache_of(fleet, "a")
+    await cache.store(range(64), "s")
+    await holds(fleet.gateway, "a", 4)
+    snapshots = cache.snapshots
+    lies = 0
+    line = f'kvgate_kv_resyncs_total{{instance="a",reason="{reason}"}}'
+    for _ in range(2_000):
+        if await fleet.gateway.metric(line) >= 3:
+            break
+        cache.seq += skipped
+        await cache.publish_raw(b"\xc1" if reason == "undecodable" else msgspec.msgpack.encode([1.0, []]))
+        lies += 1
+        await asyncio.sleep(0.01)
+    assert await fleet.gateway.metric(line) >= 3
+    assert cache.snapshots - snapshots <= 4
+    assert lies > 5 * (cache.snapshots - snapshots)
+    await cache.store(range(5000, 5016), "s")
+    await holds(fleet.gateway, "a", 5)  # it is believed again once it tells the truth
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"seq": -5},
+        {"seq": 2**62},
+        {"tiers": {"TAPE": []}, "parents": {"TAPE": []}},
+        {"tiers": {"HBM": [""]}, "parents": {"HBM": [""]}},
+        {"tiers": {"HBM": ["ab" * 16, "cd" * 16]}, "parents": {"HBM": ["cd" * 16, "ab" * 16]}},
+    ],
+    ids=["negative number", "absurd number", "unknown tier", "nameless block", "cycle"],
+)
+async def test_a_snapshot_that_can_not_be_is_not_believed_until_it_can(fleet: Fleet, lie: dict[str, object]) -> None:
+    engine, cache = fleet.engines["a"], cache_of(fleet, "a")
+    await cache.store(range(64), "s")
+    await holds(fleet.gateway, "a", 4)
+    engine.snapshot_changes = lie
+    await cache.publish_raw(b"\xc1")
+    await eventually_at_least(fleet.gateway, 'kvgate_kv_resyncs_total{instance="a",reason="snapshot_invalid"}', 1)
+    assert await fleet.gateway.metric('kvgate_resident_blocks{instance="a",tier="HBM"}') == 0
+    engine.snapshot_changes = {}
+    await holds(fleet.gateway, "a", 4)
 
 
 async def test_cold_prompts_spread_and_siblings_of_a_burst_stay_together(tmp_path: Path) -> None:

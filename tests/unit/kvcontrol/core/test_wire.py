@@ -1,8 +1,11 @@
 """KV events survive the wire in our form, in vLLM's older forms are understood, and what is broken is said."""
 
+import tracemalloc
+from typing import Any
+
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcontrol.core import (
@@ -16,20 +19,30 @@ from kvcontrol.core import (
     Seq,
     WireError,
 )
-from kvcontrol.core.wire import END_OF_REPLAY, decode_batch, decode_seq, encode_batch, encode_seq
+from kvcontrol.core.events import sliced
+from kvcontrol.core.wire import (
+    END_OF_REPLAY,
+    MAX_PAYLOAD_BYTES,
+    MAX_SEQ,
+    decode_batch,
+    decode_seq,
+    encode_batch,
+    encode_seq,
+)
 
-hashes = st.binary(min_size=16, max_size=16).map(BlockHash)
+hashes = st.binary(min_size=8, max_size=32).map(BlockHash)
 tiers = st.sampled_from(list(CacheTier))
 
 
 @st.composite
 def stored_events(draw: st.DrawFn) -> BlockStored:
-    blocks = tuple(draw(st.lists(hashes, min_size=1, max_size=4)))
+    chain = draw(st.lists(hashes, min_size=2, max_size=5, unique=True))
+    parent, blocks = draw(st.sampled_from([None, chain[0]])), tuple(chain[1:])
     size = draw(st.integers(1, 4))
     ids = st.lists(st.integers(0, 2**32 - 1), min_size=size * len(blocks), max_size=size * len(blocks))
     return BlockStored(
         block_hashes=blocks,
-        parent=draw(st.none() | hashes),
+        parent=parent,
         token_ids=draw(st.just(()) | ids.map(tuple)),
         block_size_tokens=size,
         tier=draw(tiers),
@@ -104,18 +117,42 @@ def test_a_signed_and_an_unsigned_64_bit_hash_are_the_same_key() -> None:
     assert one == other
 
 
+H = b"h" * 16
+STORED = {"type": "BlockStored", "block_hashes": [H], "block_size": 1}
+REMOVED = {"type": "BlockRemoved", "block_hashes": [H]}
+
+
 @pytest.mark.parametrize(
     ("event", "reason"),
     [
-        ({"type": "BlockMoved"}, "unknown event type 'BlockMoved'"),
-        ({"type": "BlockStored", "block_hashes": [], "block_size": 1}, "block_hashes is missing or empty"),
-        ({"type": "BlockStored", "block_hashes": [1], "block_size": 0}, "block_size is 0"),
-        ({"type": "BlockStored", "block_hashes": [1], "block_size": 2, "token_ids": [1]}, "1 tokens for 1 blocks of 2"),
-        ({"type": "BlockStored", "block_hashes": [1], "block_size": 1, "token_ids": ["x"]}, "not a list of integers"),
-        ({"type": "BlockRemoved", "block_hashes": ["x"]}, "block hash is a str"),
-        ({"type": "BlockRemoved", "block_hashes": [1], "medium": "TAPE"}, "medium is 'TAPE'"),
+        (
+            REMOVED | {"type": "BlockMoved"},
+            "no BlockStored, BlockRemoved or AllBlocksCleared: Invalid value 'BlockMoved'",
+        ),
+        ({"block_hashes": [H]}, "missing required field `type`"),
+        (STORED | {"block_hashes": []}, "Expected `array` of length >= 1 - at `$.block_hashes`"),
+        (STORED | {"block_hashes": [b""]}, "Expected `bytes` of length >= 8 - at `$.block_hashes[0]`"),
+        (STORED | {"block_hashes": [b"x"]}, "Expected `bytes` of length >= 8 - at `$.block_hashes[0]`"),
+        (REMOVED | {"block_hashes": [H, b"x" * 65_536]}, "Expected `bytes` of length <= 32 - at `$.block_hashes[1]`"),
+        (REMOVED | {"block_hashes": ["x"]}, "Expected `int | bytes`, got `str` - at `$.block_hashes[0]`"),
+        (REMOVED | {"block_hashes": [True]}, "Expected `int | bytes`, got `bool`"),
+        (REMOVED | {"block_hashes": None}, "Expected `array`, got `None` - at `$.block_hashes`"),
+        (STORED | {"parent_block_hash": b"x"}, "Expected `bytes` of length >= 8 - at `$.parent_block_hash`"),
+        (STORED | {"block_size": 0}, "Expected `int` >= 1 - at `$.block_size`"),
+        (STORED | {"block_size": -16}, "Expected `int` >= 1 - at `$.block_size`"),
+        (STORED | {"block_size": 2**40}, "Expected `int` <= 65536 - at `$.block_size`"),
+        ({"type": "BlockStored", "block_hashes": [H]}, "block_size is missing; it is from 1 to 65536"),
+        (STORED | {"block_size": 2, "token_ids": [1]}, "1 tokens for 1 blocks of 2"),
+        (STORED | {"token_ids": ["x"]}, "Expected `int`, got `str` - at `$.token_ids[0]`"),
+        (STORED | {"token_ids": [-1]}, "Expected `int` >= 0 - at `$.token_ids[0]`"),
+        (STORED | {"parent_block_hash": H}, "a chain has no cycle"),
+        (STORED | {"block_hashes": [H, b"i" * 16, H]}, "a chain has no cycle"),
+        (REMOVED | {"medium": "TAPE"}, "medium is 'TAPE'; known are CPU, CPU_PINNED, DISK, EXTERNAL, GPU, REMOTE"),
+        (REMOVED | {"medium": "GPU" * 1000}, "Expected `str` of length <= 256 - at `$.medium`"),
+        (["BlockStored", [b"x"], None, [], 1], "Expected `bytes` of length >= 8 - at `$[1][0]`"),
+        (["BlockMoved", [H]], "Invalid value 'BlockMoved' - at `$[0]`"),
+        ([], "Expected `array` of at least length 1, got 0"),
         (7, "neither a map with a type nor an array"),
-        ([], "neither a map with a type nor an array"),
     ],
 )
 def test_a_broken_event_is_named_and_its_neighbours_are_kept(event: object, reason: str) -> None:
@@ -125,23 +162,138 @@ def test_a_broken_event_is_named_and_its_neighbours_are_kept(event: object, reas
     assert reason in decoded.undecodable[0]
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xc1", msgspec.msgpack.encode(7), msgspec.msgpack.encode(["x", []])])
-def test_a_payload_that_is_no_batch_is_refused(payload: bytes) -> None:
-    with pytest.raises(WireError):
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"", "payload is neither"),
+        (b"\xc1", "payload is neither"),
+        (msgspec.msgpack.encode(7), "payload is neither"),
+        (msgspec.msgpack.encode(["x", []]), "Expected `float`, got `str`"),
+        (msgspec.msgpack.encode([float("nan"), []]), "batch.ts is nan"),
+        (msgspec.msgpack.encode([1.0, [], -1]), "Expected `int` >= 0"),
+        (msgspec.msgpack.encode({"events": []}), "missing required field `ts`"),
+        (msgspec.msgpack.encode([1.0, [[]] * 65_537]), "Expected `array` of length <= 65536"),
+        (bytes(MAX_PAYLOAD_BYTES + 1), "bytes long; at most"),
+        (msgspec.msgpack.encode([1.0, []]) + b"more", "trailing characters"),
+    ],
+)
+def test_a_payload_that_is_no_batch_is_refused_by_name(payload: bytes, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
         decode_batch(payload)
 
 
-@given(st.binary(max_size=200))
-def test_no_bytes_from_a_peer_raise_anything_else(payload: bytes) -> None:
+def raw_events(of: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
+    anything = st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=9) | of,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=8,
+    )
+    names = st.lists(of | st.integers(-(2**63), 2**64 - 1) | anything, max_size=4)
+    fields = st.fixed_dictionaries(
+        {"type": st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared"]) | anything},
+        optional={
+            "block_hashes": names | anything,
+            "parent_block_hash": of | anything,
+            "token_ids": st.lists(st.integers(0, 9) | anything, max_size=4) | anything,
+            "block_size": st.integers(-2, 3) | anything,
+            "medium": st.sampled_from(["GPU", "disk", "TAPE", None]) | anything,
+            "lora_name": anything,
+        },
+    )
+    arrays = st.tuples(st.sampled_from(["BlockStored", "BlockRemoved"]), names, of, anything, st.integers(-2, 3))
+    events = st.lists(fields | arrays | anything, max_size=4) | anything
+    stamp = st.floats() | anything
+    batches = st.tuples(stamp, events) | st.tuples(stamp, events, anything)
+    return (batches | st.fixed_dictionaries({"ts": stamp, "events": events})).map(msgspec.msgpack.encode)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.binary(max_size=200) | raw_events(st.binary(max_size=40)), st.data())
+def test_any_bytes_are_decoded_within_the_limits_or_raise_the_one_error(payload: bytes, data: st.DataObject) -> None:
+    if payload and data.draw(st.booleans()):  # a flipped byte somewhere
+        place = data.draw(st.integers(0, len(payload) - 1))
+        payload = payload[:place] + bytes([data.draw(st.integers(0, 255))]) + payload[place + 1 :]
+    try:
+        decoded = decode_batch(payload)
+    except WireError:
+        return
+    assert all(len(reason) < 400 for reason in decoded.undecodable)
+    for event in decoded.batch.events:
+        if isinstance(event, AllBlocksCleared):
+            continue
+        assert event.block_hashes
+        assert all(8 <= len(name) <= 32 for name in event.block_hashes)
+        if isinstance(event, BlockStored):
+            assert 1 <= event.block_size_tokens <= 65_536
+            assert event.parent not in event.block_hashes
+    again = decode_batch(encode_batch(decoded.batch))
+    assert (again.batch, again.undecodable) == (decoded.batch, ())
+
+
+HEAD = b"\x92\xcb" + bytes(8)
+LIAR = HEAD + b"\x91" + msgspec.msgpack.encode(STORED)[:-1]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\xdd\xff\xff\xff\xff",
+        HEAD + b"\xdd\x00\x00\xff\xff",
+        HEAD + b"\x91\x82\xa4type\xacBlockRemoved\xacblock_hashes\xdd\x00\x0f\xff\xff",
+        HEAD + b"\x91\x92\xacBlockRemoved\xc6\xff\xff\xff\xff",
+        LIAR + b"\xdf\xff\xff\xff\xff",
+        LIAR + b"\xc9\xff\xff\xff\xff\x01",
+        b"\x92\x01" + b"\x91" * 100_000,
+        msgspec.msgpack.encode([1.0, [STORED | {"novel": [[]] * 1_000_000, "lora_id": [[]] * 1_000_000}]]),
+    ],
+    ids=["batch", "events", "hashes", "bytes", "map", "extension", "deep", "what is not read"],
+)
+def test_memory_follows_what_a_payload_contains_and_not_what_it_claims(payload: bytes) -> None:
+    tracemalloc.start()
     try:
         decode_batch(payload)
     except WireError:
+        pass
+    finally:
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak_bytes < 1_000_000
+
+
+@given(events, st.integers(1, 5))
+def test_slices_of_an_event_say_what_it_says_in_its_order(event: KvEvent, max_blocks: int) -> None:
+    parts = list(sliced(event, max_blocks))
+    if isinstance(event, AllBlocksCleared):
+        assert parts == [event]
         return
+    assert [name for part in parts for name in part.block_hashes] == list(event.block_hashes)  # type: ignore[union-attr]
+    assert all(len(part.block_hashes) <= max_blocks for part in parts)  # type: ignore[union-attr]
+    if isinstance(event, BlockStored):
+        above = event.parent
+        for part in parts:
+            assert isinstance(part, BlockStored)
+            assert part.parent == above
+            assert len(part.token_ids) in {0, len(part.block_hashes) * event.block_size_tokens}
+            above = part.block_hashes[-1]
+        assert sum((part.token_ids for part in parts if isinstance(part, BlockStored)), ()) == event.token_ids
 
 
 def test_sequence_frames_are_eight_bytes_big_endian() -> None:
     assert encode_seq(Seq(258)) == b"\0\0\0\0\0\0\x01\x02"
     assert decode_seq(encode_seq(Seq(258))) == 258
-    assert decode_seq(END_OF_REPLAY) == -1
-    with pytest.raises(WireError, match="3 bytes long, not 8"):
-        decode_seq(b"abc")
+    assert decode_seq(encode_seq(Seq(MAX_SEQ))) == MAX_SEQ
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"abc", "3 bytes long, not 8"),
+        (b"", "0 bytes long, not 8"),
+        (encode_seq(Seq(-5)), "sequence number is -5; it is from 0 to 9007199254740991"),
+        (encode_seq(Seq(2**62)), "sequence number is 4611686018427387904"),
+        (END_OF_REPLAY, "sequence number is -1"),
+    ],
+)
+def test_a_number_that_can_not_be_is_refused(frame: bytes, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        decode_seq(frame)

@@ -219,6 +219,11 @@ class FleetMachine(RuleBasedStateMachine):
         for index in (self.index, self.oracle):
             index.reset(instance, {tier: with_parents(list(blocks))})
 
+    @rule(instance=instances, blocks=runs, tier=tiers)
+    def extend(self, instance: InstanceId, blocks: tuple[BlockHash, ...], tier: CacheTier) -> None:
+        for index in (self.index, self.oracle):
+            index.extend(instance, tier, with_parents(list(blocks)))
+
     @rule(instance=instances)
     def drop(self, instance: InstanceId) -> None:
         self.index.drop(instance)

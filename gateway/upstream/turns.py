@@ -1,0 +1,24 @@
+"""Long work on the event loop, in slices: everything else goes on between any two of them."""
+
+import asyncio
+from collections.abc import Iterator
+
+_DONE = object()
+
+
+class Turns:
+    """Shared by all who have long work: a turn of the loop does at most one slice of one of them, in fair order."""
+
+    def __init__(self) -> None:
+        self._one_slice = asyncio.Lock()
+
+    async def exhaust(self, work: Iterator[object]) -> None:
+        """Do all of ``work``, which yields after each slice; raises what it raises."""
+        while True:
+            async with self._one_slice:
+                if next(work, _DONE) is _DONE:
+                    return
+                await asyncio.sleep(0)
+
+
+__all__ = ["Turns"]
