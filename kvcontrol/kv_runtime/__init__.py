@@ -4,15 +4,16 @@ from kvcontrol.kv_runtime.arena import HostArena
 from kvcontrol.kv_runtime.backend_protocol import (
     BlockStatus,
     DurableBackendProtocol,
+    EngineBackendProtocol,
     Fence,
     KVBackendProtocol,
     Move,
-    Recovered,
 )
+from kvcontrol.kv_runtime.block_file import BlockFileSpec
 from kvcontrol.kv_runtime.buddy import BuddyAllocator
-from kvcontrol.kv_runtime.errors import AllocationError, ArenaError, BackendError, KvRuntimeError
+from kvcontrol.kv_runtime.errors import AllocationError, ArenaError, BackendError, BlockFileError, KvRuntimeError
 from kvcontrol.kv_runtime.naive import NaiveUnits
-from kvcontrol.kv_runtime.record import BlockRecord, BlockSeal, checksum
+from kvcontrol.kv_runtime.record import BlockRecord, BlockSeal, Recovered, checksum
 from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
 from kvcontrol.kv_runtime.slab import SlabAllocator
 
@@ -20,11 +21,14 @@ __all__ = [
     "AllocationError",
     "ArenaError",
     "BackendError",
+    "BlockFileError",
+    "BlockFileSpec",
     "BlockRecord",
     "BlockSeal",
     "BlockStatus",
     "BuddyAllocator",
     "DurableBackendProtocol",
+    "EngineBackendProtocol",
     "Fence",
     "HostArena",
     "KVBackendProtocol",

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime.arena import HostArena
-from kvcontrol.kv_runtime.record import BlockSeal
+from kvcontrol.kv_runtime.record import BlockSeal, Recovered
 
 
 class BlockStatus(StrEnum):
@@ -56,15 +56,21 @@ class KVBackendProtocol(Protocol):
 
     ``read`` and ``write`` block until done, release the GIL for the bulk of the work, and may be called from several
     threads for distinct slots. They return one status a move, in order, and raise nothing that a device can cause.
-    A slot outside of ``range(capacity_blocks)`` is the caller's error (``IndexError``).
+    Nothing has been moved when a slot lies outside of ``range(capacity_blocks)`` or the arena (``IndexError``), or
+    when a durable tier gets a move without a seal or one that it can't write down (``ValueError``): those are the
+    caller's errors. ``last_error`` says in words what the latest ``FAILED``, ``CORRUPT`` or ``NO_SPACE`` was.
     """
 
     tier: CacheTier
     capacity_blocks: int
     block_bytes: int
+    last_error: str
 
     def read(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
-        """Copy slots into the arena. A durable tier returns ``CORRUPT`` where the slot holds another record."""
+        """Copy slots into the arena, whose slots are unsealed first.
+
+        A durable tier returns ``CORRUPT`` where the slot holds another record, or other bytes than its seal says.
+        """
 
     def write(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
         """Copy from the arena into slots; a durable tier keeps each move's seal with it."""
@@ -73,28 +79,35 @@ class KVBackendProtocol(Protocol):
         """Let go of memory, files and threads; idempotent."""
 
 
-class Recovered(NamedTuple):
-    """A block found again after a restart. Its record is intact; its bytes are verified when they are read."""
+class EngineBackendProtocol(KVBackendProtocol, Protocol):
+    """The engine's own memory, which kernels read and write beside us."""
 
-    slot: int
-    seal: BlockSeal
+    def fence(self) -> Fence:
+        """Return the end of all work that the engine has queued by now; called on the engine's thread, never waits.
+
+        A block is read after the fence of the work that wrote it, and written after the fence of the last work that
+        may still read what it held before.
+        """
 
 
 class DurableBackendProtocol(KVBackendProtocol, Protocol):
     """A tier whose contents outlive the process."""
 
     def recover(self) -> list[Recovered]:
-        """Return what is found at the start; slots with a torn or foreign record are empty."""
+        """Return what is found at the start; slots with a torn or foreign record are empty.
 
-    def erase(self, slots: Sequence[int]) -> None:
-        """Make sure that slots are not found by a later ``recover``."""
+        A key may be found in more than one slot. Not to be called beside ``read`` and ``write``.
+        """
+
+    def erase(self, slots: Sequence[int]) -> list[BlockStatus]:
+        """Make sure that slots are not found by a later ``recover``, and say whether that worked."""
 
 
 __all__ = [
     "BlockStatus",
     "DurableBackendProtocol",
+    "EngineBackendProtocol",
     "Fence",
     "KVBackendProtocol",
     "Move",
-    "Recovered",
 ]

@@ -4,7 +4,8 @@ KvControlError
 └── KvRuntimeError
     ├── AllocationError  slots or blocks are used against their contract: freed twice, unknown, out of range
     ├── ArenaError       host memory for blocks can't be had
-    └── BackendError     a tier's backend can't be set up
+    ├── BackendError     a tier's backend can't be set up
+    └── BlockFileError   a file of blocks can't be used
 """
 
 from kvcontrol.core.errors import KvControlError
@@ -26,4 +27,8 @@ class BackendError(KvRuntimeError):
     """A tier's backend can't be set up; the message names what was wrong and what is allowed."""
 
 
-__all__ = ["AllocationError", "ArenaError", "BackendError", "KvRuntimeError"]
+class BlockFileError(KvRuntimeError):
+    """A file of blocks can't be used; the message names the file, what is wrong with it and what would help."""
+
+
+__all__ = ["AllocationError", "ArenaError", "BackendError", "BlockFileError", "KvRuntimeError"]

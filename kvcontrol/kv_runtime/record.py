@@ -28,6 +28,13 @@ class BlockSeal(NamedTuple):
     checksum: int
 
 
+class Recovered(NamedTuple):
+    """A block found again after a restart. Its record is intact; its bytes are verified when they are read."""
+
+    slot: int
+    seal: BlockSeal
+
+
 def checksum(data: bytes | bytearray | memoryview) -> int:
     """Return the 64-bit XXH3 of a block's bytes; releases the GIL, tens of GB/s.
 
@@ -37,4 +44,4 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
-__all__ = ["BlockRecord", "BlockSeal", "checksum"]
+__all__ = ["BlockRecord", "BlockSeal", "Recovered", "checksum"]
