@@ -94,7 +94,7 @@ def run_prefix(  # noqa: PLR0913 - each is one option
     plan = prefix.PrefixPlan(
         blocks=blocks, instances=instances, tokenizer=folder, traces=traces, sglang=sglang, quick=quick
     )
-    report = prefix.run(plan, lambda step: errors.print(f"  {step}", markup=False))
+    report = prefix.run(plan, lambda step: errors.print(f"  {step}", markup=False, soft_wrap=True))
     _show(report, as_json=as_json, as_markdown=as_markdown)
 
 
