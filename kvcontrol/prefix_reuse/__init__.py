@@ -9,6 +9,7 @@ from kvcontrol.prefix_reuse.matcher import PrefixMatcher
 from kvcontrol.prefix_reuse.metrics import PrefixReuseMetrics, PrefixReuseReport
 from kvcontrol.prefix_reuse.naive import NaiveFleetIndex
 from kvcontrol.prefix_reuse.naive_index import NaivePrefixReuseIndex
+from kvcontrol.prefix_reuse.protocol import PrefixIndex
 
 __all__ = [
     "BlockKeys",
@@ -21,6 +22,7 @@ __all__ = [
     "NaivePrefixReuseIndex",
     "PrefixEntry",
     "PrefixHit",
+    "PrefixIndex",
     "PrefixMatch",
     "PrefixMatcher",
     "PrefixReuseIndex",

@@ -10,6 +10,9 @@ import msgspec
 
 from kvcontrol.core import BlockHash, CacheIdentity, IdentityError, WireError
 
+MAX_PINS = 1_000
+"""Pins of one entry that a dump may ask for."""
+
 _MAGIC = b"kvgatPI1"
 _DIGEST_BYTES = 16
 _HEAD_BYTES = len(_MAGIC) + _DIGEST_BYTES
@@ -72,4 +75,4 @@ def _digest(body: bytes) -> bytes:
     return blake2b(body, digest_size=_DIGEST_BYTES).digest()
 
 
-__all__ = ["Contents", "HeldBlock", "HeldEntry", "decode", "encode", "key_of"]
+__all__ = ["MAX_PINS", "Contents", "HeldBlock", "HeldEntry", "decode", "encode", "key_of"]

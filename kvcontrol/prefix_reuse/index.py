@@ -1,50 +1,45 @@
 """One engine's prefix index: from a prompt's tokens to the KV blocks that already hold its beginning.
 
 A chained key names a block *and all before it*, so the tree of prefixes needs no tree walk to be searched: one flat
-dictionary from key to node, looked up block by block until the first miss. Nodes keep parent and children only for
-what needs the shape: removing a block removes what hangs below it.
-
-Eviction order without a heap: every use of a prefix moves its nodes to the young end of one list, *tail first, head
-last*. So a parent is always younger than its children, the oldest node is always a leaf, and evicting from the old end
-takes tails before heads in O(1). Pinned nodes are not in the list at all; a pinned node's ancestors are pinned too.
+dictionary from key to node, looked up block by block until the first miss (``tree``). Nodes keep parent and children
+only for what needs the shape: removing a block removes what hangs below it. Which block is evicted next is ``ages``'s
+to say.
 
 Readers take no lock: a look-up is a run of dictionary reads of nodes whose key, tokens and block id never change, and
 leaves a note of what it used, which the next writer applies. So a reader never waits, not even for the eviction of a
 million blocks, and may see a prefix that is being removed at that very moment. Whoever is going to *read the blocks*
 takes ``acquire``, which compares tokens and pins what is still there, under the lock.
 
-The naive twin is ``naive_index.NaivePrefixReuseIndex``.
+The contract is ``protocol.PrefixIndex``, the naive twin ``naive_index.NaivePrefixReuseIndex``.
 """
 
 import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from kvcontrol.core import BlockHash, WireError
 from kvcontrol.core.hashing import TOKEN_BYTES
-from kvcontrol.prefix_reuse.dump import Contents, HeldBlock, HeldEntry, decode, encode, key_of
+from kvcontrol.prefix_reuse.ages import Ages
+from kvcontrol.prefix_reuse.dump import MAX_PINS, Contents, HeldBlock, HeldEntry, decode, encode, key_of
 from kvcontrol.prefix_reuse.entry import EntryId, Insertion, Lease, LeaseId, PrefixEntry, PrefixHit
 from kvcontrol.prefix_reuse.integrity import must
 from kvcontrol.prefix_reuse.keys import BlockKeys
 from kvcontrol.prefix_reuse.matcher import HASH_CONFIDENCE, Lineage, PrefixMatcher
 from kvcontrol.prefix_reuse.metrics import PrefixReuseMetrics, PrefixReuseReport
 from kvcontrol.prefix_reuse.node import Node
+from kvcontrol.prefix_reuse.tree import PrefixTree
 
-_MAX_NOTES = 65_536
-_MAX_PINS = 1_000
-"""Pins of one entry that a dump may ask for."""
 _NODE_BYTES = 390
 """What a block costs beside its tokens: node, key, bytes object, places in three dictionaries; measured."""
 
 
 class PrefixReuseIndex:
-    """Which of one engine's KV blocks hold which prefix. Any thread; writers exclude each other, readers nobody.
+    """A ``PrefixIndex``. Writers exclude each other, readers nobody and wait for nobody.
 
     ``capacity_blocks`` > 0 bounds what is held (``ValueError`` otherwise); about 650 bytes a block of 64 tokens, 256
-    of them the tokens themselves, which are kept because a hash is never trusted alone. Tokens are packed
-    (``hashing.token_bytes``); block ids are the caller's and are only handed back.
+    of them the tokens themselves, which are kept because a hash is never trusted alone. Block ids are the
+    caller's and are only handed back.
     """
 
     def __init__(
@@ -58,11 +53,10 @@ class PrefixReuseIndex:
         self._capacity = capacity_blocks
         self._clock = clock
         self._width = keys.block_size_tokens * TOKEN_BYTES
-        self._notes: deque[Node] = deque(maxlen=_MAX_NOTES)
         self._lock = threading.Lock()
         # under the lock, for writers
-        self._nodes: dict[BlockHash, Node] = {}
-        self._by_age: OrderedDict[BlockHash, Node] = OrderedDict()
+        self._tree = PrefixTree()
+        self._ages = Ages(self._tree)
         self._entries: dict[EntryId, Node] = {}
         self._pinned_entries: dict[EntryId, int] = {}
         self._leases: dict[LeaseId, list[Node]] = {}
@@ -70,7 +64,7 @@ class PrefixReuseIndex:
 
     def __len__(self) -> int:
         """Return the number of blocks held."""
-        return len(self._nodes)
+        return len(self._tree)
 
     # Readers.
 
@@ -81,9 +75,9 @@ class PrefixReuseIndex:
     def lookup_keys(self, keys: Sequence[BlockHash], prompt_tokens: int) -> PrefixHit:
         """``lookup`` for a prompt whose block keys are known."""
         started = self._clock()
-        path = self._path(keys)
+        path = self._tree.path(keys)
         if path:
-            self._notes.append(path[-1])
+            self._ages.notes.append(path[-1])
         hit = _hit(path, self.keys.block_size_tokens, prompt_tokens, HASH_CONFIDENCE)
         self.metrics.looked_up(
             blocks=len(keys),
@@ -97,7 +91,7 @@ class PrefixReuseIndex:
     def lookup_all(self, tokens: bytes, *, salt: str = "") -> tuple[PrefixEntry, ...]:
         """Return every inserted entry that the prompt starts with, shortest first; no lock."""
         found: list[PrefixEntry] = []
-        for place, node in enumerate(self._path(self.keys.of(tokens, salt=salt))):
+        for place, node in enumerate(self._tree.path(self.keys.of(tokens, salt=salt))):
             if node.tokens != tokens[place * self._width : (place + 1) * self._width]:
                 self.metrics.collided()
                 break
@@ -107,14 +101,14 @@ class PrefixReuseIndex:
 
     def report(self) -> PrefixReuseReport:
         """Return what was looked up and found, and what is held now; no lock."""
-        held = len(self._nodes)
+        held = len(self._tree)
         return self.metrics.report(
             entries=len(self._entries), held_blocks=held, held_bytes=held * (_NODE_BYTES + self._width)
         )
 
     def lineage_of(self, key: BlockHash) -> Lineage | None:
         """Return what a held block was computed from, None for an unknown key; no lock."""
-        node = self._nodes.get(key)
+        node = self._tree.get(key)
         return None if node is None else Lineage(node.tokens, node.parent.key if node.parent else None, node.block_id)
 
     # Writers.
@@ -122,18 +116,12 @@ class PrefixReuseIndex:
     def insert(
         self, tokens: bytes, kv_block_ids: Sequence[int], *, salt: str = "", metadata: Mapping[str, str] | None = None
     ) -> Insertion:
-        """Hold a prompt's full blocks; ``kv_block_ids`` has one id for each of them (``ValueError`` otherwise).
-
-        Blocks that are held already keep their ids; the caller's are returned as redundant. Room is made by evicting
-        the least recently used. The entry is shorter than the prompt where no room could be made (all is pinned) or
-        where a block's key belongs to other tokens (a collision, counted); what is left out is redundant too. An
-        insertion that holds nothing has no entry.
-        """
+        """Hold a prompt's full blocks; O(tokens), with as many evictions as there are new blocks at most."""
         keys = self.keys.of(tokens, salt=salt)
         if len(keys) != len(kv_block_ids):
             raise ValueError(f"{len(kv_block_ids)} kv_block_ids for {len(keys)} full blocks")
         with self._lock:
-            self._apply_notes()
+            self._ages.follow_notes()
             attached = 0
             path: list[Node] = []
             redundant: list[int] = []
@@ -141,33 +129,33 @@ class PrefixReuseIndex:
             for place, (key, block_id) in enumerate(zip(keys, kv_block_ids, strict=True)):
                 block = tokens[place * self._width : (place + 1) * self._width]
                 parent = path[-1] if path else None
-                node = self._nodes.get(key)
+                node = self._tree.get(key)
                 if node is not None and (node.parent is not parent or node.tokens != block):
                     self.metrics.collided()
                     break
                 if node is None:
-                    if len(self._nodes) >= self._capacity and not self._evict_one(evicted):
+                    if len(self._tree) >= self._capacity and not self._evict_one(evicted):
                         break
-                    node = self._attach(key, parent, block, block_id)
+                    node = self._tree.attach(key, parent, block, block_id)
                     attached += 1
                 elif node.block_id != block_id:
                     redundant.append(block_id)
-                self._by_age.pop(key, None)  # off the list while being inserted: not to be evicted to make room
+                self._ages.leave(node)  # off the list while being inserted: not to be evicted to make room
                 path.append(node)
             redundant += kv_block_ids[len(path) :]
             for node in reversed(path):
-                self._rejoin(node)
+                self._ages.rejoin(node)
             entry = self._enter(path, metadata or {}) if path else None
         self.metrics.inserted(attached)
         self.metrics.evicted(len(evicted))
         return Insertion(entry=entry, redundant_block_ids=tuple(redundant), evicted_block_ids=tuple(evicted))
 
     def acquire(self, tokens: bytes, *, salt: str = "") -> Lease:
-        """Pin the longest held prefix whose *tokens* are equal, and return it; ``release`` it when done."""
+        """Verify and pin in one step; O(tokens)."""
         keys = self.keys.of(tokens, salt=salt)
         with self._lock:
-            self._apply_notes()
-            path = self._path(keys)
+            self._ages.follow_notes()
+            path = self._tree.path(keys)
             found = _hit(path, self.keys.block_size_tokens, len(tokens) // TOKEN_BYTES, HASH_CONFIDENCE)
             hit = self.matcher.verify(found, tokens)
             del path[len(hit.kv_block_ids) :]
@@ -178,30 +166,24 @@ class PrefixReuseIndex:
         return lease
 
     def release(self, lease_id: LeaseId) -> None:
-        """Unpin what ``acquire`` pinned and make it the youngest; blocks invalidated meanwhile are gone.
-
-        Raises ``KeyError`` for a lease that isn't held (any more).
-        """
         with self._lock:
-            self._apply_notes()
+            self._ages.follow_notes()
             if lease_id not in self._leases:
                 raise KeyError(f"lease {lease_id} is not held")
             for node in reversed(self._leases.pop(lease_id)):
-                if self._nodes.get(node.key) is node:
+                if node in self._tree:
                     self._unpin(node)
 
     def pin(self, entry_id: EntryId) -> None:
-        """Keep an entry from eviction until as many ``unpin``; raises ``KeyError`` for one that isn't held."""
         with self._lock:
-            self._apply_notes()
+            self._ages.follow_notes()
             for node in self._held(entry_id).upwards():
                 self._pin(node)
             self._pinned_entries[entry_id] = self._pinned_entries.get(entry_id, 0) + 1
 
     def unpin(self, entry_id: EntryId) -> None:
-        """Undo one ``pin``; raises ``KeyError`` for an entry that isn't held, ``ValueError`` for one not pinned."""
         with self._lock:
-            self._apply_notes()
+            self._ages.follow_notes()
             tail = self._held(entry_id)
             pins = self._pinned_entries.get(entry_id, 0)
             if not pins:
@@ -214,33 +196,31 @@ class PrefixReuseIndex:
                 self._unpin(node)
 
     def invalidate(self, key: BlockHash) -> tuple[int, ...]:
-        """Forget a block and all below it, pinned or not, and return their block ids; none for an unknown key."""
+        """Forget a block and all below it; O(forgotten), and O(blocks above) where a pinned entry is lost."""
         with self._lock:
-            self._apply_notes()
-            node = self._nodes.get(key)
-            gone = self._remove_subtree(node) if node is not None else ()
+            self._ages.follow_notes()
+            node = self._tree.get(key)
+            gone = self._remove(node) if node is not None else ()
         self.metrics.invalidated(len(gone))
         return gone
 
     def evict_lru(self, blocks: int) -> tuple[int, ...]:
-        """Forget up to ``blocks`` least recently used blocks, tails before heads, and return their ids; never pinned
-        ones. O(evicted).
-        """
+        """Forget up to ``blocks`` least recently used blocks; O(evicted)."""
         evicted: list[int] = []
         with self._lock:
-            self._apply_notes()
+            self._ages.follow_notes()
             while len(evicted) < blocks and self._evict_one(evicted):
                 pass
         self.metrics.evicted(len(evicted))
         return tuple(evicted)
 
     def dump(self) -> bytes:
-        """Return all that is held as bytes; leases are not part of it: who held them is gone after a restart."""
+        """Return all that is held as bytes; O(held), of which writers wait for the listing, readers for nothing."""
         with self._lock:
-            self._apply_notes()
+            self._ages.follow_notes()
             place: dict[BlockHash, int] = {}
             blocks: list[HeldBlock] = []
-            for node in self._nodes.values():  # a parent was attached before its children
+            for node in self._tree:  # a parent was attached before its children
                 place[node.key] = len(blocks)
                 blocks.append(
                     HeldBlock(node.key, place[node.parent.key] if node.parent else -1, node.tokens, node.block_id)
@@ -248,7 +228,7 @@ class PrefixReuseIndex:
             contents = Contents(
                 identity=self.keys.identity,
                 blocks=blocks,
-                oldest_first=[place[key] for key in self._by_age],
+                oldest_first=[place[node.key] for node in self._ages],
                 entries=[
                     HeldEntry(place[tail.key], dict(tail.entry.metadata), self._pinned_entries.get(entry_id, 0))
                     for entry_id, tail in self._entries.items()
@@ -258,17 +238,14 @@ class PrefixReuseIndex:
         return encode(contents)
 
     @classmethod
-    def load(cls, data: bytes, keys: BlockKeys, *, capacity_blocks: int) -> "PrefixReuseIndex":
-        """Build an index with the same blocks, ages, entries (under new ids) and pins as the dumped one.
-
-        Blocks that only leases pinned come back as the youngest. Of more blocks than ``capacity_blocks`` the oldest
-        are left out. Raises ``WireError`` for damaged bytes, ``IdentityError`` for another identity's, ``ValueError``
-        when pinned blocks alone exceed the capacity.
-        """
+    def load(
+        cls, data: bytes, keys: BlockKeys, *, capacity_blocks: int, clock: Callable[[], float] = time.perf_counter
+    ) -> "PrefixReuseIndex":
+        """Build an index from a dump; O(held), and checked whole before it is handed out."""
         if capacity_blocks <= 0:
             raise ValueError(f"capacity_blocks is {capacity_blocks}; it must be > 0")
         contents = decode(data, keys.identity)
-        index = cls(keys, capacity_blocks=max(capacity_blocks, len(contents.blocks), 1))
+        index = cls(keys, capacity_blocks=max(capacity_blocks, len(contents.blocks)), clock=clock)
         try:
             index._restore(contents)
             index.check_integrity()
@@ -285,47 +262,24 @@ class PrefixReuseIndex:
     def _restore(self, contents: Contents) -> None:
         nodes: list[Node] = []
         for block in contents.blocks:
-            if not -1 <= block.parent < len(nodes) or key_of(block) in self._nodes:
+            if not -1 <= block.parent < len(nodes) or self._tree.get(key_of(block)) is not None:
                 raise IndexError(f"block {len(nodes)} has no parent or stands there twice")
             parent = nodes[block.parent] if block.parent >= 0 else None
-            nodes.append(self._attach(key_of(block), parent, block.tokens, block.block_id))
+            nodes.append(self._tree.attach(key_of(block), parent, block.tokens, block.block_id))
         if any(not 0 <= place < len(nodes) for place in contents.oldest_first):
             raise IndexError("the order names a block that isn't there")
-        if any(not 0 <= held.tail < len(nodes) or not 0 <= held.pins <= _MAX_PINS for held in contents.entries):
-            raise IndexError(f"an entry has no block, or not 0 to {_MAX_PINS} pins")
+        if any(not 0 <= held.tail < len(nodes) or not 0 <= held.pins <= MAX_PINS for held in contents.entries):
+            raise IndexError(f"an entry has no block, or not 0 to {MAX_PINS} pins")
         for place in contents.oldest_first:
-            self._rejoin(nodes[place])
+            self._ages.rejoin(nodes[place])
         for node in reversed(nodes):  # children before parents
-            if node.key not in self._by_age:
-                self._rejoin(node)
+            if node not in self._ages:
+                self._ages.rejoin(node)
         for held in contents.entries:
             path = [*nodes[held.tail].upwards()][::-1]
             entry = self._enter(path, held.metadata)
             for _ in range(held.pins):
                 self.pin(entry.entry_id)
-
-    def _path(self, keys: Sequence[BlockHash]) -> list[Node]:
-        """Return the longest held run of keys, each node the child of the one before.
-
-        Also without the lock: dictionary reads only.
-        """
-        get = self._nodes.get
-        path: list[Node] = []
-        parent: Node | None = None
-        for key in keys:
-            node = get(key)
-            if node is None or node.parent is not parent:
-                break
-            path.append(node)
-            parent = node
-        return path
-
-    def _attach(self, key: BlockHash, parent: Node | None, tokens: bytes, block_id: int) -> Node:
-        node = Node(key, parent, tokens, block_id)
-        if parent is not None:
-            parent.adopt(node)
-        self._nodes[key] = node
-        return node
 
     def _enter(self, path: Sequence[Node], metadata: Mapping[str, str]) -> PrefixEntry:
         tail = path[-1]
@@ -347,76 +301,43 @@ class PrefixReuseIndex:
         except KeyError:
             raise KeyError(f"entry {entry_id} is not held") from None
 
-    def _rejoin(self, node: Node) -> None:
-        """Make a node the youngest, unless it is pinned."""
-        if not node.pins:
-            self._by_age[node.key] = node
-            self._by_age.move_to_end(node.key)
-
-    def _apply_notes(self) -> None:
-        """Follow what readers used since the last write, each prefix once, in the order of its last use."""
-        if not self._notes:
-            return
-        used: dict[Node, None] = {}
-        for _ in range(len(self._notes)):
-            tail = self._notes.popleft()
-            used.pop(tail, None)
-            used[tail] = None
-        younger: list[Node] = []  # from the youngest use back; a node's ancestors have no older use than it has
-        seen: set[Node] = set()
-        for tail in reversed(used):
-            if self._nodes.get(tail.key) is not tail:
-                continue
-            path: list[Node] = []
-            for node in tail.upwards():
-                if node in seen:
-                    break
-                path.append(node)
-            seen.update(path)
-            younger += reversed(path)
-        for node in reversed(younger):
-            self._rejoin(node)
-
     def _pin(self, node: Node) -> None:
         node.pins += 1
-        self._by_age.pop(node.key, None)
+        self._ages.leave(node)
 
     def _unpin(self, node: Node) -> None:
         node.pins -= 1
-        self._rejoin(node)
+        self._ages.rejoin(node)
 
     def _evict_one(self, evicted: list[int]) -> bool:
-        if not self._by_age:
+        oldest = self._ages.oldest()
+        if oldest is None:
             return False
-        evicted += self._remove_subtree(next(iter(self._by_age.values())))
+        evicted += self._remove(oldest)
         return True
 
-    def _remove_subtree(self, top: Node) -> tuple[int, ...]:
-        """Forget a node and all below it; O(removed)."""
-        top.leave()
-        gone: list[int] = []
+    def _remove(self, top: Node) -> tuple[int, ...]:
+        """Forget a node and all below it, with the entries that end there and what those had pinned; O(removed)."""
+        gone = self._tree.remove(top)
         lost_pins = 0
-        left = [top]
-        while left:
-            node = left.pop()
-            left += node.children()
-            del self._nodes[node.key]
-            self._by_age.pop(node.key, None)
+        for node in gone:
+            self._ages.leave(node)
             if node.entry is not None:
                 self._entries.pop(node.entry.entry_id, None)
                 lost_pins += self._pinned_entries.pop(node.entry.entry_id, 0)
-            gone.append(node.block_id)
         if lost_pins and top.parent is not None:  # what the lost entries had pinned above
             for node in top.parent.upwards():
                 node.pins -= lost_pins
-                self._rejoin(node)
-        return tuple(gone)
+                self._ages.rejoin(node)
+        return tuple(node.block_id for node in gone)
 
     # Its own oracle.
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when links, list, pins or entries contradict each other. O(everything)."""
         with self._lock:
+            self._tree.check(self._width)
+            self._ages.check()
             pins: dict[Node, int] = {}
             for entry_id, times in self._pinned_entries.items():
                 for node in self._entries[entry_id].upwards():
@@ -424,24 +345,13 @@ class PrefixReuseIndex:
             for path in self._leases.values():
                 for node in path:
                     pins[node] = pins.get(node, 0) + 1
-            for key, node in self._nodes.items():
-                must(node.key == key, "a node lies under another key")
-                must(len(node.tokens) == self._width, "a node's tokens are not one block")
+            for node in self._tree:
                 must(node.pins == pins.get(node, 0), "a node's pins are not those of its entries and leases")
-                must((key in self._by_age) == (node.pins == 0), "the list holds a pinned node, or lacks another")
-                for child in node.children():
-                    must(self._nodes.get(child.key) is child and child.parent is node, "a child has another parent")
-                if node.parent is not None:
-                    must(self._nodes.get(node.parent.key) is node.parent, "a parent is not held")
-                    must(any(node is child for child in node.parent.children()), "a parent doesn't know its child")
-                    must(node.parent.pins >= node.pins, "a pinned node's parent is not pinned as often")
-            ages = {key: age for age, key in enumerate(self._by_age)}
-            for key, age in ages.items():
-                parent = self._nodes[key].parent
-                must(parent is None or parent.pins > 0 or ages[parent.key] > age, "a parent is older than its child")
+                must(node.parent is None or node.parent.pins >= node.pins, "a node is pinned more than its parent")
             for entry_id, node in self._entries.items():
+                must(node in self._tree, "an entry's tail is not held")
                 must(node.entry is not None and node.entry.entry_id == entry_id, "an entry's tail has another entry")
-            must(len(self._nodes) <= self._capacity, "more blocks than the capacity")
+            must(len(self._tree) <= self._capacity, "more blocks than the capacity")
 
 
 def _hit(path: Sequence[Node], block_size_tokens: int, prompt_tokens: int, confidence: float) -> PrefixHit:
