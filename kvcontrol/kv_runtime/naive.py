@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_runtime.errors import AllocationError
 
 
@@ -39,4 +40,55 @@ class NaiveUnits:
             self.owners[start : start + (1 << order)] = [None] * (1 << order)
 
 
-__all__ = ["NaiveUnits"]
+class NaivePool:
+    """A ``KVPool`` of equal blocks under LRU: a count of references for each pinned block, a list of cached ones.
+
+    It doesn't choose new blocks' ids; it says what an allocation evicts, and follows what the other one chose.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.references: dict[BlockId, int] = {}
+        self.cached: list[BlockId] = []
+        """Oldest first."""
+
+    @property
+    def free_blocks(self) -> int:
+        return self.capacity - len(self.references) - len(self.cached)
+
+    def evicted_for(self, count: int) -> list[BlockId] | None:
+        """Return what an allocation of ``count`` blocks must evict; None if it must be refused."""
+        missing = max(0, count - self.free_blocks)
+        return None if missing > len(self.cached) else self.cached[:missing]
+
+    def allocate(self, blocks: Sequence[BlockId]) -> None:
+        for victim in self.evicted_for(len(blocks)) or []:
+            self.cached.remove(victim)
+        for block in blocks:
+            if block in self.references or block in self.cached:
+                raise AllocationError(f"block {block} has an owner")
+            self.references[block] = 1
+
+    def drop(self, path: Sequence[BlockId], *, keep: bool) -> None:
+        """Drop a reference to each; blocks without any are cached, tails older than heads, or free."""
+        last = []
+        for block in path:
+            self.references[block] -= 1
+            if not self.references[block]:
+                del self.references[block]
+                last.append(block)
+        if keep:
+            self.cached += reversed(last)
+
+    def hold(self, path: Sequence[BlockId]) -> None:
+        for block in path:
+            if block in self.cached:
+                self.cached.remove(block)
+            self.references[block] = self.references.get(block, 0) + 1
+
+    def discard(self, blocks: Sequence[BlockId]) -> None:
+        for block in blocks:
+            self.cached.remove(block)
+
+
+__all__ = ["NaivePool", "NaiveUnits"]

@@ -7,7 +7,7 @@ Rejected: a bitmap (each allocation scans for holes), a linked list through the 
 slots' bytes belong to the backend).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvcontrol.kv_runtime.errors import AllocationError
 from kvcontrol.kv_runtime.integrity import must
@@ -42,6 +42,10 @@ class SlabAllocator:
     def __contains__(self, slot: int) -> bool:
         """Whether a slot is handed out."""
         return slot in self._used
+
+    def holds(self, slots: Iterable[int]) -> bool:
+        """Whether all of them are handed out."""
+        return self._used.issuperset(slots)
 
     def allocate(self, count: int) -> list[int] | NoRoom:
         """Hand out ``count`` distinct slots, or none at all and say why. ``AllocationError`` for a negative count."""

@@ -1,0 +1,360 @@
+"""One tier's blocks: which are free, which hold KV that somebody uses, and which hold KV that might be of use again.
+
+        allocate             release                hold
+    free ─────▶ pinned (1 reference or more) ─────▶ cached ─────▶ pinned
+     ▲             │ free                             │ evicted, or discarded
+     └─────────────┴──────────────────────────────────┘
+
+Every block is in exactly one of the three states, so ``free + cached + pinned == capacity`` always. Cached blocks are
+the eviction policy's; an allocation that finds too few free ones takes what the policy gives up, in the same call.
+Blocks are named in *paths*, heads before tails, as the policy wants them.
+
+What is done a block is done by set and list operations, never by a Python statement a block, but where blocks have
+several references or several sizes. Rejected: a queue of free and cached blocks in one (fast, but then the order of
+eviction is the queue's, and policies can't be exchanged).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.eviction import EvictionPolicy, PolicyContext
+from kvcontrol.kv_runtime.defrag import plan_clearing
+from kvcontrol.kv_runtime.errors import AllocationError
+from kvcontrol.kv_runtime.integrity import must
+from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
+from kvcontrol.kv_runtime.space import BlockSpace, BlockSpec, SlotSpace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationResult:
+    """Blocks that are the caller's now, with one reference each."""
+
+    block_ids: tuple[BlockId, ...]
+    tier: CacheTier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utilization:
+    """How a pool's bytes are used; what sizes lose to rounding counts with the block that loses it."""
+
+    capacity_bytes: int
+    free_bytes: int
+    cached_bytes: int
+    pinned_bytes: int
+
+    @property
+    def pinned_ratio(self) -> float:
+        """The share that is in use by somebody: what has to be there."""
+        return self.pinned_bytes / self.capacity_bytes
+
+    @property
+    def occupied_ratio(self) -> float:
+        """The share that holds KV, in use or not: what an idle cache approaches 1 in."""
+        return 1 - self.free_bytes / self.capacity_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragmentation:
+    """Bytes that are there and are of no use.
+
+    ``internal_ratio``: of the bytes that blocks take, the share that holds no KV. A pool counts what rounding loses
+    (a block's size against its run's); a ``BlockManager`` counts also the unfilled part of last blocks.
+    ``external_ratio``: of the blocks of the largest kind that the free bytes would hold if they lay together, the share
+    that they can't hold as they lie. 0 where they would hold none, and where all blocks are alike.
+    """
+
+    internal_ratio: float
+    external_ratio: float
+
+
+@dataclass(slots=True)
+class PoolCounters:
+    """What has happened since the start; they only grow."""
+
+    allocations: int = 0
+    allocated_blocks: int = 0
+    refusals: int = 0
+    evictions: int = 0
+    """Allocations for which the policy had to give something up."""
+    evicted_blocks: int = 0
+    cleared_blocks: int = 0
+    """Of the evicted: those chosen for their place, since a large run was wanted and no other way led there."""
+
+
+OnEvicted = Callable[[Sequence[BlockId], str], None]
+"""Told which cached blocks leave and why, before their space is used again. Must not raise or call the pool."""
+
+
+def ignore(blocks: Sequence[BlockId], reason: str) -> None:
+    """Take note of nothing: for pools whose contents nobody indexes."""
+
+
+class KVPool:
+    """The blocks of one tier, with the eviction of cached ones on the allocation path. Not thread-safe.
+
+    ``evict_at_least`` blocks leave whenever any must: more than 1 makes most allocations find free ones, and leaves up
+    to that many empty. Every refused misuse (``AllocationError``) changes nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        tier: CacheTier,
+        space: BlockSpace,
+        policy: EvictionPolicy,
+        on_evicted: OnEvicted = ignore,
+        evict_at_least: int = 1,
+    ) -> None:
+        if evict_at_least < 1:
+            raise AllocationError(f"evict_at_least is {evict_at_least}; allowed is 1 or more")
+        self.tier = tier
+        self.space = space
+        self.counters = PoolCounters()
+        self._policy = policy
+        self._on_evicted = on_evicted
+        self._evict_at_least = evict_at_least
+        self._uniform = isinstance(space, SlotSpace)
+        self._default = space.specs[0]
+        self._block_count = space.capacity_bytes // min(spec.size_bytes for spec in space.specs)
+        self._cached: set[BlockId] = set()
+        self._known: set[BlockId] = set()
+        """Pinned blocks that the policy knows and holds, because they were cached before."""
+        self._further: dict[BlockId, int] = {}
+        """References of pinned blocks beyond the first."""
+        self._cached_bytes = 0
+
+    def allocate(self, count: int, spec: BlockSpec | None = None) -> AllocationResult | NoRoom:
+        """Pin ``count`` new blocks (of the space's first kind by default), evicting cached ones as far as needed.
+
+        All or nothing. A refusal that is ``FULL`` evicted nothing, unless the policy gave up less than it holds;
+        one that is ``FRAGMENTED`` may have evicted up to the bytes that were asked for, and compaction may help it.
+        O(count), and O(pool) where sizes are mixed and a large block has to be made room for.
+        """
+        kind = self._default if spec is None else spec
+        blocks = self.space.allocate(kind, count)
+        if isinstance(blocks, NoRoom):
+            blocks = self._make_room(kind, blocks) if self._uniform else self._make_mixed_room(kind, blocks)
+            if isinstance(blocks, NoRoom):
+                self.counters.refusals += 1
+                return blocks
+        self.counters.allocations += 1
+        self.counters.allocated_blocks += count
+        return AllocationResult(block_ids=tuple(blocks), tier=self.tier)
+
+    def free(self, path: Sequence[BlockId]) -> None:
+        """Drop one reference to pinned blocks; those that had no other are free, their contents forgotten."""
+        last = self._dropped(path)
+        if not self._known.isdisjoint(last):
+            known = [block for block in last if block in self._known]
+            self._policy.remove(known)
+            self._known.difference_update(known)
+        self.space.free(last)
+
+    def release(self, path: Sequence[BlockId]) -> None:
+        """Drop one reference to pinned blocks; those that had no other are cached until they are evicted."""
+        last = self._dropped(path)
+        known = self._known
+        if known.isdisjoint(last):
+            self._policy.insert(last)
+        else:
+            old = [block for block in last if block in known]
+            self._policy.insert([block for block in last if block not in known])
+            self._policy.release(old)  # after the insertion: the old ones are heads, and leave later
+            known.difference_update(old)
+        self._cached.update(last)
+        self._cached_bytes += self.space.reserved_bytes(last)
+
+    def hold(self, path: Sequence[BlockId]) -> None:
+        """Add a reference to resident blocks; cached ones are pinned by it, and safe from eviction."""
+        cached = self._cached
+        fresh = path
+        if not cached.issuperset(path):
+            self._must_be_resident(path)
+            fresh = [block for block in path if block in cached]
+        _must_be_distinct(path)
+        cached.difference_update(fresh)
+        self._known.update(fresh)
+        self._policy.hold(fresh)
+        self._cached_bytes -= self.space.reserved_bytes(fresh)
+        if len(fresh) != len(path):
+            new = set(fresh)
+            for block in path:
+                if block not in new:
+                    self._further[block] = self._further.get(block, 0) + 1
+
+    def discard(self, blocks: Sequence[BlockId]) -> None:
+        """Free cached blocks whose contents are of no use any more; ``on_evicted`` isn't told."""
+        if not self._cached.issuperset(blocks):
+            strange = next(block for block in blocks if block not in self._cached)
+            raise AllocationError(f"block {strange} is discarded but isn't cached")
+        _must_be_distinct(blocks)
+        self._cached.difference_update(blocks)
+        self._cached_bytes -= self.space.reserved_bytes(blocks)
+        self._policy.remove(blocks)
+        self.space.free(blocks)
+
+    def is_cached(self, block: BlockId) -> bool:
+        """Whether a block is resident and nobody has it pinned: the policy may evict it, compaction may move it."""
+        return block in self._cached
+
+    def are_cached(self, blocks: Iterable[BlockId]) -> bool:
+        """Whether that holds for all of them."""
+        return self._cached.issuperset(blocks)
+
+    def references(self, block: BlockId) -> int:
+        """Return how many references a block has: 0 if it is cached or free."""
+        if block in self._cached or not self.space.holds((block,)):
+            return 0
+        return 1 + self._further.get(block, 0)
+
+    def are_shared(self, blocks: Iterable[BlockId]) -> bool:
+        """Whether any of them has more than one reference."""
+        return bool(self._further) and not self._further.keys().isdisjoint(blocks)
+
+    def available(self, spec: BlockSpec | None = None) -> int:
+        """Return how many blocks could be allocated without evicting any."""
+        return self.space.available(self._default if spec is None else spec)
+
+    def get_utilization(self) -> Utilization:
+        """Return the bytes of each state. O(1)."""
+        capacity, free = self.space.capacity_bytes, self.space.free_bytes
+        return Utilization(
+            capacity_bytes=capacity,
+            free_bytes=free,
+            cached_bytes=self._cached_bytes,
+            pinned_bytes=capacity - free - self._cached_bytes,
+        )
+
+    def get_fragmentation(self) -> Fragmentation:
+        """What rounding and scattering lose (see ``Fragmentation``). O(pool) where sizes are mixed, else O(1)."""
+        taken = self.space.capacity_bytes - self.space.free_bytes
+        largest = max(self.space.specs, key=self.space.order)
+        together = 0
+        if not self._uniform:
+            run_bytes = _run_bytes(self.space, largest)
+            together = self.space.free_bytes // run_bytes
+        return Fragmentation(
+            internal_ratio=1 - self.space.stored_bytes / taken if taken else 0.0,
+            external_ratio=1 - self.space.available(largest) / together if together else 0.0,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when the parts contradict each other. O(pool)."""
+        self.space.check_integrity()
+        must(self.space.holds(self._cached), "a cached block is free")
+        must(self.space.holds(self._known) and self._known.isdisjoint(self._cached), "a held block isn't pinned")
+        must(self.space.holds(self._further), "a free block has references")
+        must(self._cached.isdisjoint(self._further), "a cached block has references")
+        must(all(more > 0 for more in self._further.values()), "a count of references is not positive")
+        must(len(self._policy) == len(self._cached) + len(self._known), "the policy knows other blocks than the pool")
+        must(self._cached_bytes == self.space.reserved_bytes(list(self._cached)), "cached_bytes is not what is cached")
+
+    def _must_be_resident(self, path: Iterable[BlockId]) -> None:
+        if not self.space.holds(path):
+            strange = next(block for block in path if not self.space.holds((block,)))
+            raise AllocationError(f"block {strange} is not resident (freed or evicted already, or never allocated)")
+
+    def _dropped(self, path: Sequence[BlockId]) -> Sequence[BlockId]:
+        """Drop one reference to each block, and return those that have none left."""
+        self._must_be_resident(path)
+        if not self._cached.isdisjoint(path):
+            strange = next(block for block in path if block in self._cached)
+            raise AllocationError(f"block {strange} is released but nobody has it pinned (released twice)")
+        _must_be_distinct(path)
+        further = self._further
+        if not further or further.keys().isdisjoint(path):
+            return path
+        last = []
+        for block in path:
+            more = further.get(block)
+            if more is None:
+                last.append(block)
+            elif more == 1:
+                del further[block]
+            else:
+                further[block] = more - 1
+        return last
+
+    def _evict(self, wanted: int) -> tuple[BlockId, ...]:
+        """Return blocks that the policy gave up: no longer cached, not yet free."""
+        context = PolicyContext(
+            tier=self.tier,
+            wanted_blocks=wanted,
+            used_blocks=self.space.resident_blocks,
+            capacity_blocks=self._block_count,
+        )
+        decision = self._policy.select_victims(context)
+        victims = decision.victims
+        if not self._cached.issuperset(victims):
+            raise AssertionError(f"policy {self._policy.name} evicts blocks that aren't cached")
+        self._forget(victims, decision.reason)
+        return victims
+
+    def _forget(self, victims: Sequence[BlockId], reason: str) -> None:
+        self._cached.difference_update(victims)
+        self._cached_bytes -= self.space.reserved_bytes(victims)
+        self.counters.evicted_blocks += len(victims)
+        self._on_evicted(victims, reason)
+
+    def _make_room(self, spec: BlockSpec, refused: NoRoom) -> list[BlockId] | NoRoom:
+        """Blocks are alike: the evicted ones are the new ones, without a detour over the free."""
+        missing = refused.wanted - refused.available
+        if missing > len(self._cached):
+            return NoRoom(wanted=refused.wanted, available=refused.available + len(self._cached))
+        self.counters.evictions += 1
+        victims = self._evict(max(missing, min(self._evict_at_least, len(self._cached))))
+        if len(victims) != missing:
+            self.space.free(victims)
+            return self.space.allocate(spec, refused.wanted)
+        blocks = self.space.allocate(spec, refused.available)
+        if isinstance(blocks, NoRoom):
+            raise AssertionError("free slots can't be allocated")  # noqa: TRY004 - no caller can cause it
+        blocks += victims
+        return blocks
+
+    def _make_mixed_room(self, spec: BlockSpec, refused: NoRoom) -> list[BlockId] | NoRoom:
+        """Evict by the policy until the bytes suffice, then, if they lie scattered, what stands in the way."""
+        needed = refused.wanted * _run_bytes(self.space, spec)
+        if needed > self.space.free_bytes + self._cached_bytes:
+            return NoRoom(wanted=refused.wanted, available=refused.available)
+        self.counters.evictions += 1
+        while refused.shortage is Shortage.FULL:
+            victims = self._evict(max(refused.wanted - refused.available, self._evict_at_least))
+            if not victims:
+                return refused
+            self.space.free(victims)
+            blocks = self.space.allocate(spec, refused.wanted)
+            if not isinstance(blocks, NoRoom):
+                return blocks
+            refused = blocks
+        return self._clear(spec, refused)
+
+    def _clear(self, spec: BlockSpec, refused: NoRoom) -> list[BlockId] | NoRoom:
+        in_the_way = plan_clearing(
+            self.space.placed(),
+            units=self.space.units,
+            order=self.space.order(spec),
+            count=refused.wanted,
+            evictable=self.is_cached,
+        )
+        if isinstance(in_the_way, NoRoom):
+            return in_the_way
+        self._policy.remove(in_the_way)
+        self._forget(in_the_way, f"stands where {refused.wanted} blocks of {spec.size_bytes} bytes are to lie")
+        self.counters.cleared_blocks += len(in_the_way)
+        self.space.free(in_the_way)
+        return self.space.allocate(spec, refused.wanted)
+
+
+def _must_be_distinct(path: Sequence[BlockId]) -> None:
+    if len(set(path)) != len(path):
+        raise AllocationError("a block is named twice in one call")
+
+
+def _run_bytes(space: BlockSpace, spec: BlockSpec) -> int:
+    return space.capacity_bytes // space.units << space.order(spec)
+
+
+__all__ = ["AllocationResult", "Fragmentation", "KVPool", "OnEvicted", "PoolCounters", "Utilization", "ignore"]
