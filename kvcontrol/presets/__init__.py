@@ -1,0 +1,32 @@
+"""Presets: what an engine instance is told for a kind of traffic on a kind of hardware."""
+
+from kvcontrol.presets.catalogue import Presets
+from kvcontrol.presets.errors import PresetError, PresetFileError, UnknownPresetError
+from kvcontrol.presets.parts import (
+    Bounds,
+    DdrPart,
+    EngineFlags,
+    HardwarePart,
+    NvmePart,
+    QuotaPart,
+    TierPart,
+    WorkloadPart,
+)
+from kvcontrol.presets.preset import Preset, merge
+
+__all__ = [
+    "Bounds",
+    "DdrPart",
+    "EngineFlags",
+    "HardwarePart",
+    "NvmePart",
+    "Preset",
+    "PresetError",
+    "PresetFileError",
+    "Presets",
+    "QuotaPart",
+    "TierPart",
+    "UnknownPresetError",
+    "WorkloadPart",
+    "merge",
+]
