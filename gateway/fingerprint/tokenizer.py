@@ -48,10 +48,7 @@ class ModelTokenizer:
         return text
 
     def encode(self, text: str) -> bytes:
-        """Return packed token ids, with the special tokens that the tokenizer adds by itself.
-
-        Raises ``UnicodeEncodeError`` for half a surrogate pair.
-        """
+        """Return packed token ids, with the special tokens that the tokenizer adds by itself."""
         return self._encoder.encode(text)
 
     def _find_assistant_end(self) -> str | None:

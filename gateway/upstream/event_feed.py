@@ -166,8 +166,9 @@ class EventFeed:
             socket.close(0)
 
     async def _take_snapshot(self, stats: InstanceStats, position: _Position) -> None:
+        body = await self._fetch_snapshot()
         try:
-            snapshot = SnapshotReader(await self._fetch_snapshot())
+            snapshot = SnapshotReader(body)
             if snapshot.epoch != stats.epoch:
                 raise _ResyncError(Reason.NEW_EPOCH, "the snapshot is of another life of the engine")
             await self._turns.exhaust(self._learned(snapshot))
@@ -206,7 +207,7 @@ class EventFeed:
                     parts.append(part)
                     room -= len(part)
                     if room < 0:
-                        raise WireError(f"snapshot: longer than {MAX_SNAPSHOT_BYTES} bytes")
+                        raise _ResyncError(Reason.SNAPSHOT_INVALID, f"longer than {MAX_SNAPSHOT_BYTES} bytes")
                 return b"".join(parts)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise _ResyncError(Reason.SNAPSHOT_FAILED, f"{type(error).__name__}: {error}") from error

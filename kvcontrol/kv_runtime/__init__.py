@@ -11,45 +11,108 @@ from kvcontrol.kv_runtime.backend_protocol import (
 )
 from kvcontrol.kv_runtime.block_file import BlockFileSpec
 from kvcontrol.kv_runtime.buddy import BuddyAllocator
-from kvcontrol.kv_runtime.errors import AllocationError, ArenaError, BackendError, BlockFileError, KvRuntimeError
+from kvcontrol.kv_runtime.crew import Crew, SteppedCrew, ThreadCrew
+from kvcontrol.kv_runtime.demoter import WriteMode
+from kvcontrol.kv_runtime.errors import (
+    AllocationError,
+    ArenaError,
+    BackendError,
+    BlockFileError,
+    KvRuntimeError,
+    QuotaError,
+)
+from kvcontrol.kv_runtime.hierarchy import HierarchyManager
+from kvcontrol.kv_runtime.hierarchy_config import HierarchyConfig
+from kvcontrol.kv_runtime.hierarchy_stats import HierarchyStats, TierStats
+from kvcontrol.kv_runtime.lane import LaneName, LaneStats
+from kvcontrol.kv_runtime.migrator import KVMigrator, MigratorConfig
 from kvcontrol.kv_runtime.naive import NaivePool, NaiveUnits
+from kvcontrol.kv_runtime.plan import BatchReport, BlockResult, MigrationPlan, PlanId, PlanRefusal, Priority, Route
 from kvcontrol.kv_runtime.pool import AllocationResult, Fragmentation, KVPool, Utilization
+from kvcontrol.kv_runtime.quota import QuotaManager, TenantQuota, TenantUsage
 from kvcontrol.kv_runtime.record import BlockRecord, BlockSeal, Recovered, checksum
 from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
+from kvcontrol.kv_runtime.residency import Loss
 from kvcontrol.kv_runtime.slab import SlabAllocator
 from kvcontrol.kv_runtime.space import BlockRegion, BlockSpace, BlockSpec, PlacedBlock, SlotSpace
+from kvcontrol.kv_runtime.ticket import (
+    Change,
+    Finished,
+    Outcome,
+    Progress,
+    Reason,
+    SaveRequest,
+    SaveTicket,
+    TicketId,
+    TicketKind,
+)
+from kvcontrol.kv_runtime.tier_space import Watermarks
 
 __all__ = [
     "AllocationError",
     "AllocationResult",
     "ArenaError",
     "BackendError",
+    "BatchReport",
     "BlockFileError",
     "BlockFileSpec",
     "BlockRecord",
     "BlockRegion",
+    "BlockResult",
     "BlockSeal",
     "BlockSpace",
     "BlockSpec",
     "BlockStatus",
     "BuddyAllocator",
+    "Change",
+    "Crew",
     "DurableBackendProtocol",
     "EngineBackendProtocol",
     "Fence",
+    "Finished",
     "Fragmentation",
+    "HierarchyConfig",
+    "HierarchyManager",
+    "HierarchyStats",
     "HostArena",
     "KVBackendProtocol",
+    "KVMigrator",
     "KVPool",
     "KvRuntimeError",
+    "LaneName",
+    "LaneStats",
+    "Loss",
+    "MigrationPlan",
+    "MigratorConfig",
     "Move",
     "NaivePool",
     "NaiveUnits",
     "NoRoom",
+    "Outcome",
     "PlacedBlock",
+    "PlanId",
+    "PlanRefusal",
+    "Priority",
+    "Progress",
+    "QuotaError",
+    "QuotaManager",
+    "Reason",
     "Recovered",
+    "Route",
+    "SaveRequest",
+    "SaveTicket",
     "Shortage",
     "SlabAllocator",
     "SlotSpace",
+    "SteppedCrew",
+    "TenantQuota",
+    "TenantUsage",
+    "ThreadCrew",
+    "TicketId",
+    "TicketKind",
+    "TierStats",
     "Utilization",
+    "Watermarks",
+    "WriteMode",
     "checksum",
 ]

@@ -5,7 +5,8 @@ KvControlError
     ├── AllocationError  slots or blocks are used against their contract: freed twice, unknown, out of range
     ├── ArenaError       host memory for blocks can't be had
     ├── BackendError     a tier's backend can't be set up
-    └── BlockFileError   a file of blocks can't be used
+    ├── BlockFileError   a file of blocks can't be used
+    └── QuotaError       a quota out of range, or accounts that don't add up
 """
 
 from kvcontrol.core.errors import KvControlError
@@ -31,4 +32,8 @@ class BlockFileError(KvRuntimeError):
     """A file of blocks can't be used; the message names the file, what is wrong with it and what would help."""
 
 
-__all__ = ["AllocationError", "ArenaError", "BackendError", "BlockFileError", "KvRuntimeError"]
+class QuotaError(KvRuntimeError, ValueError):
+    """A quota that can't be; nothing was changed. The message names what was wrong and what is allowed."""
+
+
+__all__ = ["AllocationError", "ArenaError", "BackendError", "BlockFileError", "KvRuntimeError", "QuotaError"]

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime import BlockFileSpec, BlockStatus, HostArena, KVBackendProtocol, Move
 from kvcontrol.kv_runtime.backends.file import FileBackend
 from kvcontrol.kv_runtime.backends.torch import TorchBackend
 from tests.support.kv_blocks import Block, get, pool_rows, put, random_block
+from tests.support.memory_tier import MemoryDisk, MemoryTier
 
 SLOTS = 24
 PAGE = 1040  # a block of it fills no whole number of memory pages
@@ -55,7 +57,17 @@ def _thin_file(folder: Path) -> KVBackendProtocol:
     return FileBackend(replace(_spec(folder), preallocate=False))
 
 
+def _memory(_: Path) -> KVBackendProtocol:
+    return MemoryTier(CacheTier.HBM, capacity_blocks=SLOTS, block_bytes=BLOCK_BYTES)
+
+
+def _memory_disk(_: Path) -> KVBackendProtocol:
+    return MemoryDisk(capacity_blocks=SLOTS, block_bytes=BLOCK_BYTES)
+
+
 BACKENDS = [
+    pytest.param(_memory, id="memory"),
+    pytest.param(_memory_disk, id="memory-disk"),
     pytest.param(_one_pool, id="torch"),
     pytest.param(_paged, id="torch-pages"),
     pytest.param(_two_pools, id="torch-two-pools"),

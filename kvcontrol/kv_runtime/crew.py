@@ -1,0 +1,146 @@
+"""Who carries the batches: threads, or whoever calls.
+
+``ThreadCrew`` is what runs; ``SteppedCrew`` is its reference, in which nothing happens until it is asked to.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Protocol
+
+from kvcontrol.kv_runtime.lane import LaneName
+
+_log = logging.getLogger(__name__)
+
+Step = Callable[[LaneName, float], bool]
+"""Carry one batch of a lane, waiting up to so many seconds for one; False when there was none."""
+
+_IDLE_S: Final = 0.5
+
+
+class Crew(Protocol):
+    """Calls ``step`` for each lane as long as there is work."""
+
+    faults: int
+    """Calls of ``step`` that raised, and threads that died; each is a bug somewhere."""
+
+    def start(self, lanes: Mapping[LaneName, int], step: Step) -> None:
+        """Begin work: so many workers a lane."""
+
+    def compute(self, work: Callable[[], list[int]]) -> Callable[[], list[int]]:
+        """Begin ``work`` beside the caller; what is returned waits for its result."""
+
+    def mend(self) -> None:
+        """Replace workers that died. O(workers)."""
+
+    def close(self, timeout_s: float) -> bool:
+        """Stop; False when a worker is still held by a device. Idempotent."""
+
+
+class ThreadCrew:
+    """Daemon threads, so that a device which never answers can't keep the process from ending.
+
+    ``helpers`` more threads compute checksums.
+    """
+
+    def __init__(self, *, helpers: int) -> None:
+        if helpers <= 0:
+            raise ValueError(f"{helpers} helper threads; there must be at least 1")
+        self.faults = 0
+        self._helpers = ThreadPoolExecutor(helpers, thread_name_prefix="kv-checksum")
+        self._stopping = threading.Event()
+        self._threads: list[tuple[LaneName, threading.Thread]] = []
+        self._step: Step | None = None
+
+    def start(self, lanes: Mapping[LaneName, int], step: Step) -> None:
+        """See ``Crew``; once."""
+        self._step = step
+        for lane, workers in lanes.items():
+            for _ in range(workers):
+                self._threads.append((lane, self._hire(lane)))
+
+    def compute(self, work: Callable[[], list[int]]) -> Callable[[], list[int]]:
+        """See ``Crew``."""
+        future: Future[list[int]] = self._helpers.submit(work)
+        return future.result
+
+    def mend(self) -> None:
+        """See ``Crew``."""
+        if self._stopping.is_set():
+            return
+        for place, (lane, thread) in enumerate(self._threads):
+            if not thread.is_alive():
+                self.faults += 1
+                _log.error("the thread %s died; another takes its place", thread.name)
+                self._threads[place] = (lane, self._hire(lane))
+
+    def close(self, timeout_s: float) -> bool:
+        """See ``Crew``; ``timeout_s`` is for all of them together."""
+        self._stopping.set()
+        until_s = time.monotonic() + timeout_s
+        for _, thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        self._helpers.shutdown(wait=False, cancel_futures=True)
+        return not any(thread.is_alive() for _, thread in self._threads)
+
+    def _hire(self, lane: LaneName) -> threading.Thread:
+        thread = threading.Thread(target=self._work, args=(lane,), name=f"kv-{lane}", daemon=True)
+        thread.start()
+        return thread
+
+    def _work(self, lane: LaneName) -> None:
+        step = self._step
+        while step is not None and not self._stopping.is_set():
+            try:
+                step(lane, _IDLE_S)
+            except Exception:  # noqa: BLE001 - a bug that shows in one batch must not end the lane
+                self.faults += 1
+                _log.exception("carrying blocks through %s failed in a way that no backend may", lane)
+
+
+class SteppedCrew:
+    """Nobody works until ``run`` is called: on the caller's thread, in an order that the caller chooses."""
+
+    def __init__(self) -> None:
+        self.faults = 0
+        self._lanes: tuple[LaneName, ...] = ()
+        self._step: Step | None = None
+
+    def start(self, lanes: Mapping[LaneName, int], step: Step) -> None:
+        """See ``Crew``; once."""
+        self._lanes = tuple(lanes)
+        self._step = step
+
+    def compute(self, work: Callable[[], list[int]]) -> Callable[[], list[int]]:
+        """See ``Crew``."""
+        return work
+
+    def mend(self) -> None:
+        """See ``Crew``."""
+
+    def close(self, timeout_s: float) -> bool:  # noqa: ARG002 - there is nothing to wait for
+        """See ``Crew``."""
+        self._step = None
+        return True
+
+    def run_one(self, lane: LaneName) -> bool:
+        """Carry one batch of a lane; False when none waits."""
+        if self._step is None or lane not in self._lanes:
+            return False
+        try:
+            return self._step(lane, 0.0)
+        except Exception:  # noqa: BLE001 - what a thread does with it, too
+            self.faults += 1
+            return True
+
+    def run(self) -> int:
+        """Carry batches, one of each lane in turn, until nothing waits; returns how many."""
+        carried = 0
+        while ran := sum(self.run_one(lane) for lane in self._lanes):
+            carried += ran
+        return carried
+
+
+__all__ = ["Crew", "Step", "SteppedCrew", "ThreadCrew"]

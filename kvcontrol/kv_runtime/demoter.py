@@ -1,0 +1,220 @@
+"""What goes down from DDR to NVMe, and when: the one writer of the durable tier, always in the background.
+
+Three ways (``WriteMode``): at once, when a block is about to leave DDR, or once it has proved useful. What is due waits
+in a list that costs nothing, and only a few batches at a time are given to the device: a block that must make way in
+the meantime simply does, so saving never runs at the pace of a disk.
+
+A device that fails again and again is left alone for a while; what could not be written is lost when it is evicted.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from itertools import groupby
+from typing import Final
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_runtime.flights import Flights, Item
+from kvcontrol.kv_runtime.migrator import KVMigrator
+from kvcontrol.kv_runtime.plan import PlanRefusal, Priority
+from kvcontrol.kv_runtime.quota import QuotaManager
+from kvcontrol.kv_runtime.residency import Loss, Residency
+from kvcontrol.kv_runtime.resident import Block
+from kvcontrol.kv_runtime.ticket import Ticket
+from kvcontrol.kv_runtime.tier_space import Watermarks
+
+_DDR: Final = CacheTier.DDR
+_NVME: Final = CacheTier.NVME
+_NEVER: Final = float("inf")
+_AHEAD_BATCHES: Final = 16
+"""Batches that may be under way to NVMe at once."""
+_FAILURES: Final = 3
+"""Blocks in a row that fail until the device is left alone."""
+_STEP_BLOCKS: Final = 256
+"""What one call takes away at most, so that no call takes long."""
+
+
+NO_ROOM: Final = "no_room"
+
+
+class WriteMode(StrEnum):
+    """When a block is written to NVMe."""
+
+    THROUGH = "write_through"
+    """As soon as it is in DDR."""
+    BACK = "write_back"
+    """When DDR is past its high watermark and the block is the next to go."""
+    SECOND_USE = "write_on_second_use"
+    """When it is asked for again while it is in DDR."""
+
+
+class Demoter:
+    """See the module's text. Not thread-safe."""
+
+    def __init__(  # noqa: PLR0913 - wired once, by name
+        self,
+        residency: Residency,
+        flights: Flights,
+        migrator: KVMigrator,
+        quotas: QuotaManager,
+        *,
+        mode: WriteMode,
+        watermarks: dict[CacheTier, Watermarks],
+        retry_after_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.watermarks = watermarks
+        self.skipped: Counter[str] = Counter()
+        """Blocks that were not written, by reason."""
+        self._durable = _NVME in residency.spaces
+        self._residency = residency
+        self._flights = flights
+        self._migrator = migrator
+        self._quotas = quotas
+        self._mode = mode
+        self._retry_after_s = retry_after_s
+        self._clock = clock
+        self._due: dict[BlockId, None] = {}
+        self._paused_until_s = 0.0
+        self._quotas_seen = -1
+
+    @property
+    def waiting(self) -> int:
+        """Blocks that are due and can be written as soon as the device takes them."""
+        return 0 if self._paused else len(self._due)
+
+    def saved(self, blocks: Iterable[Block]) -> None:
+        """Follow blocks that came from the engine."""
+        if self._mode is WriteMode.THROUGH and self._durable:
+            self._due.update((block.block_id, None) for block in blocks if _alone(block))
+
+    def used(self, blocks: Iterable[Block | None]) -> None:
+        """Follow blocks that were asked for again."""
+        if self._mode is WriteMode.SECOND_USE and self._durable:
+            self._due.update((block.block_id, None) for block in blocks if block is not None and _alone(block))
+
+    def flush(self) -> None:
+        """Make every block that is in DDR alone due: before an orderly end."""
+        if self._durable:
+            self._due.update((block.block_id, None) for block in self._residency.blocks() if _alone(block))
+
+    def write(self, blocks: Sequence[tuple[int, Block]], ticket: Ticket | None = None) -> set[int]:
+        """Start to write blocks (with their places in the ticket) that are in DDR alone; returns which, by place.
+
+        The rest is counted as skipped.
+        """
+        room = self._migrator.room(_DDR, _NVME, Priority.DEMOTION)
+        if isinstance(room, PlanRefusal):
+            self.skipped[room] += len(blocks)
+            return set()
+        items = []
+        wanted = blocks[:room]
+        self.skipped[PlanRefusal.QUEUE_FULL] += len(blocks) - len(wanted)
+        for tenant, run in groupby(wanted, key=lambda placed: placed[1].record.tenant):
+            placed = list(run)
+            landings = self._residency.reserve(_NVME, tenant, len(placed))
+            self.skipped[NO_ROOM] += len(placed) - len(landings)
+            for (place, block), landing in zip(placed, landings, strict=False):
+                items.append(Item(block, source=block.copies[_DDR], landing=landing, place=place))
+        if not items:
+            return set()
+        refusal = self._flights.begin((_DDR, _NVME), items, ticket, priority=Priority.DEMOTION, deadline_s=_NEVER)
+        return {item.place for item in items} if refusal is None else set()
+
+    def work(self) -> None:
+        """Do a bounded step of what is due: erasures, writes, watermarks, bursts that have shrunk."""
+        if self._durable:
+            self._erase()
+            if self._flights.failed_writes >= _FAILURES and not self._paused:
+                self._paused_until_s = self._clock() + self._retry_after_s
+                self._flights.failed_writes = 0
+            if self._due and not self._paused:
+                self._write_due()
+        for tier, marks in self.watermarks.items():
+            if marks.high < 1:
+                self._relieve(tier, marks)
+        if self._quotas.revision != self._quotas_seen:
+            self._trim()
+
+    @property
+    def _paused(self) -> bool:
+        return self._clock() < self._paused_until_s
+
+    @property
+    def _budget(self) -> int:
+        return _AHEAD_BATCHES * self._migrator.batch_blocks - self._flights.writing
+
+    def _erase(self) -> None:
+        copies = self._residency.to_erase
+        if copies and self._flights.erase(copies[:_STEP_BLOCKS]):
+            del copies[:_STEP_BLOCKS]
+
+    def _write_due(self) -> None:
+        budget = min(self._budget, _STEP_BLOCKS)
+        if budget < min(len(self._due), self._migrator.batch_blocks):
+            return  # small batches are slow ones
+        blocks: list[Block] = []
+        taken: list[BlockId] = []
+        for block_id in self._due:
+            if len(blocks) >= budget or len(taken) >= 4 * _STEP_BLOCKS:
+                break
+            taken.append(block_id)
+            block = self._residency.get(block_id)
+            if block is not None and _alone(block):
+                blocks.append(block)
+        for block_id in taken:
+            del self._due[block_id]
+        if blocks:
+            self.write(list(enumerate(blocks)))
+
+    def _relieve(self, tier: CacheTier, marks: Watermarks) -> None:
+        space = self._residency.spaces[tier]
+        leaving = self._flights.writing if tier is _DDR else 0
+        if space.slots.used - leaving <= marks.high * space.capacity_blocks:
+            return
+        excess = min(_STEP_BLOCKS, space.slots.used - leaving - int(marks.low * space.capacity_blocks))
+        back = tier is _DDR and self._mode is WriteMode.BACK and self._durable
+        if back:
+            excess = min(excess, self._budget) if not self._paused else 0
+        for tenant, blocks in self._quotas.donors(None, tier, excess, space.evictable):
+            if back:
+                self._leave(tenant, blocks)
+            else:
+                self._residency.trim(tier, tenant, blocks)
+
+    def _leave(self, tenant: str, count: int) -> None:
+        """Write back a tenant's next victims; they go when they are written."""
+        to_write = []
+        for block_id in self._residency.spaces[_DDR].victims(tenant, count):
+            block = self._residency.get(block_id)
+            if block is None:
+                raise KeyError(f"a policy of {tenant} chose block {block_id}, which is nowhere")
+            block.copies[_DDR].leaving = True
+            if _alone(block):
+                to_write.append(block)
+            elif _NVME in block.copies:
+                self._residency.lose(block, _DDR, Loss.EVICTED)
+        if to_write:
+            self.write(list(enumerate(to_write)))
+        for block in to_write:
+            if not block.arriving and _DDR in block.copies:
+                self._residency.lose(block, _DDR, Loss.UNWRITTEN)
+
+    def _trim(self) -> None:
+        left = False
+        for tier in self._residency.spaces:
+            for tenant, blocks in self._quotas.over_burst(tier):
+                self._residency.trim(tier, tenant, min(blocks, _STEP_BLOCKS))
+                left = left or blocks > _STEP_BLOCKS
+        if not left:
+            self._quotas_seen = self._quotas.revision
+
+
+def _alone(block: Block) -> bool:
+    """Whether a block is in DDR and neither in NVMe nor on its way."""
+    return not block.dropped and not block.arriving and len(block.copies) == 1 and _DDR in block.copies
+
+
+__all__ = ["Demoter", "WriteMode"]

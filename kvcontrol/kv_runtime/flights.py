@@ -1,0 +1,222 @@
+"""Transfers under way: which copies they use, which they bring, and whose ticket waits for them."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_runtime.backend_protocol import BlockStatus
+from kvcontrol.kv_runtime.migrator import KVMigrator
+from kvcontrol.kv_runtime.plan import BatchReport, BlockResult, MigrationPlan, PlanId, PlanRefusal, Priority, Route
+from kvcontrol.kv_runtime.residency import Loss, Residency
+from kvcontrol.kv_runtime.resident import Block, Copy
+from kvcontrol.kv_runtime.ticket import REASON_OF, Ticket
+
+_HBM: Final = CacheTier.HBM
+_DDR: Final = CacheTier.DDR
+_NVME: Final = CacheTier.NVME
+_OK: Final = BlockStatus.OK
+_BROKEN: Final = {BlockStatus.CORRUPT: Loss.CORRUPT, BlockStatus.FAILED: Loss.FAILED}
+
+
+class Item:
+    """One block of a flight: the copy it is read from, the copy it becomes, and its place in the ticket.
+
+    ``loose``: its ticket has been told that it is lost; only its slots are still waited for.
+    """
+
+    __slots__ = ("block", "landing", "loose", "place", "source")
+
+    def __init__(self, block: Block, *, source: Copy | None, landing: Copy | None, place: int) -> None:
+        self.block = block
+        self.source = source
+        self.landing = landing
+        self.place = place
+        self.loose = False
+
+
+class Flight:
+    """A plan under way; ``left`` of its items have not come back. Without a ticket nobody waits for it."""
+
+    __slots__ = ("dst_tier", "items", "left", "plan_id", "src_tier", "ticket")
+
+    def __init__(
+        self, plan_id: PlanId, src_tier: CacheTier, dst_tier: CacheTier, items: Sequence[Item], ticket: Ticket | None
+    ) -> None:
+        self.plan_id = plan_id
+        self.src_tier = src_tier
+        self.dst_tier = dst_tier
+        self.items = items
+        self.left = len(items)
+        self.ticket = ticket
+
+
+class Flights:
+    """Starts transfers and follows their ends into ``Residency`` and tickets. Not thread-safe."""
+
+    def __init__(self, residency: Residency, migrator: KVMigrator) -> None:
+        self.writing = 0
+        """Blocks on their way to NVMe."""
+        self.failed_writes = 0
+        """Of these, how many have failed since one last succeeded."""
+        self._residency = residency
+        self._migrator = migrator
+        self._flights: dict[PlanId, Flight] = {}
+        self._erasures: dict[PlanId, list[Copy]] = {}
+        self._promotions: dict[BlockId, PlanId] = {}
+
+    def __len__(self) -> int:
+        return len(self._flights) + len(self._erasures)
+
+    def promotion_of(self, block: Block) -> PlanId | None:
+        """Return the plan that brings a block from NVMe to DDR at the moment."""
+        return self._promotions.get(block.block_id)
+
+    def begin(
+        self,
+        way: tuple[CacheTier, CacheTier],
+        items: Sequence[Item],
+        ticket: Ticket | None,
+        *,
+        priority: Priority,
+        deadline_s: float,
+    ) -> PlanRefusal | None:
+        """Start a transfer, or say why not; then nothing has changed but the copies that were to land, given back."""
+        src_tier, dst_tier = way
+        plan = MigrationPlan(
+            src_tier=src_tier,
+            dst_tier=dst_tier,
+            routes=tuple(_route(item, ticket, dst_tier) for item in items),
+            priority=priority,
+            deadline_s=deadline_s,
+            fence=None if ticket is None else ticket.fence,
+        )
+        plan_id = self._migrator.migrate(plan)
+        if isinstance(plan_id, PlanRefusal):
+            for item in items:
+                if item.landing is not None:
+                    self._residency.discard(item.landing)
+                self._residency.settle(item.block)
+            return plan_id
+        flight = Flight(plan_id, src_tier, dst_tier, items, ticket)
+        self._flights[plan_id] = flight
+        if ticket is not None:
+            ticket.plans.add(plan_id)
+        for item in items:
+            if item.source is not None:
+                item.source.pins += 1
+            if item.landing is not None:
+                item.landing.pins += 1
+                item.block.arriving += 1
+                if src_tier is _NVME:
+                    self._promotions[item.block.block_id] = plan_id
+        if dst_tier is _NVME:
+            self.writing += len(items)
+        return None
+
+    def erase(self, copies: list[Copy]) -> bool:
+        """Start to erase copies that nobody uses; False when it has to be tried again later."""
+        plan_id = self._migrator.erase([copy.slot for copy in copies])
+        if isinstance(plan_id, PlanRefusal):
+            return False
+        self._erasures[plan_id] = copies
+        return True
+
+    def give_up(self, ticket: Ticket, status: BlockStatus) -> None:
+        """End a ticket's transfers as far as they can be ended; the others end by themselves."""
+        for plan_id in ticket.plans:
+            flight = self._flights[plan_id]
+            for loose in self._migrator.abandon(plan_id, status):
+                for item in flight.items[loose.start : loose.stop]:
+                    item.loose = True
+                    item.block.stalled += flight.src_tier is _NVME
+                    ticket.end(item.place, status, REASON_OF[status])
+
+    def places(self, ticket: Ticket) -> set[int]:
+        """Return which of a ticket's blocks are under way."""
+        return {item.place for plan_id in ticket.plans for item in self._flights[plan_id].items}
+
+    def collect(self) -> list[tuple[Flight, Sequence[Item]]]:
+        """Follow what has ended since the last call; returns it."""
+        ended = []
+        for report in self._migrator.poll():
+            erased = self._erasures.pop(report.plan_id, None)
+            if erased is not None:
+                self._residency.erased(erased)
+                continue
+            flight = self._flights[report.plan_id]
+            items = flight.items[report.start : report.start + len(report.results)]
+            self._follow(flight, items, report)
+            flight.left -= len(items)
+            if not flight.left:
+                del self._flights[report.plan_id]
+                if flight.ticket is not None:
+                    flight.ticket.plans.discard(report.plan_id)
+            ended.append((flight, items))
+        return ended
+
+    def _follow(self, flight: Flight, items: Sequence[Item], report: BatchReport) -> None:
+        landed: list[tuple[Block, Copy]] = []
+        for item, result in zip(items, report.results, strict=True):
+            block = item.block
+            if item.source is not None:
+                self._residency.unpin(item.source)
+            if item.landing is not None:
+                item.landing.pins -= 1
+                block.arriving -= 1
+                if flight.src_tier is _NVME:
+                    self._promotions.pop(block.block_id, None)
+                    block.stalled -= item.loose
+                if _lands(flight, item, result):
+                    block.checksum = result.checksum
+                    landed.append((block, item.landing))
+                else:
+                    self._residency.discard(item.landing, erase=result.status is _OK)
+        if landed:
+            self._residency.land(landed)
+        for item, result in zip(items, report.results, strict=True):
+            self._lose(flight, item, result)
+            if flight.ticket is not None and not item.loose:
+                flight.ticket.end(item.place, result.status, REASON_OF[result.status])
+            self._residency.settle(item.block)
+
+    def _lose(self, flight: Flight, item: Item, result: BlockResult) -> None:
+        """Take away what a transfer has shown to be of no use."""
+        if flight.dst_tier is _NVME:
+            self.writing -= 1
+            self.failed_writes = 0 if result.status is _OK else self.failed_writes + 1
+            ddr = item.block.copies.get(_DDR)
+            if ddr is not None and ddr.leaving:
+                kept = _NVME in item.block.copies
+                self._residency.lose(item.block, _DDR, Loss.EVICTED if kept else Loss.UNWRITTEN)
+            return
+        # A block that came from NVMe whole and failed on its way to the engine has lost nothing there.
+        guilty = item.source is not None and (flight.src_tier is _DDR or not result.arrived)
+        if guilty and result.status in _BROKEN and item.block.copies.get(flight.src_tier) is item.source:
+            self._residency.lose(item.block, flight.src_tier, _BROKEN[result.status], erase=True)
+
+
+def _route(item: Item, ticket: Ticket | None, dst_tier: CacheTier) -> Route:
+    engine = 0 if ticket is None else ticket.slots[item.place]
+    source, landing, block = item.source, item.landing, item.block
+    if source is None:  # from the engine
+        host = 0 if landing is None else landing.slot
+        return Route(block.block_id, engine, host, host, block.record, None)
+    if dst_tier is _HBM:
+        host = source.slot if landing is None else landing.slot
+        return Route(block.block_id, source.slot, host, engine, block.record, block.checksum)
+    target = 0 if landing is None else landing.slot
+    host = source.slot if dst_tier is _NVME else target
+    return Route(block.block_id, source.slot, host, target, block.record, block.checksum)
+
+
+def _lands(flight: Flight, item: Item, result: BlockResult) -> bool:
+    """Whether a copy can be used from now on."""
+    if item.block.dropped:
+        return False
+    if flight.src_tier is _HBM:  # the engine may have reused a block that was given up
+        return result.status is _OK and not item.loose
+    return result.arrived if flight.src_tier is _NVME else result.status is _OK
+
+
+__all__ = ["Flight", "Flights", "Item"]

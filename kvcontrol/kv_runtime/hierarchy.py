@@ -1,0 +1,453 @@
+"""Tiers below the engine's memory: which blocks are there, and how they come and go.
+
+    save       HBM -> DDR       as many as find room, best effort
+    load       DDR -> HBM       straight, or NVMe -> DDR -> HBM in pipelined batches
+    prefetch   NVMe -> DDR      because a request may come for it
+    demotion   DDR -> NVMe      in the background (``Demoter``)
+
+The owner's thread decides, in memory, and never waits; ``KVMigrator``'s threads move bytes. What they have done becomes
+true in ``poll``, on the owner's thread. So nothing here needs a lock, and a block that ``find`` has named stays where
+it is until the owner's next call.
+
+Every call ends in a value: a block that can't be saved or loaded says why, and is a miss. A block whose tier could not
+give it, or gave other bytes, leaves that tier at once: it fails once.
+"""
+
+import heapq
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Final
+
+from kvcontrol.core.blocks import CacheTier, KVBlockInfo
+from kvcontrol.core.ids import BlockHash, BlockId
+from kvcontrol.kv_policy.eviction import EvictionPolicy
+from kvcontrol.kv_runtime.arena import HostArena
+from kvcontrol.kv_runtime.backend_protocol import BlockStatus, DurableBackendProtocol, Fence, KVBackendProtocol
+from kvcontrol.kv_runtime.crew import Crew, ThreadCrew
+from kvcontrol.kv_runtime.demoter import Demoter
+from kvcontrol.kv_runtime.errors import KvRuntimeError
+from kvcontrol.kv_runtime.flights import Flights
+from kvcontrol.kv_runtime.hierarchy_config import HierarchyConfig
+from kvcontrol.kv_runtime.hierarchy_stats import HierarchyStats, TierStats
+from kvcontrol.kv_runtime.loader import Loader
+from kvcontrol.kv_runtime.migrator import KVMigrator
+from kvcontrol.kv_runtime.quota import QuotaManager
+from kvcontrol.kv_runtime.record import BlockRecord
+from kvcontrol.kv_runtime.residency import Residency
+from kvcontrol.kv_runtime.saver import Saver
+from kvcontrol.kv_runtime.ticket import (
+    REASON_OF,
+    Finished,
+    Progress,
+    Reason,
+    SaveRequest,
+    SaveTicket,
+    Ticket,
+    TicketId,
+    TicketKind,
+)
+from kvcontrol.kv_runtime.tier_space import TierSpace, Watermarks
+
+_HBM: Final = CacheTier.HBM
+_DDR: Final = CacheTier.DDR
+_NVME: Final = CacheTier.NVME
+_OK: Final = BlockStatus.OK
+_DRAIN_STEP_S: Final = 0.001
+
+
+class HierarchyManager:
+    """See the module's text. One thread owns it; ``stats``, ``get_block_info`` and ``locate`` may be called from any.
+
+    Misuse (blocks named twice, slots that don't exist, ``release`` of what isn't held) is a ``ValueError`` and changes
+    nothing; what a device, a peer or a full tier does never raises.
+    """
+
+    def __init__(  # noqa: PLR0913 - wired once, by name
+        self,
+        config: HierarchyConfig,
+        *,
+        engine: KVBackendProtocol,
+        arena: HostArena,
+        durable: DurableBackendProtocol | None,
+        make_policy: Callable[[], EvictionPolicy],
+        quotas: QuotaManager,
+        clock: Callable[[], float] = time.monotonic,
+        crew: Crew | None = None,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._arena = arena
+        self._durable = durable
+        self._clock = clock
+        self._quotas = quotas
+        spaces = {_DDR: self._space(_DDR, arena.slots, make_policy, on_free=arena.unseal)}
+        if durable is not None:
+            spaces[_NVME] = self._space(_NVME, durable.capacity_blocks, make_policy, on_free=_nothing)
+        self._spaces = spaces
+        self._residency = Residency(spaces, clock=clock)
+        self._crew = ThreadCrew(helpers=config.checksum_workers) if crew is None else crew
+        self._migrator = KVMigrator(
+            config.migrator, engine=engine, arena=arena, durable=durable, crew=self._crew, clock=clock
+        )
+        self._flights = Flights(self._residency, self._migrator)
+        self._saver = Saver(self._residency, self._flights, self._migrator)
+        self._loader = Loader(self._residency, self._flights, self._migrator)
+        self._demoter = Demoter(
+            self._residency,
+            self._flights,
+            self._migrator,
+            quotas,
+            mode=config.write_mode,
+            watermarks={_DDR: config.ddr} | ({} if durable is None else {_NVME: config.nvme}),
+            retry_after_s=config.retry_writes_after_s,
+            clock=clock,
+        )
+        self._ids = count()
+        self._tickets: dict[TicketId, Ticket] = {}
+        self._deadlines: list[tuple[float, TicketId]] = []
+        self._ended: list[Finished] = []
+        self._holds: Counter[BlockId] = Counter()
+        self._outcomes: Counter[tuple[TicketKind, BlockStatus, Reason]] = Counter()
+        self._hits: Counter[tuple[CacheTier, str]] = Counter()
+
+    # What is there.
+
+    def find(self, key: BlockHash) -> BlockId | None:
+        """Return the block of a key, if it can be read. Compare ``record(id).tokens`` before it is used. O(1)."""
+        block = self._residency.of_key(key)
+        return block.block_id if block is not None and block.readable else None
+
+    def record(self, block_id: BlockId) -> BlockRecord | None:
+        """Return what a block is; None when it isn't there (any more)."""
+        block = self._residency.get(block_id)
+        return None if block is None else block.record
+
+    def locate(self, block_id: BlockId) -> tuple[CacheTier, ...]:
+        """Return the tiers that a block can be read from, fastest first; any thread."""
+        block = self._residency.get(block_id)
+        copies = () if block is None else tuple(block.copies)
+        return tuple(tier for tier in (_DDR, _NVME) if tier in copies)
+
+    def get_block_info(self, block_id: BlockId) -> KVBlockInfo | None:
+        """Return what an operator may know of a block, in its fastest tier; any thread."""
+        tiers = self.locate(block_id)
+        block = self._residency.get(block_id)
+        if block is None or not tiers:
+            return None
+        return KVBlockInfo(
+            block_id=block_id,
+            tier=tiers[0],
+            size_bytes=self._arena.block_bytes,
+            tenant_id=block.record.tenant,
+            last_access_s=block.last_access_s,
+        )
+
+    def estimate_load_s(self, block_ids: Sequence[BlockId]) -> float | None:
+        """Return how long a load would take from now on, as measured lately; None where nothing was, or not all is."""
+        found = [self._residency.get(block_id) for block_id in block_ids]
+        below = 0
+        for block in found:
+            if block is None or not block.readable:
+                return None
+            below += _DDR not in block.copies
+        times = [self._migrator.seconds_for(_DDR, _HBM, len(found))]
+        if below:
+            times.append(self._migrator.seconds_for(_NVME, _HBM, below))
+        known = [seconds for seconds in times if seconds is not None]
+        return max(known) if len(known) == len(times) else None
+
+    # Moving.
+
+    def save(
+        self, blocks: Sequence[SaveRequest], *, fence: Fence | None = None, deadline_s: float | None = None
+    ) -> SaveTicket:
+        """Keep one path of engine blocks, in prompt order, as far as there is room.
+
+        Name the path from its head: blocks that are there already cost nothing, and their tails are then evicted
+        before them. The engine's slots must not change until the ticket has ended.
+        """
+        self._check_slots([request.engine_slot for request in blocks])
+        self._saver.check(blocks)
+        ticket = self._open(TicketKind.SAVE, len(blocks), self._config.save_deadline_s, deadline_s, fence)
+        ticket.slots = [request.engine_slot for request in blocks]
+        self._saver.begin(ticket, [request.record for request in blocks])
+        self._demoter.used(list(ticket.held.values()))
+        self._settle(ticket)
+        ids = tuple(None if block is None else block.block_id for block in ticket.blocks)
+        return SaveTicket(ticket_id=ticket.ticket_id, block_ids=ids)
+
+    def load(
+        self,
+        block_ids: Sequence[BlockId],
+        engine_slots: Sequence[int],
+        *,
+        fence: Fence | None = None,
+        deadline_s: float | None = None,
+    ) -> TicketId:
+        """Bring blocks into the engine's slots, before everything else; they are held until the ticket has ended.
+
+        The engine must neither read nor reuse the slots until then. What isn't ``OK`` then may hold anything.
+        """
+        if len(block_ids) != len(engine_slots):
+            raise ValueError(
+                f"{len(block_ids)} blocks for {len(engine_slots)} engine slots; there must be one for each"
+            )
+        self._check_slots(engine_slots)
+        ticket = self._open(TicketKind.LOAD, len(block_ids), self._config.load_deadline_s, deadline_s, fence)
+        ticket.slots = list(engine_slots)
+        ticket.blocks = [self._residency.get(block_id) for block_id in block_ids]
+        for block in ticket.blocks:
+            if block is not None and block.readable:
+                self._hits[_DDR if _DDR in block.copies else _NVME, block.record.tenant] += 1
+        self._demoter.used(ticket.blocks)
+        self._loader.begin(ticket)
+        self._settle(ticket)
+        return ticket.ticket_id
+
+    def prefetch(self, block_ids: Sequence[BlockId], *, deadline_s: float | None = None) -> TicketId:
+        """Bring blocks from NVMe into DDR, because they may be asked for."""
+        ticket = self._open(TicketKind.PREFETCH, len(block_ids), self._config.prefetch_deadline_s, deadline_s)
+        ticket.blocks = [self._residency.get(block_id) for block_id in block_ids]
+        self._loader.begin(ticket)
+        self._settle(ticket)
+        return ticket.ticket_id
+
+    def demote(self, block_ids: Sequence[BlockId]) -> TicketId:
+        """Write blocks that are in DDR alone to NVMe now; they stay in DDR until room is needed."""
+        self._check_distinct(block_ids)
+        ticket = self._open(TicketKind.DEMOTE, len(block_ids), math.inf, None)
+        ticket.blocks = [self._residency.get(block_id) for block_id in block_ids]
+        alone = []
+        for place, block in enumerate(ticket.blocks):
+            if block is None or not block.readable:
+                ticket.end(place, BlockStatus.FAILED, Reason.NOT_RESIDENT)
+            elif _NVME in block.copies:
+                ticket.end(place, _OK, Reason.RESIDENT)
+            elif block.arriving:
+                ticket.end(place, BlockStatus.FAILED, Reason.IN_FLIGHT)
+            else:
+                alone.append((place, block))
+        started = self._demoter.write(alone, ticket)
+        for place, _ in alone:
+            if place not in started:
+                ticket.end(place, BlockStatus.FAILED, Reason.NO_ROOM)
+        self._settle(ticket)
+        return ticket.ticket_id
+
+    def cancel(self, ticket_id: TicketId) -> None:
+        """End a ticket as soon as its engine slots are safe; one that has ended stays as it is."""
+        ticket = self._tickets.get(ticket_id)
+        if ticket is not None:
+            self._give_up(ticket, BlockStatus.CANCELLED)
+
+    def hold(self, block_ids: Sequence[BlockId]) -> tuple[BlockId, ...]:
+        """Keep blocks from being evicted until ``release``; returns those that are there and now held."""
+        self._check_distinct(block_ids)
+        found = (self._residency.get(block_id) for block_id in block_ids)
+        held = [block for block in found if block is not None and block.readable]
+        self._residency.hold(held)
+        self._holds.update(block.block_id for block in held)
+        return tuple(block.block_id for block in held)
+
+    def release(self, block_ids: Sequence[BlockId]) -> None:
+        """Undo one ``hold`` of each; they count as used now."""
+        self._check_distinct(block_ids)
+        for block_id in block_ids:
+            if not self._holds[block_id]:
+                raise ValueError(f"block {block_id} is released and not held")
+        found = [self._residency.get(block_id) for block_id in block_ids]
+        for block_id in block_ids:
+            self._holds[block_id] -= 1
+            if not self._holds[block_id]:
+                del self._holds[block_id]
+        self._residency.release([block for block in found if block is not None])
+
+    def drop(self, block_ids: Sequence[BlockId] | None = None) -> None:
+        """Forget blocks in all tiers, None for all: no ``find`` and no restart sees them again.
+
+        Transfers of theirs that are under way end as they would have.
+        """
+        if block_ids is None:
+            block_ids = [block.block_id for block in self._residency.blocks()]
+        for block_id in block_ids:
+            block = self._residency.get(block_id)
+            if block is not None and not block.dropped:
+                self._residency.drop(block)
+
+    # Time.
+
+    def poll(self) -> Progress:
+        """Follow what the workers have done, start what is due, and return what ended and changed. Never waits."""
+        self._turn()
+        finished = tuple(self._ended)
+        self._ended.clear()
+        return Progress(finished=finished, changes=self._residency.take_changes())
+
+    def recover(self) -> list[tuple[BlockId, BlockRecord]]:
+        """Find the blocks of an earlier process again, in DDR (shared memory) and NVMe; only before anything else.
+
+        Blocks get new ids. Their order of use is not known: heads count as used after their tails. Takes as long as the
+        devices take to be looked through. ``KvRuntimeError`` when it comes too late.
+        """
+        if len(self._residency) or self._tickets:
+            raise KvRuntimeError("recover comes before the first save; there are blocks already")
+        self._residency.restore(_DDR, self._arena.recover())
+        if self._durable is not None:
+            self._residency.restore(_NVME, self._durable.recover())
+        return [(block.block_id, block.record) for block in self._residency.blocks()]
+
+    def drain(self, timeout_s: float, *, flush: bool = False) -> bool:
+        """Wait until every ticket has ended and nothing is to be written; ``flush`` writes all that is in DDR alone.
+
+        At the end of the time what is left is cancelled. False when something could not be ended: a device still holds
+        it. What ended is returned by the next ``poll``.
+        """
+        if flush:
+            self._demoter.flush()
+        until_s = time.monotonic() + timeout_s
+        while True:
+            self._turn()
+            if self._at_rest:
+                return True
+            if time.monotonic() >= until_s:
+                break
+            time.sleep(_DRAIN_STEP_S)
+        for ticket in list(self._tickets.values()):
+            self._give_up(ticket, BlockStatus.CANCELLED)
+        self._turn()
+        return not self._tickets
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Cancel what is left and stop the workers; False if a device still holds one: its memory must stay.
+
+        Arena and backends are the caller's to close. Idempotent.
+        """
+        for ticket in list(self._tickets.values()):
+            self._give_up(ticket, BlockStatus.CANCELLED)
+        stopped = self._migrator.close(timeout_s)
+        self._turn()
+        return stopped
+
+    def set_watermarks(self, tier: CacheTier, marks: Watermarks) -> None:
+        """Use other watermarks from now on. ``ValueError`` for a tier that isn't there."""
+        if tier not in self._spaces:
+            raise ValueError(f"there is no tier {tier}; there is {', '.join(self._spaces)}")
+        self._demoter.watermarks[tier] = marks
+
+    def stats(self) -> HierarchyStats:
+        """Return what is there and what happened; any thread (then numbers may be a moment apart)."""
+        losses, hits = self._residency.losses.copy(), self._hits.copy()
+        tiers = {}
+        for tier, space in self._spaces.items():
+            used, evictable = space.slots.used, space.evictable_blocks
+            tiers[tier] = TierStats(
+                capacity_blocks=space.capacity_blocks,
+                block_bytes=space.block_bytes,
+                free_blocks=space.capacity_blocks - used,
+                used_blocks=evictable,
+                held_blocks=used - evictable,
+                tenants=self._quotas.usage(tier),
+                hits={tenant: blocks for (place, tenant), blocks in hits.items() if place is tier},
+                losses={loss: blocks for (place, loss), blocks in losses.items() if place is tier},
+            )
+        return HierarchyStats(
+            tiers=tiers,
+            lanes=self._migrator.stats(),
+            outcomes=self._outcomes.copy(),
+            skipped_writes=self._demoter.skipped.copy(),
+            due_writes=self._demoter.waiting,
+            open_tickets=len(self._tickets),
+            collisions=self._saver.collisions,
+            worker_faults=self._crew.faults,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when the parts contradict each other. O(blocks)."""
+        self._residency.check_integrity()
+
+    # Inside.
+
+    @property
+    def _at_rest(self) -> bool:
+        return not (self._tickets or len(self._flights) or self._demoter.waiting or self._residency.to_erase)
+
+    def _turn(self) -> None:
+        now_s = self._clock()
+        while self._deadlines and (self._deadlines[0][0] <= now_s or self._deadlines[0][1] not in self._tickets):
+            _, ticket_id = heapq.heappop(self._deadlines)
+            if (late := self._tickets.get(ticket_id)) is not None:
+                self._give_up(late, BlockStatus.LATE)
+        for flight, items in self._flights.collect():
+            self._loader.follow(flight, items)
+            if flight.src_tier is _HBM:
+                self._demoter.saved([item.block for item in items])
+            if flight.ticket is not None:
+                self._settle(flight.ticket)
+        self._demoter.work()
+
+    def _open(
+        self, kind: TicketKind, size: int, default_s: float, deadline_s: float | None, fence: Fence | None = None
+    ) -> Ticket:
+        left_s = default_s if deadline_s is None else deadline_s
+        if not left_s > 0:
+            raise ValueError(f"deadline_s is {left_s}; it must be > 0")
+        until_s = self._clock() + left_s
+        ticket = Ticket(TicketId(next(self._ids)), kind, size, deadline_s=until_s, fence=fence)
+        self._tickets[ticket.ticket_id] = ticket
+        if until_s < math.inf:
+            heapq.heappush(self._deadlines, (until_s, ticket.ticket_id))
+        return ticket
+
+    def _settle(self, ticket: Ticket) -> None:
+        """Let go of a ticket all of whose blocks have ended."""
+        if ticket.open or self._tickets.pop(ticket.ticket_id, None) is None:
+            return
+        self._residency.release(list(ticket.held.values()))
+        finished = ticket.finished()
+        self._outcomes.update((ticket.kind, outcome.status, outcome.reason) for outcome in finished.outcomes)
+        self._ended.append(finished)
+
+    def _give_up(self, ticket: Ticket, status: BlockStatus) -> None:
+        self._loader.give_up(ticket, status, REASON_OF[status])
+        self._flights.give_up(ticket, status)
+        self._settle(ticket)
+
+    def _check_slots(self, slots: Sequence[int]) -> None:
+        if len(set(slots)) != len(slots):
+            raise ValueError("an engine slot is named twice; each may come once")
+        capacity = self._engine.capacity_blocks
+        for slot in slots:
+            if not 0 <= slot < capacity:
+                raise ValueError(f"engine slot {slot} of {capacity}")
+
+    @staticmethod
+    def _check_distinct(block_ids: Sequence[BlockId]) -> None:
+        if len(set(block_ids)) != len(block_ids):
+            raise ValueError("a block is named twice; each may come once")
+
+    def _space(
+        self,
+        tier: CacheTier,
+        capacity: int,
+        make_policy: Callable[[], EvictionPolicy],
+        *,
+        on_free: Callable[[int], None],
+    ) -> TierSpace:
+        return TierSpace(
+            tier,
+            capacity_blocks=capacity,
+            block_bytes=self._arena.block_bytes,
+            make_policy=make_policy,
+            quotas=self._quotas,
+            on_free=on_free,
+        )
+
+
+def _nothing(slot: int) -> None:
+    """A durable slot that is given up is overwritten later."""
+
+
+__all__ = ["HierarchyManager"]

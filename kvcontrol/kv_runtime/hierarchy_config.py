@@ -1,0 +1,37 @@
+"""How the tiers are run."""
+
+from dataclasses import dataclass, field
+
+from kvcontrol.kv_runtime.demoter import WriteMode
+from kvcontrol.kv_runtime.migrator import MigratorConfig
+from kvcontrol.kv_runtime.tier_space import Watermarks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HierarchyConfig:
+    """``ValueError`` for what can't be.
+
+    ``*_deadline_s`` hold where a call names none. ``retry_writes_after_s``: an NVMe that fails is left alone so long.
+    """
+
+    write_mode: WriteMode = WriteMode.THROUGH
+    ddr: Watermarks = field(default_factory=Watermarks)
+    nvme: Watermarks = field(default_factory=Watermarks)
+    save_deadline_s: float = 30.0
+    load_deadline_s: float = 10.0
+    prefetch_deadline_s: float = 30.0
+    retry_writes_after_s: float = 5.0
+    checksum_workers: int = 2
+    migrator: MigratorConfig = field(default_factory=MigratorConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("save_deadline_s", "load_deadline_s", "prefetch_deadline_s", "checksum_workers"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be > 0")
+        if self.retry_writes_after_s < 0:
+            raise ValueError(f"retry_writes_after_s is {self.retry_writes_after_s}; it must be >= 0")
+        if self.write_mode is WriteMode.BACK and self.ddr.high >= 1:
+            raise ValueError("write_back needs a high watermark of DDR below 1, from which on blocks are written back")
+
+
+__all__ = ["HierarchyConfig"]

@@ -1,0 +1,266 @@
+"""Which blocks there are, in which tiers, who holds them; and what is told of it.
+
+The one place where copies come and go, so that slots, policies, accounts and what is told can't part. A slot is given
+back when nothing wants the copy any more *and* no transfer uses it, whichever comes last.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from itertools import count
+from typing import Final
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockHash, BlockId
+from kvcontrol.kv_runtime.integrity import must
+from kvcontrol.kv_runtime.record import BlockRecord, Recovered
+from kvcontrol.kv_runtime.resident import Block, Copy
+from kvcontrol.kv_runtime.ticket import Change
+from kvcontrol.kv_runtime.tier_space import TierSpace
+
+_DDR: Final = CacheTier.DDR
+_NVME: Final = CacheTier.NVME
+
+
+class Loss(StrEnum):
+    """Why a tier's copy of a block went."""
+
+    EVICTED = "evicted"
+    """For another block; it is still in another tier."""
+    EVICTED_LAST = "evicted_last"
+    """For another block; it was the last copy."""
+    CORRUPT = "corrupt"
+    FAILED = "failed"
+    """Its tier could not give it."""
+    UNWRITTEN = "unwritten"
+    """It was to go to the tier below, which didn't take it."""
+    DROPPED = "dropped"
+    """The caller said so."""
+
+
+class Residency:
+    """See the module's text. Not thread-safe, but ``get`` may be called from any thread."""
+
+    def __init__(self, spaces: Mapping[CacheTier, TierSpace], *, clock: Callable[[], float]) -> None:
+        self.spaces = spaces
+        self.losses: Counter[tuple[CacheTier, Loss]] = Counter()
+        self.to_erase: list[Copy] = []
+        """Copies whose slots are free once they have been erased."""
+        self._clock = clock
+        self._ids = count()
+        self._blocks: dict[BlockId, Block] = {}
+        self._by_key: dict[BlockHash, Block] = {}
+        self._changes: list[Change] = []
+
+    def __len__(self) -> int:
+        """Return the number of blocks that can be found or are about to."""
+        return len(self._by_key)
+
+    def get(self, block_id: BlockId) -> Block | None:
+        """Return a block that is there or was and is still held; any thread."""
+        return self._blocks.get(block_id)
+
+    def of_key(self, key: BlockHash) -> Block | None:
+        """Return the block of a key, arriving ones too."""
+        return self._by_key.get(key)
+
+    def blocks(self) -> Iterable[Block]:
+        """Return all blocks that can be found or are about to."""
+        return self._by_key.values()
+
+    def new(self, record: BlockRecord) -> Block:
+        """Return a new block, which nothing holds and which is nowhere yet; its key must be free."""
+        block = Block(BlockId(next(self._ids)), record, self._clock())
+        must(record.key not in self._by_key, f"block {block.block_id} is given the key of another")
+        self._blocks[block.block_id] = self._by_key[record.key] = block
+        return block
+
+    def restore(self, tier: CacheTier, found: Iterable[Recovered]) -> None:
+        """Follow blocks that an earlier process left in a tier; duplicates are erased.
+
+        Of their order of use nothing is known: heads count as used after their tails.
+        """
+        space = self.spaces[tier]
+        arrivals: dict[BlockId, tuple[Block, Copy]] = {}
+        for slot, seal in found:
+            block = self._by_key.get(seal.record.key)
+            if block is None:
+                block = self.new(seal.record)
+                block.checksum = seal.checksum
+            copy = space.claim(slot, block.record.tenant)
+            same = (block.record, block.checksum) == seal
+            if same and block.block_id not in arrivals:
+                arrivals[block.block_id] = (block, copy)
+            else:
+                self.discard(copy, erase=True)
+        if arrivals:
+            depths = self._depths()
+            self.land(sorted(arrivals.values(), key=lambda arrival: depths[arrival[0].record.key]))
+
+    def take_changes(self) -> tuple[Change, ...]:
+        """Return what was gained and lost since the last call."""
+        changes = tuple(self._changes)
+        self._changes.clear()
+        return changes
+
+    # Holds.
+
+    def hold(self, path: Sequence[Block]) -> None:
+        """Keep blocks, each named once, from being evicted until as many ``release``."""
+        first = [block for block in path if not block.holds]
+        for block in path:
+            block.holds += 1
+        for tier, space in self.spaces.items():
+            here = [block for block in first if tier in block.copies]
+            if here:
+                space.hold(here)
+
+    def release(self, path: Sequence[Block]) -> None:
+        """Undo one ``hold``; the blocks count as used now."""
+        now_s = self._clock()
+        last = []
+        for block in path:
+            must(block.holds > 0, f"block {block.block_id} is released and nobody holds it")
+            block.holds -= 1
+            block.last_access_s = now_s
+            if not block.holds:
+                last.append(block)
+        for tier, space in self.spaces.items():
+            here = [block for block in last if tier in block.copies]
+            if here:
+                space.release(here)
+        for block in last:
+            self.settle(block)
+
+    # Slots and copies.
+
+    def reserve(self, tier: CacheTier, tenant: str, blocks: int) -> list[Copy]:
+        """Return slots, evicting what must go; see ``TierSpace.reserve``."""
+        return self.spaces[tier].reserve(tenant, blocks, lambda victims: self._evict(tier, victims))
+
+    def trim(self, tier: CacheTier, tenant: str, blocks: int) -> None:
+        """Evict up to so many blocks of one tenant."""
+        self._evict(tier, self.spaces[tier].victims(tenant, blocks))
+
+    def land(self, arrivals: Sequence[tuple[Block, Copy]]) -> None:
+        """Follow copies in one tier, in prompt order, whose bytes have come.
+
+        A path may come in parts, heads before tails. So that heads don't look older than their tails, blocks before
+        the first of these count as used now, O(their number).
+        """
+        tier = arrivals[0][1].tier
+        for block, copy in arrivals:
+            block.copies[tier] = copy
+            self._changes.append(Change(block.block_id, tier, gained=True, record=block.record))
+        space = self.spaces[tier]
+        space.insert([block for block, _ in arrivals])
+        before = self._before(arrivals[0][0], tier)
+        if before:
+            space.access(before)
+
+    def lose(self, block: Block, tier: CacheTier, loss: Loss, *, erase: bool = False) -> None:
+        """Follow a copy that can't be used any more; nothing happens where there is none."""
+        if tier in block.copies:
+            self.spaces[tier].remove(block)
+            self._take_away(block, tier, loss, erase=erase)
+
+    def drop(self, block: Block) -> None:
+        """Make a block unfindable, for good, in all tiers; held ones too."""
+        block.dropped = True
+        for tier in tuple(block.copies):
+            self.lose(block, tier, Loss.DROPPED, erase=True)
+        if self._by_key.get(block.record.key) is block:
+            del self._by_key[block.record.key]
+        self.settle(block)
+
+    def unpin(self, copy: Copy) -> None:
+        """A transfer no longer uses a copy's slot."""
+        copy.pins -= 1
+        if copy.doomed and not copy.pins:
+            self._give_back(copy)
+
+    def discard(self, copy: Copy, *, erase: bool = False) -> None:
+        """Give back a slot that never became a block's copy, or is none any more."""
+        copy.erase = erase and copy.tier is _NVME
+        copy.doomed = True
+        if not copy.pins:
+            self._give_back(copy)
+
+    def erased(self, copies: Iterable[Copy]) -> None:
+        """Follow copies of ``to_erase`` that have been."""
+        for copy in copies:
+            self.spaces[copy.tier].free(copy)
+
+    def settle(self, block: Block) -> None:
+        """Forget a block of which nothing is left."""
+        if block.gone:
+            if self._by_key.get(block.record.key) is block:
+                del self._by_key[block.record.key]
+            if not block.holds:
+                self._blocks.pop(block.block_id, None)
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when the parts contradict each other. O(blocks)."""
+        for tier, space in self.spaces.items():
+            space.check_integrity([block for block in self._by_key.values() if tier in block.copies])
+        for key, block in self._by_key.items():
+            must(block.record.key == key, f"block {block.block_id} stands under another's key")
+            must(self._blocks.get(block.block_id) is block, f"block {block.block_id} has lost its number")
+            must(bool(block.copies) or block.arriving > 0, f"block {block.block_id} is nowhere")
+            must(block.holds >= 0 and block.arriving >= 0, f"block {block.block_id} was let go of too often")
+        for block in self._blocks.values():
+            must(block.holds > 0 or not block.gone, f"block {block.block_id} should be forgotten")
+
+    def _depths(self) -> dict[BlockHash, int]:
+        """Return how many known blocks come before each in its prompt. O(blocks)."""
+        depths: dict[BlockHash, int] = {}
+        for block in self._by_key.values():
+            path = []
+            key: BlockHash | None = block.record.key
+            while key is not None and key not in depths and (head := self._by_key.get(key)) is not None:
+                depths[key] = 0  # also ends a circle, which a file may hold
+                path.append(key)
+                key = head.record.parent
+            depth = 0 if key is None else depths.get(key, -1) + 1
+            for member in reversed(path):
+                depths[member] = depth
+                depth += 1
+        return depths
+
+    def _before(self, block: Block, tier: CacheTier) -> list[Block]:
+        """Return the blocks of a tier that come before a block in its prompt, without a gap, that nobody holds."""
+        before = []
+        seen = {block.block_id}
+        parent = block.record.parent
+        while parent is not None and (head := self._by_key.get(parent)) is not None and tier in head.copies:
+            if head.block_id in seen:
+                break  # records come from files, too: they may say anything
+            seen.add(head.block_id)
+            if not head.holds and not head.copies[tier].leaving:
+                before.append(head)
+            parent = head.record.parent
+        before.reverse()
+        return before
+
+    def _evict(self, tier: CacheTier, victims: Sequence[BlockId]) -> None:
+        """Take away copies that a policy has chosen and forgotten."""
+        for block_id in victims:
+            block = self._blocks[block_id]
+            last = len(block.copies) == 1 and not block.arriving
+            self._take_away(block, tier, Loss.EVICTED_LAST if last else Loss.EVICTED, erase=False)
+
+    def _take_away(self, block: Block, tier: CacheTier, loss: Loss, *, erase: bool) -> None:
+        copy = block.copies.pop(tier)
+        self.losses[tier, loss] += 1
+        self._changes.append(Change(block.block_id, tier, gained=False, record=block.record))
+        self.discard(copy, erase=erase)
+        self.settle(block)
+
+    def _give_back(self, copy: Copy) -> None:
+        if copy.erase:
+            self.to_erase.append(copy)
+        else:
+            self.spaces[copy.tier].free(copy)
+
+
+__all__ = ["Loss", "Residency"]

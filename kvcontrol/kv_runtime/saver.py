@@ -1,0 +1,106 @@
+"""Saves: which blocks of a path are new, which find room, and their way from the engine to DDR."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.hashing import HASH_BYTES
+from kvcontrol.kv_runtime.backend_protocol import BlockStatus
+from kvcontrol.kv_runtime.flights import Flights, Item
+from kvcontrol.kv_runtime.header import MAX_VARIABLE_BYTES
+from kvcontrol.kv_runtime.migrator import KVMigrator
+from kvcontrol.kv_runtime.plan import PlanRefusal, Priority
+from kvcontrol.kv_runtime.record import BlockRecord
+from kvcontrol.kv_runtime.residency import Residency
+from kvcontrol.kv_runtime.ticket import REASON_OF_REFUSAL, Reason, SaveRequest, Ticket
+
+_HBM: Final = CacheTier.HBM
+_DDR: Final = CacheTier.DDR
+_FAILED: Final = BlockStatus.FAILED
+
+
+class Saver:
+    """See the module's text. Not thread-safe."""
+
+    def __init__(self, residency: Residency, flights: Flights, migrator: KVMigrator) -> None:
+        self.collisions = 0
+        """Blocks that had another's key and other tokens."""
+        self._residency = residency
+        self._flights = flights
+        self._migrator = migrator
+
+    @staticmethod
+    def check(blocks: Sequence[SaveRequest]) -> None:
+        """Raise ``ValueError`` for a path that can't be one, or a record that no tier can write down."""
+        if len({request.record.key for request in blocks}) != len(blocks):
+            raise ValueError("a path to be saved names a block twice; each may come once")
+        for record, _ in blocks:
+            if len(record.key) != HASH_BYTES or len(record.parent or record.key) != HASH_BYTES:
+                raise ValueError(f"block {record.key.hex()}: keys and parents are {HASH_BYTES} bytes long")
+            if len(record.tokens) + len(record.tenant.encode()) > MAX_VARIABLE_BYTES:
+                raise ValueError(
+                    f"block {record.key.hex()}: {len(record.tokens)} bytes of tokens and a tenant's name of "
+                    f"{len(record.tenant.encode())} bytes; together at most {MAX_VARIABLE_BYTES} can be kept"
+                )
+
+    def begin(self, ticket: Ticket, records: Sequence[BlockRecord]) -> None:
+        """Hold what is there, start to save what finds room, end the rest."""
+        fresh = self._sort(ticket, records)
+        self._residency.hold(list(ticket.held.values()))
+        room = self._migrator.room(_HBM, _DDR, Priority.SAVE)
+        if isinstance(room, PlanRefusal):
+            _refuse(ticket, fresh, REASON_OF_REFUSAL[room])
+            return
+        _refuse(ticket, fresh[room:], Reason.QUEUE_FULL)
+        self._save(ticket, records, fresh[:room])
+
+    def _sort(self, ticket: Ticket, records: Sequence[BlockRecord]) -> list[int]:
+        """End what needs no copy and mark what is to be held; return the places of the rest, in order."""
+        fresh = []
+        for place, record in enumerate(records):
+            block = self._residency.of_key(record.key)
+            if block is None:
+                fresh.append(place)
+            elif (block.record.tokens, block.record.parent) != (record.tokens, record.parent):
+                self.collisions += 1
+                _refuse(ticket, range(place, len(records)), Reason.COLLISION)
+                break
+            else:
+                ticket.blocks[place] = block
+                if block.readable:
+                    ticket.held[block.block_id] = block
+                    ticket.end(place, BlockStatus.OK, Reason.RESIDENT)
+                else:
+                    ticket.end(place, _FAILED, Reason.IN_FLIGHT)
+        return fresh
+
+    def _save(self, ticket: Ticket, records: Sequence[BlockRecord], fresh: Sequence[int]) -> None:
+        items: list[Item] = []
+        for tenant, run in groupby(fresh, key=lambda place: records[place].tenant):
+            places = list(run)
+            landings = self._residency.reserve(_DDR, tenant, len(places))
+            for place, landing in zip(places, landings, strict=False):
+                block = self._residency.new(records[place])
+                ticket.blocks[place] = block
+                items.append(Item(block, source=None, landing=landing, place=place))
+            if len(landings) < len(places):
+                break  # what comes after a gap could never be found
+        _refuse(ticket, fresh[len(items) :], Reason.NO_ROOM)
+        if not items:
+            return
+        added = [item.block for item in items]
+        self._residency.hold(added)
+        mine = ticket.held.keys() | {block.block_id for block in added}
+        ticket.held = {b.block_id: b for b in ticket.blocks if b is not None and b.block_id in mine}
+        refusal = self._flights.begin((_HBM, _DDR), items, ticket, priority=Priority.SAVE, deadline_s=ticket.deadline_s)
+        if refusal is not None:
+            _refuse(ticket, [item.place for item in items], REASON_OF_REFUSAL[refusal])
+
+
+def _refuse(ticket: Ticket, places: Sequence[int], reason: Reason) -> None:
+    for place in places:
+        ticket.end(place, _FAILED, reason)
+
+
+__all__ = ["Saver"]

@@ -1,0 +1,191 @@
+"""What was asked of the hierarchy, and how it ends: values that callers see, and the ticket behind them."""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple, NewType
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_runtime.backend_protocol import BlockStatus, Fence
+from kvcontrol.kv_runtime.plan import PlanId, PlanRefusal
+from kvcontrol.kv_runtime.record import BlockRecord
+from kvcontrol.kv_runtime.resident import Block
+
+TicketId = NewType("TicketId", int)
+"""A save, load or prefetch as one hierarchy numbers it; never used twice."""
+
+
+class TicketKind(StrEnum):
+    """What a ticket was given for."""
+
+    SAVE = "save"
+    LOAD = "load"
+    PREFETCH = "prefetch"
+    DEMOTE = "demote"
+
+
+class Reason(StrEnum):
+    """Why a block ended as it did."""
+
+    MOVED = "moved"
+    RESIDENT = "resident"
+    """It was there already; nothing was copied."""
+    IN_FLIGHT = "in_flight"
+    """An earlier save of the same block has not ended; this one adds nothing."""
+    COLLISION = "collision"
+    """Another block has the same key and other tokens, or this one comes after such a one in its path."""
+    NOT_RESIDENT = "not_resident"
+    """It isn't in any tier (any more)."""
+    NO_ROOM = "no_room"
+    """No slot could be had: what is there is held, guaranteed to others, or the tenant's burst is reached."""
+    QUEUE_FULL = "queue_full"
+    STALLED = "stalled"
+    """Its device doesn't answer."""
+    CLOSED = "closed"
+    DEVICE = "device"
+    """A device refused or broke off."""
+    CORRUPT = "corrupt"
+    DEVICE_FULL = "device_full"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+
+
+REASON_OF: Final = {
+    BlockStatus.OK: Reason.MOVED,
+    BlockStatus.FAILED: Reason.DEVICE,
+    BlockStatus.CORRUPT: Reason.CORRUPT,
+    BlockStatus.NO_SPACE: Reason.DEVICE_FULL,
+    BlockStatus.CANCELLED: Reason.CANCELLED,
+    BlockStatus.LATE: Reason.DEADLINE,
+}
+REASON_OF_REFUSAL: Final = {
+    PlanRefusal.QUEUE_FULL: Reason.QUEUE_FULL,
+    PlanRefusal.STALLED: Reason.STALLED,
+    PlanRefusal.CLOSED: Reason.CLOSED,
+}
+
+
+class Outcome(NamedTuple):
+    """One block's end. Only with ``OK`` are its bytes where they were wanted; ``block_id`` None: it never got one."""
+
+    block_id: BlockId | None
+    status: BlockStatus
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A ticket's end; ``outcomes`` in the order in which blocks were named."""
+
+    ticket_id: TicketId
+    kind: TicketKind
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def leading_ok(self) -> int:
+        """How many blocks from the first on are where they were wanted, without a gap."""
+        for place, outcome in enumerate(self.outcomes):
+            if outcome.status is not BlockStatus.OK:
+                return place
+        return len(self.outcomes)
+
+
+class Change(NamedTuple):
+    """A block became readable in a tier, or ceased to be."""
+
+    block_id: BlockId
+    tier: CacheTier
+    gained: bool
+    record: BlockRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What happened since the last poll; ``changes`` in the order in which they happened."""
+
+    finished: tuple[Finished, ...]
+    changes: tuple[Change, ...]
+
+
+class SaveRequest(NamedTuple):
+    """A block to keep, and the engine's slot in which it lies."""
+
+    record: BlockRecord
+    engine_slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveTicket:
+    """``block_ids``: what each block is called from now on, None where it was refused (the ticket's end says why)."""
+
+    ticket_id: TicketId
+    block_ids: tuple[BlockId | None, ...]
+
+
+class Ticket:
+    """A ticket that has not ended: which of its blocks still have none, and what must be let go of then."""
+
+    __slots__ = (
+        "blocks",
+        "deadline_s",
+        "fence",
+        "held",
+        "kind",
+        "open",
+        "outcomes",
+        "pending",
+        "plans",
+        "slots",
+        "ticket_id",
+    )
+
+    def __init__(
+        self, ticket_id: TicketId, kind: TicketKind, size: int, *, deadline_s: float, fence: Fence | None = None
+    ) -> None:
+        self.ticket_id = ticket_id
+        self.kind = kind
+        self.deadline_s = deadline_s
+        self.fence = fence
+        self.open = size
+        self.outcomes: list[Outcome | None] = [None] * size
+        self.blocks: list[Block | None] = [None] * size
+        self.slots: list[int] = [0] * size
+        """The engine's slots of a load."""
+        self.held: dict[BlockId, Block] = {}
+        self.plans: set[PlanId] = set()
+        self.pending: deque[int] = deque()
+        """Places of blocks that wait for a slot in DDR."""
+
+    def end(self, place: int, status: BlockStatus, reason: Reason) -> None:
+        """Say how the block at ``place`` ended; what was said before stands."""
+        if self.outcomes[place] is None:
+            block = self.blocks[place]
+            self.outcomes[place] = Outcome(None if block is None else block.block_id, status, reason)
+            self.open -= 1
+
+    def end_all(self, status: BlockStatus, reason: Reason) -> None:
+        """End every block that has not ended."""
+        for place in range(len(self.outcomes)):
+            self.end(place, status, reason)
+
+    def finished(self) -> Finished:
+        """Return the end; only once all blocks have theirs."""
+        outcomes = tuple(outcome for outcome in self.outcomes if outcome is not None)
+        return Finished(ticket_id=self.ticket_id, kind=self.kind, outcomes=outcomes)
+
+
+__all__ = [
+    "REASON_OF",
+    "REASON_OF_REFUSAL",
+    "Change",
+    "Finished",
+    "Outcome",
+    "Progress",
+    "Reason",
+    "SaveRequest",
+    "SaveTicket",
+    "Ticket",
+    "TicketId",
+    "TicketKind",
+]

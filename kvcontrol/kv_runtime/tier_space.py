@@ -1,0 +1,202 @@
+"""One tier below HBM: its slots, whose they are, and which block gives way when somebody needs one.
+
+Each tenant has a policy of its own, so that a tenant's choice among its blocks can't be seen or swayed by another's;
+whose block goes is the quotas' to say.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.eviction import EvictionPolicy, PolicyContext
+from kvcontrol.kv_runtime.integrity import must
+from kvcontrol.kv_runtime.quota import QuotaManager
+from kvcontrol.kv_runtime.refusal import NoRoom
+from kvcontrol.kv_runtime.resident import Block, Copy
+from kvcontrol.kv_runtime.slab import SlabAllocator
+
+_TRIM_BLOCKS: Final = 64
+"""A call takes away at most so many blocks more than it needs from a tenant whose burst has shrunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watermarks:
+    """Past ``high`` (a share of the tier's slots in use) blocks go in the background until ``low`` is reached.
+
+    1.0 means: not before somebody needs a slot. ``ValueError`` unless 0 < low <= high <= 1.
+    """
+
+    high: float = 1.0
+    low: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.high <= 1:
+            raise ValueError(f"watermarks: high {self.high}, low {self.low}; allowed is 0 < low <= high <= 1")
+
+
+class TierSpace:
+    """See the module's text. Not thread-safe. Decisions are O(1) a block, plus O(tenants) where room must be made."""
+
+    def __init__(  # noqa: PLR0913 - wired once, by name
+        self,
+        tier: CacheTier,
+        *,
+        capacity_blocks: int,
+        block_bytes: int,
+        make_policy: Callable[[], EvictionPolicy],
+        quotas: QuotaManager,
+        on_free: Callable[[int], None],
+    ) -> None:
+        self.tier = tier
+        self.capacity_blocks = capacity_blocks
+        self.block_bytes = block_bytes
+        self.slots = SlabAllocator(capacity_blocks)
+        self.evictable: dict[str, int] = {}
+        """Blocks that nobody holds, by tenant."""
+        self.evictable_blocks = 0
+        self._make_policy = make_policy
+        self._policies: dict[str, EvictionPolicy] = {}
+        self._quotas = quotas
+        self._on_free = on_free
+        quotas.open_tier(tier, capacity_blocks=capacity_blocks, block_bytes=block_bytes)
+
+    # Slots.
+
+    def reserve(self, tenant: str, count: int, evict: Callable[[list[BlockId]], None]) -> list[Copy]:
+        """Return up to ``count`` slots for a tenant; ``evict`` is told whose blocks must give theirs, and does it.
+
+        Fewer come back when the rest is held, guaranteed to others, or beyond the tenant's burst.
+        """
+        allowance = self._quotas.may_use(tenant, self.tier, count)
+        wanted = allowance.blocks
+        if allowance.own_first:
+            before = self.slots.used
+            evict(self.victims(tenant, min(allowance.own_first, wanted + _TRIM_BLOCKS)))
+            wanted = max(0, wanted - max(0, allowance.own_first - (before - self.slots.used)))
+        if allowance.reason:
+            self._quotas.count_over_burst(tenant, self.tier, count - allowance.blocks + allowance.own_first)
+        short = wanted - self.slots.available
+        if short > 0:
+            for donor, blocks in self._quotas.donors(tenant, self.tier, short, self.evictable):
+                evict(self.victims(donor, blocks))
+        slots = self.slots.allocate(min(wanted, self.slots.available))
+        if isinstance(slots, NoRoom):
+            raise TypeError(f"{self.tier}: {slots.available} slots are free and {slots.wanted} can't be had")
+        if slots:
+            self._quotas.charge(tenant, self.tier, len(slots))
+        return [Copy(self.tier, slot, tenant) for slot in slots]
+
+    def claim(self, slot: int, tenant: str) -> Copy:
+        """Return one given slot for a block that a restart found in it."""
+        self.slots.take(slot)
+        self._quotas.charge(tenant, self.tier, 1)
+        return Copy(self.tier, slot, tenant)
+
+    def free(self, copy: Copy) -> None:
+        """Take a slot back that no transfer uses and no policy knows; ``on_free`` is told of it."""
+        self._on_free(copy.slot)
+        self.slots.free((copy.slot,))
+        self._quotas.refund(copy.tenant, self.tier, 1)
+
+    # Blocks, in paths: see ``EvictionPolicy``.
+
+    def insert(self, path: Sequence[Block]) -> None:
+        """Follow blocks that now have a copy here; those that are held already stay so."""
+        for tenant, blocks in _by_tenant(path):
+            self._admit(tenant, blocks)
+            held = [block for block in blocks if block.holds]
+            if held:
+                self._hold(tenant, held)
+
+    def access(self, path: Sequence[Block]) -> None:
+        """Follow a use of blocks that have a copy here and aren't leaving."""
+        for tenant, blocks in _by_tenant(path):
+            self._policies[tenant].access([block.block_id for block in blocks])
+
+    def hold(self, path: Sequence[Block]) -> None:
+        """Follow blocks with a copy here that nobody held before; one that was leaving stays."""
+        for tenant, blocks in _by_tenant(path):
+            leaving = [block for block in blocks if block.copies[self.tier].leaving]
+            if leaving:
+                self._admit(tenant, leaving)
+                for block in leaving:
+                    block.copies[self.tier].leaving = False
+            self._hold(tenant, blocks)
+
+    def release(self, path: Sequence[Block]) -> None:
+        """Follow blocks with a copy here that nobody holds any more."""
+        for tenant, blocks in _by_tenant(path):
+            self._policies[tenant].release([block.block_id for block in blocks])
+            self._count(tenant, len(blocks))
+
+    def remove(self, block: Block) -> None:
+        """Follow a block whose copy goes for another reason than this tier's own choice."""
+        if block.copies[self.tier].leaving:
+            return
+        tenant = block.record.tenant
+        self._policies[tenant].remove((block.block_id,))
+        if not block.holds:
+            self._count(tenant, -1)
+        self._forget(tenant)
+
+    def victims(self, tenant: str, count: int) -> list[BlockId]:
+        """Return the blocks of a tenant that go next, which its policy forgets."""
+        policy = self._policies.get(tenant)
+        if policy is None or count <= 0:
+            return []
+        context = PolicyContext(
+            tier=self.tier,
+            wanted_blocks=count,
+            used_blocks=self.slots.used,
+            capacity_blocks=self.capacity_blocks,
+        )
+        victims = list(policy.select_victims(context).victims)
+        self._count(tenant, -len(victims))
+        self._forget(tenant)
+        return victims
+
+    def check_integrity(self, blocks: Sequence[Block]) -> None:
+        """Raise ``AssertionError`` unless policies, slots and the given blocks of this tier agree. O(blocks)."""
+        self.slots.check_integrity()
+        slots = [block.copies[self.tier].slot for block in blocks]
+        must(len(set(slots)) == len(slots), f"{self.tier}: a slot has two owners")
+        must(all(slot in self.slots for slot in slots), f"{self.tier}: a block's slot is free")
+        known = sum(len(policy) for policy in self._policies.values())
+        staying = sum(not block.copies[self.tier].leaving for block in blocks)
+        must(known == staying, f"{self.tier}: policies know {known} blocks of {staying}")
+        free = sum(not block.holds and not block.copies[self.tier].leaving for block in blocks)
+        must(self.evictable_blocks == free, f"{self.tier}: {self.evictable_blocks} blocks count as evictable of {free}")
+        must(sum(self.evictable.values()) == free, f"{self.tier}: tenants' evictable blocks don't add up")
+        used = sum(usage.used_blocks for usage in self._quotas.usage(self.tier).values())
+        must(used == self.slots.used, f"{self.tier}: accounts say {used} slots, {self.slots.used} are used")
+
+    def _admit(self, tenant: str, blocks: Sequence[Block]) -> None:
+        policy = self._policies.get(tenant)
+        if policy is None:
+            policy = self._policies[tenant] = self._make_policy()
+        policy.insert([block.block_id for block in blocks])
+        self._count(tenant, len(blocks))
+
+    def _hold(self, tenant: str, blocks: Sequence[Block]) -> None:
+        self._policies[tenant].hold([block.block_id for block in blocks])
+        self._count(tenant, -len(blocks))
+
+    def _count(self, tenant: str, blocks: int) -> None:
+        self.evictable[tenant] = self.evictable.get(tenant, 0) + blocks
+        self.evictable_blocks += blocks
+
+    def _forget(self, tenant: str) -> None:
+        """Let go of the policy of a tenant that has nothing left here: tenants come and go."""
+        if not len(self._policies[tenant]):
+            del self._policies[tenant]
+            del self.evictable[tenant]
+
+
+def _by_tenant(path: Sequence[Block]) -> list[tuple[str, list[Block]]]:
+    return [(tenant, list(blocks)) for tenant, blocks in groupby(path, key=lambda block: block.record.tenant)]
+
+
+__all__ = ["TierSpace", "Watermarks"]
