@@ -113,6 +113,7 @@ class EngineCollector(Collector):
             ("kv_events_dropped", "KV events lost to a full queue", counters.dropped),
             ("kv_events_resyncs", "Times the whole state was published anew", counters.resyncs),
             ("hook_errors", "Changes of the block trie that could not be announced", counters.hook_errors),
+            ("eviction_errors", "1 when LMDeploy's own eviction took over from the policy", counters.eviction_errors),
             ("publisher_errors", "Failed turns of the event publisher", counters.publisher_errors),
         ):
             yield CounterMetricFamily(f"kvgate_engine_{name}", text, value=total)

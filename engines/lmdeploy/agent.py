@@ -19,6 +19,7 @@ from engines.event_publisher import Endpoints, EventPublisher
 from engines.lmdeploy.events import TrieTracker, forget_cache
 from engines.lmdeploy.identity import identity_of
 from engines.lmdeploy.settings import EngineSettings
+from engines.lmdeploy.trie_eviction import eviction_of
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats, Snapshot, TierStats
 from kvcontrol.core.ids import Epoch
@@ -49,6 +50,7 @@ class EventCounters(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
     resyncs: int
     hook_errors: int
+    eviction_errors: int
     publisher_errors: int
     resident_blocks: dict[CacheTier, int]
 
@@ -130,9 +132,11 @@ class EngineAgent:
     def counters(self) -> EventCounters:
         """Return the totals for ``/metrics``; any thread."""
         log = self.publisher.log
+        eviction = eviction_of(self._engine.scheduler.block_trie)
         return EventCounters(
             **dataclasses.asdict(log.counters()),
             hook_errors=self.tracker.errors,
+            eviction_errors=0 if eviction is None else eviction.errors,
             publisher_errors=self.publisher.errors,
             resident_blocks=log.resident_blocks(),
         )

@@ -40,9 +40,16 @@ def prepare(*, serving: bool) -> None:
         # OpenMP reads it when the engine process starts. Its workers would spin between two operators for as long as an
         # operator takes; with anything else on the cores that costs several times what it saves.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from engines.lmdeploy.hooks import admission_hooks, event_hooks, lifeline_hooks, server_hooks, tenant_hooks
+    from engines.lmdeploy.hooks import (
+        admission_hooks,
+        event_hooks,
+        eviction_hooks,
+        lifeline_hooks,
+        server_hooks,
+        tenant_hooks,
+    )
 
-    hooks = [*lifeline_hooks(), *event_hooks(), *tenant_hooks(), *admission_hooks()]
+    hooks = [*lifeline_hooks(), *event_hooks(), *eviction_hooks(), *tenant_hooks(), *admission_hooks()]
     if serving:
         hooks += server_hooks()
     install(hooks)

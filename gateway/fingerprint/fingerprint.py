@@ -30,6 +30,7 @@ class Gap(StrEnum):
     MULTIMODAL = "multimodal"
     SEVERAL_PROMPTS = "several_prompts"
     BAD_TOKENS = "bad_tokens"
+    BAD_TEXT = "bad_text"
     NO_CACHE_REPORT = "no_cache_report"
 
 
@@ -99,7 +100,7 @@ class Fingerprinter:
             case TextPrompt():
                 if self._tokenizer is None:
                     return Gap.NO_TOKENIZER
-                return _Encoded(packed=self._tokenizer.encode(prompt.text))
+                return self._encode_text(prompt.text, self._tokenizer)
             case ChatPrompt():
                 return self._encode_chat(prompt)
 
@@ -112,7 +113,13 @@ class Fingerprinter:
             text = self._tokenizer.render(prompt.messages, prompt.kwargs)
         except Exception:  # noqa: BLE001 - a template is a program of the model's: it may raise anything
             return Gap.TEMPLATE_ERROR
-        return _Encoded(packed=self._tokenizer.encode(text))
+        return self._encode_text(text, self._tokenizer)
+
+    def _encode_text(self, text: str, tokenizer: ModelTokenizer) -> _Encoded | Gap:
+        try:
+            return _Encoded(packed=tokenizer.encode(text))
+        except UnicodeEncodeError:  # half a surrogate pair, which JSON may spell
+            return Gap.BAD_TEXT
 
 
 __all__ = ["Fingerprint", "Fingerprinter", "Gap"]

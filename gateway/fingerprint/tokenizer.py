@@ -48,7 +48,10 @@ class ModelTokenizer:
         return text
 
     def encode(self, text: str) -> bytes:
-        """Return packed token ids, with the special tokens that the tokenizer adds by itself."""
+        """Return packed token ids, with the special tokens that the tokenizer adds by itself.
+
+        Raises ``UnicodeEncodeError`` for half a surrogate pair.
+        """
         return self._encoder.encode(text)
 
     def _find_assistant_end(self) -> str | None:

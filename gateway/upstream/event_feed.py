@@ -166,9 +166,8 @@ class EventFeed:
             socket.close(0)
 
     async def _take_snapshot(self, stats: InstanceStats, position: _Position) -> None:
-        body = await self._fetch_snapshot()
         try:
-            snapshot = SnapshotReader(body)
+            snapshot = SnapshotReader(await self._fetch_snapshot())
             if snapshot.epoch != stats.epoch:
                 raise _ResyncError(Reason.NEW_EPOCH, "the snapshot is of another life of the engine")
             await self._turns.exhaust(self._learned(snapshot))
@@ -207,7 +206,7 @@ class EventFeed:
                     parts.append(part)
                     room -= len(part)
                     if room < 0:
-                        raise _ResyncError(Reason.SNAPSHOT_INVALID, f"longer than {MAX_SNAPSHOT_BYTES} bytes")
+                        raise WireError(f"snapshot: longer than {MAX_SNAPSHOT_BYTES} bytes")
                 return b"".join(parts)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise _ResyncError(Reason.SNAPSHOT_FAILED, f"{type(error).__name__}: {error}") from error

@@ -9,6 +9,7 @@ tests. Asking for a table imports torch, never LMDeploy: that is for ``install``
 from engines.lmdeploy.hooks.admission import admission_hooks
 from engines.lmdeploy.hooks.cpu import cpu_hooks
 from engines.lmdeploy.hooks.events import event_hooks
+from engines.lmdeploy.hooks.eviction import eviction_hooks
 from engines.lmdeploy.hooks.lifeline import lifeline_hooks
 from engines.lmdeploy.hooks.server import server_hooks
 from engines.lmdeploy.hooks.tables import all_hooks
@@ -20,6 +21,7 @@ __all__ = [
     "all_hooks",
     "cpu_hooks",
     "event_hooks",
+    "eviction_hooks",
     "lifeline_hooks",
     "server_hooks",
     "tenant_hooks",

@@ -4,6 +4,7 @@ from engines.lmdeploy.cpu.resources import CpuResources
 from engines.lmdeploy.hooks.admission import admission_hooks
 from engines.lmdeploy.hooks.cpu import cpu_hooks
 from engines.lmdeploy.hooks.events import event_hooks
+from engines.lmdeploy.hooks.eviction import eviction_hooks
 from engines.lmdeploy.hooks.lifeline import lifeline_hooks
 from engines.lmdeploy.hooks.server import server_hooks
 from engines.lmdeploy.hooks.tenancy import tenant_hooks
@@ -18,6 +19,7 @@ def all_hooks(resources: CpuResources) -> list[Hook]:
         *cpu_hooks(resources),
         *lifeline_hooks(),
         *event_hooks(),
+        *eviction_hooks(),
         *tenant_hooks(),
         *admission_hooks(),
         *server_hooks(),

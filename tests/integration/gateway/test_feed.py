@@ -26,8 +26,9 @@ WITHIN_S = 120.0
 class Following:
     """Feeds of several engines over one index."""
 
-    def __init__(self, index: FleetIndex, caches: dict[InstanceId, ScriptedCache]) -> None:
+    def __init__(self, index: FleetIndex, registry: Registry, caches: dict[InstanceId, ScriptedCache]) -> None:
         self.index = index
+        self.registry = registry
         self.caches = caches
 
     def known(self, instance: InstanceId) -> int:
@@ -83,7 +84,7 @@ async def following(*names: str, blocks: int) -> AsyncIterator[Following]:
             )
             tasks.append(asyncio.create_task(feed.run()))
         try:
-            yield Following(index, caches)
+            yield Following(index, registry, caches)
         finally:
             for task in tasks:
                 task.cancel()
@@ -125,6 +126,30 @@ async def test_what_happens_while_a_snapshot_is_applied_comes_after_it() -> None
         assert not feeds.index.match([first[0]])
         assert not feeds.index.match([last[0]])
         assert not feeds.index.is_ragged(name)
+
+
+async def test_an_instance_that_goes_away_under_its_snapshot_is_forgotten_at_once() -> None:
+    async with following("a", blocks=BLOCKS) as feeds:
+        name = InstanceId("a")
+        await eventually(lambda: feeds.known(name) > 0, WITHIN_S)
+        feeds.registry.connection_failed(name, "refused")
+        assert 0 < feeds.known(name) < BLOCKS
+        most = 0
+        while known := feeds.known(name):
+            most = max(most, known)
+            await asyncio.sleep(0)
+        assert most < BLOCKS
+        feeds.index.check_integrity()
+
+
+async def test_a_snapshot_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.upstream.event_feed.MAX_SNAPSHOT_BYTES", 1_000)
+    async with following("a", blocks=100) as feeds:
+        await eventually(lambda: feeds.registry.get(InstanceId("a")).settled, WITHIN_S)
+        assert (
+            feeds.registry.get(InstanceId("a")).blocks_problem == "snapshot_invalid: snapshot: longer than 1000 bytes"
+        )
+        assert feeds.known(InstanceId("a")) == 0
 
 
 @pytest.mark.parametrize("removing", [False, True], ids=["stored", "removed"])

@@ -297,6 +297,7 @@ async def test_a_snapshot_that_can_not_be_is_not_believed_until_it_can(fleet: Fl
     await cache.publish_raw(b"\xc1")
     await eventually_at_least(fleet.gateway, 'kvgate_kv_resyncs_total{instance="a",reason="snapshot_invalid"}', 1)
     assert await fleet.gateway.metric('kvgate_resident_blocks{instance="a",tier="HBM"}') == 0
+    assert await fleet.gateway.metric('kvgate_kv_events_undecodable_total{instance="a"}') >= 2
     engine.snapshot_changes = {}
     await holds(fleet.gateway, "a", 4)
 

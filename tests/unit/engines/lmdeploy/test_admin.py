@@ -27,6 +27,7 @@ COUNTED = EventCounters(
     dropped=3,
     resyncs=2,
     hook_errors=4,
+    eviction_errors=1,
     publisher_errors=0,
     resident_blocks={CacheTier.HBM: 15},
 )
@@ -128,6 +129,7 @@ def test_the_series_show_the_counters_and_only_a_zero_when_the_engine_is_gone(en
         "kvgate_engine_kv_events_seq 7.0",
         "kvgate_engine_kv_events_dropped_total 3.0",
         "kvgate_engine_hook_errors_total 4.0",
+        "kvgate_engine_eviction_errors_total 1.0",
     ):
         assert line in text
     text = generate_latest(registry).decode()

@@ -131,6 +131,17 @@ async def test_a_template_that_refuses_is_a_gap_and_not_an_error(
     )
 
 
+@pytest.mark.parametrize("text", ["\ud800", "half a \udc80 pair"])
+async def test_half_a_surrogate_pair_is_a_gap_and_not_an_error(
+    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor, text: str
+) -> None:
+    fingerprinter = Fingerprinter(tokenizer, executor)
+    assert await take(fingerprinter, TextPrompt(text=text)) is Gap.BAD_TEXT
+    chat = ChatPrompt(messages=({"role": "user", "content": text},), kwargs={})
+    assert await take(fingerprinter, chat) is Gap.BAD_TEXT
+    assert await take(fingerprinter, chat, size_bytes=1 << 20) is Gap.BAD_TEXT
+
+
 def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=str(tmp_path)):
         load_tokenizer(tmp_path)

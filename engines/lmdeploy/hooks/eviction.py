@@ -1,0 +1,54 @@
+"""What is replaced so that a policy chooses what leaves the block trie."""
+
+from engines.lmdeploy.hooks.names import TRIE
+from engines.lmdeploy.patching import Hook
+
+_BLOCKS = "lmdeploy.pytorch.paging.block_manager.base_block_manager"
+
+
+def eviction_hooks() -> list[Hook]:
+    """In the engine process: the trie's victims, and what the policy must be told to choose them."""
+    from engines.lmdeploy import trie_eviction
+
+    lifecycle = f"{TRIE}.kv_lifecycle:KVBlockLifecycle"
+    return [
+        Hook(
+            target=f"{_BLOCKS}:LogicalMemory.__init__",
+            signature="(self, num_blocks: int) -> None",
+            replace=trie_eviction.memory_init,
+            why="access times are cut to whole seconds, and whatever compares them sees ties",
+        ),
+        Hook(
+            target=f"{lifecycle}.__init__",
+            signature="(self, allocator: 'LogicalAllocator', state_checkpoints: 'StateCheckpointLifecycle')",
+            replace=trie_eviction.lifecycle_init,
+            why="a trie gets its policy",
+        ),
+        Hook(
+            target=f"{lifecycle}.commit_path_extension",
+            signature="(self, node: 'Node', ref_blocks: 'list[int]', free_blocks: 'list[int]')",
+            replace=trie_eviction.lifecycle_commit,
+            why="the policy is told of new blocks, a path at a time and after their references",
+        ),
+        Hook(
+            target=f"{lifecycle}.evict",
+            signature="(self, max_num_blocks: 'int')",
+            replace=trie_eviction.lifecycle_evict,
+            why="it scans all leaves and orders them by whole seconds",
+        ),
+        Hook(
+            target=f"{_BLOCKS}:LogicalAllocator.add_ref_count",
+            signature="(self, blocks: numpy.ndarray, value: numpy.ndarray)",
+            replace=trie_eviction.allocator_add_ref_count,
+            why="the policy is told which blocks somebody uses",
+        ),
+        Hook(
+            target=f"{TRIE}.trie:BlockTrie.finalize_match",
+            signature="(seq: lmdeploy.pytorch.messages.SchedulerSequence) -> None",
+            replace=trie_eviction.trie_finalize_match,
+            why="the policy is told which blocks were asked for again",
+        ),
+    ]
+
+
+__all__ = ["eviction_hooks"]

@@ -1,0 +1,323 @@
+"""Which blocks LMDeploy's trie gives up: an ``EvictionPolicy`` decides, told of every change and asked without a scan.
+
+LMDeploy 0.18 looks at all of its trie's leaves on every eviction, orders them by a clock in whole seconds and lets
+the addresses of Python objects decide within one second. Here the policy knows every block of the trie:
+
+    a path of fresh nodes is committed             insert
+    a second reference: a request, a save's lease  hold      (a block's first reference is the trie's own)
+    the last of those is gone                      release
+    a request's prefix match is accepted           access
+    the trie's reference goes in any other way     remove
+
+so those that it may choose are the ones that only the trie holds, always, and choosing costs O(1) a victim. The order
+is the policy's; what is kept here is that a node goes only as a leaf that nobody uses. A policy may choose a head whose
+tail must stay (a tail was leased alone, or computed anew over a cached head): such a head waits, goes at once if its
+last tail goes in the same call, and otherwise is inserted anew.
+
+A ``TrieEviction`` belongs to one trie and to the engine's thread. Nothing here raises into the engine's loop: at the
+first failure it is counted, logged, and LMDeploy's own eviction does the work from then on; the set of leaves and the
+access times that it reads are kept right all the time. A model with recurrent state, whose checkpoints live and die
+with trie nodes, has LMDeploy's own from the start.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy import EvictionPolicy, LruPolicy, PolicyContext
+
+_EVICTION = "kvgate_eviction"
+
+_log = logging.getLogger(__name__)
+
+
+class TrieEviction:
+    """Keeps one policy informed about one trie and carries out what it chooses."""
+
+    def __init__(self, allocator: Any, policy: EvictionPolicy) -> None:
+        self._allocator = allocator
+        self._policy = policy
+        self._nodes: dict[BlockId, Any] = {}
+        blocks = allocator._log_mem.num_blocks()  # noqa: SLF001 - the allocator has no name for it
+        self._resident = np.zeros(blocks, dtype=bool)
+        self._held = np.zeros(blocks, dtype=bool)
+        self.errors = 0
+        self.evicted_blocks = 0
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        """The policy that decides now; ``use`` another to replace it."""
+        return self._policy
+
+    @property
+    def failed(self) -> bool:
+        """Whether LMDeploy's own eviction has taken over."""
+        return self.errors > 0
+
+    def use(self, policy: EvictionPolicy) -> None:
+        """Let an empty ``policy`` decide from now on: it is told of all blocks, the one used longest ago first.
+
+        O(n log n). ``ValueError`` when it isn't empty, ``RuntimeError`` once LMDeploy's own eviction has taken over.
+        The old policy stays in charge when anything raises.
+        """
+        if self.failed:
+            raise RuntimeError("LMDeploy's own eviction has taken over after an error")
+        if len(policy) > 0:
+            raise ValueError(f"a policy begins empty, {policy.name} knows {len(policy)} blocks")
+        used_at = self._allocator.get_access_time(np.arange(len(self._resident)))
+        for block in sorted(self._nodes, key=lambda block: (used_at[block], -self._nodes[block].prefix_len)):
+            policy.insert((block,))
+        policy.hold([block for block in self._nodes if self._held[block]])
+        self._policy = policy
+
+    def committed(self, node: Any) -> None:
+        """Follow what became reusable on the path that ends in ``node``; O(fresh nodes). Never raises."""
+        if self.failed:
+            return
+        try:
+            fresh: list[Any] = []
+            while node.parent is not None and self._nodes.get(node.block_id) is not node:
+                fresh.append(node)
+                node = node.parent
+            if fresh:
+                self._insert(fresh[::-1])
+        except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
+            self._fail("following a new path")
+
+    def references_changed(self, blocks: Any) -> None:
+        """Follow the reference counts of ``blocks``, in prompt order; O(blocks). Never raises."""
+        if self.failed:
+            return
+        try:
+            blocks = np.atleast_1d(blocks)
+            ours = blocks[self._resident[blocks]]
+            if len(ours):
+                self._follow(ours)
+        except Exception:  # noqa: BLE001  # likewise
+            self._fail("following reference counts")
+
+    def matched(self, sequence: Any) -> None:
+        """Follow the prefix that an accepted request begins with. Never raises."""
+        start = sequence.prefix_cache.match_start_step
+        if self.failed or start < 0:
+            return
+        try:
+            size = sequence.block_size
+            path = sequence.logical_blocks.get_real_blocks()[start // size : sequence.num_history_ids // size]
+            if found := path[self._resident[path]].tolist():
+                self._policy.access(found)
+        except Exception:  # noqa: BLE001  # likewise
+            self._fail("following a match")
+
+    def evict(self, leaves: set[Any], wanted_blocks: int) -> int:
+        """Free up to ``wanted_blocks`` blocks of the trie and keep ``leaves`` right; fewer only when the rest is in use
+        or ``failed`` became true. Returns how many. Never raises.
+        """
+        freed: list[BlockId] = []
+        try:
+            self._evict(leaves, wanted_blocks, freed)
+        except Exception:  # noqa: BLE001  # likewise
+            self._fail("choosing victims")
+        if freed:
+            self._allocator.free(np.array(freed))
+        self.evicted_blocks += len(freed)
+        return len(freed)
+
+    def check_integrity(self, trie: Any) -> None:
+        """Raise ``AssertionError`` unless the policy knows what ``trie`` holds and who may go; O(n), for tests."""
+        reachable: dict[BlockId, Any] = {}
+        waiting = list(trie._roots.values())  # noqa: SLF001
+        while waiting:
+            node = waiting.pop()
+            waiting.extend(node.children.values())
+            if node.parent is not None:
+                reachable[node.block_id] = node
+        _require(not self.failed, "LMDeploy's own eviction has taken over")
+        _require(reachable == self._nodes, "not the trie's nodes")
+        _require(set(np.flatnonzero(self._resident).tolist()) == reachable.keys(), "not the trie's blocks")
+        _require(len(self._policy) == len(reachable), "the policy knows other blocks")
+        _require(trie.leaves == {node for node in reachable.values() if not node.children}, "not the trie's leaves")
+        counts = self._allocator.get_ref_count(np.arange(len(self._resident)))
+        _require(bool(np.array_equal(self._held, self._resident & (counts > 1))), "held are not those in use")
+
+    def _evict(self, leaves: set[Any], wanted_blocks: int, freed: list[BlockId]) -> None:
+        references = self._allocator.get_ref_count
+        waiting: dict[BlockId, None] = {}  # chosen, not to be had yet
+        while (missing := wanted_blocks - len(freed)) > 0:
+            chosen = list(self._policy.select_victims(self._context(missing)).victims)
+            if len(chosen) > missing:
+                raise ValueError(f"{self._policy.name} chose {len(chosen)} blocks of {missing} wanted")
+            if not chosen:
+                break
+            if again := waiting.keys() & chosen:
+                raise ValueError(f"{self._policy.name} chose {again} again without having been told of them anew")
+            for block in chosen:  # heads whose last tail goes join at its end
+                if len(freed) == wanted_blocks:
+                    break
+                node = self._nodes[block]
+                parent = node.parent
+                if node.children or parent is None or references(block) != 1:
+                    waiting[block] = None
+                    continue
+                node.detach_leaf()
+                freed.append(block)
+                waiting.pop(block, None)
+                self._forget(block)
+                leaves.discard(node)
+                if parent.parent is not None and not parent.children:
+                    leaves.add(parent)
+                    if parent.block_id in waiting:
+                        chosen.append(parent.block_id)
+        if waiting:
+            self._insert([self._nodes[block] for block in reversed(waiting)])
+
+    def _insert(self, path: Sequence[Any]) -> None:
+        for node in path:
+            known = self._nodes.setdefault(node.block_id, node)
+            if known is not node:
+                raise ValueError(f"block {node.block_id} belongs to two nodes")
+            setattr(node, _EVICTION, self)
+        blocks = np.array([node.block_id for node in path])
+        self._policy.insert(blocks.tolist())
+        self._resident[blocks] = True
+        self._held[blocks] = False
+        self._follow(blocks)
+
+    def _follow(self, blocks: "np.ndarray[Any, np.dtype[np.int64]]") -> None:
+        counts = self._allocator.get_ref_count(blocks)
+        used, held = counts > 1, self._held[blocks]
+        if len(taken := blocks[used & ~held]):
+            self._policy.hold(_once(taken))
+            self._held[taken] = True
+        if len(left := blocks[~used & held]):
+            self._policy.release(_once(left))
+            self._held[left] = False
+        if len(gone := blocks[counts <= 0]):
+            self._policy.remove(_once(gone))
+            for block in _once(gone):
+                self._forget(block)
+
+    def _forget(self, block: BlockId) -> None:
+        del self._nodes[block]
+        self._resident[block] = False
+
+    def _context(self, wanted_blocks: int) -> PolicyContext:
+        capacity = int(self._allocator.cpu_mem_offset())
+        free = int(self._allocator.get_phy_allocator("gpu").get_num_free_blocks())
+        return PolicyContext(
+            tier=CacheTier.HBM, wanted_blocks=wanted_blocks, used_blocks=capacity - free, capacity_blocks=capacity
+        )
+
+    def _fail(self, what: str) -> None:
+        self.errors += 1
+        _log.exception("%s failed; LMDeploy's own eviction takes over from the %s policy", what, self._policy.name)
+        self._nodes = {}
+
+
+def eviction_of(trie: Any) -> TrieEviction | None:
+    """Return what chooses a ``BlockTrie``'s victims, None when that is LMDeploy's own."""
+    eviction: TrieEviction | None = getattr(trie.allocator, _EVICTION, None)
+    return eviction
+
+
+def _once(blocks: "np.ndarray[Any, np.dtype[np.int64]]") -> list[BlockId]:
+    return list(dict.fromkeys(blocks.tolist()))
+
+
+def _require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads like an assertion, but `-O` leaves it in
+    if not holds:
+        raise AssertionError(otherwise)
+
+
+# What takes the place of LMDeploy's symbols (the tables are in hooks/).
+
+
+def memory_init(original: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+    """``LogicalMemory.__init__``: access times keep their fractions of seconds."""
+
+    def __init__(self: Any, num_blocks: int) -> None:  # noqa: N807  # called by this name
+        original(self, num_blocks)
+        self.access_time = self.access_time.astype(np.float64)
+
+    return __init__
+
+
+def lifecycle_init(original: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    """``KVBlockLifecycle.__init__``: a trie gets its ``TrieEviction``, found through its allocator."""
+
+    def __init__(self: Any, allocator: Any, state_checkpoints: Any) -> None:  # noqa: N807
+        original(self, allocator, state_checkpoints)
+        if state_checkpoints._state_checkpoints_enabled:  # noqa: SLF001
+            _log.warning("this model keeps recurrent state: LMDeploy's own eviction chooses what leaves the trie")
+        else:
+            setattr(allocator, _EVICTION, TrieEviction(allocator, LruPolicy()))
+
+    return __init__
+
+
+def lifecycle_commit(original: Callable[..., None]) -> Callable[..., None]:
+    """``KVBlockLifecycle.commit_path_extension``: blocks became reusable."""
+
+    def commit_path_extension(self: Any, node: Any, ref_blocks: list[int], free_blocks: list[int]) -> None:
+        original(self, node, ref_blocks, free_blocks)
+        eviction = getattr(self.allocator, _EVICTION, None)
+        if eviction is not None:
+            eviction.committed(node)
+
+    return commit_path_extension
+
+
+def lifecycle_evict(original: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
+    """``KVBlockLifecycle.evict``: the policy chooses; LMDeploy's own does where there is none, or after an error."""
+
+    def evict(self: Any, max_num_blocks: int) -> int:
+        eviction = getattr(self.allocator, _EVICTION, None)
+        if eviction is None or eviction.failed:
+            return original(self, max_num_blocks)
+        freed: int = eviction.evict(self.leaves, max_num_blocks)
+        if eviction.failed:
+            freed += original(self, max_num_blocks - freed)
+        return freed
+
+    return evict
+
+
+def allocator_add_ref_count(original: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    """``LogicalAllocator.add_ref_count``, through which every reference but a block's first comes and goes."""
+
+    def add_ref_count(self: Any, blocks: Any, value: Any) -> None:
+        original(self, blocks, value)
+        eviction = getattr(self, _EVICTION, None)
+        if eviction is not None:
+            eviction.references_changed(blocks)
+
+    return add_ref_count
+
+
+def trie_finalize_match(original: Any) -> Any:
+    """``BlockTrie.finalize_match``: a match was accepted (the tentative ones before it may have been many)."""
+    function = original.__func__
+
+    def finalize_match(seq: Any) -> None:
+        eviction = getattr(seq.prefix_cache.trie_cursor, _EVICTION, None)
+        if eviction is not None:
+            eviction.matched(seq)
+        function(seq)
+
+    return staticmethod(finalize_match)
+
+
+__all__ = [
+    "TrieEviction",
+    "allocator_add_ref_count",
+    "eviction_of",
+    "lifecycle_commit",
+    "lifecycle_evict",
+    "lifecycle_init",
+    "memory_init",
+    "trie_finalize_match",
+]

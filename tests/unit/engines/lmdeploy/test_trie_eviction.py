@@ -1,0 +1,440 @@
+"""Eviction through a policy, on LMDeploy's own block trie, allocator and sequences; no engine."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from engines.lmdeploy.hooks import eviction_hooks
+from engines.lmdeploy.patching import install
+from engines.lmdeploy.trie_eviction import TrieEviction, eviction_of
+from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy import EvictionDecision, LruPolicy, NaiveLruPolicy, PolicyContext
+from tests.support.block_trie import BLOCK_TOKENS, Paging, prompt
+
+LOGGER = "engines.lmdeploy.trie_eviction"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hooks() -> Iterator[None]:
+    undo = install(eviction_hooks())
+    yield
+    undo()
+
+
+class HeadsFirst(LruPolicy):
+    """The worst order there is: the block used last goes first, heads before tails."""
+
+    name = "heads first"
+
+    def select_victims(self, context: PolicyContext) -> EvictionDecision:
+        count = min(context.wanted_blocks, len(self._line))
+        victims = tuple(self._line.popitem()[0] for _ in range(count))
+        return EvictionDecision(victims=victims, reason="heads first")
+
+
+class Failing(LruPolicy):
+    """Fails at one of its calls, from a moment on."""
+
+    name = "failing"
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self._call = call
+        self.armed = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"insert", "access", "hold", "release", "select_victims"} and self.armed and name == self._call:
+            raise OSError(f"no {name} today")
+        return super().__getattribute__(name)
+
+
+class Stranger(LruPolicy):
+    """Chooses one good victim and then a block that it was never told of."""
+
+    name = "stranger"
+
+    def select_victims(self, context: PolicyContext) -> EvictionDecision:
+        good = super().select_victims(context).victims
+        return EvictionDecision(victims=(*good[:1], BlockId(10_000)), reason="a mistake")
+
+
+def eviction(paging: Paging) -> TrieEviction:
+    found = eviction_of(paging.trie)
+    assert found is not None
+    return found
+
+
+def check(paging: Paging) -> None:
+    eviction(paging).check_integrity(paging.trie)
+
+
+def nodes(paging: Paging) -> list[Any]:
+    found, waiting = [], list(paging.trie._roots.values())
+    while waiting:
+        node = waiting.pop()
+        waiting.extend(node.children.values())
+        if node.parent is not None:
+            found.append(node)
+    return found
+
+
+def evictable(paging: Paging) -> int:
+    """The naive twin of how much an eviction can free: the nodes whose whole subtree nobody uses."""
+
+    def count(node: Any) -> tuple[int, bool]:
+        below = [count(child) for child in node.children.values()]
+        free = all(each[1] for each in below) and node.parent is not None
+        free = free and int(paging.trie.allocator.get_ref_count(node.block_id)) == 1
+        return sum(each[0] for each in below) + free, free
+
+    return sum(count(root)[0] for root in paging.trie._roots.values())
+
+
+def test_access_times_have_fractions_of_seconds() -> None:
+    paging = Paging(8)
+    assert paging.trie.allocator._log_mem.access_time.dtype == np.float64
+    paging.serve(prompt(1, 1))
+    paging.serve(prompt(2, 1))
+    used = paging.trie.allocator.get_access_time(np.array([node.block_id for node in nodes(paging)]))
+    assert len(set(used.tolist())) == 2
+
+
+def test_prompts_go_in_the_order_of_their_last_use_within_one_second() -> None:
+    paging = Paging(61)
+    order = random.Random(4).sample(range(20), 20)  # noqa: S311 - reproducible, not secret
+    for seed in range(20):
+        paging.serve(prompt(seed, 3))
+    for seed in order:
+        assert paging.serve(prompt(seed, 3)) == 3 * BLOCK_TOKENS
+    for gone in range(1, 21):
+        assert paging.trie.evict(3) == 3
+        held = [seed for seed in order if paging.held_prefix(prompt(seed, 3)) == 3]
+        assert held == order[gone:]
+    check(paging)
+
+
+def test_a_prompt_goes_tail_first() -> None:
+    paging = Paging(16)
+    paging.serve(prompt(1, 6))
+    for left in (4, 2, 0):
+        assert paging.trie.evict(2) == 2
+        assert paging.held_prefix(prompt(1, 6)) == left
+    assert paging.trie.evict(1) == 0
+    assert paging.free == 16
+
+
+def test_a_prefix_in_use_again_and_again_survives_a_flood_of_prompts_used_once() -> None:
+    paging = Paging(24)
+    hot = prompt(0, 6)
+    paging.serve(hot)
+    for seed in range(1, 100):
+        paging.serve(prompt(seed, 5))
+        assert paging.serve([*hot[:-1], seed]) == 6 * BLOCK_TOKENS
+    check(paging)
+
+
+def test_what_a_request_uses_stays_whatever_is_asked_for() -> None:
+    paging = Paging(32)
+    running = paging.begin(prompt(1, 5))
+    paging.serve(prompt(2, 5))
+    assert paging.trie.evict(1_000) == 5
+    assert paging.held_prefix(prompt(1, 5)) == 5
+    check(paging)
+    paging.end(running)
+    assert paging.trie.evict(1_000) == 5
+
+
+def test_a_leased_tail_keeps_its_heads_until_the_lease_ends() -> None:
+    paging = Paging(32)
+    paging.serve(prompt(1, 4))
+    tail = np.array([max(nodes(paging), key=lambda node: node.prefix_len).block_id])
+    paging.blocks.pin_logical_blocks(tail)
+    paging.serve(prompt(2, 2))
+    assert paging.trie.evict(10) == 2
+    assert paging.held_prefix(prompt(1, 4)) == 4
+    check(paging)
+    assert paging.trie.evict(10) == 0
+    paging.blocks.release_logical_blocks(tail)
+    check(paging)
+    assert paging.trie.evict(10) == 4
+
+
+def test_a_block_referenced_twice_in_one_call_is_held_once() -> None:
+    paging = Paging(8)
+    paging.serve(prompt(1, 1))
+    twice = np.array([nodes(paging)[0].block_id] * 2)
+    paging.blocks.pin_logical_blocks(twice)
+    check(paging)
+    assert paging.trie.evict(5) == 0
+    paging.blocks.release_logical_blocks(twice[:1])
+    check(paging)
+    assert paging.trie.evict(5) == 0
+    paging.blocks.release_logical_blocks(twice[:1])
+    assert paging.trie.evict(5) == 1
+
+
+def test_a_policy_that_chooses_heads_first_frees_as_much_and_tails_first() -> None:
+    paging = Paging(64)
+    eviction(paging).use(HeadsFirst())
+    paging.serve(prompt(1, 5))
+    paging.serve(prompt(2, 5))
+    running = paging.begin(prompt(2, 2))
+    for wanted in (1, 3, 2, 4):
+        expected = min(wanted, evictable(paging))
+        assert paging.trie.evict(wanted) == expected
+        check(paging)
+    assert paging.held_prefix(prompt(2, 5)) == 2
+    paging.end(running)
+    assert paging.trie.evict(99) == 2
+    assert paging.free == 64
+
+
+def test_a_policy_that_chooses_what_is_in_use_gets_it_back() -> None:
+    class Careless(LruPolicy):
+        def select_victims(self, context: PolicyContext) -> EvictionDecision:
+            victims = tuple([*self._holds, *self._line][: context.wanted_blocks])
+            self.remove(victims)
+            return EvictionDecision(victims=victims, reason="careless")
+
+    paging = Paging(16)
+    eviction(paging).use(Careless())
+    running = paging.begin(prompt(1, 3))
+    paging.serve(prompt(2, 3))
+    assert paging.trie.evict(5) == 3
+    assert paging.held_prefix(prompt(1, 3)) == 3
+    check(paging)
+    paging.end(running)
+    check(paging)
+    assert paging.trie.evict(5) == 3
+
+
+def test_a_policy_that_insists_on_what_is_in_use_is_relieved() -> None:
+    class Stubborn(LruPolicy):
+        def select_victims(self, context: PolicyContext) -> EvictionDecision:
+            return EvictionDecision(victims=tuple(self._holds)[: context.wanted_blocks], reason="stubborn")
+
+    paging = Paging(16)
+    eviction(paging).use(Stubborn())
+    paging.serve(prompt(1, 3))
+    paging.begin(prompt(2, 3))
+    assert paging.trie.evict(5) == 3
+    assert eviction(paging).failed
+    assert paging.held_prefix(prompt(2, 3)) == 3
+
+
+def test_a_policy_is_told_of_paths_in_prompt_order() -> None:
+    told: list[list[BlockId]] = []
+
+    class Recording(LruPolicy):
+        def insert(self, path: Any) -> None:
+            told.append(list(path))
+            super().insert(path)
+
+    paging = Paging(16)
+    eviction(paging).use(Recording())
+    paging.serve(prompt(1, 4))
+    path = [node.block_id for node in sorted(nodes(paging), key=lambda node: node.prefix_len)]
+    paging.blocks.pin_logical_blocks(np.array(path[-1:]))
+    assert paging.trie.evict(4) == 0
+    assert told == [path, path[:-1]]  # fresh, and given back because their tail stays
+
+
+def test_a_policy_that_chooses_more_than_wanted_is_relieved() -> None:
+    class Greedy(LruPolicy):
+        def select_victims(self, context: PolicyContext) -> EvictionDecision:
+            every = PolicyContext(tier=context.tier, wanted_blocks=99, used_blocks=0, capacity_blocks=0)
+            return super().select_victims(every)
+
+    paging = Paging(16)
+    eviction(paging).use(Greedy())
+    paging.serve(prompt(1, 6))
+    assert paging.trie.evict(2) == 2
+    assert eviction(paging).failed
+    assert paging.held_prefix(prompt(1, 6)) == 4
+
+
+@pytest.mark.parametrize("call", ["insert", "access", "hold", "release", "select_victims"])
+def test_after_a_failure_lmdeploys_own_eviction_does_the_work(call: str, caplog: pytest.LogCaptureFixture) -> None:
+    paging = Paging(16)
+    policy = Failing(call)
+    eviction(paging).use(policy)
+    paging.serve(prompt(1, 4))
+    running = paging.begin(prompt(2, 4))
+    policy.armed = True
+    for seed in range(3, 40):
+        paging.serve(prompt(seed, 5))
+        paging.serve(prompt(seed, 5))
+    assert eviction(paging).errors == 1
+    assert f"no {call} today" in caplog.text
+    assert paging.held_prefix(prompt(2, 4)) == 4
+    paging.end(running)
+    assert paging.trie.leaves == {node for node in nodes(paging) if not node.children}
+    assert paging.free + len(nodes(paging)) == 16
+    assert paging.trie.evict(99) > 0
+    assert paging.free == 16
+
+
+def test_a_failure_in_the_middle_of_an_eviction_loses_no_block() -> None:
+    paging = Paging(16)
+    eviction(paging).use(Stranger())
+    paging.serve(prompt(1, 6))
+    assert paging.trie.evict(4) == 4
+    assert eviction(paging).errors == 1
+    assert paging.held_prefix(prompt(1, 6)) == 2
+    assert paging.free == 14
+
+
+def test_a_new_policy_takes_over_in_the_order_of_last_use() -> None:
+    paging = Paging(40)
+    for seed in range(4):
+        paging.serve(prompt(seed, 3))
+    paging.serve(prompt(0, 3))
+    running = paging.begin(prompt(1, 3))
+    eviction(paging).use(NaiveLruPolicy())
+    assert eviction(paging).policy.name == "naive lru"
+    check(paging)
+    paging.trie.evict(4)
+    assert [paging.held_prefix(prompt(seed, 3)) for seed in range(4)] == [3, 3, 0, 2]
+    paging.end(running)
+    paging.trie.evict(4)
+    assert [paging.held_prefix(prompt(seed, 3)) for seed in range(4)] == [1, 3, 0, 0]
+    check(paging)
+
+
+def test_a_policy_that_knows_something_already_is_refused() -> None:
+    paging = Paging(8)
+    used = LruPolicy()
+    used.insert((BlockId(1),))
+    with pytest.raises(ValueError, match="begins empty, lru knows 1"):
+        eviction(paging).use(used)
+
+
+def test_no_policy_is_taken_once_lmdeploys_own_eviction_rules() -> None:
+    paging = Paging(8)
+    policy = Failing("select_victims")
+    eviction(paging).use(policy)
+    policy.armed = True
+    paging.serve(prompt(1, 1))
+    paging.trie.evict(1)
+    with pytest.raises(RuntimeError, match="has taken over"):
+        eviction(paging).use(LruPolicy())
+
+
+def test_only_an_accepted_match_counts_as_a_use() -> None:
+    told: list[list[BlockId]] = []
+
+    class Recording(LruPolicy):
+        def access(self, path: Any) -> None:
+            told.append(list(path))
+            super().access(path)
+
+    import torch
+
+    paging = Paging(32)
+    eviction(paging).use(Recording())
+    paging.serve(prompt(1, 3))
+    assert told == []
+    path = [node.block_id for node in sorted(nodes(paging), key=lambda node: node.prefix_len)]
+    tried = paging.scheduler.add_session(900).add_sequence(torch.tensor(prompt(1, 3)))
+    paging.trie.match(tried)
+    paging.blocks.truncate(tried, 0)
+    assert told == []
+    paging.serve(prompt(1, 3))
+    assert told == [path]
+
+
+def test_a_model_with_recurrent_state_keeps_lmdeploys_own(caplog: pytest.LogCaptureFixture) -> None:
+    from lmdeploy.pytorch.paging.block_manager.base_block_manager import LogicalAllocator
+    from lmdeploy.pytorch.paging.block_trie import BlockTrie
+    from lmdeploy.pytorch.paging.state_manager import StateManager
+
+    manager = StateManager(8, 0, 4)
+    allocator = LogicalAllocator(0, 16)
+    trie = BlockTrie(allocator=allocator, block_size=4, enabled=True, checkpoint_state_manager=manager)
+    assert eviction_of(trie) is None
+    assert caplog.text.count("recurrent state") == 1
+    assert trie.evict(4) == 0
+
+
+class Workload(RuleBasedStateMachine):
+    """Requests come, share prefixes, decode, end and are cancelled in a pool too small for them.
+
+    The same in a second pool whose policy is the naive twin: the tries must stay equal, and both must free exactly
+    what can be freed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ours, self.twin = self.pools = (Paging(20), Paging(20))
+        eviction(self.twin).use(NaiveLruPolicy())
+        self.running: list[list[Any]] = []
+        self.leases: list[list[Any]] = []
+
+    @rule(shared=st.integers(0, 3), blocks=st.integers(1, 6), own=st.integers(0, 2), more=st.integers(0, 3))
+    def begin(self, shared: int, blocks: int, own: int, more: int) -> None:
+        tokens = prompt(0, 6)[: shared * BLOCK_TOKENS] + prompt(1 + own, blocks)[: blocks * BLOCK_TOKENS + more]
+        admitted = [pool.begin(tokens) for pool in self.pools]
+        assert (admitted[0] is None) == (admitted[1] is None)
+        if admitted[0] is not None:
+            assert admitted[0].cached_tokens == admitted[1].cached_tokens
+            self.running.append(admitted)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        for pool, sequence in zip(self.pools, self.running.pop(data.draw(self.any_of(self.running))), strict=True):
+            pool.end(sequence)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), start=st.integers(0, 4), length=st.integers(1, 3))
+    def lease(self, data: st.DataObject, start: int, length: int) -> None:
+        leased = []
+        for pool, sequence in zip(self.pools, self.running[data.draw(self.any_of(self.running))], strict=True):
+            blocks = sequence.logical_blocks.get_real_blocks()[start : start + length].copy()
+            pool.blocks.pin_logical_blocks(blocks)
+            leased.append(blocks)
+        self.leases.append(leased)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def unlease(self, data: st.DataObject) -> None:
+        for pool, blocks in zip(self.pools, self.leases.pop(data.draw(self.any_of(self.leases))), strict=True):
+            pool.blocks.release_logical_blocks(blocks)
+
+    @rule(wanted=st.integers(0, 25))
+    def evict(self, wanted: int) -> None:
+        for pool in self.pools:
+            expected = min(wanted, evictable(pool))
+            assert pool.trie.evict(wanted) == expected
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        for place, pool in enumerate(self.pools):
+            check(pool)
+            counts = pool.trie.allocator._log_mem.ref_count
+            for pair in self.running:
+                assert (counts[pair[place].logical_blocks.get_real_blocks()] >= 1).all()
+            if not self.running and not self.leases:
+                assert pool.free + len(nodes(pool)) == 20
+
+    @invariant()
+    def both_hold_the_same(self) -> None:
+        held = [
+            sorted(tuple(token for step in node.path_from_root() for token in step.token_ids) for node in nodes(pool))
+            for pool in self.pools
+        ]
+        assert held[0] == held[1]
+
+    @staticmethod
+    def any_of(things: list[Any]) -> st.SearchStrategy[int]:
+        return st.integers(0, len(things) - 1)
+
+
+def test_any_workload_leaves_the_books_right_and_the_order_that_of_the_naive_twin() -> None:
+    run_state_machine_as_test(Workload, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
