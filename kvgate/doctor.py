@@ -7,21 +7,25 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from kvgate.display import output
+from kvcontrol.presets import Preset, Presets
+from kvgate.display import output, plain
 from kvgate.failure import CommandError
+from kvgate.finding import Finding, Verdict, is_fit
+from kvgate.fit import NOT_MEASURED, Machine, examine_preset, unmeasured_keys
 from kvgate.machine import Device, available_memory_bytes, choose_gpus, core_count, gpus, torch_version
 from kvgate.paths import make_socket_dir, remove_socket_dir, state_dir
 from kvgate.ports import LOOPBACK, need_free
+from kvgate.presets import choose_preset
+from kvgate.tiers import TierFlags, default_nvme_dir, tier_options
 
 LEAST_DISK_BYTES = 2 * 10**9
 LEAST_MEMORY_BYTES = 4 * 10**9
@@ -30,37 +34,85 @@ HOOKS_LIMIT_S = 300.0
 _CHECK_HOOKS = "import engines.lmdeploy.launch as launch; launch.prepare(serving=True)"
 
 
-class Verdict(StrEnum):
-    """``WARN`` runs all the same."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What one check saw; ``advice`` is empty where there is nothing to do."""
-
-    check: str
-    verdict: Verdict
-    found: str
-    advice: str = ""
-
-
-def doctor(
+def doctor(  # noqa: PLR0913 - each is one option
     *,
     port: Annotated[int, typer.Option(help="The port that the gateway would use.")] = 8000,
+    preset: Annotated[
+        str | None, typer.Option(help="Check instead what of this preset fits this machine, and list its values.")
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="The hardware of the preset. Default: the GPU that is found, else cpu.")
+    ] = None,
+    instances: Annotated[int, typer.Option(min=1, max=64, help="Engines with this preset on this machine.")] = 1,
+    nvme_dir: Annotated[
+        Path | None, typer.Option(help="The folder of the preset's NVMe tier. Default: tiers in the cache folder.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Check this machine and installation. Exit code 1 when something would keep kvgate from running."""
+    """Check this machine and installation. Exit code 1 when something would keep kvgate from running.
+
+    With --preset, check what of a preset fits this machine. Exit code 1 when something doesn't.
+    """
+    if preset is not None:
+        _examine_preset(preset, hardware, instances, nvme_dir, as_json=as_json)
+    if hardware is not None or nvme_dir is not None:
+        raise CommandError("--hardware and --nvme-dir go with --preset", _preset_names())
     findings = examine(port)
     if as_json:
-        plain_findings = [asdict(finding) for finding in findings]
-        sys.stdout.write(json.dumps({"ok": _is_fit(findings), "checks": plain_findings}, indent=2) + "\n")
+        shipped = Presets.shipped()
+        _write_json(findings, presets=list(shipped.workloads), hardware=list(shipped.hardware))
     else:
         output.print(_table(findings))
-    raise typer.Exit(0 if _is_fit(findings) else 1)
+        plain(_preset_names())
+    raise typer.Exit(0 if is_fit(findings) else 1)
+
+
+def _examine_preset(
+    name: str, hardware: str | None, instances: int, nvme_dir: Path | None, *, as_json: bool
+) -> NoReturn:
+    found = gpus()
+    chosen = choose_preset(name, hardware, found)
+    if nvme_dir is not None and chosen.nvme is None:
+        raise CommandError(f"--nvme-dir: {name} has no NVMe tier")
+    tiers = tier_options(TierFlags(nvme_dir=nvme_dir), chosen, default_nvme_dir())
+    findings = examine_preset(chosen, tiers, Machine.here(found), instances)
+    if as_json:
+        _write_json(
+            findings,
+            preset=chosen.name,
+            hardware=chosen.hardware,
+            instances=instances,
+            values=chosen.values(),
+            not_measured=unmeasured_keys(chosen),
+        )
+    else:
+        plain(f"{chosen.name} on {chosen.hardware}: {chosen.summary}\n")
+        output.print(_values_table(chosen))
+        plain("\nEach of them for one engine. What of it fits this machine:\n")
+        output.print(_table([finding for finding in findings if finding.check != NOT_MEASURED]))
+    raise typer.Exit(0 if is_fit(findings) else 1)
+
+
+def _values_table(preset: Preset) -> Table:
+    table = Table.grid(padding=(0, 2))
+    unmeasured = unmeasured_keys(preset)
+    for key, value in preset.values().items():
+        mark = "[dim]not measured[/]" if key in unmeasured else ""
+        table.add_row(key, escape("-" if value is None else str(value)), mark)
+    return table
+
+
+def _preset_names() -> str:
+    shipped = Presets.shipped()
+    return (
+        f"presets: {', '.join(shipped.workloads)}\nhardware: {', '.join(shipped.hardware)}\n"
+        "kvgate doctor --preset NAME says what of one fits this machine"
+    )
+
+
+def _write_json(findings: Sequence[Finding], **more: object) -> None:
+    report = {"ok": is_fit(findings), **more, "checks": [asdict(finding) for finding in findings]}
+    sys.stdout.write(json.dumps(report, indent=2) + "\n")
 
 
 def examine(port: int) -> list[Finding]:
@@ -205,11 +257,7 @@ def check_model() -> Finding:
     return Finding(check="model", verdict=Verdict.OK, found=str(folder))
 
 
-def _is_fit(findings: list[Finding]) -> bool:
-    return all(finding.verdict is not Verdict.FAIL for finding in findings)
-
-
-def _table(findings: list[Finding]) -> Table:
+def _table(findings: Sequence[Finding]) -> Table:
     colours = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
     table = Table.grid(padding=(0, 2))
     for finding in findings:

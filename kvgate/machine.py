@@ -36,7 +36,7 @@ def gpus() -> list[Gpu]:
     Empty where there is no driver. Doesn't import torch, which takes seconds.
     """
     listed: dict[str, Gpu] = {}
-    for line in _nvidia_smi_list().splitlines():
+    for line in _nvidia_smi("-L").splitlines():
         if found := _GPU_LINE.match(line.strip()):
             index, name, uuid = found.groups()
             listed[index] = Gpu(selector=index, name=name)
@@ -50,6 +50,12 @@ def gpus() -> list[Gpu]:
             break
         chosen.append(listed[selector])
     return chosen
+
+
+def gpu_memory_bytes(gpu: Gpu) -> int | None:
+    """Return how much memory a GPU has in all, None where nvidia-smi doesn't tell."""
+    answer = _nvidia_smi(f"--id={gpu.selector}", "--query-gpu=memory.total", "--format=csv,noheader,nounits").strip()
+    return int(answer) << 20 if answer.isdecimal() else None
 
 
 def torch_version() -> str | None:
@@ -91,15 +97,24 @@ def available_memory_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _nvidia_smi_list() -> str:
+def _nvidia_smi(*arguments: str) -> str:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""
     try:
-        answer = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=_TOOL_LIMIT_S, check=False)
+        answer = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=_TOOL_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return answer.stdout if answer.returncode == 0 else ""
 
 
-__all__ = ["Device", "Gpu", "available_memory_bytes", "choose_gpus", "core_count", "gpus", "torch_version"]
+__all__ = [
+    "Device",
+    "Gpu",
+    "available_memory_bytes",
+    "choose_gpus",
+    "core_count",
+    "gpu_memory_bytes",
+    "gpus",
+    "torch_version",
+]

@@ -1,6 +1,7 @@
 """The two parts that a preset is made of: what a workload asks for, and what hardware is and allows."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from kvcontrol.kv_policy import LruPolicy
@@ -13,6 +14,17 @@ DEVICES: Final = ("cuda", "cpu", "ascend", "camb", "none")
 """LMDeploy's names of devices, ``cpu`` (kvgate's own back end), and ``none``: LMDeploy has no back end for it."""
 KV_QUANTISATIONS: Final = ("none", "int4", "int8", "fp8", "fp8_e5m2")
 MAX_TOKENS: Final = 10_000_000
+
+
+class Evidence(StrEnum):
+    """What is known about kvgate on hardware."""
+
+    MEASURED = "measured"
+    """The readings, those of the workloads too, are from it."""
+    RUNS = "runs"
+    """kvgate runs there; the workloads' readings are from other hardware."""
+    NONE = "none"
+    """Nobody has run kvgate on it: all of its part is from reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +99,14 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwarePart:
-    """What one instance's device is. ``tried`` False: nobody has run kvgate on it, all of this is from reading.
+    """What one instance's device is.
 
     ``recognised_by`` are parts of the names that drivers report. ``memory_bytes`` None: no source that we trust.
     """
 
     name: str
     summary: str
-    tried: bool
+    evidence: Evidence
     recognised_by: tuple[str, ...]
     memory_bytes: int | None
     host_cores: int
@@ -142,7 +154,7 @@ def read_hardware(name: str, section: Section) -> HardwarePart:
     part = HardwarePart(
         name=name,
         summary=section.text("summary"),
-        tried=section.boolean("tried"),
+        evidence=Evidence(section.choice("evidence", tuple(Evidence))),
         recognised_by=section.texts("recognised_by"),
         memory_bytes=section.size("memory") if section.has("memory") else None,
         host_cores=section.integer("host_cores", 1, 1024),
@@ -236,6 +248,7 @@ __all__ = [
     "Bounds",
     "DdrPart",
     "EngineFlags",
+    "Evidence",
     "HardwarePart",
     "NvmePart",
     "QuotaPart",

@@ -9,17 +9,21 @@ The merge, key by key:
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from kvcontrol.presets.parts import (
     HARDWARE_KEYS,
     WORKLOAD_KEYS,
     DdrPart,
     EngineFlags,
+    Evidence,
     HardwarePart,
     NvmePart,
     QuotaPart,
     WorkloadPart,
 )
+
+_UNITS: Final = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,7 @@ class Preset:
     name: str
     hardware: str
     summary: str
-    tried: bool
+    evidence: Evidence
     context_tokens: int
     max_batch_size: int
     max_prefill_tokens: int
@@ -49,6 +53,40 @@ class Preset:
     notes: tuple[str, ...]
     not_measured: tuple[str, ...]
 
+    def values(self) -> dict[str, str | int | float | None]:
+        """Return what the instance is told, under the file's keys and in the file's form."""
+        ddr, nvme, flags = self.ddr, self.nvme, self.engine
+        told: dict[str, str | int | float | None] = {
+            "context_tokens": self.context_tokens,
+            "max_batch_size": self.max_batch_size,
+            "max_prefill_tokens": self.max_prefill_tokens,
+            "block_tokens": self.block_tokens,
+            "hbm_share": self.hbm_share,
+            "load_deadline_s": self.load_deadline_s,
+            "ddr.size": size_text(ddr.size_bytes),
+            "ddr.path": ddr.path,
+            "ddr.high_watermark": ddr.high_watermark,
+            "ddr.low_watermark": ddr.low_watermark,
+            "ddr.policy": ddr.policy,
+        }
+        if nvme is None:
+            told["nvme"] = None
+        else:
+            told |= {
+                "nvme.size": size_text(nvme.size_bytes),
+                "nvme.high_watermark": nvme.high_watermark,
+                "nvme.low_watermark": nvme.low_watermark,
+                "nvme.policy": nvme.policy,
+                "nvme.write_mode": nvme.write_mode,
+            }
+        return told | {
+            "quota.guaranteed_share": self.quota.guaranteed_share,
+            "quota.burst_share": self.quota.burst_share,
+            "engine.device": flags.device,
+            "engine.kv_quantisation": flags.kv_quantisation,
+            "engine.piecewise_cudagraph_tokens": flags.piecewise_cudagraph_tokens,
+        }
+
 
 def merge(workload: WorkloadPart, hardware: HardwarePart) -> Preset:
     """Return the preset of a workload on hardware (see the module's text)."""
@@ -58,22 +96,22 @@ def merge(workload: WorkloadPart, hardware: HardwarePart) -> Preset:
     def lowered(key: str, wanted: int, bound: int | None, *, is_size: bool = False) -> int:
         if bound is None or wanted <= bound:
             return wanted
-        said = (_gib(wanted), _gib(bound)) if is_size else (str(wanted), str(bound))
-        notes.append(f"{key} is {said[1]}, the most on {hardware.name}; {workload.name} asks for {said[0]}")
+        said = (size_text(wanted), size_text(bound)) if is_size else (str(wanted), str(bound))
+        notes.append(f"{key} is {said[1]}, the most for {hardware.name}; {workload.name} asks for {said[0]}")
         return bound
 
     ddr, nvme = workload.ddr, workload.nvme
     ddr = replace(ddr, size_bytes=lowered("ddr.size", ddr.size_bytes, bounds.ddr_bytes, is_size=True))
     if nvme is not None:
         nvme = replace(nvme, size_bytes=lowered("nvme.size", nvme.size_bytes, bounds.nvme_bytes, is_size=True))
-    unmeasured = (*workload.not_measured, *hardware.not_measured)
-    if not hardware.tried:  # readings of one device say nothing of another
-        unmeasured = (*WORKLOAD_KEYS, *HARDWARE_KEYS)
+    # Readings of one device say nothing of another.
+    of_workload = workload.not_measured if hardware.evidence is Evidence.MEASURED else WORKLOAD_KEYS
+    of_hardware = HARDWARE_KEYS if hardware.evidence is Evidence.NONE else hardware.not_measured
     return Preset(
         name=workload.name,
         hardware=hardware.name,
         summary=workload.summary,
-        tried=hardware.tried,
+        evidence=hardware.evidence,
         context_tokens=lowered("context_tokens", workload.context_tokens, bounds.context_tokens),
         max_batch_size=lowered("max_batch_size", workload.max_batch_size, bounds.max_batch_size),
         max_prefill_tokens=workload.max_prefill_tokens,
@@ -87,12 +125,14 @@ def merge(workload: WorkloadPart, hardware: HardwarePart) -> Preset:
         quota=workload.quota,
         engine=hardware.engine,
         notes=tuple(notes),
-        not_measured=tuple(dict.fromkeys(unmeasured)),
+        not_measured=tuple(dict.fromkeys((*of_workload, *of_hardware))),
     )
 
 
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:g} GiB"
+def size_text(size_bytes: int) -> str:
+    """Return a size as the file has it, in the largest unit that divides it."""
+    unit, name = next((each for each in _UNITS if size_bytes % each[0] == 0), (1, "B"))
+    return f"{size_bytes // unit}{name}"
 
 
-__all__ = ["Preset", "merge"]
+__all__ = ["Preset", "merge", "size_text"]

@@ -74,13 +74,6 @@ class Section:
         self._refuse(key, value, "it must be a whole number of MiB, GiB or TiB, like 64GiB")
         return 1
 
-    def boolean(self, key: str) -> bool:
-        value = self._take(key)
-        if isinstance(value, bool):
-            return value
-        self._refuse(key, value, "allowed: true, false")
-        return False
-
     def texts(self, key: str, allowed: Collection[str] | None = None) -> tuple[str, ...]:
         """Return a list of texts, each of ``allowed`` where that is given; ``all`` stands for those."""
         value = self._take(key)

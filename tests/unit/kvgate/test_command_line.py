@@ -105,6 +105,8 @@ def test_doctor_as_json_is_one_object(tmp_path: Path) -> None:
     }
     assert checks["lmdeploy"]["found"].endswith("all hooks fit")
     assert "not fetched yet" in checks["model"]["found"]
+    assert "long-context-128k" in report["presets"]
+    assert "nvidia-h100" in report["hardware"]
 
 
 def test_doctor_names_what_would_keep_kvgate_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,3 +138,39 @@ def test_doctor_sees_a_damaged_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     finding = doctor.check_model()
     assert finding.verdict is Verdict.WARN
     assert "not complete" in finding.found
+
+
+def test_doctor_says_what_of_a_preset_fits(tmp_path: Path) -> None:
+    said = kvgate(
+        *("doctor", "--preset", "low-latency", "--hardware", "ascend-910b", "--json"),
+        KVGATE_CACHE_DIR=str(tmp_path),
+    )
+    report = json.loads(said.stdout)
+    assert said.returncode == 1
+    assert report["ok"] is False
+    assert (report["preset"], report["hardware"]) == ("low-latency", "ascend-910b")
+    assert report["values"]["ddr.size"] == "32GiB"
+    assert set(report["not_measured"]) <= set(report["values"])
+    checks = {finding["check"]: finding["verdict"] for finding in report["checks"]}
+    assert checks["hardware"] == "fail"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_prints_beside_each_value_whether_it_was_measured(tmp_path: Path) -> None:
+    said = kvgate("doctor", "--preset", "low-latency", "--hardware", "nvidia-h100", KVGATE_CACHE_DIR=str(tmp_path))
+    lines = {line.split()[0]: line for line in said.stdout.splitlines() if line.strip()}
+    assert lines["quota.burst_share"].rstrip().endswith("not measured")
+    assert lines["max_batch_size"].split() == ["max_batch_size", "16"]
+
+
+def test_doctor_answers_an_unknown_preset_with_the_known_ones() -> None:
+    said = kvgate("doctor", "--preset", "fast")
+    assert said.returncode == 1
+    assert "no preset is called 'fast'; there are long-context-32k" in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def test_doctor_refuses_what_only_goes_with_a_preset() -> None:
+    said = kvgate("doctor", "--hardware", "cpu")
+    assert said.returncode == 1
+    assert "go with --preset" in said.stderr

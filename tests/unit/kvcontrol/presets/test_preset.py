@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvcontrol.presets import Presets, UnknownPresetError
+from kvcontrol.presets import Evidence, Presets, UnknownPresetError
 
 SHIPPED = Presets.shipped()
 
@@ -21,7 +21,7 @@ def test_hardware_lowers_what_a_workload_asks_for_and_says_so() -> None:
     assert preset.nvme is not None
     assert (preset.context_tokens, preset.max_batch_size) == (8_192, 8)
     assert (preset.ddr.size_bytes, preset.nvme.size_bytes) == (2 << 30, 8 << 30)
-    assert "ddr.size is 2 GiB, the most on cpu; throughput asks for 64 GiB" in preset.notes
+    assert "ddr.size is 2GiB, the most for cpu; throughput asks for 64GiB" in preset.notes
     assert len(preset.notes) == 4
 
 
@@ -36,7 +36,7 @@ def test_the_hardwares_deadline_takes_the_workloads_place() -> None:
 
 def test_on_hardware_that_nobody_tried_no_value_counts_as_measured() -> None:
     untried = SHIPPED.preset("long-context-32k", "ascend-910b")
-    assert not untried.tried
+    assert untried.evidence is Evidence.NONE
     assert {"max_prefill_tokens", "block_tokens", "ddr.policy"} <= set(untried.not_measured)
 
 
@@ -47,3 +47,12 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
         SHIPPED.preset("fast", "cpu")
     with pytest.raises(UnknownPresetError, match="no hardware is called 'tpu'; there is nvidia-h100, "):
         SHIPPED.preset("throughput", "tpu")
+
+
+def test_values_stand_under_the_files_keys_in_the_files_form() -> None:
+    values = SHIPPED.preset("long-context-64k", "nvidia-h100").values()
+    assert (values["ddr.size"], values["nvme.size"], values["engine.piecewise_cudagraph_tokens"]) == (
+        *("64GiB", "256GiB"),
+        1024,
+    )
+    assert SHIPPED.preset("low-latency", "nvidia-h100").values()["nvme"] is None

@@ -25,7 +25,7 @@ workloads:
 hardware:
   card:
     summary: a card
-    tried: true
+    evidence: measured
     recognised_by: [Card]
     memory: 8GiB
     host_cores: 2
@@ -107,16 +107,24 @@ def test_a_good_file_is_read() -> None:
             "mine.yaml:8: workloads.chat.load_deadline_s is 0; it must be a number from 0.001 to 600",
         ),
         ("[ddr.size]", "[ddr.speed]", "mine.yaml:12: workloads.chat.not_measured.0 is 'ddr.speed'; allowed: "),
-        ("tried: true", "tried: perhaps", "mine.yaml:16: hardware.card.tried is 'perhaps'; allowed: true, false"),
+        (
+            "evidence: measured",
+            "evidence: true",
+            "mine.yaml:16: hardware.card.evidence is True; allowed: measured, runs, none",
+        ),
         (
             "device: cuda",
             "device: camb",
             "mine.yaml:23: hardware.card.engine.piecewise_cudagraph_tokens is 64; device camb has no CUDA graphs",
         ),
         ("kv_quantisation: fp8", "kv_quantisation: fp6", "is 'fp6'; allowed: none, int4, int8, fp8, fp8_e5m2"),
-        ("host_cores: 2", "cores: 2", "mine.yaml:19: hardware.card.cores is no known key; allowed: summary, tried, "),
+        (
+            "host_cores: 2",
+            "cores: 2",
+            "mine.yaml:19: hardware.card.cores is no known key; allowed: summary, evidence, ",
+        ),
         ("summary: chats", "summary: 2024-01-01", "mine.yaml:4: workloads.chat.summary is 2024-01-01; allowed are"),
-        ("summary: a card", "tried: false", "mine.yaml:16: hardware.card.tried is there twice, first on line 15"),
+        ("summary: a card", "evidence: none", "mine.yaml:16: hardware.card.evidence is there twice, first on line 15"),
         ("quota: {", "quota: 3 #", "mine.yaml:11: workloads.chat.quota is 3; it must be a mapping of keys to values"),
         ("schema: 1", "schema: &one 1\nmore: *one", "mine.yaml:2: more is an alias; write the value out"),
         ("workloads:", "workloads: [", "mine.yaml:4: not YAML: "),
@@ -127,7 +135,7 @@ def test_what_is_not_allowed_is_named(old: str, new: str, expected: str) -> None
 
 
 def test_all_problems_are_told_at_once_in_the_files_order() -> None:
-    lines = complaints("tried: true\n", "tried: 3\n    speed: 4\n")
+    lines = complaints("evidence: measured\n", "evidence: 3\n    speed: 4\n")
     assert [re.match(r"mine.yaml:(\d+)", line)[1] for line in lines] == ["16", "17"]  # type: ignore[index]
 
 

@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from kvcontrol.presets import Presets
+from kvcontrol.presets import Evidence, Presets
 from kvcontrol.presets.catalogue import FILE
-from kvcontrol.presets.parts import HARDWARE_KEYS
+from kvcontrol.presets.parts import HARDWARE_KEYS, WORKLOAD_KEYS
 
 TEXT = files("kvcontrol.presets").joinpath(FILE).read_text(encoding="utf-8")
 SHIPPED = Presets.shipped()
@@ -57,7 +57,9 @@ def test_every_preset_keeps_within_its_hardware(name: str, hardware: str) -> Non
     assert bounds.max_batch_size is None or preset.max_batch_size <= bounds.max_batch_size
     assert bounds.ddr_bytes is None or preset.ddr.size_bytes <= bounds.ddr_bytes
     assert preset.nvme is None or bounds.nvme_bytes is None or preset.nvme.size_bytes <= bounds.nvme_bytes
-    assert preset.tried or set(HARDWARE_KEYS) <= set(preset.not_measured)
+    assert preset.evidence is not Evidence.NONE or set(HARDWARE_KEYS) <= set(preset.not_measured)
+    assert preset.evidence is Evidence.MEASURED or set(WORKLOAD_KEYS) <= set(preset.not_measured)
+    assert set(preset.values()) <= {*WORKLOAD_KEYS, *HARDWARE_KEYS, "nvme"}
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED.workloads if name.startswith("long-context")])
@@ -67,8 +69,9 @@ def test_long_contexts_fit_the_pool_and_a_few_of_them_fit_ddr(name: str) -> None
     assert preset.ddr.size_bytes / KV_BYTES_PER_TOKEN_8B / preset.context_tokens >= 5
 
 
-def test_only_hardware_that_was_tried_claims_readings() -> None:
-    assert [name for name, part in SHIPPED.hardware.items() if part.tried] == ["nvidia-h100", "cpu"]
+def test_only_one_card_was_measured() -> None:
+    assert [name for name, part in SHIPPED.hardware.items() if part.evidence is Evidence.MEASURED] == ["nvidia-h100"]
+    assert [name for name, part in SHIPPED.hardware.items() if part.evidence is Evidence.RUNS] == ["cpu"]
 
 
 @pytest.mark.parametrize(
