@@ -29,7 +29,7 @@ from kvgate.stack import (
 MODEL = Model(folder=Path("/models/m"), name="m")
 TINY = Model(folder=Path("/models/tiny"), name="tiny", is_tiny=True)
 GPUS = [Gpu(selector="0", name="H100"), Gpu(selector="1", name="H100")]
-SOCKETS = Path("/tmp/s")  # noqa: S108 - only named, never made
+SOCKETS = Path("/tmp/s")
 
 
 def ports(count: int) -> range:
