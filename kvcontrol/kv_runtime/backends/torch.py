@@ -6,39 +6,29 @@ from one pool follow each other at a constant pitch, so that all pieces of a blo
 
 Python can't drive such copies beside an engine loop that polls: each return into the interpreter waits for the GIL, and
 255 blocks of 3.7 MB took seconds where the link needs 18 ms. Therefore a transfer is one native call that has let go
-of the GIL, whatever the number of blocks (``_foreach_copy_`` here, a batch of strided DMA on CUDA).
+of the GIL, whatever the number of blocks: ``_foreach_copy_`` on a CPU, a batch of strided DMA on CUDA.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime.arena import HostArena
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus, Fence, Move
+from kvcontrol.kv_runtime.backends.cudart import CudaRuntime
+from kvcontrol.kv_runtime.backends.dma import HostSlots, Stack, operations
 from kvcontrol.kv_runtime.errors import BackendError
 
+_log = logging.getLogger(__name__)
+
 _ROW_DIMS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowStack:
-    """``rows`` rows at one pitch: ``view`` is ``[rows, blocks, piece_bytes]`` of the engine's memory.
-
-    ``offset_bytes`` is where its pieces begin in an arena slot.
-    """
-
-    view: torch.Tensor
-    rows: int
-    pitch_bytes: int
-    piece_bytes: int
-    offset_bytes: int
-
-    @property
-    def address(self) -> int:
-        """Where block 0 of the first row lies."""
-        return int(self.view.data_ptr())
+_FENCE_POLL_S = 50e-6
+_FENCE_POLL_MAX_S = 1e-3
 
 
 class PassedFence:
@@ -49,11 +39,40 @@ class PassedFence:
         return True
 
 
-class TorchBackend:
-    """The KV memory behind ``rows`` (by name, in the order in which a block's pieces are stored), in host memory.
+class CudaFence:
+    """The end of what the device's current stream was given so far. ``error`` says why a wait failed, if CUDA did."""
 
-    All rows are uint8, contiguous, on one device, with the same number of blocks; raises ``BackendError`` when not.
-    The tensors' memory must outlive the backend.
+    def __init__(self, device: "_CudaDevice") -> None:
+        self.error = ""
+        self._device = device
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(device.index))
+
+    def wait(self, timeout_s: float) -> bool:
+        """See ``Fence``. Polls: CUDA's own wait has no time limit."""
+        deadline = time.monotonic() + timeout_s
+        pause_s = _FENCE_POLL_S
+        try:
+            while not self._passed():
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _FENCE_POLL_MAX_S)
+        except RuntimeError as error:
+            self.error = str(error)
+            return False
+        return True
+
+    def _passed(self) -> bool:
+        with self._device.entered():
+            return bool(self._event.query())
+
+
+class TorchBackend:
+    """The KV memory behind ``rows`` (by name, in the order in which a block's pieces are stored).
+
+    All rows are uint8, contiguous, on one CPU or CUDA device, with the same number of blocks; raises ``BackendError``
+    when not. The tensors' memory must outlive the backend. Close it when no transfer is under way.
     """
 
     tier = CacheTier.HBM
@@ -63,16 +82,18 @@ class TorchBackend:
         self.stacks = _stacked(list(rows.values()), self.capacity_blocks)
         self.block_bytes = sum(stack.rows * stack.piece_bytes for stack in self.stacks)
         self.last_error = ""
-        device = next(iter(rows.values())).device
-        if device.type != "cpu":
-            raise BackendError(f"the KV rows are on {device}; allowed is: cpu")
+        self._copier = _copier(list(rows.values()), self.stacks)
 
     def fence(self) -> Fence:
-        """See ``EngineBackendProtocol``."""
-        return PassedFence()
+        """See ``EngineBackendProtocol``; on CUDA, what the calling thread's current stream was given so far."""
+        return self._copier.fence()
 
     def pin(self, arena: HostArena) -> None:
-        """Prepare an arena for fast transfers; there is nothing to do on a CPU."""
+        """Prepare an arena for transfers at link speed, until it is closed; raises ``BackendError`` when CUDA can't.
+
+        Does nothing on a CPU. Without it transfers are right, and slow.
+        """
+        self._copier.pin(arena)
 
     def read(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
         """See ``KVBackendProtocol``."""
@@ -88,8 +109,8 @@ class TorchBackend:
 
     def close(self) -> None:
         """See ``KVBackendProtocol``."""
-        self.stacks = ()
         self.capacity_blocks = 0
+        self._copier.close()
 
     def _check(self, moves: Sequence[Move], arena: HostArena) -> None:
         if arena.block_bytes != self.block_bytes:
@@ -103,18 +124,126 @@ class TorchBackend:
     def _copy(self, moves: Sequence[Move], arena: HostArena, *, to_host: bool) -> list[BlockStatus]:
         if not moves:
             return []
+        error = self._copier.copy(moves, arena, to_host=to_host)
+        if error:
+            self.last_error = f"{'read' if to_host else 'write'} of {len(moves)} blocks: {error}"
+        return [BlockStatus.FAILED if error else BlockStatus.OK] * len(moves)
+
+
+class _Copier(Protocol):
+    """How one kind of device moves blocks."""
+
+    def fence(self) -> Fence: ...
+    def pin(self, arena: HostArena) -> None: ...
+    def copy(self, moves: Sequence[Move], arena: HostArena, *, to_host: bool) -> str:
+        """Copy, wait, and return why it failed, or nothing."""
+
+    def close(self) -> None: ...
+
+
+class _CpuCopier:
+    def __init__(self, rows: Sequence[torch.Tensor], stacks: Sequence[Stack]) -> None:
+        self._stacks = stacks
+        self._views: list[torch.Tensor] = []
+        row_at = {int(row.data_ptr()): row for row in rows}
+        for stack in stacks:
+            first = row_at[stack.address]
+            shape = (stack.rows, first.numel() // stack.piece_bytes, stack.piece_bytes)
+            self._views.append(first.as_strided(shape, (stack.pitch_bytes, stack.piece_bytes, 1)))
+
+    def fence(self) -> Fence:
+        return PassedFence()
+
+    def pin(self, arena: HostArena) -> None:
+        pass
+
+    def copy(self, moves: Sequence[Move], arena: HostArena, *, to_host: bool) -> str:
+        # Engines make their memory in inference mode, and then it can be changed in that mode alone.
         with torch.inference_mode(), arena.whole() as memory:
             host = torch.frombuffer(memory, dtype=torch.uint8)
             inside, outside = [], []
-            for stack in self.stacks:
+            for stack, view in zip(self._stacks, self._views, strict=True):
                 shape, strides = (stack.rows, stack.piece_bytes), (stack.piece_bytes, 1)
                 for move in moves:
                     start = move.host * arena.pitch_bytes + stack.offset_bytes
                     outside.append(host.as_strided(shape, strides, start))
-                    inside.append(stack.view[:, move.slot])
+                    inside.append(view[:, move.slot])
             targets, sources = (outside, inside) if to_host else (inside, outside)
             torch._foreach_copy_(targets, sources)
-        return [BlockStatus.OK] * len(moves)
+        return ""
+
+    def close(self) -> None:
+        self._views.clear()
+
+
+class _CudaDevice:
+    """One device, and the CUDA runtime to use it with."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.index: int = torch.cuda.current_device() if device.index is None else device.index
+        self.cuda = CudaRuntime.loaded()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make it the calling thread's device, and keep its calls out of graphs that another thread captures."""
+        before = self.cuda.relax_capture()
+        try:
+            with torch.cuda.device(self.index):
+                yield
+        finally:
+            self.cuda.restore_capture(before)
+
+
+class _CudaCopier:
+    def __init__(self, rows: Sequence[torch.Tensor], stacks: Sequence[Stack]) -> None:
+        self._rows = list(rows)  # their memory stays while transfers name it by its address
+        self._device = _CudaDevice(rows[0].device)
+        limit = self._device.cuda.max_pitch_bytes(self._device.index)
+        self._stacks = [part for stack in stacks for part in (stack.split() if stack.pitch_bytes > limit else [stack])]
+        self._to_host = torch.cuda.Stream(self._device.index)
+        self._to_device = torch.cuda.Stream(self._device.index)
+
+    def fence(self) -> Fence:
+        return CudaFence(self._device)
+
+    def pin(self, arena: HostArena) -> None:
+        with arena.whole() as memory:
+            address, size_bytes = arena.address, len(memory)
+        with self._device.entered():
+            code = self._device.cuda.pin(address, size_bytes)
+        if code:
+            raise BackendError(f"{size_bytes} bytes of host memory can't be pinned: {self._device.cuda.text(code)}")
+        arena.on_close(lambda: self._unpin(address))
+
+    def copy(self, moves: Sequence[Move], arena: HostArena, *, to_host: bool) -> str:
+        cuda = self._device.cuda
+        stream: int = (self._to_host if to_host else self._to_device).cuda_stream
+        with self._device.entered(), arena.whole():  # the memory can't be given back while the device uses it
+            host = HostSlots(address=arena.address, pitch_bytes=arena.pitch_bytes)
+            queued = cuda.copy(operations(self._stacks, moves, host, to_host=to_host), stream)
+            # Also after a failure: what was queued before it still moves.
+            done = cuda.synchronize(stream)
+            code = queued or done
+            return cuda.text(code) if code else ""
+
+    def close(self) -> None:
+        self._rows.clear()
+
+    def _unpin(self, address: int) -> None:
+        with self._device.entered():
+            code = self._device.cuda.unpin(address)
+        if code:
+            # A device that has failed has let go of the memory by itself; giving it back must go on.
+            _log.warning("host memory could not be unpinned: %s", self._device.cuda.text(code))
+
+
+def _copier(rows: Sequence[torch.Tensor], stacks: Sequence[Stack]) -> _Copier:
+    device = rows[0].device
+    if device.type == "cpu":
+        return _CpuCopier(rows, stacks)
+    if device.type == "cuda":
+        return _CudaCopier(rows, stacks)
+    raise BackendError(f"the KV rows are on {device}; allowed are: cpu, cuda")
 
 
 def _blocks_of(rows: Mapping[str, torch.Tensor], pages: int) -> int:
@@ -139,17 +268,21 @@ def _blocks_of(rows: Mapping[str, torch.Tensor], pages: int) -> int:
     return int(length) // pages
 
 
-def _stacked(rows: Sequence[torch.Tensor], blocks: int) -> tuple[RowStack, ...]:
+def _stacked(rows: Sequence[torch.Tensor], blocks: int) -> tuple[Stack, ...]:
     """Join neighbours that lie at one pitch in one storage."""
     stacks = []
     offset = 0
     for run in _runs(rows):
-        first = run[0]
-        piece_bytes = first.numel() // blocks
-        pitch_bytes = run[1].data_ptr() - first.data_ptr() if len(run) > 1 else blocks * piece_bytes
-        view = first.as_strided((len(run), blocks, piece_bytes), (pitch_bytes, piece_bytes, 1))
+        piece_bytes = run[0].numel() // blocks
+        pitch_bytes = run[1].data_ptr() - run[0].data_ptr() if len(run) > 1 else blocks * piece_bytes
         stacks.append(
-            RowStack(view=view, rows=len(run), pitch_bytes=pitch_bytes, piece_bytes=piece_bytes, offset_bytes=offset)
+            Stack(
+                address=run[0].data_ptr(),
+                rows=len(run),
+                pitch_bytes=pitch_bytes,
+                piece_bytes=piece_bytes,
+                offset_bytes=offset,
+            )
         )
         offset += len(run) * piece_bytes
     return tuple(stacks)
@@ -173,4 +306,4 @@ def _runs(rows: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
     yield run
 
 
-__all__ = ["PassedFence", "RowStack", "TorchBackend"]
+__all__ = ["CudaFence", "PassedFence", "TorchBackend"]
