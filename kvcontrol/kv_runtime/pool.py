@@ -77,7 +77,7 @@ class PoolCounters:
     allocated_blocks: int = 0
     refusals: int = 0
     evictions: int = 0
-    """Allocations for which the policy had to give something up."""
+    """How often the policy was asked for victims: once an allocation that finds too few free blocks, or a few times."""
     evicted_blocks: int = 0
     cleared_blocks: int = 0
     """Of the evicted: those chosen for their place, since a large run was wanted and no other way led there."""
@@ -117,7 +117,8 @@ class KVPool:
         self._evict_at_least = evict_at_least
         self._uniform = isinstance(space, SlotSpace)
         self._default = space.specs[0]
-        self._block_count = space.capacity_bytes // min(spec.size_bytes for spec in space.specs)
+        self._capacity_blocks = space.capacity_bytes // min(spec.size_bytes for spec in space.specs)
+        self._context = self._context_for(0, 0)
         self._cached: set[BlockId] = set()
         self._known: set[BlockId] = set()
         """Pinned blocks that the policy knows and holds, because they were cached before."""
@@ -133,14 +134,13 @@ class KVPool:
         O(count), and O(pool) where sizes are mixed and a large block has to be made room for.
         """
         kind = self._default if spec is None else spec
-        blocks = self.space.allocate(kind, count)
+        blocks = self._allocate_alike(kind, count) if self._uniform else self._allocate_mixed(kind, count)
+        counters = self.counters
         if isinstance(blocks, NoRoom):
-            blocks = self._make_room(kind, blocks) if self._uniform else self._make_mixed_room(kind, blocks)
-            if isinstance(blocks, NoRoom):
-                self.counters.refusals += 1
-                return blocks
-        self.counters.allocations += 1
-        self.counters.allocated_blocks += count
+            counters.refusals += 1
+            return blocks
+        counters.allocations += 1
+        counters.allocated_blocks += count
         return AllocationResult(block_ids=tuple(blocks), tier=self.tier)
 
     def free(self, path: Sequence[BlockId]) -> None:
@@ -279,18 +279,22 @@ class KVPool:
 
     def _evict(self, wanted: int) -> tuple[BlockId, ...]:
         """Return blocks that the policy gave up: no longer cached, not yet free."""
-        context = PolicyContext(
-            tier=self.tier,
-            wanted_blocks=wanted,
-            used_blocks=self.space.resident_blocks,
-            capacity_blocks=self._block_count,
-        )
+        used = self.space.resident_blocks
+        context = self._context
+        if context.wanted_blocks != wanted or context.used_blocks != used:  # a full pool asks the same again and again
+            context = self._context = self._context_for(wanted, used)
         decision = self._policy.select_victims(context)
         victims = decision.victims
         if not self._cached.issuperset(victims):
             raise AssertionError(f"policy {self._policy.name} evicts blocks that aren't cached")
+        self.counters.evictions += 1
         self._forget(victims, decision.reason)
         return victims
+
+    def _context_for(self, wanted: int, used: int) -> PolicyContext:
+        return PolicyContext(
+            tier=self.tier, wanted_blocks=wanted, used_blocks=used, capacity_blocks=self._capacity_blocks
+        )
 
     def _forget(self, victims: Sequence[BlockId], reason: str) -> None:
         self._cached.difference_update(victims)
@@ -298,38 +302,40 @@ class KVPool:
         self.counters.evicted_blocks += len(victims)
         self._on_evicted(victims, reason)
 
-    def _make_room(self, spec: BlockSpec, refused: NoRoom) -> list[BlockId] | NoRoom:
+    def _allocate_alike(self, spec: BlockSpec, count: int) -> list[BlockId] | NoRoom:
         """Blocks are alike: the evicted ones are the new ones, without a detour over the free."""
-        missing = refused.wanted - refused.available
-        if missing > len(self._cached):
-            return NoRoom(wanted=refused.wanted, available=refused.available + len(self._cached))
-        self.counters.evictions += 1
-        victims = self._evict(max(missing, min(self._evict_at_least, len(self._cached))))
+        available = self.space.available(spec)
+        missing = count - available
+        if missing <= 0:
+            return self.space.allocate(spec, count)
+        evictable = len(self._cached)
+        if missing > evictable:
+            return NoRoom(wanted=count, available=available + evictable)
+        victims = self._evict(max(missing, min(self._evict_at_least, evictable)))
         if len(victims) != missing:
             self.space.free(victims)
-            return self.space.allocate(spec, refused.wanted)
-        blocks = self.space.allocate(spec, refused.available)
-        if isinstance(blocks, NoRoom):
-            raise AssertionError("free slots can't be allocated")  # noqa: TRY004 - no caller can cause it
-        blocks += victims
-        return blocks
+            return self.space.allocate(spec, count)
+        if not available:
+            return list(victims)
+        blocks = self.space.allocate(spec, available)
+        return blocks if isinstance(blocks, NoRoom) else [*blocks, *victims]
 
-    def _make_mixed_room(self, spec: BlockSpec, refused: NoRoom) -> list[BlockId] | NoRoom:
+    def _allocate_mixed(self, spec: BlockSpec, count: int) -> list[BlockId] | NoRoom:
         """Evict by the policy until the bytes suffice, then, if they lie scattered, what stands in the way."""
-        needed = refused.wanted * _run_bytes(self.space, spec)
-        if needed > self.space.free_bytes + self._cached_bytes:
-            return NoRoom(wanted=refused.wanted, available=refused.available)
-        self.counters.evictions += 1
-        while refused.shortage is Shortage.FULL:
-            victims = self._evict(max(refused.wanted - refused.available, self._evict_at_least))
+        blocks = self.space.allocate(spec, count)
+        if not isinstance(blocks, NoRoom):
+            return blocks
+        if count * _run_bytes(self.space, spec) > self.space.free_bytes + self._cached_bytes:
+            return blocks
+        while blocks.shortage is Shortage.FULL:
+            victims = self._evict(max(count - blocks.available, self._evict_at_least))
             if not victims:
-                return refused
+                return blocks
             self.space.free(victims)
-            blocks = self.space.allocate(spec, refused.wanted)
+            blocks = self.space.allocate(spec, count)
             if not isinstance(blocks, NoRoom):
                 return blocks
-            refused = blocks
-        return self._clear(spec, refused)
+        return self._clear(spec, blocks)
 
     def _clear(self, spec: BlockSpec, refused: NoRoom) -> list[BlockId] | NoRoom:
         in_the_way = plan_clearing(

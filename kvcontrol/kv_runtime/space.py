@@ -121,7 +121,8 @@ class SlotSpace:
         return self.slab.used * self._spec.size_bytes
 
     def available(self, spec: BlockSpec) -> int:
-        self.order(spec)
+        if spec is not self._spec:
+            self.order(spec)
         return self.slab.available
 
     def allocate(self, spec: BlockSpec, count: int) -> list[BlockId] | NoRoom:
@@ -288,6 +289,8 @@ class BlockRegion:
         self._buddy.check_integrity()
         self._names.check_integrity()
         must(self._names.used == len(self._places), "a name without a place")
+        moving = self._moving.keys() | self._moving.values()
+        must(moving <= self._places.keys(), "a block that isn't there is being moved, or to nowhere")
         must(self._moving.keys() <= self._places.keys(), "a block that isn't there is being moved")
         taken = sum(1 << block.order for block in self.placed())
         must(taken == self._buddy.used_units, "units are in use without a block, or free with one")

@@ -238,6 +238,50 @@ def test_a_region_needs_room_for_each_kind_of_block() -> None:
         BlockRegion(8 * KIB, [BF16]).offset_bytes(BlockId(0))
 
 
+def test_a_block_that_ended_during_its_move_does_not_take_another_ones_place() -> None:
+    region = BlockRegion(16 * KIB, [BF16, INT4])
+    pool = make(region)
+    compactor = Compactor(region, movable=pool.is_cached)
+    small = given_out(pool, 16, INT4)
+    pool.free(small[1:4] + small[7:8])
+    pool.release(small[:1] + small[4:7])
+    [move] = compactor.begin(BF16, max_moves=1)
+    pool.discard([move.block])
+    fresh = given_out(pool, 1, INT4)
+    assert fresh[0] == move.block
+    pool.release(fresh)
+    where = region.offset_bytes(fresh[0])
+    assert not compactor.finish(move, copied=True)
+    assert region.offset_bytes(fresh[0]) == where
+    pool.check_integrity()
+
+
+def test_a_block_that_is_pinned_during_its_move_stays() -> None:
+    region = BlockRegion(16 * KIB, [BF16, INT4])
+    pool = make(region)
+    compactor = Compactor(region, movable=pool.is_cached)
+    small = given_out(pool, 16, INT4)
+    pool.free(small[1:4] + small[7:8])
+    pool.release(small[:1])
+    [move] = compactor.begin(BF16, max_moves=1)
+    pool.hold([move.block])
+    assert not compactor.finish(move, copied=True)
+    assert region.offset_bytes(move.block) == move.src * KIB
+
+
+def test_a_compacted_region_takes_the_large_block_and_its_blocks_keep_their_ids() -> None:
+    region = BlockRegion(16 * KIB, [BF16, INT4])
+    pool = make(region)
+    compactor = Compactor(region, movable=pool.is_cached)
+    small = given_out(pool, 16, INT4)
+    pool.free(small[1::2])
+    pool.release(small[::2])
+    while moves := compactor.begin(BF16, max_moves=2):
+        assert all(compactor.finish(move, copied=True) for move in moves)
+    assert (pool.get_fragmentation().external_ratio, pool.available(BF16)) == (0, 2)
+    assert pool.are_cached(small[::2])
+
+
 class PoolMachine(RuleBasedStateMachine):
     """A pool of equal blocks beside its naive twin: the same victims, the same states, the same references."""
 
