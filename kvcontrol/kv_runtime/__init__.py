@@ -10,8 +10,10 @@ from kvcontrol.kv_runtime.backend_protocol import (
     Move,
 )
 from kvcontrol.kv_runtime.block_file import BlockFileSpec
+from kvcontrol.kv_runtime.block_manager import BlockCopy, BlockManager, BlockTable, Extension, RequestState, Resumption
 from kvcontrol.kv_runtime.buddy import BuddyAllocator
 from kvcontrol.kv_runtime.crew import Crew, SteppedCrew, ThreadCrew
+from kvcontrol.kv_runtime.defrag import Compactor, Relocation
 from kvcontrol.kv_runtime.demoter import WriteMode
 from kvcontrol.kv_runtime.errors import (
     AllocationError,
@@ -20,20 +22,22 @@ from kvcontrol.kv_runtime.errors import (
     BlockFileError,
     KvRuntimeError,
     QuotaError,
+    RequestError,
 )
 from kvcontrol.kv_runtime.hierarchy import HierarchyManager
 from kvcontrol.kv_runtime.hierarchy_config import HierarchyConfig
 from kvcontrol.kv_runtime.hierarchy_stats import HierarchyStats, TierStats
 from kvcontrol.kv_runtime.lane import LaneName, LaneStats
 from kvcontrol.kv_runtime.migrator import KVMigrator, MigratorConfig
-from kvcontrol.kv_runtime.naive import NaivePool, NaiveUnits
+from kvcontrol.kv_runtime.naive import NaivePool, NaiveTokens, NaiveUnits
 from kvcontrol.kv_runtime.plan import BatchReport, BlockResult, MigrationPlan, PlanId, PlanRefusal, Priority, Route
-from kvcontrol.kv_runtime.pool import AllocationResult, Fragmentation, KVPool, Utilization
+from kvcontrol.kv_runtime.pool import AllocationResult, KVPool, Mark
 from kvcontrol.kv_runtime.quota import QuotaManager, TenantQuota, TenantUsage
 from kvcontrol.kv_runtime.record import BlockRecord, BlockSeal, Recovered, checksum
 from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
 from kvcontrol.kv_runtime.residency import Loss
 from kvcontrol.kv_runtime.slab import SlabAllocator
+from kvcontrol.kv_runtime.slot_layout import SlotLayout
 from kvcontrol.kv_runtime.space import BlockRegion, BlockSpace, BlockSpec, PlacedBlock, SlotSpace
 from kvcontrol.kv_runtime.ticket import (
     Change,
@@ -47,6 +51,7 @@ from kvcontrol.kv_runtime.ticket import (
     TicketKind,
 )
 from kvcontrol.kv_runtime.tier_space import Watermarks
+from kvcontrol.kv_runtime.usage import Fragmentation, Utilization
 
 __all__ = [
     "AllocationError",
@@ -54,8 +59,10 @@ __all__ = [
     "ArenaError",
     "BackendError",
     "BatchReport",
+    "BlockCopy",
     "BlockFileError",
     "BlockFileSpec",
+    "BlockManager",
     "BlockRecord",
     "BlockRegion",
     "BlockResult",
@@ -63,11 +70,14 @@ __all__ = [
     "BlockSpace",
     "BlockSpec",
     "BlockStatus",
+    "BlockTable",
     "BuddyAllocator",
     "Change",
+    "Compactor",
     "Crew",
     "DurableBackendProtocol",
     "EngineBackendProtocol",
+    "Extension",
     "Fence",
     "Finished",
     "Fragmentation",
@@ -82,10 +92,12 @@ __all__ = [
     "LaneName",
     "LaneStats",
     "Loss",
+    "Mark",
     "MigrationPlan",
     "MigratorConfig",
     "Move",
     "NaivePool",
+    "NaiveTokens",
     "NaiveUnits",
     "NoRoom",
     "Outcome",
@@ -98,11 +110,16 @@ __all__ = [
     "QuotaManager",
     "Reason",
     "Recovered",
+    "Relocation",
+    "RequestError",
+    "RequestState",
+    "Resumption",
     "Route",
     "SaveRequest",
     "SaveTicket",
     "Shortage",
     "SlabAllocator",
+    "SlotLayout",
     "SlotSpace",
     "SteppedCrew",
     "TenantQuota",

@@ -6,7 +6,8 @@ KvControlError
     ├── ArenaError       host memory for blocks can't be had
     ├── BackendError     a tier's backend can't be set up
     ├── BlockFileError   a file of blocks can't be used
-    └── QuotaError       a quota out of range, or accounts that don't add up
+    ├── QuotaError       a quota out of range, or accounts that don't add up
+    └── RequestError     a request is unknown, known already, or in another state
 """
 
 from kvcontrol.core.errors import KvControlError
@@ -36,4 +37,16 @@ class QuotaError(KvRuntimeError, ValueError):
     """A quota that can't be; nothing was changed. The message names what was wrong and what is allowed."""
 
 
-__all__ = ["AllocationError", "ArenaError", "BackendError", "BlockFileError", "KvRuntimeError", "QuotaError"]
+class RequestError(KvRuntimeError, ValueError):
+    """A request is not known, known already, or in another state than a call needs; nothing was changed."""
+
+
+__all__ = [
+    "AllocationError",
+    "ArenaError",
+    "BackendError",
+    "BlockFileError",
+    "KvRuntimeError",
+    "QuotaError",
+    "RequestError",
+]

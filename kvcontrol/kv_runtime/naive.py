@@ -91,4 +91,33 @@ class NaivePool:
             self.cached.remove(block)
 
 
-__all__ = ["NaivePool", "NaiveUnits"]
+class NaiveTokens:
+    """A ``SlotLayout`` as the owner of every token slot, searched through each time. O(tokens) a call."""
+
+    def __init__(self, capacity: int) -> None:
+        self.owners: list[str | None] = [None] * capacity
+
+    def holes(self) -> list[tuple[int, int]]:
+        """Return start and length of each free run."""
+        holes: list[tuple[int, int]] = []
+        for place, owner in enumerate(self.owners):
+            if owner is None:
+                if holes and sum(holes[-1]) == place:
+                    holes[-1] = (holes[-1][0], holes[-1][1] + 1)
+                else:
+                    holes.append((place, 1))
+        return holes
+
+    def allocate(self, request_id: str, reserve: int) -> int | None:
+        """Return where the first hole that is large enough begins; None where none is."""
+        for start, length in self.holes():
+            if length >= reserve:
+                self.owners[start : start + reserve] = [request_id] * reserve
+                return start
+        return None
+
+    def free(self, request_id: str) -> None:
+        self.owners = [None if owner == request_id else owner for owner in self.owners]
+
+
+__all__ = ["NaivePool", "NaiveTokens", "NaiveUnits"]

@@ -16,6 +16,7 @@ eviction is the queue's, and policies can't be exchanged).
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NewType
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
@@ -25,6 +26,7 @@ from kvcontrol.kv_runtime.errors import AllocationError
 from kvcontrol.kv_runtime.integrity import must
 from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
 from kvcontrol.kv_runtime.space import BlockSpace, BlockSpec, SlotSpace
+from kvcontrol.kv_runtime.usage import Fragmentation, PoolCounters, Utilization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,56 +37,17 @@ class AllocationResult:
     tier: CacheTier
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Utilization:
-    """How a pool's bytes are used; what sizes lose to rounding counts with the block that loses it."""
+Mark = NewType("Mark", int)
+"""Stands for what a block holds now; never given to two contents."""
 
-    capacity_bytes: int
-    free_bytes: int
-    cached_bytes: int
-    pinned_bytes: int
+OnEnded = Callable[[Sequence[BlockId], str], None]
+"""Told which blocks' contents end and why, before their space is used again: evicted, cleared, discarded or freed.
 
-    @property
-    def pinned_ratio(self) -> float:
-        """The share that is in use by somebody: what has to be there."""
-        return self.pinned_bytes / self.capacity_bytes
+An index that believes it can't name a block that holds something else. Must not raise or call the pool.
+"""
 
-    @property
-    def occupied_ratio(self) -> float:
-        """The share that holds KV, in use or not: what an idle cache approaches 1 in."""
-        return 1 - self.free_bytes / self.capacity_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fragmentation:
-    """Bytes that are there and are of no use.
-
-    ``internal_ratio``: of the bytes that blocks take, the share that holds no KV. A pool counts what rounding loses
-    (a block's size against its run's); a ``BlockManager`` counts also the unfilled part of last blocks.
-    ``external_ratio``: of the blocks of the largest kind that the free bytes would hold if they lay together, the share
-    that they can't hold as they lie. 0 where they would hold none, and where all blocks are alike.
-    """
-
-    internal_ratio: float
-    external_ratio: float
-
-
-@dataclass(slots=True)
-class PoolCounters:
-    """What has happened since the start; they only grow."""
-
-    allocations: int = 0
-    allocated_blocks: int = 0
-    refusals: int = 0
-    evictions: int = 0
-    """How often the policy was asked for victims: once an allocation that finds too few free blocks, or a few times."""
-    evicted_blocks: int = 0
-    cleared_blocks: int = 0
-    """Of the evicted: those chosen for their place, since a large run was wanted and no other way led there."""
-
-
-OnEvicted = Callable[[Sequence[BlockId], str], None]
-"""Told which cached blocks leave and why, before their space is used again. Must not raise or call the pool."""
+FREED = "freed by who had it pinned"
+DISCARDED = "discarded"
 
 
 def ignore(blocks: Sequence[BlockId], reason: str) -> None:
@@ -104,7 +67,7 @@ class KVPool:
         tier: CacheTier,
         space: BlockSpace,
         policy: EvictionPolicy,
-        on_evicted: OnEvicted = ignore,
+        on_ended: OnEnded = ignore,
         evict_at_least: int = 1,
     ) -> None:
         if evict_at_least < 1:
@@ -113,7 +76,7 @@ class KVPool:
         self.space = space
         self.counters = PoolCounters()
         self._policy = policy
-        self._on_evicted = on_evicted
+        self._on_ended = on_ended
         self._evict_at_least = evict_at_least
         self._uniform = isinstance(space, SlotSpace)
         self._default = space.specs[0]
@@ -125,6 +88,8 @@ class KVPool:
         self._further: dict[BlockId, int] = {}
         """References of pinned blocks beyond the first."""
         self._cached_bytes = 0
+        self._marks: dict[BlockId, Mark] = {}
+        self._next_mark = 0
 
     def allocate(self, count: int, spec: BlockSpec | None = None) -> AllocationResult | NoRoom:
         """Pin ``count`` new blocks (of the space's first kind by default), evicting cached ones as far as needed.
@@ -150,6 +115,7 @@ class KVPool:
             known = [block for block in last if block in self._known]
             self._policy.remove(known)
             self._known.difference_update(known)
+        self._end(last, FREED)
         self.space.free(last)
 
     def release(self, path: Sequence[BlockId]) -> None:
@@ -185,7 +151,7 @@ class KVPool:
                     self._further[block] = self._further.get(block, 0) + 1
 
     def discard(self, blocks: Sequence[BlockId]) -> None:
-        """Free cached blocks whose contents are of no use any more; ``on_evicted`` isn't told."""
+        """Free cached blocks whose contents are of no use any more."""
         if not self._cached.issuperset(blocks):
             strange = next(block for block in blocks if block not in self._cached)
             raise AllocationError(f"block {strange} is discarded but isn't cached")
@@ -193,6 +159,7 @@ class KVPool:
         self._cached.difference_update(blocks)
         self._cached_bytes -= self.space.reserved_bytes(blocks)
         self._policy.remove(blocks)
+        self._end(blocks, DISCARDED)
         self.space.free(blocks)
 
     def is_cached(self, block: BlockId) -> bool:
@@ -212,6 +179,22 @@ class KVPool:
     def are_shared(self, blocks: Iterable[BlockId]) -> bool:
         """Whether any of them has more than one reference."""
         return bool(self._further) and not self._further.keys().isdisjoint(blocks)
+
+    def mark(self, path: Sequence[BlockId]) -> list[Mark]:
+        """Return a mark for each resident block, by which its contents can be known again after it was let go."""
+        self._must_be_resident(path)
+        marks = []
+        for block in path:
+            mark = self._marks.get(block)
+            if mark is None:
+                mark = self._marks[block] = Mark(self._next_mark)
+                self._next_mark += 1
+            marks.append(mark)
+        return marks
+
+    def still_holds(self, block: BlockId, mark: Mark) -> bool:
+        """Whether a block holds what it held when it was marked, without having been free or evicted in between."""
+        return self._marks.get(block) == mark
 
     def available(self, spec: BlockSpec | None = None) -> int:
         """Return how many blocks could be allocated without evicting any."""
@@ -300,7 +283,15 @@ class KVPool:
         self._cached.difference_update(victims)
         self._cached_bytes -= self.space.reserved_bytes(victims)
         self.counters.evicted_blocks += len(victims)
-        self._on_evicted(victims, reason)
+        self._end(victims, reason)
+
+    def _end(self, blocks: Sequence[BlockId], reason: str) -> None:
+        """The contents of blocks end."""
+        if self._marks:
+            for block in self._marks.keys() & blocks:
+                del self._marks[block]
+        if blocks:
+            self._on_ended(blocks, reason)
 
     def _allocate_alike(self, spec: BlockSpec, count: int) -> list[BlockId] | NoRoom:
         """Blocks are alike: the evicted ones are the new ones, without a detour over the free."""
@@ -363,4 +354,4 @@ def _run_bytes(space: BlockSpace, spec: BlockSpec) -> int:
     return space.capacity_bytes // space.units << space.order(spec)
 
 
-__all__ = ["AllocationResult", "Fragmentation", "KVPool", "OnEvicted", "PoolCounters", "Utilization", "ignore"]
+__all__ = ["DISCARDED", "FREED", "AllocationResult", "KVPool", "Mark", "OnEnded", "ignore"]

@@ -24,6 +24,7 @@ from kvcontrol.kv_runtime import (
     SlotSpace,
 )
 from kvcontrol.kv_runtime.defrag import Compactor, Relocation
+from kvcontrol.kv_runtime.pool import DISCARDED, FREED
 
 KIB = 1024
 BF16 = BlockSpec(kv_format=KVFormat.BF16, tokens=64, size_bytes=4 * KIB)
@@ -32,15 +33,20 @@ INT4 = BlockSpec(kv_format=KVFormat.INT4, tokens=64, size_bytes=KIB)
 
 
 class Evictions:
-    """What a pool said that it evicted."""
+    """What a pool said that it evicted, and what ended because its owner wanted so."""
 
     def __init__(self) -> None:
         self.blocks: list[BlockId] = []
         self.reasons: list[str] = []
+        self.freed: list[BlockId] = []
 
     def __call__(self, blocks: Sequence[BlockId], reason: str) -> None:
-        self.blocks += blocks
-        self.reasons.append(reason)
+        assert blocks
+        if reason in (FREED, DISCARDED):
+            self.freed += blocks
+        else:
+            self.blocks += blocks
+            self.reasons.append(reason)
 
 
 def make(space: BlockSpace, evictions: Evictions | None = None, *, evict_at_least: int = 1) -> KVPool:
@@ -48,7 +54,7 @@ def make(space: BlockSpace, evictions: Evictions | None = None, *, evict_at_leas
         tier=CacheTier.HBM,
         space=space,
         policy=LruPolicy(),
-        on_evicted=evictions or Evictions(),
+        on_ended=evictions or Evictions(),
         evict_at_least=evict_at_least,
     )
 
@@ -143,7 +149,7 @@ def test_discarded_blocks_are_free_at_once() -> None:
     blocks = given_out(pool, 3)
     pool.release(blocks)
     pool.discard(blocks[:2])
-    assert (pool.available(), evictions.blocks) == (2, [])
+    assert (pool.available(), evictions.blocks, evictions.freed) == (2, [], list(blocks[:2]))
     pool.check_integrity()
 
 
@@ -420,7 +426,9 @@ class RegionMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), keep=st.booleans())
     def drop(self, data: st.DataObject, keep: bool) -> None:  # noqa: FBT001
-        path = self.some(data, list(self.pinned))
+        self.drop_these(self.some(data, list(self.pinned)), keep=keep)
+
+    def drop_these(self, path: list[BlockId], *, keep: bool) -> None:
         (self.pool.release if keep else self.pool.free)(path)
         for block in path:
             self.pinned[block] -= 1
@@ -442,6 +450,15 @@ class RegionMachine(RuleBasedStateMachine):
         self.pool.discard(blocks)
         for block in blocks:
             del self.contents[block]
+
+    @rule(data=st.data(), keep=st.booleans())
+    def scatter(self, data: st.DataObject, keep: bool) -> None:  # noqa: FBT001
+        """Fill what is free with small blocks and let some of them go: what compaction is for."""
+        while self.pool.available(INT4):
+            self.allocate(1, INT4)
+        small = [block for block in self.pinned if self.pinned[block] == 1 and self.region.spec(block) == INT4]
+        self.drop_these(self.some(data, small), keep=False)
+        self.drop_these([block for block in small if block in self.pinned], keep=keep)
 
     @rule(max_moves=st.integers(1, 6), spec=st.sampled_from([BF16, FP8]))
     def begin(self, max_moves: int, spec: BlockSpec) -> None:
