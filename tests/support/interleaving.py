@@ -13,7 +13,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 _WAIT_S = 60.0
-_SWITCH_SHARE = 0.08
+_LONGEST_TURN = 800
 _MOST_TRIES = 100_000
 
 
@@ -22,6 +22,7 @@ class Turns:
 
     def __init__(self, seed: int, modules: Sequence[ModuleType]) -> None:
         self._random = random.Random(seed)  # noqa: S311 - a schedule
+        self._left = 0
         self._files = {str(module.__file__) for module in modules}
         self._go: list[threading.Semaphore] = []
         self._alive: list[int] = []
@@ -48,8 +49,11 @@ class Turns:
 
     def hand_on(self, *, must: bool = False) -> None:
         """Let another thread run, if the seed says so or one ``must``."""
-        if not must and self._random.random() >= _SWITCH_SHARE:
+        self._left -= 1
+        if not must and self._left > 0:
             return
+        # Mostly short, now and then so long that another thread does several calls between two bytecodes of one.
+        self._left = 1 + int(_LONGEST_TURN * self._random.random() ** 4)
         me = self._me
         others = [place for place in self._alive if place != me]
         if not others:

@@ -91,6 +91,16 @@ def test_tails_leave_before_heads_and_the_least_recently_used_first(make: Make) 
     assert index.evict_lru(9) == (20, 11, 10, 30)
 
 
+def test_of_several_uses_the_last_one_counts(make: Make) -> None:
+    index = make()
+    index.insert(prompt(1, 2), [10, 11])
+    index.insert(prompt(5, 6), [20, 21])
+    index.insert(prompt(7), [30])
+    for blocks in ((1, 2), (5, 6), (7,), (1, 2), (5,)):
+        index.lookup(prompt(*blocks))
+    assert index.evict_lru(9) == (21, 30, 11, 10, 20)
+
+
 def test_what_is_pinned_stays_and_an_insertion_without_room_says_so(make: Make) -> None:
     index = make(capacity=2)
     entry = index.insert(prompt(1, 2), [10, 11]).entry

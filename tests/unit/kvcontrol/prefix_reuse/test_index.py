@@ -25,6 +25,21 @@ def test_many_prefixes_of_one_long_prompt_are_noted_once_each() -> None:
     assert index.evict_lru(2) == (2_999, 2_998)
 
 
+def test_a_note_of_a_block_that_was_computed_anew_meanwhile_is_no_note_of_the_new_one() -> None:
+    """A reader that stood still between finding a block and noting its use, while two writers came and went."""
+    index = make()
+    index.insert(prompt(1), [10])
+    (key,) = index.keys.of(prompt(1))
+    found = index._tree.get(key)
+    assert found is not None
+    index.invalidate(key)
+    index.insert(prompt(1), [11])
+    index.insert(prompt(2), [20])
+    index._ages.notes.append(found)
+    assert index.evict_lru(1) == (11,)
+    index.check_integrity()
+
+
 def test_readers_and_writers_at_once_see_only_prefixes_that_were_there() -> None:
     index = make(capacity=64)
     stop = threading.Event()
@@ -89,12 +104,18 @@ def test_a_prompt_of_a_million_tokens_is_held_and_found() -> None:
 
 
 @pytest.mark.slow
-def test_ten_million_blocks_pass_through_a_bounded_index() -> None:
+@pytest.mark.timeout(1800)
+def test_ten_million_blocks_pass_through_an_index_that_holds_four_million() -> None:
+    """About 2 GB; held all at once they would need 4.5 GB."""
     identity = CacheIdentity(model="m", revision="r", kv_dtype="float32", block_size_tokens=1)
-    index = PrefixReuseIndex(BlockKeys(identity), capacity_blocks=100_000)
+    index = PrefixReuseIndex(BlockKeys(identity), capacity_blocks=4_000_000)
     for start in range(0, 10_000_000, 1_000):
         index.insert(token_bytes(range(start, start + 1_000)), range(start, start + 1_000))
-    assert len(index) == 100_000
+    assert len(index) == 4_000_000
     assert index.lookup(token_bytes(range(9_999_000, 10_000_000))).matched_length == 1_000
-    assert index.lookup(token_bytes(range(1_000))).is_miss
+    assert index.lookup(token_bytes(range(6_000_000, 6_001_000))).matched_length == 1_000
+    assert index.lookup(token_bytes(range(5_999_000, 6_000_000))).is_miss
+    assert index.report().evicted_blocks == 6_000_000
     index.check_integrity()
+    assert index.evict_lru(10_000_000)[:3] == (6_001_999, 6_001_998, 6_001_997)
+    assert len(index) == 0
