@@ -147,14 +147,7 @@ class TrieEviction:
     def _evict(self, leaves: set[Any], wanted_blocks: int, freed: list[BlockId]) -> None:
         references = self._allocator.get_ref_count
         waiting: dict[BlockId, None] = {}  # chosen, not to be had yet
-        while (missing := wanted_blocks - len(freed)) > 0:
-            chosen = list(self._policy.select_victims(self._context(missing)).victims)
-            if len(chosen) > missing:
-                raise ValueError(f"{self._policy.name} chose {len(chosen)} blocks of {missing} wanted")
-            if not chosen:
-                break
-            if again := waiting.keys() & chosen:
-                raise ValueError(f"{self._policy.name} chose {again} again without having been told of them anew")
+        while (missing := wanted_blocks - len(freed)) > 0 and (chosen := self._choose(missing, waiting)):
             for block in chosen:  # heads whose last tail goes join at its end
                 if len(freed) == wanted_blocks:
                     break
@@ -163,17 +156,34 @@ class TrieEviction:
                 if node.children or parent is None or references(block) != 1:
                     waiting[block] = None
                     continue
-                node.detach_leaf()
+                self._detach(node, leaves)
                 freed.append(block)
                 waiting.pop(block, None)
-                self._forget(block)
-                leaves.discard(node)
-                if parent.parent is not None and not parent.children:
-                    leaves.add(parent)
-                    if parent.block_id in waiting:
-                        chosen.append(parent.block_id)
+                if parent.block_id in waiting and not parent.children:
+                    chosen.append(parent.block_id)
         if waiting:
             self._insert([self._nodes[block] for block in reversed(waiting)])
+
+    def _choose(self, wanted_blocks: int, waiting: dict[BlockId, None]) -> list[BlockId]:
+        capacity = int(self._allocator.cpu_mem_offset())
+        free = int(self._allocator.get_phy_allocator("gpu").get_num_free_blocks())
+        context = PolicyContext(
+            tier=CacheTier.HBM, wanted_blocks=wanted_blocks, used_blocks=capacity - free, capacity_blocks=capacity
+        )
+        chosen = self._policy.select_victims(context).victims
+        if len(chosen) > wanted_blocks:
+            raise ValueError(f"{self._policy.name} chose {len(chosen)} blocks of {wanted_blocks} wanted")
+        if again := waiting.keys() & chosen:
+            raise ValueError(f"{self._policy.name} chose {again} again without having been told of them anew")
+        return list(chosen)
+
+    def _detach(self, node: Any, leaves: set[Any]) -> None:
+        parent = node.parent
+        node.detach_leaf()
+        self._forget(node.block_id)
+        leaves.discard(node)
+        if parent.parent is not None and not parent.children:
+            leaves.add(parent)
 
     def _insert(self, path: Sequence[Any]) -> None:
         for node in path:
@@ -204,13 +214,6 @@ class TrieEviction:
     def _forget(self, block: BlockId) -> None:
         del self._nodes[block]
         self._resident[block] = False
-
-    def _context(self, wanted_blocks: int) -> PolicyContext:
-        capacity = int(self._allocator.cpu_mem_offset())
-        free = int(self._allocator.get_phy_allocator("gpu").get_num_free_blocks())
-        return PolicyContext(
-            tier=CacheTier.HBM, wanted_blocks=wanted_blocks, used_blocks=capacity - free, capacity_blocks=capacity
-        )
 
     def _fail(self, what: str) -> None:
         self.errors += 1
