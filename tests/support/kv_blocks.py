@@ -47,4 +47,6 @@ def pool_rows(
     """Return random engine memory as LMDeploy hands it out; ``shape`` is rows, blocks, bytes of a page."""
     rows, blocks, page_bytes = shape
     pool = torch.randint(0, 256, (rows, blocks * pages, page_bytes), dtype=torch.uint8, device=device)
+    if pool.is_cuda:
+        torch.cuda.synchronize()  # backends don't wait for the engine's work unless they are told to
     return {f"cache_pool.{name}.row.{row}": pool[row] for row in range(rows)}
