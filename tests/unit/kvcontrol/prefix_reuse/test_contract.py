@@ -169,6 +169,17 @@ def test_a_hit_on_a_block_that_was_computed_anew_elsewhere_is_cut_off(make: Make
     assert index.matcher.verify(hit, prompt(1)).is_miss
 
 
+def test_invalidating_an_entry_that_is_pinned_twice_frees_what_it_pinned_above(make: Make) -> None:
+    index = make()
+    entry = index.insert(prompt(1, 2), [10, 11]).entry
+    assert entry is not None
+    index.pin(entry.entry_id)
+    index.pin(entry.entry_id)
+    index.invalidate(entry.token_hash)
+    index.check_integrity()
+    assert index.evict_lru(9) == (10,)
+
+
 def test_inserting_again_counts_nothing_as_inserted(make: Make) -> None:
     index = make()
     for _ in range(3):

@@ -207,6 +207,10 @@ RACES: dict[str, tuple[list[Step], list[Step]]] = {
         [("verify", prompt(1, 2), ""), ("lookup", prompt(1, 2), "")],
         [("invalidate", prompt(1), ""), ("insert", prompt(1, 2), ""), ("evict", prompt(1), "")],
     ),
+    "invalidations of the same block": (
+        [("invalidate", prompt(1, 2), "")] * 3,
+        [("invalidate", prompt(1, 2), ""), ("insert", prompt(1, 2), ""), ("evict", prompt(1), "")],
+    ),
     "an eviction": ([("verify", prompt(1, 2, 3), "")] * 2, [("evict", prompt(0, 0), "")]),
     "an insertion that evicts": ([("lookup", prompt(1, 2, 3), "")] * 2, [("insert", prompt(4, 5), "")]),
     "an invalidation of what is acquired": (
