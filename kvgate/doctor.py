@@ -24,8 +24,8 @@ from kvgate.fit import NOT_MEASURED, Machine, examine_preset, unmeasured_keys
 from kvgate.machine import Device, available_memory_bytes, choose_gpus, core_count, gpus, torch_version
 from kvgate.paths import make_socket_dir, remove_socket_dir, state_dir
 from kvgate.ports import LOOPBACK, need_free
-from kvgate.presets import choose_preset
-from kvgate.tiers import TierFlags, default_nvme_dir, tier_options
+from kvgate.presets import NOT_APPLIED, choose_preset
+from kvgate.tier_flags import TierFlags, nvme_root_dir, tier_options
 
 LEAST_DISK_BYTES = 2 * 10**9
 LEAST_MEMORY_BYTES = 4 * 10**9
@@ -74,7 +74,7 @@ def _examine_preset(
     chosen = choose_preset(name, hardware, found)
     if nvme_dir is not None and chosen.nvme is None:
         raise CommandError(f"--nvme-dir: {name} has no NVMe tier")
-    tiers = tier_options(TierFlags(nvme_dir=nvme_dir), chosen, default_nvme_dir())
+    tiers = tier_options(TierFlags(nvme_dir=nvme_dir), chosen, "MODEL", nvme_root_dir())
     findings = examine_preset(chosen, tiers, Machine.here(found), instances)
     if as_json:
         _write_json(
@@ -84,6 +84,7 @@ def _examine_preset(
             instances=instances,
             values=chosen.values(),
             not_measured=unmeasured_keys(chosen),
+            not_applied=[key for key in chosen.values() if key in NOT_APPLIED],
         )
     else:
         plain(f"{chosen.name} on {chosen.hardware}: {chosen.summary}\n")
@@ -97,7 +98,8 @@ def _values_table(preset: Preset) -> Table:
     table = Table.grid(padding=(0, 2))
     unmeasured = unmeasured_keys(preset)
     for key, value in preset.values().items():
-        mark = "[dim]not measured[/]" if key in unmeasured else ""
+        marks = ("not measured" * (key in unmeasured), "not applied yet" * (key in NOT_APPLIED))
+        mark = f"[dim]{', '.join(filter(None, marks))}[/]"
         table.add_row(key, escape("-" if value is None else str(value)), mark)
     return table
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcontrol.presets import Evidence, Preset, Presets
+from kvgate.failure import CommandError
 from kvgate.finding import Finding, Verdict
 from kvgate.machine import Gpu, available_memory_bytes, core_count, gpu_memory_bytes
 from kvgate.presets import LAUNCHABLE
@@ -44,13 +45,29 @@ def examine_preset(preset: Preset, tiers: TierOptions, machine: Machine, instanc
         check_hardware(preset, machine),
         check_gpu_memory(preset, machine),
         check_cores(preset, machine, instances),
-        check_memory(own, machine),
+        check_memory(own, machine.available_bytes),
         check_shared_memory(own),
         check_disk(own),
         check_direct_io(own),
     ]
     lowered = [Finding(check="lowered", verdict=Verdict.OK, found=note) for note in preset.notes]
     return [*findings, *lowered, tell_unmeasured(preset)]
+
+
+def need_fitting_tiers(own: Sequence[TierOptions]) -> None:
+    """Raise ``CommandError`` when the tiers of engines that are about to start don't fit, and make their folders."""
+    if not own[0].ddr_bytes:
+        return
+    for finding in (check_memory(own, available_memory_bytes()), check_shared_memory(own), check_disk(own)):
+        if finding.verdict is Verdict.FAIL:
+            raise CommandError(f"the tiers don't fit this machine: {finding.check}: {finding.found}", finding.advice)
+    for each in own:
+        for option, folder in (("--ddr-path", each.ddr_path and each.ddr_path.parent), ("--nvme-dir", each.nvme_dir)):
+            try:
+                if folder is not None:
+                    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as error:
+                raise CommandError(f"can't make the folder {folder}: {error.strerror}", f"see {option}") from error
 
 
 def check_hardware(preset: Preset, machine: Machine) -> Finding:
@@ -119,13 +136,13 @@ def check_cores(preset: Preset, machine: Machine, instances: int) -> Finding:
     return Finding(check="cores", verdict=Verdict.OK, found=f"{machine.cores}, {wanted} are advised")
 
 
-def check_memory(own: Sequence[TierOptions], machine: Machine) -> Finding:
+def check_memory(own: Sequence[TierOptions], available_bytes: int) -> Finding:
     """Main memory for the DDR tiers; what a file of an earlier run holds already counts as there."""
     wanted = sum(each.ddr_bytes for each in own)
     if not wanted:
         return Finding(check="memory", verdict=Verdict.OK, found="no DDR tier")
     held = sum(_memory_held(each.ddr_path) for each in own if each.ddr_path is not None)
-    have = machine.available_bytes + held
+    have = available_bytes + held
     said = f"{_gib(wanted)} for DDR, {_gib(have)} available"
     if wanted + SPARE_MEMORY_BYTES > have:
         most = max(0, have - SPARE_MEMORY_BYTES) // len(own) >> 30
@@ -224,7 +241,8 @@ def _held_in(folder: Path) -> int:
 
 
 def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.3g} GiB"
+    amount = size_bytes / 2**30
+    return f"{amount:.3g} GiB" if amount < 1000 else f"{amount:.0f} GiB"
 
 
-__all__ = ["NOT_MEASURED", "SPARE_MEMORY_BYTES", "Machine", "examine_preset", "unmeasured_keys"]
+__all__ = ["NOT_MEASURED", "SPARE_MEMORY_BYTES", "Machine", "examine_preset", "need_fitting_tiers", "unmeasured_keys"]

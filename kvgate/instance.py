@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from kvgate.machine import Gpu
 from kvgate.model import Model
 from kvgate.ports import LOOPBACK
+from kvgate.tiers import TierOptions
 
 CPU_BLOCK_TOKENS = 16
 CUDA_BLOCK_TOKENS = 64
@@ -33,6 +34,10 @@ class EngineLimits:
     max_batch_size: int | None = None
     context_tokens: int | None = None
     cpu_threads: int | None = None
+    max_prefill_tokens: int | None = None
+    kv_quantisation: str | None = None
+    piecewise_cudagraph_tokens: int | None = None
+    tiers: TierOptions = field(default_factory=TierOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,9 @@ class Instance:
             "--cache-max-entry-count": limits.kv_share,
             "--max-batch-size": limits.max_batch_size,
             "--session-len": limits.context_tokens,
+            "--max-prefill-token-num": limits.max_prefill_tokens,
+            "--quant-policy": limits.kv_quantisation,
+            "--piecewise-cudagraph-max-tokens": limits.piecewise_cudagraph_tokens,
         }
         if self.gpu is None and limits.kv_bytes is not None:
             optional["--cache-max-entry-count"] = CPU_KV_SHARE
@@ -93,6 +101,7 @@ class Instance:
             told["KVGATE_ENGINE_CPU_THREADS"] = str(self.limits.cpu_threads)
         if self.limits.kv_bytes is not None:
             told["KVGATE_ENGINE_CPU_KV_BYTES"] = str(int(self.limits.kv_bytes / CPU_KV_SHARE))
+        told |= self.limits.tiers.environment()
         return {name: value for name, value in base.items() if name != "KVGATE_API_KEYS"} | told
 
 

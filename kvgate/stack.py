@@ -113,6 +113,8 @@ def plan_instances(
 ) -> list[Instance]:
     """Make an instance of every ``PORTS_PER_INSTANCE`` ports, deal the GPUs round robin, share out the memory.
 
+    Each has files of its own for its tiers.
+
     Raises ``CommandError`` when ``limits`` don't fit the device.
     """
     count = len(ports) // PORTS_PER_INSTANCE
@@ -125,7 +127,7 @@ def plan_instances(
             replay_port=ports[PORTS_PER_INSTANCE * index + 2],
             control_endpoint=socket_endpoint(sockets, f"control-{index}"),
             gpu=gpus[index % len(gpus)] if gpus else None,
-            limits=limits,
+            limits=replace(limits, tiers=limits.tiers.of_instance(index)),
         )
         for index in range(count)
     ]

@@ -5,11 +5,11 @@ from enum import StrEnum
 from typing import Final
 
 from kvcontrol.kv_policy import LruPolicy
+from kvcontrol.kv_runtime import WriteMode
 from kvcontrol.presets.section import Section
 
 SHIPPED_POLICIES: Final = (LruPolicy.name,)
 """A preset names no policy that isn't there."""
-WRITE_MODES: Final = ("write_through", "write_back", "write_on_second_use")
 DEVICES: Final = ("cuda", "cpu", "ascend", "camb", "none")
 """LMDeploy's names of devices, ``cpu`` (kvgate's own back end), and ``none``: LMDeploy has no back end for it."""
 KV_QUANTISATIONS: Final = ("none", "int4", "int8", "fp8", "fp8_e5m2")
@@ -48,14 +48,15 @@ class DdrPart(TierPart):
 class NvmePart(TierPart):
     """A file on disk; ``write_mode`` says when a block goes there."""
 
-    write_mode: str
+    write_mode: WriteMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaPart:
-    """A tenant's share of each tier, for tenants that nobody gave one of their own.
+    """Shares of each tier for one tenant. Above ``burst_share`` it evicts its own blocks first, whoever it is.
 
-    Below ``guaranteed_share`` no other tenant pushes its blocks out; above ``burst_share`` it evicts its own first.
+    Below ``guaranteed_share`` no other tenant pushes its blocks out: for tenants that are given a guarantee. The
+    runtime guarantees nothing to tenants that it was not told of, as there may be any number of them.
     """
 
     guaranteed_share: float
@@ -145,6 +146,10 @@ def read_workload(name: str, section: Section) -> WorkloadPart:
         quota=_quota(section.section("quota")),
         not_measured=section.texts("not_measured", WORKLOAD_KEYS),
     )
+    if part.nvme is not None and part.nvme.write_mode is WriteMode.BACK and part.ddr.high_watermark >= 1:
+        section.refuse(
+            "ddr.high_watermark", "with write_back it must be below 1: from there on blocks are written back"
+        )
     section.finish()
     return part
 
@@ -190,7 +195,7 @@ def _nvme(section: Section) -> NvmePart:
         high_watermark=high,
         low_watermark=low,
         policy=section.choice("policy", SHIPPED_POLICIES),
-        write_mode=section.choice("write_mode", WRITE_MODES),
+        write_mode=WriteMode(section.choice("write_mode", tuple(WriteMode))),
     )
     section.finish()
     return part
@@ -244,7 +249,6 @@ __all__ = [
     "KV_QUANTISATIONS",
     "SHIPPED_POLICIES",
     "WORKLOAD_KEYS",
-    "WRITE_MODES",
     "Bounds",
     "DdrPart",
     "EngineFlags",

@@ -77,7 +77,7 @@ class Preset:
                 "nvme.high_watermark": nvme.high_watermark,
                 "nvme.low_watermark": nvme.low_watermark,
                 "nvme.policy": nvme.policy,
-                "nvme.write_mode": nvme.write_mode,
+                "nvme.write_mode": nvme.write_mode.value,
             }
         return told | {
             "quota.guaranteed_share": self.quota.guaranteed_share,

@@ -102,8 +102,11 @@ class Section:
         return self._values.get(key) is not None
 
     def refuse(self, key: str, what: str) -> None:
-        """Note that the value of a key doesn't go together with others."""
-        self._refuse(key, self._values.get(key), what)
+        """Note that the value of a key, here or further down, doesn't go together with others."""
+        value: Value = self._values
+        for each in key.split("."):
+            value = value.get(each) if isinstance(value, dict) else None
+        self._refuse(key, value, what)
 
     def finish(self) -> None:
         """Note every key that was never asked for."""

@@ -7,11 +7,13 @@ import pytest
 
 from kvcontrol.presets import Preset, Presets
 from kvgate import fit
+from kvgate.failure import CommandError
 from kvgate.finding import Finding, Verdict, is_fit
-from kvgate.fit import Machine, examine_preset, unmeasured_keys
+from kvgate.fit import Machine, examine_preset, need_fitting_tiers, unmeasured_keys
 from kvgate.machine import Gpu
 from kvgate.storage import FileSystem
-from kvgate.tiers import TierFlags, TierOptions, tier_options
+from kvgate.tier_flags import TierFlags, tier_options
+from kvgate.tiers import TierOptions
 
 GIB = 1 << 30
 H100 = Gpu(selector="0", name="NVIDIA H100 80GB HBM3")
@@ -26,7 +28,7 @@ def preset(name: str, hardware: str = "nvidia-h100") -> Preset:
 
 
 def tiers_of(wanted: Preset, **flags: object) -> TierOptions:
-    return tier_options(TierFlags(**flags), wanted, Path("/data/tiers"))  # type: ignore[arg-type]
+    return tier_options(TierFlags(**flags), wanted, "m", Path("/data/tiers"))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ def test_shared_memory_that_is_too_small_is_named_with_ways_out(disks: dict[str,
     wanted = preset("low-latency")
     finding = examined(wanted, tiers_of(wanted))["shared memory"]
     assert finding.verdict is Verdict.FAIL
-    assert finding.found == "32 GiB of 0.0625 GiB free on /dev/shm (tmpfs) for /dev/shm/kvgate-ddr"
+    assert finding.found == "32 GiB of 0.0625 GiB free on /dev/shm (tmpfs) for /dev/shm/kvgate-ddr-m"
     assert "--shm-size" in finding.advice
     assert examined(wanted, tiers_of(wanted, ddr_path="none"))["shared memory"].verdict is Verdict.OK
 
@@ -176,3 +178,31 @@ def test_what_nobody_measured_and_what_was_lowered_is_told() -> None:
     assert "max_batch_size" not in unmeasured_keys(wanted)
     on_cpu = examine_preset(preset("throughput", "cpu"), TierOptions(), NO_GPU, 1)
     assert sum(finding.check == "lowered" for finding in on_cpu) == 4
+
+
+def test_engines_do_not_start_with_tiers_that_do_not_fit(disks: dict[str, FileSystem]) -> None:
+    disks["/dev/shm"] = replace(SHARED, free_bytes=GIB)
+    with pytest.raises(CommandError, match="the tiers don't fit this machine: memory: 1048576 GiB for DDR"):
+        need_fitting_tiers([TierOptions(ddr_bytes=1 << 50)])
+    with pytest.raises(CommandError, match=r"the tiers don't fit this machine: shared memory: 2 GiB of 1 GiB free"):
+        need_fitting_tiers([TierOptions(ddr_bytes=GIB, ddr_path=Path(f"/dev/shm/kv-{n}")) for n in range(2)])
+
+
+def test_folders_of_tiers_are_made_private(tmp_path: Path) -> None:
+    tiers = TierOptions(
+        ddr_bytes=1 << 20, ddr_path=tmp_path / "ddr" / "kv", nvme_dir=tmp_path / "nvme" / "engine-0", nvme_bytes=1 << 20
+    )
+    need_fitting_tiers([tiers])
+    assert (tmp_path / "ddr").is_dir()
+    assert (tmp_path / "nvme" / "engine-0").stat().st_mode & 0o777 == 0o700
+    need_fitting_tiers([tiers])
+
+
+def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CommandError, match=r"can't make the folder .*/file/kv: Not a directory"):
+        need_fitting_tiers([TierOptions(ddr_bytes=1 << 20, nvme_dir=tmp_path / "file" / "kv", nvme_bytes=1 << 20)])
+
+
+def test_engines_without_tiers_need_nothing() -> None:
+    need_fitting_tiers([TierOptions()])

@@ -1,14 +1,19 @@
+import argparse
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvcontrol.presets import Presets
+from kvcontrol.presets.parts import KV_QUANTISATIONS
 from kvgate.failure import CommandError
 from kvgate.instance import EngineLimits, Instance
 from kvgate.machine import Gpu, core_count
 from kvgate.model import Model
+from kvgate.presets import with_preset
 from kvgate.stack import (
     LEAST_KV_BYTES,
     MOST_KV_BYTES,
@@ -25,11 +30,13 @@ from kvgate.stack import (
     plan_instances,
     with_fair_threads,
 )
+from kvgate.tiers import TierOptions
 
 MODEL = Model(folder=Path("/models/m"), name="m")
 TINY = Model(folder=Path("/models/tiny"), name="tiny", is_tiny=True)
 GPUS = [Gpu(selector="0", name="H100"), Gpu(selector="1", name="H100")]
 SOCKETS = Path("/tmp/s")
+PRESET = Presets.shipped().preset("long-context-64k", "nvidia-h100")
 
 
 def ports(count: int) -> range:
@@ -225,3 +232,45 @@ def test_api_keys_as_people_type_them() -> None:
     for bad in ("", ":", "acme:", ":sk-1", " "):
         with pytest.raises(CommandError, match="--api-key is empty"):
             ApiKey.parse(bad)
+
+
+def test_each_instance_keeps_its_tiers_in_files_of_its_own() -> None:
+    tiers = TierOptions(ddr_bytes=1 << 30, ddr_path=Path("/dev/shm/kv"), nvme_dir=Path("/data/kv"), nvme_bytes=1 << 31)
+    planned = plan_instances(MODEL, ports(2), [], EngineLimits(kv_bytes=1 << 20, tiers=tiers), SOCKETS)
+    told = [each.environment({}) for each in planned]
+    assert [each["KVGATE_ENGINE_DDR_PATH"] for each in told] == ["/dev/shm/kv-0", "/dev/shm/kv-1"]
+    assert [each["KVGATE_ENGINE_NVME_PATH"] for each in told] == ["/data/kv/engine-0", "/data/kv/engine-1"]
+    assert [each["KVGATE_ENGINE_DDR_BYTES"] for each in told] == [str(1 << 30)] * 2
+
+
+def test_an_instance_without_tiers_is_told_of_none() -> None:
+    planned = plan_instances(MODEL, ports(1), [], EngineLimits(kv_bytes=1 << 20), SOCKETS)
+    assert not any("DDR" in name or "NVME" in name for name in planned[0].environment({}))
+
+
+def test_what_a_preset_sets_becomes_options_of_lmdeploy() -> None:
+    limits = with_preset(EngineLimits(), PRESET, MODEL, 1)
+    command = plan_instances(MODEL, ports(1), GPUS, limits, SOCKETS)[0].command()
+    assert after(command, "--max-prefill-token-num") == "8192"
+    assert after(command, "--piecewise-cudagraph-max-tokens") == "1024"
+    assert after(command, "--quant-policy") == "none"
+    assert after(command, "--cache-max-entry-count") == "0.8"
+    assert after(command, "--session-len") == "65536"
+
+
+def test_what_a_preset_sets_is_what_lmdeploys_own_parser_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmdeploy.cli.serve import SubCliServe
+
+    monkeypatch.setattr(SubCliServe, "subparsers", argparse.ArgumentParser().add_subparsers())
+    SubCliServe.add_parser_api_server()
+    parser = SubCliServe.subparsers.choices["api_server"]
+    shipped = Presets.shipped()
+    for quantisation in KV_QUANTISATIONS:
+        for name in shipped.workloads:
+            limits = replace(
+                with_preset(EngineLimits(), shipped.preset(name, "nvidia-h100"), MODEL, 1), kv_quantisation=quantisation
+            )
+            command = plan_instances(MODEL, ports(1), GPUS, limits, SOCKETS)[0].command()
+            parsed = parser.parse_args(command[command.index("api_server") + 1 :])
+            assert parsed.session_len == limits.context_tokens
+            assert parsed.piecewise_cudagraph_max_tokens == 1024

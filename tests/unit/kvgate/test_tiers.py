@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from kvcontrol.kv_runtime import WriteMode
 from kvcontrol.presets import Presets
 from kvgate.failure import CommandError
-from kvgate.tiers import TierFlags, TierOptions, tier_options
+from kvgate.tier_flags import TierFlags, tier_options
+from kvgate.tiers import TierOptions
 
 DIR = Path("/cache/tiers")
 LONG = Presets.shipped().preset("long-context-128k", "nvidia-h100")
@@ -14,21 +16,21 @@ SHORT = Presets.shipped().preset("low-latency", "nvidia-h100")
 
 
 def test_without_options_and_preset_there_are_no_tiers() -> None:
-    options = tier_options(TierFlags(), None, DIR)
+    options = tier_options(TierFlags(), None, "a model/7B", DIR)
     assert options == TierOptions()
     assert options.environment() == {}
 
 
 def test_ddr_alone_is_memory_of_the_engines_process() -> None:
-    options = tier_options(TierFlags(ddr="4GiB"), None, DIR)
+    options = tier_options(TierFlags(ddr="4GiB"), None, "a model/7B", DIR)
     assert options.environment() == {"KVGATE_ENGINE_DDR_BYTES": str(4 << 30)}
 
 
 def test_all_options() -> None:
     flags = TierFlags(
-        ddr="4GiB", ddr_path="/dev/shm/kv", nvme_dir=Path("/data/kv"), nvme="64GiB", write_mode="write_through"
+        ddr="4GiB", ddr_path="/dev/shm/kv", nvme_dir=Path("/data/kv"), nvme="64GiB", write_mode=WriteMode.THROUGH
     )
-    assert tier_options(flags, None, DIR).environment() == {
+    assert tier_options(flags, None, "a model/7B", DIR).environment() == {
         "KVGATE_ENGINE_DDR_BYTES": str(4 << 30),
         "KVGATE_ENGINE_DDR_PATH": "/dev/shm/kv",
         "KVGATE_ENGINE_NVME_PATH": "/data/kv",
@@ -38,44 +40,44 @@ def test_all_options() -> None:
 
 
 def test_a_presets_tiers() -> None:
-    assert tier_options(TierFlags(), LONG, DIR).environment() == {
+    assert tier_options(TierFlags(), LONG, "a model/7B", DIR).environment() == {
         "KVGATE_ENGINE_DDR_BYTES": str(96 << 30),
-        "KVGATE_ENGINE_DDR_PATH": "/dev/shm/kvgate-ddr",
-        "KVGATE_ENGINE_NVME_PATH": "/cache/tiers",
+        "KVGATE_ENGINE_DDR_PATH": "/dev/shm/kvgate-ddr-a_model_7B",
+        "KVGATE_ENGINE_NVME_PATH": "/cache/tiers/a_model_7B",
         "KVGATE_ENGINE_NVME_BYTES": str(512 << 30),
         "KVGATE_ENGINE_WRITE_MODE": "write_through",
         "KVGATE_ENGINE_LOAD_DEADLINE_S": "7.9",
     }
-    assert "KVGATE_ENGINE_NVME_PATH" not in tier_options(TierFlags(), SHORT, DIR).environment()
+    assert "KVGATE_ENGINE_NVME_PATH" not in tier_options(TierFlags(), SHORT, "a model/7B", DIR).environment()
 
 
 def test_an_options_word_goes_before_the_presets() -> None:
-    flags = TierFlags(ddr="1GiB", ddr_path="none", nvme="2GiB", write_mode="write_back")
-    options = tier_options(flags, LONG, DIR)
+    flags = TierFlags(ddr="1GiB", ddr_path="none", nvme="2GiB", write_mode=WriteMode.BACK)
+    options = tier_options(flags, LONG, "a model/7B", DIR)
     assert (options.ddr_bytes, options.ddr_path, options.nvme_bytes) == (1 << 30, None, 2 << 30)
-    assert (options.write_mode, options.load_deadline_s) == ("write_back", 7.9)
+    assert (options.write_mode, options.load_deadline_s) == (WriteMode.BACK, 7.9)
 
 
 def test_none_switches_off_what_a_preset_asks_for() -> None:
-    assert tier_options(TierFlags(ddr="none"), LONG, DIR) == TierOptions()
-    options = tier_options(TierFlags(nvme="None"), LONG, DIR)
+    assert tier_options(TierFlags(ddr="none"), LONG, "a model/7B", DIR) == TierOptions()
+    options = tier_options(TierFlags(nvme="None"), LONG, "a model/7B", DIR)
     assert (options.nvme_dir, options.nvme_bytes, options.write_mode) == (None, 0, None)
 
 
 def test_a_folder_for_nvme_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     flags = TierFlags(ddr="1GiB", nvme="1GiB", nvme_dir=Path("kv"))
-    assert tier_options(flags, None, DIR).nvme_dir == tmp_path / "kv"
+    assert tier_options(flags, None, "a model/7B", DIR).nvme_dir == tmp_path / "kv"
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (TierFlags(nvme="1GiB"), "--nvme: there is no DDR tier"),
-        (TierFlags(ddr_path="/dev/shm/x", write_mode="write_back"), "--ddr-path, --tier-write: there is no DDR tier"),
+        (TierFlags(ddr_path="/dev/shm/x", write_mode=WriteMode.BACK), "--ddr-path, --tier-write: there is no DDR tier"),
         (TierFlags(ddr="none", nvme_dir=Path("/data")), "--nvme-dir: there is no DDR tier"),
         (TierFlags(ddr="1GiB", nvme_dir=Path("/data")), "--nvme-dir: there is no NVMe tier"),
-        (TierFlags(ddr="1GiB", write_mode="write_back"), "--tier-write: there is no NVMe tier"),
+        (TierFlags(ddr="1GiB", write_mode=WriteMode.BACK), "--tier-write: there is no NVMe tier"),
         (TierFlags(ddr="1GiB", ddr_path="shm"), "--ddr-path is 'shm'; it is the absolute path of a file"),
         (TierFlags(ddr="1GiB", ddr_path="/dev/shm/"), "--ddr-path is '/dev/shm/'; it is the absolute path of a file"),
         (TierFlags(ddr="a lot"), "--ddr is 'a lot'; it is an amount of memory like 512MiB or 2GiB"),
@@ -84,12 +86,23 @@ def test_a_folder_for_nvme_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp
 )
 def test_half_of_a_tier_is_refused(flags: TierFlags, message: str) -> None:
     with pytest.raises(CommandError, match=message):
-        tier_options(flags, None, DIR)
+        tier_options(flags, None, "a model/7B", DIR)
 
 
 def test_each_of_several_engines_has_files_of_its_own() -> None:
-    options = tier_options(TierFlags(), LONG, DIR)
+    options = tier_options(TierFlags(), LONG, "a model/7B", DIR)
     first, second = options.of_instance(0), options.of_instance(1)
-    assert (first.ddr_path, second.ddr_path) == (Path("/dev/shm/kvgate-ddr-0"), Path("/dev/shm/kvgate-ddr-1"))
-    assert (first.nvme_dir, second.nvme_dir) == (DIR / "engine-0", DIR / "engine-1")
+    assert (first.ddr_path, second.ddr_path) == (
+        Path("/dev/shm/kvgate-ddr-a_model_7B-0"),
+        Path("/dev/shm/kvgate-ddr-a_model_7B-1"),
+    )
+    assert (first.nvme_dir, second.nvme_dir) == (DIR / "a_model_7B" / "engine-0", DIR / "a_model_7B" / "engine-1")
     assert TierOptions(ddr_bytes=1).of_instance(3) == TierOptions(ddr_bytes=1)
+
+
+def test_options_say_what_they_are() -> None:
+    assert str(TierOptions()) == "none"
+    assert str(TierOptions(ddr_bytes=4 << 30)) == "DDR 4 GiB in memory of its process"
+    assert str(tier_options(TierFlags(), LONG, "m", DIR)) == (
+        "DDR 96 GiB in /dev/shm/kvgate-ddr-m, NVMe 512 GiB in /cache/tiers/m, write_through"
+    )

@@ -97,6 +97,11 @@ def test_a_good_file_is_read() -> None:
             "mine.yaml:9: workloads.chat.ddr.high_watermark is nan; it must be a number from 0.01 to 1",
         ),
         (
+            "high_watermark: 0.9, low",
+            "high_watermark: 1, low",
+            "mine.yaml:9: workloads.chat.ddr.high_watermark is 1; with write_back it must be below 1",
+        ),
+        (
             "guaranteed_share: 0.1",
             "guaranteed_share: 0.6",
             "mine.yaml:11: workloads.chat.quota.guaranteed_share is 0.6; it must not be above burst_share (0.5)",

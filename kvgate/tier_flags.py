@@ -1,0 +1,130 @@
+"""The options of ``kvgate engine`` and ``kvgate up`` that say what lies below the engines' own KV pools."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+import typer
+
+from kvcontrol.kv_runtime import WriteMode
+from kvcontrol.presets import Preset
+from kvgate.failure import CommandError
+from kvgate.tiers import TierOptions
+from kvgate.units import parse_bytes
+
+NONE: Final = "none"
+"""What switches off what a preset asks for."""
+_PANEL: Final = "Tiers"
+
+PresetOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="Settings and tiers for a kind of traffic; kvgate doctor lists them.", rich_help_panel=_PANEL),
+]
+HardwareOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="The hardware of the preset. Default: the GPU that is found, else cpu.", rich_help_panel=_PANEL),
+]
+DdrOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="Host memory for KV blocks of each engine (4GiB), or none.", rich_help_panel=_PANEL),
+]
+DdrPathOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="A file for it (/dev/shm/kv): blocks survive the engine. Or none: memory of its process.",
+        rich_help_panel=_PANEL,
+    ),
+]
+NvmeOption: TypeAlias = Annotated[
+    str | None, typer.Option(help="Disk for KV blocks of each engine (64GiB), or none.", rich_help_panel=_PANEL)
+]
+NvmeDirOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help="The folder for it. Default: tiers in the cache folder.", rich_help_panel=_PANEL),
+]
+TierWriteOption: TypeAlias = Annotated[
+    WriteMode | None,
+    typer.Option(help="When a block is written from DDR to disk.", rich_help_panel=_PANEL),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierFlags:
+    """The options as they were typed; None where one wasn't."""
+
+    ddr: str | None = None
+    ddr_path: str | None = None
+    nvme_dir: Path | None = None
+    nvme: str | None = None
+    write_mode: WriteMode | None = None
+
+
+def nvme_root_dir() -> Path:
+    """Return where NVMe tiers go that nobody gave a folder; like all of the cache folder it may be deleted."""
+    from engines.models.cache import cache_dir
+
+    return cache_dir() / "tiers"
+
+
+def tier_options(flags: TierFlags, preset: Preset | None, model_name: str, nvme_root: Path) -> TierOptions:
+    """Return the tiers: the options' word, else the preset's, else none. Raises ``CommandError`` for half of a tier.
+
+    Files whose place nobody named carry the model's name: a file of one model's blocks is refused to another's engine.
+    """
+    ddr_bytes = _size(flags.ddr, "--ddr", preset.ddr.size_bytes if preset else 0)
+    asked = {
+        "--ddr-path": flags.ddr_path,
+        "--nvme-dir": flags.nvme_dir,
+        "--nvme": flags.nvme,
+        "--tier-write": flags.write_mode,
+    }
+    if not ddr_bytes:
+        extra = [name for name, value in asked.items() if value is not None]
+        if extra:
+            raise CommandError(
+                f"{', '.join(extra)}: there is no DDR tier, and every block goes through it",
+                "say how large with --ddr, like --ddr 4GiB, or name a --preset",
+            )
+        return TierOptions()
+    nvme_bytes = _size(flags.nvme, "--nvme", preset.nvme.size_bytes if preset and preset.nvme else 0)
+    if not nvme_bytes:
+        extra = [name for name in ("--nvme-dir", "--tier-write") if asked[name] is not None]
+        if extra:
+            raise CommandError(
+                f"{', '.join(extra)}: there is no NVMe tier", "say how large with --nvme, like --nvme 64GiB"
+            )
+    suffix = re.sub(r"[^\w.-]", "_", model_name)
+    path = flags.ddr_path if flags.ddr_path is not None else (f"{preset.ddr.path}-{suffix}" if preset else NONE)
+    if path != NONE and (not path.startswith("/") or path.endswith("/")):
+        raise CommandError(f"--ddr-path is {path!r}; it is the absolute path of a file, like /dev/shm/kv, or none")
+    preset_mode = preset.nvme.write_mode if preset and preset.nvme else None
+    return TierOptions(
+        ddr_bytes=ddr_bytes,
+        ddr_path=None if path == NONE else Path(path),
+        nvme_dir=(flags.nvme_dir or nvme_root / suffix).absolute() if nvme_bytes else None,
+        nvme_bytes=nvme_bytes,
+        write_mode=(flags.write_mode or preset_mode) if nvme_bytes else None,
+        load_deadline_s=preset.load_deadline_s if preset else None,
+    )
+
+
+def _size(text: str | None, option: str, otherwise: int) -> int:
+    if text is None:
+        return otherwise
+    return 0 if text.strip().lower() == NONE else parse_bytes(text, option=option)
+
+
+__all__ = [
+    "NONE",
+    "DdrOption",
+    "DdrPathOption",
+    "HardwareOption",
+    "NvmeDirOption",
+    "NvmeOption",
+    "PresetOption",
+    "TierFlags",
+    "TierWriteOption",
+    "nvme_root_dir",
+    "tier_options",
+]
