@@ -43,9 +43,9 @@ def padded(block_bytes: int) -> int:
     return -(-block_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
-def aligned_page() -> mmap.mmap:
-    """Return a page of memory that direct I/O can use."""
-    return mmap.mmap(-1, PAGE_BYTES)
+def aligned_pages(count: int) -> mmap.mmap:
+    """Return pages of memory that direct I/O can use."""
+    return mmap.mmap(-1, count * PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class BlockFile:
     def direct(self) -> bool:
         """Let reads and writes pass by the page cache; False, and nothing changes, where the filesystem can't."""
         flags = fcntl.fcntl(self.fd, fcntl.F_GETFL)
-        page = aligned_page()
+        page = aligned_pages(1)
         try:
             fcntl.fcntl(self.fd, fcntl.F_SETFL, flags | os.O_DIRECT)
             os.preadv(self.fd, [page], 0)
@@ -222,4 +222,4 @@ class BlockFile:
         os.fsync(self.fd)
 
 
-__all__ = ["MAX_IDENTITY_BYTES", "PAGE_BYTES", "BlockFile", "BlockFileSpec", "aligned_page", "padded"]
+__all__ = ["MAX_IDENTITY_BYTES", "PAGE_BYTES", "BlockFile", "BlockFileSpec", "aligned_pages", "padded"]
