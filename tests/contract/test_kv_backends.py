@@ -86,9 +86,12 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KVBacken
     made.close()
 
 
-@pytest.fixture
-def arena() -> Iterator[HostArena]:
-    made = HostArena(slots=SLOTS, block_bytes=BLOCK_BYTES)
+@pytest.fixture(params=["own", "shared"])
+def arena(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HostArena]:
+    if request.param == "shared":
+        made = HostArena.in_file(replace(_spec(tmp_path), path=tmp_path / "arena"))
+    else:
+        made = HostArena(slots=SLOTS, block_bytes=BLOCK_BYTES)
     yield made
     made.close()
 
