@@ -1,6 +1,6 @@
 """Transfers under way: which copies they use, which they bring, and whose ticket waits for them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
@@ -38,7 +38,7 @@ class Item:
 class Flight:
     """A plan under way; ``left`` of its items have not come back. Without a ticket nobody waits for it."""
 
-    __slots__ = ("dst_tier", "items", "left", "plan_id", "src_tier", "ticket")
+    __slots__ = ("_ended", "dst_tier", "items", "left", "plan_id", "src_tier", "ticket")
 
     def __init__(
         self, plan_id: PlanId, src_tier: CacheTier, dst_tier: CacheTier, items: Sequence[Item], ticket: Ticket | None
@@ -49,6 +49,18 @@ class Flight:
         self.items = items
         self.left = len(items)
         self.ticket = ticket
+        self._ended: list[range] = []
+
+    def ended(self, start: int, size: int) -> None:
+        """Some of its items have come back."""
+        self.left -= size
+        self._ended.append(range(start, start + size))
+
+    @property
+    def open_items(self) -> list[Item]:
+        """Items that have not come back. O(items)."""
+        ended = {place for places in self._ended for place in places}
+        return [item for place, item in enumerate(self.items) if place not in ended]
 
 
 class Flights:
@@ -147,13 +159,21 @@ class Flights:
             flight = self._flights[report.plan_id]
             items = flight.items[report.start : report.start + len(report.results)]
             self._follow(flight, items, report)
-            flight.left -= len(items)
+            flight.ended(report.start, len(items))
             if not flight.left:
                 del self._flights[report.plan_id]
                 if flight.ticket is not None:
                     flight.ticket.plans.discard(report.plan_id)
             ended.append((flight, items))
         return ended
+
+    def copies(self) -> Iterator[Copy]:
+        """Return every copy that transfers use or fill, once for each; those being erased too."""
+        for flight in self._flights.values():
+            for item in flight.open_items:
+                yield from (copy for copy in (item.source, item.landing) if copy is not None)
+        for erased in self._erasures.values():
+            yield from erased
 
     def _follow(self, flight: Flight, items: Sequence[Item], report: BatchReport) -> None:
         landed: list[tuple[Block, Copy]] = []

@@ -366,7 +366,7 @@ class HierarchyManager:
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the parts contradict each other. O(blocks)."""
-        self._residency.check_integrity()
+        self._residency.check_integrity(self._flights.copies())
 
     # Inside.
 
@@ -381,11 +381,10 @@ class HierarchyManager:
             if (late := self._tickets.get(ticket_id)) is not None:
                 self._give_up(late, BlockStatus.LATE)
         for flight, items in self._flights.collect():
-            self._loader.follow(flight, items)
             if flight.src_tier is _HBM:
                 self._demoter.saved([item.block for item in items])
-            if flight.ticket is not None:
-                self._settle(flight.ticket)
+            for ticket in self._loader.follow(flight, items):
+                self._settle(ticket)
         self._demoter.work()
 
     def _open(

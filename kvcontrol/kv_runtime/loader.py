@@ -40,18 +40,21 @@ class Loader:
         self._residency.hold(list(held.values()))
         self._route(ticket, range(len(ticket.blocks)))
 
-    def follow(self, flight: Flight, items: Sequence[Item]) -> None:
-        """Go on with whoever waited for what has just ended."""
+    def follow(self, flight: Flight, items: Sequence[Item]) -> list[Ticket]:
+        """Go on with whoever waited for what has just ended; returns the tickets that may have ended by that."""
         ticket = flight.ticket
+        touched = [] if ticket is None else [ticket]
         if flight.src_tier is _NVME:
             for item in items:
                 for waiter, place in self._waiting.pop(item.block.block_id, ()):
                     if waiter.outcomes[place] is None:
                         self._route(waiter, (place,))
+                        touched.append(waiter)
         if ticket is not None and ticket.pending:
             through = [item.block for item in items if ticket.held.pop(item.block.block_id, None) is not None]
             self._residency.release(through)
             self._advance(ticket)
+        return touched
 
     def give_up(self, ticket: Ticket, status: BlockStatus, reason: Reason) -> None:
         """End what of a ticket is not under way."""

@@ -199,10 +199,20 @@ class Residency:
             if not block.holds:
                 self._blocks.pop(block.block_id, None)
 
-    def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when the parts contradict each other. O(blocks)."""
+    def check_integrity(self, moving: Iterable[Copy]) -> None:
+        """Raise ``AssertionError`` when the parts contradict each other; ``moving``: what transfers use. O(blocks)."""
+        pins = Counter(moving)
+        for copy in self.to_erase:
+            pins[copy] += 0
         for tier, space in self.spaces.items():
-            space.check_integrity([block for block in self._by_key.values() if tier in block.copies])
+            here = [block for block in self._by_key.values() if tier in block.copies]
+            space.check_integrity(here)
+            copies = {block.copies[tier] for block in here} | {copy for copy in pins if copy.tier is tier}
+            slots = {copy.slot for copy in copies}
+            must(len(slots) == len(copies), f"{tier}: a slot has two owners")
+            must(
+                len(slots) == space.slots.used, f"{tier}: {space.slots.used} slots are used, {len(slots)} have an owner"
+            )
         for key, block in self._by_key.items():
             must(block.record.key == key, f"block {block.block_id} stands under another's key")
             must(self._blocks.get(block.block_id) is block, f"block {block.block_id} has lost its number")

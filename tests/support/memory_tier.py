@@ -5,7 +5,7 @@ They pass the contract suite of backends. Faults are statuses and delays, as dev
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime import BlockSeal, BlockStatus, HostArena, Move, Recovered, checksum
@@ -53,6 +53,8 @@ class MemoryTier:
         self.overlaps: Counter[int] = Counter()
         """Slots that two calls used at once, one of them a write."""
         self.contents: dict[int, bytes] = {} if contents is None else contents
+        self.during: Callable[[], None] | None = None
+        """What happens once while the next call is on the device."""
         self._busy: dict[int, list[str]] = {}
         self._lock = threading.Lock()
 
@@ -60,6 +62,7 @@ class MemoryTier:
         self._check(moves, arena)
         self._enter("read", moves)
         self.read_gate.pass_through()
+        self._interrupt()
         statuses = [self._read(move, arena) for move in moves]
         self._leave("read", moves)
         return statuses
@@ -68,9 +71,15 @@ class MemoryTier:
         self._check(moves, arena)
         self._enter("write", moves)
         self.write_gate.pass_through()
+        self._interrupt()
         statuses = [self._write(move, arena) for move in moves]
         self._leave("write", moves)
         return statuses
+
+    def _interrupt(self) -> None:
+        during, self.during = self.during, None
+        if during is not None:
+            during()
 
     def close(self) -> None:
         pass
