@@ -4,8 +4,8 @@ One thread owns the publisher's side of an ``EventLog`` and all sockets, so that
 race. The engine's thread only wakes it (one byte into a pipe). A subscriber that reads too slowly loses messages at
 its high-water mark, sees a gap and asks for a replay; it never slows the engine.
 
-Frames are those of ``kvcontrol.core.wire``. Control requests are ``[b"", id, operation]``, answered by
-``[b"", id, b"ok" | b"error", body]``; ``id`` is whatever the client chose.
+Frames are those of ``kvcontrol.core.wire``. Control requests are ``[b"", id, operation, body]``, answered by
+``[b"", id, b"ok" | b"refused" | b"error", body]``; ``id`` is whatever the client chose.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ PUBLISH_HWM_BATCHES = 10_000
 """Messages that wait for one subscriber before it begins to lose them."""
 OK = b"ok"
 ERROR = b"error"
+REFUSED = b"refused"
 _IDLE_POLL_MS = 1_000
 _GATHER_S = 0.001
 _FAILURE_PAUSE_S = 0.1
@@ -48,8 +49,13 @@ class Endpoints:
     control: str | None = None
 
 
-Operation = Callable[["EventPublisher"], bytes]
-"""Answers one control request on the publisher's thread; what it raises becomes an error answer."""
+Operation = Callable[["EventPublisher", bytes], bytes]
+"""Answers one control request, given its body, on the publisher's thread; what it raises becomes an error answer, a
+``RefusedError`` one that is the client's to mend."""
+
+
+class RefusedError(ValueError):
+    """A control request can't be done as asked; the message names what was wrong and what is allowed."""
 
 
 class EventPublisher:
@@ -194,10 +200,10 @@ class EventPublisher:
 
     def _answer_control(self, control: Any, frames: list[bytes]) -> None:
         match frames:
-            case [client, b"", request_id, name]:
+            case [client, b"", request_id, name, asked]:
                 pass
             case _:
-                _log.warning("a control request of %d frames was ignored; expected [b'', id, operation]", len(frames))
+                _log.warning("a control request of %d frames was ignored; expected [b'', id, operation, body]", len(frames))
                 return
         operation = self._operations.get(name)
         if operation is None:
@@ -205,7 +211,9 @@ class EventPublisher:
             status, body = ERROR, f"unknown operation {name!r}; known are {known}".encode()
         else:
             try:
-                status, body = OK, operation(self)
+                status, body = OK, operation(self, asked)
+            except RefusedError as error:
+                status, body = REFUSED, str(error).encode()
             except Exception as error:  # noqa: BLE001  # becomes an error answer: the client must not wait in vain
                 _log.exception("control operation %r failed", name)
                 status, body = ERROR, f"{type(error).__name__}: {error}".encode()
@@ -216,4 +224,14 @@ def _resolved(socket: Any) -> str:
     return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
 
-__all__ = ["ERROR", "OK", "TOPIC", "EndpointError", "Endpoints", "EventPublisher", "Operation"]
+__all__ = [
+    "ERROR",
+    "OK",
+    "REFUSED",
+    "TOPIC",
+    "EndpointError",
+    "Endpoints",
+    "EventPublisher",
+    "Operation",
+    "RefusedError",
+]

@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engines.event_publisher import OK
+from engines.event_publisher import OK, REFUSED
 from engines.lmdeploy import admission
 from engines.lmdeploy.agent import COUNTERS, SNAPSHOT, STATS, EventCounters, LaunchInfo, launch_of, note_launch
 from engines.lmdeploy.availability import EngineGoneMiddleware
@@ -34,7 +34,11 @@ SCRAPE_TIMEOUT_S = 0.25
 
 
 class EngineUnavailableError(RuntimeError):
-    """The engine process did not answer in time, or refused."""
+    """The engine process did not answer in time, or failed to."""
+
+
+class EngineRefusedError(ValueError):
+    """The engine process won't do what was asked; the message says why and what is allowed."""
 
 
 class ControlClient:
@@ -46,29 +50,35 @@ class ControlClient:
         self._context = zmq.Context()
         self._ids = itertools.count()
 
-    async def ask(self, operation: bytes) -> bytes:
+    async def ask(self, operation: bytes, body: bytes = b"") -> bytes:
         """Like ``ask_now``, beside the event loop."""
-        return await asyncio.to_thread(self.ask_now, operation, timeout_s=self._timeout_s)
+        return await asyncio.to_thread(self.ask_now, operation, body, timeout_s=self._timeout_s)
 
-    def ask_now(self, operation: bytes, *, timeout_s: float) -> bytes:
-        """Return the answer's body; raises ``EngineUnavailableError`` after ``timeout_s`` or on an error answer."""
+    def ask_now(self, operation: bytes, body: bytes = b"", *, timeout_s: float) -> bytes:
+        """Return the answer's body.
+
+        Raises ``EngineUnavailableError`` after ``timeout_s`` or on an error answer, ``EngineRefusedError`` when the
+        engine process says no.
+        """
         request_id = next(self._ids).to_bytes(8, "big")
         socket = self._context.socket(zmq.DEALER)
         try:
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(self._endpoint)
-            socket.send_multipart((b"", request_id, operation))
+            socket.send_multipart((b"", request_id, operation, body))
             if not socket.poll(round(timeout_s * 1000)):
                 raise EngineUnavailableError(
                     f"the engine process did not answer {operation.decode()!r} within {timeout_s:g} s:"
                     " it is gone or stuck"
                 )
-            _, _, status, body = socket.recv_multipart()
+            _, _, status, answer = socket.recv_multipart()
         finally:
             socket.close(linger=0)
+        if status == REFUSED:
+            raise EngineRefusedError(answer.decode())
         if status != OK:
-            raise EngineUnavailableError(f"the engine process refused {operation.decode()!r}: {body.decode()}")
-        return bytes(body)
+            raise EngineUnavailableError(f"the engine process failed to do {operation.decode()!r}: {answer.decode()}")
+        return bytes(answer)
 
     def close(self) -> None:
         self._context.destroy(linger=0)

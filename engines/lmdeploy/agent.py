@@ -5,20 +5,24 @@ process, reaches it over the control endpoint (``admin.py``); what the agent mus
 own engine configuration as a ``LaunchInfo``.
 """
 
+import asyncio
 import dataclasses
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from engines.event_log import EventLog
 from engines.event_publisher import Endpoints, EventPublisher
+from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.events import TrieTracker, forget_cache
 from engines.lmdeploy.identity import identity_of
 from engines.lmdeploy.settings import EngineSettings
+from engines.lmdeploy.tier_setup import build_hierarchy, tiers_of
 from engines.lmdeploy.trie_eviction import eviction_of
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats, Snapshot, TierStats
@@ -83,16 +87,28 @@ class EngineAgent:
                 control=launch.control_endpoint,
             ),
             operations={
-                STATS: lambda _: msgspec.json.encode(self.stats()),
-                SNAPSHOT: lambda publisher: msgspec.json.encode(self._snapshot(publisher)),
-                COUNTERS: lambda _: msgspec.json.encode(self.counters()),
+                STATS: lambda _publisher, _body: msgspec.json.encode(self.stats()),
+                SNAPSHOT: lambda publisher, _body: msgspec.json.encode(self._snapshot(publisher)),
+                COUNTERS: lambda _publisher, _body: msgspec.json.encode(self.counters()),
             },
         )
         self.tracker = TrieTracker(self.publisher.log, identity)
         self.tracker.watch(engine.scheduler.block_trie)
+        self.calls = EngineCalls()
+        self.tiers = tiers_of(engine.cache_config)
+        try:
+            if self.tiers is not None:
+                self.tiers.start(
+                    partial(build_hierarchy, settings), identity, self.publisher.log, engine.scheduler
+                )
+        except BaseException:
+            self.publisher.close()
+            raise
         self.publisher.start()
 
     def close(self) -> None:
+        if self.tiers is not None:
+            self.tiers.close()
         self.publisher.close()
 
     def stats(self) -> InstanceStats:
@@ -146,7 +162,10 @@ class EngineAgent:
         forget_cache(self._engine)
         self._weight_updates += 1
         revision = f"{self._weights}+{self._weight_updates}"
-        self.tracker.rebase(dataclasses.replace(self.tracker.identity, revision=revision))
+        identity = dataclasses.replace(self.tracker.identity, revision=revision)
+        self.tracker.rebase(identity)
+        if self.tiers is not None:
+            self.tiers.rebase(identity)
 
     def _snapshot(self, publisher: EventPublisher) -> Snapshot:
         resident = publisher.snapshot()
@@ -162,6 +181,13 @@ def agent_of(engine: Any) -> EngineAgent | None:
     """Return the agent of an LMDeploy ``Engine``, None when it has none."""
     agent: EngineAgent | None = getattr(engine, _AGENT, None)
     return agent
+
+
+def loop_started(engine: Any) -> None:
+    """Note that this thread's event loop is the engine's from now on."""
+    agent = agent_of(engine)
+    if agent is not None:
+        agent.calls.attach(asyncio.get_running_loop())
 
 
 def launch_of(engine_config: Any) -> LaunchInfo | None:
@@ -286,5 +312,6 @@ __all__ = [
     "engine_update_params",
     "engine_update_weights",
     "launch_of",
+    "loop_started",
     "note_launch",
 ]

@@ -47,9 +47,17 @@ def prepare(*, serving: bool) -> None:
         lifeline_hooks,
         server_hooks,
         tenant_hooks,
+        tier_hooks,
     )
 
-    hooks = [*lifeline_hooks(), *event_hooks(), *eviction_hooks(), *tenant_hooks(), *admission_hooks()]
+    hooks = [
+        *lifeline_hooks(),
+        *event_hooks(),
+        *eviction_hooks(),
+        *tenant_hooks(),
+        *tier_hooks(),
+        *admission_hooks(),
+    ]
     if serving:
         hooks += server_hooks()
     install(hooks)

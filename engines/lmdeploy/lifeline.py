@@ -19,6 +19,8 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any
 
+from engines.lmdeploy.agent import loop_started
+
 ENGINE_DIED_EXIT_CODE = 70  # EX_SOFTWARE
 _ANSWER_CLIENTS_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -90,6 +92,7 @@ def engine_loop(original: Any) -> Any:
 
     @wraps(original)
     async def loop(self: Any) -> None:
+        loop_started(self)
         try:
             await original(self)
         except Exception as error:

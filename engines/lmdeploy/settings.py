@@ -4,12 +4,14 @@ Everything here has a default, so that LMDeploy's own command line works with ou
 """
 
 import os
+from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engines.event_log import DEFAULT_PENDING_BLOCKS, DEFAULT_REPLAY_BATCHES
+from kvcontrol.kv_runtime import WriteMode
 
 ENV_PREFIX = "KVGATE_ENGINE_"
 MAX_IPC_PATH_BYTES = 100
@@ -41,6 +43,18 @@ class EngineSettings(BaseSettings):
     """Torch threads of the CPU back end; absent: as many as this process may use."""
     cpu_kv_bytes: Annotated[int | None, Field(ge=1 << 20)] = None
     """Memory that the CPU back end offers for KV blocks; absent: by this machine's size."""
+    ddr_bytes: Annotated[int, Field(ge=0)] = 0
+    """Host memory for KV blocks below the engine's own pool; 0: no tiers."""
+    ddr_path: Path | None = None
+    """A file for that memory (in /dev/shm, say), found again after a restart; absent: memory of this process alone."""
+    nvme_path: Path | None = None
+    """A folder for the NVMe tier's file; absent: no NVMe tier."""
+    nvme_bytes: Annotated[int, Field(ge=0)] = 0
+    """Size of that file; 0 with a folder set: refused."""
+    write_mode: WriteMode = WriteMode.THROUGH
+    """When a block goes from DDR to NVMe: write_through, write_back or write_on_second_use."""
+    load_deadline_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    """A load from the tiers that takes longer is given up and its tokens are computed."""
 
     @field_validator("events_endpoint", "replay_endpoint")
     @classmethod
@@ -48,6 +62,14 @@ class EngineSettings(BaseSettings):
         if not value.startswith(("tcp://", "ipc://")):
             raise ValueError("must start with tcp:// or ipc://")
         return value
+
+    @model_validator(mode="after")
+    def _tiers_are_whole(self) -> Self:
+        if (self.nvme_path is None) != (self.nvme_bytes == 0):
+            raise ValueError("nvme_path and nvme_bytes go together: a folder, and how many bytes it may take")
+        if self.ddr_bytes == 0 and (self.ddr_path is not None or self.nvme_path is not None):
+            raise ValueError("ddr_path and nvme_path need ddr_bytes > 0: host memory is on the way of every block")
+        return self
 
     @field_validator("control_endpoint")
     @classmethod
@@ -74,6 +96,8 @@ class EngineSettings(BaseSettings):
         except ValidationError as error:
             lines = [
                 f"{ENV_PREFIX}{str(item['loc'][0]).upper()}={item.get('input')!r}: {item['msg']}"
+                if item["loc"]
+                else f"{ENV_PREFIX}*: {item['msg']}"
                 for item in error.errors()
             ]
             raise SettingsError("\n".join(lines)) from error

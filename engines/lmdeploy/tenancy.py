@@ -82,6 +82,11 @@ def salt_of_identity(extra_identity: tuple[Any, ...]) -> str:
     return ""
 
 
+def salt_of_sequence(seq: Any) -> str:
+    """Return the salt that LMDeploy's sequence was sent with, "" where there is none."""
+    return str(getattr(seq.sampling_param, _ATTRIBUTE, ""))
+
+
 def without_salt(extra_identity: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what else than the salt a block depends on."""
     return extra_identity[1:] if salt_of_identity(extra_identity) else extra_identity
@@ -133,7 +138,7 @@ def request_extra_identity(original: Callable[[Any, int], tuple[Any, ...]]) -> A
 
 
 def _salt_spans(seq: Any) -> tuple[Any, ...]:
-    salt = getattr(seq.sampling_param, _ATTRIBUTE, "")
+    salt = salt_of_sequence(seq)
     if not salt:
         return ()
     from lmdeploy.pytorch.prefix_cache_state import MultimodalSpan
@@ -165,6 +170,7 @@ __all__ = [
     "request_extra_identity",
     "salt_of_headers",
     "salt_of_identity",
+    "salt_of_sequence",
     "sampling_param_from_gen_config",
     "without_salt",
 ]

@@ -42,6 +42,42 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int
 
 
+class PathStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One direction between two tiers. ``bandwidth_bytes_per_s`` is a moving average of what was measured, 0 before."""
+
+    moved_blocks: int
+    moved_bytes: int
+    failed_blocks: int
+    queued_blocks: int
+    bandwidth_bytes_per_s: float
+
+
+class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tiers below HBM do for the engine; totals since its start.
+
+    ``loads`` and ``failed_loads`` count requests that were restored or could not be; ``declined_loads`` those that
+    computing served faster; ``tail_saves`` requests whose last blocks, filled by decoding, were saved at their end.
+    ``outcomes`` counts blocks by ``operation:status:reason``, ``losses`` by ``tier:reason``. ``collisions`` are blocks
+    whose hash was equal and whose tokens were not. ``guard_errors`` and ``worker_faults`` other than 0 are defects.
+    ``paths`` are named ``hbm_to_ddr`` and so on.
+    """
+
+    loads: int
+    failed_loads: int
+    declined_loads: int
+    saves: int
+    tail_saves: int
+    looked_up_tokens: int
+    found_tokens: int
+    collisions: int
+    prefill_tokens_per_s: float
+    outcomes: dict[str, int]
+    losses: dict[str, int]
+    paths: dict[str, PathStats]
+    guard_errors: int
+    worker_faults: int
+
+
 class LoadStats(msgspec.Struct, frozen=True, kw_only=True):
     """Requests in the engine's scheduler now, and how many it runs at most at once."""
 
@@ -71,6 +107,7 @@ class InstanceStats(msgspec.Struct, frozen=True, kw_only=True):
     tiers: dict[CacheTier, TierStats]
     load: LoadStats
     prefix_cache: PrefixCacheStats
+    offload: OffloadStats | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +158,8 @@ __all__ = [
     "EventsInfo",
     "InstanceStats",
     "LoadStats",
+    "OffloadStats",
+    "PathStats",
     "PrefixCacheStats",
     "Residents",
     "Snapshot",

@@ -1,5 +1,6 @@
 """Which prefixes are already computed, and where."""
 
+from kvcontrol.prefix_reuse.chain import PromptChain
 from kvcontrol.prefix_reuse.entry import EntryId, Insertion, Lease, LeaseId, PrefixEntry, PrefixHit
 from kvcontrol.prefix_reuse.fleet import FleetIndex
 from kvcontrol.prefix_reuse.index import PrefixReuseIndex
@@ -28,5 +29,6 @@ __all__ = [
     "PrefixReuseIndex",
     "PrefixReuseMetrics",
     "PrefixReuseReport",
+    "PromptChain",
     "ResidencyIndex",
 ]

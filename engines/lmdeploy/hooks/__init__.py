@@ -14,6 +14,7 @@ from engines.lmdeploy.hooks.lifeline import lifeline_hooks
 from engines.lmdeploy.hooks.server import server_hooks
 from engines.lmdeploy.hooks.tables import all_hooks
 from engines.lmdeploy.hooks.tenancy import tenant_hooks
+from engines.lmdeploy.hooks.tiers import tier_hooks
 from engines.lmdeploy.hooks.torch import torch_hooks
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "lifeline_hooks",
     "server_hooks",
     "tenant_hooks",
+    "tier_hooks",
     "torch_hooks",
 ]

@@ -8,6 +8,7 @@ from engines.lmdeploy.hooks.eviction import eviction_hooks
 from engines.lmdeploy.hooks.lifeline import lifeline_hooks
 from engines.lmdeploy.hooks.server import server_hooks
 from engines.lmdeploy.hooks.tenancy import tenant_hooks
+from engines.lmdeploy.hooks.tiers import tier_hooks
 from engines.lmdeploy.hooks.torch import torch_hooks
 from engines.lmdeploy.patching import Hook
 
@@ -21,6 +22,7 @@ def all_hooks(resources: CpuResources) -> list[Hook]:
         *event_hooks(),
         *eviction_hooks(),
         *tenant_hooks(),
+        *tier_hooks(),
         *admission_hooks(),
         *server_hooks(),
     ]

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from engines.event_log import EventLog
-from engines.event_publisher import ERROR, OK, EndpointError, Endpoints, EventPublisher
+from engines.event_publisher import ERROR, OK, REFUSED, EndpointError, Endpoints, EventPublisher, RefusedError
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.events import BlockRemoved, BlockStored
 from kvcontrol.core.ids import BlockHash, Seq
@@ -29,17 +29,23 @@ def make_log(on_pending: Callable[[], None], *, ring: int = 10_000) -> EventLog:
     return EventLog(block_size_tokens=1, clock=time.time, on_pending=on_pending, replay_batches=ring)
 
 
-def resident_json(publisher: EventPublisher) -> bytes:
+def resident_json(publisher: EventPublisher, _body: bytes) -> bytes:
     resident = publisher.snapshot()
     return msgspec.json.encode([resident.seq, *(block.hex() for block, _ in resident.tiers.get(CacheTier.HBM, []))])
 
 
-def end_json(publisher: EventPublisher) -> bytes:
+def end_json(publisher: EventPublisher, _body: bytes) -> bytes:
     return msgspec.json.encode([publisher.log.counters().seq])
 
 
-def fails(_: EventPublisher) -> bytes:
+def fails(_: EventPublisher, _body: bytes) -> bytes:
     raise RuntimeError("the cache is on fire")
+
+
+def echoes(_: EventPublisher, body: bytes) -> bytes:
+    if not body:
+        raise RefusedError("the body is empty; anything else is allowed")
+    return body
 
 
 @contextmanager
@@ -48,7 +54,7 @@ def publishing(tmp_path: Path, *, ring: int = 10_000, hwm: int = 10_000) -> Iter
         lambda wake: make_log(wake, ring=ring),
         endpoints=Endpoints(events=ANY, replay=ANY, control=f"ipc://{tmp_path}/control"),
         hwm_batches=hwm,
-        operations={b"resident": resident_json, b"end": end_json, b"fails": fails},
+        operations={b"resident": resident_json, b"end": end_json, b"fails": fails, b"echo": echoes},
     )
     publisher.start()
     try:
@@ -158,7 +164,7 @@ def subscribed(client: Client, publisher: EventPublisher) -> None:
 
 
 def ask(control: zmq.Socket[bytes], operation: bytes) -> list[object]:
-    control.send_multipart((b"", b"id-1", operation))
+    control.send_multipart((b"", b"id-1", operation, b""))
     assert control.poll(WITHIN_MS), "no answer from the control socket"
     empty, request_id, status, body = control.recv_multipart()
     assert (empty, request_id) == (b"", b"id-1")
@@ -269,12 +275,22 @@ def test_an_operation_that_fails_is_an_error_answer_and_the_next_one_works(tmp_p
     with publishing(tmp_path) as publisher:
         control = sockets.connect(zmq.DEALER, f"ipc://{tmp_path}/control")
         for operation, why in ((b"fails", b"RuntimeError: the cache is on fire"), (b"dance", b"unknown operation")):
-            control.send_multipart((b"", b"7", operation))
+            control.send_multipart((b"", b"7", operation, b""))
             assert control.poll(WITHIN_MS)
             _, request_id, status, body = control.recv_multipart()
             assert (request_id, status) == (b"7", ERROR)
             assert why in body
         assert ask(control, b"resident") == [-1]
+        assert publisher.errors == 0
+
+
+def test_an_operation_gets_the_body_and_may_refuse_it(tmp_path: Path, sockets: Sockets) -> None:
+    with publishing(tmp_path) as publisher:
+        control = sockets.connect(zmq.DEALER, f"ipc://{tmp_path}/control")
+        for body, answer in ((b"{}", [OK, b"{}"]), (b"", [REFUSED, b"the body is empty; anything else is allowed"])):
+            control.send_multipart((b"", b"7", b"echo", body))
+            assert control.poll(WITHIN_MS)
+            assert control.recv_multipart()[2:] == answer
         assert publisher.errors == 0
 
 

@@ -33,7 +33,7 @@ COUNTED = EventCounters(
 )
 
 
-def refuse(_: EventPublisher) -> bytes:
+def refuse(_: EventPublisher, _body: bytes) -> bytes:
     raise RuntimeError("no snapshot today")
 
 
@@ -42,7 +42,7 @@ def agent_at(endpoint: str) -> Iterator[None]:
     publisher = EventPublisher(
         lambda wake: EventLog(block_size_tokens=1, clock=time.time, on_pending=wake),
         endpoints=Endpoints(events=ANY, replay=ANY, control=endpoint),
-        operations={STATS: lambda _: b'{"a":1}', SNAPSHOT: refuse, COUNTERS: lambda _: msgspec.json.encode(COUNTED)},
+        operations={STATS: lambda *_: b'{"a":1}', SNAPSHOT: refuse, COUNTERS: lambda *_: msgspec.json.encode(COUNTED)},
     )
     publisher.start()
     try:
@@ -106,7 +106,7 @@ def test_many_clients_get_each_their_own_answer(endpoint: str) -> None:
     assert answers == [b'{"a":1}'] * 16
 
 
-def test_an_unknown_operation_is_refused(endpoint: str) -> None:
+def test_an_unknown_operation_is_an_error(endpoint: str) -> None:
     client = ControlClient(endpoint, timeout_s=5)
     with agent_at(endpoint), pytest.raises(EngineUnavailableError, match="unknown operation b'dance'"):
         client.ask_now(b"dance", timeout_s=5)

@@ -1,0 +1,150 @@
+"""kvgate's KV connector: LMDeploy's two-sided interface over one runtime in the engine process.
+
+LMDeploy builds a worker (beside the model) and a scheduler (beside the paging), calls them in turn on its loop thread
+and gives up the whole engine when one raises. So every method here is guarded: what fails is counted, logged and turned
+into the answer that means "nothing": no hit, no save, a failed load, which LMDeploy answers by computing.
+
+Order within one step, and what it protects:
+
+    scheduler  build_connector_meta   orders this step's loads and saves; LMDeploy pins the blocks of saves
+    worker     start_load_kv          loads start once all work queued before them is done: a block that was just taken
+                                      from a finished sequence may still be written by a forward already queued
+    worker     start_save_kv          saves start once this step's forward is done
+    worker     get_finished           what ended since the last step; a step without a forward waits a moment here,
+                                      instead of spinning through LMDeploy's loop and taking the GIL from the transfers
+    scheduler  update_connector_output
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lmdeploy.pytorch.kv_connector.base import (
+    KVConnectorBase,
+    KVConnectorMetadata,
+    KVConnectorOutput,
+    KVConnectorResult,
+    KVConnectorRole,
+    KVConnectorStepInput,
+    KVLoadResult,
+    KVSaveBlockLease,
+)
+
+from engines.lmdeploy.offload_plan import LoadOrder, SaveOrder
+from engines.lmdeploy.tiers import EngineTiers
+
+IDLE_WAIT_S = 0.001
+
+
+@dataclass
+class OffloadMetadata(KVConnectorMetadata):
+    """One step's orders; ``tails`` belong to requests that have ended, their blocks are pinned already."""
+
+    loads: Sequence[LoadOrder]
+    saves: Sequence[SaveOrder]
+    tails: Sequence[SaveOrder]
+
+    def get_save_block_leases(self) -> tuple[KVSaveBlockLease, ...]:
+        """See LMDeploy."""
+        return tuple(KVSaveBlockLease(order.save_id, order.logical_ids) for order in self.saves)
+
+
+class OffloadConnector(KVConnectorBase):
+    """Either half, by ``role``; both share the engine's ``EngineTiers``, which does the work once it is started."""
+
+    def __init__(self, role: KVConnectorRole, tiers: EngineTiers) -> None:
+        super().__init__(role)
+        self._tiers = tiers
+        self._guard = tiers.guard
+        self._had_forward = False
+
+    # The worker's half.
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        """Not guarded: an engine whose pool can't be read starts without tiers or not at all, but never silently."""
+        self._tiers.register(kv_caches)
+
+    def start_load_kv(self) -> None:
+        orders = self._orders()
+        self._had_forward = False
+        self._guard("start loads", lambda: self._tiers.start_loads(orders.loads), None)
+        self._guard("start saves of ended requests", lambda: self._tiers.start_saves(orders.tails), None)
+
+    def start_save_kv(self) -> None:
+        orders = self._orders()
+        self._had_forward = True
+        self._guard("start saves", lambda: self._tiers.start_saves(orders.saves), None)
+
+    def get_finished(self) -> KVConnectorOutput:
+        wait_s = 0.0 if self._had_forward else IDLE_WAIT_S
+        ended = self._guard("collect transfers", lambda: self._tiers.collect(wait_s), None)
+        if ended is None:
+            return KVConnectorOutput()
+        return KVConnectorOutput(
+            completed_save_ids=ended.saves or None,
+            finished_receiving=ended.loads or None,
+            invalid_block_ids=ended.invalid_slots,
+        )
+
+    def shutdown(self) -> None:
+        self._guard("shut down", self._tiers.unregister, None)
+
+    def _orders(self) -> OffloadMetadata:
+        metadata = self._get_connector_metadata()
+        if not isinstance(metadata, OffloadMetadata):
+            raise TypeError(f"foreign connector metadata: {type(metadata).__name__}")
+        return metadata
+
+    # The scheduler's half.
+
+    def on_new_request(self, request: Any) -> None:
+        self._guard("note a request", lambda: self._tiers.arrived(request), None)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        tokens = self._guard("look up", lambda: self._tiers.external_tokens(request, int(num_computed_tokens)), 0)
+        return tokens, tokens > 0
+
+    def update_state_after_alloc(self, request: Any, block_ids: Sequence[int], num_external_tokens: int) -> None:
+        if num_external_tokens > 0:
+            self._tiers.allocated(request, block_ids)
+
+    def build_connector_meta(self, step_input: KVConnectorStepInput) -> KVConnectorMetadata | None:
+        return self._guard("order transfers", lambda: self._metadata(step_input), None)
+
+    def _metadata(self, step: KVConnectorStepInput) -> OffloadMetadata | None:
+        planner = self._tiers.planner
+        if planner is None:
+            return None
+        loads, saves, tails = planner.orders(
+            step.running if step.connector_token_lens else (),
+            step.connector_token_lens,
+            step.connector_block_ids,
+            step.connector_logical_block_ids,
+        )
+        self._tiers.note_prefill(step.running, step.connector_token_lens)
+        if not (loads or saves or tails) and planner.is_idle and not self._tiers.is_busy:
+            return None
+        return OffloadMetadata(loads, saves, tails)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> KVConnectorResult:
+        return self._guard("note ended transfers", lambda: self._result(connector_output), KVConnectorResult())
+
+    def _result(self, output: KVConnectorOutput) -> KVConnectorResult:
+        return KVConnectorResult(
+            load_results=tuple(
+                KVLoadResult(request_id, success)
+                for request_id, success in self._tiers.loads_ended(
+                    output.finished_receiving or (), output.invalid_block_ids
+                )
+            ),
+            completed_save_ids=self._tiers.saves_ended(output.completed_save_ids or ()),
+        )
+
+    def request_finished(self, request: Any) -> None:
+        self._guard("end a request", lambda: self._tiers.ended(request), None)
+
+    def finish_transfers_after_worker_drain(self) -> None:
+        self._guard("forget drained transfers", self._tiers.drained, None)
+
+
+__all__ = ["IDLE_WAIT_S", "OffloadConnector", "OffloadMetadata"]

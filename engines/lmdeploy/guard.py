@@ -1,0 +1,28 @@
+"""The line that no failure of ours crosses: LMDeploy's engine loop dies of any exception that reaches it."""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+_Answer = TypeVar("_Answer")
+_log = logging.getLogger(__name__)
+
+
+class Guard:
+    """Runs what must not raise; counts and logs what did. One thread."""
+
+    def __init__(self) -> None:
+        self.errors = 0
+
+    def __call__(self, what: str, work: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
+        """Return ``work()``, or ``otherwise`` when it raised."""
+        try:
+            return work()
+        except Exception:  # noqa: BLE001  # that is what it is for
+            self.errors += 1
+            if self.errors & (self.errors - 1) == 0:  # 1st, 2nd, 4th, 8th...: a log, not a flood
+                _log.exception("the KV tiers failed to %s (%d failures so far)", what, self.errors)
+            return otherwise
+
+
+__all__ = ["Guard"]

@@ -1,0 +1,34 @@
+"""What is replaced so that an engine's KV blocks find their way below HBM and back."""
+
+from engines.lmdeploy.patching import Hook
+
+_FACTORY = "lmdeploy.pytorch.kv_connector.factory"
+
+
+def tier_hooks() -> list[Hook]:
+    """In the engine process: kvgate's connector, where tiers are configured."""
+    from engines.lmdeploy import tier_setup
+
+    return [
+        Hook(
+            target=f"{_FACTORY}:prepare_kv_connector_config",
+            signature=(
+                "(cache_config: 'CacheConfig', *, model_path: 'str | None' = None, "
+                "dist_config: 'DistConfig | None' = None, distributed_executor_backend: 'str | None' = None) -> 'None'"
+            ),
+            replace=tier_setup.prepare_config,
+            why="the settings turn the connector on before LMDeploy looks at it",
+        ),
+        Hook(
+            target=f"{_FACTORY}:build_kv_connector",
+            signature=(
+                "(role: 'KVConnectorRole', cache_config: 'CacheConfig', *, global_rank: 'int' = 0, tp_rank: 'int' = 0, "
+                "tp_size: 'int' = 1, kv_head_replica_num: 'int' = 1) -> 'KVConnectorBase | None'"
+            ),
+            replace=tier_setup.build_connector,
+            why="LMDeploy's factory knows one connector by name",
+        ),
+    ]
+
+
+__all__ = ["tier_hooks"]

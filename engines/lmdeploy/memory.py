@@ -1,0 +1,77 @@
+"""The lmdeploy back end: the KV pool of a running LMDeploy engine as a tier of kv_runtime.
+
+LMDeploy frees its pool when it sleeps and makes another when it wakes, at other addresses. So this is a door that is
+open while a pool is registered; moves while it is closed fail, which the runtime takes as misses.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.kv_runtime import BlockStatus, Fence, HostArena, Move
+from kvcontrol.kv_runtime.backends.torch import TorchBackend
+
+
+class EngineMemory:
+    """A ``KVBackendProtocol`` over whatever pool is registered now; any thread.
+
+    ``block_bytes`` and ``capacity_blocks`` are those of the first pool; a later one of another shape is refused with
+    ``ValueError``, as what lies below HBM would no longer fit.
+    """
+
+    tier: Final = CacheTier.HBM
+
+    def __init__(self, rows: Mapping[str, Any], *, pages_per_block: int) -> None:
+        self._pages = pages_per_block
+        self._pool: TorchBackend | None = TorchBackend(rows, pages=pages_per_block)
+        self._lock = threading.Lock()
+        self.block_bytes = self._pool.block_bytes
+        self.capacity_blocks = self._pool.capacity_blocks
+        self.layout = ";".join(f"{name}:{row.dtype}:{tuple(row.shape[1:])}" for name, row in rows.items())
+        """How a block's bytes are put together, as text: equal texts, interchangeable blocks."""
+
+    def pin(self, arena: HostArena) -> None:
+        """Prepare an arena for fast transfers with the engine's device."""
+        if self._pool is not None:
+            self._pool.pin(arena)
+
+    def register(self, rows: Mapping[str, Any]) -> None:
+        """Open the door to another pool."""
+        pool = TorchBackend(rows, pages=self._pages)
+        if (pool.block_bytes, pool.capacity_blocks) != (self.block_bytes, self.capacity_blocks):
+            raise ValueError(
+                f"the engine's new KV pool has {pool.capacity_blocks} blocks of {pool.block_bytes} bytes; "
+                f"the runtime was built for {self.capacity_blocks} of {self.block_bytes}"
+            )
+        with self._lock:
+            self._pool = pool
+
+    def unregister(self) -> None:
+        """Close the door; moves must have ended (``HierarchyManager.drain``), or their pool goes under them."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def fence(self) -> Fence | None:
+        """Return the moment at which all that the engine has queued until now will be done; None while closed."""
+        pool = self._pool
+        return None if pool is None else pool.fence()
+
+    def read(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
+        """See ``KVBackendProtocol``."""
+        pool = self._pool
+        return [BlockStatus.FAILED] * len(moves) if pool is None else pool.read(moves, arena)
+
+    def write(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
+        """See ``KVBackendProtocol``."""
+        pool = self._pool
+        return [BlockStatus.FAILED] * len(moves) if pool is None else pool.write(moves, arena)
+
+    def close(self) -> None:
+        """See ``KVBackendProtocol``."""
+        self.unregister()
+
+
+__all__ = ["EngineMemory"]

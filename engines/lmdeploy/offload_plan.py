@@ -1,0 +1,273 @@
+"""The scheduler's half of the connector: what to load for a request, what to save of it, and when a request is over.
+
+Runs on the engine's loop thread between steps, so everything here is dictionary work: the look-up is in this process
+and takes about a microsecond a block, which is why it is not the asynchronous one that LMDeploy's interface allows.
+
+A request's blocks are named by one ``PromptChain``. They are saved as its prefill completes them, and the last ones,
+which decoding filled, when it ends; always as one path from the prompt's first block on, those that the engine found in
+its own prefix cache included. What is below HBM already costs a look-up, what isn't closes a hole, and heads stay as
+young as their tails. All of a path is kept from reuse until its save has ended: a block that was below HBM when the
+save was planned may not be any more when it starts.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engines.lmdeploy.guard import Guard
+from engines.lmdeploy.tenancy import salt_of_sequence
+from kvcontrol.agent import KVAgent, LoadPlan
+from kvcontrol.core.blocks import CacheIdentity
+from kvcontrol.core.hashing import root_hash
+from kvcontrol.core.tenant import tenant_of_salt
+from kvcontrol.kv_runtime import BlockRecord, SaveRequest
+from kvcontrol.prefix_reuse import PromptChain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOrder:
+    """Fill the engine's ``slots`` for a request with the blocks of a plan, place by place."""
+
+    request_id: int
+    plan: LoadPlan
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOrder:
+    """Save a path of engine blocks; ``logical_ids`` are LMDeploy's names for them, by which it keeps them from reuse."""
+
+    save_id: int
+    requests: tuple[SaveRequest, ...]
+    logical_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Request:
+    chain: PromptChain
+    tenant: str
+    offered_blocks: int = 0
+    plan: LoadPlan | None = None
+    load_failed: bool = False
+    is_stale: bool = False
+    """It began under another identity: its KV has no name any more."""
+
+
+@dataclass(slots=True)
+class OffloadCounters:
+    """Totals since the start; ``tail_saves`` are those of requests that ended with blocks that decoding filled."""
+
+    loads: int = 0
+    loads_failed: int = 0
+    saves: int = 0
+    tail_saves: int = 0
+
+
+@dataclass(slots=True)
+class OffloadPlanner:
+    """Plans loads and saves of one engine's requests under one cache identity."""
+
+    agent: KVAgent
+    identity: CacheIdentity
+    pin: Callable[[SaveOrder], None]
+    """Keeps the blocks of an order from reuse from now on; for blocks whose request ends in this very call."""
+    guard: Guard
+    counters: OffloadCounters = field(default_factory=OffloadCounters)
+    _requests: dict[int, _Request] = field(default_factory=dict)
+    _loading: dict[int, LoadOrder] = field(default_factory=dict)
+    _new_loads: list[LoadOrder] = field(default_factory=list)
+    _tail_saves: list[SaveOrder] = field(default_factory=list)
+    _saving: set[int] = field(default_factory=set)
+    _save_ids: Any = field(default_factory=itertools.count)
+
+    # Loads.
+
+    def external_tokens(self, seq: Any, computed_tokens: int) -> int:
+        """Return how many tokens beyond ``computed_tokens`` can be loaded from below HBM; 0 for none or not worth it.
+
+        Asked again for the same request, the answer stays while its plan still extends what is computed.
+        """
+        if not _is_plain(seq):
+            return 0
+        request = self._request(seq)
+        if request.load_failed or request.is_stale:
+            return 0
+        size = self.identity.block_size_tokens
+        limit = int(seq.clamp_prefix_cache_match_step(seq.get_prefix_cache_max_candidate_step())) // size
+        first = computed_tokens // size
+        if request.plan is not None:
+            if request.plan.first_block == first:
+                return request.plan.last_block * size - computed_tokens
+            self._forget_plan(request)
+        if limit <= first:
+            return 0
+        request.chain.grow(limit)
+        plan = self.agent.plan_load(request.chain, first, limit)
+        if plan is None:
+            return 0
+        request.plan = plan
+        return plan.last_block * size - computed_tokens
+
+    def allocated(self, seq: Any, slots: Sequence[int]) -> None:
+        """Bind the plan of a request to the engine's slots: fewer than planned are a shorter load."""
+        request = self._requests[int(seq.seq_id)]
+        plan, request.plan = request.plan, None
+        if plan is None:
+            raise RuntimeError(f"request {seq.seq_id} has no planned load")
+        plan = self.agent.shorten(plan, len(slots))
+        order = LoadOrder(request_id=int(seq.seq_id), plan=plan, slots=tuple(map(int, slots)))
+        self._new_loads.append(order)
+        self._loading[order.request_id] = order
+        self.counters.loads += 1
+
+    def loaded(self, request_id: int, *, success: bool) -> bool:
+        """Note the end of a load; False when nobody waits for it. A failed one is not tried again for its request."""
+        order = self._loading.pop(request_id, None)
+        if order is None:
+            return False
+        request = self._requests.get(request_id)
+        if not success:
+            self.counters.loads_failed += 1
+            if request is not None:
+                request.load_failed = True
+        return True
+
+    # Saves.
+
+    def orders(
+        self,
+        running: Sequence[Any],
+        token_lens: Sequence[int],
+        slots: Sequence[Sequence[int]],
+        logical_ids: Sequence[Sequence[int]],
+    ) -> tuple[list[LoadOrder], list[SaveOrder], list[SaveOrder]]:
+        """Return the step's loads, its saves (blocks that this step's prefill completes), and saves of requests that
+        have ended since the last step, whose blocks are pinned already.
+        """
+        saves = []
+        for seq, tokens, seq_slots, seq_ids in zip(running, token_lens, slots, logical_ids, strict=False):
+            order = self.guard(
+                "plan a save", lambda work=(seq, int(tokens), seq_slots, seq_ids): self._save(*work), otherwise=None
+            )
+            if order is not None:
+                saves.append(order)
+        loads, self._new_loads = self._new_loads, []
+        tails, self._tail_saves = self._tail_saves, []
+        return loads, saves, tails
+
+    def ended(self, seq: Any, slots: Sequence[int], logical_ids: Sequence[int]) -> None:
+        """Forget a request; the full blocks that decoding filled are saved, pinned from here on."""
+        order = self._save(seq, int(seq.num_history_ids), slots, logical_ids) if len(slots) else None
+        self.forget(int(seq.seq_id))
+        if order is not None:
+            self.pin(order)
+            self._tail_saves.append(order)
+            self.counters.tail_saves += 1
+
+    def saved(self, save_id: int) -> bool:
+        """Note the end of a save; False for one that is not under way."""
+        if save_id not in self._saving:
+            return False
+        self._saving.remove(save_id)
+        return True
+
+    # All.
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way or waits to be ordered."""
+        return not (self._new_loads or self._loading or self._tail_saves or self._saving)
+
+    def arrived(self, seq: Any) -> None:
+        """Start afresh for a request id."""
+        self.forget(int(seq.seq_id))
+
+    def forget(self, request_id: int) -> None:
+        """Drop what is known of a request; a load under way ends by itself."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._forget_plan(request)
+
+    def reset(self) -> list[SaveOrder]:
+        """Forget all that is under way, after the transfers were drained; return saves that were never ordered."""
+        tails, self._tail_saves = self._tail_saves, []
+        for order in self._new_loads:
+            self.agent.release(order.plan)
+        self._new_loads.clear()
+        self._loading.clear()
+        self._saving.clear()
+        for request in self._requests.values():
+            self._forget_plan(request)
+        return tails
+
+    def rebase(self, identity: CacheIdentity) -> None:
+        """Root later requests in another identity; those that began under the old one take no further part."""
+        self.identity = identity
+        for request in self._requests.values():
+            self._forget_plan(request)
+            request.is_stale = True
+
+    def _request(self, seq: Any) -> _Request:
+        request = self._requests.get(int(seq.seq_id))
+        if request is None:
+            salt = salt_of_sequence(seq)
+
+            def packed(first: int, last: int) -> bytes:
+                return bytes(seq.history_cache[first:last].astype("<u4").tobytes())
+
+            chain = PromptChain(
+                root_hash(self.identity, salt=salt, adapter=seq.adapter_name or ""),
+                block_size_tokens=self.identity.block_size_tokens,
+                source=packed,
+            )
+            request = self._requests[int(seq.seq_id)] = _Request(chain, tenant_of_salt(salt))
+        return request
+
+    def _save(
+        self, seq: Any, tokens: int, slots: Sequence[int], logical_ids: Sequence[int]
+    ) -> SaveOrder | None:
+        if not _is_plain(seq):
+            return None
+        request = self._request(seq)
+        if request.is_stale:
+            return None
+        last = min(tokens // self.identity.block_size_tokens, len(slots), len(logical_ids))
+        chain = request.chain
+        chain.grow(last)
+        done = request.offered_blocks
+        request.offered_blocks = max(done, last)
+        if all(self.agent.has(chain.keys[place]) for place in range(done, last)):
+            return None
+        order = SaveOrder(
+            save_id=next(self._save_ids),
+            requests=tuple(
+                SaveRequest(
+                    BlockRecord(
+                        key=chain.keys[place],
+                        parent=chain.parent(place),
+                        tokens=chain.tokens(place),
+                        tenant=request.tenant,
+                    ),
+                    int(slots[place]),
+                )
+                for place in range(last)
+            ),
+            logical_ids=tuple(int(each) for each in logical_ids[:last]),
+        )
+        self._saving.add(order.save_id)
+        self.counters.saves += 1
+        return order
+
+    def _forget_plan(self, request: _Request) -> None:
+        if request.plan is not None:
+            self.agent.release(request.plan)
+            request.plan = None
+
+
+def _is_plain(seq: Any) -> bool:
+    """Whether tokens alone say what a request's KV is; pictures and given embeddings don't take part."""
+    return bool(seq.history_multimodals.empty()) and len(seq.history_embeddings) == 0
+
+
+__all__ = ["LoadOrder", "OffloadCounters", "OffloadPlanner", "SaveOrder"]

@@ -1,0 +1,169 @@
+"""From settings to tiers: the connector's configuration, the backends, and what LMDeploy's factory returns."""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from importlib.metadata import version
+from typing import Any
+
+from engines.lmdeploy.memory import EngineMemory
+from engines.lmdeploy.settings import EngineSettings
+from engines.lmdeploy.tiers import Built, EngineTiers
+from kvcontrol.core.blocks import CacheIdentity
+from kvcontrol.core.hashing import root_hash
+from kvcontrol.kv_policy import LruPolicy
+from kvcontrol.kv_runtime import BlockFileSpec, HierarchyConfig, HierarchyManager, HostArena, QuotaManager
+from kvcontrol.kv_runtime.backends.file import FileBackend
+
+CONNECTOR = "KvgateOffload"
+FILE_NAME = "kv.blocks"
+MIN_DDR_BLOCKS = 8
+_TIERS = "kvgate_tiers"
+
+
+class TierSetupError(RuntimeError):
+    """The configured tiers can't be built for this engine; the message names the setting and what is possible."""
+
+
+def tiers_of(cache_config: Any) -> EngineTiers | None:
+    """Return the tiers of the engine with this cache configuration, None when it has none."""
+    tiers: EngineTiers | None = getattr(cache_config, _TIERS, None)
+    return tiers
+
+
+def build_hierarchy(settings: EngineSettings, memory: EngineMemory, identity: CacheIdentity) -> Built:
+    """Build the configured tiers over an engine's memory.
+
+    Raises ``TierSetupError``, ``ArenaError`` or ``BackendError`` when the memory or the file can't be had.
+    """
+    digest = _layout(memory, identity)
+    arena = _arena(settings, memory.block_bytes, digest)
+    durable = None
+    try:
+        if settings.nvme_path is not None:
+            slots = settings.nvme_bytes // memory.block_bytes
+            if slots == 0:
+                raise TierSetupError(
+                    f"KVGATE_ENGINE_NVME_BYTES={settings.nvme_bytes}: one block is {memory.block_bytes} bytes; "
+                    "give room for at least one"
+                )
+            durable = FileBackend(
+                BlockFileSpec(
+                    path=settings.nvme_path / FILE_NAME,
+                    slots=slots,
+                    block_bytes=memory.block_bytes,
+                    identity=digest,
+                )
+            )
+        memory.pin(arena)
+        hierarchy = HierarchyManager(
+            HierarchyConfig(write_mode=settings.write_mode, load_deadline_s=settings.load_deadline_s),
+            engine=memory,
+            arena=arena,
+            durable=durable,
+            make_policy=LruPolicy,
+            quotas=QuotaManager(),
+        )
+    except BaseException:
+        if durable is not None:
+            durable.close()
+        arena.close()
+        raise
+
+    def release() -> None:
+        if durable is not None:
+            durable.close()
+        arena.close()
+
+    return Built(hierarchy, release)
+
+
+def _arena(settings: EngineSettings, block_bytes: int, digest: bytes) -> HostArena:
+    slots = settings.ddr_bytes // block_bytes
+    if slots < MIN_DDR_BLOCKS:
+        raise TierSetupError(
+            f"KVGATE_ENGINE_DDR_BYTES={settings.ddr_bytes} is {slots} blocks of {block_bytes} bytes; "
+            f"at least {MIN_DDR_BLOCKS} are needed"
+        )
+    if settings.ddr_path is None:
+        return HostArena(slots=slots, block_bytes=block_bytes)
+    return HostArena.in_file(
+        BlockFileSpec(path=settings.ddr_path, slots=slots, block_bytes=block_bytes, identity=digest)
+    )
+
+
+def _layout(memory: EngineMemory, identity: CacheIdentity) -> bytes:
+    """What must be equal for another process to use the bytes of a block: identity, engine and layout."""
+    digest = blake2b(root_hash(identity), digest_size=16, person=b"kvgate.layout")
+    for part in (version("lmdeploy"), memory.layout):
+        digest.update(f"{len(part)}:{part}".encode())
+    return digest.digest()
+
+
+# What takes the place of LMDeploy's symbols (the tables are in hooks/).
+
+
+def prepare_config(original: Callable[..., None]) -> Callable[..., None]:
+    """``prepare_kv_connector_config``: with a DDR tier configured, the engine has our connector."""
+
+    def prepare_kv_connector_config(
+        cache_config: Any,
+        *,
+        model_path: str | None = None,
+        dist_config: Any = None,
+        distributed_executor_backend: str | None = None,
+    ) -> None:
+        settings = EngineSettings.load()
+        if settings.ddr_bytes:
+            _check(cache_config, dist_config, settings)
+            from lmdeploy.messages import KVTransferConfig
+
+            cache_config.kv_transfer_config = KVTransferConfig(kv_connector=CONNECTOR, kv_role="kv_both")
+        original(
+            cache_config,
+            model_path=model_path,
+            dist_config=dist_config,
+            distributed_executor_backend=distributed_executor_backend,
+        )
+
+    return prepare_kv_connector_config
+
+
+def build_connector(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``build_kv_connector``: ours by its name, LMDeploy's otherwise."""
+
+    def build_kv_connector(role: Any, cache_config: Any, **ranks: Any) -> Any:
+        transfer = cache_config.kv_transfer_config
+        if transfer is None or transfer.kv_connector != CONNECTOR:
+            return original(role, cache_config, **ranks)
+        from lmdeploy.pytorch.kv_connector.base import KVConnectorRole
+
+        from engines.lmdeploy.connector import OffloadConnector
+
+        tiers = tiers_of(cache_config)
+        if tiers is None:
+            if role is not KVConnectorRole.WORKER:
+                raise TierSetupError("the engine's scheduler and its model are not in one process")
+            pages = int(cache_config.block_size) // int(cache_config.kernel_block_size)
+            tiers = EngineTiers(pages_per_block=pages, deadline_s=EngineSettings.load().load_deadline_s)
+            setattr(cache_config, _TIERS, tiers)
+        return OffloadConnector(role, tiers)
+
+    return build_kv_connector
+
+
+def _check(cache_config: Any, dist_config: Any, settings: EngineSettings) -> None:
+    """Refuse what the tiers can't hold correctly, at start-up."""
+    name = "KVGATE_ENGINE_DDR_BYTES"
+    if cache_config.kv_transfer_config is not None:
+        raise TierSetupError(f"{name} and LMDeploy's --kv-transfer-config exclude each other; leave one of them out")
+    if dist_config is not None and (int(dist_config.attn_tp) > 1 or int(dist_config.dp) > 1):
+        raise TierSetupError(f"{name} needs an engine on one device (tp 1, dp 1); run one instance per device instead")
+    if cache_config.states_shapes:
+        raise TierSetupError(f"{name} can't be used with a model that keeps states besides KV blocks")
+    if int(cache_config.window_size) > 1:
+        raise TierSetupError(f"{name} can't be used with sliding-window attention: a block's KV outlives its window")
+    if int(cache_config.num_cpu_blocks) > 0:
+        raise TierSetupError(f"{name} and LMDeploy's own CPU blocks exclude each other; set num_cpu_blocks to 0")
+
+
+__all__ = ["CONNECTOR", "FILE_NAME", "TierSetupError", "build_connector", "build_hierarchy", "prepare_config", "tiers_of"]

@@ -1,0 +1,118 @@
+"""The door beside an engine: which of a prompt's blocks lie below HBM, and whether loading them beats computing them.
+
+It joins what decides nothing about engines (``kv_runtime``: where blocks are) with what decides nothing about memory
+(``prefix_reuse``: what a prompt shares with the past). An engine's connector, or a simulated engine, asks it.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvcontrol.core.ids import BlockHash, BlockId
+from kvcontrol.kv_runtime import HierarchyManager
+from kvcontrol.prefix_reuse import PrefixReuseMetrics, PromptChain
+
+_SPEED_WEIGHT = 0.2
+"""Of the newest measurement in the moving average of the prefill speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPlan:
+    """Blocks ``first_block`` to ``last_block`` - 1 of a prompt, held below HBM until the plan is loaded or released."""
+
+    first_block: int
+    block_ids: tuple[BlockId, ...]
+
+    @property
+    def last_block(self) -> int:
+        """The block after the last."""
+        return self.first_block + len(self.block_ids)
+
+
+class PrefillSpeed:
+    """What computing costs: a moving average of prompt tokens per second, None until the first measurement."""
+
+    def __init__(self) -> None:
+        self.tokens_per_s: float | None = None
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """Follow one prefill of ``tokens`` that took ``seconds``."""
+        if tokens <= 0 or seconds <= 0:
+            return
+        speed = tokens / seconds
+        known = self.tokens_per_s
+        self.tokens_per_s = speed if known is None else known + _SPEED_WEIGHT * (speed - known)
+
+
+class KVAgent:
+    """Plans loads for one engine. Belongs to the engine's thread; ``metrics`` and ``declined`` may be read from any."""
+
+    def __init__(
+        self,
+        hierarchy: HierarchyManager,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.hierarchy = hierarchy
+        self.metrics = PrefixReuseMetrics()
+        self.prefill = PrefillSpeed()
+        self.declined = 0
+        self._clock = clock
+
+    def has(self, key: BlockHash) -> bool:
+        """Whether a block can be read from below HBM."""
+        return self.hierarchy.find(key) is not None
+
+    def plan_load(self, chain: PromptChain, first: int, limit: int) -> LoadPlan | None:
+        """Plan to load the longest run of blocks from ``first`` on, before ``limit``; None when that isn't worth it.
+
+        Tokens and parents are compared, block by block: another lineage under an equal hash ends the run and is
+        counted as a collision. Not worth it means: by measured bandwidth and prefill speed, the loads that wait
+        already included, computing takes less time. Until both were measured, loading is tried. About 1 us a block.
+        """
+        started = self._clock()
+        found = self._run(chain, first, limit)
+        self.metrics.looked_up(
+            blocks=limit - first,
+            matched_blocks=len(found),
+            tokens=(limit - first) * chain.block_size_tokens,
+            matched_tokens=len(found) * chain.block_size_tokens,
+            took_s=self._clock() - started,
+        )
+        if not found:
+            return None
+        load_s = self.hierarchy.estimate_load_s(found)
+        speed = self.prefill.tokens_per_s
+        if load_s is not None and speed is not None and load_s > len(found) * chain.block_size_tokens / speed:
+            self.declined += 1
+            return None
+        self.hierarchy.hold(found)
+        return LoadPlan(first_block=first, block_ids=tuple(found))
+
+    def shorten(self, plan: LoadPlan, blocks: int) -> LoadPlan:
+        """Return the plan for its first ``blocks`` blocks; the rest is released."""
+        if blocks >= len(plan.block_ids):
+            return plan
+        self.hierarchy.release(plan.block_ids[blocks:])
+        return LoadPlan(first_block=plan.first_block, block_ids=plan.block_ids[:blocks])
+
+    def release(self, plan: LoadPlan) -> None:
+        """Give up a plan, or end one that was loaded."""
+        self.hierarchy.release(plan.block_ids)
+
+    def _run(self, chain: PromptChain, first: int, limit: int) -> list[BlockId]:
+        found: list[BlockId] = []
+        find, record_of = self.hierarchy.find, self.hierarchy.record
+        for place in range(first, limit):
+            block_id = find(chain.keys[place])
+            record = None if block_id is None else record_of(block_id)
+            if block_id is None or record is None:
+                break
+            if record.tokens != chain.tokens(place) or record.parent != chain.parent(place):
+                self.metrics.collided()
+                break
+            found.append(block_id)
+        return found
+
+
+__all__ = ["KVAgent", "LoadPlan", "PrefillSpeed"]

@@ -1,0 +1,42 @@
+"""One growing prompt, cut into full blocks and their chained hashes; each block is hashed once."""
+
+from collections.abc import Callable
+
+from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes
+from kvcontrol.core.ids import BlockHash
+
+
+class PromptChain:
+    """The blocks of one sequence under one root; append-only, like the sequence's KV.
+
+    ``source(first, last)`` returns the packed tokens (``hashing.token_bytes``) of positions ``first`` to ``last`` - 1.
+    """
+
+    def __init__(self, root: BlockHash, *, block_size_tokens: int, source: Callable[[int, int], bytes]) -> None:
+        self.root = root
+        self.block_size_tokens = block_size_tokens
+        self.keys: list[BlockHash] = []
+        self._source = source
+        self._tokens: list[bytes] = []
+
+    def grow(self, blocks: int) -> None:
+        """Hash so far that at least ``blocks`` blocks are known; only the new ones cost anything."""
+        known = len(self.keys)
+        if blocks <= known:
+            return
+        size = self.block_size_tokens
+        packed = self._source(known * size, blocks * size)
+        width = size * TOKEN_BYTES
+        self.keys += chain_hashes(self.keys[-1] if known else self.root, packed, size)
+        self._tokens += (packed[start : start + width] for start in range(0, len(packed), width))
+
+    def tokens(self, block: int) -> bytes:
+        """Return one block's own packed tokens."""
+        return self._tokens[block]
+
+    def parent(self, block: int) -> BlockHash | None:
+        """Return the key of the block before, None for the first."""
+        return self.keys[block - 1] if block else None
+
+
+__all__ = ["PromptChain"]

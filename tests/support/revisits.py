@@ -1,0 +1,59 @@
+"""Contexts that are visited again and again over HTTP: what was answered, and how much of it was cached."""
+
+import json
+import random
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvcontrol.core.control import CACHE_SALT_HEADER
+
+ANSWER_WITHIN_S = 120.0
+_WORDS = (
+    "amber bridge cedar delta ember fjord glacier harbour island juniper kelp lantern meadow nectar orchard pebble "
+    "quarry river summit thicket umber valley willow yarrow zephyr"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``tokens`` are the texts of the new tokens, one by one; ``cached`` of ``prompt`` tokens needed no prefill."""
+
+    tokens: tuple[str, ...]
+    prompt: int
+    cached: int
+
+
+def context(seed: int, words: int) -> str:
+    """Return a text that shares no beginning with another seed's."""
+    chooser = random.Random(seed)
+    return f"{seed} " + " ".join(chooser.choice(_WORDS) for _ in range(words))
+
+
+def ask(url: str, text: str, *, new_tokens: int = 8, salt: str = "", timeout_s: float = ANSWER_WITHIN_S) -> Answer:
+    """Send one greedy chat request; raises ``OSError`` when it fails."""
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": new_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": True,
+    }
+    headers = {"content-type": "application/json"} | ({CACHE_SALT_HEADER: salt} if salt else {})
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        answer = json.load(response)
+    usage = answer["usage"]
+    details = usage.get("prompt_tokens_details") or {}
+    tokens = tuple(entry["token"] for entry in answer["choices"][0]["logprobs"]["content"])
+    return Answer(tokens, int(usage["prompt_tokens"]), int(details.get("cached_tokens", 0)))
+
+
+def answers(url: str, texts: Sequence[str], *, new_tokens: int = 8) -> list[Answer]:
+    """Ask one after the other."""
+    return [ask(url, text, new_tokens=new_tokens) for text in texts]
+
+
+__all__ = ["ANSWER_WITHIN_S", "Answer", "answers", "ask", "context"]
