@@ -203,7 +203,9 @@ class EventPublisher:
             case [client, b"", request_id, name, asked]:
                 pass
             case _:
-                _log.warning("a control request of %d frames was ignored; expected [b'', id, operation, body]", len(frames))
+                _log.warning(
+                    "a control request of %d frames was ignored; expected [b'', id, operation, body]", len(frames)
+                )
                 return
         operation = self._operations.get(name)
         if operation is None:

@@ -9,6 +9,7 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,6 +28,8 @@ from engines.lmdeploy.control_socket import private_endpoint
 from engines.lmdeploy.lifeline import engine_gone
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tenancy import CacheSaltMiddleware
+from engines.lmdeploy.tier_metrics import tier_series
+from engines.lmdeploy.tier_routes import mount_tier_routes
 from kvcontrol.core.control import SNAPSHOT_PATH, STATS_PATH
 
 SCRAPE_TIMEOUT_S = 0.25
@@ -127,6 +130,8 @@ class EngineCollector(Collector):
             ("publisher_errors", "Failed turns of the event publisher", counters.publisher_errors),
         ):
             yield CounterMetricFamily(f"kvgate_engine_{name}", text, value=total)
+        if counters.offload is not None:
+            yield from tier_series(counters.tiers, counters.offload)
 
 
 def mount(app: FastAPI, client: ControlClient, *, metrics: bool) -> None:
@@ -140,6 +145,7 @@ def mount(app: FastAPI, client: ControlClient, *, metrics: bool) -> None:
 
     app.add_api_route(STATS_PATH, stats, methods=["GET"], response_model=None, tags=["kv"])
     app.add_api_route(SNAPSHOT_PATH, snapshot, methods=["GET"], response_model=None, tags=["kv"])
+    mount_tier_routes(app, partial(_answered, client), _too_large)
     app.add_middleware(CacheSaltMiddleware)
     collector = EngineCollector(client)
     if metrics:
@@ -159,14 +165,21 @@ def mount(app: FastAPI, client: ControlClient, *, metrics: bool) -> None:
     app.router.lifespan_context = lifespan
 
 
-async def _answered(client: ControlClient, operation: bytes) -> Response:
+async def _answered(client: ControlClient, operation: bytes, body: bytes = b"") -> Response:
     try:
-        return Response(await client.ask(operation), media_type="application/json")
+        return Response(await client.ask(operation, body), media_type="application/json")
     except EngineUnavailableError as error:
-        code = "engine_unavailable"
-        return JSONResponse(
-            {"error": {"message": str(error), "type": code, "param": None, "code": code}}, status_code=503
-        )
+        return _error(503, "engine_unavailable", str(error))
+    except EngineRefusedError as error:
+        return _error(400, "invalid_request_error", str(error))
+
+
+def _too_large(limit_bytes: int) -> Response:
+    return _error(413, "request_too_large", f"the body is longer than {limit_bytes} bytes")
+
+
+def _error(status: int, code: str, message: str) -> Response:
+    return JSONResponse({"error": {"message": message, "type": code, "param": None, "code": code}}, status_code=status)
 
 
 # What takes the place of LMDeploy's symbols (the tables are in hooks/).
@@ -210,6 +223,7 @@ def mount_metrics(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], 
 __all__ = [
     "ControlClient",
     "EngineCollector",
+    "EngineRefusedError",
     "EngineUnavailableError",
     "async_engine_init",
     "mount",

@@ -22,10 +22,20 @@ from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.events import TrieTracker, forget_cache
 from engines.lmdeploy.identity import identity_of
 from engines.lmdeploy.settings import EngineSettings
+from engines.lmdeploy.tier_operations import TierOperations
+from engines.lmdeploy.tier_report import offload_stats, tier_stats
 from engines.lmdeploy.tier_setup import build_hierarchy, tiers_of
 from engines.lmdeploy.trie_eviction import eviction_of
 from kvcontrol.core.blocks import CacheTier
-from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats, Snapshot, TierStats
+from kvcontrol.core.control import (
+    EventsInfo,
+    InstanceStats,
+    LoadStats,
+    OffloadStats,
+    PrefixCacheStats,
+    Snapshot,
+    TierStats,
+)
 from kvcontrol.core.ids import Epoch
 
 STATS = b"stats"
@@ -57,6 +67,8 @@ class EventCounters(msgspec.Struct, frozen=True, kw_only=True):
     eviction_errors: int
     publisher_errors: int
     resident_blocks: dict[CacheTier, int]
+    tiers: dict[CacheTier, TierStats] = {}
+    offload: OffloadStats | None = None
 
 
 class EngineAgent:
@@ -69,6 +81,8 @@ class EngineAgent:
         identity = identity_of(engine, model=launch.model)
         self._weights = identity.revision
         self._weight_updates = 0
+        self.calls = EngineCalls()
+        self.tiers = tiers_of(engine.cache_config)
 
         def make_log(on_pending: Callable[[], None]) -> EventLog:
             return EventLog(
@@ -90,17 +104,14 @@ class EngineAgent:
                 STATS: lambda _publisher, _body: msgspec.json.encode(self.stats()),
                 SNAPSHOT: lambda publisher, _body: msgspec.json.encode(self._snapshot(publisher)),
                 COUNTERS: lambda _publisher, _body: msgspec.json.encode(self.counters()),
+                **TierOperations(engine, self.tiers, self.calls).table(),
             },
         )
         self.tracker = TrieTracker(self.publisher.log, identity)
         self.tracker.watch(engine.scheduler.block_trie)
-        self.calls = EngineCalls()
-        self.tiers = tiers_of(engine.cache_config)
         try:
             if self.tiers is not None:
-                self.tiers.start(
-                    partial(build_hierarchy, settings), identity, self.publisher.log, engine.scheduler
-                )
+                self.tiers.start(partial(build_hierarchy, settings), identity, self.publisher.log, engine.scheduler)
         except BaseException:
             self.publisher.close()
             raise
@@ -140,9 +151,11 @@ class EngineAgent:
                     cached_blocks=log.resident_blocks().get(CacheTier.HBM, 0),
                     block_bytes=_block_bytes(engine),
                 )
-            },
+            }
+            | ({} if self.tiers is None else tier_stats(self.tiers)),
             load=_load(scheduler),
             prefix_cache=PrefixCacheStats(query_tokens=int(hits.num_query_tokens), hit_tokens=int(hits.num_hit_tokens)),
+            offload=None if self.tiers is None else offload_stats(self.tiers),
         )
 
     def counters(self) -> EventCounters:
@@ -155,6 +168,8 @@ class EngineAgent:
             eviction_errors=0 if eviction is None else eviction.errors,
             publisher_errors=self.publisher.errors,
             resident_blocks=log.resident_blocks(),
+            tiers={} if self.tiers is None else tier_stats(self.tiers),
+            offload=None if self.tiers is None else offload_stats(self.tiers),
         )
 
     def weights_changed(self) -> None:

@@ -31,7 +31,7 @@ from lmdeploy.pytorch.kv_connector.base import (
 )
 
 from engines.lmdeploy.offload_plan import LoadOrder, SaveOrder
-from engines.lmdeploy.tiers import EngineTiers
+from engines.lmdeploy.tiers import Ended, EngineTiers
 
 IDLE_WAIT_S = 0.001
 
@@ -67,19 +67,17 @@ class OffloadConnector(KVConnectorBase):
     def start_load_kv(self) -> None:
         orders = self._orders()
         self._had_forward = False
-        self._guard("start loads", lambda: self._tiers.start_loads(orders.loads), None)
-        self._guard("start saves of ended requests", lambda: self._tiers.start_saves(orders.tails), None)
+        self._guard("start loads", None, self._tiers.start_loads, orders.loads)
+        self._guard("start saves of ended requests", None, self._tiers.start_saves, orders.tails)
 
     def start_save_kv(self) -> None:
         orders = self._orders()
         self._had_forward = True
-        self._guard("start saves", lambda: self._tiers.start_saves(orders.saves), None)
+        self._guard("start saves", None, self._tiers.start_saves, orders.saves)
 
     def get_finished(self) -> KVConnectorOutput:
         wait_s = 0.0 if self._had_forward else IDLE_WAIT_S
-        ended = self._guard("collect transfers", lambda: self._tiers.collect(wait_s), None)
-        if ended is None:
-            return KVConnectorOutput()
+        ended = self._guard("collect transfers", Ended(), self._tiers.collect, wait_s)
         return KVConnectorOutput(
             completed_save_ids=ended.saves or None,
             finished_receiving=ended.loads or None,
@@ -87,7 +85,7 @@ class OffloadConnector(KVConnectorBase):
         )
 
     def shutdown(self) -> None:
-        self._guard("shut down", self._tiers.unregister, None)
+        self._guard("shut down", None, self._tiers.unregister)
 
     def _orders(self) -> OffloadMetadata:
         metadata = self._get_connector_metadata()
@@ -98,10 +96,10 @@ class OffloadConnector(KVConnectorBase):
     # The scheduler's half.
 
     def on_new_request(self, request: Any) -> None:
-        self._guard("note a request", lambda: self._tiers.arrived(request), None)
+        self._guard("note a request", None, self._tiers.arrived, request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        tokens = self._guard("look up", lambda: self._tiers.external_tokens(request, int(num_computed_tokens)), 0)
+        tokens = self._guard("look up", 0, self._tiers.external_tokens, request, int(num_computed_tokens))
         return tokens, tokens > 0
 
     def update_state_after_alloc(self, request: Any, block_ids: Sequence[int], num_external_tokens: int) -> None:
@@ -109,7 +107,7 @@ class OffloadConnector(KVConnectorBase):
             self._tiers.allocated(request, block_ids)
 
     def build_connector_meta(self, step_input: KVConnectorStepInput) -> KVConnectorMetadata | None:
-        return self._guard("order transfers", lambda: self._metadata(step_input), None)
+        return self._guard("order transfers", None, self._metadata, step_input)
 
     def _metadata(self, step: KVConnectorStepInput) -> OffloadMetadata | None:
         planner = self._tiers.planner
@@ -127,7 +125,7 @@ class OffloadConnector(KVConnectorBase):
         return OffloadMetadata(loads, saves, tails)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> KVConnectorResult:
-        return self._guard("note ended transfers", lambda: self._result(connector_output), KVConnectorResult())
+        return self._guard("note ended transfers", KVConnectorResult(), self._result, connector_output)
 
     def _result(self, output: KVConnectorOutput) -> KVConnectorResult:
         return KVConnectorResult(
@@ -141,10 +139,10 @@ class OffloadConnector(KVConnectorBase):
         )
 
     def request_finished(self, request: Any) -> None:
-        self._guard("end a request", lambda: self._tiers.ended(request), None)
+        self._guard("end a request", None, self._tiers.ended, request)
 
     def finish_transfers_after_worker_drain(self) -> None:
-        self._guard("forget drained transfers", self._tiers.drained, None)
+        self._guard("forget drained transfers", None, self._tiers.drained)
 
 
 __all__ = ["IDLE_WAIT_S", "OffloadConnector", "OffloadMetadata"]

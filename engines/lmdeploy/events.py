@@ -97,10 +97,15 @@ class TrieTracker:
             _log.exception("%s could not be announced (%d failures so far)", what, self.errors)
 
 
+def evict_unused(engine: Any) -> int:
+    """Evict every block of the prefix cache that no request uses, each with its event, and return how many."""
+    return int(engine.scheduler.block_trie.evict(_ALL_BLOCKS))
+
+
 def forget_cache(engine: Any) -> None:
     """Empty the engine's prefix cache and announce it; blocks that requests hold can't be evicted and are logged."""
     trie = engine.scheduler.block_trie
-    trie.evict(_ALL_BLOCKS)
+    evict_unused(engine)
     if held := len(trie.leaves):
         _log.error("%d prefix-cache paths are still held by requests; their KV is stale", held)
     tracker = getattr(trie, _TRACKER, None)
@@ -157,4 +162,4 @@ def _extra(extra_identity: tuple[Any, ...]) -> bytes:
     )
 
 
-__all__ = ["TrieTracker", "forget_cache", "node_attach_to", "node_detach_leaf", "trie_root"]
+__all__ = ["TrieTracker", "evict_unused", "forget_cache", "node_attach_to", "node_detach_leaf", "trie_root"]

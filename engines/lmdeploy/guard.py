@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 _Answer = TypeVar("_Answer")
+_Given = ParamSpec("_Given")
 _log = logging.getLogger(__name__)
 
 
@@ -14,10 +15,17 @@ class Guard:
     def __init__(self) -> None:
         self.errors = 0
 
-    def __call__(self, what: str, work: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-        """Return ``work()``, or ``otherwise`` when it raised."""
+    def __call__(
+        self,
+        what: str,
+        otherwise: _Answer,
+        work: Callable[_Given, _Answer],
+        *args: _Given.args,
+        **kwargs: _Given.kwargs,
+    ) -> _Answer:
+        """Return ``work(...)``, or ``otherwise`` when it raised."""
         try:
-            return work()
+            return work(*args, **kwargs)
         except Exception:  # noqa: BLE001  # that is what it is for
             self.errors += 1
             if self.errors & (self.errors - 1) == 0:  # 1st, 2nd, 4th, 8th...: a log, not a flood

@@ -6,7 +6,7 @@ open while a pool is registered; moves while it is closed fail, which the runtim
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime import BlockStatus, Fence, HostArena, Move
@@ -20,9 +20,9 @@ class EngineMemory:
     ``ValueError``, as what lies below HBM would no longer fit.
     """
 
-    tier: Final = CacheTier.HBM
-
     def __init__(self, rows: Mapping[str, Any], *, pages_per_block: int) -> None:
+        self.tier = CacheTier.HBM
+        self.last_error = ""
         self._pages = pages_per_block
         self._pool: TorchBackend | None = TorchBackend(rows, pages=pages_per_block)
         self._lock = threading.Lock()
@@ -62,12 +62,20 @@ class EngineMemory:
     def read(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
         """See ``KVBackendProtocol``."""
         pool = self._pool
-        return [BlockStatus.FAILED] * len(moves) if pool is None else pool.read(moves, arena)
+        return self._closed(moves) if pool is None else self._told(pool, pool.read(moves, arena))
 
     def write(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
         """See ``KVBackendProtocol``."""
         pool = self._pool
-        return [BlockStatus.FAILED] * len(moves) if pool is None else pool.write(moves, arena)
+        return self._closed(moves) if pool is None else self._told(pool, pool.write(moves, arena))
+
+    def _closed(self, moves: Sequence[Move]) -> list[BlockStatus]:
+        self.last_error = "the engine has no KV pool now: it sleeps"
+        return [BlockStatus.FAILED] * len(moves)
+
+    def _told(self, pool: TorchBackend, statuses: list[BlockStatus]) -> list[BlockStatus]:
+        self.last_error = pool.last_error
+        return statuses
 
     def close(self) -> None:
         """See ``KVBackendProtocol``."""

@@ -36,7 +36,7 @@ class LoadOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOrder:
-    """Save a path of engine blocks; ``logical_ids`` are LMDeploy's names for them, by which it keeps them from reuse."""
+    """Save a path of engine blocks; ``logical_ids`` are LMDeploy's names for them, which keep them from reuse."""
 
     save_id: int
     requests: tuple[SaveRequest, ...]
@@ -109,17 +109,18 @@ class OffloadPlanner:
         request.plan = plan
         return plan.last_block * size - computed_tokens
 
-    def allocated(self, seq: Any, slots: Sequence[int]) -> None:
-        """Bind the plan of a request to the engine's slots: fewer than planned are a shorter load."""
+    def allocated(self, seq: Any, slots: Sequence[int]) -> bool:
+        """Bind a request's plan to the engine's slots, fewer than planned for a shorter load; True: it will run."""
         request = self._requests[int(seq.seq_id)]
         plan, request.plan = request.plan, None
         if plan is None:
-            raise RuntimeError(f"request {seq.seq_id} has no planned load")
+            return False
         plan = self.agent.shorten(plan, len(slots))
         order = LoadOrder(request_id=int(seq.seq_id), plan=plan, slots=tuple(map(int, slots)))
         self._new_loads.append(order)
         self._loading[order.request_id] = order
         self.counters.loads += 1
+        return True
 
     def loaded(self, request_id: int, *, success: bool) -> bool:
         """Note the end of a load; False when nobody waits for it. A failed one is not tried again for its request."""
@@ -147,9 +148,7 @@ class OffloadPlanner:
         """
         saves = []
         for seq, tokens, seq_slots, seq_ids in zip(running, token_lens, slots, logical_ids, strict=False):
-            order = self.guard(
-                "plan a save", lambda work=(seq, int(tokens), seq_slots, seq_ids): self._save(*work), otherwise=None
-            )
+            order = self.guard("plan a save", None, self._save, seq, int(tokens), seq_slots, seq_ids)
             if order is not None:
                 saves.append(order)
         loads, self._new_loads = self._new_loads, []
@@ -224,9 +223,7 @@ class OffloadPlanner:
             request = self._requests[int(seq.seq_id)] = _Request(chain, tenant_of_salt(salt))
         return request
 
-    def _save(
-        self, seq: Any, tokens: int, slots: Sequence[int], logical_ids: Sequence[int]
-    ) -> SaveOrder | None:
+    def _save(self, seq: Any, tokens: int, slots: Sequence[int], logical_ids: Sequence[int]) -> SaveOrder | None:
         if not _is_plain(seq):
             return None
         request = self._request(seq)

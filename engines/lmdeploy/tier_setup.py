@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from hashlib import blake2b
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from engines.lmdeploy.memory import EngineMemory
@@ -37,23 +38,11 @@ def build_hierarchy(settings: EngineSettings, memory: EngineMemory, identity: Ca
     """
     digest = _layout(memory, identity)
     arena = _arena(settings, memory.block_bytes, digest)
-    durable = None
+    durable: FileBackend | None = None
     try:
-        if settings.nvme_path is not None:
-            slots = settings.nvme_bytes // memory.block_bytes
-            if slots == 0:
-                raise TierSetupError(
-                    f"KVGATE_ENGINE_NVME_BYTES={settings.nvme_bytes}: one block is {memory.block_bytes} bytes; "
-                    "give room for at least one"
-                )
-            durable = FileBackend(
-                BlockFileSpec(
-                    path=settings.nvme_path / FILE_NAME,
-                    slots=slots,
-                    block_bytes=memory.block_bytes,
-                    identity=digest,
-                )
-            )
+        durable = (
+            None if settings.nvme_path is None else _file(settings, settings.nvme_path, memory.block_bytes, digest)
+        )
         memory.pin(arena)
         hierarchy = HierarchyManager(
             HierarchyConfig(write_mode=settings.write_mode, load_deadline_s=settings.load_deadline_s),
@@ -91,6 +80,15 @@ def _arena(settings: EngineSettings, block_bytes: int, digest: bytes) -> HostAre
     )
 
 
+def _file(settings: EngineSettings, folder: Path, block_bytes: int, digest: bytes) -> FileBackend:
+    slots = settings.nvme_bytes // block_bytes
+    if slots == 0:
+        raise TierSetupError(
+            f"KVGATE_ENGINE_NVME_BYTES={settings.nvme_bytes} is less than one block of {block_bytes} bytes"
+        )
+    return FileBackend(BlockFileSpec(path=folder / FILE_NAME, slots=slots, block_bytes=block_bytes, identity=digest))
+
+
 def _layout(memory: EngineMemory, identity: CacheIdentity) -> bytes:
     """What must be equal for another process to use the bytes of a block: identity, engine and layout."""
     digest = blake2b(root_hash(identity), digest_size=16, person=b"kvgate.layout")
@@ -114,7 +112,7 @@ def prepare_config(original: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         settings = EngineSettings.load()
         if settings.ddr_bytes:
-            _check(cache_config, dist_config, settings)
+            _check(cache_config, dist_config)
             from lmdeploy.messages import KVTransferConfig
 
             cache_config.kv_transfer_config = KVTransferConfig(kv_connector=CONNECTOR, kv_role="kv_both")
@@ -151,7 +149,7 @@ def build_connector(original: Callable[..., Any]) -> Callable[..., Any]:
     return build_kv_connector
 
 
-def _check(cache_config: Any, dist_config: Any, settings: EngineSettings) -> None:
+def _check(cache_config: Any, dist_config: Any) -> None:
     """Refuse what the tiers can't hold correctly, at start-up."""
     name = "KVGATE_ENGINE_DDR_BYTES"
     if cache_config.kv_transfer_config is not None:
@@ -166,4 +164,12 @@ def _check(cache_config: Any, dist_config: Any, settings: EngineSettings) -> Non
         raise TierSetupError(f"{name} and LMDeploy's own CPU blocks exclude each other; set num_cpu_blocks to 0")
 
 
-__all__ = ["CONNECTOR", "FILE_NAME", "TierSetupError", "build_connector", "build_hierarchy", "prepare_config", "tiers_of"]
+__all__ = [
+    "CONNECTOR",
+    "FILE_NAME",
+    "TierSetupError",
+    "build_connector",
+    "build_hierarchy",
+    "prepare_config",
+    "tiers_of",
+]

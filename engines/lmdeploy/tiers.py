@@ -16,8 +16,9 @@ from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.memory import EngineMemory
 from engines.lmdeploy.offload_plan import LoadOrder, OffloadPlanner, SaveOrder
 from kvcontrol.agent import KVAgent
-from kvcontrol.core.blocks import CacheIdentity
+from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.kv_runtime import BlockStatus, HierarchyManager, TicketId
+
 
 class Built(NamedTuple):
     """A hierarchy over an engine's memory; ``release`` closes what it stands on."""
@@ -92,11 +93,14 @@ class EngineTiers:
             self.planner.rebase(identity)
         self.forget()
 
-    def forget(self) -> None:
-        """Drop all that lies below HBM and isn't in use."""
-        if self.hierarchy is not None:
-            self.hierarchy.drop()
-            self._announce()
+    def forget(self) -> dict[CacheTier, int]:
+        """Drop all that lies below HBM, and return how many blocks of each tier; transfers under way end as usual."""
+        if self.hierarchy is None:
+            return {}
+        held = {tier: stats.used_blocks + stats.held_blocks for tier, stats in self.hierarchy.stats().tiers.items()}
+        self.hierarchy.drop()
+        self._announce()
+        return held
 
     def close(self) -> None:
         """End transfers, then files and memory; memory that a device still uses stays."""
@@ -115,7 +119,7 @@ class EngineTiers:
     def allocated(self, seq: Any, slots: Sequence[int]) -> None:
         """Never raises: LMDeploy has taken the blocks already. A load that can't be ordered is one that failed."""
         planner = self.planner
-        if planner is None or not self.guard("bind a load", lambda: planner.allocated(seq, slots) or True, otherwise=False):
+        if planner is None or not self.guard("bind a load", False, planner.allocated, seq, slots):  # noqa: FBT003
             self._ended.loads.add(int(seq.seq_id))
             self._ended.invalid_slots.update(map(int, slots))
 
@@ -175,7 +179,7 @@ class EngineTiers:
         """Start loads, each behind all that the engine has queued; one that can't start has failed."""
         for order in orders:
             self._loads[order.request_id] = order
-            if not self.guard("start a load", lambda order=order: self._start_load(order), otherwise=False):
+            if not self.guard("start a load", False, self._start_load, order):  # noqa: FBT003
                 self._load_ended(order, [BlockStatus.FAILED] * len(order.slots))
 
     def _start_load(self, order: LoadOrder) -> bool:
@@ -190,7 +194,7 @@ class EngineTiers:
     def start_saves(self, orders: Sequence[SaveOrder]) -> None:
         """Start saves, behind all that the engine has queued; one that can't start has ended."""
         for order in orders:
-            if not self.guard("start a save", lambda order=order: self._start_save(order), otherwise=False):
+            if not self.guard("start a save", False, self._start_save, order):  # noqa: FBT003
                 self._ended.saves.add(order.save_id)
 
     def _start_save(self, order: SaveOrder) -> bool:

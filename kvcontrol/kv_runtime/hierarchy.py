@@ -17,7 +17,7 @@ import heapq
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Final
 
@@ -124,6 +124,15 @@ class HierarchyManager:
         """Return what a block is; None when it isn't there (any more)."""
         block = self._residency.get(block_id)
         return None if block is None else block.record
+
+    def blocks(self) -> Iterator[tuple[BlockId, BlockRecord]]:
+        """Iterate over all blocks that can be read; the owner's thread, no other call in between."""
+        return ((block.block_id, block.record) for block in self._residency.blocks() if block.readable)
+
+    @property
+    def quotas(self) -> QuotaManager:
+        """Who may use how much; changed by the owner's thread."""
+        return self._quotas
 
     def locate(self, block_id: BlockId) -> tuple[CacheTier, ...]:
         """Return the tiers that a block can be read from, fastest first; any thread."""

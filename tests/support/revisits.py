@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from kvcontrol.core.control import CACHE_SALT_HEADER
 
 ANSWER_WITHIN_S = 120.0
-_WORDS = (
-    "amber bridge cedar delta ember fjord glacier harbour island juniper kelp lantern meadow nectar orchard pebble "
-    "quarry river summit thicket umber valley willow yarrow zephyr"
-).split()
+_WORDS = ("amber", "bridge", "cedar", "delta", "ember", "fjord", "glacier", "harbour", "island", "juniper", "kelp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +24,7 @@ class Answer:
 
 def context(seed: int, words: int) -> str:
     """Return a text that shares no beginning with another seed's."""
-    chooser = random.Random(seed)
+    chooser = random.Random(seed)  # noqa: S311 - words, not secrets
     return f"{seed} " + " ".join(chooser.choice(_WORDS) for _ in range(words))
 
 
@@ -42,8 +39,10 @@ def ask(url: str, text: str, *, new_tokens: int = 8, salt: str = "", timeout_s: 
         "logprobs": True,
     }
     headers = {"content-type": "application/json"} | ({CACHE_SALT_HEADER: salt} if salt else {})
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=timeout_s) as response:
+    request = urllib.request.Request(  # noqa: S310 - our own
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), headers
+    )
+    with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310 - our own
         answer = json.load(response)
     usage = answer["usage"]
     details = usage.get("prompt_tokens_details") or {}

@@ -16,6 +16,7 @@ Tokens after a hit in HBM and after a restore are compared; cold ones are not, t
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -122,9 +123,7 @@ async def work(engine: Any, plan: Plan) -> dict[str, Any]:
     found["exact"] = await _exactness(visitor, contexts, plan)
     found["itl"] = await _decode_beside(visitor, contexts, plan)
     started = time.perf_counter()
-    burst = await asyncio.gather(
-        *(visitor.visit(context + visitor.prompt(_SUFFIX_TOKENS)) for context in contexts)
-    )
+    burst = await asyncio.gather(*(visitor.visit(context + visitor.prompt(_SUFFIX_TOKENS)) for context in contexts))
     found["burst_s"] = time.perf_counter() - started
     found["burst_cached"] = [each.cached for each in burst]
     if plan.long_tokens:
@@ -158,7 +157,7 @@ async def _decode_beside(visitor: Visitor, contexts: Sequence[list[int]], plan: 
         await visitor.visit(context + visitor.prompt(_SUFFIX_TOKENS), answer=1)
     beside_to = time.perf_counter()
     times = (await decode).token_times_s
-    gaps = list(zip(times, times[1:], strict=False))
+    gaps = list(itertools.pairwise(times))
     return {
         "alone": [b - a for a, b in gaps if alone_from <= a and b <= beside_from],
         "beside": [b - a for a, b in gaps if beside_from <= a and b <= beside_to],
@@ -188,10 +187,9 @@ def child(plan: Plan) -> None:
     from engines.lmdeploy.launch import prepare
 
     prepare(serving=False)
+    import torch
     from lmdeploy.messages import PytorchEngineConfig
     from lmdeploy.pytorch.engine.engine import Engine
-
-    import torch
 
     cuda = torch.cuda.is_available()
     settings: dict[str, Any] = {
@@ -216,7 +214,11 @@ def child(plan: Plan) -> None:
     from engines.lmdeploy.agent import agent_of
 
     agent = agent_of(engine)
-    found["stats"] = None if agent is None else agent.tier_report()
+    offload = None if agent is None else agent.stats().offload
+    if offload is not None:
+        found["stats"] = {
+            f"{path}_gb_per_s": each.bandwidth_bytes_per_s / 1e9 for path, each in offload.paths.items()
+        } | {"failed_loads": offload.failed_loads, "declined_loads": offload.declined_loads}
     sys.stdout.write(f"\n{json.dumps(found)}\n")
     sys.stdout.flush()
     os._exit(0)  # the readings are out; an engine's teardown takes longer than it is worth
@@ -266,7 +268,7 @@ def _metrics(found: dict[str, Any]) -> dict[str, float]:
             "long_revisit_cached_tokens": statistics.median(found["long"]["again_cached"]),
             "long_restored_equal_ratio": float(found["long"]["equal"]),
         }
-    return metrics | {name: value for name, value in (found.get("stats") or {}).items()}
+    return metrics | dict(found.get("stats") or {})
 
 
 def _run_child(plan: Plan, mode: str) -> dict[str, Any]:

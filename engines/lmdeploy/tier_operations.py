@@ -1,0 +1,121 @@
+"""What operators may ask of an engine's tiers: each operation parses its body, runs between two steps, and answers.
+
+A body that can't be done as asked is refused with a message that names what was wrong and what is allowed.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from engines.event_publisher import EventPublisher, Operation, RefusedError
+from engines.lmdeploy.engine_calls import EngineCalls
+from engines.lmdeploy.events import evict_unused
+from engines.lmdeploy.tier_report import block_list, known_hashes, quotas
+from engines.lmdeploy.tiers import EngineTiers
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.tier_control import BlockQuery, CacheReset, MigrateRequest, Migration, QuotaChange
+from kvcontrol.kv_runtime import HierarchyManager, QuotaError, TenantQuota
+
+BLOCKS = b"blocks"
+MIGRATE = b"migrate"
+QUOTAS = b"quotas"
+SET_QUOTA = b"set_quota"
+RESET = b"reset"
+
+_CALL_TIMEOUT_S = 1.5
+"""Less than the api_server waits: a busy engine is told as busy."""
+
+_Body = TypeVar("_Body")
+
+
+class TierOperations:
+    """The operations of one engine; ``tiers`` None is an engine without tiers, which only knows the reset of HBM."""
+
+    def __init__(self, engine: Any, tiers: EngineTiers | None, calls: EngineCalls) -> None:
+        self._engine = engine
+        self._tiers = tiers
+        self._calls = calls
+
+    def table(self) -> dict[bytes, Operation]:
+        """Return all of them by name."""
+        return {
+            BLOCKS: self._blocks,
+            MIGRATE: self._migrate,
+            QUOTAS: self._quotas,
+            SET_QUOTA: self._set_quota,
+            RESET: self._reset,
+        }
+
+    def _blocks(self, _: EventPublisher, body: bytes) -> bytes:
+        query, hierarchy = _parsed(body, BlockQuery), self._hierarchy()
+        return msgspec.json.encode(self._between_steps(lambda: block_list(hierarchy, query)))
+
+    def _migrate(self, _: EventPublisher, body: bytes) -> bytes:
+        request, hierarchy = _parsed(body, MigrateRequest), self._hierarchy()
+        if request.tier not in hierarchy.stats().tiers:
+            raise RefusedError(f"this instance has no {request.tier} tier; it has {', '.join(hierarchy.stats().tiers)}")
+        keys, bad = known_hashes(request.hashes)
+        if bad:
+            raise RefusedError(f"hashes: {bad[0]!r} is no hex")
+
+        def migrate() -> Migration:
+            found = {key: hierarchy.find(key) for key in dict.fromkeys(keys)}
+            ids = [block_id for block_id in found.values() if block_id is not None]
+            if ids:
+                (hierarchy.prefetch if request.tier is CacheTier.DDR else hierarchy.demote)(ids)
+            unknown = [key.hex() for key, block_id in found.items() if block_id is None]
+            return Migration(started=len(ids), unknown=unknown)
+
+        return msgspec.json.encode(self._between_steps(migrate))
+
+    def _quotas(self, _: EventPublisher, body: bytes) -> bytes:
+        del body
+        return msgspec.json.encode(quotas(self._hierarchy()))
+
+    def _set_quota(self, _: EventPublisher, body: bytes) -> bytes:
+        change, hierarchy = _parsed(body, QuotaChange), self._hierarchy()
+        wanted = change.quota
+        if change.tier not in hierarchy.stats().tiers:
+            raise RefusedError(f"this instance has no {change.tier} tier; it has {', '.join(hierarchy.stats().tiers)}")
+        try:
+            quota = (
+                None
+                if wanted is None
+                else TenantQuota(
+                    guaranteed_bytes=wanted.guaranteed_bytes, burst_bytes=wanted.burst_bytes, weight=wanted.weight
+                )
+            )
+            self._between_steps(lambda: hierarchy.quotas.set(change.tenant, change.tier, quota))
+        except QuotaError as error:
+            raise RefusedError(str(error)) from error
+        return msgspec.json.encode(quotas(hierarchy))
+
+    def _reset(self, _: EventPublisher, body: bytes) -> bytes:
+        del body
+
+        def reset() -> CacheReset:
+            dropped = {CacheTier.HBM: evict_unused(self._engine)}
+            if self._tiers is not None:
+                dropped |= self._tiers.forget()
+            return CacheReset(dropped=dropped)
+
+        return msgspec.json.encode(self._between_steps(reset))
+
+    def _hierarchy(self) -> HierarchyManager:
+        if self._tiers is None or self._tiers.hierarchy is None:
+            raise RefusedError("this instance has no tiers below HBM; start it with KVGATE_ENGINE_DDR_BYTES set")
+        return self._tiers.hierarchy
+
+    def _between_steps(self, work: Callable[[], _Body]) -> _Body:
+        return self._calls(work, timeout_s=_CALL_TIMEOUT_S)
+
+
+def _parsed(body: bytes, kind: type[_Body]) -> _Body:
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusedError(f"the body is not what is allowed: {error}") from error
+
+
+__all__ = ["BLOCKS", "MIGRATE", "QUOTAS", "RESET", "SET_QUOTA", "TierOperations"]

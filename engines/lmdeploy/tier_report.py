@@ -1,0 +1,126 @@
+"""What the tiers of an engine say of themselves, in the words of ``/kv/v1`` and ``/metrics``."""
+
+import heapq
+import time
+from collections.abc import Iterator
+
+from engines.lmdeploy.tiers import EngineTiers
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.control import OffloadStats, PathStats, TierStats
+from kvcontrol.core.ids import BlockHash
+from kvcontrol.core.tier_control import BlockInfo, BlockList, BlockQuery, QuotaBody, Quotas, TenantUsageBody
+from kvcontrol.kv_runtime import HierarchyManager
+
+
+def tier_stats(tiers: EngineTiers) -> dict[CacheTier, TierStats]:
+    """Return the state of every tier below HBM; any thread."""
+    if tiers.hierarchy is None:
+        return {}
+    return {
+        tier: TierStats(
+            capacity_blocks=stats.capacity_blocks,
+            used_blocks=stats.capacity_blocks - stats.free_blocks,
+            cached_blocks=stats.used_blocks + stats.held_blocks,
+            block_bytes=stats.block_bytes,
+        )
+        for tier, stats in tiers.hierarchy.stats().tiers.items()
+    }
+
+
+def offload_stats(tiers: EngineTiers) -> OffloadStats | None:
+    """Return what the tiers did so far, None before they were started; any thread."""
+    hierarchy, agent, planner = tiers.hierarchy, tiers.agent, tiers.planner
+    if hierarchy is None or agent is None or planner is None:
+        return None
+    stats, reuse = hierarchy.stats(), agent.metrics.report()
+    return OffloadStats(
+        loads=planner.counters.loads,
+        failed_loads=planner.counters.loads_failed,
+        declined_loads=agent.declined,
+        saves=planner.counters.saves,
+        tail_saves=planner.counters.tail_saves,
+        looked_up_tokens=reuse.looked_up_tokens,
+        found_tokens=reuse.hit_tokens,
+        collisions=reuse.collisions + stats.collisions,
+        prefill_tokens_per_s=agent.prefill.tokens_per_s or 0.0,
+        outcomes={f"{kind}:{status}:{reason}": blocks for (kind, status, reason), blocks in stats.outcomes.items()},
+        losses={f"{tier}:{loss}": blocks for tier, each in stats.tiers.items() for loss, blocks in each.losses.items()},
+        paths={
+            str(name): PathStats(
+                moved_blocks=lane.moved_blocks,
+                moved_bytes=lane.moved_bytes,
+                failed_blocks=lane.failed_blocks,
+                queued_blocks=lane.queued_blocks,
+                bandwidth_bytes_per_s=lane.bandwidth_bytes_per_s or 0.0,
+            )
+            for name, lane in stats.lanes.items()
+        },
+        guard_errors=tiers.guard.errors,
+        worker_faults=stats.worker_faults,
+    )
+
+
+def block_list(hierarchy: HierarchyManager, query: BlockQuery) -> BlockList:
+    """Return the blocks below HBM that a query names, those used last first; the engine's thread. O(blocks)."""
+    now_s = time.monotonic()
+    total = 0
+
+    def matching() -> Iterator[tuple[float, BlockInfo]]:
+        nonlocal total
+        for block_id, record in hierarchy.blocks():
+            info, places = hierarchy.get_block_info(block_id), hierarchy.locate(block_id)
+            if info is None or (query.tier is not None and query.tier not in places):
+                continue
+            if query.tenant is not None and query.tenant != record.tenant:
+                continue
+            total += 1
+            idle_s = max(0.0, now_s - info.last_access_s)
+            yield (
+                idle_s,
+                BlockInfo(
+                    hash=record.key.hex(),
+                    tiers=list(places),
+                    size_bytes=info.size_bytes,
+                    tenant=record.tenant,
+                    idle_s=round(idle_s, 3),
+                ),
+            )
+
+    youngest = heapq.nsmallest(query.limit, matching(), key=lambda each: each[0])
+    return BlockList(total=total, blocks=[info for _, info in youngest])
+
+
+def quotas(hierarchy: HierarchyManager) -> Quotas:
+    """Return every tenant's use and quota in every tier; any thread."""
+    return Quotas(
+        tiers={
+            tier: {
+                tenant: TenantUsageBody(
+                    used_blocks=usage.used_blocks,
+                    used_bytes=usage.used_bytes,
+                    quota=QuotaBody(
+                        guaranteed_bytes=usage.quota.guaranteed_bytes,
+                        burst_bytes=usage.quota.burst_bytes,
+                        weight=usage.quota.weight,
+                    ),
+                    over_burst_blocks=usage.over_burst_blocks,
+                )
+                for tenant, usage in stats.tenants.items()
+            }
+            for tier, stats in hierarchy.stats().tiers.items()
+        }
+    )
+
+
+def known_hashes(hashes: list[str]) -> tuple[list[BlockHash], list[str]]:
+    """Return hashes as bytes, and those that are no hex."""
+    good, bad = [], []
+    for text in hashes:
+        try:
+            good.append(BlockHash(bytes.fromhex(text)))
+        except ValueError:
+            bad.append(text)
+    return good, bad
+
+
+__all__ = ["block_list", "known_hashes", "offload_stats", "quotas", "tier_stats"]

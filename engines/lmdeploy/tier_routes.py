@@ -1,0 +1,52 @@
+"""The operators' part of ``/kv/v1`` on the api_server: bodies go to the engine process and come back as they are."""
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from engines.lmdeploy.tier_operations import BLOCKS, MIGRATE, QUOTAS, RESET, SET_QUOTA
+from kvcontrol.core.tier_control import BLOCKS_PATH, MIGRATE_PATH, QUOTAS_PATH, RESET_PATH
+
+MAX_BODY_BYTES = 1 << 20
+
+Answer = Callable[[bytes, bytes], Awaitable[Response]]
+"""Answers an operation with a body."""
+
+
+def mount_tier_routes(app: FastAPI, answer: Answer, too_large: Callable[[int], Response]) -> None:
+    """Add the routes; ``too_large`` answers a body of more than ``MAX_BODY_BYTES``."""
+
+    async def blocks(request: Request) -> Response:
+        query: dict[str, object] = dict(request.query_params)
+        limit = query.get("limit")
+        if isinstance(limit, str) and limit.isdecimal():
+            query["limit"] = int(limit)
+        return await answer(BLOCKS, msgspec.json.encode(query))
+
+    async def quotas() -> Response:
+        return await answer(QUOTAS, b"")
+
+    def with_body(operation: bytes) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            body = b""
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    return too_large(MAX_BODY_BYTES)
+            return await answer(operation, body)
+
+        return handle
+
+    for path, method, handler in (
+        (BLOCKS_PATH, "GET", blocks),
+        (QUOTAS_PATH, "GET", quotas),
+        (QUOTAS_PATH, "PUT", with_body(SET_QUOTA)),
+        (MIGRATE_PATH, "POST", with_body(MIGRATE)),
+        (RESET_PATH, "POST", with_body(RESET)),
+    ):
+        app.add_api_route(path, handler, methods=[method], response_model=None, tags=["kv"])
+
+
+__all__ = ["MAX_BODY_BYTES", "Answer", "mount_tier_routes"]
