@@ -4,6 +4,7 @@ It joins what decides nothing about engines (``kv_runtime``: where blocks are) w
 (``prefix_reuse``: what a prompt shares with the past). An engine's connector, or a simulated engine, asks it.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from kvcontrol.prefix_reuse import PrefixReuseMetrics, PromptChain
 
 _SPEED_WEIGHT = 0.2
 """Of the newest measurement in the moving average of the prefill speed."""
+PROBE_EVERY_S = 1.0
+"""A path that is declined is never measured again; so from time to time a load is tried against the estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,7 @@ class KVAgent:
         self.prefill = PrefillSpeed()
         self.declined = 0
         self._clock = clock
+        self._tried_s = -math.inf
 
     def has(self, key: BlockHash) -> bool:
         """Whether a block can be read from below HBM."""
@@ -68,7 +72,8 @@ class KVAgent:
 
         Tokens and parents are compared, block by block: another lineage under an equal hash ends the run and is
         counted as a collision. Not worth it means: by measured bandwidth and prefill speed, the loads that wait
-        already included, computing takes less time. Until both were measured, loading is tried. About 1 us a block.
+        already included, computing takes less time. Until both were measured, and once every ``PROBE_EVERY_S`` after
+        that, loading is tried all the same. About 1 us a block.
         """
         started = self._clock()
         found = self._run(chain, first, limit)
@@ -83,9 +88,11 @@ class KVAgent:
             return None
         load_s = self.hierarchy.estimate_load_s(found)
         speed = self.prefill.tokens_per_s
-        if load_s is not None and speed is not None and load_s > len(found) * chain.block_size_tokens / speed:
+        slower = load_s is not None and speed is not None and load_s > len(found) * chain.block_size_tokens / speed
+        if slower and started - self._tried_s < PROBE_EVERY_S:
             self.declined += 1
             return None
+        self._tried_s = started
         self.hierarchy.hold(found)
         return LoadPlan(first_block=first, block_ids=tuple(found))
 
