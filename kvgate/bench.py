@@ -28,6 +28,7 @@ def build_bench() -> typer.Typer:
     )
     bench.command(revisit.NAME)(run_revisit)
     bench.command("prefix")(run_prefix)
+    bench.command("pool")(run_pool)
     return bench
 
 
@@ -96,6 +97,28 @@ def run_prefix(  # noqa: PLR0913 - each is one option
     )
     report = prefix.run(plan, lambda step: errors.print(f"  {step}", markup=False, soft_wrap=True))
     _show(report, as_json=as_json, as_markdown=as_markdown)
+
+
+def run_pool(
+    *,
+    blocks: Annotated[int, typer.Option(min=4_096, help="Blocks of 64 tokens in the pool.")] = 16_384,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="A folder with azure/, mooncake/ and agentic/ traces. Default: that beside a checkout."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Time few calls: to see that it runs.")] = False,
+    as_json: _AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """A full pool of KV blocks: what does an allocation with its evictions cost, and how much memory is lost?"""
+    from kvcontrol.kv_runtime.benchmarks.pool import PoolPlan
+    from kvgate.benchmarks import pool
+
+    def say(step: str) -> None:
+        errors.print(f"  {step}", markup=False, soft_wrap=True)
+
+    plan = PoolPlan(workloads=pool.workloads(traces, say), blocks=blocks, quick=quick)
+    _show(pool.run(plan, say), as_json=as_json, as_markdown=as_markdown)
 
 
 def _show(report: Report, *, as_json: bool, as_markdown: bool = False) -> None:

@@ -46,6 +46,9 @@ OnEnded = Callable[[Sequence[BlockId], str], None]
 An index that believes it can't name a block that holds something else. Must not raise or call the pool.
 """
 
+_IN_VAIN = 4
+"""How many victims may go in vain for each large block that is wanted."""
+
 FREED = "freed by who had it pinned"
 DISCARDED = "discarded"
 
@@ -268,10 +271,11 @@ class KVPool:
             context = self._context = self._context_for(wanted, used)
         decision = self._policy.select_victims(context)
         victims = decision.victims
-        if not self._cached.issuperset(victims):
+        before = len(self._cached)
+        self._forget(victims, decision.reason)
+        if before - len(self._cached) != len(victims):
             raise AssertionError(f"policy {self._policy.name} evicts blocks that aren't cached")
         self.counters.evictions += 1
-        self._forget(victims, decision.reason)
         return victims
 
     def _context_for(self, wanted: int, used: int) -> PolicyContext:
@@ -293,7 +297,7 @@ class KVPool:
         if blocks:
             self._on_ended(blocks, reason)
 
-    def _allocate_alike(self, spec: BlockSpec, count: int) -> list[BlockId] | NoRoom:
+    def _allocate_alike(self, spec: BlockSpec, count: int) -> Sequence[BlockId] | NoRoom:
         """Blocks are alike: the evicted ones are the new ones, without a detour over the free."""
         available = self.space.available(spec)
         missing = count - available
@@ -307,7 +311,7 @@ class KVPool:
             self.space.free(victims)
             return self.space.allocate(spec, count)
         if not available:
-            return list(victims)
+            return victims
         blocks = self.space.allocate(spec, available)
         return blocks if isinstance(blocks, NoRoom) else [*blocks, *victims]
 
@@ -329,20 +333,49 @@ class KVPool:
         return self._clear(spec, blocks)
 
     def _clear(self, spec: BlockSpec, refused: NoRoom) -> list[BlockId] | NoRoom:
-        in_the_way = plan_clearing(
+        """Make runs for blocks that are larger than the holes.
+
+        What the policy gives up next goes with all that stands in the same place, unless something there is pinned:
+        then it went in vain. After some of those the whole region is searched for what costs least, and found or not.
+        """
+        order = self.space.order(spec)
+        in_vain = _IN_VAIN * refused.wanted
+        reason = f"stands where {refused.wanted} blocks of {spec.size_bytes} bytes are to lie"
+        while in_vain > 0:
+            victims = self._evict(refused.wanted - refused.available)
+            if not victims:
+                break
+            gone = set(victims)
+            for victim in victims:
+                others = [block for block in self.space.neighbours(victim, order) if block not in gone]
+                if self._cached.issuperset(others):
+                    gone.update(others)
+                else:
+                    in_vain -= 1
+            cleared = list(gone.difference(victims))
+            self._free_for_place(cleared, reason)
+            self.space.free(victims)
+            blocks = self.space.allocate(spec, refused.wanted)
+            if not isinstance(blocks, NoRoom):
+                return blocks
+            refused = blocks
+        planned = plan_clearing(
             self.space.placed(),
             units=self.space.units,
-            order=self.space.order(spec),
+            order=order,
             count=refused.wanted,
             evictable=self.is_cached,
         )
-        if isinstance(in_the_way, NoRoom):
-            return in_the_way
-        self._policy.remove(in_the_way)
-        self._forget(in_the_way, f"stands where {refused.wanted} blocks of {spec.size_bytes} bytes are to lie")
-        self.counters.cleared_blocks += len(in_the_way)
-        self.space.free(in_the_way)
+        if isinstance(planned, NoRoom):
+            return planned
+        self._free_for_place(planned, reason)
         return self.space.allocate(spec, refused.wanted)
+
+    def _free_for_place(self, blocks: list[BlockId], reason: str) -> None:
+        self._policy.remove(blocks)
+        self._forget(blocks, reason)
+        self.counters.cleared_blocks += len(blocks)
+        self.space.free(blocks)
 
 
 def _must_be_distinct(path: Sequence[BlockId]) -> None:

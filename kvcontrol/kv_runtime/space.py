@@ -76,6 +76,9 @@ class BlockSpace(Protocol):
     def placed(self) -> "list[PlacedBlock]":
         """Return every resident block with its place; empty where places can't matter."""
 
+    def neighbours(self, block: BlockId, order: int) -> "list[BlockId]":
+        """Return all blocks in the aligned run of ``2**order`` units about a resident block, itself included."""
+
     def order(self, spec: BlockSpec) -> int:
         """Return the size of a spec's runs as a power of two of units."""
 
@@ -95,7 +98,7 @@ class SlotSpace:
     """Slots of one size: DDR, NVMe, and HBM where all blocks are alike. A block's id is its slot."""
 
     def __init__(self, spec: BlockSpec, slots: int) -> None:
-        self.specs = (spec,)
+        self.specs: tuple[BlockSpec, ...] = (spec,)
         self.slab = SlabAllocator(slots)
         self.capacity_bytes = slots * spec.size_bytes
         self._spec = spec
@@ -150,6 +153,11 @@ class SlotSpace:
     def placed(self) -> list[PlacedBlock]:
         return []
 
+    def neighbours(self, block: BlockId, order: int) -> list[BlockId]:
+        return [
+            BlockId(slot) for slot in range(block >> order << order, (block >> order) + 1 << order) if slot in self.slab
+        ]
+
     def order(self, spec: BlockSpec) -> int:
         if spec != self._spec:
             raise AllocationError(f"{spec} in a space of {self._spec}")
@@ -179,6 +187,7 @@ class BlockRegion:
         self._buddy = BuddyAllocator(units)
         self._names = SlabAllocator(units)
         self._places: dict[BlockId, tuple[int, BlockSpec]] = {}
+        self._at: dict[int, BlockId] = {}
         self._moving: dict[BlockId, BlockId] = {}
         """The nameless block that one is being copied to; forgotten when the block ends before its copy does."""
 
@@ -214,6 +223,7 @@ class BlockRegion:
             raise AssertionError("a region has more blocks than units")  # noqa: TRY004 - no caller can cause it
         blocks = cast("list[BlockId]", names)
         self._places.update(zip(blocks, zip(starts, repeat(spec)), strict=False))
+        self._at.update(zip(starts, blocks, strict=True))
         return blocks
 
     def free(self, blocks: Sequence[BlockId]) -> None:
@@ -221,6 +231,7 @@ class BlockRegion:
         starts_of: dict[int, list[int]] = {}
         for block in blocks:
             start, spec = self._places.pop(block)
+            del self._at[start]
             starts_of.setdefault(self._orders[spec], []).append(start)
         for order, starts in starts_of.items():
             self._buddy.free(starts, order=order)
@@ -242,6 +253,14 @@ class BlockRegion:
 
     def placed(self) -> list[PlacedBlock]:
         return [PlacedBlock(block, start, self._orders[spec]) for block, (start, spec) in self._places.items()]
+
+    def neighbours(self, block: BlockId, order: int) -> list[BlockId]:
+        start, spec = self._place(block)
+        if self._orders[spec] >= order:
+            return [block]
+        first = start >> order << order
+        starts = [unit for unit in range(first, first + (1 << order)) if unit in self._at]
+        return [self._at[unit] for unit in starts]
 
     def order(self, spec: BlockSpec) -> int:
         order = self._orders.get(spec)
@@ -267,6 +286,7 @@ class BlockRegion:
             raise AssertionError("a region has more blocks than units")  # noqa: TRY004 - no caller can cause it
         target = BlockId(names[0])
         self._places[target] = (start, spec)
+        self._at[start] = target
         self._moving[block] = target
         return target
 
@@ -281,6 +301,7 @@ class BlockRegion:
         if moves:
             places = self._places
             places[block], places[target] = places[target], places[block]
+            self._at[places[block][0]], self._at[places[target][0]] = block, target
         self.free([target])
         return moves
 
@@ -293,6 +314,8 @@ class BlockRegion:
         must(moving <= self._places.keys(), "a block that isn't there is being moved, or to nowhere")
         must(self._moving.keys() <= self._places.keys(), "a block that isn't there is being moved")
         taken = sum(1 << block.order for block in self.placed())
+        must(all(self._at[start] == block for block, (start, _) in self._places.items()), "a place names another block")
+        must(len(self._at) == len(self._places), "a place names a block that isn't there")
         must(taken == self._buddy.used_units, "units are in use without a block, or free with one")
 
     def _place(self, block: BlockId) -> tuple[int, BlockSpec]:

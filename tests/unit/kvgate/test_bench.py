@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 
 from engines.models.tiny import build_tiny
 from kvgate.bench import build_bench
+from kvgate.benchmarks import pool
 from kvgate.failure import CommandError
 
 QUICK = ("prefix", "--quick", "--blocks", "10000", "--instances", "2")
@@ -101,3 +102,27 @@ def test_an_unknown_peer_is_refused_with_the_known_one(peer: str) -> None:
 def test_a_peers_folder_without_it_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"there is no sglang/srt/mem_cache/radix_cache\.py"):
         bench("prefix", "--peer", f"sglang={tmp_path}")
+
+
+def test_pool_prints_one_json_object_and_nothing_else() -> None:
+    result = bench("pool", "--quick", "--blocks", "4096", "--json")
+    report = json.loads(result.stdout)
+    assert report["bench"] == "pool"
+    assert {"alloc_p50_us", "alloc_p99_us", "fragmentation_max_pct", "utilisation_pct"} <= report["metrics"].keys()
+    assert report["metrics"]["alloc_occupancy_min_pct"] >= 95
+    assert {row["calls"] for row in report["allocations"]} >= {"all of the stream", "one block", "a whole prompt"}
+    assert "compaction" in result.stderr
+
+
+def test_pool_names_the_trace_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="there is no azure/"):
+        bench("pool", "--traces", str(tmp_path))
+
+
+def test_pool_says_that_it_draws_lengths_where_there_are_no_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(pool, "BESIDE_CHECKOUT", tmp_path / "none")
+    assert [each.name for each in pool.workloads(None, said.append)] == ["lognormal"]
+    assert "log-normal" in said[0]

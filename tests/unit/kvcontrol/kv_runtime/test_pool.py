@@ -221,7 +221,7 @@ def test_scattered_free_bytes_are_external_fragmentation() -> None:
     assert pool.allocate(1, BF16) == NoRoom(wanted=1, available=0, shortage=Shortage.FRAGMENTED)
 
 
-def test_a_large_block_takes_the_place_that_costs_the_fewest_cached_ones() -> None:
+def test_a_large_block_takes_the_place_of_what_the_policy_gives_up_and_of_its_neighbours() -> None:
     evictions = Evictions()
     pool = make(BlockRegion(16 * KIB, [BF16, INT4]), evictions)
     small = given_out(pool, 16, INT4)
@@ -229,8 +229,21 @@ def test_a_large_block_takes_the_place_that_costs_the_fewest_cached_ones() -> No
     pool.release([small[6], small[7]])
     given_out(pool, 1, BF16)
     assert sorted(evictions.blocks) == [small[6], small[7]]
-    assert pool.counters.cleared_blocks == 2
+    assert pool.counters.cleared_blocks == 1
     assert "are to lie" in evictions.reasons[-1]
+
+
+def test_a_large_block_finds_the_one_place_where_nothing_is_pinned() -> None:
+    pool = make(BlockRegion(40 * KIB, [BF16, INT4]))
+    small = given_out(pool, 40, INT4)
+    for window in range(9):
+        pool.release(small[4 * window + 1 : 4 * window + 4])
+    pool.release(small[36:])
+    result = pool.allocate(1, BF16)
+    assert isinstance(result, AllocationResult)
+    assert pool.space.offset_bytes(result.block_ids[0]) == 36 * KIB
+    assert pool.counters.evicted_blocks <= 4 + 4 + 4
+    assert pool.allocate(1, BF16) == NoRoom(wanted=1, available=0, shortage=Shortage.FRAGMENTED)
 
 
 def test_a_region_needs_room_for_each_kind_of_block() -> None:
