@@ -170,7 +170,7 @@ def test_the_other_ways_to_copy_move_the_same_bytes(
 ) -> None:
     copier = backend._copier
     if way != "a copy a row":
-        copier._device.cuda.batches = False
+        copier._cuda.batches = False
     if way != "one call a block":
         copier._stacks = [row for stack in copier._stacks for row in stack.split()]
     torch.cuda.synchronize()
@@ -262,7 +262,7 @@ def test_graphs_are_captured_beside_transfers(engine: Engine, backend: TorchBack
 
 def test_an_error_of_cuda_is_a_status_and_the_next_transfer_works(backend: TorchBackend, arena: HostArena) -> None:
     copier = backend._copier
-    copier._device.cuda.batches = False  # single copies are known to refuse a pitch below their width
+    copier._cuda.batches = False  # single copies are known to refuse a pitch below their width
     good = copier._stacks
     copier._stacks = [replace(stack, pitch_bytes=1) for stack in good]
     assert backend.read([Move(0, 0), Move(1, 1)], arena) == [BlockStatus.FAILED] * 2

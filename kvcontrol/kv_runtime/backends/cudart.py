@@ -6,6 +6,8 @@ milliseconds. Functions return CUDA's error code, 0 for success, and raise nothi
 
 import ctypes
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from pathlib import Path
 
@@ -20,6 +22,9 @@ _ATTRIBUTE_MAX_PITCH = 11
 _COPY_BY_ADDRESS = 4  # cudaMemcpyDefault: the direction follows from the addresses
 _HOST_REGISTER_PORTABLE = 1
 _CAPTURE_RELAXED = 2
+
+NOT_READY = 600
+"""The error code of an event that hasn't passed."""
 
 
 class CudaRuntime:
@@ -77,15 +82,28 @@ class CudaRuntime:
         """Undo ``pin``."""
         return int(self._long.cudaHostUnregister(address))
 
-    def relax_capture(self) -> int:
-        """Let this thread's calls neither fail nor spoil a graph that another captures; returns what was before."""
-        mode = c_int(_CAPTURE_RELAXED)
-        self._brief.cudaThreadExchangeStreamCaptureMode(byref(mode))
-        return mode.value
+    def passed(self, event: int) -> int:
+        """Return 0 when what an event stands for is done, ``NOT_READY`` when it isn't yet."""
+        code = int(self._brief.cudaEventQuery(event))
+        if code:
+            self._brief.cudaGetLastError()
+        return code
 
-    def restore_capture(self, mode: int) -> None:
-        """Undo ``relax_capture``."""
-        self._brief.cudaThreadExchangeStreamCaptureMode(byref(c_int(mode)))
+    @contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        """Make ``device`` the calling thread's, and let its calls neither fail nor spoil a graph that another captures.
+
+        All is as it was afterwards.
+        """
+        before, mode = c_int(device), c_int(_CAPTURE_RELAXED)
+        self._brief.cudaGetDevice(byref(before))
+        self._brief.cudaSetDevice(device)
+        self._brief.cudaThreadExchangeStreamCaptureMode(byref(mode))
+        try:
+            yield
+        finally:
+            self._brief.cudaThreadExchangeStreamCaptureMode(byref(mode))
+            self._brief.cudaSetDevice(before)
 
     def text(self, code: int) -> str:
         """Return what an error code means, and forget the thread's last error."""
@@ -124,6 +142,9 @@ class CudaRuntime:
         brief.cudaGetErrorString.argtypes = [c_int]
         brief.cudaGetErrorString.restype = c_char_p
         brief.cudaGetLastError.argtypes = []
+        brief.cudaGetDevice.argtypes = [POINTER(c_int)]
+        brief.cudaSetDevice.argtypes = [c_int]
+        brief.cudaEventQuery.argtypes = [c_void_p]
         brief.cudaThreadExchangeStreamCaptureMode.argtypes = [POINTER(c_int)]
         sizes = (c_void_p, c_size_t, c_void_p, c_size_t, c_size_t, c_size_t)
         brief.cudaMemcpy2DAsync.argtypes = [*sizes, c_int, c_void_p]
@@ -132,4 +153,4 @@ class CudaRuntime:
         long.cudaHostUnregister.argtypes = [c_void_p]
 
 
-__all__ = ["CudaRuntime"]
+__all__ = ["NOT_READY", "CudaRuntime"]

@@ -11,8 +11,7 @@ of the GIL, whatever the number of blocks: ``_foreach_copy_`` on a CPU, a batch 
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -20,7 +19,7 @@ import torch
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime.arena import HostArena
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus, Fence, Move
-from kvcontrol.kv_runtime.backends.cudart import CudaRuntime
+from kvcontrol.kv_runtime.backends.cudart import NOT_READY, CudaRuntime
 from kvcontrol.kv_runtime.backends.dma import HostSlots, Stack, operations
 from kvcontrol.kv_runtime.errors import BackendError
 
@@ -40,32 +39,35 @@ class PassedFence:
 
 
 class CudaFence:
-    """The end of what the device's current stream was given so far. ``error`` says why a wait failed, if CUDA did."""
+    """The end of what the device's current stream was given so far. ``error`` says why it can't be waited for."""
 
-    def __init__(self, device: "_CudaDevice") -> None:
+    def __init__(self, cuda: CudaRuntime, device: int) -> None:
         self.error = ""
+        self._cuda = cuda
         self._device = device
         self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream(device.index))
-
-    def wait(self, timeout_s: float) -> bool:
-        """See ``Fence``. Polls: CUDA's own wait has no time limit."""
-        deadline = time.monotonic() + timeout_s
-        pause_s = _FENCE_POLL_S
         try:
-            while not self._passed():
-                if time.monotonic() >= deadline:
-                    return False
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _FENCE_POLL_MAX_S)
+            self._event.record(torch.cuda.current_stream(device))
         except RuntimeError as error:
             self.error = str(error)
-            return False
-        return True
 
-    def _passed(self) -> bool:
-        with self._device.entered():
-            return bool(self._event.query())
+    def wait(self, timeout_s: float) -> bool:
+        """See ``Fence``; False at once when CUDA has failed. Polls: CUDA's own wait has no time limit."""
+        deadline = time.monotonic() + timeout_s
+        pause_s = _FENCE_POLL_S
+        while not self.error:
+            with self._cuda.on(self._device):
+                code = self._cuda.passed(self._event.cuda_event)
+            if code == 0:
+                return True
+            if code != NOT_READY:
+                self.error = self._cuda.text(code)
+            elif time.monotonic() >= deadline:
+                return False
+            else:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _FENCE_POLL_MAX_S)
+        return False
 
 
 class TorchBackend:
@@ -176,49 +178,32 @@ class _CpuCopier:
         self._views.clear()
 
 
-class _CudaDevice:
-    """One device, and the CUDA runtime to use it with."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.index: int = torch.cuda.current_device() if device.index is None else device.index
-        self.cuda = CudaRuntime.loaded()
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Make it the calling thread's device, and keep its calls out of graphs that another thread captures."""
-        before = self.cuda.relax_capture()
-        try:
-            with torch.cuda.device(self.index):
-                yield
-        finally:
-            self.cuda.restore_capture(before)
-
-
 class _CudaCopier:
     def __init__(self, rows: Sequence[torch.Tensor], stacks: Sequence[Stack]) -> None:
         self._rows = list(rows)  # their memory stays while transfers name it by its address
-        self._device = _CudaDevice(rows[0].device)
-        limit = self._device.cuda.max_pitch_bytes(self._device.index)
+        self._device = int(rows[0].device.index)
+        self._cuda = CudaRuntime.loaded()
+        limit = self._cuda.max_pitch_bytes(self._device)
         self._stacks = [part for stack in stacks for part in (stack.split() if stack.pitch_bytes > limit else [stack])]
-        self._to_host = torch.cuda.Stream(self._device.index)
-        self._to_device = torch.cuda.Stream(self._device.index)
+        self._to_host = torch.cuda.Stream(self._device)
+        self._to_device = torch.cuda.Stream(self._device)
 
     def fence(self) -> Fence:
-        return CudaFence(self._device)
+        return CudaFence(self._cuda, self._device)
 
     def pin(self, arena: HostArena) -> None:
         with arena.whole() as memory:
             address, size_bytes = arena.address, len(memory)
-        with self._device.entered():
-            code = self._device.cuda.pin(address, size_bytes)
+        with self._cuda.on(self._device):
+            code = self._cuda.pin(address, size_bytes)
         if code:
-            raise BackendError(f"{size_bytes} bytes of host memory can't be pinned: {self._device.cuda.text(code)}")
+            raise BackendError(f"{size_bytes} bytes of host memory can't be pinned: {self._cuda.text(code)}")
         arena.on_close(lambda: self._unpin(address))
 
     def copy(self, moves: Sequence[Move], arena: HostArena, *, to_host: bool) -> str:
-        cuda = self._device.cuda
+        cuda = self._cuda
         stream: int = (self._to_host if to_host else self._to_device).cuda_stream
-        with self._device.entered(), arena.whole():  # the memory can't be given back while the device uses it
+        with cuda.on(self._device), arena.whole():  # the memory can't be given back while the device uses it
             host = HostSlots(address=arena.address, pitch_bytes=arena.pitch_bytes)
             queued = cuda.copy(operations(self._stacks, moves, host, to_host=to_host), stream)
             # Also after a failure: what was queued before it still moves.
@@ -230,11 +215,11 @@ class _CudaCopier:
         self._rows.clear()
 
     def _unpin(self, address: int) -> None:
-        with self._device.entered():
-            code = self._device.cuda.unpin(address)
+        with self._cuda.on(self._device):
+            code = self._cuda.unpin(address)
         if code:
             # A device that has failed has let go of the memory by itself; giving it back must go on.
-            _log.warning("host memory could not be unpinned: %s", self._device.cuda.text(code))
+            _log.warning("host memory could not be unpinned: %s", self._cuda.text(code))
 
 
 def _copier(rows: Sequence[torch.Tensor], stacks: Sequence[Stack]) -> _Copier:
