@@ -76,7 +76,7 @@ class KVBackendProtocol(Protocol):
         """Copy from the arena into slots; a durable tier keeps each move's seal with it."""
 
     def close(self) -> None:
-        """Let go of memory, files and threads; idempotent."""
+        """Let go of memory, files and threads, when no transfer is under way; idempotent."""
 
 
 class EngineBackendProtocol(KVBackendProtocol, Protocol):
