@@ -11,9 +11,12 @@ leaves.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy.eviction import EvictionDecision, PolicyContext
+
+_REASON = "lru: used longest ago"
 
 
 class LruPolicy:
@@ -81,8 +84,10 @@ class LruPolicy:
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """See ``EvictionPolicy``."""
         line = self._line
-        victims = [line.popitem(last=False)[0] for _ in range(min(context.wanted_blocks, len(line)))]
-        return EvictionDecision(victims=tuple(victims), reason=f"{self.name}: used longest ago")
+        victims = tuple(islice(line, context.wanted_blocks))
+        for block in victims:  # faster than as many popitem(last=False)
+            del line[block]
+        return EvictionDecision(victims=victims, reason=_REASON)
 
     def _check(self, path: Sequence[BlockId]) -> None:
         line, holds = self._line, self._holds
