@@ -21,6 +21,9 @@ from kvcontrol.kv_runtime.slab import SlabAllocator
 _TRIM_BLOCKS: Final = 64
 """A call takes away at most so many blocks more than it needs from a tenant whose burst has shrunk."""
 
+_ROUNDS: Final = 2
+"""Slots of blocks that are being written below come free only later: others are then asked for, once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermarks:
@@ -78,8 +81,10 @@ class TierSpace:
             wanted = max(0, wanted - max(0, allowance.own_first - (before - self.slots.used)))
         if allowance.reason:
             self._quotas.count_over_burst(tenant, self.tier, count - allowance.blocks + allowance.own_first)
-        short = wanted - self.slots.available
-        if short > 0:
+        for _ in range(_ROUNDS):
+            short = wanted - self.slots.available
+            if short <= 0 or not self.evictable_blocks:
+                break
             for donor, blocks in self._quotas.donors(tenant, self.tier, short, self.evictable):
                 evict(self.victims(donor, blocks))
         slots = self.slots.allocate(min(wanted, self.slots.available))

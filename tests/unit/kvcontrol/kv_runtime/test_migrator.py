@@ -1,0 +1,376 @@
+"""What carries blocks: order, bounds, fences, ends."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+
+import pytest
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_runtime import (
+    BatchReport,
+    BlockStatus,
+    HostArena,
+    KVMigrator,
+    LaneName,
+    MigrationPlan,
+    MigratorConfig,
+    Move,
+    PlanId,
+    PlanRefusal,
+    Priority,
+    Route,
+    SteppedCrew,
+    ThreadCrew,
+)
+from tests.support.kv_blocks import get, put
+from tests.support.memory_tier import Gate, MemoryDisk, MemoryTier
+from tests.support.tiers import Clock, record
+
+HBM, DDR, NVME = CacheTier.HBM, CacheTier.DDR, CacheTier.NVME
+SLOTS, BYTES, BATCH = 32, 256, 4
+_LIMIT_S = 60.0
+
+
+class Bench:
+    """A migrator over memory, with the bytes that every tier holds."""
+
+    def __init__(self, *, threads: bool = False, engine: MemoryTier | None = None, **config: float) -> None:
+        self.engine = MemoryTier(HBM, capacity_blocks=SLOTS, block_bytes=BYTES) if engine is None else engine
+        self.disk = MemoryDisk(capacity_blocks=SLOTS, block_bytes=BYTES)
+        self.arena = HostArena(slots=SLOTS, block_bytes=BYTES)
+        self.clock = Clock()
+        self.crew = SteppedCrew()
+        self.threads = ThreadCrew(helpers=1) if threads else None
+        self.migrator = KVMigrator(
+            MigratorConfig(batch_bytes=BATCH * BYTES, engine_workers=1, durable_workers=1, **config),  # type: ignore[arg-type]
+            engine=self.engine,
+            arena=self.arena,
+            durable=self.disk,
+            crew=self.threads or self.crew,
+            clock=time.monotonic if threads else self.clock,
+        )
+        self.reports: list[BatchReport] = []
+        self.checksums: dict[int, int | None] = {}
+        rng = random.Random(1)  # noqa: S311 - reproducible, not secret
+        self.data = [rng.randbytes(BYTES) for _ in range(SLOTS)]
+        self.engine.contents.update(enumerate(self.data))
+
+    def plan(
+        self,
+        src: CacheTier,
+        dst: CacheTier,
+        slots: Sequence[int],
+        *,
+        priority: Priority = Priority.SAVE,
+        **more: object,
+    ) -> MigrationPlan:
+        """Return a plan whose blocks have the same slot everywhere."""
+        routes = tuple(
+            Route(BlockId(slot), slot, slot, slot, record(slot), None if src is HBM else self.checksums[slot])
+            for slot in slots
+        )
+        fields: dict[str, object] = {"deadline_s": inf} | more
+        return MigrationPlan(src_tier=src, dst_tier=dst, routes=routes, priority=priority, **fields)  # type: ignore[arg-type]
+
+    def start(self, *arguments: object, **more: object) -> PlanId:
+        plan_id = self.migrator.migrate(self.plan(*arguments, **more))  # type: ignore[arg-type]
+        assert not isinstance(plan_id, PlanRefusal)
+        return plan_id
+
+    def poll(self) -> list[BatchReport]:
+        reports = self.migrator.poll()
+        self.reports.extend(reports)
+        return reports
+
+    def statuses(self, plan_id: PlanId) -> list[BlockStatus]:
+        """Run until a plan has ended; how its blocks did."""
+        until_s = time.monotonic() + _LIMIT_S
+        while True:
+            assert time.monotonic() < until_s, "a plan without an end"
+            if self.threads is None:
+                self.crew.run()
+            else:
+                time.sleep(0.001)
+            self.poll()
+            if self.migrator.idle:
+                break
+        mine = sorted((report for report in self.reports if report.plan_id == plan_id), key=lambda report: report.start)
+        return [result.status for report in mine for result in report.results]
+
+    def save(self, slots: Sequence[int], *, to_disk: bool = False) -> None:
+        """Bring blocks into the arena, and to disk."""
+        plan_id = self.start(HBM, DDR, slots)
+        assert set(self.statuses(plan_id)) == {BlockStatus.OK}
+        for report in self.reports:
+            if report.plan_id == plan_id:
+                for place, result in enumerate(report.results):
+                    self.checksums[slots[report.start + place]] = result.checksum
+        if to_disk:
+            assert set(self.statuses(self.start(DDR, NVME, slots))) == {BlockStatus.OK}
+
+    def close(self) -> None:
+        for tier in (self.engine, self.disk):
+            tier.read_gate.open()
+            tier.write_gate.open()
+        assert self.migrator.close(_LIMIT_S)
+        self.arena.close()
+
+
+Make = Callable[..., Bench]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    benches: list[Bench] = []
+
+    def build(**arguments: object) -> Bench:
+        benches.append(Bench(**arguments))  # type: ignore[arg-type]
+        return benches[-1]
+
+    yield build
+    for bench in benches:
+        bench.close()
+
+
+@pytest.fixture(params=[False, True], ids=["stepped", "threads"])
+def bench(request: pytest.FixtureRequest, make: Make) -> Bench:
+    return make(threads=request.param)
+
+
+def test_every_way_brings_the_same_bytes(bench: Bench) -> None:
+    slots = range(10)
+    bench.save(slots, to_disk=True)
+    for slot in slots:
+        put(bench.arena, slot, bytes(BYTES))
+        bench.engine.contents[slot] = bytes(BYTES)
+    assert bench.statuses(bench.start(NVME, DDR, slots)) == [BlockStatus.OK] * 10
+    assert [get(bench.arena, slot) for slot in slots] == bench.data[:10]
+    assert bench.statuses(bench.start(DDR, HBM, slots)) == [BlockStatus.OK] * 10
+    assert [bench.engine.contents[slot] for slot in slots] == bench.data[:10]
+    for slot in slots:
+        put(bench.arena, slot, bytes(BYTES))
+        bench.engine.contents[slot] = bytes(BYTES)
+    assert bench.statuses(bench.start(NVME, HBM, slots)) == [BlockStatus.OK] * 10
+    assert [bench.engine.contents[slot] for slot in slots] == bench.data[:10]
+
+
+def test_a_block_that_fails_does_not_fail_the_others(bench: Bench) -> None:
+    bench.save(range(6), to_disk=True)
+    bench.disk.fail_reads = [BlockStatus.OK, BlockStatus.FAILED]
+    bench.disk.flip(4)
+    want = [BlockStatus.OK] * 6
+    want[1], want[4] = BlockStatus.FAILED, BlockStatus.CORRUPT
+    assert bench.statuses(bench.start(NVME, HBM, range(6))) == want
+
+
+def test_bytes_that_changed_in_the_arena_are_not_served(bench: Bench) -> None:
+    bench.save(range(3))
+    put(bench.arena, 1, bytes(BYTES))
+    assert bench.statuses(bench.start(DDR, HBM, range(3))) == [BlockStatus.OK, BlockStatus.CORRUPT, BlockStatus.OK]
+
+
+def test_a_demand_load_goes_before_what_waits(make: Make) -> None:
+    bench = make()
+    bench.save(range(24), to_disk=True)
+    bench.disk.log.clear()
+    bench.start(NVME, DDR, range(16), priority=Priority.PREFETCH)
+    bench.crew.run_one(LaneName.NVME_TO_DDR)
+    bench.start(NVME, HBM, range(20, 24), priority=Priority.DEMAND)
+    bench.crew.run()
+    assert [slots[0] for what, slots in bench.disk.log if what == "read"] == [0, 20, 4, 8, 12]
+
+
+def test_what_a_request_waits_for_can_be_hurried(make: Make) -> None:
+    bench = make()
+    bench.save(range(16), to_disk=True)
+    bench.disk.log.clear()
+    bench.start(NVME, DDR, range(8), priority=Priority.PREFETCH)
+    later = bench.start(NVME, DDR, range(8, 16), priority=Priority.PREFETCH)
+    bench.migrator.hurry(later, Priority.DEMAND)
+    bench.crew.run()
+    assert [slots[0] for what, slots in bench.disk.log if what == "read"] == [8, 12, 0, 4]
+    assert bench.migrator.stats()[LaneName.NVME_TO_DDR].queued_blocks == 0
+
+
+def test_the_disk_reads_on_while_the_link_carries(make: Make) -> None:
+    bench = make()
+    bench.save(range(8), to_disk=True)
+    plan_id = bench.start(NVME, HBM, range(8), priority=Priority.DEMAND)
+    bench.crew.run_one(LaneName.NVME_TO_DDR)
+    assert bench.crew.run_one(LaneName.DDR_TO_HBM)
+    assert bench.crew.run_one(LaneName.NVME_TO_DDR)
+    assert bench.statuses(plan_id) == [BlockStatus.OK] * 8
+
+
+def test_queues_are_bounded_and_say_so(make: Make) -> None:
+    bench = make(queue_blocks=10)
+    bench.start(HBM, DDR, range(8))
+    assert bench.migrator.room(HBM, DDR, Priority.SAVE) == 2
+    assert bench.migrator.migrate(bench.plan(HBM, DDR, range(10, 13))) is PlanRefusal.QUEUE_FULL
+    bench.start(HBM, DDR, range(8, 10))
+    assert bench.migrator.room(HBM, DDR, Priority.SAVE) is PlanRefusal.QUEUE_FULL
+    assert bench.migrator.room(HBM, DDR, Priority.DEMAND) == 10
+    bench.crew.run()
+    assert bench.migrator.room(HBM, DDR, Priority.SAVE) == 10
+
+
+def test_what_waits_past_its_deadline_is_late(make: Make) -> None:
+    bench = make()
+    plan_id = bench.start(HBM, DDR, range(3), deadline_s=bench.clock.now_s + 1)
+    bench.clock.pass_by(2)
+    assert bench.statuses(plan_id) == [BlockStatus.LATE] * 3
+    assert not bench.engine.log
+
+
+def test_what_has_not_begun_can_be_called_off(make: Make) -> None:
+    bench = make()
+    plan_id = bench.start(HBM, DDR, range(8))
+    bench.crew.run_one(LaneName.HBM_TO_DDR)
+    assert bench.migrator.abandon(plan_id, BlockStatus.CANCELLED) == []
+    assert bench.statuses(plan_id) == [BlockStatus.OK] * 4 + [BlockStatus.CANCELLED] * 4
+    assert bench.migrator.abandon(plan_id, BlockStatus.CANCELLED) == []
+    assert bench.migrator.stats()[LaneName.HBM_TO_DDR].queued_blocks == 0
+
+
+def test_a_read_under_way_is_loose_and_goes_no_further(make: Make) -> None:
+    bench = make()
+    bench.save(range(4), to_disk=True)
+    writes = len(bench.engine.log)
+    loose: list[range] = []
+    plan_id = bench.start(NVME, HBM, range(4), priority=Priority.DEMAND)
+    bench.disk.during = lambda: loose.extend(bench.migrator.abandon(plan_id, BlockStatus.LATE))
+    assert bench.statuses(plan_id) == [BlockStatus.LATE] * 4
+    assert loose == [range(4)]
+    assert len(bench.engine.log) == writes
+    assert all(result.arrived for result in bench.reports[-1].results)
+
+
+def test_a_write_into_engine_memory_is_never_loose(make: Make) -> None:
+    bench = make()
+    bench.save(range(4))
+    loose: list[range] = []
+    plan_id = bench.start(DDR, HBM, range(4), priority=Priority.DEMAND)
+    bench.engine.during = lambda: loose.extend(bench.migrator.abandon(plan_id, BlockStatus.CANCELLED))
+    assert bench.statuses(plan_id) == [BlockStatus.OK] * 4
+    assert loose == []
+
+
+class Signal:
+    """A fence that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.gate.shut()
+        self.passed = False
+
+    def wait(self, timeout_s: float) -> bool:
+        time.sleep(min(timeout_s, 0.001))
+        return self.passed
+
+
+def test_engine_memory_is_touched_after_its_fence_and_others_go_first(bench: Bench) -> None:
+    fence = Signal()
+    waiting = bench.start(HBM, DDR, range(4), fence=fence)
+    other = bench.start(HBM, DDR, range(8, 12))
+    until_s = time.monotonic() + _LIMIT_S
+    while not any(report.plan_id == other for report in bench.reports):
+        assert time.monotonic() < until_s
+        bench.crew.run_one(LaneName.HBM_TO_DDR)
+        bench.poll()
+    assert [slots for what, slots in bench.engine.log if what == "read"] == [(8, 9, 10, 11)]
+    fence.passed = True
+    assert bench.statuses(waiting) == [BlockStatus.OK] * 4
+
+
+def test_a_fence_that_never_passes_ends_with_the_deadline(make: Make) -> None:
+    bench = make()
+    plan_id = bench.start(HBM, DDR, range(4), fence=Signal(), deadline_s=bench.clock.now_s + 5)
+    for _ in range(3):
+        bench.crew.run_one(LaneName.HBM_TO_DDR)
+    assert bench.poll() == []
+    bench.clock.pass_by(6)
+    assert bench.statuses(plan_id) == [BlockStatus.LATE] * 4
+    assert not bench.engine.log
+
+
+class Rude(MemoryTier):
+    """Breaks the contract of backends: it raises."""
+
+    error: BaseException | None = None
+
+    def read(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return super().read(moves, arena)
+
+
+def test_a_backend_that_raises_fails_its_batch_and_nothing_else(make: Make) -> None:
+    for threads in (False, True):
+        engine = Rude(HBM, capacity_blocks=SLOTS, block_bytes=BYTES)
+        bench = make(engine=engine, threads=threads)
+        engine.error = RuntimeError("a bug")
+        assert bench.statuses(bench.start(HBM, DDR, range(2))) == [BlockStatus.FAILED] * 2
+        assert bench.statuses(bench.start(HBM, DDR, range(2))) == [BlockStatus.OK] * 2
+        assert (bench.threads or bench.crew).faults == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread's death is the test
+def test_a_thread_that_dies_is_replaced_and_counted(make: Make) -> None:
+    engine = Rude(HBM, capacity_blocks=SLOTS, block_bytes=BYTES)
+    bench = make(engine=engine, threads=True)
+    engine.error = SystemExit()
+    assert bench.statuses(bench.start(HBM, DDR, range(2))) == [BlockStatus.FAILED] * 2
+    assert bench.statuses(bench.start(HBM, DDR, range(2))) == [BlockStatus.OK] * 2
+    assert bench.threads is not None
+    assert bench.threads.faults == 1
+
+
+def test_a_device_that_does_not_answer_takes_nothing_new(make: Make) -> None:
+    bench = make(threads=True, stall_after_s=0.05)
+    bench.disk.write_gate.shut()
+    bench.save(range(4))
+    bench.start(DDR, NVME, range(4))
+    assert bench.disk.write_gate.wait_for_arrival()
+    time.sleep(0.2)
+    assert bench.migrator.room(DDR, NVME, Priority.DEMOTION) is PlanRefusal.STALLED
+    assert bench.migrator.migrate(bench.plan(DDR, NVME, range(4))) is PlanRefusal.STALLED
+    assert bench.migrator.room(NVME, DDR, Priority.DEMAND) == 4096
+    assert not bench.migrator.close(0.05)
+    bench.disk.write_gate.open()
+
+
+def test_closing_ends_what_waits(make: Make) -> None:
+    bench = make()
+    plan_id = bench.start(HBM, DDR, range(3))
+    assert bench.migrator.close(1)
+    assert bench.statuses(plan_id) == [BlockStatus.CANCELLED] * 3
+    assert bench.migrator.migrate(bench.plan(HBM, DDR, range(3))) is PlanRefusal.CLOSED
+
+
+def test_each_direction_is_measured(make: Make) -> None:
+    bench = make(threads=True)
+    assert bench.migrator.seconds_for(NVME, HBM, 4) is None
+    for _ in range(3):
+        bench.save(range(16), to_disk=True)
+        bench.statuses(bench.start(NVME, HBM, range(16)))
+    for stats in bench.migrator.stats().values():
+        assert stats.bandwidth_bytes_per_s is not None
+        assert stats.bandwidth_bytes_per_s > 0
+        assert (stats.moved_blocks, stats.moved_bytes, stats.failed_blocks) == (48, 48 * BYTES, 0)
+    seconds = bench.migrator.seconds_for(NVME, HBM, 4)
+    assert seconds is not None
+    assert seconds > 0
+
+
+def test_plans_that_cannot_be_are_errors(make: Make) -> None:
+    bench = make()
+    with pytest.raises(ValueError, match="at least one"):
+        bench.migrator.migrate(bench.plan(HBM, DDR, []))
+    with pytest.raises(KeyError, match="no way from HBM to NVME"):
+        bench.migrator.migrate(bench.plan(HBM, NVME, [1]))
+    with pytest.raises(ValueError, match="batch_bytes"):
+        MigratorConfig(batch_bytes=0)
