@@ -7,12 +7,26 @@ from typing import Annotated
 import typer
 
 from kvgate.display import plain
+from kvgate.fit import need_fitting_tiers
 from kvgate.instance import EngineLimits, Instance
 from kvgate.machine import Device, choose_gpus
 from kvgate.model import model_from_folder
 from kvgate.paths import make_socket_dir, socket_endpoint
 from kvgate.ports import LOOPBACK, free_ports, need_free
+from kvgate.presets import preset_line, preset_of_options, with_preset
 from kvgate.stack import need_fitting_memory
+from kvgate.tier_flags import (
+    DdrOption,
+    DdrPathOption,
+    HardwareOption,
+    NvmeDirOption,
+    NvmeOption,
+    PresetOption,
+    TierFlags,
+    TierWriteOption,
+    nvme_root_dir,
+    tier_options,
+)
 from kvgate.units import with_kv_memory
 
 
@@ -40,6 +54,13 @@ def engine(  # noqa: PLR0913 - each is one option
     max_batch_size: Annotated[int | None, typer.Option(min=1, help="Requests run at once.")] = None,
     context_length: Annotated[int | None, typer.Option(min=1, help="Tokens of the longest prompt and answer.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    preset: PresetOption = None,
+    hardware: HardwareOption = None,
+    ddr: DdrOption = None,
+    ddr_path: DdrPathOption = None,
+    nvme: NvmeOption = None,
+    nvme_dir: NvmeDirOption = None,
+    tier_write: TierWriteOption = None,
 ) -> None:
     """Run one engine instance: LMDeploy's api_server with KV events and /kv/v1.
 
@@ -47,12 +68,16 @@ def engine(  # noqa: PLR0913 - each is one option
     """
     served = model_from_folder(model, model_name)
     gpus = choose_gpus(device)
+    chosen = preset_of_options(preset, hardware, gpus)
+    flags = TierFlags(ddr=ddr, ddr_path=ddr_path, nvme=nvme, nvme_dir=nvme_dir, write_mode=tier_write)
+    tiers = tier_options(flags, chosen, served.name, nvme_root_dir())
     limits = EngineLimits(
         block_tokens=block_size,
         kv_blocks=kv_blocks,
         max_batch_size=max_batch_size,
         context_tokens=context_length,
         cpu_threads=threads,
+        tiers=tiers,
     )
     free = free_ports(3)
     for name, wanted in (("--port", port), ("--events-port", events_port), ("--replay-port", replay_port)):
@@ -60,6 +85,10 @@ def engine(  # noqa: PLR0913 - each is one option
             need_free(host if name == "--port" else LOOPBACK, wanted, option=name)
     limits = with_kv_memory(limits, kv_memory)
     need_fitting_memory(limits, on_gpu=bool(gpus))
+    if chosen is not None:
+        limits = with_preset(limits, chosen, served, engines_per_gpu=1)
+        plain(preset_line(chosen))
+    need_fitting_tiers([tiers])
     instance = Instance(
         model=served,
         host=host,
@@ -72,6 +101,7 @@ def engine(  # noqa: PLR0913 - each is one option
         extra=tuple(context.args),
     )
     plain(f"{served.name} on {instance.url}, KV events on tcp://{LOOPBACK}:{instance.events_port}")
+    plain(f"tiers below its KV memory: {tiers}")
     command = instance.command()
     os.execve(command[0], command, instance.environment())  # noqa: S606 - the same process goes on as the engine
 

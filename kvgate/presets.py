@@ -15,12 +15,7 @@ from kvgate.model import Model
 CPU: Final = "cpu"
 LAUNCHABLE: Final = frozenset({"cuda", "cpu"})
 """The devices that kvgate can start an engine on."""
-NOT_APPLIED: Final = frozenset(
-    {
-        *("ddr.high_watermark", "ddr.low_watermark", "nvme.high_watermark", "nvme.low_watermark"),
-        *("quota.guaranteed_share", "quota.burst_share"),
-    }
-)
+NOT_APPLIED: Final = frozenset({"quota.guaranteed_share", "quota.burst_share"})
 """What a preset says and engines have no setting for yet."""
 
 
@@ -86,7 +81,7 @@ def with_preset(limits: EngineLimits, preset: Preset, model: Model, engines_per_
 def preset_line(preset: Preset) -> str:
     """Return what a person who starts engines with a preset should know, in one line."""
     said = [f"Preset {preset.name} on {preset.hardware}", *preset.notes]
-    return "; ".join([*said, "not applied yet: watermarks and quotas"])
+    return "; ".join([*said, "not applied yet: quotas"])
 
 
 def model_context_tokens(folder: Path) -> int | None:

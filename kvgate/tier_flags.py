@@ -7,8 +7,8 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from kvcontrol.kv_runtime import WriteMode
-from kvcontrol.presets import Preset
+from kvcontrol.kv_runtime import Watermarks, WriteMode
+from kvcontrol.presets import Preset, TierPart
 from kvgate.failure import CommandError
 from kvgate.tiers import TierOptions
 from kvgate.units import parse_bytes
@@ -105,8 +105,14 @@ def tier_options(flags: TierFlags, preset: Preset | None, model_name: str, nvme_
         nvme_dir=(flags.nvme_dir or nvme_root / suffix).absolute() if nvme_bytes else None,
         nvme_bytes=nvme_bytes,
         write_mode=(flags.write_mode or preset_mode) if nvme_bytes else None,
+        ddr_watermarks=_marks(preset.ddr) if preset else None,
+        nvme_watermarks=_marks(preset.nvme) if preset and preset.nvme and nvme_bytes else None,
         load_deadline_s=preset.load_deadline_s if preset else None,
     )
+
+
+def _marks(tier: TierPart) -> Watermarks:
+    return Watermarks(high=tier.high_watermark, low=tier.low_watermark)
 
 
 def _size(text: str | None, option: str, otherwise: int) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvcontrol.kv_runtime import WriteMode
+from kvcontrol.kv_runtime import Watermarks, WriteMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,8 @@ class TierOptions:
     nvme_dir: Path | None = None
     nvme_bytes: int = 0
     write_mode: WriteMode | None = None
+    ddr_watermarks: Watermarks | None = None
+    nvme_watermarks: Watermarks | None = None
     load_deadline_s: float | None = None
 
     def of_instance(self, index: int) -> "TierOptions":
@@ -38,6 +40,10 @@ class TierOptions:
             "KVGATE_ENGINE_NVME_PATH": self.nvme_dir,
             "KVGATE_ENGINE_NVME_BYTES": self.nvme_bytes or None,
             "KVGATE_ENGINE_WRITE_MODE": self.write_mode,
+            "KVGATE_ENGINE_DDR_HIGH_WATERMARK": self.ddr_watermarks and self.ddr_watermarks.high,
+            "KVGATE_ENGINE_DDR_LOW_WATERMARK": self.ddr_watermarks and self.ddr_watermarks.low,
+            "KVGATE_ENGINE_NVME_HIGH_WATERMARK": self.nvme_watermarks and self.nvme_watermarks.high,
+            "KVGATE_ENGINE_NVME_LOW_WATERMARK": self.nvme_watermarks and self.nvme_watermarks.low,
             "KVGATE_ENGINE_LOAD_DEADLINE_S": self.load_deadline_s,
         }
         return {name: str(value) for name, value in told.items() if value is not None}
@@ -45,16 +51,16 @@ class TierOptions:
     def __str__(self) -> str:
         if not self.ddr_bytes:
             return "none"
-        ddr = f"DDR {_gib(self.ddr_bytes)} in {self.ddr_path or 'memory of its process'}"
+        ddr = f"DDR {_amount(self.ddr_bytes)} in {self.ddr_path or 'memory of its process'}"
         if self.nvme_dir is None:
             return ddr
-        return f"{ddr}, NVMe {_gib(self.nvme_bytes)} in {self.nvme_dir}" + (
+        return f"{ddr}, NVMe {_amount(self.nvme_bytes)} in {self.nvme_dir}" + (
             f", {self.write_mode}" if self.write_mode else ""
         )
 
 
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.4g} GiB"
+def _amount(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.4g} GiB" if size_bytes >= 1 << 30 else f"{size_bytes / 2**20:.4g} MiB"
 
 
 __all__ = ["TierOptions"]

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +14,13 @@ import typer
 
 from kvgate.display import StartBoard, output, plain
 from kvgate.failure import CommandError
+from kvgate.fit import need_fitting_tiers
 from kvgate.instance import EngineLimits, Instance
 from kvgate.machine import Device, choose_gpus
 from kvgate.model import Model, embedded_model, model_from_folder, tiny_model
 from kvgate.paths import make_run_dir, make_socket_dir, remove_socket_dir, state_dir
 from kvgate.ports import LOOPBACK, need_free, reserved_ports
+from kvgate.presets import preset_line, preset_of_options, with_preset
 from kvgate.probe import HttpProbe
 from kvgate.stack import (
     PORTS_PER_INSTANCE,
@@ -32,6 +35,18 @@ from kvgate.stack import (
     with_fair_threads,
 )
 from kvgate.supervisor import PROBE_EVERY_S, Supervisor
+from kvgate.tier_flags import (
+    DdrOption,
+    DdrPathOption,
+    HardwareOption,
+    NvmeDirOption,
+    NvmeOption,
+    PresetOption,
+    TierFlags,
+    TierWriteOption,
+    nvme_root_dir,
+    tier_options,
+)
 from kvgate.units import with_kv_memory
 
 DEFAULT_PORT = 8000
@@ -83,6 +98,13 @@ def up(  # noqa: PLR0913 - each is one option
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of each engine.", rich_help_panel=_ENGINE)
     ] = None,
+    preset: PresetOption = None,
+    hardware: HardwareOption = None,
+    ddr: DdrOption = None,
+    ddr_path: DdrPathOption = None,
+    nvme: NvmeOption = None,
+    nvme_dir: NvmeDirOption = None,
+    tier_write: TierWriteOption = None,
     host: Annotated[
         str, typer.Option(envvar="KVGATE_HOST", help="Where the gateway listens.", rich_help_panel=_GATEWAY)
     ] = LOOPBACK,
@@ -113,6 +135,8 @@ def up(  # noqa: PLR0913 - each is one option
 
     Prepares the model first: fetched and converted once, then kept in ~/.cache/kvgate.
 
+    Without --preset and --ddr engines have no tiers: blocks that leave their KV memory are computed again.
+
     Ends with a curl to paste. If one of the processes dies, all are stopped and the exit code is 1.
     """
     started_s = time.monotonic()
@@ -128,6 +152,8 @@ def up(  # noqa: PLR0913 - each is one option
     need_free(host, port)
     need_keys_beyond_loopback(gateway)
     gpus = choose_gpus(device)
+    chosen = preset_of_options(preset, hardware, gpus)
+    flags = TierFlags(ddr=ddr, ddr_path=ddr_path, nvme=nvme, nvme_dir=nvme_dir, write_mode=tier_write)
     limits = with_kv_memory(
         EngineLimits(block_tokens=block_size, kv_blocks=kv_blocks, max_batch_size=max_batch_size, cpu_threads=threads),
         kv_memory,
@@ -135,11 +161,17 @@ def up(  # noqa: PLR0913 - each is one option
     if not gpus:
         limits = with_fair_threads(limits, instances)
     served = _prepare(model, model_name, tiny=tiny)
+    limits = replace(limits, tiers=tier_options(flags, chosen, served.name, nvme_root_dir()))
+    if chosen is not None:
+        per_gpu = -(-instances // len(gpus)) if gpus else 1
+        limits = with_preset(limits, chosen, served, per_gpu)
+        plain(preset_line(chosen))
     logs = make_run_dir(gateway.state_dir, pid=os.getpid(), now_s=time.time())
     sockets = make_socket_dir(os.getpid())
     try:
         with reserved_ports(PORTS_PER_INSTANCE * instances) as ports:
             planned = plan_instances(served, ports, gpus, limits, sockets)
+            need_fitting_tiers([each.limits.tiers for each in planned])
             where = f"on {gpus[0].name}" if gpus else "on CPU"
             plain(f"Starting {len(planned)} x {served.name} {where} and the gateway; logs in {logs}")
             code = asyncio.run(_serve(planned, gateway, logs, started_s))
@@ -232,7 +264,9 @@ def _announce(instances: list[Instance], gateway: GatewayOptions, took_s: float)
     plain(f"  {curl(gateway, model)}\n")
     plain(f"Dashboard  {gateway.url}/dashboard")
     for index, instance in enumerate(instances):
-        plain(f"engine-{index}   {instance.url}")
+        plain(f"engine-{index}   {instance.url}   tiers: {instance.limits.tiers}")
+    if not instances[0].limits.tiers.ddr_bytes:
+        plain("KV blocks that leave an engine's own memory are gone: --ddr or --preset keeps them in tiers.")
     if not gateway.api_keys:
         plain("No API key is set: the gateway listens on loopback only and accepts any key.")
     if not model.talks_sense:

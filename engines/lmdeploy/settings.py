@@ -11,11 +11,14 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engines.event_log import DEFAULT_PENDING_BLOCKS, DEFAULT_REPLAY_BATCHES
-from kvcontrol.kv_runtime import WriteMode
+from kvcontrol.kv_runtime import Watermarks, WriteMode
 
 ENV_PREFIX = "KVGATE_ENGINE_"
 MAX_IPC_PATH_BYTES = 100
 """Linux allows 107 bytes for a Unix socket's path; ZMQ needs a few."""
+
+WRITE_BACK_HIGH = 0.95
+WRITE_BACK_LOW = 0.9
 
 
 class SettingsError(ValueError):
@@ -53,6 +56,14 @@ class EngineSettings(BaseSettings):
     """Size of that file; 0 with a folder set: refused."""
     write_mode: WriteMode = WriteMode.THROUGH
     """When a block goes from DDR to NVMe: write_through, write_back or write_on_second_use."""
+    ddr_high_watermark: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Share of DDR in use past which blocks go ahead of need; absent: all of it, with write_back 0.95."""
+    ddr_low_watermark: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Share at which that ends; absent: the high one, with write_back 0.9."""
+    nvme_high_watermark: Annotated[float | None, Field(gt=0, le=1)] = None
+    """The same of NVMe; absent: all of it."""
+    nvme_low_watermark: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Share at which that ends; absent: the high one."""
     load_deadline_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     """A load from the tiers that takes longer is given up and its tokens are computed."""
 
@@ -70,6 +81,35 @@ class EngineSettings(BaseSettings):
         if self.ddr_bytes == 0 and (self.ddr_path is not None or self.nvme_path is not None):
             raise ValueError("ddr_path and nvme_path need ddr_bytes > 0: host memory is on the way of every block")
         return self
+
+    @model_validator(mode="after")
+    def _watermarks_are_in_order(self) -> Self:
+        for tier, (high, low) in (("ddr", self._ddr_marks()), ("nvme", self._nvme_marks())):
+            if low > high:
+                raise ValueError(f"{tier}_low_watermark is {low}; it must not be above the high one ({high})")
+        if self.write_mode is WriteMode.BACK and self._ddr_marks()[0] >= 1:
+            raise ValueError("write_back needs ddr_high_watermark below 1: from there on blocks are written back")
+        return self
+
+    @property
+    def ddr_watermarks(self) -> Watermarks:
+        """Return what holds for DDR."""
+        high, low = self._ddr_marks()
+        return Watermarks(high=high, low=low)
+
+    @property
+    def nvme_watermarks(self) -> Watermarks:
+        """Return what holds for NVMe."""
+        high, low = self._nvme_marks()
+        return Watermarks(high=high, low=low)
+
+    def _ddr_marks(self) -> tuple[float, float]:
+        if self.ddr_high_watermark is None and self.write_mode is WriteMode.BACK:
+            return WRITE_BACK_HIGH, self.ddr_low_watermark or WRITE_BACK_LOW
+        return _marks(self.ddr_high_watermark, self.ddr_low_watermark)
+
+    def _nvme_marks(self) -> tuple[float, float]:
+        return _marks(self.nvme_high_watermark, self.nvme_low_watermark)
 
     @field_validator("control_endpoint")
     @classmethod
@@ -101,6 +141,11 @@ class EngineSettings(BaseSettings):
                 for item in error.errors()
             ]
             raise SettingsError("\n".join(lines)) from error
+
+
+def _marks(high: float | None, low: float | None) -> tuple[float, float]:
+    top = 1.0 if high is None else high
+    return top, top if low is None else low
 
 
 __all__ = ["ENV_PREFIX", "MAX_IPC_PATH_BYTES", "EngineSettings", "SettingsError"]

@@ -45,7 +45,12 @@ def build_hierarchy(settings: EngineSettings, memory: EngineMemory, identity: Ca
         )
         memory.pin(arena)
         hierarchy = HierarchyManager(
-            HierarchyConfig(write_mode=settings.write_mode, load_deadline_s=settings.load_deadline_s),
+            HierarchyConfig(
+                write_mode=settings.write_mode,
+                ddr=settings.ddr_watermarks,
+                nvme=settings.nvme_watermarks,
+                load_deadline_s=settings.load_deadline_s,
+            ),
             engine=memory,
             arena=arena,
             durable=durable,

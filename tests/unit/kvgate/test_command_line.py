@@ -159,7 +159,8 @@ def test_doctor_says_what_of_a_preset_fits(tmp_path: Path) -> None:
 def test_doctor_prints_beside_each_value_whether_it_was_measured(tmp_path: Path) -> None:
     said = kvgate("doctor", "--preset", "low-latency", "--hardware", "nvidia-h100", KVGATE_CACHE_DIR=str(tmp_path))
     lines = {line.split()[0]: line for line in said.stdout.splitlines() if line.strip()}
-    assert lines["quota.burst_share"].rstrip().endswith("not measured")
+    assert lines["quota.burst_share"].rstrip().endswith("not measured, not applied yet")
+    assert lines["ddr.size"].rstrip().endswith("not measured")
     assert lines["max_batch_size"].split() == ["max_batch_size", "16"]
 
 
@@ -174,3 +175,32 @@ def test_doctor_refuses_what_only_goes_with_a_preset() -> None:
     said = kvgate("doctor", "--hardware", "cpu")
     assert said.returncode == 1
     assert "go with --preset" in said.stderr
+
+
+@pytest.mark.parametrize("command", ["up", "engine"])
+def test_engines_can_be_given_presets_and_tiers(command: str) -> None:
+    said = kvgate(command, "--help").stdout
+    for option in ("--preset", "--hardware", "--ddr", "--ddr-path", "--nvme", "--nvme-dir", "--tier-write"):
+        assert option in said
+    assert "write_on_second_use" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--preset", "fast"), "no preset is called 'fast'; there are long-context-32k"),
+        (("--preset", "throughput", "--hardware", "ascend-910b"), "the preset is for ascend-910b"),
+        (("--nvme", "1GiB"), "--nvme: there is no DDR tier"),
+        (("--ddr", "1GiB", "--tier-write", "write_through"), "--tier-write: there is no NVMe tier"),
+        (("--ddr", "lots"), "--ddr is 'lots'; it is an amount of memory like 512MiB or 2GiB"),
+        (("--ddr", "900TiB"), "the tiers don't fit this machine: memory: 921600 GiB for DDR"),
+    ],
+)
+def test_tiers_that_can_not_be_are_refused_before_anything_starts(
+    tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    folder = build_tiny(tmp_path / "tiny")
+    said = kvgate("engine", "--model", str(folder), "--device", "cpu", *options)
+    assert said.returncode == 1
+    assert message in said.stderr
+    assert "Traceback" not in said.stderr

@@ -112,7 +112,7 @@ def test_an_engine_is_started_on_the_hardware_of_its_preset_only() -> None:
 def test_a_line_says_what_was_lowered_and_what_engines_do_not_take_yet() -> None:
     line = preset_line(choose_preset("throughput", None, []))
     assert line.startswith("Preset throughput on cpu; ddr.size is 2GiB, the most for cpu")
-    assert line.endswith("not applied yet: watermarks and quotas")
+    assert line.endswith("not applied yet: quotas")
 
 
 def test_what_is_not_applied_is_named_by_keys_of_the_file() -> None:

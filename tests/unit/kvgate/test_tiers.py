@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcontrol.kv_runtime import WriteMode
+from engines.lmdeploy.settings import EngineSettings
+from kvcontrol.kv_runtime import Watermarks, WriteMode
 from kvcontrol.presets import Presets
 from kvgate.failure import CommandError
 from kvgate.tier_flags import TierFlags, tier_options
@@ -46,9 +47,31 @@ def test_a_presets_tiers() -> None:
         "KVGATE_ENGINE_NVME_PATH": "/cache/tiers/a_model_7B",
         "KVGATE_ENGINE_NVME_BYTES": str(512 << 30),
         "KVGATE_ENGINE_WRITE_MODE": "write_through",
+        "KVGATE_ENGINE_DDR_HIGH_WATERMARK": "0.95",
+        "KVGATE_ENGINE_DDR_LOW_WATERMARK": "0.9",
+        "KVGATE_ENGINE_NVME_HIGH_WATERMARK": "0.9",
+        "KVGATE_ENGINE_NVME_LOW_WATERMARK": "0.85",
         "KVGATE_ENGINE_LOAD_DEADLINE_S": "7.9",
     }
     assert "KVGATE_ENGINE_NVME_PATH" not in tier_options(TierFlags(), SHORT, "a model/7B", DIR).environment()
+
+
+@pytest.mark.parametrize("name", list(Presets.shipped().workloads))
+@pytest.mark.parametrize("hardware", ["nvidia-h100", "cpu"])
+def test_every_preset_is_what_an_engines_settings_take(
+    monkeypatch: pytest.MonkeyPatch, name: str, hardware: str
+) -> None:
+    preset = Presets.shipped().preset(name, hardware)
+    for variable, value in tier_options(TierFlags(), preset, "m", DIR).environment().items():
+        monkeypatch.setenv(variable, value)
+    settings = EngineSettings.load()
+    assert settings.ddr_bytes == preset.ddr.size_bytes
+    assert settings.nvme_bytes == (preset.nvme.size_bytes if preset.nvme else 0)
+    assert settings.load_deadline_s == preset.load_deadline_s
+    assert settings.ddr_watermarks == Watermarks(high=preset.ddr.high_watermark, low=preset.ddr.low_watermark)
+    if preset.nvme is not None:
+        assert settings.write_mode is preset.nvme.write_mode
+        assert settings.nvme_watermarks == Watermarks(high=preset.nvme.high_watermark, low=preset.nvme.low_watermark)
 
 
 def test_an_options_word_goes_before_the_presets() -> None:
@@ -103,6 +126,7 @@ def test_each_of_several_engines_has_files_of_its_own() -> None:
 def test_options_say_what_they_are() -> None:
     assert str(TierOptions()) == "none"
     assert str(TierOptions(ddr_bytes=4 << 30)) == "DDR 4 GiB in memory of its process"
+    assert str(TierOptions(ddr_bytes=64 << 20)) == "DDR 64 MiB in memory of its process"
     assert str(tier_options(TierFlags(), LONG, "m", DIR)) == (
         "DDR 96 GiB in /dev/shm/kvgate-ddr-m, NVMe 512 GiB in /cache/tiers/m, write_through"
     )

@@ -3,6 +3,7 @@
 import pytest
 
 from engines.lmdeploy.settings import EngineSettings, SettingsError
+from kvcontrol.kv_runtime import Watermarks
 
 
 @pytest.fixture(autouse=True)
@@ -50,4 +51,27 @@ def test_an_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch, variable: 
 def test_an_unknown_setting_is_named_with_those_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVGATE_ENGINE_CPU_THREDS", "2")
     with pytest.raises(SettingsError, match=r"KVGATE_ENGINE_CPU_THREDS: unknown setting.*KVGATE_ENGINE_CPU_THREADS"):
+        EngineSettings.load()
+
+
+def test_watermarks_are_all_of_a_tier_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert EngineSettings.load().ddr_watermarks == Watermarks(high=1.0, low=1.0)
+    monkeypatch.setenv("KVGATE_ENGINE_DDR_HIGH_WATERMARK", "0.8")
+    assert EngineSettings.load().ddr_watermarks == Watermarks(high=0.8, low=0.8)
+    monkeypatch.setenv("KVGATE_ENGINE_DDR_LOW_WATERMARK", "0.7")
+    assert EngineSettings.load().ddr_watermarks == Watermarks(high=0.8, low=0.7)
+
+
+def test_write_back_has_a_watermark_to_begin_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGATE_ENGINE_WRITE_MODE", "write_back")
+    assert EngineSettings.load().ddr_watermarks == Watermarks(high=0.95, low=0.9)
+    monkeypatch.setenv("KVGATE_ENGINE_DDR_HIGH_WATERMARK", "1")
+    with pytest.raises(SettingsError, match="write_back needs ddr_high_watermark below 1"):
+        EngineSettings.load()
+
+
+def test_watermarks_out_of_order_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGATE_ENGINE_NVME_HIGH_WATERMARK", "0.5")
+    monkeypatch.setenv("KVGATE_ENGINE_NVME_LOW_WATERMARK", "0.6")
+    with pytest.raises(SettingsError, match=r"nvme_low_watermark is 0\.6; it must not be above the high one \(0\.5\)"):
         EngineSettings.load()
