@@ -19,7 +19,10 @@ SLOTS = st.integers(0, MOST_SLOTS - 1)
 
 
 class FileMachine(RuleBasedStateMachine):
-    """``held`` is what each slot must give; a damaged header or payload is nothing."""
+    """``held`` is what each slot must give, ``lost`` what it held last and must not give any more.
+
+    Those in ``listed`` are lost by their payload alone: a restart finds their headers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +32,8 @@ class FileMachine(RuleBasedStateMachine):
         )
         self.arena = HostArena(slots=MOST_SLOTS, block_bytes=BLOCK_BYTES)
         self.held: dict[int, Block] = {}
-        self.payload_damaged: dict[int, Block] = {}
+        self.lost: dict[int, Block] = {}
+        self.listed: set[int] = set()
 
     @initialize(seed=st.integers(0, 2**32), direct=st.booleans())
     def start(self, seed: int, direct: bool) -> None:  # noqa: FBT001 - drawn
@@ -48,13 +52,12 @@ class FileMachine(RuleBasedStateMachine):
         moves = [Move(slot, host, blocks[slot].seal) for slot, host in zip(slots, hosts, strict=True)]
         assert self.tier.write(moves, self.arena) == [BlockStatus.OK] * len(slots)
         self.held |= blocks
-        for slot in slots:
-            self.payload_damaged.pop(slot, None)
+        self.listed -= set(slots)
 
     @rule(slots=st.lists(SLOTS, unique=True), in_order=st.booleans())
     def read(self, slots: list[int], in_order: bool) -> None:  # noqa: FBT001 - drawn
         slots = [slot for slot in (sorted(slots) if in_order else slots) if slot < self.spec.slots]
-        asked = [self.held.get(slot, self.payload_damaged.get(slot, self.stranger)) for slot in slots]
+        asked = [self.held.get(slot) or self.lost.get(slot, self.stranger) for slot in slots]
         moves = [Move(slot, host, block.seal) for host, (slot, block) in enumerate(zip(slots, asked, strict=True))]
         statuses = self.tier.read(moves, self.arena)
         assert statuses == [BlockStatus.OK if slot in self.held else BlockStatus.CORRUPT for slot in slots]
@@ -71,11 +74,11 @@ class FileMachine(RuleBasedStateMachine):
     def erase(self, slots: list[int]) -> None:
         slots = [slot for slot in slots if slot < self.spec.slots]
         assert self.tier.erase(slots) == [BlockStatus.OK] * len(slots)
-        for slot in slots:
-            self.held.pop(slot, None)
-            self.payload_damaged.pop(slot, None)
+        for slot in set(slots) & set(self.held):
+            self.lost[slot] = self.held.pop(slot)
+        self.listed -= set(slots)
 
-    @rule(slot=SLOTS, at=st.integers(0, 4096 + BLOCK_BYTES - 1), bit=st.integers(0, 7))
+    @rule(slot=SLOTS, at=st.integers(0, 4095) | st.integers(4096, 4095 + BLOCK_BYTES), bit=st.integers(0, 7))
     def flip(self, slot: int, at: int, bit: int) -> None:
         if slot not in self.held:
             return
@@ -84,19 +87,21 @@ class FileMachine(RuleBasedStateMachine):
             (byte,) = raw.read(1)
             raw.seek(self.spec.header_at(slot) + at)
             raw.write(bytes([byte ^ (1 << bit)]))
-        block = self.held.pop(slot)
+        self.lost[slot] = self.held.pop(slot)
         if at >= 4096:
-            self.payload_damaged[slot] = block
+            self.listed.add(slot)
+        assert self.tier.read([Move(slot, 0, self.lost[slot].seal)], self.arena) == [BlockStatus.CORRUPT]
 
-    @rule(slots=st.integers(1, MOST_SLOTS))
+    @rule(slots=st.sampled_from([MOST_SLOTS, 5, 2]))
     def restart(self, slots: int) -> None:
         self.tier.close()
         self.spec = replace(self.spec, slots=slots)
-        for known in (self.held, self.payload_damaged):
-            for slot in [slot for slot in known if slot >= slots]:
-                del known[slot]
+        for slot in [slot for slot in self.held if slot >= slots]:
+            self.lost[slot] = self.held.pop(slot)
+        self.listed -= set(range(slots, MOST_SLOTS))
         self.tier = FileBackend(self.spec)
-        found = {slot: block.seal for slot, block in (self.held | self.payload_damaged).items()}
+        found = {slot: block.seal for slot, block in self.held.items()}
+        found |= {slot: self.lost[slot].seal for slot in self.listed}
         assert self.tier.recover() == [Recovered(slot, found[slot]) for slot in sorted(found)]
 
     @invariant()
@@ -110,4 +115,4 @@ class FileMachine(RuleBasedStateMachine):
 
 
 TestFileMachine = FileMachine.TestCase
-TestFileMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestFileMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
