@@ -151,7 +151,7 @@ class Flights:
     def collect(self) -> list[tuple[Flight, Sequence[Item]]]:
         """Follow what has ended since the last call; returns it."""
         ended = []
-        for report in self._migrator.poll():
+        for report in _merge(self._migrator.poll()):
             erased = self._erasures.pop(report.plan_id, None)
             if erased is not None:
                 self._residency.erased(erased)
@@ -162,6 +162,8 @@ class Flights:
             flight.ended(report.start, len(items))
             if not flight.left:
                 del self._flights[report.plan_id]
+                if flight.dst_tier is _NVME:
+                    self._touch(flight.items)
                 if flight.ticket is not None:
                     flight.ticket.plans.discard(report.plan_id)
             ended.append((flight, items))
@@ -200,6 +202,13 @@ class Flights:
                 flight.ticket.end(item.place, result.status, REASON_OF[result.status])
             self._residency.settle(item.block)
 
+    def _touch(self, items: Sequence[Item]) -> None:
+        """Put the paths that came to NVMe in order of use, heads after tails."""
+        for place, item in enumerate(items):
+            tail = place + 1 == len(items) or items[place + 1].block.record.parent != item.block.record.key
+            if tail:
+                self._residency.touch_before(item.block, _NVME)
+
     def _lose(self, flight: Flight, item: Item, result: BlockResult) -> None:
         """Take away what a transfer has shown to be of no use."""
         if flight.dst_tier is _NVME:
@@ -214,6 +223,23 @@ class Flights:
         guilty = item.source is not None and (flight.src_tier is _DDR or not result.arrived)
         if guilty and result.status in _BROKEN and item.block.copies.get(flight.src_tier) is item.source:
             self._residency.lose(item.block, flight.src_tier, _BROKEN[result.status], erase=True)
+
+
+def _merge(reports: list[BatchReport]) -> Iterator[BatchReport]:
+    """Join neighbouring batches of a plan that ended one after the other."""
+    joined: BatchReport | None = None
+    for report in reports:
+        if joined is not None and (joined.plan_id, joined.start + len(joined.results)) == (
+            report.plan_id,
+            report.start,
+        ):
+            joined.results.extend(report.results)
+            continue
+        if joined is not None:
+            yield joined
+        joined = report
+    if joined is not None:
+        yield joined
 
 
 def _route(item: Item, ticket: Ticket | None, dst_tier: CacheTier) -> Route:

@@ -175,8 +175,8 @@ class HierarchyManager:
     ) -> SaveTicket:
         """Keep one path of engine blocks, in prompt order, as far as there is room.
 
-        Name the path from its head: blocks that are there already cost nothing, and their tails are then evicted
-        before them. The engine's slots must not change until the ticket has ended.
+        Blocks that are there already cost nothing and may be named or not. The engine's slots must not change until
+        the ticket has ended.
         """
         self._check_slots([request.engine_slot for request in blocks])
         self._saver.check(blocks)
@@ -413,7 +413,10 @@ class HierarchyManager:
         """Let go of a ticket all of whose blocks have ended."""
         if ticket.open or self._tickets.pop(ticket.ticket_id, None) is None:
             return
-        self._residency.release(list(ticket.held.values()))
+        held = list(ticket.held.values())
+        self._residency.release(held)
+        if ticket.kind is TicketKind.SAVE and held:
+            self._residency.touch_before(held[0], _DDR)
         finished = ticket.finished()
         self._outcomes.update((ticket.kind, outcome.status, outcome.reason) for outcome in finished.outcomes)
         self._ended.append(finished)

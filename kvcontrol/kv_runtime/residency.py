@@ -143,20 +143,21 @@ class Residency:
         self._evict(tier, self.spaces[tier].victims(tenant, blocks))
 
     def land(self, arrivals: Sequence[tuple[Block, Copy]]) -> None:
-        """Follow copies in one tier, in prompt order, whose bytes have come.
-
-        A path may come in parts, heads before tails. So that heads don't look older than their tails, blocks before
-        the first of these count as used now, O(their number).
-        """
+        """Follow copies in one tier, in prompt order, whose bytes have come."""
         tier = arrivals[0][1].tier
         for block, copy in arrivals:
             block.copies[tier] = copy
             self._changes.append(Change(block.block_id, tier, gained=True, record=block.record))
-        space = self.spaces[tier]
-        space.insert([block for block, _ in arrivals])
-        before = self._before(arrivals[0][0], tier)
+        self.spaces[tier].insert([block for block, _ in arrivals])
+
+    def touch_before(self, block: Block, tier: CacheTier) -> None:
+        """Count what comes before a block in its prompt as used now, O(its number).
+
+        Paths come in parts, heads before tails; without this, heads would look older than their tails.
+        """
+        before = self._before(block, tier)
         if before:
-            space.access(before)
+            self.spaces[tier].access(before)
 
     def lose(self, block: Block, tier: CacheTier, loss: Loss, *, erase: bool = False) -> None:
         """Follow a copy that can't be used any more; nothing happens where there is none."""
