@@ -144,6 +144,12 @@ class Flights:
                     item.block.stalled += flight.src_tier is _NVME
                     ticket.end(item.place, status, REASON_OF[status])
 
+    def abandon_all(self) -> None:
+        """Call off what has not begun of every transfer, those that nobody waits for too."""
+        for plan_id, flight in self._flights.items():
+            if flight.ticket is None:
+                self._migrator.abandon(plan_id, BlockStatus.CANCELLED)
+
     def places(self, ticket: Ticket) -> set[int]:
         """Return which of a ticket's blocks are under way."""
         return {item.place for plan_id in ticket.plans for item in self._flights[plan_id].items}

@@ -13,12 +13,10 @@ Every call ends in a value: a block that can't be saved or loaded says why, and 
 give it, or gave other bytes, leaves that tier at once: it fails once.
 """
 
-import heapq
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier, KVBlockInfo
@@ -39,16 +37,14 @@ from kvcontrol.kv_runtime.record import BlockRecord
 from kvcontrol.kv_runtime.residency import Residency
 from kvcontrol.kv_runtime.saver import Saver
 from kvcontrol.kv_runtime.ticket import (
-    REASON_OF,
-    Finished,
     Progress,
     Reason,
     SaveRequest,
     SaveTicket,
-    Ticket,
     TicketId,
     TicketKind,
 )
+from kvcontrol.kv_runtime.ticket_book import TicketBook
 from kvcontrol.kv_runtime.tier_space import TierSpace, Watermarks
 
 _HBM: Final = CacheTier.HBM
@@ -105,12 +101,8 @@ class HierarchyManager:
             retry_after_s=config.retry_writes_after_s,
             clock=clock,
         )
-        self._ids = count()
-        self._tickets: dict[TicketId, Ticket] = {}
-        self._deadlines: list[tuple[float, TicketId]] = []
-        self._ended: list[Finished] = []
+        self._book = TicketBook(self._residency, self._flights, self._loader, clock=clock)
         self._holds: Counter[BlockId] = Counter()
-        self._outcomes: Counter[tuple[TicketKind, BlockStatus, Reason]] = Counter()
         self._hits: Counter[tuple[CacheTier, str]] = Counter()
 
     # What is there.
@@ -180,11 +172,11 @@ class HierarchyManager:
         """
         self._check_slots([request.engine_slot for request in blocks])
         self._saver.check(blocks)
-        ticket = self._open(TicketKind.SAVE, len(blocks), self._config.save_deadline_s, deadline_s, fence)
+        ticket = self._book.open(TicketKind.SAVE, len(blocks), _or(deadline_s, self._config.save_deadline_s), fence)
         ticket.slots = [request.engine_slot for request in blocks]
         self._saver.begin(ticket, [request.record for request in blocks])
         self._demoter.used(list(ticket.held.values()))
-        self._settle(ticket)
+        self._book.settle(ticket)
         ids = tuple(None if block is None else block.block_id for block in ticket.blocks)
         return SaveTicket(ticket_id=ticket.ticket_id, block_ids=ids)
 
@@ -205,7 +197,7 @@ class HierarchyManager:
                 f"{len(block_ids)} blocks for {len(engine_slots)} engine slots; there must be one for each"
             )
         self._check_slots(engine_slots)
-        ticket = self._open(TicketKind.LOAD, len(block_ids), self._config.load_deadline_s, deadline_s, fence)
+        ticket = self._book.open(TicketKind.LOAD, len(block_ids), _or(deadline_s, self._config.load_deadline_s), fence)
         ticket.slots = list(engine_slots)
         ticket.blocks = [self._residency.get(block_id) for block_id in block_ids]
         for block in ticket.blocks:
@@ -213,21 +205,21 @@ class HierarchyManager:
                 self._hits[_DDR if _DDR in block.copies else _NVME, block.record.tenant] += 1
         self._demoter.used(ticket.blocks)
         self._loader.begin(ticket)
-        self._settle(ticket)
+        self._book.settle(ticket)
         return ticket.ticket_id
 
     def prefetch(self, block_ids: Sequence[BlockId], *, deadline_s: float | None = None) -> TicketId:
         """Bring blocks from NVMe into DDR, because they may be asked for."""
-        ticket = self._open(TicketKind.PREFETCH, len(block_ids), self._config.prefetch_deadline_s, deadline_s)
+        ticket = self._book.open(TicketKind.PREFETCH, len(block_ids), _or(deadline_s, self._config.prefetch_deadline_s))
         ticket.blocks = [self._residency.get(block_id) for block_id in block_ids]
         self._loader.begin(ticket)
-        self._settle(ticket)
+        self._book.settle(ticket)
         return ticket.ticket_id
 
     def demote(self, block_ids: Sequence[BlockId]) -> TicketId:
         """Write blocks that are in DDR alone to NVMe now; they stay in DDR until room is needed."""
         self._check_distinct(block_ids)
-        ticket = self._open(TicketKind.DEMOTE, len(block_ids), math.inf, None)
+        ticket = self._book.open(TicketKind.DEMOTE, len(block_ids), math.inf)
         ticket.blocks = [self._residency.get(block_id) for block_id in block_ids]
         alone = []
         for place, block in enumerate(ticket.blocks):
@@ -243,14 +235,14 @@ class HierarchyManager:
         for place, _ in alone:
             if place not in started:
                 ticket.end(place, BlockStatus.FAILED, Reason.NO_ROOM)
-        self._settle(ticket)
+        self._book.settle(ticket)
         return ticket.ticket_id
 
     def cancel(self, ticket_id: TicketId) -> None:
         """End a ticket as soon as its engine slots are safe; one that has ended stays as it is."""
-        ticket = self._tickets.get(ticket_id)
+        ticket = self._book.get(ticket_id)
         if ticket is not None:
-            self._give_up(ticket, BlockStatus.CANCELLED)
+            self._book.give_up(ticket, BlockStatus.CANCELLED)
 
     def hold(self, block_ids: Sequence[BlockId]) -> tuple[BlockId, ...]:
         """Keep blocks from being evicted until ``release``; returns those that are there and now held."""
@@ -291,9 +283,7 @@ class HierarchyManager:
     def poll(self) -> Progress:
         """Follow what the workers have done, start what is due, and return what ended and changed. Never waits."""
         self._turn()
-        finished = tuple(self._ended)
-        self._ended.clear()
-        return Progress(finished=finished, changes=self._residency.take_changes())
+        return Progress(finished=self._book.take_finished(), changes=self._residency.take_changes())
 
     def recover(self) -> list[tuple[BlockId, BlockRecord]]:
         """Find the blocks of an earlier process again, in DDR (shared memory) and NVMe; only before anything else.
@@ -301,7 +291,7 @@ class HierarchyManager:
         Blocks get new ids. Their order of use is not known: heads count as used after their tails. Takes as long as the
         devices take to be looked through. ``KvRuntimeError`` when it comes too late.
         """
-        if len(self._residency) or self._tickets:
+        if len(self._residency) or len(self._book):
             raise KvRuntimeError("recover comes before the first save; there are blocks already")
         self._residency.restore(_DDR, self._arena.recover())
         if self._durable is not None:
@@ -311,33 +301,30 @@ class HierarchyManager:
     def drain(self, timeout_s: float, *, flush: bool = False) -> bool:
         """Wait until every ticket has ended and nothing is to be written; ``flush`` writes all that is in DDR alone.
 
-        At the end of the time what is left is cancelled. False when something could not be ended: a device still holds
-        it. What ended is returned by the next ``poll``.
+        At the end of the time what is left is cancelled. False when a device still holds something: then engine memory
+        and arena may still be touched. What ended is returned by the next ``poll``.
         """
         if flush:
             self._demoter.flush()
         until_s = time.monotonic() + timeout_s
-        while True:
-            self._turn()
-            if self._at_rest:
-                return True
-            if time.monotonic() >= until_s:
-                break
-            time.sleep(_DRAIN_STEP_S)
-        for ticket in list(self._tickets.values()):
-            self._give_up(ticket, BlockStatus.CANCELLED)
         self._turn()
-        return not self._tickets
+        while not self._at_rest and time.monotonic() < until_s:
+            time.sleep(_DRAIN_STEP_S)
+            self._turn()
+        if not self._at_rest:
+            self._book.end_all(BlockStatus.CANCELLED)
+            self._flights.abandon_all()
+            self._follow()
+        return not len(self._book) and not len(self._flights)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Cancel what is left and stop the workers; False if a device still holds one: its memory must stay.
 
         Arena and backends are the caller's to close. Idempotent.
         """
-        for ticket in list(self._tickets.values()):
-            self._give_up(ticket, BlockStatus.CANCELLED)
+        self._book.end_all(BlockStatus.CANCELLED)
         stopped = self._migrator.close(timeout_s)
-        self._turn()
+        self._follow()
         return stopped
 
     def set_watermarks(self, tier: CacheTier, marks: Watermarks) -> None:
@@ -349,26 +336,14 @@ class HierarchyManager:
     def stats(self) -> HierarchyStats:
         """Return what is there and what happened; any thread (then numbers may be a moment apart)."""
         losses, hits = self._residency.losses.copy(), self._hits.copy()
-        tiers = {}
-        for tier, space in self._spaces.items():
-            used, evictable = space.slots.used, space.evictable_blocks
-            tiers[tier] = TierStats(
-                capacity_blocks=space.capacity_blocks,
-                block_bytes=space.block_bytes,
-                free_blocks=space.capacity_blocks - used,
-                used_blocks=evictable,
-                held_blocks=used - evictable,
-                tenants=self._quotas.usage(tier),
-                hits={tenant: blocks for (place, tenant), blocks in hits.items() if place is tier},
-                losses={loss: blocks for (place, loss), blocks in losses.items() if place is tier},
-            )
+        tiers = {tier: TierStats.of(space, self._quotas, hits, losses) for tier, space in self._spaces.items()}
         return HierarchyStats(
             tiers=tiers,
             lanes=self._migrator.stats(),
-            outcomes=self._outcomes.copy(),
+            outcomes=self._book.outcomes.copy(),
             skipped_writes=self._demoter.skipped.copy(),
             due_writes=self._demoter.waiting,
-            open_tickets=len(self._tickets),
+            open_tickets=len(self._book),
             collisions=self._saver.collisions,
             worker_faults=self._crew.faults,
         )
@@ -381,50 +356,19 @@ class HierarchyManager:
 
     @property
     def _at_rest(self) -> bool:
-        return not (self._tickets or len(self._flights) or self._demoter.waiting or self._residency.to_erase)
+        return not (len(self._book) or len(self._flights) or self._demoter.waiting or self._residency.to_erase)
 
     def _turn(self) -> None:
-        now_s = self._clock()
-        while self._deadlines and (self._deadlines[0][0] <= now_s or self._deadlines[0][1] not in self._tickets):
-            _, ticket_id = heapq.heappop(self._deadlines)
-            if (late := self._tickets.get(ticket_id)) is not None:
-                self._give_up(late, BlockStatus.LATE)
+        self._book.expire()
+        self._follow()
+        self._demoter.work()
+
+    def _follow(self) -> None:
         for flight, items in self._flights.collect():
             if flight.src_tier is _HBM:
                 self._demoter.saved([item.block for item in items])
             for ticket in self._loader.follow(flight, items):
-                self._settle(ticket)
-        self._demoter.work()
-
-    def _open(
-        self, kind: TicketKind, size: int, default_s: float, deadline_s: float | None, fence: Fence | None = None
-    ) -> Ticket:
-        left_s = default_s if deadline_s is None else deadline_s
-        if not left_s > 0:
-            raise ValueError(f"deadline_s is {left_s}; it must be > 0")
-        until_s = self._clock() + left_s
-        ticket = Ticket(TicketId(next(self._ids)), kind, size, deadline_s=until_s, fence=fence)
-        self._tickets[ticket.ticket_id] = ticket
-        if until_s < math.inf:
-            heapq.heappush(self._deadlines, (until_s, ticket.ticket_id))
-        return ticket
-
-    def _settle(self, ticket: Ticket) -> None:
-        """Let go of a ticket all of whose blocks have ended."""
-        if ticket.open or self._tickets.pop(ticket.ticket_id, None) is None:
-            return
-        held = list(ticket.held.values())
-        self._residency.release(held)
-        if ticket.kind is TicketKind.SAVE and held:
-            self._residency.touch_before(held[0], _DDR)
-        finished = ticket.finished()
-        self._outcomes.update((ticket.kind, outcome.status, outcome.reason) for outcome in finished.outcomes)
-        self._ended.append(finished)
-
-    def _give_up(self, ticket: Ticket, status: BlockStatus) -> None:
-        self._loader.give_up(ticket, status, REASON_OF[status])
-        self._flights.give_up(ticket, status)
-        self._settle(ticket)
+                self._book.settle(ticket)
 
     def _check_slots(self, slots: Sequence[int]) -> None:
         if len(set(slots)) != len(slots):
@@ -455,6 +399,10 @@ class HierarchyManager:
             quotas=self._quotas,
             on_free=on_free,
         )
+
+
+def _or(deadline_s: float | None, default_s: float) -> float:
+    return default_s if deadline_s is None else deadline_s
 
 
 def _nothing(slot: int) -> None:

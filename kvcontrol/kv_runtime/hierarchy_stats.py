@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus
 from kvcontrol.kv_runtime.lane import LaneName, LaneStats
-from kvcontrol.kv_runtime.quota import TenantUsage
+from kvcontrol.kv_runtime.quota import QuotaManager, TenantUsage
 from kvcontrol.kv_runtime.residency import Loss
 from kvcontrol.kv_runtime.ticket import Reason, TicketKind
+from kvcontrol.kv_runtime.tier_space import TierSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,27 @@ class TierStats:
     tenants: Mapping[str, TenantUsage]
     hits: Mapping[str, int]
     losses: Mapping[Loss, int]
+
+    @classmethod
+    def of(
+        cls,
+        space: TierSpace,
+        quotas: QuotaManager,
+        hits: Mapping[tuple[CacheTier, str], int],
+        losses: Mapping[tuple[CacheTier, Loss], int],
+    ) -> "TierStats":
+        """Return one tier's, from counts over all tiers."""
+        used, evictable, tier = space.slots.used, space.evictable_blocks, space.tier
+        return cls(
+            capacity_blocks=space.capacity_blocks,
+            block_bytes=space.block_bytes,
+            free_blocks=space.capacity_blocks - used,
+            used_blocks=evictable,
+            held_blocks=used - evictable,
+            tenants=quotas.usage(tier),
+            hits={tenant: blocks for (place, tenant), blocks in hits.items() if place is tier},
+            losses={loss: blocks for (place, loss), blocks in losses.items() if place is tier},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
