@@ -8,7 +8,7 @@ A device that fails again and again is left alone for a while; what could not be
 """
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from itertools import groupby
@@ -76,7 +76,8 @@ class Demoter:
         self._mode = mode
         self._retry_after_s = retry_after_s
         self._clock = clock
-        self._due: dict[BlockId, None] = {}
+        self._due: OrderedDict[BlockId, None] = OrderedDict()
+        self._max_due = 2 * residency.spaces[_DDR].capacity_blocks
         self._paused_until_s = 0.0
         self._quotas_seen = -1
 
@@ -88,17 +89,17 @@ class Demoter:
     def saved(self, blocks: Iterable[Block]) -> None:
         """Follow blocks that came from the engine."""
         if self._mode is WriteMode.THROUGH and self._durable:
-            self._due.update((block.block_id, None) for block in blocks if _alone(block))
+            self._await(blocks)
 
     def used(self, blocks: Iterable[Block | None]) -> None:
         """Follow blocks that were asked for again."""
         if self._mode is WriteMode.SECOND_USE and self._durable:
-            self._due.update((block.block_id, None) for block in blocks if block is not None and _alone(block))
+            self._await(block for block in blocks if block is not None)
 
     def flush(self) -> None:
         """Make every block that is in DDR alone due: before an orderly end."""
         if self._durable:
-            self._due.update((block.block_id, None) for block in self._residency.blocks() if _alone(block))
+            self._await(self._residency.blocks())
 
     def write(self, blocks: Sequence[tuple[int, Block]], ticket: Ticket | None = None) -> set[int]:
         """Start to write blocks (with their places in the ticket) that are in DDR alone; returns which, by place.
@@ -137,6 +138,13 @@ class Demoter:
                 self._relieve(tier, marks)
         if self._quotas.revision != self._quotas_seen:
             self._trim()
+
+    def _await(self, blocks: Iterable[Block]) -> None:
+        """Put blocks that are in DDR alone on the list; the oldest, which DDR has long evicted, fall off its end."""
+        self._due.update((block.block_id, None) for block in blocks if _alone(block))
+        while len(self._due) > self._max_due:
+            self._due.popitem(last=False)
+            self.skipped[PlanRefusal.QUEUE_FULL] += 1
 
     @property
     def _paused(self) -> bool:

@@ -219,7 +219,10 @@ class Flights:
         """Take away what a transfer has shown to be of no use."""
         if flight.dst_tier is _NVME:
             self.writing -= 1
-            self.failed_writes = 0 if result.status is _OK else self.failed_writes + 1
+            if result.status is _OK:
+                self.failed_writes = 0
+            elif result.status in (BlockStatus.FAILED, BlockStatus.NO_SPACE):
+                self.failed_writes += 1
             ddr = item.block.copies.get(_DDR)
             if ddr is not None and ddr.leaving:
                 kept = _NVME in item.block.copies

@@ -58,6 +58,7 @@ class TicketBook:
         self._residency.release(held)
         if ticket.kind is TicketKind.SAVE and held:
             self._residency.touch_before(held[0], _DDR)
+        ticket.held.clear()
         finished = ticket.finished()
         self.outcomes.update((ticket.kind, outcome.status, outcome.reason) for outcome in finished.outcomes)
         self._finished.append(finished)
