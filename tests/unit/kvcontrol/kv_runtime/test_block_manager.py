@@ -119,6 +119,19 @@ def test_a_cancelled_request_leaves_the_blocks_that_it_reused_in_the_cache() -> 
     assert manager.pool.available() == 2
 
 
+def test_what_was_reused_before_a_preemption_does_not_count_as_written_after_it_was_lost() -> None:
+    manager = make(2)
+    blocks = begun(manager, "a", 8)
+    manager.free("a")
+    begun(manager, "b", 8, reuse=blocks)
+    manager.preempt("b")
+    begun(manager, "c", 8)
+    manager.free("c", written_tokens=0)
+    assert manager.resume("b") == Resumption(block_ids=(BlockId(1), BlockId(0)), kept_tokens=0)
+    manager.free("b", written_tokens=0)
+    assert manager.pool.available() == 2
+
+
 def test_blocks_that_the_cache_has_elsewhere_are_not_kept() -> None:
     manager = make(4)
     blocks = begun(manager, "a", 12)

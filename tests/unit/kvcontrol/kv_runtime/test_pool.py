@@ -111,6 +111,18 @@ def test_held_blocks_are_safe_from_eviction_and_count_as_used_when_they_are_rele
     assert evictions.blocks == [second[1], second[0]]
 
 
+def test_a_prompt_that_went_on_from_a_reused_one_leaves_from_its_end() -> None:
+    evictions = Evictions()
+    pool = make(slots(4), evictions)
+    head = given_out(pool, 2)
+    pool.release(head)
+    pool.hold(head)
+    tail = given_out(pool, 2)
+    pool.release([*head, *tail])
+    given_out(pool, 4)
+    assert evictions.blocks == [tail[1], tail[0], head[1], head[0]]
+
+
 def test_a_block_is_let_go_when_the_last_reference_is() -> None:
     pool = make(slots(2))
     blocks = given_out(pool, 2)
