@@ -84,7 +84,9 @@ class HierarchyManager:
             spaces[_NVME] = self._space(_NVME, durable.capacity_blocks, make_policy, on_free=_nothing)
         self._spaces = spaces
         self._residency = Residency(spaces, clock=clock)
-        self._crew = ThreadCrew(helpers=config.checksum_workers) if crew is None else crew
+        if crew is None:
+            crew = ThreadCrew(helpers=config.checksum_workers, switch_interval_s=config.switch_interval_s)
+        self._crew = crew
         self._migrator = KVMigrator(
             config.migrator, engine=engine, arena=arena, durable=durable, crew=self._crew, clock=clock
         )

@@ -12,6 +12,7 @@ class HierarchyConfig:
     """``ValueError`` for what can't be.
 
     ``*_deadline_s`` hold where a call names none. ``retry_writes_after_s``: an NVMe that fails is left alone so long.
+    ``checksum_workers`` and ``switch_interval_s``: see ``ThreadCrew``.
     """
 
     write_mode: WriteMode = WriteMode.THROUGH
@@ -21,13 +22,16 @@ class HierarchyConfig:
     load_deadline_s: float = 10.0
     prefetch_deadline_s: float = 30.0
     retry_writes_after_s: float = 5.0
-    checksum_workers: int = 2
+    checksum_workers: int = 8
+    switch_interval_s: float | None = 0.0005
     migrator: MigratorConfig = field(default_factory=MigratorConfig)
 
     def __post_init__(self) -> None:
         for name in ("save_deadline_s", "load_deadline_s", "prefetch_deadline_s", "checksum_workers"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be > 0")
+        if self.switch_interval_s is not None and not self.switch_interval_s > 0:
+            raise ValueError(f"switch_interval_s is {self.switch_interval_s}; it must be > 0, or None")
         if self.retry_writes_after_s < 0:
             raise ValueError(f"retry_writes_after_s is {self.retry_writes_after_s}; it must be >= 0")
         if self.write_mode is WriteMode.BACK and self.ddr.high >= 1:

@@ -312,8 +312,8 @@ class KVMigrator:
 
     def _checksums(self, hosts: list[int]) -> Callable[[], list[int]]:
         """Begin to compute arena slots' checksums, spread over the crew's helpers."""
-        size = max(1, _CHUNK_BYTES // self._arena.block_bytes)
-        if len(hosts) <= size and self._arena.block_bytes < _CHUNK_BYTES:
+        size = max(1, _CHUNK_BYTES // self._arena.block_bytes, -(-len(hosts) // self._crew.helpers))
+        if len(hosts) * self._arena.block_bytes <= _CHUNK_BYTES:
             return lambda: self._sum(hosts)
         parts = [
             self._crew.compute(lambda part=hosts[start : start + size]: self._sum(part))  # type: ignore[misc]

@@ -1,6 +1,7 @@
 """What carries blocks: order, bounds, fences, ends."""
 
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
@@ -24,6 +25,7 @@ from kvcontrol.kv_runtime import (
     Route,
     SteppedCrew,
     ThreadCrew,
+    checksum,
 )
 from tests.support.kv_blocks import get, put
 from tests.support.memory_tier import Gate, MemoryDisk, MemoryTier
@@ -374,3 +376,36 @@ def test_plans_that_cannot_be_are_errors(make: Make) -> None:
         bench.migrator.migrate(bench.plan(HBM, NVME, [1]))
     with pytest.raises(ValueError, match="batch_bytes"):
         MigratorConfig(batch_bytes=0)
+
+
+def test_the_switch_interval_is_the_crews_until_it_closes() -> None:
+    before = sys.getswitchinterval()
+    crew = ThreadCrew(helpers=2, switch_interval_s=0.0007)
+    crew.start({}, lambda _lane, _wait_s: False)
+    assert sys.getswitchinterval() == pytest.approx(0.0007)
+    assert crew.close(1)
+    assert crew.close(1)
+    assert sys.getswitchinterval() == pytest.approx(before)
+
+
+def test_large_batches_are_shared_among_helpers_and_come_back_in_order() -> None:
+    large = 300_000
+    engine = MemoryTier(HBM, capacity_blocks=16, block_bytes=large)
+    rng = random.Random(8)  # noqa: S311 - reproducible, not secret
+    engine.contents.update({slot: rng.randbytes(large) for slot in range(16)})
+    arena = HostArena(slots=16, block_bytes=large)
+    crew = ThreadCrew(helpers=3)
+    migrator = KVMigrator(MigratorConfig(), engine=engine, arena=arena, durable=None, crew=crew)
+    routes = tuple(Route(BlockId(slot), slot, slot, slot, record(slot), None) for slot in range(16))
+    plan = MigrationPlan(src_tier=HBM, dst_tier=DDR, routes=routes, priority=Priority.SAVE, deadline_s=inf)
+    assert not isinstance(migrator.migrate(plan), PlanRefusal)
+    until_s = time.monotonic() + _LIMIT_S
+    reports: list[BatchReport] = []
+    while not migrator.idle or not reports:
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+        reports.extend(migrator.poll())
+    sums = [result.checksum for report in reports for result in report.results]
+    assert sums == [checksum(engine.contents[slot]) for slot in range(16)]
+    assert migrator.close(_LIMIT_S)
+    arena.close()
