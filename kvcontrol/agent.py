@@ -15,6 +15,7 @@ from kvcontrol.prefix_reuse import PrefixReuseMetrics, PromptChain
 
 _SPEED_WEIGHT = 0.2
 """Of the newest measurement in the moving average of the prefill speed."""
+SHORT_PREFILL_TOKENS = 128
 PROBE_EVERY_S = 1.0
 """A path that is declined is never measured again; so from time to time a load is tried against the estimate."""
 
@@ -33,18 +34,27 @@ class LoadPlan:
 
 
 class PrefillSpeed:
-    """What computing costs: a moving average of prompt tokens per second, None until the first measurement."""
+    """What computing costs: a moving average of prompt tokens per second, None until the first measurement.
+
+    A prefill of a few tokens, as after a restored context, takes as long as a step takes at least: it says nothing of
+    the speed. Such measurements count only until there is a longer one.
+    """
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None
+        self._is_rough = True
 
     def measured(self, tokens: int, seconds: float) -> None:
         """Follow one prefill of ``tokens`` that took ``seconds``."""
         if tokens <= 0 or seconds <= 0:
             return
-        speed = tokens / seconds
-        known = self.tokens_per_s
-        self.tokens_per_s = speed if known is None else known + _SPEED_WEIGHT * (speed - known)
+        is_short = tokens < SHORT_PREFILL_TOKENS
+        if is_short and not self._is_rough:
+            return
+        speed, known = tokens / seconds, self.tokens_per_s
+        starts_anew = known is None or (self._is_rough and not is_short)
+        self._is_rough = is_short
+        self.tokens_per_s = speed if known is None or starts_anew else known + _SPEED_WEIGHT * (speed - known)
 
 
 class KVAgent:
@@ -122,4 +132,4 @@ class KVAgent:
         return found
 
 
-__all__ = ["KVAgent", "LoadPlan", "PrefillSpeed"]
+__all__ = ["PROBE_EVERY_S", "SHORT_PREFILL_TOKENS", "KVAgent", "LoadPlan", "PrefillSpeed"]

@@ -202,7 +202,10 @@ def loop_started(engine: Any) -> None:
     """Note that this thread's event loop is the engine's from now on."""
     agent = agent_of(engine)
     if agent is not None:
-        agent.calls.attach(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        agent.calls.attach(loop)
+        if agent.tiers is not None:
+            agent.tiers.follow(loop)
 
 
 def launch_of(engine_config: Any) -> LaunchInfo | None:
@@ -248,11 +251,14 @@ def engine_loop_finally(original: Callable[[Any], None]) -> Callable[[Any], None
 
 
 def engine_sleep(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``Engine.sleep``: the pool is freed, so the prefix cache is forgotten."""
+    """``Engine.sleep``: the pool is freed, so the prefix cache is forgotten; what lies below HBM stays."""
 
     async def sleep(self: Any, level: int = 1) -> None:
         await original(self, level)
         forget_cache(self)
+        agent = agent_of(self)
+        if agent is not None and agent.tiers is not None:
+            agent.tiers.tell_anew()
 
     return sleep
 

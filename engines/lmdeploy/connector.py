@@ -49,6 +49,9 @@ class OffloadMetadata(KVConnectorMetadata):
         return tuple(KVSaveBlockLease(order.save_id, order.logical_ids) for order in self.saves)
 
 
+_NOTHING = OffloadMetadata((), (), ())
+
+
 class OffloadConnector(KVConnectorBase):
     """Either half, by ``role``; both share the engine's ``EngineTiers``, which does the work once it is started."""
 
@@ -65,13 +68,13 @@ class OffloadConnector(KVConnectorBase):
         self._tiers.register(kv_caches)
 
     def start_load_kv(self) -> None:
-        orders = self._orders()
+        orders = self._guard("read a step's orders", _NOTHING, self._orders)
         self._had_forward = False
         self._guard("start loads", None, self._tiers.start_loads, orders.loads)
         self._guard("start saves of ended requests", None, self._tiers.start_saves, orders.tails)
 
     def start_save_kv(self) -> None:
-        orders = self._orders()
+        orders = self._guard("read a step's orders", _NOTHING, self._orders)
         self._had_forward = True
         self._guard("start saves", None, self._tiers.start_saves, orders.saves)
 
@@ -119,12 +122,14 @@ class OffloadConnector(KVConnectorBase):
             step.connector_block_ids,
             step.connector_logical_block_ids,
         )
-        self._tiers.note_prefill(step.running, step.connector_token_lens)
-        if not (loads or saves or tails) and planner.is_idle and not self._tiers.is_busy:
+        has_prompt = bool(step.connector_token_lens)  # to be measured, also where there is nothing to move
+        if not (loads or saves or tails or has_prompt) and planner.is_idle and not self._tiers.is_busy:
             return None
+        self._tiers.step_ordered(step.running, step.connector_token_lens)
         return OffloadMetadata(loads, saves, tails)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> KVConnectorResult:
+        self._guard("measure a step", None, self._tiers.step_ended)
         return self._guard("note ended transfers", KVConnectorResult(), self._result, connector_output)
 
     def _result(self, output: KVConnectorOutput) -> KVConnectorResult:

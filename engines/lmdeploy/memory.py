@@ -4,13 +4,20 @@ LMDeploy frees its pool when it sleeps and makes another when it wakes, at other
 open while a pool is registered; moves while it is closed fail, which the runtime takes as misses.
 """
 
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime import BlockStatus, Fence, HostArena, Move
 from kvcontrol.kv_runtime.backends.torch import TorchBackend
+
+LEAVE_WITHIN_S = 30.0
+"""How long a pool that goes is kept for moves that still use it."""
+
+_log = logging.getLogger(__name__)
 
 
 class EngineMemory:
@@ -25,7 +32,8 @@ class EngineMemory:
         self.last_error = ""
         self._pages = pages_per_block
         self._pool: TorchBackend | None = TorchBackend(rows, pages=pages_per_block)
-        self._lock = threading.Lock()
+        self._moving = 0
+        self._door = threading.Condition()
         self.block_bytes = self._pool.block_bytes
         self.capacity_blocks = self._pool.capacity_blocks
         self.layout = ";".join(f"{name}:{row.dtype}:{tuple(row.shape[1:])}" for name, row in rows.items())
@@ -44,15 +52,22 @@ class EngineMemory:
                 f"the engine's new KV pool has {pool.capacity_blocks} blocks of {pool.block_bytes} bytes; "
                 f"the runtime was built for {self.capacity_blocks} of {self.block_bytes}"
             )
-        with self._lock:
+        with self._door:
             self._pool = pool
 
-    def unregister(self) -> None:
-        """Close the door; moves must have ended (``HierarchyManager.drain``), or their pool goes under them."""
-        with self._lock:
+    def unregister(self, within_s: float = LEAVE_WITHIN_S) -> bool:
+        """Close the door, and return once no move uses the pool any more; False if one still does after ``within_s``.
+
+        Moves that come later fail. Better is not to have any: ``HierarchyManager.drain``.
+        """
+        with self._door:
             pool, self._pool = self._pool, None
-        if pool is not None:
+            left = self._door.wait_for(lambda: not self._moving, within_s)
+        if not left:
+            _log.error("block transfers still use the engine's KV pool %.1f s after it was to go", within_s)
+        elif pool is not None:
             pool.close()
+        return left
 
     def fence(self) -> Fence | None:
         """Return the moment at which all that the engine has queued until now will be done; None while closed."""
@@ -61,13 +76,27 @@ class EngineMemory:
 
     def read(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
         """See ``KVBackendProtocol``."""
-        pool = self._pool
-        return self._closed(moves) if pool is None else self._told(pool, pool.read(moves, arena))
+        with self._through() as pool:
+            return self._closed(moves) if pool is None else self._told(pool, pool.read(moves, arena))
 
     def write(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
         """See ``KVBackendProtocol``."""
-        pool = self._pool
-        return self._closed(moves) if pool is None else self._told(pool, pool.write(moves, arena))
+        with self._through() as pool:
+            return self._closed(moves) if pool is None else self._told(pool, pool.write(moves, arena))
+
+    @contextmanager
+    def _through(self) -> Iterator[TorchBackend | None]:
+        """Keep the pool of this moment for the length of a block."""
+        with self._door:
+            pool = self._pool
+            self._moving += pool is not None
+        try:
+            yield pool
+        finally:
+            if pool is not None:
+                with self._door:
+                    self._moving -= 1
+                    self._door.notify_all()
 
     def _closed(self, moves: Sequence[Move]) -> list[BlockStatus]:
         self.last_error = "the engine has no KV pool now: it sleeps"
@@ -82,4 +111,4 @@ class EngineMemory:
         self.unregister()
 
 
-__all__ = ["EngineMemory"]
+__all__ = ["LEAVE_WITHIN_S", "EngineMemory"]

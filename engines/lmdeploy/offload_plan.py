@@ -56,7 +56,10 @@ class _Request:
 
 @dataclass(slots=True)
 class OffloadCounters:
-    """Totals since the start; ``tail_saves`` are those of requests that ended with blocks that decoding filled."""
+    """Totals since the start: loads that ended, by their outcome; saves that were ordered.
+
+    ``tail_saves`` are those of requests that ended with blocks that decoding filled.
+    """
 
     loads: int = 0
     loads_failed: int = 0
@@ -74,6 +77,8 @@ class OffloadPlanner:
     """Keeps the blocks of an order from reuse from now on; for blocks whose request ends in this very call."""
     guard: Guard
     counters: OffloadCounters = field(default_factory=OffloadCounters)
+    is_open: bool = True
+    """Whether anything new is loaded and saved."""
     _requests: dict[int, _Request] = field(default_factory=dict)
     _loading: dict[int, LoadOrder] = field(default_factory=dict)
     _new_loads: list[LoadOrder] = field(default_factory=list)
@@ -88,7 +93,7 @@ class OffloadPlanner:
 
         Asked again for the same request, the answer stays while its plan still extends what is computed.
         """
-        if not _is_plain(seq):
+        if not (self.is_open and _is_plain(seq)):
             return 0
         request = self._request(seq)
         if request.load_failed or request.is_stale:
@@ -112,27 +117,30 @@ class OffloadPlanner:
     def allocated(self, seq: Any, slots: Sequence[int]) -> bool:
         """Bind a request's plan to the engine's slots, fewer than planned for a shorter load; True: it will run."""
         request = self._requests[int(seq.seq_id)]
-        plan, request.plan = request.plan, None
-        if plan is None:
+        if request.plan is None:
             return False
-        plan = self.agent.shorten(plan, len(slots))
+        plan = self.agent.shorten(request.plan, len(slots))
+        request.plan = None
         order = LoadOrder(request_id=int(seq.seq_id), plan=plan, slots=tuple(map(int, slots)))
         self._new_loads.append(order)
         self._loading[order.request_id] = order
-        self.counters.loads += 1
         return True
 
     def loaded(self, request_id: int, *, success: bool) -> bool:
-        """Note the end of a load; False when nobody waits for it. A failed one is not tried again for its request."""
-        order = self._loading.pop(request_id, None)
-        if order is None:
-            return False
+        """Note the end of a load and return whether its KV may be used; otherwise its request isn't loaded for again.
+
+        A load that succeeded is of no use to a request whose identity has passed.
+        """
+        self._loading.pop(request_id, None)
         request = self._requests.get(request_id)
-        if not success:
-            self.counters.loads_failed += 1
-            if request is not None:
-                request.load_failed = True
-        return True
+        usable = success and request is not None and not request.is_stale
+        if usable:
+            self.counters.loads += 1
+            return True
+        self.counters.loads_failed += 1
+        if request is not None:
+            request.load_failed = True
+        return False
 
     # Saves.
 
@@ -157,12 +165,19 @@ class OffloadPlanner:
 
     def ended(self, seq: Any, slots: Sequence[int], logical_ids: Sequence[int]) -> None:
         """Forget a request; the full blocks that decoding filled are saved, pinned from here on."""
-        order = self._save(seq, int(seq.num_history_ids), slots, logical_ids) if len(slots) else None
-        self.forget(int(seq.seq_id))
-        if order is not None:
+        try:
+            order = self._save(seq, int(seq.num_history_ids), slots, logical_ids) if len(slots) else None
+        finally:
+            self.forget(int(seq.seq_id))
+        if order is None:
+            return
+        try:
             self.pin(order)
-            self._tail_saves.append(order)
-            self.counters.tail_saves += 1
+        except BaseException:
+            self._saving.discard(order.save_id)
+            raise
+        self._tail_saves.append(order)
+        self.counters.tail_saves += 1
 
     def saved(self, save_id: int) -> bool:
         """Note the end of a save; False for one that is not under way."""
@@ -224,7 +239,7 @@ class OffloadPlanner:
         return request
 
     def _save(self, seq: Any, tokens: int, slots: Sequence[int], logical_ids: Sequence[int]) -> SaveOrder | None:
-        if not _is_plain(seq):
+        if not (self.is_open and _is_plain(seq)):
             return None
         request = self._request(seq)
         if request.is_stale:

@@ -19,7 +19,7 @@ def tier_series(tiers: Mapping[CacheTier, TierStats], offload: OffloadStats) -> 
         used.add_metric([tier.value], stats.used_blocks)
     yield from (capacity, used)
     for name, text, total in (
-        ("offload_loads", "Requests restored from below HBM", offload.loads - offload.failed_loads),
+        ("offload_loads", "Requests restored from below HBM", offload.loads),
         ("offload_failed_loads", "Requests whose restore failed and were computed", offload.failed_loads),
         ("offload_declined_loads", "Restores that computing was expected to beat", offload.declined_loads),
         ("offload_saves", "Paths of blocks given to the tiers", offload.saves),

@@ -3,13 +3,21 @@
 The pool is known when LMDeploy registers it, what its blocks are (``CacheIdentity``) only when the engine is complete;
 ``start`` joins both. Before that, and without tiers, every question is answered with "nothing".
 
-Everything runs on the engine's loop thread, except ``stats`` of the hierarchy and the transfers themselves.
+Everything runs on the engine's loop thread, except ``stats`` of the hierarchy and the transfers themselves. Between
+the engine's steps a timer of its loop follows what is under way, so that an idle engine's blocks reach NVMe too.
+
+A transfer without an end long after its deadline means that the runtime itself has failed. Then the door to the
+engine's memory is closed, all that is under way ends as failed, and the engine goes on without tiers.
 """
 
+import asyncio
+import logging
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from engines.event_log import EventLog
 from engines.lmdeploy.guard import Guard
@@ -17,7 +25,7 @@ from engines.lmdeploy.memory import EngineMemory
 from engines.lmdeploy.offload_plan import LoadOrder, OffloadPlanner, SaveOrder
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
-from kvcontrol.kv_runtime import BlockStatus, HierarchyManager, TicketId
+from kvcontrol.kv_runtime import BlockStatus, Change, HierarchyManager, TicketId
 
 
 class Built(NamedTuple):
@@ -30,6 +38,14 @@ class Built(NamedTuple):
 BuildHierarchy = Callable[[EngineMemory, CacheIdentity], Built]
 
 
+FOLLOW_EVERY_S = 0.05
+GRACE_S = 5.0
+"""A transfer that has not ended so long after twice its deadline never will."""
+
+_Order = TypeVar("_Order")
+_log = logging.getLogger(__name__)
+
+
 @dataclass(slots=True)
 class Ended:
     """Transfers that ended: request ids of loads, operation ids of saves, and slots that a load could not fill."""
@@ -37,6 +53,11 @@ class Ended:
     loads: set[int] = field(default_factory=set)
     saves: set[int] = field(default_factory=set)
     invalid_slots: set[int] = field(default_factory=set)
+
+
+class _UnderWay(NamedTuple, Generic[_Order]):
+    order: _Order
+    lost_at_s: float
 
 
 class EngineTiers:
@@ -54,11 +75,14 @@ class EngineTiers:
         self._release: Callable[[], None] | None = None
         self._log: EventLog | None = None
         self._scheduler: Any = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
         self._loads: dict[int, LoadOrder] = {}
-        self._load_tickets: dict[TicketId, LoadOrder] = {}
-        self._save_tickets: dict[TicketId, SaveOrder] = {}
+        self._load_tickets: dict[TicketId, _UnderWay[LoadOrder]] = {}
+        self._save_tickets: dict[TicketId, _UnderWay[SaveOrder]] = {}
         self._ended = Ended()
-        self._prefill: tuple[int, float] | None = None
+        self._steps: deque[tuple[int, float]] = deque()
+        self._step_ended_s = -math.inf
 
     # Life.
 
@@ -72,7 +96,7 @@ class EngineTiers:
     def unregister(self) -> None:
         """Let go of the pool: transfers under way end first, so that none touches freed memory."""
         if self.hierarchy is not None:
-            self.hierarchy.drain(self._deadline_s)
+            self.guard("drain transfers", None, self.hierarchy.drain, self._deadline_s)
         if self.memory is not None:
             self.memory.unregister()
 
@@ -102,8 +126,29 @@ class EngineTiers:
         self._announce()
         return held
 
+    def tell_anew(self) -> None:
+        """Announce all that lies below HBM, after an event that said that nothing is anywhere."""
+        hierarchy, log = self.hierarchy, self._log
+        if hierarchy is None or log is None:
+            return
+        self._announce()
+        for block_id, record in hierarchy.blocks():
+            for tier in hierarchy.locate(block_id):
+                log.stored(record.key, parent=record.parent, tokens=record.tokens, tier=tier)
+
+    def follow(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Follow transfers from now on whenever the engine's loop is free, until ``close``."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._closed:
+            self.guard("follow transfers", None, self._announce)
+            self._timer = loop.call_later(FOLLOW_EVERY_S, self.follow, loop)
+
     def close(self) -> None:
         """End transfers, then files and memory; memory that a device still uses stays."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         if self.hierarchy is not None and self.hierarchy.close() and self._release is not None:
             self._release()
 
@@ -134,24 +179,35 @@ class EngineTiers:
             logical = seq.logical_blocks.get_real_blocks()
         self.planner.ended(seq, slots, logical)
 
-    def note_prefill(self, running: Sequence[Any], token_lens: Sequence[int]) -> None:
-        """A step with prefill was ordered: until its output returns, that is what computing its tokens costs."""
-        if token_lens:
-            tokens = sum(int(end) - int(seq.num_history_ids) for seq, end in zip(running, token_lens, strict=False))
-            self._prefill = (tokens, self._clock())
+    def step_ordered(self, running: Sequence[Any], token_lens: Sequence[int]) -> None:
+        """A step with orders begins, in which so many prompt tokens are computed (``token_lens`` empty: none)."""
+        ends = zip(running, token_lens, strict=False)
+        tokens = self.guard(
+            "count prompt tokens", 0, lambda: sum(int(end) - int(seq.num_history_ids) for seq, end in ends)
+        )
+        self._steps.append((tokens, self._clock()))
+
+    def step_ended(self) -> None:
+        """The oldest step with orders has ended. The next may have been ordered, but not begun, before that."""
+        if not self._steps:
+            return
+        tokens, ordered_s = self._steps.popleft()
+        began_s, self._step_ended_s = max(ordered_s, self._step_ended_s), self._clock()
+        if self.agent is not None:
+            self.agent.prefill.measured(tokens, self._step_ended_s - began_s)
 
     def loads_ended(self, request_ids: Iterable[int], invalid_slots: Iterable[int]) -> list[tuple[int, bool]]:
         """Return each load's end and whether it succeeded."""
-        self._measure_prefill()
         invalid = set(invalid_slots)
-        ended = []
-        for request_id in sorted(request_ids):
-            order = self._loads.pop(request_id, None)
-            success = order is not None and invalid.isdisjoint(order.slots)
-            if self.planner is not None:
-                self.planner.loaded(request_id, success=success)
-            ended.append((request_id, success))
-        return ended
+        return [(request_id, self._load_usable(request_id, invalid)) for request_id in sorted(request_ids)]
+
+    def _load_usable(self, request_id: int, invalid: set[int]) -> bool:
+        order = self._loads.pop(request_id, None)
+        success = order is not None and invalid.isdisjoint(order.slots)
+        planner = self.planner
+        if planner is None:
+            return False
+        return self.guard("note a load's end", False, lambda: planner.loaded(request_id, success=success))  # noqa: FBT003
 
     def saves_ended(self, save_ids: Iterable[int]) -> frozenset[int]:
         """Return the saves whose blocks LMDeploy may let go."""
@@ -160,11 +216,14 @@ class EngineTiers:
 
     def drained(self) -> None:
         """LMDeploy sleeps: all transfers have ended, nobody asks for their outcome."""
+        self.guard("follow transfers", None, self._announce)
+        for under_way in list(self._load_tickets.values()):
+            self._load_ended(under_way.order, [BlockStatus.FAILED] * len(under_way.order.slots))
         self._loads.clear()
         self._load_tickets.clear()
         self._save_tickets.clear()
         self._ended = Ended()
-        self._prefill = None
+        self._steps.clear()
         if self.planner is not None:
             self.planner.reset()
 
@@ -188,7 +247,7 @@ class EngineTiers:
         ticket = self.hierarchy.load(
             order.plan.block_ids, order.slots, fence=self.memory.fence(), deadline_s=self._deadline_s
         )
-        self._load_tickets[ticket] = order
+        self._load_tickets[ticket] = _UnderWay(order, self._lost_at_s())
         return True
 
     def start_saves(self, orders: Sequence[SaveOrder]) -> None:
@@ -201,49 +260,70 @@ class EngineTiers:
         if self.hierarchy is None or self.memory is None:
             return False
         ticket = self.hierarchy.save(order.requests, fence=self.memory.fence(), deadline_s=self._deadline_s)
-        self._save_tickets[ticket.ticket_id] = order
+        self._save_tickets[ticket.ticket_id] = _UnderWay(order, self._lost_at_s())
         return True
 
     def collect(self, wait_s: float) -> Ended:
         """Return what ended since the last call, waiting at most ``wait_s`` for something to."""
-        self._announce()
+        self.guard("follow transfers", None, self._announce)
         if wait_s > 0 and not self.is_busy:
             time.sleep(wait_s)  # lets the transfers have the GIL; the loop has nothing else to do
-            self._announce()
+            self.guard("follow transfers", None, self._announce)
+        self._give_up_lost()
         ended, self._ended = self._ended, Ended()
         return ended
 
     def _announce(self) -> None:
         """Follow the hierarchy: tickets that ended, and what each tier gained and lost, which goes out as events."""
-        hierarchy, log = self.hierarchy, self._log
-        if hierarchy is None or log is None:
+        hierarchy = self.hierarchy
+        if hierarchy is None:
             return
         progress = hierarchy.poll()
-        for change in progress.changes:
-            key = change.record.key
-            if change.gained:
-                log.stored(key, parent=change.record.parent, tokens=change.record.tokens, tier=change.tier)
-            else:
-                log.removed(key, tier=change.tier)
         for end in progress.finished:
             if (load := self._load_tickets.pop(end.ticket_id, None)) is not None:
-                self._load_ended(load, [outcome.status for outcome in end.outcomes])
+                self._load_ended(load.order, [outcome.status for outcome in end.outcomes])
             elif (save := self._save_tickets.pop(end.ticket_id, None)) is not None:
-                self._ended.saves.add(save.save_id)
+                self._ended.saves.add(save.order.save_id)
+        for change in progress.changes:
+            self.guard("announce a block", None, self._tell, change)
+
+    def _tell(self, change: Change) -> None:
+        log, record = self._log, change.record
+        if log is None:
+            return
+        if change.gained:
+            log.stored(record.key, parent=record.parent, tokens=record.tokens, tier=change.tier)
+        else:
+            log.removed(record.key, tier=change.tier)
 
     def _load_ended(self, order: LoadOrder, statuses: Sequence[BlockStatus]) -> None:
-        if self.agent is not None:
-            self.agent.release(order.plan)
         self._ended.loads.add(order.request_id)
         self._ended.invalid_slots.update(
             slot for slot, status in zip(order.slots, statuses, strict=True) if status is not BlockStatus.OK
         )
+        if self.agent is not None:
+            self.guard("release a load", None, self.agent.release, order.plan)
 
-    def _measure_prefill(self) -> None:
-        if self._prefill is not None and self.agent is not None:
-            tokens, started_s = self._prefill
-            self._prefill = None
-            self.agent.prefill.measured(tokens, self._clock() - started_s)
+    def _lost_at_s(self) -> float:
+        return self._clock() + 2 * self._deadline_s + GRACE_S
+
+    def _give_up_lost(self) -> None:
+        """Do without tiers when a transfer that should have ended long ago has not; O(1) otherwise."""
+        times = [next((each.lost_at_s for each in self._load_tickets.values()), math.inf)]
+        times.append(next((each.lost_at_s for each in self._save_tickets.values()), math.inf))
+        if min(times) > self._clock():
+            return
+        self.guard.errors += 1
+        _log.error("a block transfer has no end: the engine goes on without KV tiers until it is started again")
+        if self.planner is not None:
+            self.planner.is_open = False
+        if self.memory is None or not self.memory.unregister():
+            return  # its slots may still be written: they can't be given back yet
+        for load in list(self._load_tickets.values()):
+            self._load_ended(load.order, [BlockStatus.FAILED] * len(load.order.slots))
+        self._ended.saves.update(save.order.save_id for save in self._save_tickets.values())
+        self._load_tickets.clear()
+        self._save_tickets.clear()
 
     def _pin(self, order: SaveOrder) -> None:
         """Lease the blocks of an ended request, as LMDeploy does for a step's saves."""

@@ -55,8 +55,9 @@ class PathStats(msgspec.Struct, frozen=True, kw_only=True):
 class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
     """What the tiers below HBM do for the engine; totals since its start.
 
-    ``loads`` and ``failed_loads`` count requests that were restored or could not be; ``declined_loads`` those that
-    computing served faster; ``tail_saves`` requests whose last blocks, filled by decoding, were saved at their end.
+    ``loads`` and ``failed_loads`` count requests that were restored, and those whose restore failed; ``declined_loads``
+    those that computing served faster; ``tail_saves`` requests whose last blocks, filled by decoding, were saved at
+    their end.
     ``outcomes`` counts blocks by ``operation:status:reason``, ``losses`` by ``tier:reason``. ``collisions`` are blocks
     whose hash was equal and whose tokens were not. ``guard_errors`` and ``worker_faults`` other than 0 are defects.
     ``paths`` are named ``hbm_to_ddr`` and so on.

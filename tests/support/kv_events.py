@@ -96,6 +96,22 @@ def held_after(batches: Sequence[tuple[Seq, tuple[KvEvent, ...]]]) -> set[BlockH
     return held
 
 
+def held_by_tier(batches: Sequence[tuple[Seq, tuple[KvEvent, ...]]]) -> dict[CacheTier, set[BlockHash]]:
+    """What a subscriber that applied ``batches`` believes to be where; tiers that hold nothing are left out."""
+    held: dict[CacheTier, set[BlockHash]] = {tier: set() for tier in CacheTier}
+    for _, events in batches:
+        for event in events:
+            match event:
+                case BlockStored():
+                    held[event.tier].update(event.block_hashes)
+                case BlockRemoved():
+                    held[event.tier].difference_update(event.block_hashes)
+                case AllBlocksCleared():
+                    for blocks in held.values():
+                        blocks.clear()
+    return {tier: blocks for tier, blocks in held.items() if blocks}
+
+
 def hbm(state: Snapshot) -> set[BlockHash]:
     return set(state.hashes(CacheTier.HBM))
 

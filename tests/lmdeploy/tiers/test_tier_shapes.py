@@ -1,0 +1,152 @@
+"""Engines of other shapes over the same tiers: chunked prefill, no prefix cache, small pages, NVMe, hardly any room."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engines.lmdeploy import tiers as tiers_module
+from engines.lmdeploy.admin import ControlClient
+from engines.lmdeploy.agent import SNAPSHOT
+from engines.lmdeploy.tier_setup import TierSetupError
+from kvcontrol import agent as agent_module
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.control import Snapshot
+from kvcontrol.kv_runtime import KvRuntimeError
+from tests.support.kv_events import held_by_tier, replay
+from tests.support.tiered_engine import NEW_TOKENS, PROMPTS, TieredEngine, since, visit
+
+pytestmark = pytest.mark.engine
+
+WITHIN_S = 60.0
+
+
+@pytest.fixture
+def settings(tier_settings: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The module's settings, to be changed for one test."""
+    del tier_settings
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"max_prefill_token_num": 64},
+        {"enable_prefix_caching": False},
+        {"block_size": 32, "kernel_block_size": 16, "num_gpu_blocks": 16},
+    ],
+    ids=["chunked prefill", "no prefix cache", "pages smaller than blocks"],
+)
+def test_an_engine_of_another_shape_restores_right_tokens(
+    tiny_llama: Path, settings: pytest.MonkeyPatch, expected: list[list[int]], shape: dict[str, Any]
+) -> None:
+    del settings
+    with TieredEngine.start(tiny_llama, **shape) as tiered:
+        visit(tiered, expected)
+        assert tiered.run(*PROMPTS * 2, new_tokens=NEW_TOKENS) == expected * 2
+        tiered.check()
+        assert tiered.offload.loads >= len(PROMPTS)
+        assert tiered.offload.failed_loads == tiered.offload.guard_errors == 0
+
+
+def test_events_tell_what_each_tier_holds_and_nvme_is_written_while_the_engine_idles(
+    tiny_llama: Path, settings: pytest.MonkeyPatch, tmp_path: Path, expected: list[list[int]]
+) -> None:
+    settings.setenv("KVGATE_ENGINE_CONTROL_ENDPOINT", f"ipc://{tmp_path}/control")
+    settings.setenv("KVGATE_ENGINE_DDR_BYTES", str(48 * 8192))
+    settings.setenv("KVGATE_ENGINE_NVME_PATH", str(tmp_path))
+    settings.setenv("KVGATE_ENGINE_NVME_BYTES", str(256 * 8192))
+    with TieredEngine.start(tiny_llama) as tiered:
+        visit(tiered, expected, rounds=1)
+        tiered.check()
+        assert tiered.hierarchy.stats().tiers[CacheTier.NVME].used_blocks > 100
+        visit(tiered, expected)
+        tiered.check()
+        client = ControlClient(f"ipc://{tmp_path}/control", timeout_s=WITHIN_S)
+        state = msgspec.json.decode(client.ask_now(SNAPSHOT, timeout_s=WITHIN_S), type=Snapshot)
+        client.close()
+        told = {tier: set(state.hashes(tier)) for tier in state.tiers}
+        there: dict[CacheTier, set[Any]] = {}
+        for block_id, record in tiered.hierarchy.blocks():
+            for tier in tiered.hierarchy.locate(block_id):
+                there.setdefault(tier, set()).add(record.key)
+        hbm = told.pop(CacheTier.HBM)
+        assert told == there
+        assert set(there) == {CacheTier.DDR, CacheTier.NVME}
+        assert held_by_tier(replay(tiered.agent.publisher.replay_endpoint)) == {CacheTier.HBM: hbm, **there}
+        paths = tiered.offload.paths
+        assert paths["nvme_to_ddr"].moved_blocks > 0
+        assert all(path.failed_blocks == 0 for path in paths.values())
+
+
+def test_a_ddr_tier_with_hardly_any_room_neither_spins_nor_fails(
+    tiny_llama: Path, settings: pytest.MonkeyPatch, expected: list[list[int]]
+) -> None:
+    settings.setenv("KVGATE_ENGINE_DDR_BYTES", str(8 * 8192))
+    with TieredEngine.start(tiny_llama) as tiered:
+        for _ in range(2):
+            assert tiered.run(*PROMPTS * 2, new_tokens=NEW_TOKENS) == expected * 2
+        tiered.check()
+        assert tiered.hierarchy.stats().tiers[CacheTier.DDR].capacity_blocks <= 8
+
+
+def test_a_runtime_without_an_end_is_given_up_and_the_engine_goes_on(
+    tiny_llama: Path, settings: pytest.MonkeyPatch, expected: list[list[int]]
+) -> None:
+    settings.setenv("KVGATE_ENGINE_LOAD_DEADLINE_S", "0.5")
+    settings.setattr(tiers_module, "GRACE_S", 0.5)
+    with TieredEngine.start(tiny_llama) as tiered:
+        visit(tiered, expected, rounds=1)
+        tiered.rest()
+
+        def broken() -> Any:
+            raise RuntimeError("nothing is ever known")
+
+        with settings.context() as patch:
+            patch.setattr(tiered.hierarchy, "poll", broken)
+            tiered.evict_hbm()
+            assert tiered.run(*PROMPTS, new_tokens=NEW_TOKENS) == expected
+            before = tiered.offload
+            assert tiered.run(*PROMPTS, new_tokens=NEW_TOKENS) == expected
+            assert since(before, tiered, "loads") == since(before, tiered, "failed_loads") == 0
+            assert not tiered.scheduler.kv_save_coordinator._leases
+        assert tiered.used_hbm_blocks() == tiered.trie_blocks()
+
+
+def test_tiers_that_can_not_be_built_stop_the_start_and_say_why(
+    tiny_llama: Path, settings: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings.setenv("KVGATE_ENGINE_DDR_BYTES", "40000")
+    with pytest.raises(TierSetupError, match="KVGATE_ENGINE_DDR_BYTES=40000 is 4 blocks of 8192 bytes; at least 8"):
+        TieredEngine.start(tiny_llama)
+    settings.setenv("KVGATE_ENGINE_DDR_BYTES", "80000")
+    settings.setenv("KVGATE_ENGINE_DDR_PATH", str(tmp_path / "no" / "folder"))
+    with pytest.raises(KvRuntimeError, match="no/folder"):
+        TieredEngine.start(tiny_llama)
+
+
+def test_a_slow_tier_is_left_alone_once_it_was_measured_and_tried_again_later(
+    tiny_llama: Path, settings: pytest.MonkeyPatch, expected: list[list[int]], faults: Callable[..., None]
+) -> None:
+    settings.setattr(agent_module, "PROBE_EVERY_S", 1e9)
+    faults(engine_write={"delay_s": 3.0})
+    with TieredEngine.start(tiny_llama) as tiered:
+
+        def revisit(place: int) -> None:
+            tiered.rest()
+            tiered.evict_hbm()
+            assert tiered.run(PROMPTS[place], new_tokens=NEW_TOKENS) == [expected[place]]
+
+        for _ in range(2):
+            revisit(0)
+        assert (tiered.offload.loads, tiered.offload.declined_loads) == (1, 0)
+        revisit(1)
+        revisit(1)
+        assert tiered.offload.loads == 1
+        assert tiered.offload.declined_loads > 0
+        settings.setattr(agent_module, "PROBE_EVERY_S", 0.0)
+        revisit(1)
+        assert tiered.offload.loads == 2
+        tiered.check()
