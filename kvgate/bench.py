@@ -14,6 +14,7 @@ from kvgate.benchmarks.timed_chat import BenchmarkError
 from kvgate.display import errors, output
 from kvgate.failure import CommandError
 from kvgate.model import embedded_model
+from kvgate.units import parse_bytes
 
 _MAX_WIDTH = 250
 """Tables are as wide as they need, up to so many characters; folded cells could not be read."""
@@ -29,6 +30,7 @@ def build_bench() -> typer.Typer:
     bench.command(revisit.NAME)(run_revisit)
     bench.command("prefix")(run_prefix)
     bench.command("pool")(run_pool)
+    bench.command("tiers")(run_tiers)
     return bench
 
 
@@ -119,6 +121,48 @@ def run_pool(
 
     plan = PoolPlan(workloads=pool.workloads(traces, say), blocks=blocks, quick=quick)
     _show(pool.run(plan, say), as_json=as_json, as_markdown=as_markdown)
+
+
+def run_tiers(  # noqa: PLR0913 - each is one option
+    *,
+    model: Annotated[Path | None, typer.Option(help="A model folder. Default: the embedded model.")] = None,
+    modes: Annotated[str, typer.Option(help="Engines to run, one after the other.")] = "stock,ddr,nvme",
+    contexts: Annotated[int, typer.Option(min=2, help="Contexts visited in turn.")] = 12,
+    context_tokens: Annotated[
+        int | None, typer.Option(min=256, help="Length of each. Default: 16384 on a GPU, 768 on a CPU.")
+    ] = None,
+    long_tokens: Annotated[int, typer.Option(min=0, help="Length of one long context; 0: none.")] = 0,
+    rounds: Annotated[int, typer.Option(min=2, help="Visits of each context; the first is cold.")] = 3,
+    kv_blocks: Annotated[
+        int | None, typer.Option(min=16, help="Blocks of the engine's pool. Default: for half of the contexts.")
+    ] = None,
+    ddr: Annotated[
+        str | None, typer.Option(help="Host memory of the tiers, like 20GiB. Default: for all contexts, half more.")
+    ] = None,
+    nvme_dir: Annotated[Path | None, typer.Option(help="A folder for the NVMe tier. Default: a temporary one.")] = None,
+    piecewise_tokens: Annotated[
+        int, typer.Option(min=0, help="LMDeploy's piecewise CUDA graphs up to so many tokens; 0: off.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed, other prompts.")] = 1,
+    as_json: _AsJson = False,
+) -> None:
+    """Contexts visited again after their eviction: computed again, or loaded from DDR or NVMe?"""
+    from kvgate.benchmarks import tiers
+
+    wanted = tiers.Revisits(
+        model=model or embedded_model(console=errors).folder,
+        modes=tuple(mode.strip() for mode in modes.split(",") if mode.strip()),
+        contexts=contexts,
+        context_tokens=context_tokens,
+        long_tokens=long_tokens,
+        rounds=rounds,
+        kv_blocks=kv_blocks,
+        ddr_bytes=None if ddr is None else parse_bytes(ddr, option="--ddr"),
+        nvme_dir=nvme_dir,
+        piecewise_tokens=piecewise_tokens,
+        seed=seed,
+    )
+    _show(Report(bench=tiers.NAME, host=Host.here(), metrics=tiers.run(wanted)), as_json=as_json)
 
 
 def _show(report: Report, *, as_json: bool, as_markdown: bool = False) -> None:

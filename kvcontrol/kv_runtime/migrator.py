@@ -40,7 +40,9 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigratorConfig:
-    """``batch_bytes`` is what runs at once in a worker's hands (a block where that is larger).
+    """``batch_bytes`` is what runs at once in a worker's hands (a block where that is larger) on a way that touches the
+    durable tier, ``engine_batch_bytes`` on one that doesn't: a link needs few and large batches, since each costs a few
+    turns of the interpreter beside a busy engine; a disk is slow enough to let urgent work wait for small ones only.
 
     ``queue_blocks`` may wait at each priority in each lane. ``stall_after_s``: a lane whose device has not answered
     for so long takes nothing new. ``fence_slice_s`` is how long a worker waits for one plan's fence before it looks
@@ -48,6 +50,7 @@ class MigratorConfig:
     """
 
     batch_bytes: int = 16 << 20
+    engine_batch_bytes: int = 128 << 20
     queue_blocks: int = 4096
     engine_workers: int = 2
     durable_workers: int = 4
@@ -55,7 +58,14 @@ class MigratorConfig:
     fence_slice_s: float = 0.02
 
     def __post_init__(self) -> None:
-        for name in ("batch_bytes", "queue_blocks", "engine_workers", "durable_workers", "stall_after_s"):
+        for name in (
+            "batch_bytes",
+            "engine_batch_bytes",
+            "queue_blocks",
+            "engine_workers",
+            "durable_workers",
+            "stall_after_s",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be > 0")
         if self.fence_slice_s <= 0:
@@ -79,6 +89,7 @@ class KVMigrator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.batch_blocks = max(1, config.batch_bytes // arena.block_bytes)
+        self._engine_batch_blocks = max(1, config.engine_batch_bytes // arena.block_bytes)
         self._config = config
         self._arena = arena
         self._durable = durable
@@ -128,7 +139,7 @@ class KVMigrator:
             if room < len(plan.routes):
                 return PlanRefusal.QUEUE_FULL
             plan_id = PlanId(next(self._ids))
-            size = self.batch_blocks
+            size = self._engine_batch_blocks if all(each.name in _ENGINE for each in way) else self.batch_blocks
             self._queue(
                 [
                     Batch(plan_id=plan_id, plan=plan, start=start, routes=plan.routes[start : start + size])
