@@ -49,7 +49,7 @@ class Tiers:
         self.arena = HostArena.in_file(_file(folder / "arena", DDR))
         self.disk = FileBackend(_file(folder / "blocks", NVME))
         self.hierarchy = HierarchyManager(
-            HierarchyConfig(migrator=MigratorConfig(batch_bytes=4 * BLOCK_BYTES)),
+            HierarchyConfig(migrator=MigratorConfig(batch_bytes=4 * BLOCK_BYTES, engine_batch_bytes=4 * BLOCK_BYTES)),
             engine=self.engine,
             arena=self.arena,
             durable=self.disk,

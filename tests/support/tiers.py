@@ -159,5 +159,10 @@ class Rig:
 
 def config_of(**changes: object) -> HierarchyConfig:
     """Return a config with small batches."""
-    migrator = MigratorConfig(batch_bytes=BATCH_BLOCKS * BLOCK_BYTES, engine_workers=1, durable_workers=1)
+    migrator = MigratorConfig(
+        batch_bytes=BATCH_BLOCKS * BLOCK_BYTES,
+        engine_batch_bytes=BATCH_BLOCKS * BLOCK_BYTES,
+        engine_workers=1,
+        durable_workers=1,
+    )
     return HierarchyConfig(**({"migrator": migrator} | changes))  # type: ignore[arg-type]

@@ -407,7 +407,7 @@ def test_a_drain_that_runs_out_of_time_ends_what_can_be_ended(make: Make) -> Non
 
 
 def test_more_than_may_queue_is_refused_block_by_block(make: Make) -> None:
-    config = config_of(migrator=MigratorConfig(batch_bytes=BLOCK_BYTES, queue_blocks=3))
+    config = config_of(migrator=MigratorConfig(batch_bytes=BLOCK_BYTES, engine_batch_bytes=BLOCK_BYTES, queue_blocks=3))
     rig = make(config=config)
     rig.fill(range(5))
     ticket = rig.hierarchy.save(_requests(path(range(1, 6))))

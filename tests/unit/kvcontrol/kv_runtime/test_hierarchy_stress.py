@@ -111,7 +111,9 @@ class Engine:
 def test_no_load_that_is_ok_has_other_bytes_than_were_saved(mode: WriteMode) -> None:
     rng = random.Random(str(mode))  # noqa: S311 - reproducible, not secret
     marks = Watermarks(high=0.8, low=0.6) if mode is WriteMode.BACK else Watermarks()
-    migrator = MigratorConfig(batch_bytes=2 * BLOCK_BYTES, engine_workers=3, durable_workers=3)
+    migrator = MigratorConfig(
+        batch_bytes=2 * BLOCK_BYTES, engine_batch_bytes=2 * BLOCK_BYTES, engine_workers=3, durable_workers=3
+    )
     config = config_of(write_mode=mode, ddr=marks, migrator=migrator, retry_writes_after_s=0.01)
     disk = SlowDisk(capacity_blocks=40, block_bytes=BLOCK_BYTES)
     rig = Rig(config, hbm=HBM, ddr=16, disk=disk, threads=True)

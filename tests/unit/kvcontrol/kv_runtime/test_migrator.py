@@ -47,7 +47,13 @@ class Bench:
         self.crew = SteppedCrew()
         self.threads = ThreadCrew(helpers=1) if threads else None
         self.migrator = KVMigrator(
-            MigratorConfig(batch_bytes=BATCH * BYTES, engine_workers=1, durable_workers=1, **config),  # type: ignore[arg-type]
+            MigratorConfig(
+                batch_bytes=BATCH * BYTES,
+                engine_batch_bytes=BATCH * BYTES,
+                engine_workers=1,
+                durable_workers=1,
+                **config,
+            ),  # type: ignore[arg-type]
             engine=self.engine,
             arena=self.arena,
             durable=self.disk,
