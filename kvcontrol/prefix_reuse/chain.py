@@ -13,6 +13,8 @@ class PromptChain:
     """
 
     def __init__(self, root: BlockHash, *, block_size_tokens: int, source: Callable[[int, int], bytes]) -> None:
+        if block_size_tokens <= 0:
+            raise ValueError(f"block_size_tokens is {block_size_tokens}; it must be > 0")
         self.root = root
         self.block_size_tokens = block_size_tokens
         self.keys: list[BlockHash] = []
@@ -20,15 +22,26 @@ class PromptChain:
         self._tokens: list[bytes] = []
 
     def grow(self, blocks: int) -> None:
-        """Hash so far that at least ``blocks`` blocks are known; only the new ones cost anything."""
+        """Hash so far that at least ``blocks`` blocks are known; only the new ones cost anything.
+
+        Raises ``ValueError`` when the source gives more or fewer tokens than asked for, and whatever it raises; then
+        nothing has changed.
+        """
         known = len(self.keys)
         if blocks <= known:
             return
         size = self.block_size_tokens
-        packed = self._source(known * size, blocks * size)
         width = size * TOKEN_BYTES
-        self.keys += chain_hashes(self.keys[-1] if known else self.root, packed, size)
-        self._tokens += (packed[start : start + width] for start in range(0, len(packed), width))
+        packed = self._source(known * size, blocks * size)
+        if len(packed) != (blocks - known) * width:
+            raise ValueError(
+                f"the source gave {len(packed)} bytes for tokens {known * size} to {blocks * size - 1}; "
+                f"they have {(blocks - known) * width}"
+            )
+        keys = chain_hashes(self.keys[-1] if known else self.root, packed, size)
+        tokens = [packed[start : start + width] for start in range(0, len(packed), width)]
+        self.keys += keys
+        self._tokens += tokens
 
     def tokens(self, block: int) -> bytes:
         """Return one block's own packed tokens."""

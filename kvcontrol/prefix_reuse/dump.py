@@ -4,6 +4,7 @@ Format: 8 bytes magic with the version, 16 bytes BLAKE2b of the rest, then msgpa
 another cache identity is refused as a whole.
 """
 
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -13,6 +14,10 @@ from kvcontrol.core import BlockHash, CacheIdentity, IdentityError, WireError
 MAX_PINS = 1_000
 """Pins of one entry that a dump may ask for."""
 
+PIECE_ITEMS = 1_000
+
+_encoded = msgspec.msgpack.Encoder().encode
+_MAP_OF_FOUR = b"\x84"
 _MAGIC = b"kvgatPI1"
 _DIGEST_BYTES = 16
 _HEAD_BYTES = len(_MAGIC) + _DIGEST_BYTES
@@ -45,9 +50,39 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(contents: Contents) -> bytes:
-    """Return the bytes of an index."""
-    body = msgspec.msgpack.encode(contents)
-    return _MAGIC + _digest(body) + body
+    """Return the bytes of an index; other threads get the interpreter between any two ``pieces``."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    body = []
+    for piece in pieces(contents):
+        digest.update(piece)
+        body.append(piece)
+    return b"".join((_MAGIC, digest.digest(), *body))
+
+
+def pieces(contents: Contents) -> Iterator[bytes]:
+    """Yield what ``msgspec.msgpack.encode(contents)`` is, at most ``PIECE_ITEMS`` of a list at a time: the encoder
+    doesn't let go of the interpreter, and 400,000 blocks at once are an eighth of a second of it.
+    """
+    yield _MAP_OF_FOUR + _encoded("identity") + _encoded(contents.identity)
+    lists: tuple[tuple[str, Sequence[object]], ...] = (
+        ("blocks", contents.blocks),
+        ("oldest_first", contents.oldest_first),
+        ("entries", contents.entries),
+    )
+    for name, items in lists:
+        yield _encoded(name) + _list_head(len(items))
+        for start in range(0, len(items), PIECE_ITEMS):
+            some = items[start : start + PIECE_ITEMS]
+            yield _encoded(some)[len(_list_head(len(some))) :]
+
+
+def _list_head(length: int) -> bytes:
+    """What msgpack puts before a list's items: a byte for up to 15 of them, 3 up to 65,535, or 5."""
+    if length < 1 << 4:
+        return bytes([0x90 | length])
+    if length < 1 << 16:
+        return b"\xdc" + length.to_bytes(2, "big")
+    return b"\xdd" + length.to_bytes(4, "big")
 
 
 def decode(data: bytes, identity: CacheIdentity) -> Contents:
@@ -75,4 +110,4 @@ def _digest(body: bytes) -> bytes:
     return blake2b(body, digest_size=_DIGEST_BYTES).digest()
 
 
-__all__ = ["MAX_PINS", "Contents", "HeldBlock", "HeldEntry", "decode", "encode", "key_of"]
+__all__ = ["MAX_PINS", "PIECE_ITEMS", "Contents", "HeldBlock", "HeldEntry", "decode", "encode", "key_of", "pieces"]

@@ -1,8 +1,8 @@
 """What the prefix index stores and what it answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType, overload
 
 from kvcontrol.core import BlockHash
 
@@ -11,6 +11,45 @@ EntryId = NewType("EntryId", int)
 
 LeaseId = NewType("LeaseId", int)
 """Names one ``acquire`` until its ``release``."""
+
+
+class LeadingIds(Sequence[int]):
+    """The first ``length`` of ``ids``, which several entries share; equal to the tuple of the same ids."""
+
+    __slots__ = ("_ids", "_length")
+
+    def __init__(self, ids: tuple[int, ...], length: int) -> None:
+        self._ids = ids
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, place: int | slice) -> int | tuple[int, ...]:
+        if isinstance(place, slice):
+            return tuple(self._ids[each] for each in range(self._length)[place])
+        return self._ids[range(self._length)[place]]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (tuple, LeadingIds)) and len(self) == len(other) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+class HeldPrefix(NamedTuple):
+    """An entry as its tail node knows it; the ids of its blocks are those on the way up."""
+
+    entry_id: EntryId
+    blocks: int
+    metadata: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +62,7 @@ class PrefixEntry:
     entry_id: EntryId
     token_hash: BlockHash
     token_length: int
-    kv_block_ids: tuple[int, ...]
+    kv_block_ids: Sequence[int]
     metadata: Mapping[str, str]
 
 
@@ -68,4 +107,4 @@ class Lease:
     hit: PrefixHit
 
 
-__all__ = ["EntryId", "Insertion", "Lease", "LeaseId", "PrefixEntry", "PrefixHit"]
+__all__ = ["EntryId", "HeldPrefix", "Insertion", "LeadingIds", "Lease", "LeaseId", "PrefixEntry", "PrefixHit"]

@@ -13,16 +13,35 @@ takes ``acquire``, which compares tokens and pins what is still there, under the
 The contract is ``protocol.PrefixIndex``, the naive twin ``naive_index.NaivePrefixReuseIndex``.
 """
 
+import operator
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 
 from kvcontrol.core import BlockHash, WireError
 from kvcontrol.core.hashing import TOKEN_BYTES
 from kvcontrol.prefix_reuse.ages import Ages
 from kvcontrol.prefix_reuse.dump import MAX_PINS, Contents, HeldBlock, HeldEntry, decode, encode, key_of
-from kvcontrol.prefix_reuse.entry import EntryId, Insertion, Lease, LeaseId, PrefixEntry, PrefixHit
+from kvcontrol.prefix_reuse.entry import (
+    EntryId,
+    HeldPrefix,
+    Insertion,
+    LeadingIds,
+    Lease,
+    LeaseId,
+    PrefixEntry,
+    PrefixHit,
+)
+from kvcontrol.prefix_reuse.inputs import (
+    checked_block_ids,
+    checked_capacity,
+    checked_metadata,
+    checked_prompt_tokens,
+    metadata_bytes,
+)
 from kvcontrol.prefix_reuse.integrity import must
 from kvcontrol.prefix_reuse.keys import BlockKeys
 from kvcontrol.prefix_reuse.matcher import HASH_CONFIDENCE, Lineage, PrefixMatcher
@@ -32,25 +51,27 @@ from kvcontrol.prefix_reuse.tree import PrefixTree
 
 _NODE_BYTES = 390
 """What a block costs beside its tokens: node, key, bytes object, places in three dictionaries; measured."""
+_ENTRY_BYTES = 280
+"""What an entry costs beside its metadata, whatever its length."""
+_LEASE_BYTES = 130
 
 
 class PrefixReuseIndex:
     """A ``PrefixIndex``. Writers exclude each other, readers nobody and wait for nobody.
 
     ``capacity_blocks`` > 0 bounds what is held (``ValueError`` otherwise); about 650 bytes a block of 64 tokens, 256
-    of them the tokens themselves, which are kept because a hash is never trusted alone. Block ids are the
-    caller's and are only handed back.
+    of them the tokens themselves, which are kept because a hash is never trusted alone, and at most one entry a block,
+    of 280 bytes and its bounded metadata: an entry is its last block and a length. Block ids are the caller's and are
+    only handed back.
     """
 
     def __init__(
         self, keys: BlockKeys, *, capacity_blocks: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        if capacity_blocks <= 0:
-            raise ValueError(f"capacity_blocks is {capacity_blocks}; it must be > 0")
+        self._capacity = checked_capacity(capacity_blocks)
         self.keys = keys
         self.metrics = PrefixReuseMetrics()
         self.matcher = PrefixMatcher(self, self.metrics)
-        self._capacity = capacity_blocks
         self._clock = clock
         self._width = keys.block_size_tokens * TOKEN_BYTES
         self._lock = threading.Lock()
@@ -59,7 +80,8 @@ class PrefixReuseIndex:
         self._ages = Ages(self._tree)
         self._entries: dict[EntryId, Node] = {}
         self._pinned_entries: dict[EntryId, int] = {}
-        self._leases: dict[LeaseId, list[Node]] = {}
+        self._metadata_bytes = 0
+        self._leases: dict[LeaseId, Node | None] = {}  # the tail, from which on all above it are pinned
         self._ids = count()
 
     def __len__(self) -> int:
@@ -74,6 +96,7 @@ class PrefixReuseIndex:
 
     def lookup_keys(self, keys: Sequence[BlockHash], prompt_tokens: int) -> PrefixHit:
         """``lookup`` for a prompt whose block keys are known."""
+        checked_prompt_tokens(prompt_tokens, len(keys), self.keys.block_size_tokens)
         started = self._clock()
         path = self._tree.path(keys)
         if path:
@@ -89,21 +112,25 @@ class PrefixReuseIndex:
         return hit
 
     def lookup_all(self, tokens: bytes, *, salt: str = "") -> tuple[PrefixEntry, ...]:
-        """Return every inserted entry that the prompt starts with, shortest first; no lock."""
-        found: list[PrefixEntry] = []
+        """Return every inserted entry that the prompt starts with, shortest first; O(tokens), no lock."""
+        found: list[tuple[BlockHash, HeldPrefix]] = []
+        run: list[int] = []
         for place, node in enumerate(self._tree.path(self.keys.of(tokens, salt=salt))):
             if node.tokens != tokens[place * self._width : (place + 1) * self._width]:
                 self.metrics.collided()
                 break
+            run.append(node.block_id)
             if node.entry is not None:
-                found.append(node.entry)
-        return tuple(found)
+                found.append((node.key, node.entry))
+        ids = tuple(run)
+        return tuple(self._told(key, held, LeadingIds(ids, held.blocks)) for key, held in found)
 
     def report(self) -> PrefixReuseReport:
         """Return what was looked up and found, and what is held now; no lock."""
-        held = len(self._tree)
+        held, entries = len(self._tree), len(self._entries)
+        held_bytes = held * (_NODE_BYTES + self._width) + entries * _ENTRY_BYTES + self._metadata_bytes
         return self.metrics.report(
-            entries=len(self._entries), held_blocks=held, held_bytes=held * (_NODE_BYTES + self._width)
+            entries=entries, held_blocks=held, held_bytes=held_bytes + len(self._leases) * _LEASE_BYTES
         )
 
     def lineage_of(self, key: BlockHash) -> Lineage | None:
@@ -118,15 +145,15 @@ class PrefixReuseIndex:
     ) -> Insertion:
         """Hold a prompt's full blocks; O(tokens), with as many evictions as there are new blocks at most."""
         keys = self.keys.of(tokens, salt=salt)
-        if len(keys) != len(kv_block_ids):
-            raise ValueError(f"{len(kv_block_ids)} kv_block_ids for {len(keys)} full blocks")
+        ids = checked_block_ids(kv_block_ids, len(keys))
+        about = checked_metadata(metadata)
         with self._lock:
             self._ages.follow_notes()
             attached = 0
             path: list[Node] = []
             redundant: list[int] = []
             evicted: list[int] = []
-            for place, (key, block_id) in enumerate(zip(keys, kv_block_ids, strict=True)):
+            for place, (key, block_id) in enumerate(zip(keys, ids, strict=True)):
                 block = tokens[place * self._width : (place + 1) * self._width]
                 parent = path[-1] if path else None
                 node = self._tree.get(key)
@@ -142,10 +169,13 @@ class PrefixReuseIndex:
                     redundant.append(block_id)
                 self._ages.leave(node)  # off the list while being inserted: not to be evicted to make room
                 path.append(node)
-            redundant += kv_block_ids[len(path) :]
+            redundant += ids[len(path) :]
             for node in reversed(path):
                 self._ages.rejoin(node)
-            entry = self._enter(path, metadata or {}) if path else None
+            entry: PrefixEntry | None = None
+            if path:
+                held = self._enter(path[-1], len(path), about)
+                entry = self._told(path[-1].key, held, tuple(node.block_id for node in path))
         self.metrics.inserted(attached)
         self.metrics.evicted(len(evicted))
         return Insertion(entry=entry, redundant_block_ids=tuple(redundant), evicted_block_ids=tuple(evicted))
@@ -162,7 +192,7 @@ class PrefixReuseIndex:
             for node in path:
                 self._pin(node)
             lease = Lease(lease_id=LeaseId(next(self._ids)), hit=hit)
-            self._leases[lease.lease_id] = path
+            self._leases[lease.lease_id] = path[-1] if path else None
         return lease
 
     def release(self, lease_id: LeaseId) -> None:
@@ -170,7 +200,8 @@ class PrefixReuseIndex:
             self._ages.follow_notes()
             if lease_id not in self._leases:
                 raise KeyError(f"lease {lease_id} is not held")
-            for node in reversed(self._leases.pop(lease_id)):
+            tail = self._leases.pop(lease_id)
+            for node in () if tail is None else tail.upwards():
                 if node in self._tree:
                     self._unpin(node)
 
@@ -207,6 +238,7 @@ class PrefixReuseIndex:
     def evict_lru(self, blocks: int) -> tuple[int, ...]:
         """Forget up to ``blocks`` least recently used blocks; O(evicted)."""
         evicted: list[int] = []
+        blocks = operator.index(blocks)
         with self._lock:
             self._ages.follow_notes()
             while len(evicted) < blocks and self._evict_one(evicted):
@@ -242,14 +274,13 @@ class PrefixReuseIndex:
         cls, data: bytes, keys: BlockKeys, *, capacity_blocks: int, clock: Callable[[], float] = time.perf_counter
     ) -> "PrefixReuseIndex":
         """Build an index from a dump; O(held), and checked whole before it is handed out."""
-        if capacity_blocks <= 0:
-            raise ValueError(f"capacity_blocks is {capacity_blocks}; it must be > 0")
+        checked_capacity(capacity_blocks)
         contents = decode(data, keys.identity)
         index = cls(keys, capacity_blocks=max(capacity_blocks, len(contents.blocks)), clock=clock)
         try:
             index._restore(contents)
             index.check_integrity()
-        except (IndexError, KeyError, AssertionError) as error:
+        except (ValueError, AssertionError) as error:
             raise WireError(f"the prefix dump contradicts itself: {error!r}") from error
         index.evict_lru(len(index) - capacity_blocks)
         if len(index) > capacity_blocks:
@@ -261,39 +292,51 @@ class PrefixReuseIndex:
 
     def _restore(self, contents: Contents) -> None:
         nodes: list[Node] = []
-        for block in contents.blocks:
-            if not -1 <= block.parent < len(nodes) or self._tree.get(key_of(block)) is not None:
-                raise IndexError(f"block {len(nodes)} has no parent or stands there twice")
+        depths: list[int] = []
+        for block, block_id in zip(
+            contents.blocks,
+            checked_block_ids([each.block_id for each in contents.blocks], len(contents.blocks)),
+            strict=True,
+        ):
+            must(-1 <= block.parent < len(nodes), "a block has no parent")
+            must(self._tree.get(key_of(block)) is None, "a block stands there twice")
             parent = nodes[block.parent] if block.parent >= 0 else None
-            nodes.append(self._tree.attach(key_of(block), parent, block.tokens, block.block_id))
-        if any(not 0 <= place < len(nodes) for place in contents.oldest_first):
-            raise IndexError("the order names a block that isn't there")
-        if any(not 0 <= held.tail < len(nodes) or not 0 <= held.pins <= MAX_PINS for held in contents.entries):
-            raise IndexError(f"an entry has no block, or not 0 to {MAX_PINS} pins")
-        for place in contents.oldest_first:
-            self._ages.rejoin(nodes[place])
+            nodes.append(self._tree.attach(key_of(block), parent, block.tokens, block_id))
+            depths.append(depths[block.parent] + 1 if block.parent >= 0 else 1)
+        for each in contents.entries:
+            must(0 <= each.tail < len(nodes) and 0 <= each.pins <= MAX_PINS, "an entry has no block or impossible pins")
+            tail = nodes[each.tail]
+            must(tail.entry is None, "an entry stands there twice")
+            held = self._enter(tail, depths[each.tail], checked_metadata(each.metadata))
+            tail.pins = each.pins
+            if each.pins:
+                self._pinned_entries[held.entry_id] = each.pins
         for node in reversed(nodes):  # children before parents
+            if node.parent is not None:
+                node.parent.pins += node.pins
+        for place in contents.oldest_first:
+            must(0 <= place < len(nodes), "the order names a block that isn't there")
+            self._ages.rejoin(nodes[place])
+        for node in reversed(nodes):
             if node not in self._ages:
                 self._ages.rejoin(node)
-        for held in contents.entries:
-            path = [*nodes[held.tail].upwards()][::-1]
-            entry = self._enter(path, held.metadata)
-            for _ in range(held.pins):
-                self.pin(entry.entry_id)
 
-    def _enter(self, path: Sequence[Node], metadata: Mapping[str, str]) -> PrefixEntry:
-        tail = path[-1]
+    def _enter(self, tail: Node, blocks: int, metadata: dict[str, str]) -> HeldPrefix:
+        """Hold an entry, unless there is one already."""
         if tail.entry is None:
-            entry_id = EntryId(next(self._ids))
-            tail.entry = PrefixEntry(
-                entry_id=entry_id,
-                token_hash=tail.key,
-                token_length=len(path) * self.keys.block_size_tokens,
-                kv_block_ids=tuple(node.block_id for node in path),
-                metadata=dict(metadata),
-            )
-            self._entries[entry_id] = tail
+            tail.entry = HeldPrefix(EntryId(next(self._ids)), blocks, MappingProxyType(metadata))
+            self._entries[tail.entry.entry_id] = tail
+            self._metadata_bytes += metadata_bytes(tail.entry.metadata)
         return tail.entry
+
+    def _told(self, key: BlockHash, held: HeldPrefix, ids: Sequence[int]) -> PrefixEntry:
+        return PrefixEntry(
+            entry_id=held.entry_id,
+            token_hash=key,
+            token_length=held.blocks * self.keys.block_size_tokens,
+            kv_block_ids=ids,
+            metadata=held.metadata,
+        )
 
     def _held(self, entry_id: EntryId) -> Node:
         try:
@@ -324,6 +367,7 @@ class PrefixReuseIndex:
             self._ages.leave(node)
             if node.entry is not None:
                 self._entries.pop(node.entry.entry_id, None)
+                self._metadata_bytes -= metadata_bytes(node.entry.metadata)
                 lost_pins += self._pinned_entries.pop(node.entry.entry_id, 0)
         if lost_pins and top.parent is not None:  # what the lost entries had pinned above
             for node in top.parent.upwards():
@@ -338,19 +382,18 @@ class PrefixReuseIndex:
         with self._lock:
             self._tree.check(self._width)
             self._ages.check()
-            pins: dict[Node, int] = {}
-            for entry_id, times in self._pinned_entries.items():
-                for node in self._entries[entry_id].upwards():
-                    pins[node] = pins.get(node, 0) + times
-            for path in self._leases.values():
-                for node in path:
-                    pins[node] = pins.get(node, 0) + 1
-            for node in self._tree:
-                must(node.pins == pins.get(node, 0), "a node's pins are not those of its entries and leases")
-                must(node.parent is None or node.parent.pins >= node.pins, "a node is pinned more than its parent")
+            pins = Counter({self._entries[entry_id]: times for entry_id, times in self._pinned_entries.items()})
+            for tail in self._leases.values():
+                pins.update(self._tree.lowest_held(tail))
+            for node in reversed(self._tree):
+                must(node.pins == pins[node], "a node's pins are not those of its entries and leases")
+                if node.parent is not None and pins[node]:
+                    pins[node.parent] += pins[node]
             for entry_id, node in self._entries.items():
                 must(node in self._tree, "an entry's tail is not held")
                 must(node.entry is not None and node.entry.entry_id == entry_id, "an entry's tail has another entry")
+            size = sum(metadata_bytes(node.entry.metadata) for node in self._tree if node.entry is not None)
+            must(size == self._metadata_bytes, "the metadata is miscounted")
             must(len(self._tree) <= self._capacity, "more blocks than the capacity")
 
 

@@ -3,6 +3,7 @@
 from typing import Final, NamedTuple, Protocol
 
 from kvcontrol.core import BlockHash
+from kvcontrol.core.hashing import TOKEN_BYTES
 from kvcontrol.prefix_reuse.entry import PrefixHit
 from kvcontrol.prefix_reuse.metrics import PrefixReuseMetrics
 
@@ -41,7 +42,12 @@ class PrefixMatcher:
         ``tokens`` is the packed prompt that was looked up. Another lineage under an equal hash is counted as a
         collision. About 1 us a block. What is true now may not be a moment later: who reads the blocks takes
         ``acquire``, which verifies and pins in one step.
+
+        Raises ``ValueError`` for a hit that names more blocks than ids or the other way round, and for a prompt that is
+        shorter than the blocks of the hit: it is not the one that was looked up.
         """
+        if len(hit.block_hashes) != len(hit.kv_block_ids):
+            raise ValueError(f"the hit has {len(hit.block_hashes)} hashes for {len(hit.kv_block_ids)} block ids")
         start = 0
         good = 0
         parent: BlockHash | None = None
@@ -49,20 +55,22 @@ class PrefixMatcher:
             held = self._held.lineage_of(key)
             if held is None or held.block_id != block_id:  # gone, or computed anew elsewhere
                 break
+            if start + len(held.tokens) > len(tokens):
+                raise ValueError(
+                    f"the prompt has {len(tokens) // TOKEN_BYTES} tokens and ends within the hit's "
+                    f"{len(hit.block_hashes)} blocks: it is not the one that was looked up"
+                )
             if held.parent != parent or tokens[start : start + len(held.tokens)] != held.tokens:
                 self._metrics.collided()
                 break
             start += len(held.tokens)
             parent = key
             good += 1
-        if good == len(hit.block_hashes):
-            matched = hit.matched_length
-        else:
-            matched = hit.matched_length // len(hit.block_hashes) * good
+        matched = start // TOKEN_BYTES
         return PrefixHit(
             matched_length=matched,
             confidence=1.0,
-            remaining_tokens=hit.remaining_tokens + hit.matched_length - matched,
+            remaining_tokens=len(tokens) // TOKEN_BYTES - matched,
             kv_block_ids=hit.kv_block_ids[:good],
             block_hashes=hit.block_hashes[:good],
         )

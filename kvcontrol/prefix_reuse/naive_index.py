@@ -1,15 +1,24 @@
 """The obvious prefix index, everything by scanning one list: the oracle of ``PrefixReuseIndex``."""
 
+import operator
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from types import MappingProxyType
 
 from kvcontrol.core import BlockHash, WireError
 from kvcontrol.core.hashing import TOKEN_BYTES
 from kvcontrol.prefix_reuse.dump import MAX_PINS, Contents, HeldBlock, HeldEntry, decode, encode, key_of
 from kvcontrol.prefix_reuse.entry import EntryId, Insertion, Lease, LeaseId, PrefixEntry, PrefixHit
+from kvcontrol.prefix_reuse.inputs import (
+    checked_block_ids,
+    checked_capacity,
+    checked_metadata,
+    checked_prompt_tokens,
+    metadata_bytes,
+)
 from kvcontrol.prefix_reuse.integrity import must
 from kvcontrol.prefix_reuse.keys import BlockKeys
 from kvcontrol.prefix_reuse.matcher import HASH_CONFIDENCE, Lineage, PrefixMatcher
@@ -36,12 +45,10 @@ class NaivePrefixReuseIndex:
     def __init__(
         self, keys: BlockKeys, *, capacity_blocks: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        if capacity_blocks <= 0:
-            raise ValueError(f"capacity_blocks is {capacity_blocks}; it must be > 0")
+        self._capacity = checked_capacity(capacity_blocks)
         self.keys = keys
         self.metrics = PrefixReuseMetrics()
         self.matcher = PrefixMatcher(self, self.metrics)
-        self._capacity = capacity_blocks
         self._clock = clock
         self._lock = threading.RLock()
         self._blocks: list[_Block] = []  # from oldest to youngest
@@ -56,6 +63,7 @@ class NaivePrefixReuseIndex:
         return self.lookup_keys(self.keys.of(tokens, salt=salt), len(tokens) // TOKEN_BYTES)
 
     def lookup_keys(self, keys: Sequence[BlockHash], prompt_tokens: int) -> PrefixHit:
+        checked_prompt_tokens(prompt_tokens, len(keys), self.keys.block_size_tokens)
         with self._lock:
             started = self._clock()
             path = self._path(keys)
@@ -77,10 +85,12 @@ class NaivePrefixReuseIndex:
 
     def report(self) -> PrefixReuseReport:
         with self._lock:
+            entries = [block.entry for block in self._blocks if block.entry is not None]
             return self.metrics.report(
-                entries=sum(block.entry is not None for block in self._blocks),
+                entries=len(entries),
                 held_blocks=len(self),
-                held_bytes=len(self) * (_BLOCK_BYTES + self._width()),
+                held_bytes=len(self) * (_BLOCK_BYTES + self._width())
+                + sum(metadata_bytes(entry.metadata) + 8 * len(entry.kv_block_ids) for entry in entries),
             )
 
     def lineage_of(self, key: BlockHash) -> Lineage | None:
@@ -92,8 +102,8 @@ class NaivePrefixReuseIndex:
         self, tokens: bytes, kv_block_ids: Sequence[int], *, salt: str = "", metadata: Mapping[str, str] | None = None
     ) -> Insertion:
         keys = self.keys.of(tokens, salt=salt)
-        if len(keys) != len(kv_block_ids):
-            raise ValueError(f"{len(kv_block_ids)} kv_block_ids for {len(keys)} full blocks")
+        kv_block_ids = checked_block_ids(kv_block_ids, len(keys))
+        about = checked_metadata(metadata)
         with self._lock:
             path: list[_Block] = []
             redundant: list[int] = []
@@ -115,7 +125,7 @@ class NaivePrefixReuseIndex:
                 path.append(block)
             redundant += kv_block_ids[len(path) :]
             self._use(path)
-            entry = self._enter(path, metadata or {}) if path else None
+            entry = self._enter(path, about) if path else None
             self.metrics.evicted(len(evicted))
             return Insertion(entry=entry, redundant_block_ids=tuple(redundant), evicted_block_ids=tuple(evicted))
 
@@ -165,6 +175,7 @@ class NaivePrefixReuseIndex:
             return tuple(block.block_id for block in lost)
 
     def evict_lru(self, blocks: int) -> tuple[int, ...]:
+        blocks = operator.index(blocks)
         with self._lock:
             evicted: list[int] = []
             while len(evicted) < blocks and self._evict_one(evicted, []):
@@ -202,7 +213,7 @@ class NaivePrefixReuseIndex:
         try:
             index._restore(contents)
             index.check_integrity()
-        except AssertionError as error:
+        except (AssertionError, ValueError) as error:
             raise WireError(f"the prefix dump contradicts itself: {error!r}") from error
         index.evict_lru(len(index) - capacity_blocks)
         if len(index) > capacity_blocks:
@@ -229,6 +240,7 @@ class NaivePrefixReuseIndex:
 
     def _restore(self, contents: Contents) -> None:
         there = range(len(contents.blocks))
+        checked_block_ids([held.block_id for held in contents.blocks], len(contents.blocks))
         for held in contents.blocks:
             must(-1 <= held.parent < len(self), "a block has no parent")
             parent = contents.blocks[held.parent].key if held.parent >= 0 else None
@@ -241,7 +253,8 @@ class NaivePrefixReuseIndex:
             self._use([block])
         for entry in contents.entries:
             must(entry.tail in there and 0 <= entry.pins <= MAX_PINS, "an entry has no block, or impossible pins")
-            made = self._enter(self._down_to(born[entry.tail]), entry.metadata)
+            must(born[entry.tail].entry is None, "an entry stands there twice")
+            made = self._enter(self._down_to(born[entry.tail]), checked_metadata(entry.metadata))
             for _ in range(entry.pins):
                 self.pin(made.entry_id)
 
@@ -256,7 +269,7 @@ class NaivePrefixReuseIndex:
         self._blocks.append(block)
         return block
 
-    def _enter(self, path: Sequence[_Block], metadata: Mapping[str, str]) -> PrefixEntry:
+    def _enter(self, path: Sequence[_Block], metadata: dict[str, str]) -> PrefixEntry:
         tail = path[-1]
         if tail.entry is None:
             tail.entry = PrefixEntry(
@@ -264,7 +277,7 @@ class NaivePrefixReuseIndex:
                 token_hash=tail.key,
                 token_length=len(path) * self.keys.block_size_tokens,
                 kv_block_ids=tuple(block.block_id for block in path),
-                metadata=dict(metadata),
+                metadata=MappingProxyType(metadata),
             )
         return tail.entry
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kvcontrol.core import BlockHash
-from kvcontrol.prefix_reuse.entry import PrefixEntry
+from kvcontrol.prefix_reuse.entry import HeldPrefix
 
 
 class Node:
@@ -19,7 +19,7 @@ class Node:
         self.first_child: Node | None = None
         self.left: Node | None = None
         self.right: Node | None = None
-        self.entry: PrefixEntry | None = None
+        self.entry: HeldPrefix | None = None
         self.pins = 0
 
     def children(self) -> "Iterator[Node]":

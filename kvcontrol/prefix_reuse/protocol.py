@@ -28,7 +28,10 @@ class PrefixIndex(Protocol):
         """Return the longest held prefix of a prompt, by hash alone, and make it the youngest."""
 
     def lookup_keys(self, keys: Sequence[BlockHash], prompt_tokens: int) -> PrefixHit:
-        """``lookup`` for a prompt whose block keys are known."""
+        """``lookup`` for a prompt whose block keys are known.
+
+        Raises ``ValueError`` when ``prompt_tokens`` are fewer than the keys' blocks have.
+        """
 
     def lookup_all(self, tokens: bytes, *, salt: str = "") -> tuple[PrefixEntry, ...]:
         """Return every inserted entry that the prompt starts with, tokens compared, shortest first.
@@ -45,7 +48,10 @@ class PrefixIndex(Protocol):
     def insert(
         self, tokens: bytes, kv_block_ids: Sequence[int], *, salt: str = "", metadata: Mapping[str, str] | None = None
     ) -> Insertion:
-        """Hold a prompt's full blocks; ``kv_block_ids`` has one id for each of them (``ValueError`` otherwise).
+        """Hold a prompt's full blocks; ``kv_block_ids`` has one id of 64 bits for each of them.
+
+        Raises ``ValueError``, with nothing changed, for other ids, and for metadata that is no Unicode text or more
+        than ``MAX_METADATA_ITEMS`` or ``MAX_METADATA_BYTES``. An entry that exists already keeps its metadata.
 
         Blocks that are held already keep their ids; the caller's are returned as redundant. Room is made by evicting
         the least recently used. The entry is shorter than the prompt where no room could be made (all is pinned) or
@@ -88,7 +94,7 @@ class PrefixIndex(Protocol):
 
         Blocks that only leases pinned come back as the youngest. Of more blocks than ``capacity_blocks`` the oldest
         are left out. Raises ``WireError`` for damaged bytes, ``IdentityError`` for another identity's, ``ValueError``
-        when pinned blocks alone exceed the capacity, and for a capacity that isn't > 0.
+        when pinned blocks alone exceed the capacity, and for a capacity that isn't a whole number > 0.
         """
 
     def check_integrity(self) -> None:

@@ -1,6 +1,7 @@
 """The blocks that one engine's index holds: a flat dictionary from key to node, and the links between the nodes."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from kvcontrol.core import BlockHash
 from kvcontrol.prefix_reuse.integrity import must
@@ -24,6 +25,10 @@ class PrefixTree:
         """Yield all nodes in the order in which they were attached, so parents before children."""
         return iter(self._nodes.values())
 
+    def __reversed__(self) -> Iterator[Node]:
+        """Yield all nodes, children before parents."""
+        return reversed(self._nodes.values())
+
     def __contains__(self, node: Node) -> bool:
         """Tell whether this very node is held, not only one under its key."""
         return self.get(node.key) is node
@@ -40,6 +45,10 @@ class PrefixTree:
             path.append(node)
             parent = node
         return path
+
+    def lowest_held(self, tail: Node | None) -> tuple[Node, ...]:
+        """Return the lowest node from ``tail`` upwards that is still held, if there is any."""
+        return tuple(islice((node for node in (tail.upwards() if tail else ()) if node in self), 1))
 
     def attach(self, key: BlockHash, parent: Node | None, tokens: bytes, block_id: int) -> Node:
         """Hold a new block below ``parent``."""
@@ -62,15 +71,21 @@ class PrefixTree:
         return gone
 
     def check(self, width: int) -> None:
-        """Raise ``AssertionError`` when links contradict each other, or tokens aren't ``width`` bytes long."""
+        """Raise ``AssertionError`` when links contradict each other, or tokens aren't ``width`` bytes long. O(held)."""
+        with_parent = known_to_parent = 0
         for key, node in self._nodes.items():
             must(node.key == key, "a node lies under another key")
             must(len(node.tokens) == width, "a node's tokens are not one block")
+            before: Node | None = None
             for child in node.children():
                 must(child in self and child.parent is node, "a child has another parent")
+                must(child.left is before, "siblings contradict each other")  # so none comes twice, and there's an end
+                before = child
+                known_to_parent += 1
             if node.parent is not None:
                 must(node.parent in self, "a parent is not held")
-                must(any(node is child for child in node.parent.children()), "a parent doesn't know its child")
+                with_parent += 1
+        must(with_parent == known_to_parent, "a parent doesn't know its child")
 
 
 __all__ = ["PrefixTree"]

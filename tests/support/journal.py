@@ -190,7 +190,7 @@ def _replay(twin: NaivePrefixReuseIndex, section: Section) -> None:
         while lineage is not None and lineage.parent is not None:
             chain.insert(0, lineage.parent)
             lineage = twin.lineage_of(lineage.parent)
-        twin.lookup_keys(chain, 0)
+        twin.lookup_keys(chain, len(chain) * SIZE)
     if section.call is not None:
         said = perform(twin, section.call)
         assert said == section.call.answer, f"{section.call.name}: {section.call.answer} and not {said}"
