@@ -116,6 +116,7 @@ class EventFeed:
                 self._meter.resync(self._instance, error.reason)
                 self._registry.settle(self._instance, str(error))
                 self._index.drop(self._instance)
+                await self._turns.exhaust(self._index.sweep())
                 await asyncio.sleep(backoff.pause_s(error.reason, lasted_s))
         finally:
             self._index.drop(self._instance)

@@ -6,16 +6,19 @@ holds a block holds all before it. Then the place where each instance stops is f
 O(distinct stops x log blocks) look-ups instead of one a block: 11 for a prompt of 2,048 blocks and one owner.
 
 Closedness is not believed but kept account of. A block's parent is known from its ``BlockStored`` (or a snapshot with
-parents), and each instance counts the held children of each held block. An instance that stores a block without its
-parent, or loses a block before its children, is *ragged* from then on, and is matched by walking the prompt, which is
-always right, until a snapshot makes it whole. So ``PrefixMatch.blocks`` is exact for every history of an instance that
-tells the truth about parents. One that lies can only mislead about itself, as it could by claiming blocks that it
-doesn't hold; who contradicts it is walked.
+parents), and each instance counts the held children of each block, *by what it said itself*. As long as one of these
+blocks is not held, a hole, the instance is *ragged* and is matched by walking the prompt, which is always right. It is
+whole again as soon as the hole is filled or all behind it is gone, in whatever order that happened. So
+``PrefixMatch.blocks`` is exact for every history of an instance that tells the truth about parents; one that lies can
+only mislead about itself, as it could by claiming blocks that it doesn't hold. What one says makes no other one ragged:
+parents are kept once for all, and where an instance contradicts whoever spoke first, its own word is kept beside.
+A ragged instance gets no new snapshot: what it told of itself would be the same.
 
 The split between tiers is found by halving too: exact where faster tiers hold the beginning of a run and slower ones
 its end, which is how a hierarchy that demotes tails before heads leaves them; otherwise a good guess.
 
 Memory: three dictionary slots and one 16-byte key a block, one slot more for each further holder; masks are shared.
+One slot more for a block whose parent is told in two ways, and for a hole.
 Rejected: a radix tree with owners on its nodes (splits and merges on every event, several times the memory), one set
 per instance (``NaiveFleetIndex``: O(instances x blocks)), a plain walk with masks (O(blocks): 60 us and more at 2,048).
 """
@@ -35,16 +38,25 @@ _ANY_TIER = (1 << len(_TIERS)) - 1
 _ONE_CHILD = 1 << len(_TIERS)
 _MAX_SHARED_MASKS = 1 << 16
 _SWEPT_PER_STORE = 4
+_SWEPT_PER_CALL = 16
+_SWEPT_PER_TURN = 512
+"""About half a millisecond of work."""
 
 
 class _Holder:
-    """One instance. ``held`` maps a block to its tiers' bits plus ``_ONE_CHILD`` for each held child."""
+    """One instance. ``held`` maps a block to its tiers' bits plus ``_ONE_CHILD`` for each held child.
 
-    __slots__ = ("bit", "blocks_in", "held")
+    ``holes`` counts the held children of blocks that are not held. ``own_parents`` has the parents of held blocks that
+    this instance names otherwise than the shared table does.
+    """
+
+    __slots__ = ("bit", "blocks_in", "held", "holes", "own_parents")
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
         self.held: dict[BlockHash, int] = {}
+        self.holes: dict[BlockHash, int] = {}
+        self.own_parents: dict[BlockHash, BlockHash | None] = {}
         self.blocks_in = [0] * len(_TIERS)
 
 
@@ -93,8 +105,10 @@ class FleetIndex:
     """Which instance holds which blocks in which tier.
 
     One writer and its readers share a thread (the gateway's event loop). ``apply`` is O(1) a block, ``drop`` and
-    clearing are O(1): what a lost instance held is taken out of the tables little by little, with each block stored
-    later, and counts for nothing from the first moment. ``match`` is described above.
+    clearing are O(1): what a lost instance held is taken out of the tables little by little, with each later call (also
+    ``match``, whose answer that doesn't change) or by ``sweep``, and counts for nothing from the first moment.
+    ``match`` is described above. For what is no block, parent or tier there is a ``TypeError`` or ``ValueError``, and
+    the tables stay true.
     """
 
     def __init__(self) -> None:
@@ -117,13 +131,14 @@ class FleetIndex:
     def extend(
         self, instance: InstanceId, tier: CacheTier, blocks: Iterable[tuple[BlockHash, BlockHash | None]]
     ) -> None:
+        tier = CacheTier(tier)
         holder = self._by_instance.get(instance) or self._admit(instance)
         for block, parent in blocks:
             self._store(holder, block, parent, tier)
 
     def apply(self, instance: InstanceId, event: KvEvent) -> None:
         if self._retired:
-            self._sweep()
+            self._sweep(_SWEPT_PER_CALL)
         holder = self._by_instance.get(instance) or self._admit(instance)
         match event:
             case BlockStored():
@@ -144,9 +159,18 @@ class FleetIndex:
             self._live ^= holder.bit
             self._ragged &= ~holder.bit
             self._retired.append(holder)
-            self._sweep()
+        if self._retired:
+            self._sweep(_SWEPT_PER_CALL)
+
+    def sweep(self) -> Iterator[None]:
+        """Take all that lost instances held out of the tables; yields after each half a millisecond of work."""
+        while self._retired:
+            self._sweep(_SWEPT_PER_TURN)
+            yield
 
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[InstanceId, PrefixMatch]:
+        if self._retired:
+            self._sweep(_SWEPT_PER_CALL)
         if not hashes:
             return {}
         first = self._holders.get(hashes[0], 0) & self._live
@@ -176,13 +200,14 @@ class FleetIndex:
                 holders[block] = holders.get(block, 0) | holder.bit
                 for place, tier in enumerate(_TIERS):
                     counts[place] += bool(value & _TIER_BIT[tier])
-                if (parent := self._parent[block]) is not None:
+                if (parent := holder.own_parents.get(block, self._parent[block])) is not None:
                     children[parent] = children.get(parent, 0) + 1
             must(counts == holder.blocks_in, "an instance's block counts are wrong")
-            if not self._ragged & holder.bit:
-                must(set(children) <= set(holder.held), "an instance that is not closed is not called ragged")
-                for block, value in holder.held.items():
-                    must(value // _ONE_CHILD == children.get(block, 0), "a block's children are miscounted")
+            must(holder.own_parents.keys() <= holder.held.keys(), "a parent is kept for a block that is not held")
+            for block, value in holder.held.items():
+                must(value // _ONE_CHILD == children.pop(block, 0), "a block's children are miscounted")
+            must(children == holder.holes, "an instance's holes are miscounted")
+            must(bool(self._ragged & holder.bit) == bool(children), "who has holes is ragged, and nobody else")
         bits = [holder.bit for holder in (*self._by_instance.values(), *self._retired)]
         bits += [1 << place for place in self._free_places]
         must(sorted(bits) == [1 << place for place in range(self._places)], "places are lost or used twice")
@@ -223,26 +248,31 @@ class FleetIndex:
             yield walking, end
 
     def _store(self, holder: _Holder, block: BlockHash, parent: BlockHash | None, tier: CacheTier) -> None:
+        if type(block) is not bytes or (parent is not None and type(parent) is not bytes):
+            raise TypeError(f"block {block!r:.80} with parent {parent!r:.80}: names are bytes")
         tier_bit = _TIER_BIT[tier]
         held = holder.held
         if self._retired:
-            self._sweep()
+            self._sweep(_SWEPT_PER_STORE)
         value = held.get(block, 0)
         if value & tier_bit:
             return
         holder.blocks_in[tier_bit.bit_length() - 1] += 1
         held[block] = value | tier_bit
-        if value & _ANY_TIER:
+        if value:
             return
         self._mark(block, holder.bit)
+        if holder.holes and block in holder.holes:
+            held[block] += holder.holes.pop(block) * _ONE_CHILD
+            self._judge(holder)
         if self._parent.setdefault(block, parent) != parent:
-            self._ragged |= holder.bit  # somebody says that the block has another parent: one of the two is wrong
-            parent = self._parent[block]
+            holder.own_parents[block] = parent
         if parent is None:
             return
         above = held.get(parent)
         if above is None:
-            self._ragged |= holder.bit
+            holder.holes[parent] = holder.holes.get(parent, 0) + 1
+            self._judge(holder)
         else:
             held[parent] = above + _ONE_CHILD
 
@@ -257,20 +287,35 @@ class FleetIndex:
             held[block] = value
             return
         del held[block]
-        if value:  # it has children left
-            self._ragged |= holder.bit
         parent = self._parent[block]
-        above = None if parent is None else held.get(parent)
-        if parent is not None and above is not None and above >= _ONE_CHILD:
-            held[parent] = above - _ONE_CHILD
+        if holder.own_parents and block in holder.own_parents:
+            parent = holder.own_parents.pop(block)
+        if value:  # it has children left
+            holder.holes[block] = value // _ONE_CHILD
+        if parent is not None:
+            above = held.get(parent)
+            if above is not None:
+                held[parent] = above - _ONE_CHILD
+            elif holder.holes[parent] > 1:
+                holder.holes[parent] -= 1
+            else:
+                del holder.holes[parent]
+        if value or self._ragged & holder.bit:
+            self._judge(holder)
         self._unmark(block, holder.bit)
 
-    def _sweep(self) -> None:
+    def _judge(self, holder: _Holder) -> None:
+        if holder.holes:
+            self._ragged |= holder.bit
+        else:
+            self._ragged &= ~holder.bit
+
+    def _sweep(self, blocks: int) -> None:
         """Take a few blocks of retired holders out of the tables: more than one for each block that is stored.
 
         Empty ones go at once, so that clearing what is empty already uses nothing up.
         """
-        left = _SWEPT_PER_STORE
+        left = blocks
         while self._retired:
             holder = self._retired[0]
             while holder.held and left:

@@ -47,7 +47,7 @@ class ResidencyIndex(Protocol):
     def match(self, hashes: Sequence[BlockHash]) -> Mapping[InstanceId, PrefixMatch]:
         """Return the instances that hold at least the first of a prompt's chained ``hashes``.
 
-        Changes nothing; the answer is valid until the index changes.
+        Changes nothing that can be asked for; the answer is valid until the index changes.
         """
 
     def blocks_held(self, instance: InstanceId) -> Mapping[CacheTier, int]:

@@ -1,6 +1,7 @@
 """The fleet index says exactly what the naive one says, whatever happens to it."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import settings
@@ -9,8 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
 from kvcontrol.prefix_reuse import FleetIndex, NaiveFleetIndex, PrefixMatch, ResidencyIndex
+from tests.support.work import steps
 
-A, B, C = InstanceId("a"), InstanceId("b"), InstanceId("c")
+A, B, C, LIAR = InstanceId("a"), InstanceId("b"), InstanceId("c"), InstanceId("liar")
 
 
 def chain(name: int, length: int = 10) -> list[BlockHash]:
@@ -109,20 +111,109 @@ def test_the_slowest_tier_of_an_empty_run_is_none() -> None:
     assert PrefixMatch(blocks=0, by_tier={}).slowest_tier is None
 
 
-@pytest.mark.parametrize(
-    "break_it",
-    [stored(*BLOCKS[5:7]), removed(BLOCKS[1])],
-    ids=["a block without its parent", "a parent that leaves before its child"],
-)
-def test_an_instance_with_a_hole_is_walked_until_a_snapshot_makes_it_whole(break_it: KvEvent) -> None:
+HEALED: dict[str, tuple[list[KvEvent], list[KvEvent], int]] = {
+    "the hole is filled": ([stored(*BLOCKS[5:7])], [stored(*BLOCKS[3:5])], 7),
+    "what lies behind it leaves": ([stored(*BLOCKS[5:7])], [removed(*BLOCKS[5:7])], 3),
+    "what left is stored again": ([removed(BLOCKS[1])], [stored(BLOCKS[1])], 3),
+    "it comes back in another tier": ([removed(BLOCKS[1])], [stored(BLOCKS[1], tier=CacheTier.DDR)], 3),
+    "all leaves, heads first": ([removed(BLOCKS[0])], [removed(*BLOCKS[1:3])], 0),
+    "all is cleared": ([removed(BLOCKS[0])], [AllBlocksCleared()], 0),
+    "two holes are filled": ([stored(BLOCKS[8]), removed(BLOCKS[0])], [stored(BLOCKS[0]), stored(*BLOCKS[3:8])], 9),
+}
+
+
+@pytest.mark.parametrize(("broken", "healed", "blocks"), HEALED.values(), ids=HEALED)
+def test_an_instance_with_a_hole_is_walked_until(broken: list[KvEvent], healed: list[KvEvent], blocks: int) -> None:
     index = FleetIndex()
     index.apply(A, stored(*BLOCKS[:3]))
+    for event in broken:
+        index.apply(A, event)
+    assert index.is_ragged(A)
+    for event in healed:
+        assert index.is_ragged(A)
+        index.apply(A, event)
+        index.check_integrity()
     assert not index.is_ragged(A)
-    index.apply(A, break_it)
+    assert sum(match.blocks for match in index.match(BLOCKS).values()) == blocks
+
+
+def test_a_snapshot_makes_an_instance_whole() -> None:
+    index = FleetIndex()
+    index.apply(A, stored(*BLOCKS[5:7]))
     assert index.is_ragged(A)
     index.reset(A, {CacheTier.HBM: with_parents(BLOCKS[:3])})
     assert not index.is_ragged(A)
-    assert index.match(BLOCKS)[A].blocks == 3
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["stays", "leaves"])
+def test_one_that_lies_about_a_parent_first_makes_nobody_else_ragged(stays: bool) -> None:  # noqa: FBT001 - a parameter
+    names = [InstanceId(f"engine-{place}") for place in range(64)]
+    work = []
+    for lied in (False, True):
+        index = FleetIndex()
+        if lied:
+            for place, block in enumerate(BLOCKS[1:]):
+                index.extend(LIAR, CacheTier.HBM, [(block, BlockHash(bytes([place]) * 16))])
+            assert index.is_ragged(LIAR)
+        for name in names:
+            index.apply(name, stored(*BLOCKS))
+        if not stays:
+            index.drop(LIAR)
+        assert not any(index.is_ragged(name) for name in names)
+        index.check_integrity()
+        for _ in index.sweep():
+            pass
+        assert {name: match.blocks for name, match in index.match(BLOCKS).items()} == dict.fromkeys(names, 10)
+        work.append(steps(lambda index=index: dict(index.match(BLOCKS))))  # type: ignore[misc]
+        for name in names:
+            index.apply(name, removed(*BLOCKS[::-1]))
+            assert not index.is_ragged(name)
+        index.check_integrity()
+    assert work[0] == work[1]
+
+
+@pytest.mark.parametrize("parent", [BLOCKS[3], None, BLOCKS[9]], ids=["itself", "nothing", "its own grandchild"])
+def test_an_instance_that_contradicts_itself_keeps_the_tables_true(parent: BlockHash | None) -> None:
+    index = FleetIndex()
+    index.extend(A, CacheTier.HBM, [(BLOCKS[3], parent), (BLOCKS[8], BLOCKS[3]), (BLOCKS[9], BLOCKS[8])])
+    index.extend(A, CacheTier.DDR, [(BLOCKS[3], BLOCKS[2]), (BLOCKS[9], None)])
+    index.check_integrity()
+    index.apply(B, stored(*BLOCKS))
+    assert index.match(BLOCKS)[B].blocks == 10
+    for tier in (CacheTier.HBM, CacheTier.DDR):
+        for block in (BLOCKS[3], BLOCKS[9], BLOCKS[8]):
+            index.apply(A, removed(block, tier=tier))
+            index.check_integrity()
+    assert not index.is_ragged(A)
+    assert index.blocks_held(A) == {}
+
+
+WRONG: dict[str, tuple[object, object]] = {
+    "a tier that is none": ("TAPE", [(BLOCKS[0], None)]),
+    "no tier": (None, [(BLOCKS[0], None)]),
+    "text for a block": (CacheTier.HBM, [(BLOCKS[0], None), ("text", None)]),
+    "a list for a block": (CacheTier.HBM, [(BLOCKS[0], None), ([], None)]),
+    "a list for a parent": (CacheTier.HBM, [(BLOCKS[0], None), (BLOCKS[1], [])]),
+    "a number for a parent": (CacheTier.HBM, [(BLOCKS[0], None), (BLOCKS[1], 7)]),
+    "no pairs": (CacheTier.HBM, [(BLOCKS[0], None), 7]),
+    "pairs of three": (CacheTier.HBM, [(BLOCKS[0], None), (BLOCKS[1], None, None)]),
+}
+
+
+@pytest.mark.parametrize(("tier", "blocks"), WRONG.values(), ids=WRONG)
+def test_what_is_no_block_is_refused_and_the_tables_stay_true(
+    tier: CacheTier, blocks: list[tuple[BlockHash, BlockHash | None]]
+) -> None:
+    index = FleetIndex()
+    index.apply(A, stored(*BLOCKS[2:4]))
+    with pytest.raises((TypeError, ValueError)):
+        index.extend(A, tier, blocks)
+    index.check_integrity()
+    assert index.blocks_held(A)[CacheTier.HBM] in {2, 3}
+    index.drop(A)
+    for _ in index.sweep():
+        index.check_integrity()
+    assert not index._holders
 
 
 def test_tails_that_leave_before_heads_keep_an_instance_whole() -> None:
@@ -150,6 +241,56 @@ def test_what_a_lost_instance_held_is_swept_out_by_later_stores() -> None:
     assert not index._retired
     assert BLOCKS[9] not in index._holders
     assert set(index.match(BLOCKS)) == {B, C}
+
+
+CALLS: dict[str, Callable[[FleetIndex], object]] = {
+    "matches": lambda index: index.match(BLOCKS),
+    "matches of nothing": lambda index: index.match([]),
+    "removals": lambda index: index.apply(B, removed(OTHER[9])),
+    "drops": lambda index: index.drop(C),
+    "snapshots of nothing": lambda index: index.reset(B, {}),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_what_a_lost_instance_held_is_swept_out_in_bounded_steps_by(call: Callable[[FleetIndex], object]) -> None:
+    index = FleetIndex()
+    many = [(BlockHash(place.to_bytes(16, "big")), None) for place in range(5_000)]
+    index.extend(A, CacheTier.HBM, many)
+    index.drop(A)
+    left = [len(index._holders)]
+    while left[-1]:
+        call(index)
+        left.append(len(index._holders))
+        assert 0 < left[-2] - left[-1] <= 64
+    index.check_integrity()
+    assert not index._parent
+    assert not index._retired
+
+
+def test_sweeping_takes_everything_out_in_bounded_steps() -> None:
+    index = FleetIndex()
+    index.extend(A, CacheTier.HBM, [(BlockHash(place.to_bytes(16, "big")), None) for place in range(5_000)])
+    index.apply(B, stored(*BLOCKS))
+    index.drop(A)
+    left = [len(index._holders)]
+    for _ in index.sweep():
+        left.append(len(index._holders))
+        index.check_integrity()
+    assert max(before - after for before, after in pairwise(left)) <= 512
+    assert left[-1] == len(BLOCKS)
+
+
+def test_an_answer_stays_right_while_others_look_up_and_sweep() -> None:
+    index = FleetIndex()
+    index.extend(A, CacheTier.HBM, [(BlockHash(place.to_bytes(16, "big")), None) for place in range(500)])
+    index.apply(A, stored(*BLOCKS))
+    index.apply(B, stored(*BLOCKS[:4]))
+    index.drop(A)
+    answer = index.match(BLOCKS)
+    while index._retired:
+        index.match(BLOCKS)
+        assert {name: match.blocks for name, match in answer.items()} == {B: 4}
 
 
 def test_clearing_again_and_again_uses_nothing_up() -> None:
@@ -229,13 +370,29 @@ class FleetMachine(RuleBasedStateMachine):
         self.index.drop(instance)
         self.oracle.drop(instance)
 
+    @rule(block=st.sampled_from([*BLOCKS, *OTHER]), parent=st.none() | st.sampled_from([*BLOCKS, *OTHER]), tier=tiers)
+    def lie(self, block: BlockHash, parent: BlockHash | None, tier: CacheTier) -> None:
+        """A fourth instance says anything about parents; it is nobody's business but its own."""
+        self.index.extend(LIAR, tier, [(block, parent)])
+
+    @rule(block=st.sampled_from([*BLOCKS, *OTHER]), tier=tiers)
+    def take_back(self, block: BlockHash, tier: CacheTier) -> None:
+        self.index.apply(LIAR, removed(block, tier=tier))
+
+    @rule()
+    def drop_the_liar(self) -> None:
+        self.index.drop(LIAR)
+
     @invariant()
     def says_the_same(self) -> None:
         self.index.check_integrity()
         for instance in (A, B, C):
+            held = {block for blocks in self.oracle._held.get(instance, {}).values() for block in blocks}
+            assert self.index.is_ragged(instance) == bool({parent_of(block) for block in held} - held - {None})
             assert self.index.blocks_held(instance) == self.oracle.blocks_held(instance)
         for prompt in (BLOCKS, OTHER, BLOCKS[:4], [*BLOCKS, BlockHash(b"unheard of")]):
-            ours, theirs = self.index.match(prompt), self.oracle.match(prompt)
+            ours, theirs = dict(self.index.match(prompt)), self.oracle.match(prompt)
+            ours.pop(LIAR, None)
             assert {name: match.blocks for name, match in ours.items()} == {
                 name: match.blocks for name, match in theirs.items()
             }
