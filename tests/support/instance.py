@@ -6,6 +6,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -22,9 +23,9 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
-def command(model: Path | str, port: int, *options: str) -> list[str]:
+def command(model: Path | str, port: int, *options: str, launcher: str = "engines.lmdeploy.launch") -> list[str]:
     return [
-        *(sys.executable, "-m", "engines.lmdeploy.launch", "serve", "api_server", str(model)),
+        *(sys.executable, "-m", launcher, "serve", "api_server", str(model)),
         *("--server-name", "127.0.0.1", "--server-port", str(port), "--backend", "pytorch", "--model-name", "m"),
         *("--cache-block-seq-len", "16", "--num-gpu-blocks", "64", "--enable-prefix-caching", *options),
     ]
@@ -39,12 +40,23 @@ class Instance:
     log: Path
 
     @classmethod
-    def start(cls, model: Path, log: Path, *options: str) -> Self:
+    def start(
+        cls,
+        model: Path,
+        log: Path,
+        *options: str,
+        settings: Mapping[str, str] | None = None,
+        launcher: str = "engines.lmdeploy.launch",
+    ) -> Self:
+        """Start one with ``settings`` in its environment; ``launcher`` is the module to run."""
         port = free_port()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "KVGATE_ENGINE_CPU_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command(model, port, *options), stdout=output, stderr=subprocess.STDOUT, env=environment
+                command(model, port, *options, launcher=launcher),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment | (settings or {}),
             )
         return cls(process, port, log)
 

@@ -4,7 +4,8 @@ A plan is a JSON file, read again whenever it changes, so that a test can change
 
     {"engine.write": {"fail": 0.1, "delay_s": 0.02}, "file.read": {"fail": 1.0}}
 
-``fail`` is the share of calls all of whose blocks fail, ``delay_s`` what each call takes longer.
+``fail`` is the share of calls all of whose blocks fail, ``full`` of those that find no room on the device, ``delay_s``
+what each call takes longer.
 """
 
 import json
@@ -44,13 +45,19 @@ class FaultPlan:
         new.write_text(json.dumps(plan))
         new.replace(path)
 
-    def at(self, place: str) -> tuple[bool, float]:
-        """Return whether this call fails, and how long it waits before."""
+    def at(self, place: str) -> tuple[BlockStatus, float]:
+        """Return how this call ends, and how long it waits before."""
         changed_ns = self._path.stat().st_mtime_ns if self._path.exists() else 0
         if changed_ns and changed_ns != self._read_at_ns:
             self._plan, self._read_at_ns = json.loads(self._path.read_text()), changed_ns
         fault = self._plan.get(place, {})
-        return self._random.random() < fault.get("fail", 0.0), fault.get("delay_s", 0.0)
+        chance = self._random.random()
+        status = BlockStatus.OK
+        if chance < fault.get("fail", 0.0):
+            status = BlockStatus.FAILED
+        elif chance < fault.get("fail", 0.0) + fault.get("full", 0.0):
+            status = BlockStatus.NO_SPACE
+        return status, fault.get("delay_s", 0.0)
 
 
 def install_faults(plan: FaultPlan, put: Callable[[type[Any], str, Any], None] = setattr) -> None:
@@ -61,15 +68,15 @@ def install_faults(plan: FaultPlan, put: Callable[[type[Any], str, Any], None] =
 
 def _faulty(plan: FaultPlan, place: str, original: Callable[..., list[BlockStatus]]) -> Any:
     def moved(self: Any, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
-        fails, delay_s = plan.at(place)
+        status, delay_s = plan.at(place)
         time.sleep(delay_s)
-        if not fails:
+        if status is BlockStatus.OK:
             return original(self, moves, arena)
         if place.endswith("read"):
             for move in moves:
                 arena.unseal(move.host)
         self.last_error = "a planned fault"
-        return [BlockStatus.FAILED] * len(moves)
+        return [status] * len(moves)
 
     return moved
 
