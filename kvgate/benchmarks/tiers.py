@@ -71,6 +71,7 @@ def plan_for(wanted: Revisits, *, on_gpu: bool) -> tiers.Plan:
         seed=wanted.seed,
         pause_s=0.3,
         piecewise_tokens=wanted.piecewise_tokens,
+        decode_tokens=600 if on_gpu else 120,
         first_id=_SPECIAL_IDS if int(config["vocab_size"]) > 2 * _SPECIAL_IDS else 5,
         last_id=int(config["vocab_size"]) - _SPECIAL_IDS if int(config["vocab_size"]) > 2 * _SPECIAL_IDS else 999,
     )

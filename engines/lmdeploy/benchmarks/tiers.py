@@ -34,6 +34,7 @@ MODES = ("stock", "ddr", "nvme")
 _SUFFIX_TOKENS = 64
 _ANSWER_TOKENS = 8
 _HIT_SAMPLES = 5
+_SETTLE_S = 1.5
 _CHILD_LIMIT_S = 540.0
 
 
@@ -55,6 +56,7 @@ class Plan:
     seed: int
     pause_s: float
     piecewise_tokens: int
+    decode_tokens: int
     first_id: int
     last_id: int
 
@@ -148,10 +150,10 @@ async def _exactness(visitor: Visitor, contexts: Sequence[list[int]], plan: Plan
 
 async def _decode_beside(visitor: Visitor, contexts: Sequence[list[int]], plan: Plan) -> dict[str, list[float]]:
     """Gaps between a decode's tokens, alone and while every context is revisited."""
-    decode = asyncio.create_task(visitor.visit(visitor.prompt(plan.context_tokens // 2), answer=600))
-    await asyncio.sleep(1.5)
+    decode = asyncio.create_task(visitor.visit(visitor.prompt(plan.context_tokens // 2), answer=plan.decode_tokens))
+    await asyncio.sleep(_SETTLE_S)
     alone_from = time.perf_counter()
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(_SETTLE_S)
     beside_from = time.perf_counter()
     for context in contexts:
         await visitor.visit(context + visitor.prompt(_SUFFIX_TOKENS), answer=1)
@@ -315,6 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause-s", type=float, default=0.3)
     parser.add_argument("--piecewise-tokens", type=int, default=0)
+    parser.add_argument("--decode-tokens", type=int, default=600)
     parser.add_argument("--first-id", type=int, default=1_000)
     parser.add_argument("--last-id", type=int, default=150_000)
     given = vars(parser.parse_args(arguments))
