@@ -3,7 +3,7 @@
 JSON on the wire, hashes as lower-case hex. Requests are parsed strictly: an unknown field is an error that names it.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
@@ -44,7 +44,7 @@ class MigrateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """``POST /kv/v1/migrate``: bring blocks, by hex hash, into ``DDR`` (prefetch) or also into ``NVME`` (demotion)."""
 
     hashes: Annotated[list[str], msgspec.Meta(min_length=1, max_length=10_000)]
-    tier: Literal[CacheTier.DDR, CacheTier.NVME]
+    tier: CacheTier
 
 
 class Migration(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,17 +29,17 @@ class Answer:
 
 
 def get(url: str, *, timeout_s: float = WITHIN_S) -> Answer:
-    return _answer(urllib.request.Request(url), timeout_s)  # noqa: S310 - our own
+    return answer_to(urllib.request.Request(url), timeout_s)  # noqa: S310 - our own
 
 
 def post(url: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Answer:
     request = urllib.request.Request(  # noqa: S310 - our own
         url, json.dumps(body).encode(), {"content-type": "application/json", **(headers or {})}
     )
-    return _answer(request, WITHIN_S)
+    return answer_to(request, WITHIN_S)
 
 
-def _answer(request: urllib.request.Request, timeout_s: float) -> Answer:
+def answer_to(request: urllib.request.Request, timeout_s: float) -> Answer:
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310 - our own
             status, raw = response.status, response.read()

@@ -75,3 +75,24 @@ def test_watermarks_out_of_order_are_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("KVGATE_ENGINE_NVME_LOW_WATERMARK", "0.6")
     with pytest.raises(SettingsError, match=r"nvme_low_watermark is 0\.6; it must not be above the high one \(0\.5\)"):
         EngineSettings.load()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"NVME_PATH": "/d"}, "nvme_path and nvme_bytes go together"),
+        ({"NVME_BYTES": "1000000", "DDR_BYTES": "1000000"}, "nvme_path and nvme_bytes go together"),
+        ({"NVME_PATH": "/d", "NVME_BYTES": "1000000"}, "need ddr_bytes > 0"),
+        ({"DDR_PATH": "/dev/shm/a"}, "need ddr_bytes > 0"),
+        ({"DDR_BYTES": "-1"}, "KVGATE_ENGINE_DDR_BYTES='-1': Input should be greater than or equal to 0"),
+        ({"WRITE_MODE": "never"}, "'write_through', 'write_back' or 'write_on_second_use'"),
+        ({"LOAD_DEADLINE_S": "0"}, "KVGATE_ENGINE_LOAD_DEADLINE_S='0': Input should be greater than 0"),
+    ],
+)
+def test_tiers_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatch, given: dict[str, str], why: str) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(f"KVGATE_ENGINE_{name}", value)
+    with pytest.raises(SettingsError) as caught:
+        EngineSettings.load()
+    assert why in str(caught.value)
+    assert "KVGATE_ENGINE_" in str(caught.value)

@@ -1,0 +1,163 @@
+"""``/kv/v1`` for operators and ``/metrics`` of an instance with tiers, over HTTP: good and bad input."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcontrol.core.control import STATS_PATH
+from kvcontrol.core.tier_control import BLOCKS_PATH, MIGRATE_PATH, QUOTAS_PATH, RESET_PATH
+from tests.support.instance import Instance
+from tests.support.kv_events import Answer, answer_to, get
+from tests.support.tiered_instance import TieredInstance
+
+pytestmark = pytest.mark.engine
+
+BLOCK_BYTES = 8192
+TEXTS = [f"{number} Say it again, slowly and in other words, so that all may follow. " * 6 for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def instance(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TieredInstance]:
+    folder = tmp_path_factory.mktemp("tiered")
+    settings = {
+        "KVGATE_ENGINE_DDR_BYTES": str(64 * BLOCK_BYTES),
+        "KVGATE_ENGINE_NVME_PATH": str(folder),
+        "KVGATE_ENGINE_NVME_BYTES": str(512 * BLOCK_BYTES),
+    }
+    options = ("--num-gpu-blocks", "64", "--logprobs-mode", "raw_logprobs")
+    with TieredInstance.begin(tiny_llama, folder, settings, *options) as instance:
+        for _ in range(2):
+            for text in TEXTS:
+                instance.ask(text, new_tokens=4, salt="tenant-a" if text is TEXTS[0] else "")
+        yield instance
+
+
+def send(url: str, method: str, body: bytes | dict[str, Any]) -> Answer:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return answer_to(urllib.request.Request(url, data, method=method), 60.0)  # noqa: S310 - our own
+
+
+def refusal(answer: Answer, status: int = 400) -> str:
+    assert answer.status == status, answer
+    return str(answer.body["error"]["message"])
+
+
+def test_blocks_are_listed_by_tier_and_tenant(instance: TieredInstance) -> None:
+    answer = get(f"{instance.url}{BLOCKS_PATH}?limit=10000")
+    assert answer.status == 200, answer
+    assert answer.body["total"] == len(answer.body["blocks"]) > 64
+    first = answer.body["blocks"][0]
+    assert set(first) == {"hash", "tiers", "size_bytes", "tenant", "idle_s"}
+    assert first["size_bytes"] == BLOCK_BYTES
+    in_ddr = get(f"{instance.url}{BLOCKS_PATH}?tier=DDR&limit=10000").body
+    assert 0 < in_ddr["total"] <= 64
+    assert all("DDR" in block["tiers"] for block in in_ddr["blocks"])
+    shared = get(f"{instance.url}{BLOCKS_PATH}?tenant=shared&limit=3").body
+    assert len(shared["blocks"]) == 3
+    assert shared["total"] < answer.body["total"]
+    assert get(f"{instance.url}{BLOCKS_PATH}?tenant=nobody").body == {"total": 0, "blocks": []}
+
+
+@pytest.mark.parametrize(
+    ("query", "why"),
+    [("limit=0", ">= 1"), ("limit=x", "limit"), ("tier=TAPE", "TAPE"), ("teir=DDR", "teir")],
+)
+def test_a_bad_question_for_blocks_is_named(instance: TieredInstance, query: str, why: str) -> None:
+    assert why in refusal(get(f"{instance.url}{BLOCKS_PATH}?{query}"))
+
+
+def test_blocks_are_moved_by_hash(instance: TieredInstance) -> None:
+    on_disk = get(f"{instance.url}{BLOCKS_PATH}?tier=NVME&limit=10000").body["blocks"]
+    only = [block["hash"] for block in on_disk if block["tiers"] == ["NVME"]][:5]
+    assert only
+    answer = send(instance.url + MIGRATE_PATH, "POST", {"hashes": [*only, "00" * 16], "tier": "DDR"})
+    assert answer.body == {"started": len(only), "unknown": ["00" * 16]}
+    answer = send(instance.url + MIGRATE_PATH, "POST", {"hashes": only, "tier": "NVME"})
+    assert answer.body == {"started": len(only), "unknown": []}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "hashes"),
+        (b"{", "not what is allowed"),
+        (b'\xff{"hashes"', "not what is allowed"),
+        ({"hashes": [], "tier": "DDR"}, "length >= 1"),
+        ({"hashes": ["zz"], "tier": "DDR"}, "'zz' is no hex"),
+        ({"hashes": ["00"], "tier": "HBM"}, "HBM"),
+        ({"hashes": ["00"], "tier": "DDR", "force": True}, "force"),
+    ],
+)
+def test_a_bad_migration_is_named(instance: TieredInstance, body: bytes | dict[str, Any], why: str) -> None:
+    assert why in refusal(send(instance.url + MIGRATE_PATH, "POST", body))
+
+
+def test_a_body_without_an_end_is_refused(instance: TieredInstance) -> None:
+    assert "1048576" in refusal(send(instance.url + MIGRATE_PATH, "POST", b" " * (1 << 21)), status=413)
+
+
+def test_quotas_are_set_read_and_taken_back(instance: TieredInstance) -> None:
+    before = get(instance.url + QUOTAS_PATH).body
+    assert before["tiers"]["DDR"]["shared"]["used_blocks"] > 0
+    quota = {"guaranteed_bytes": 8 * BLOCK_BYTES, "burst_bytes": 32 * BLOCK_BYTES, "weight": 2.0}
+    answer = send(instance.url + QUOTAS_PATH, "PUT", {"tenant": "somebody", "tier": "DDR", "quota": quota})
+    assert answer.body["tiers"]["DDR"]["somebody"]["quota"] == quota
+    assert get(instance.url + QUOTAS_PATH).body["tiers"]["DDR"]["somebody"]["quota"] == quota
+    answer = send(instance.url + QUOTAS_PATH, "PUT", {"tenant": "somebody", "tier": "DDR", "quota": None})
+    assert answer.status == 200
+    assert answer.body["tiers"]["DDR"].get("somebody", {"quota": {"weight": 1.0}})["quota"]["weight"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"tier": "DDR", "quota": None}, "tenant"),
+        ({"tenant": "t", "tier": "HBM", "quota": {}}, "no HBM tier; it has DDR, NVME"),
+        ({"tenant": "t", "tier": "DDR", "quota": {"weight": 0}}, "weight"),
+        ({"tenant": "t", "tier": "DDR", "quota": {"guaranteed_bytes": 20, "burst_bytes": 10}}, "burst"),
+        ({"tenant": "t", "tier": "DDR", "quota": {"guaranteed_bytes": 1 << 50}}, "guarantee"),
+    ],
+)
+def test_a_bad_quota_is_named_and_changes_nothing(instance: TieredInstance, change: dict[str, Any], why: str) -> None:
+    before = get(instance.url + QUOTAS_PATH).body
+    assert why in refusal(send(instance.url + QUOTAS_PATH, "PUT", change))
+    assert get(instance.url + QUOTAS_PATH).body == before
+
+
+def test_metrics_tell_of_every_tier_and_path(instance: TieredInstance) -> None:
+    text = get(f"{instance.url}/metrics").raw.decode()
+    for line in (
+        'kvgate_engine_tier_capacity_blocks{tier="DDR"} 64.0',
+        'kvgate_engine_tier_capacity_blocks{tier="NVME"} 512.0',
+        "kvgate_engine_offload_guard_errors_total 0.0",
+        "kvgate_engine_offload_failed_loads_total 0.0",
+        'kvgate_engine_path_failed_blocks_total{path="ddr_to_hbm"} 0.0',
+    ):
+        assert line in text
+    offload = get(instance.url + STATS_PATH).body["offload"]
+    assert offload["loads"] > 0
+    assert f"kvgate_engine_offload_loads_total {float(offload['loads'])}" in text
+
+
+def test_a_reset_forgets_all_tiers_and_says_how_much(instance: TieredInstance) -> None:
+    total = get(f"{instance.url}{BLOCKS_PATH}").body["total"]
+    answer = send(instance.url + RESET_PATH, "POST", b"")
+    assert answer.status == 200, answer
+    assert answer.body["dropped"]["HBM"] > 0
+    assert 0 < answer.body["dropped"]["DDR"] <= 64
+    assert answer.body["dropped"]["NVME"] <= total
+    assert get(f"{instance.url}{BLOCKS_PATH}").body["total"] == 0
+    assert instance.ask(TEXTS[1], new_tokens=4).cached == 0
+
+
+@pytest.mark.slow
+def test_an_instance_without_tiers_says_how_to_get_them(tiny_llama: Path, tmp_path: Path) -> None:
+    with Instance.start(tiny_llama, tmp_path / "log") as plain:
+        for path in (BLOCKS_PATH, QUOTAS_PATH):
+            assert "start it with KVGATE_ENGINE_DDR_BYTES" in refusal(get(plain.url + path))
+        assert send(plain.url + RESET_PATH, "POST", b"").body == {"dropped": {"HBM": 0}}
+        assert "kvgate_engine_tier_capacity_blocks" not in get(f"{plain.url}/metrics").raw.decode()
