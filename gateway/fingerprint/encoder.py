@@ -9,14 +9,16 @@ said, and the other one is used. Both let the GIL go while they work.
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from kvcontrol.core.hashing import token_bytes
 
 _log = logging.getLogger(__name__)
 
-_MOST_ADDED_TOKENS = 300
-_MOST_OVERLAPS = 2_000
+MOST_OVERLAPS = 20_000
+"""Of added tokens, that are tried; tens of ms a thousand."""
+_MOST_SPELLINGS = 2_000
 _SPELLED_AT_ONCE = 500
 _HARD_TEXTS = (
     "",
@@ -109,7 +111,7 @@ def choose_encoder(backend: Any) -> Choice:
         return Choice(encoder=reference, name=reference.name, reason="fastokens is not installed")
     try:
         fast = FastokensEncoder(fastokens.Tokenizer.from_json_str(backend.to_str()))
-        wrong = disagreement(fast, reference, (*overlaps(backend), *spellings(backend)))
+        wrong = disagreement(fast, reference, (*islice(overlaps(backend), MOST_OVERLAPS), *spellings(backend)))
     except Exception as error:  # noqa: BLE001 - a tokenizer of a kind that it doesn't know ends in any exception
         return Choice(encoder=reference, name=reference.name, reason=f"fastokens can't load this tokenizer: {error}")
     if wrong is not None:
@@ -124,17 +126,24 @@ def disagreement(one: TextEncoder, other: TextEncoder, more: Iterable[str] = ())
     return next((text for text in (*_HARD_TEXTS, *pairs, *more) if one.encode(text) != other.encode(text)), None)
 
 
-def overlaps(backend: Any) -> list[str]:
-    """Return texts in which two of a tokenizer's added tokens overlap: it depends on the order of matching who wins."""
-    added = [token.content for token in backend.get_added_tokens_decoder().values()][:_MOST_ADDED_TOKENS]
-    texts = [
-        first + second[shared:]
-        for first in added
-        for second in added
-        for shared in range(1, min(len(first), len(second)))
-        if first.endswith(second[:shared])
-    ]
-    return texts[:_MOST_OVERLAPS]
+def overlaps(backend: Any) -> Iterator[str]:
+    """Yield texts in which two of a tokenizer's added tokens overlap, one beginning within the other or lying in it.
+
+    It depends on the order of matching who wins. Each way once; O(characters of the added tokens) and what is yielded.
+    """
+    added = dict.fromkeys(token.content for token in backend.get_added_tokens_decoder().values())
+    begin_with: dict[str, list[str]] = {}
+    for token in added:
+        for length in range(1, len(token)):
+            begin_with.setdefault(token[:length], []).append(token)
+    for first in added:
+        for start in range(len(first)):
+            if any(first[start:end] in added for end in range(start + 1, len(first) + (start > 0))):
+                yield first  # another one lies in it
+                break
+        for start in range(1, len(first)):
+            for second in begin_with.get(first[start:], ()):
+                yield first[:start] + second
 
 
 def spellings(backend: Any) -> Iterator[str]:
@@ -147,13 +156,14 @@ def spellings(backend: Any) -> Iterator[str]:
     added = [token.content for token in backend.get_added_tokens_decoder().values()]
     spelled = [*vocabulary, *backend.decode_batch([[number] for number in vocabulary.values()])]
     if not added:
-        yield from spelled[:_MOST_OVERLAPS]
+        yield from spelled[:_MOST_SPELLINGS]
         return
     for start in range(0, len(spelled), _SPELLED_AT_ONCE):
         yield added[0] + added[0].join(spelled[start : start + _SPELLED_AT_ONCE])
 
 
 __all__ = [
+    "MOST_OVERLAPS",
     "Choice",
     "FastokensEncoder",
     "HuggingFaceEncoder",

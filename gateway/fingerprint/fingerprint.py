@@ -81,14 +81,14 @@ class Fingerprinter:
         if isinstance(prompt, TokenPrompt) or (
             size_bytes <= _INLINE_CHARS and (self._tokenizer is None or self._tokenizer.thread_safe)
         ):
-            encoded = self._encode(prompt)
+            encoded = self._encode(prompt, salt)
         else:
-            encoded = await asyncio.get_running_loop().run_in_executor(self._executor, self._encode, prompt)
+            encoded = await asyncio.get_running_loop().run_in_executor(self._executor, self._encode, prompt, salt)
         if isinstance(encoded, Gap):
             return encoded
         return Fingerprint(encoded.packed, model=model, salt=salt)
 
-    def _encode(self, prompt: Prompt) -> _Encoded | Gap:
+    def _encode(self, prompt: Prompt, salt: str) -> _Encoded | Gap:
         match prompt:
             case Unreadable():
                 return Gap(prompt.reason)
@@ -100,11 +100,11 @@ class Fingerprinter:
             case TextPrompt():
                 if self._tokenizer is None:
                     return Gap.NO_TOKENIZER
-                return self._encode_text(prompt.text, self._tokenizer)
+                return self._encode_text(prompt.text, salt, self._tokenizer)
             case ChatPrompt():
-                return self._encode_chat(prompt)
+                return self._encode_chat(prompt, salt)
 
-    def _encode_chat(self, prompt: ChatPrompt) -> _Encoded | Gap:
+    def _encode_chat(self, prompt: ChatPrompt, salt: str) -> _Encoded | Gap:
         if self._tokenizer is None:
             return Gap.NO_TOKENIZER
         if not self._tokenizer.has_chat_template:
@@ -113,11 +113,11 @@ class Fingerprinter:
             text = self._tokenizer.render(prompt.messages, prompt.kwargs)
         except Exception:  # noqa: BLE001 - a template is a program of the model's: it may raise anything
             return Gap.TEMPLATE_ERROR
-        return self._encode_text(text, self._tokenizer)
+        return self._encode_text(text, salt, self._tokenizer)
 
-    def _encode_text(self, text: str, tokenizer: ModelTokenizer) -> _Encoded | Gap:
+    def _encode_text(self, text: str, salt: str, tokenizer: ModelTokenizer) -> _Encoded | Gap:
         try:
-            return _Encoded(packed=tokenizer.encode(text))
+            return _Encoded(packed=tokenizer.encode(text, salt=salt))
         except UnicodeEncodeError:  # half a surrogate pair, which JSON may spell
             return Gap.BAD_TEXT
 

@@ -2,8 +2,13 @@
 
 A tokenizer first cuts a text at its special tokens and encodes what lies between them piece by piece, each without a
 look at its neighbours. So the ids of a text are the ids of its pieces, one after the other, with the special tokens
-between them, *exactly*; and a chat template puts special tokens around every message. Remembered are pieces, by their
-text: all messages but the newest are found, whatever the conversation, the tenant or the order.
+between them, *exactly*; and a chat template puts special tokens around every message. Remembered are pieces, by tenant
+and text: all messages but the newest are found, whatever the conversation or the order.
+
+What one tenant sent is found for that tenant only: encoding is slow enough to tell over the network whether a piece was
+remembered, so a memory for all would tell anyone who guesses a text whether somebody has sent it. The tenants share
+one bound in bytes. A piece's name is a digest of tenant and text under a key of this process, so a name takes the same
+few bytes for any text, in any script, and the text itself is not kept.
 
 That holds where special tokens are plain (they don't swallow spaces around them and are not matched in normalised
 text only) and where a piece's encoding doesn't depend on being the first. ``remembering`` checks the first and tries
@@ -14,16 +19,22 @@ token, and a changed first message loses everything).
 """
 
 import re
+import secrets
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
-from gateway.fingerprint.encoder import TextEncoder, disagreement, overlaps
+from gateway.fingerprint.encoder import MOST_OVERLAPS, TextEncoder, disagreement, overlaps
 from kvcontrol.core.hashing import TOKEN_BYTES, token_bytes
 
-_ENTRY_BYTES = 250
-"""What a remembered piece costs beside its text and ids: key and value objects, a place in the dictionary."""
+_ENTRY_BYTES = 280
+"""What a remembered piece costs beside its ids: key and value objects, a place in the dictionary; measured."""
+_NAME_BYTES = 16
+_KEY_BYTES = 32
 _TRIAL_BYTES = 1 << 20
 _TRIAL_MARKERS = 3
 _LARGEST_SHARE = 8
@@ -43,40 +54,45 @@ class MemoryStats:
 
 
 class PieceMemory:
-    """Ids by text, bounded by bytes, least recently used first out; any thread."""
+    """Ids of pieces of text for each tenant, bounded by bytes in all, least recently used first out; any thread."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self._key = secrets.token_bytes(_KEY_BYTES)
         self._lock = threading.Lock()
-        self._pieces: OrderedDict[str, bytes] = OrderedDict()
+        self._pieces: OrderedDict[bytes, bytes] = OrderedDict()
         self._held_bytes = 0
         self._hits = self._misses = self._hit_chars = self._missed_chars = 0
 
-    def get(self, text: str) -> bytes | None:
-        """Return a piece's packed ids, None for one that isn't held."""
+    def of(self, salt: str) -> "TenantMemory":
+        """Return the part of the memory that belongs to the tenant with this salt."""
+        return TenantMemory(self, salt.encode(), self._key)
+
+    def get(self, name: bytes, chars: int) -> bytes | None:
+        """Return the packed ids of a piece of ``chars`` characters, None for one that isn't held."""
         with self._lock:
-            ids = self._pieces.get(text)
+            ids = self._pieces.get(name)
             if ids is None:
                 self._misses += 1
-                self._missed_chars += len(text)
+                self._missed_chars += chars
             else:
                 self._hits += 1
-                self._hit_chars += len(text)
-                self._pieces.move_to_end(text)
+                self._hit_chars += chars
+                self._pieces.move_to_end(name)
             return ids
 
-    def put(self, text: str, ids: bytes) -> None:
+    def put(self, name: bytes, ids: bytes) -> None:
         """Remember a piece, and forget others as needed; one that is too large is not remembered."""
-        size = _size(text, ids)
+        size = _ENTRY_BYTES + len(ids)
         if size * _LARGEST_SHARE > self._max_bytes:
             return
         with self._lock:
-            if text in self._pieces:
+            if name in self._pieces:
                 return
-            self._pieces[text] = ids
+            self._pieces[name] = ids
             self._held_bytes += size
             while self._held_bytes > self._max_bytes:
-                self._held_bytes -= _size(*self._pieces.popitem(last=False))
+                self._held_bytes -= _ENTRY_BYTES + len(self._pieces.popitem(last=False)[1])
 
     def stats(self) -> MemoryStats:
         with self._lock:
@@ -90,9 +106,26 @@ class PieceMemory:
             )
 
 
-def _size(text: str, ids: bytes) -> int:
-    """About what a piece costs; at most 4 bytes a character in CPython, mostly 1."""
-    return _ENTRY_BYTES + len(ids) + (len(text) if text.isascii() else 4 * len(text))
+class TenantMemory:
+    """What a ``PieceMemory`` holds for one tenant; made for each prompt, one thread at a time."""
+
+    def __init__(self, memory: PieceMemory, salt: bytes, key: bytes) -> None:
+        self._memory = memory
+        self._named = blake2b(len(salt).to_bytes(8, "big") + salt, key=key, digest_size=_NAME_BYTES)
+
+    def ids_of(self, text: str, encode: Callable[[str], bytes]) -> bytes:
+        """Return a piece's packed ids, by ``encode`` for one that isn't held.
+
+        Raises ``UnicodeEncodeError`` for half a surrogate pair.
+        """
+        state = self._named.copy()
+        state.update(text.encode())
+        name = state.digest()
+        ids = self._memory.get(name, len(text))
+        if ids is None:
+            ids = encode(text)
+            self._memory.put(name, ids)
+        return ids
 
 
 class RememberingEncoder:
@@ -107,28 +140,26 @@ class RememberingEncoder:
         self._always = encoder.encode("")
         self._before, self._after = _frame(encoder, self._special, self._always)
 
-    def encode(self, text: str) -> bytes:
+    def encode(self, text: str, *, salt: str = "") -> bytes:
+        """Return packed token ids with the help of what the tenant with this salt sent before."""
         if not text:
             return self._always
+        memory = self._memory.of(salt)
         parts = [self._before]
         end = 0
         for found in self._cut.finditer(text):
             if found.start() > end:
-                parts.append(self._piece(text[end : found.start()]))
+                parts.append(memory.ids_of(text[end : found.start()], self._piece))
             parts.append(self._special[found.group()])
             end = found.end()
         if end < len(text):
-            parts.append(self._piece(text[end:]))
+            parts.append(memory.ids_of(text[end:], self._piece))
         parts.append(self._after)
         return b"".join(parts)
 
     def _piece(self, text: str) -> bytes:
-        ids = self._memory.get(text)
-        if ids is None:
-            whole = self._encoder.encode(text)
-            ids = whole[len(self._before) : len(whole) - len(self._after)]
-            self._memory.put(text, ids)
-        return ids
+        whole = self._encoder.encode(text)
+        return whole[len(self._before) : len(whole) - len(self._after)]
 
 
 def _frame(encoder: TextEncoder, special: dict[str, bytes], always: bytes) -> tuple[bytes, bytes]:
@@ -168,14 +199,23 @@ def remembering(encoder: TextEncoder, backend: Any, memory: PieceMemory) -> Reme
     except ValueError as error:
         return Memoryless(reason=str(error))
     trial = RememberingEncoder(encoder, special, PieceMemory(_TRIAL_BYTES))
-    wrong = next((text for text in overlaps(backend) if trial.encode(text) != encoder.encode(text)), None)
+    reason = _found_wrong(trial, encoder, backend)
+    return candidate if reason is None else Memoryless(reason=reason)
+
+
+def _found_wrong(trial: RememberingEncoder, encoder: TextEncoder, backend: Any) -> str | None:
+    """Try an encoder with a memory beside the one without, and return what is wrong with it, if anything."""
+    tried = [*islice(overlaps(backend), MOST_OVERLAPS + 1)]
+    if len(tried) > MOST_OVERLAPS:
+        return f"special tokens overlap in more than {MOST_OVERLAPS} ways"
+    wrong = next((text for text in tried if trial.encode(text) != encoder.encode(text)), None)
     if wrong is not None:
-        return Memoryless(reason=f"special tokens overlap: {wrong[:40]!r}")
-    for marker in [*special][:_TRIAL_MARKERS]:
-        wrong = disagreement(_Marked(trial, marker), _Marked(encoder, marker))
+        return f"special tokens overlap: {wrong[:40]!r}"
+    for token in [*backend.get_added_tokens_decoder().values()][:_TRIAL_MARKERS]:
+        wrong = disagreement(_Marked(trial, token.content), _Marked(encoder, token.content))
         if wrong is not None:
-            return Memoryless(reason=f"a piece's tokens depend on its neighbours: {wrong[:40]!r}")
-    return candidate
+            return f"a piece's tokens depend on its neighbours: {wrong[:40]!r}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,4 +230,4 @@ class _Marked:
         return self.encoder.encode(f"{self.marker}{text[:half]}{self.marker}{text[half:]}{self.marker}\n{text}")
 
 
-__all__ = ["MemoryStats", "Memoryless", "PieceMemory", "RememberingEncoder", "remembering"]
+__all__ = ["MemoryStats", "Memoryless", "PieceMemory", "RememberingEncoder", "TenantMemory", "remembering"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.errors import SettingsError
 from gateway.fingerprint.encoder import SlowEncoder, TextEncoder, choose_encoder
-from gateway.fingerprint.pieces import Memoryless, PieceMemory, remembering
+from gateway.fingerprint.pieces import Memoryless, PieceMemory, RememberingEncoder, remembering
 
 DEFAULT_MEMORY_BYTES = 64 << 20
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 class ModelTokenizer:
     """Renders and encodes; both hold the calling thread, ``encode`` lets the GIL go where the tokenizer is a fast one.
 
-    ``memory`` is where encoded pieces of text are remembered (see ``pieces``), for tokenizers that allow it.
+    ``memory`` is where each tenant's encoded pieces of text are remembered, for tokenizers that allow it (``pieces``).
     """
 
     def __init__(self, tokenizer: Any, memory: PieceMemory) -> None:
@@ -26,8 +26,10 @@ class ModelTokenizer:
         self.thread_safe = bool(tokenizer.is_fast)
         """Whether several threads may encode at once."""
         self._encoder: TextEncoder = SlowEncoder(tokenizer)
+        self._remembering: RememberingEncoder | None = None
         if self.thread_safe:
-            self._encoder = _fastest(tokenizer.backend_tokenizer, memory)
+            self._encoder = _fastest(tokenizer.backend_tokenizer)
+            self._remembering = _remembering(self._encoder, tokenizer.backend_tokenizer, memory)
         self._assistant_end = self._find_assistant_end()
 
     @property
@@ -47,11 +49,14 @@ class ModelTokenizer:
             return text[: -len(self._assistant_end)]
         return text
 
-    def encode(self, text: str) -> bytes:
+    def encode(self, text: str, *, salt: str) -> bytes:
         """Return packed token ids, with the special tokens that the tokenizer adds by itself.
 
-        Raises ``UnicodeEncodeError`` for half a surrogate pair.
+        ``salt`` is that of the tenant, whose earlier texts make this one faster. Raises ``UnicodeEncodeError`` for half
+        a surrogate pair.
         """
+        if self._remembering is not None:
+            return self._remembering.encode(text, salt=salt)
         return self._encoder.encode(text)
 
     def _find_assistant_end(self) -> str | None:
@@ -63,13 +68,17 @@ class ModelTokenizer:
         return text[text.find("sentinel") + len("sentinel") :]
 
 
-def _fastest(backend: Any, memory: PieceMemory) -> TextEncoder:
+def _fastest(backend: Any) -> TextEncoder:
     choice = choose_encoder(backend)
     _log.info("prompts are tokenized by %s: %s", choice.name, choice.reason)
-    remembered = remembering(choice.encoder, backend, memory)
+    return choice.encoder
+
+
+def _remembering(encoder: TextEncoder, backend: Any, memory: PieceMemory) -> RememberingEncoder | None:
+    remembered = remembering(encoder, backend, memory)
     if isinstance(remembered, Memoryless):
         _log.info("every prompt is tokenized as a whole: %s", remembered.reason)
-        return choice.encoder
+        return None
     return remembered
 
 

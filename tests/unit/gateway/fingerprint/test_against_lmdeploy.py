@@ -135,4 +135,4 @@ async def test_tokens_of_a_chat_are_those_that_lmdeploy_computes(
         reasoning_effort=body.get("reasoning_effort"),
     )
     assert isinstance(prompt, ChatPrompt)
-    assert ours.encode(ours.render(prompt.messages, prompt.kwargs)) == token_bytes(await theirs.encode(body))
+    assert ours.encode(ours.render(prompt.messages, prompt.kwargs), salt="s") == token_bytes(await theirs.encode(body))

@@ -1,6 +1,7 @@
 """Encoding by remembered pieces gives exactly the ids of encoding the whole, or is not done."""
 
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def sentence_piece_like() -> Tokenizer:
 
 
 PLAIN = byte_level()
+BARE = byte_level(special=[]).to_str()
 FRAMED = byte_level(bos=True)
 
 
@@ -102,15 +104,90 @@ def test_the_memory_is_bounded_and_forgets_what_was_not_used() -> None:
     stats = memory.stats()
     assert stats.held_bytes <= 40_000
     assert 10 < stats.pieces < 300
-    assert memory.get("keep me") is not None
+    encoder.encode("keep me")
+    assert memory.stats().hits == stats.hits + 1
 
 
 def test_a_piece_that_would_push_out_everything_is_not_remembered() -> None:
     memory = PieceMemory(10_000)
     encoder = remember(PLAIN, memory)
     encoder.encode("small<|end|>" + "large " * 2_000)
-    assert memory.get("small") is not None
-    assert memory.stats().pieces == 1
+    encoder.encode("small")
+    assert (memory.stats().hits, memory.stats().pieces) == (1, 1)
+
+
+class Spy(HuggingFaceEncoder):
+    """The real tokenizer, which remembers what it was asked for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self.asked: list[str] = []
+
+    def encode(self, text: str) -> bytes:
+        self.asked.append(text)
+        return super().encode(text)
+
+
+def asked(spy: Spy, encoder: RememberingEncoder, text: str, salt: str) -> list[str]:
+    """Return what of a tenant's text the tokenizer had to encode."""
+    spy.asked.clear()
+    assert encoder.encode(text, salt=salt) == HuggingFaceEncoder(PLAIN).encode(text)
+    return list(spy.asked)
+
+
+def test_what_one_tenant_sent_makes_nothing_faster_for_another() -> None:
+    spy = Spy(PLAIN)
+    encoder = remembering(spy, PLAIN, PieceMemory(1 << 20))
+    assert isinstance(encoder, RememberingEncoder)
+    text = "<|start|>user\nthe secret plan<|end|>\n<|start|>"
+    everything = ["user\nthe secret plan", "\n"]
+    assert asked(spy, encoder, text, "acme") == everything
+    assert asked(spy, encoder, text, "acme") == []
+    for other in ("umbrella", "", "acm", "acme ", "acmeu"):
+        assert asked(spy, encoder, text, other) == everything
+        assert asked(spy, encoder, text, other) == []
+    assert asked(spy, encoder, text, "acme") == []
+
+
+def test_a_salt_and_a_text_are_not_taken_for_another_salt_and_text() -> None:
+    spy = Spy(PLAIN)
+    encoder = remembering(spy, PLAIN, PieceMemory(1 << 20))
+    assert isinstance(encoder, RememberingEncoder)
+    assert asked(spy, encoder, "bc", "a") == ["bc"]
+    assert asked(spy, encoder, "c", "ab") == ["c"]
+    assert asked(spy, encoder, "abc", "") == ["abc"]
+
+
+def test_tenants_share_one_bound_in_bytes() -> None:
+    memory = PieceMemory(40_000)
+    encoder = remember(PLAIN, memory)
+    for n in range(300):
+        encoder.encode(f"{n} {'word ' * 30}", salt=f"tenant {n % 7}")
+    assert memory.stats().held_bytes <= 40_000
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "中", "🙂"], ids=["1 byte", "2 bytes", "3 bytes", "4 bytes"])
+def test_the_memory_counts_the_bytes_that_it_takes_in_any_script(letter: str) -> None:
+    memory = PieceMemory(1 << 20)
+    owner = memory.of("tenant")
+    tracemalloc.start()
+    try:
+        for n in range(4_000):
+            owner.ids_of(f"{n}{letter * 400}", lambda _: bytes(bytearray(64)))
+        really = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert memory.stats().pieces > 2_000
+    assert 0.6 * memory.stats().held_bytes < really < 1.2 * memory.stats().held_bytes
+
+
+def test_no_text_is_kept_in_the_memory() -> None:
+    memory = PieceMemory(1 << 20)
+    remember(PLAIN, memory).encode("<|start|>the secret plan<|end|>", salt="tenant")
+    kept = [each for item in memory._pieces.items() for each in item]
+    assert kept
+    assert not any(b"secret" in each for each in kept)
+    assert all(isinstance(each, bytes) for each in kept)
 
 
 def test_threads_at_once_get_the_same_ids() -> None:
@@ -154,8 +231,13 @@ def test_a_tokenizer_whose_pieces_are_not_independent_gets_no_memory(tokenizer: 
     [
         [("<|e|>", False), ("|><", False), ("e|>", True)],
         [("<b>x", False), ("a<b>", True)],
+        [("<b>", False), ("<a<b>c>", True)],
+        [("<b>", True), ("<a<b>c>", False)],
+        [("<b>", False), ("<b>c>", True)],
+        [("b>", False), ("<a<b>", True)],
+        [*[(f"<|reserved_{n}|>", False) for n in range(400)], ("<b>", False), ("<a<b>c>", True)],
     ],
-    ids=["three", "two"],
+    ids=["three", "two", "in the middle", "in the middle, the other way", "at the start", "at the end", "of hundreds"],
 )
 def test_special_tokens_that_overlap_are_encoded_as_the_tokenizer_does(tokens: list[tuple[str, bool]]) -> None:
     tokenizer = byte_level(special=[])
@@ -163,10 +245,38 @@ def test_special_tokens_that_overlap_are_encoded_as_the_tokenizer_does(tokens: l
     reference = HuggingFaceEncoder(tokenizer)
     chosen = choose_encoder(tokenizer).encoder
     encoder = remembering(chosen, tokenizer, PieceMemory(1 << 20))
-    for text in ("e|><", "a<b>x", "<|e|><", "xa<b>xa<b>"):
+    for text in ("e|><", "a<b>x", "<|e|><", "xa<b>xa<b>", "<a<b>c>", "x<a<b>c>y<b>", "<b>c>", "<a<b>"):
         assert chosen.encode(text) == reference.encode(text)
         if isinstance(encoder, RememberingEncoder):
             assert encoder.encode(text) == reference.encode(text)
+
+
+letters = st.text("<ab>", min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None, print_blob=True)
+@given(
+    tokens=st.dictionaries(letters, st.booleans(), min_size=1, max_size=5),
+    asked_for=st.lists(st.text("<ab>", max_size=14), max_size=20),
+)
+def test_any_added_tokens_are_encoded_as_the_tokenizer_does_or_without_a_memory(
+    tokens: dict[str, bool], asked_for: list[str]
+) -> None:
+    tokenizer = Tokenizer.from_str(BARE)
+    tokenizer.add_tokens([AddedToken(text, normalized=normalized) for text, normalized in tokens.items()])
+    reference = HuggingFaceEncoder(tokenizer)
+    encoder = remembering(reference, tokenizer, PieceMemory(1 << 20))
+    for text in [*asked_for, *[first + second for first in tokens for second in tokens]]:
+        if isinstance(encoder, RememberingEncoder):
+            assert encoder.encode(text) == reference.encode(text)
+
+
+def test_added_tokens_that_overlap_in_too_many_ways_get_no_memory() -> None:
+    tokenizer = byte_level(special=[])
+    tokenizer.add_tokens([AddedToken("x" * length) for length in range(2, 60)])
+    refused = remembering(HuggingFaceEncoder(tokenizer), tokenizer, PieceMemory(1 << 20))
+    assert isinstance(refused, Memoryless)
+    assert "overlap in more than 20000 ways" in refused.reason
 
 
 def test_special_tokens_that_match_normalised_text_get_no_memory() -> None:
