@@ -1,7 +1,10 @@
 """Long work on the event loop, in slices: everything else goes on between any two of them."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _DONE = object()
 
@@ -11,6 +14,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._one_slice = asyncio.Lock()
+        self._one_elsewhere = asyncio.Lock()
 
     async def exhaust(self, work: Iterator[object]) -> None:
         """Do all of ``work``, which yields after each slice; raises what it raises."""
@@ -19,6 +23,11 @@ class Turns:
                 if next(work, _DONE) is _DONE:
                     return
                 await asyncio.sleep(0)
+
+    async def elsewhere(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns, done in a thread; one at a time."""
+        async with self._one_elsewhere:
+            return await asyncio.to_thread(work)
 
 
 __all__ = ["Turns"]

@@ -10,7 +10,9 @@ can't be read is named apart from its neighbours: silent loss is the failure of 
 
 What is read is believed by routing, so it is checked here, against the limits below and for chains that bite their own
 tail. The payload is decoded straight into typed fields and everything else is skipped unread: a hostile one costs time
-in proportion to its length, and memory in proportion to what it really contains, whatever its headers claim.
+in proportion to its length, and memory in proportion to what it really contains, whatever its headers claim. Tokens are
+the largest part of it: their number is read off their header and must be right before any of them is read, and who
+doesn't need them leaves them unread.
 """
 
 from dataclasses import dataclass
@@ -33,9 +35,14 @@ MIN_HASH_BYTES = 8
 MAX_HASH_BYTES = 32
 """Engines name blocks by 8 bytes (or a 64-bit integer), 16 or 32."""
 MAX_BLOCK_SIZE_TOKENS = 65_536
-MAX_PAYLOAD_BYTES = 32 << 20
+MAX_PAYLOAD_BYTES = 8 << 20
+"""Our own batches have 4,096 blocks: 1 MB with 64 tokens a block, 6 MB with 256 large ones."""
 MAX_BATCH_EVENTS = 65_536
-MAX_EVENT_BLOCKS = 1 << 20
+MAX_BATCH_BLOCKS = 1 << 17
+"""Blocks named by all events of a batch together."""
+MAX_EVENT_TOKENS = 1 << 21
+MAX_UNDECODABLE = 64
+"""Events of a batch that are named one by one; a batch with more is refused as a whole."""
 
 _MAX_RANK = 65_535
 _MAX_WORD = 256
@@ -50,9 +57,8 @@ _MEDIUM = {
 _TIER = {medium: tier for tier, medium in _MEDIUM.items()} | {"CPU_PINNED": CacheTier.DDR, "EXTERNAL": CacheTier.REMOTE}
 
 _Name = Annotated[bytes, Meta(min_length=MIN_HASH_BYTES, max_length=MAX_HASH_BYTES)] | int
-_Names = Annotated[list[_Name], Meta(min_length=1, max_length=MAX_EVENT_BLOCKS)]
+_Names = Annotated[list[_Name], Meta(min_length=1, max_length=MAX_BATCH_BLOCKS)]
 _Token = Annotated[int, Meta(ge=0, lt=2**32)]
-_Tokens = Annotated[list[_Token], Meta(max_length=MAX_PAYLOAD_BYTES)]
 _Word = Annotated[str, Meta(max_length=_MAX_WORD)]
 
 
@@ -61,7 +67,7 @@ class _StoredFields(msgspec.Struct):
 
     block_hashes: _Names
     parent_block_hash: _Name | None = None
-    token_ids: _Tokens | None = None
+    token_ids: msgspec.Raw = msgspec.Raw()
     block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE_TOKENS)] | UnsetType = UNSET
     lora_id: msgspec.Raw = msgspec.Raw()
     medium: _Word | None = None
@@ -91,6 +97,7 @@ class _RemovedArray(_RemovedFields, tag="BlockRemoved", array_like=True): ...
 class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True): ...
 
 
+_Fields = _StoredFields | _RemovedFields | _ClearedMap | _ClearedArray
 _Events = Annotated[list[msgspec.Raw], Meta(max_length=MAX_BATCH_EVENTS)]
 _Rank = Annotated[int, Meta(ge=0, le=_MAX_RANK)]
 
@@ -112,6 +119,7 @@ _T = TypeVar("_T")
 _encoder = msgspec.msgpack.Encoder()
 _batch_array = msgspec.msgpack.Decoder(_BatchArray)
 _batch_map = msgspec.msgpack.Decoder(_BatchMap)
+_tokens = msgspec.msgpack.Decoder(list[_Token])
 _event_array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
 _event_map = msgspec.msgpack.Decoder(_StoredMap | _RemovedMap | _ClearedMap)
 
@@ -147,8 +155,12 @@ def encode_batch(batch: EventBatch) -> bytes:
     return _encoder.encode([batch.published_at_s, [_to_map(e) for e in batch.events], batch.data_parallel_rank])
 
 
-def decode_batch(payload: bytes) -> Decoded:
-    """Read a payload frame in any of the three shapes; raises ``WireError`` when not even the batch can be read."""
+def decode_batch(payload: bytes, *, with_tokens: bool = True) -> Decoded:
+    """Read a payload frame in any of the three shapes; stored events have no tokens unless ``with_tokens``.
+
+    Raises ``WireError`` when not even the batch can be read, when it names more than ``MAX_BATCH_BLOCKS`` blocks, and
+    when more than ``MAX_UNDECODABLE`` of its events can't be read.
+    """
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise WireError(f"payload is {len(payload)} bytes long; at most {MAX_PAYLOAD_BYTES} are allowed")
     raw: _BatchMap | _BatchArray
@@ -162,11 +174,19 @@ def decode_batch(payload: bytes) -> Decoded:
         raise WireError(f"batch.ts is {raw.ts}; it is a Unix time in seconds")
     events: list[KvEvent] = []
     bad: list[str] = []
+    blocks = 0
     for item in raw.events:
         try:
-            events.append(_event(item))
+            fields = _fields(item)
+            blocks += len(fields.block_hashes) if isinstance(fields, (_StoredFields, _RemovedFields)) else 0
+            if blocks <= MAX_BATCH_BLOCKS:
+                events.append(_event(fields, with_tokens=with_tokens))
         except WireError as error:
             bad.append(str(error))
+        if blocks > MAX_BATCH_BLOCKS:
+            raise WireError(f"batch names more than {MAX_BATCH_BLOCKS} blocks")
+        if len(bad) > MAX_UNDECODABLE:
+            raise WireError(f"more than {MAX_UNDECODABLE} events can't be read; the first: {bad[0]}")
     batch = EventBatch(published_at_s=raw.ts, events=tuple(events), data_parallel_rank=raw.data_parallel_rank)
     return Decoded(batch=batch, undecodable=tuple(bad))
 
@@ -207,32 +227,38 @@ def _to_map(event: KvEvent) -> dict[str, Any]:
             return {"type": "AllBlocksCleared"}
 
 
-def _event(item: msgspec.Raw) -> KvEvent:
+def _fields(item: msgspec.Raw) -> _Fields:
     problem = "event is no BlockStored, BlockRemoved or AllBlocksCleared"
-    event: _StoredFields | _RemovedFields | _ClearedMap | _ClearedArray
+    fields: _Fields
     if _is_map(item):
-        event = _typed(_event_map, item, problem)
+        fields = _typed(_event_map, item, problem)
     elif _is_array(item):
-        event = _typed(_event_array, item, problem)
+        fields = _typed(_event_array, item, problem)
     else:
         raise WireError("event is neither a map with a type nor an array that starts with one")
+    return fields
+
+
+def _event(event: _Fields, *, with_tokens: bool) -> KvEvent:
     match event:
         case _StoredFields():
-            return _stored(event)
+            return _stored(event, with_tokens=with_tokens)
         case _RemovedFields():
             return BlockRemoved(block_hashes=_hashes(event.block_hashes), tier=_tier(event.medium))
         case _:
             return AllBlocksCleared()
 
 
-def _stored(event: _StoredFields) -> BlockStored:
+def _stored(event: _StoredFields, *, with_tokens: bool) -> BlockStored:
     hashes = _hashes(event.block_hashes)
     size = event.block_size
     if size is UNSET:
         raise WireError(f"BlockStored.block_size is missing; it is from 1 to {MAX_BLOCK_SIZE_TOKENS}")
-    tokens = event.token_ids or ()
-    if tokens and len(tokens) != size * len(hashes):
-        raise WireError(f"BlockStored has {len(tokens)} tokens for {len(hashes)} blocks of {size}")
+    tokens = _length(event.token_ids)
+    if tokens and tokens != size * len(hashes):
+        raise WireError(f"BlockStored has {tokens} tokens for {len(hashes)} blocks of {size}")
+    if tokens > MAX_EVENT_TOKENS:
+        raise WireError(f"BlockStored has {tokens} tokens; at most {MAX_EVENT_TOKENS} are allowed")
     parent = None if event.parent_block_hash is None else _hash(event.parent_block_hash)
     chain = set(hashes)
     if len(chain) != len(hashes) or parent in chain:
@@ -240,11 +266,31 @@ def _stored(event: _StoredFields) -> BlockStored:
     return BlockStored(
         block_hashes=hashes,
         parent=parent,
-        token_ids=tuple(tokens),
+        token_ids=_token_ids(event.token_ids) if tokens and with_tokens else (),
         block_size_tokens=size,
         tier=_tier(event.medium),
         adapter=event.lora_name or "",
     )
+
+
+def _length(tokens: msgspec.Raw) -> int:
+    """Return how many tokens a list in msgpack has, by its header; 0 for none."""
+    head = bytes(memoryview(tokens)[:5])
+    match head[:1]:
+        case b"" | b"\xc0":
+            return 0
+        case b"\xdc":
+            return int.from_bytes(head[1:3], "big")
+        case b"\xdd":
+            return int.from_bytes(head[1:5], "big")
+        case kind if 0x90 <= kind[0] <= 0x9F:  # noqa: PLR2004 - msgpack's short lists
+            return kind[0] & 0x0F
+    raise WireError("BlockStored.token_ids is no list")
+
+
+def _token_ids(tokens: msgspec.Raw) -> tuple[int, ...]:
+    ids: list[int] = _typed(_tokens, tokens, "BlockStored.token_ids")
+    return tuple(ids)
 
 
 def _hashes(names: list[bytes | int]) -> tuple[BlockHash, ...]:
@@ -267,12 +313,14 @@ def _tier(medium: str | None) -> CacheTier:
 
 __all__ = [
     "END_OF_REPLAY",
+    "MAX_BATCH_BLOCKS",
     "MAX_BATCH_EVENTS",
     "MAX_BLOCK_SIZE_TOKENS",
-    "MAX_EVENT_BLOCKS",
+    "MAX_EVENT_TOKENS",
     "MAX_HASH_BYTES",
     "MAX_PAYLOAD_BYTES",
     "MAX_SEQ",
+    "MAX_UNDECODABLE",
     "MIN_HASH_BYTES",
     "Decoded",
     "decode_batch",

@@ -39,6 +39,8 @@ class ScriptedCache:
         self.seq = -1
         self.muted = False  # batches are numbered and kept for replay, and never sent
         self.snapshots = 0
+        self.reported_seq: int | None = None  # the same of the stats
+        self.claimed_seq: int | None = None  # what a snapshot says that it contains, if not the truth
         self._replay_batches = replay_batches
         self._sent: dict[int, bytes] = {}
         self._context = zmq.asyncio.Context()
@@ -60,7 +62,8 @@ class ScriptedCache:
 
     @property
     def events(self) -> EventsInfo:
-        return EventsInfo(endpoint=self._endpoint, replay_endpoint=self._replay_endpoint, seq=self.seq)
+        seq = self.seq if self.reported_seq is None else self.reported_seq
+        return EventsInfo(endpoint=self._endpoint, replay_endpoint=self._replay_endpoint, seq=seq)
 
     def hashes(self, tokens: Sequence[int], salt: str) -> list[BlockHash]:
         root = root_hash(self.identity, salt=salt)
@@ -131,7 +134,8 @@ class ScriptedCache:
         tiers: dict[CacheTier, list[tuple[BlockHash, BlockHash | None]]] = {}
         for block, tier in self.resident.items():
             tiers.setdefault(tier, []).append((block, self._parents[block]))
-        return Snapshot.of(epoch=self.epoch, seq=Seq(self.seq), identity=self.identity, residents=tiers)
+        seq = self.seq if self.claimed_seq is None else self.claimed_seq
+        return Snapshot.of(epoch=self.epoch, seq=Seq(seq), identity=self.identity, residents=tiers)
 
     async def _answer_replays(self) -> None:
         while True:

@@ -1,10 +1,12 @@
 """A feed learns a big snapshot while the loop goes on with other things; what happens meanwhile comes after it."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 
+import msgspec
 import pytest
 import zmq.asyncio
 
@@ -14,6 +16,7 @@ from gateway.telemetry import Metrics, Telemetry
 from gateway.upstream import EventFeed, Turns
 from gateway.upstream.client import make_session
 from kvcontrol.core import BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId
+from kvcontrol.core.wire import MAX_BATCH_BLOCKS, Decoded, decode_batch
 from kvcontrol.prefix_reuse import FleetIndex
 from tests.support.running_gateway import eventually
 from tests.support.scripted_cache import ScriptedCache
@@ -150,6 +153,37 @@ async def test_a_snapshot_without_end_is_not_read_to_its_end(monkeypatch: pytest
             feeds.registry.get(InstanceId("a")).blocks_problem == "snapshot_invalid: snapshot: longer than 1000 bytes"
         )
         assert feeds.known(InstanceId("a")) == 0
+
+
+async def test_the_loop_turns_while_the_largest_batches_are_decoded() -> None:
+    """As often as it does while a thread does the same work on its own."""
+    many = [["BlockRemoved", [*range(40)]]] * (MAX_BATCH_BLOCKS // 40)
+    payload = msgspec.msgpack.encode([0.0, many])
+    async with following("a", blocks=1) as feeds:
+        name = InstanceId("a")
+        await eventually(lambda: feeds.known(name) == 1, WITHIN_S)
+        decoded = asyncio.Event()
+        threads = set()
+
+        def watched(payload: bytes, *, with_tokens: bool) -> Decoded:
+            threads.add(threading.get_ident())
+            found = decode_batch(payload, with_tokens=with_tokens)
+            loop.call_soon_threadsafe(decoded.set)
+            return found
+
+        loop = asyncio.get_running_loop()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gateway.upstream.event_feed.decode_batch", watched)
+            await feeds.caches[name].publish_raw(payload)
+            ticks = 0
+            async with asyncio.timeout(WITHIN_S):
+                while not decoded.is_set():
+                    ticks += 1
+                    await asyncio.sleep(0)
+        assert threading.get_ident() not in threads
+        assert ticks > 10
+        await feeds.caches[name].remove(list(feeds.caches[name].resident))
+        await eventually(lambda: feeds.known(name) == 0, WITHIN_S)
 
 
 @pytest.mark.parametrize("removing", [False, True], ids=["stored", "removed"])

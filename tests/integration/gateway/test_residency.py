@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvcontrol.core import Seq
-from kvcontrol.core.wire import encode_seq
+from kvcontrol.core import AllBlocksCleared, Seq
+from kvcontrol.core.wire import MAX_SEQ, encode_seq
 from tests.support.fleet import COMPLETIONS, Fleet, instances, running_fleet
 from tests.support.running_gateway import RunningGateway, eventually, running_gateway
 from tests.support.scripted_cache import ScriptedCache
@@ -153,6 +153,37 @@ async def test_events_that_were_lost_with_none_after_them_are_noticed(fleet: Fle
     await cache.store(range(64), "s")
     await holds(fleet.gateway, "a", 4)
     await fleet.gateway.counted('kvgate_kv_resyncs_total{instance="a",reason="behind"}', 1)
+
+
+async def test_a_snapshot_of_batches_that_nobody_published_is_found_out(fleet: Fleet) -> None:
+    cache = cache_of(fleet, "a")
+    await cache.store(range(64), "s")
+    await holds(fleet.gateway, "a", 4)
+    cache.claimed_seq = MAX_SEQ
+    await cache.publish_raw(b"\xc1 nobody can read this, so a new snapshot is asked for")
+    await fleet.gateway.counted('kvgate_kv_resyncs_total{instance="a",reason="undecodable"}', 1)
+    await cache.store(range(1000, 1064), "s")
+    await eventually_at_least(fleet.gateway, 'kvgate_kv_resyncs_total{instance="a",reason="snapshot_invalid"}', 1)
+    cache.claimed_seq = None
+    await cache.store(range(2000, 2016), "s")
+    await holds(fleet.gateway, "a", 9)
+
+
+async def test_a_snapshot_and_a_report_that_lie_alike_are_found_out_by_what_is_published(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.upstream.event_feed._OLD_NEWS_S", 0.3)
+    cache = cache_of(fleet, "a")
+    await cache.store(range(64), "s")
+    await holds(fleet.gateway, "a", 4)
+    cache.claimed_seq = cache.reported_seq = MAX_SEQ
+    await cache.publish_raw(b"\xc1 nobody can read this, so a new snapshot is asked for")
+
+    async def found_out() -> bool:
+        await cache.publish(AllBlocksCleared())
+        return await fleet.gateway.metric('kvgate_kv_resyncs_total{instance="a",reason="snapshot_invalid"}') >= 1
+
+    await eventually(found_out)
 
 
 async def test_a_restarted_engine_is_empty_until_it_says_otherwise(tmp_path: Path) -> None:

@@ -22,13 +22,17 @@ from kvcontrol.core import (
 from kvcontrol.core.events import sliced
 from kvcontrol.core.wire import (
     END_OF_REPLAY,
+    MAX_BATCH_BLOCKS,
+    MAX_EVENT_TOKENS,
     MAX_PAYLOAD_BYTES,
     MAX_SEQ,
+    MAX_UNDECODABLE,
     decode_batch,
     decode_seq,
     encode_batch,
     encode_seq,
 )
+from tests.support.work import steps
 
 hashes = st.binary(min_size=8, max_size=32).map(BlockHash)
 tiers = st.sampled_from(list(CacheTier))
@@ -143,8 +147,13 @@ REMOVED = {"type": "BlockRemoved", "block_hashes": [H]}
         (STORED | {"block_size": 2**40}, "Expected `int` <= 65536 - at `$.block_size`"),
         ({"type": "BlockStored", "block_hashes": [H]}, "block_size is missing; it is from 1 to 65536"),
         (STORED | {"block_size": 2, "token_ids": [1]}, "1 tokens for 1 blocks of 2"),
-        (STORED | {"token_ids": ["x"]}, "Expected `int`, got `str` - at `$.token_ids[0]`"),
-        (STORED | {"token_ids": [-1]}, "Expected `int` >= 0 - at `$.token_ids[0]`"),
+        (STORED | {"token_ids": ["x"]}, "BlockStored.token_ids: Expected `int`, got `str` - at `$[0]`"),
+        (STORED | {"token_ids": [-1]}, "BlockStored.token_ids: Expected `int` >= 0 - at `$[0]`"),
+        (STORED | {"token_ids": "x"}, "BlockStored.token_ids is no list"),
+        (STORED | {"token_ids": 7}, "BlockStored.token_ids is no list"),
+        (STORED | {"token_ids": {}}, "BlockStored.token_ids is no list"),
+        (STORED | {"token_ids": [1] * 20}, "20 tokens for 1 blocks of 1"),
+        (STORED | {"token_ids": [1] * 70_000}, "70000 tokens for 1 blocks of 1"),
         (STORED | {"parent_block_hash": H}, "a chain has no cycle"),
         (STORED | {"block_hashes": [H, b"i" * 16, H]}, "a chain has no cycle"),
         (REMOVED | {"medium": "TAPE"}, "medium is 'TAPE'; known are CPU, CPU_PINNED, DISK, EXTERNAL, GPU, REMOTE"),
@@ -180,6 +189,75 @@ def test_a_broken_event_is_named_and_its_neighbours_are_kept(event: object, reas
 def test_a_payload_that_is_no_batch_is_refused_by_name(payload: bytes, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         decode_batch(payload)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 15, 16, 17, 65_535, 65_536])
+@pytest.mark.parametrize("with_tokens", [True, False])
+def test_tokens_are_counted_in_every_length_and_read_where_they_are_wanted(tokens: int, with_tokens: bool) -> None:  # noqa: FBT001 - parameters
+    blocks = [place.to_bytes(8, "big") for place in range(max(tokens, 1))]
+    event = STORED | {"block_hashes": blocks, "token_ids": [7] * tokens}
+    decoded = decode_batch(msgspec.msgpack.encode([0.0, [event]]), with_tokens=with_tokens)
+    (stored,) = decoded.batch.events
+    assert isinstance(stored, BlockStored)
+    assert stored.token_ids == ((7,) * tokens if with_tokens else ())
+    wrong = decode_batch(
+        msgspec.msgpack.encode([0.0, [event | {"token_ids": [7] * (tokens + 2)}]]), with_tokens=with_tokens
+    )
+    assert f"{tokens + 2} tokens for" in wrong.undecodable[0]
+
+
+def test_a_token_list_of_the_wrong_length_is_refused_before_it_is_read() -> None:
+    """Millions of one-byte tokens, the last of which is none: nobody looks."""
+    event = msgspec.msgpack.encode(STORED | {"token_ids": [1] * 4_000_000})
+    payload = b"\x92\x00\x91" + event
+    tracemalloc.start()
+    try:
+        decoded = decode_batch(payload)
+    finally:
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert decoded.undecodable == ("BlockStored has 4000000 tokens for 1 blocks of 1",)
+    assert peak_bytes < 1_000_000
+
+
+def test_more_tokens_than_any_engine_stores_at_once_are_refused() -> None:
+    blocks = [place.to_bytes(8, "big") for place in range(64)]
+    event = {"type": "BlockStored", "block_hashes": blocks, "block_size": 32_769, "token_ids": [1] * (64 * 32_769)}
+    (reason,) = decode_batch(msgspec.msgpack.encode([0.0, [event]])).undecodable
+    assert reason == f"BlockStored has {64 * 32_769} tokens; at most {MAX_EVENT_TOKENS} are allowed"
+
+
+WRONG_SIZE = ["BlockStored", [*range(40)], None, [], 0]
+
+
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ([["BlockRemoved", [*range(40)]]] * 65_536, f"batch names more than {MAX_BATCH_BLOCKS} blocks"),
+        ([["BlockRemoved", [1] * (MAX_BATCH_BLOCKS // 2)]] * 3, f"batch names more than {MAX_BATCH_BLOCKS} blocks"),
+        ([["BlockRemoved", [1] * MAX_BATCH_BLOCKS, "TAPE"]] * 3, f"batch names more than {MAX_BATCH_BLOCKS} blocks"),
+        ([["Novel"]] * 65_536, f"more than {MAX_UNDECODABLE} events can't be read; the first: event is no"),
+        ([WRONG_SIZE] * 1_000, f"more than {MAX_UNDECODABLE} events can't be read"),
+    ],
+    ids=["many events", "few events", "events that are refused", "unknown events", "wrong events"],
+)
+def test_a_batch_is_read_no_further_than_its_limits(events: list[object], reason: str) -> None:
+    payload = msgspec.msgpack.encode([0.0, events])
+    read: list[int] = []
+
+    def decode() -> None:
+        with pytest.raises(WireError, match=reason):
+            decode_batch(payload)
+        read.append(1)
+
+    assert steps(decode) < 10 * MAX_BATCH_BLOCKS
+    assert read
+
+
+def test_a_batch_of_as_many_blocks_as_are_allowed_is_read() -> None:
+    events = [["BlockRemoved", [*range(MAX_BATCH_BLOCKS // 8)]]] * 8
+    decoded = decode_batch(msgspec.msgpack.encode([0.0, events]))
+    assert (len(decoded.batch.events), decoded.undecodable) == (8, ())
 
 
 def raw_events(of: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
