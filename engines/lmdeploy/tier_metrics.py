@@ -31,11 +31,12 @@ def tier_series(tiers: Mapping[CacheTier, TierStats], offload: OffloadStats) -> 
         ("offload_worker_faults", "Failures of transfer workers", offload.worker_faults),
     ):
         yield CounterMetricFamily(f"kvgate_engine_{name}", text, value=total)
-    yield GaugeMetricFamily(
-        "kvgate_engine_prefill_tokens_per_second",
-        "Measured speed of computing, 0 before",
-        value=offload.prefill_tokens_per_s,
-    )
+    for name, text, value in (
+        ("prefill_tokens_per_second", "Measured speed of computing, 0 before", offload.prefill_tokens_per_s),
+        ("offload_lookup_p50_seconds", "Median time of a look-up below HBM, 0 before", offload.lookup_p50_s),
+        ("offload_lookup_p99_seconds", "99th percentile of the same", offload.lookup_p99_s),
+    ):
+        yield GaugeMetricFamily(f"kvgate_engine_{name}", text, value=value)
     blocks = CounterMetricFamily(
         "kvgate_engine_offload_blocks",
         "KV blocks by what was asked and how it ended",

@@ -57,6 +57,8 @@ def offload_stats(tiers: EngineTiers) -> OffloadStats | None:
         },
         guard_errors=tiers.guard.errors,
         worker_faults=stats.worker_faults,
+        lookup_p50_s=reuse.lookup_p50_s,
+        lookup_p99_s=reuse.lookup_p99_s,
     )
 
 

@@ -60,7 +60,8 @@ class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
     their end.
     ``outcomes`` counts blocks by ``operation:status:reason``, ``losses`` by ``tier:reason``. ``collisions`` are blocks
     whose hash was equal and whose tokens were not. ``guard_errors`` and ``worker_faults`` other than 0 are defects.
-    ``paths`` are named ``hbm_to_ddr`` and so on.
+    ``paths`` are named ``hbm_to_ddr`` and so on. ``lookup_p50_s`` and ``lookup_p99_s`` say how long the engine's
+    loop was held by looking for a prompt's blocks below HBM, 0 before the first look-up.
     """
 
     loads: int
@@ -77,6 +78,8 @@ class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
     paths: dict[str, PathStats]
     guard_errors: int
     worker_faults: int
+    lookup_p50_s: float = 0.0
+    lookup_p99_s: float = 0.0
 
 
 class LoadStats(msgspec.Struct, frozen=True, kw_only=True):

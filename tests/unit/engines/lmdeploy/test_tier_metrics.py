@@ -1,0 +1,82 @@
+"""What the tiers did is on the instance's ``/metrics``, under fixed names."""
+
+import msgspec
+import pytest
+from prometheus_client.core import CollectorRegistry
+from prometheus_client.registry import Collector
+
+from engines.lmdeploy.tier_metrics import tier_series
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.control import OffloadStats, PathStats, TierStats
+from kvcontrol.prefix_reuse import PrefixReuseMetrics
+
+TIERS = {CacheTier.DDR: TierStats(capacity_blocks=10, used_blocks=4, cached_blocks=3, block_bytes=64)}
+
+
+def offload(metrics: PrefixReuseMetrics) -> OffloadStats:
+    reuse = metrics.report()
+    return OffloadStats(
+        loads=5,
+        failed_loads=1,
+        declined_loads=2,
+        saves=6,
+        tail_saves=3,
+        looked_up_tokens=reuse.looked_up_tokens,
+        found_tokens=reuse.hit_tokens,
+        collisions=reuse.collisions,
+        prefill_tokens_per_s=1_000.0,
+        outcomes={"save:done:": 7},
+        losses={"DDR:evicted": 8},
+        paths={
+            "hbm_to_ddr": PathStats(
+                moved_blocks=1, moved_bytes=64, failed_blocks=0, queued_blocks=0, bandwidth_bytes_per_s=9.0
+            )
+        },
+        guard_errors=0,
+        worker_faults=0,
+        lookup_p50_s=reuse.lookup_p50_s,
+        lookup_p99_s=reuse.lookup_p99_s,
+    )
+
+
+def exported(stats: OffloadStats) -> CollectorRegistry:
+    class Tiers(Collector):
+        def collect(self):  # type: ignore[no-untyped-def]  # noqa: ANN202 - the type is prometheus_client's
+            yield from tier_series(TIERS, stats)
+
+    registry = CollectorRegistry()
+    registry.register(Tiers())
+    return registry
+
+
+def test_how_long_look_ups_take_is_on_metrics() -> None:
+    metrics = PrefixReuseMetrics()
+    for place in range(100):
+        took_s = 1e-3 if place >= 98 else 1e-5
+        metrics.looked_up(blocks=4, matched_blocks=2, tokens=16, matched_tokens=8, took_s=took_s)
+    registry = exported(offload(metrics))
+    assert registry.get_sample_value("kvgate_engine_offload_lookup_p50_seconds") == pytest.approx(1e-5, rel=0.1)
+    assert registry.get_sample_value("kvgate_engine_offload_lookup_p99_seconds") == pytest.approx(1e-3, rel=0.1)
+    assert registry.get_sample_value("kvgate_engine_offload_looked_up_tokens_total") == 1_600
+    assert registry.get_sample_value("kvgate_engine_offload_found_tokens_total") == 800
+
+
+def test_before_the_first_look_up_its_time_is_0() -> None:
+    registry = exported(offload(PrefixReuseMetrics()))
+    assert registry.get_sample_value("kvgate_engine_offload_lookup_p50_seconds") == 0.0
+    assert registry.get_sample_value("kvgate_engine_offload_lookup_p99_seconds") == 0.0
+
+
+def test_tiers_paths_and_outcomes_are_told_apart_by_labels() -> None:
+    registry = exported(offload(PrefixReuseMetrics()))
+    value = registry.get_sample_value
+    assert value("kvgate_engine_tier_used_blocks", {"tier": "DDR"}) == 4
+    assert value("kvgate_engine_path_moved_bytes_total", {"path": "hbm_to_ddr"}) == 64
+    assert value("kvgate_engine_offload_blocks_total", {"operation": "save", "status": "done", "reason": ""}) == 7
+    assert value("kvgate_engine_tier_lost_blocks_total", {"tier": "DDR", "reason": "evicted"}) == 8
+
+
+def test_stats_of_an_engine_that_does_not_tell_the_times_are_read() -> None:
+    older = msgspec.to_builtins(offload(PrefixReuseMetrics()))
+    del older["lookup_p50_s"], older["lookup_p99_s"]
+    assert msgspec.convert(older, OffloadStats) == offload(PrefixReuseMetrics())
