@@ -20,7 +20,7 @@ from tests.support.instance import Instance
 from tests.support.revisits import Answer, answers, context
 from tests.support.tiered_instance import TieredInstance
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]  # several starts of an instance, on busy cores
 
 OPTIONS = ("--logprobs-mode", "raw_logprobs")
 """So that answers come with their tokens."""
