@@ -31,6 +31,7 @@ from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import EvictionPolicy, LruPolicy, PolicyContext
 
 _EVICTION = "kvgate_eviction"
+_CONTENT = "kvgate_content"
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class TrieEviction:
             raise ValueError(f"a policy begins empty, {policy.name} knows {len(policy)} blocks")
         used_at = self._allocator.get_access_time(np.arange(len(self._resident)))
         for block in sorted(self._nodes, key=lambda block: (used_at[block], -self._nodes[block].prefix_len)):
-            policy.insert((block,))
+            policy.insert((block,), (_content(self._nodes[block]),))
         policy.hold([block for block in self._nodes if self._held[block]])
         self._policy = policy
 
@@ -192,7 +193,7 @@ class TrieEviction:
                 raise ValueError(f"block {node.block_id} belongs to two nodes")
             setattr(node, _EVICTION, self)
         blocks = np.array([node.block_id for node in path])
-        self._policy.insert(blocks.tolist())
+        self._policy.insert(blocks.tolist(), [_content(node) for node in path])
         self._resident[blocks] = True
         self._held[blocks] = False
         self._follow(blocks)
@@ -225,6 +226,21 @@ def eviction_of(trie: Any) -> TrieEviction | None:
     """Return what chooses a ``BlockTrie``'s victims, None when that is LMDeploy's own."""
     eviction: TrieEviction | None = getattr(trie.allocator, _EVICTION, None)
     return eviction
+
+
+def _content(node: Any) -> int:
+    """Return a number for what a node holds and all before it: alike when the same tokens come again in this process.
+
+    O(1) where the parent's is known; they are asked for heads first. Two contents with one number would share their
+    history in a policy, nothing else.
+    """
+    known: int | None = getattr(node, _CONTENT, None)
+    if known is None:
+        parent = node.parent
+        above = hash(node.adapter_name) if parent is None or parent.parent is None else _content(parent)
+        known = hash((above, node.block_hash))
+        setattr(node, _CONTENT, known)
+    return known
 
 
 def _once(blocks: "np.ndarray[Any, np.dtype[np.int64]]") -> list[BlockId]:

@@ -1,7 +1,32 @@
 """Which blocks go, which move, and when: decisions from what is known, never a touch of memory."""
 
-from kvcontrol.kv_policy.eviction import EvictionDecision, EvictionPolicy, PolicyContext
+from kvcontrol.kv_policy.arc import ArcPolicy
+from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, EvictionPolicy, PolicyContext
+from kvcontrol.kv_policy.fifo import FifoPolicy
+from kvcontrol.kv_policy.lfu import LfuPolicy
 from kvcontrol.kv_policy.lru import LruPolicy
+from kvcontrol.kv_policy.lru2 import Lru2Policy
+from kvcontrol.kv_policy.mq import MqPolicy
 from kvcontrol.kv_policy.naive import NaiveLruPolicy
+from kvcontrol.kv_policy.registry import POLICIES, Parameter, PolicyError, PolicyKind, make_policy
+from kvcontrol.kv_policy.s3fifo import S3FifoPolicy
 
-__all__ = ["EvictionDecision", "EvictionPolicy", "LruPolicy", "NaiveLruPolicy", "PolicyContext"]
+__all__ = [
+    "POLICIES",
+    "ArcPolicy",
+    "ContentKey",
+    "EvictionDecision",
+    "EvictionPolicy",
+    "FifoPolicy",
+    "LfuPolicy",
+    "Lru2Policy",
+    "LruPolicy",
+    "MqPolicy",
+    "NaiveLruPolicy",
+    "Parameter",
+    "PolicyContext",
+    "PolicyError",
+    "PolicyKind",
+    "S3FifoPolicy",
+    "make_policy",
+]

@@ -1,21 +1,34 @@
 """What every eviction policy answers to: hooks that keep it informed, and the one question."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
 
+ContentKey: TypeAlias = Hashable
+"""Names what a block holds: equal whenever the same content comes again, under whatever ``BlockId`` it does.
+
+A chained hash, or anything else that compares and hashes like one. Policies remember by it what has left.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyContext:
-    """What a policy may know beyond its own history when it chooses: the tier's state and how many blocks must go."""
+    """What a policy may know beyond its own history when it chooses: the tier's state, how many blocks must go, and for
+    whom.
+
+    ``incoming`` are the keys of the blocks that the victims make room for, in the order in which they will come; empty
+    where the caller doesn't know. A policy that learns from the return of what it gave up learns it here before it
+    chooses, and otherwise at ``insert``.
+    """
 
     tier: CacheTier
     wanted_blocks: int
     used_blocks: int
     capacity_blocks: int
+    incoming: Sequence[ContentKey] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +44,27 @@ class EvictionPolicy(Protocol):
 
     Blocks come in *paths*: sequences in prompt order, heads before tails, because a block is of no use without those
     before it. A block is inserted once, and told of only while it is resident (``KeyError`` otherwise); a path names a
-    block once (``ValueError``). A call that raises has changed nothing. Every hook is O(1) amortised a block.
+    block once (``ValueError``). A call that raises has changed nothing. Every hook is O(1) amortised a block, or
+    logarithmic where a policy's file says so; none looks at all blocks.
 
-    A held block is never a victim. A policy chooses a tail before its head where every call that named the tail named
-    the head too; whoever tells of tails alone must be ready to be given a head whose tail stays.
+    A held block is never a victim. Within a call tails count as used before their heads. A policy that is
+    ``tails_first`` therefore chooses a tail before its head where whoever uses the tail uses the head too. Others order
+    blocks by more than their last uses (when they came, which queue they are in): their callers must be ready to be
+    given a head whose tail stays, as must those who tell of tails alone. They may insert it anew.
     """
 
     name: str
+    tails_first: bool
 
     def __len__(self) -> int:
         """Return the number of blocks that the policy knows, held ones included."""
 
-    def insert(self, path: Sequence[BlockId]) -> None:
-        """Follow blocks that became resident; ``ValueError`` for one that is resident already."""
+    def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
+        """Follow blocks that became resident; ``ValueError`` for one that is resident already.
+
+        ``keys`` name their contents, one for each (``ValueError`` otherwise); blocks without keys are not known again
+        once they have left.
+        """
 
     def access(self, path: Sequence[BlockId]) -> None:
         """Follow a use of resident blocks."""
@@ -52,7 +73,9 @@ class EvictionPolicy(Protocol):
         """Keep blocks from being chosen until as many ``release``."""
 
     def release(self, path: Sequence[BlockId]) -> None:
-        """Undo one ``hold``; the blocks count as used now. ``ValueError`` for a block that isn't held."""
+        """Undo one ``hold``; where recency counts, the blocks are used now, though no more often. ``ValueError`` for a
+        block that isn't held.
+        """
 
     def remove(self, path: Sequence[BlockId]) -> None:
         """Follow blocks that left for another reason than this policy's choice; held ones too."""
@@ -61,4 +84,4 @@ class EvictionPolicy(Protocol):
         """Choose up to ``context.wanted_blocks``; those chosen are removed from the policy."""
 
 
-__all__ = ["EvictionDecision", "EvictionPolicy", "PolicyContext"]
+__all__ = ["ContentKey", "EvictionDecision", "EvictionPolicy", "PolicyContext"]

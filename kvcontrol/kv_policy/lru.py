@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy.eviction import EvictionDecision, PolicyContext
+from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, PolicyContext
 
 _REASON = "lru: used longest ago"
 
@@ -23,6 +23,7 @@ class LruPolicy:
     """Least recently used, tails before heads (see the module's text)."""
 
     name = "lru"
+    tails_first = True
 
     def __init__(self) -> None:
         self._line: OrderedDict[BlockId, None] = OrderedDict()
@@ -31,9 +32,11 @@ class LruPolicy:
     def __len__(self) -> int:
         return len(self._line) + len(self._holds)
 
-    def insert(self, path: Sequence[BlockId]) -> None:
-        """See ``EvictionPolicy``."""
+    def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
+        """See ``EvictionPolicy``; LRU remembers nothing by ``keys``."""
         line, holds = self._line, self._holds
+        if keys and len(keys) != len(path):
+            raise ValueError(f"{len(path)} blocks are inserted with {len(keys)} keys")
         for block in path:
             if block in line or block in holds:
                 raise ValueError(f"block {block} is resident already")

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from itertools import count
 
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy.eviction import EvictionDecision, PolicyContext
+from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, PolicyContext
 
 
 class NaiveLruPolicy:
     """Least recently used, by counting; O(n) a victim."""
 
     name = "naive lru"
+    tails_first = True
 
     def __init__(self) -> None:
         self._ticks = count()
@@ -20,8 +21,10 @@ class NaiveLruPolicy:
     def __len__(self) -> int:
         return len(self._used)
 
-    def insert(self, path: Sequence[BlockId]) -> None:
-        """See ``EvictionPolicy``."""
+    def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
+        """See ``EvictionPolicy``; ``keys`` are counted, and of no further use."""
+        if keys and len(keys) != len(path):
+            raise ValueError("as many keys as blocks")
         if any(block in self._used for block in path) or len(set(path)) < len(path):
             raise ValueError("resident already, or named twice")
         self._stamp(path)

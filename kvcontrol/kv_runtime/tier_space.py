@@ -182,7 +182,7 @@ class TierSpace:
         policy = self._policies.get(tenant)
         if policy is None:
             policy = self._policies[tenant] = self._make_policy()
-        policy.insert([block.block_id for block in blocks])
+        policy.insert([block.block_id for block in blocks], [block.record.key for block in blocks])
         self._count(tenant, len(blocks))
 
     def _hold(self, tenant: str, blocks: Sequence[Block]) -> None:

@@ -1,7 +1,7 @@
 """Everything ``kvgate bench prefix`` measures, in order, put into one report."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from gateway.benchmarks import fingerprint
 from kvcontrol.prefix_reuse.benchmarks import fleet, index, race, replay
 from kvcontrol.prefix_reuse.benchmarks.lookup_times import LookupTimes, Quantiles
+from kvcontrol.traces import AGENTIC, MOONCAKE, Request, read_by_time, read_trace
 from kvgate.benchmarks import peer, sglang_radix
 from kvgate.benchmarks.report import Cell, Grid, Host, Report
 
@@ -27,13 +28,13 @@ class Trace:
 
     name: str
     file: str
-    read: Callable[[Path], Iterator[replay.Request]]
+    read: Callable[[Path], Iterable[Request]]
 
 
 TRACES = (
-    Trace(name="mooncake", file=replay.MOONCAKE, read=replay.mooncake),
-    Trace(name="agentic", file=replay.AGENTIC, read=replay.agentic),
-    Trace(name="agentic_together", file=replay.AGENTIC, read=replay.agentic_together),
+    Trace(name="mooncake", file=MOONCAKE, read=read_trace),
+    Trace(name="agentic", file=AGENTIC, read=read_trace),
+    Trace(name="agentic_together", file=AGENTIC, read=read_by_time),
 )
 
 

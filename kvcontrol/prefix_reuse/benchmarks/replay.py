@@ -6,33 +6,14 @@ prefix structure. Each request is looked up, counted, then inserted. With room f
 no cache can pass.
 """
 
-import gzip
-import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import itemgetter
-from pathlib import Path
 
 from kvcontrol.core import CacheIdentity, token_bytes
 from kvcontrol.prefix_reuse.index import PrefixReuseIndex
 from kvcontrol.prefix_reuse.keys import BlockKeys
-
-MOONCAKE = "mooncake/conversation_trace.jsonl.gz"
-AGENTIC = "agentic/agentic_dev.jsonl.gz"
-_MOONCAKE_BLOCK_TOKENS = 512
-_AGENTIC_BLOCK_TOKENS = 64
-_SESSION_BLOCKS = 1 << 20
-"""Ids of the agentic trace are local to a session; sessions are laid this far apart."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One prompt: the ids of its blocks in order, how many tokens a block has, and how many the prompt."""
-
-    block_ids: "array[int]"
-    block_tokens: int
-    prompt_tokens: int
+from kvcontrol.traces import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,47 +26,13 @@ class ReplayResult:
     request_hit_rate: float
 
 
-def mooncake(path: Path) -> Iterator[Request]:
-    """Read Mooncake's trace; raises ``OSError`` when it isn't there."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            said = json.loads(line)
-            yield Request(
-                block_ids=array("I", said["hash_ids"]),
-                block_tokens=_MOONCAKE_BLOCK_TOKENS,
-                prompt_tokens=said["input_length"],
-            )
-
-
-def agentic(path: Path) -> Iterator[Request]:
-    """Read the agentic trace, one session after another; raises ``OSError`` when it isn't there."""
-    return (request for _, request in _timed_agentic(path))
-
-
-def agentic_together(path: Path) -> Iterator[Request]:
-    """Read the agentic trace as if all sessions had started at once, ordered by their times; raises ``OSError``."""
-    return (request for _, request in sorted(_timed_agentic(path), key=itemgetter(0)))
-
-
-def _timed_agentic(path: Path) -> Iterator[tuple[float, Request]]:
-    sessions: dict[str, int] = {}
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            said = json.loads(line)
-            base = sessions.setdefault(said["session"], len(sessions)) * _SESSION_BLOCKS
-            ids = array("I")
-            for start, length in said["runs"]:
-                ids.extend(range(base + start, base + start + length))
-            yield said["t"], Request(block_ids=ids, block_tokens=_AGENTIC_BLOCK_TOKENS, prompt_tokens=said["in"])
-
-
-def replay(requests: Iterator[Request], *, capacity_blocks: int) -> ReplayResult:
+def replay(requests: Iterable[Request], *, capacity_blocks: int) -> ReplayResult:
     """Run all requests through an index that holds ``capacity_blocks``."""
     identity = CacheIdentity(model="trace", revision="0", kv_dtype="none", block_size_tokens=1)
     index = PrefixReuseIndex(BlockKeys(identity), capacity_blocks=capacity_blocks)
     count = blocks = hit_blocks = tokens = hit_tokens = hit_requests = 0
     for request in requests:
-        packed = token_bytes(request.block_ids)
+        packed = token_bytes(array("I", request.block_ids))
         matched = index.lookup(packed).matched_length
         count += 1
         blocks += len(request.block_ids)
@@ -102,4 +49,4 @@ def replay(requests: Iterator[Request], *, capacity_blocks: int) -> ReplayResult
     )
 
 
-__all__ = ["AGENTIC", "MOONCAKE", "ReplayResult", "Request", "agentic", "agentic_together", "mooncake", "replay"]
+__all__ = ["ReplayResult", "replay"]

@@ -232,9 +232,9 @@ def test_a_policy_is_told_of_paths_in_prompt_order() -> None:
     told: list[list[BlockId]] = []
 
     class Recording(LruPolicy):
-        def insert(self, path: Any) -> None:
+        def insert(self, path: Any, keys: Any = ()) -> None:
             told.append(list(path))
-            super().insert(path)
+            super().insert(path, keys)
 
     paging = Paging(16)
     eviction(paging).use(Recording())

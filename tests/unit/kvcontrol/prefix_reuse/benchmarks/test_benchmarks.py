@@ -7,6 +7,7 @@ import pytest
 
 from kvcontrol.prefix_reuse.benchmarks import fleet, index, race, replay
 from kvcontrol.prefix_reuse.benchmarks.lookup_times import LENGTHS, LookupTimes
+from kvcontrol.traces import AGENTIC, MOONCAKE, read_by_time, read_trace
 
 TRACES = Path(__file__).parents[6] / "shared" / "traces"
 
@@ -89,7 +90,7 @@ def test_a_contender_compares_tokens() -> None:
 
 @needs_traces
 def test_mooncakes_conversations_repeat_as_much_as_is_known_of_them() -> None:
-    found = replay.replay(replay.mooncake(TRACES / replay.MOONCAKE), capacity_blocks=1 << 40)
+    found = replay.replay(read_trace(TRACES / MOONCAKE), capacity_blocks=1 << 40)
     assert found.requests == 12_031
     assert round(found.block_hit_rate, 4) == 0.3664
     assert round(found.token_hit_rate, 4) == 0.3736
@@ -98,14 +99,14 @@ def test_mooncakes_conversations_repeat_as_much_as_is_known_of_them() -> None:
 @needs_traces
 @pytest.mark.parametrize(("capacity_blocks", "blocks", "tokens"), [(1_000, 0.04453, 0.04541)])
 def test_a_bounded_index_evicts_as_an_independent_lru_does(capacity_blocks: int, blocks: float, tokens: float) -> None:
-    found = replay.replay(replay.mooncake(TRACES / replay.MOONCAKE), capacity_blocks=capacity_blocks)
+    found = replay.replay(read_trace(TRACES / MOONCAKE), capacity_blocks=capacity_blocks)
     assert (round(found.block_hit_rate, 5), round(found.token_hit_rate, 5)) == (blocks, tokens)
 
 
 @needs_traces
 def test_agentic_sessions_have_the_same_requests_one_by_one_and_together() -> None:
-    apart = list(replay.agentic(TRACES / replay.AGENTIC))
-    together = list(replay.agentic_together(TRACES / replay.AGENTIC))
+    apart = list(read_trace(TRACES / AGENTIC))
+    together = read_by_time(TRACES / AGENTIC)
     assert len(apart) == len(together) == 1_567
     assert apart != together
     assert sum(request.prompt_tokens for request in apart) == sum(request.prompt_tokens for request in together)

@@ -1,0 +1,1 @@
+"""What policies are worth on traces, and what their decisions cost."""

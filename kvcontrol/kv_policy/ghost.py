@@ -1,0 +1,41 @@
+"""What a policy remembers of blocks that have left: the newest so many keys, each with a value."""
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+from kvcontrol.kv_policy.eviction import ContentKey
+
+Value = TypeVar("Value")
+
+
+class GhostList(Generic[Value]):
+    """At most ``room`` keys, the one put in longest ago leaves first. Every call is O(1)."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._line: OrderedDict[ContentKey, Value] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __contains__(self, key: ContentKey) -> bool:
+        return key in self._line
+
+    def put(self, key: ContentKey, value: Value) -> None:
+        """Remember a key as the newest, with a new value if it was remembered already."""
+        line = self._line
+        line[key] = value
+        line.move_to_end(key)
+        if len(line) > self.room:
+            line.popitem(last=False)
+
+    def take(self, key: ContentKey) -> Value | None:
+        """Forget a key and return its value; None when it isn't remembered."""
+        return self._line.pop(key, None)
+
+    def forget_oldest(self) -> None:
+        """Forget the key put in longest ago; ``KeyError`` when there is none."""
+        self._line.popitem(last=False)
+
+
+__all__ = ["GhostList"]

@@ -1,0 +1,126 @@
+"""The policies that ship, by name, each made for a capacity with parameters that are checked first."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from kvcontrol.kv_policy.arc import ArcPolicy
+from kvcontrol.kv_policy.eviction import EvictionPolicy
+from kvcontrol.kv_policy.fifo import FifoPolicy
+from kvcontrol.kv_policy.lfu import LfuPolicy
+from kvcontrol.kv_policy.lru import LruPolicy
+from kvcontrol.kv_policy.lru2 import Lru2Policy
+from kvcontrol.kv_policy.mq import MqPolicy
+from kvcontrol.kv_policy.s3fifo import S3FifoPolicy
+
+Values = Mapping[str, float]
+"""A policy's parameters, all of them, each within its bounds."""
+
+
+class PolicyError(ValueError):
+    """There is no such policy, or not with such parameters; the message names what there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """``least`` and ``most`` are allowed themselves; ``whole`` numbers only, where it says so."""
+
+    default: float
+    least: float
+    most: float
+    meaning: str
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyKind:
+    """One policy that ships: how it is made for so many blocks, and what may be set."""
+
+    name: str
+    summary: str
+    make: Callable[[int, Values], EvictionPolicy]
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+    def values(self, given: Mapping[str, float]) -> Values:
+        """Return all parameters, defaults where nothing is given; raises ``PolicyError``."""
+        allowed = self.parameters
+        for name, value in given.items():
+            if name not in allowed:
+                there = f"it has {', '.join(allowed)}" if allowed else "it has none"
+                raise PolicyError(f"policy {self.name} has no parameter {name!r}: {there}")
+            bounds = allowed[name]
+            if not bounds.least <= value <= bounds.most or (bounds.whole and value != int(value)):
+                kind = "a whole number" if bounds.whole else "a number"
+                raise PolicyError(
+                    f"policy {self.name}: {name} is {value:g}; allowed is {kind} from {bounds.least:g} to "
+                    f"{bounds.most:g} ({bounds.meaning})"
+                )
+        return {name: given.get(name, bounds.default) for name, bounds in allowed.items()}
+
+
+def _s3fifo(capacity_blocks: int, values: Values) -> EvictionPolicy:
+    return S3FifoPolicy(capacity_blocks, small=values["small"], threshold=int(values["threshold"]))
+
+
+def _mq(capacity_blocks: int, values: Values) -> EvictionPolicy:
+    return MqPolicy(capacity_blocks, lifetime=values["lifetime"], ghosts=values["ghosts"])
+
+
+_KINDS = (
+    PolicyKind(name="lru", summary="used longest ago", make=lambda _, __: LruPolicy()),
+    PolicyKind(name="fifo", summary="came first", make=lambda _, __: FifoPolicy()),
+    PolicyKind(name="lfu", summary="used least often since it came", make=lambda _, __: LfuPolicy()),
+    PolicyKind(
+        name="arc", summary="recency and frequency, balanced by what comes back", make=lambda c, _: ArcPolicy(c)
+    ),
+    PolicyKind(
+        name="s3fifo",
+        summary="a small queue sorts out what is used once",
+        make=_s3fifo,
+        parameters={
+            "small": Parameter(default=0.1, least=0.01, most=0.9, meaning="share of the small queue"),
+            "threshold": Parameter(
+                default=2, least=1, most=3, meaning="uses that bring a block into the main queue", whole=True
+            ),
+        },
+    ),
+    PolicyKind(
+        name="mq",
+        summary="used least often, where what isn't used for a while counts less and less",
+        make=_mq,
+        parameters={
+            "lifetime": Parameter(
+                default=1, least=0.01, most=100, meaning="accesses without a use before a block falls, in capacities"
+            ),
+            "ghosts": Parameter(default=4, least=0, most=100, meaning="blocks remembered, in capacities"),
+        },
+    ),
+    PolicyKind(
+        name="lru2",
+        summary="second-last use longest ago",
+        make=lambda _, values: Lru2Policy(history_blocks=int(values["history_blocks"])),
+        parameters={
+            "history_blocks": Parameter(
+                default=1 << 20, least=0, most=1 << 30, meaning="blocks whose last use is remembered", whole=True
+            )
+        },
+    ),
+)
+
+POLICIES: Mapping[str, PolicyKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
+"""All that ship, by name."""
+
+
+def make_policy(
+    name: str, *, capacity_blocks: int, parameters: Mapping[str, float] = MappingProxyType({})
+) -> EvictionPolicy:
+    """Return an empty policy for a tier of ``capacity_blocks``; raises ``PolicyError``."""
+    kind = POLICIES.get(name)
+    if kind is None:
+        raise PolicyError(f"there is no policy {name!r}: there are {', '.join(POLICIES)}")
+    if capacity_blocks < 1:
+        raise PolicyError(f"policy {name}: a capacity of {capacity_blocks} blocks; allowed is 1 or more")
+    return kind.make(capacity_blocks, kind.values(parameters))
+
+
+__all__ = ["POLICIES", "Parameter", "PolicyError", "PolicyKind", "make_policy"]

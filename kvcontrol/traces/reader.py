@@ -1,0 +1,116 @@
+"""Reads traces in Mooncake's and in the agentic format, plain or gzipped, told apart by their first line.
+
+Mooncake's: one JSON object a line with ``timestamp`` (ms), ``input_length`` and ``hash_ids``, chained ids of 512-token
+blocks, the last partial one included. Agentic: ``session``, ``t`` (s), ``in`` (tokens) and ``runs``, run-lengths of
+64-token block ids that are local to the session.
+"""
+
+import gzip
+import json
+from array import array
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from kvcontrol.traces.request import Request
+
+_MOONCAKE_BLOCK_TOKENS = 512
+_AGENTIC_BLOCK_TOKENS = 64
+_SESSION_BLOCKS = 1 << 20
+"""Ids of the agentic trace are local to a session; sessions are laid this far apart."""
+_GZIP = b"\x1f\x8b"
+
+
+MOONCAKE = "mooncake/conversation_trace.jsonl.gz"
+AGENTIC = "agentic/agentic_dev.jsonl.gz"
+"""Where the public traces lie in a folder of traces."""
+
+
+class TraceError(ValueError):
+    """A file is no trace of blocks; the message names file, line and what is wrong."""
+
+
+def read_trace(path: Path) -> Iterator[Request]:
+    """Yield a trace's requests in the file's order; raises ``TraceError`` for what isn't one, ``OSError``."""
+    read: Callable[[dict[str, Any]], Request] | None = None
+    number = 0
+    try:
+        for number, line in enumerate(_lines(path), 1):  # noqa: B007 - it is named when something is wrong
+            said = json.loads(line)
+            if read is None:
+                read = _reader_of(said)
+            yield read(said)
+    except (KeyError, TypeError, ValueError, OverflowError, EOFError) as error:
+        raise TraceError(f"{path}, line {number}: {_why(error)}") from error
+    if read is None:
+        raise TraceError(f"{path} is empty")
+
+
+def read_by_time(path: Path) -> list[Request]:
+    """Return a trace's requests ordered by when they came, as if all sessions of it had started at once."""
+    return sorted(read_trace(path), key=attrgetter("at_s"))
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open("rb") as file:
+        zipped = file.read(len(_GZIP)) == _GZIP
+    with gzip.open(path, "rt", encoding="utf-8") if zipped else path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.strip():
+                yield line
+
+
+def _reader_of(said: Any) -> Callable[[dict[str, Any]], Request]:
+    if isinstance(said, dict) and "hash_ids" in said:
+        return _mooncake
+    if isinstance(said, dict) and "runs" in said:
+        return _Agentic()
+    raise ValueError("neither hash_ids (Mooncake) nor runs (agentic): requests without blocks can't be replayed")
+
+
+def _mooncake(said: dict[str, Any]) -> Request:
+    return Request(
+        block_ids=array("q", said["hash_ids"]),
+        block_tokens=_MOONCAKE_BLOCK_TOKENS,
+        prompt_tokens=_tokens(said["input_length"]),
+        at_s=float(said.get("timestamp", 0)) / 1000,
+    )
+
+
+class _Agentic:
+    def __init__(self) -> None:
+        self._sessions: dict[str, int] = {}
+
+    def __call__(self, said: dict[str, Any]) -> Request:
+        base = self._sessions.setdefault(said["session"], len(self._sessions)) * _SESSION_BLOCKS
+        ids = array("q")
+        for start, length in said["runs"]:
+            if not 0 <= start <= start + length <= _SESSION_BLOCKS:
+                raise ValueError(f"run [{start}, {length}] is outside of a session's {_SESSION_BLOCKS} blocks")
+            ids.extend(range(base + start, base + start + length))
+        return Request(
+            block_ids=ids,
+            block_tokens=_AGENTIC_BLOCK_TOKENS,
+            prompt_tokens=_tokens(said["in"]),
+            at_s=float(said["t"]),
+        )
+
+
+def _tokens(said: Any) -> int:
+    if not isinstance(said, int) or said < 0:
+        raise ValueError(f"{said!r} is no number of tokens")
+    return said
+
+
+def _why(error: Exception) -> str:
+    match error:
+        case json.JSONDecodeError():
+            return f"not JSON ({error})"
+        case KeyError():
+            return f"{error} is missing"
+        case _:
+            return str(error)
+
+
+__all__ = ["AGENTIC", "MOONCAKE", "TraceError", "read_by_time", "read_trace"]

@@ -1,0 +1,45 @@
+"""Policies are made by name, and what isn't allowed is refused with what is."""
+
+import pytest
+
+from kvcontrol.kv_policy import POLICIES, PolicyError, make_policy
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_is_made_empty_under_its_name(name: str) -> None:
+    policy = make_policy(name, capacity_blocks=1)
+    assert policy.name == name
+    assert len(policy) == 0
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_default_is_within_its_bounds(name: str) -> None:
+    kind = POLICIES[name]
+    assert kind.values({}) == {name: bounds.default for name, bounds in kind.parameters.items()}
+    assert kind.values(kind.values({})) == kind.values({})
+
+
+def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
+    with pytest.raises(PolicyError, match="no policy 'lur': there are lru, fifo, lfu, arc, s3fifo, mq, lru2"):
+        make_policy("lur", capacity_blocks=10)
+
+
+def test_an_unknown_parameter_is_refused_with_those_there_are() -> None:
+    with pytest.raises(PolicyError, match="mq has no parameter 'life': it has lifetime, ghosts"):
+        make_policy("mq", capacity_blocks=10, parameters={"life": 1})
+    with pytest.raises(PolicyError, match="lru has no parameter 'life': it has none"):
+        make_policy("lru", capacity_blocks=10, parameters={"life": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [("mq", "lifetime", 0), ("mq", "ghosts", float("nan")), ("s3fifo", "threshold", 1.5), ("s3fifo", "small", 1)],
+)
+def test_a_parameter_out_of_bounds_is_refused_with_its_bounds(name: str, parameter: str, value: float) -> None:
+    with pytest.raises(PolicyError, match=rf"{name}: {parameter} is .*; allowed is a .*number from .* to "):
+        make_policy(name, capacity_blocks=10, parameters={parameter: value})
+
+
+def test_a_capacity_of_nothing_is_refused() -> None:
+    with pytest.raises(PolicyError, match="a capacity of 0 blocks; allowed is 1 or more"):
+        make_policy("arc", capacity_blocks=0)
