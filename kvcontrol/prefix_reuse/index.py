@@ -24,7 +24,7 @@ from types import MappingProxyType
 from kvcontrol.core import BlockHash, WireError
 from kvcontrol.core.hashing import TOKEN_BYTES
 from kvcontrol.prefix_reuse.ages import Ages
-from kvcontrol.prefix_reuse.dump import MAX_PINS, Contents, HeldBlock, HeldEntry, decode, encode, key_of
+from kvcontrol.prefix_reuse.dump import MAX_PINS, Contents, HeldBlock, HeldEntry, decode, encode, key_of, let_go
 from kvcontrol.prefix_reuse.entry import (
     EntryId,
     HeldPrefix,
@@ -267,7 +267,9 @@ class PrefixReuseIndex:
                     if tail.entry is not None
                 ],
             )
-        return encode(contents)
+        data = encode(contents)
+        let_go(contents)
+        return data
 
     @classmethod
     def load(

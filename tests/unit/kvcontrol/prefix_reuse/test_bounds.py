@@ -9,7 +9,7 @@ import pytest
 
 from kvcontrol.core import BlockHash, WireError
 from kvcontrol.prefix_reuse import BlockKeys, NaivePrefixReuseIndex, PrefixHit, PrefixIndex, PrefixReuseIndex
-from kvcontrol.prefix_reuse.dump import PIECE_ITEMS, Contents, HeldBlock, HeldEntry, decode, encode, pieces
+from kvcontrol.prefix_reuse.dump import PIECE_ITEMS, Contents, HeldBlock, HeldEntry, decode, encode, let_go, pieces
 from kvcontrol.prefix_reuse.inputs import MAX_METADATA_BYTES, MAX_METADATA_ITEMS
 from tests.support.prefixes import IDENTITY, prompt
 from tests.support.work import steps
@@ -286,6 +286,8 @@ def test_a_dump_in_pieces_is_the_dump_at_once(count: int) -> None:
     assert b"".join(parts) == msgspec.msgpack.encode(contents)
     assert max(map(len, parts)) < 100 * PIECE_ITEMS
     assert decode(encode(contents), IDENTITY) == contents
+    let_go(contents)
+    assert (contents.blocks, contents.oldest_first, contents.entries) == ([], [], [])
 
 
 @both
