@@ -10,6 +10,7 @@ from kvgate.doctor import doctor
 from kvgate.engine import engine
 from kvgate.failure import CommandError
 from kvgate.gateway import gateway
+from kvgate.replay import replay
 from kvgate.up import INTERRUPTED, up
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -28,6 +29,7 @@ def build_app() -> typer.Typer:
     app.command(context_settings={"allow_extra_args": True}, rich_help_panel="Run")(engine)
     app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel="Run")(gateway)
     app.command(rich_help_panel="Look")(doctor)
+    app.command(rich_help_panel="Look")(replay)
     app.add_typer(build_bench(), rich_help_panel="Look")
     return app
 

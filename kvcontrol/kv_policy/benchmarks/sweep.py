@@ -1,0 +1,129 @@
+"""Replays one trace for several policies and capacities, side by side on all cores."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvcontrol.kv_policy.benchmarks.belady import replay_min
+from kvcontrol.kv_policy.benchmarks.hits import HitRates
+from kvcontrol.kv_policy.benchmarks.replay import replay
+from kvcontrol.kv_policy.choice import PolicyChoice
+from kvcontrol.kv_policy.registry import POLICIES, PolicyError
+from kvcontrol.traces import Request, read_by_time, read_trace
+
+MIN: Final = "min"
+"""The name of Belady's bound among policies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What to replay, in at most ``jobs`` processes. ``by_time``: requests ordered by time, not as in the file."""
+
+    trace: Path
+    policies: Sequence[PolicyChoice]
+    capacities: Sequence[int]
+    by_time: bool = False
+    jobs: int = 1
+
+    def check(self) -> None:
+        """Raise ``PolicyError`` for a policy, parameter or capacity that there isn't."""
+        if not self.capacities:
+            raise PolicyError("no capacity is named")
+        for choice in self.policies:
+            if choice.name == MIN:
+                if choice.parameters:
+                    raise PolicyError(f"policy {MIN} has no parameters")
+            elif choice.name not in POLICIES:
+                raise PolicyError(f"there is no policy {choice.name!r}: there are {', '.join([*POLICIES, MIN])}")
+            for capacity in self.capacities:
+                if capacity < 1:
+                    raise PolicyError(f"a capacity of {capacity} blocks; allowed is 1 or more")
+                if choice.name != MIN:
+                    choice.make(capacity_blocks=capacity)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRow:
+    """One policy at one capacity."""
+
+    policy: str
+    capacity_blocks: int
+    rates: HitRates
+
+
+def read(sweep: Sweep) -> list[Request]:
+    """Return the sweep's requests in their order; raises ``TraceError``, ``OSError``."""
+    return read_by_time(sweep.trace) if sweep.by_time else list(read_trace(sweep.trace))
+
+
+def run(sweep: Sweep, requests: Sequence[Request], done: Callable[[str], None]) -> list[SweepRow]:
+    """Replay every policy at every capacity, and tell ``done`` after each; rows come policy by policy as named.
+
+    Raises ``PolicyError`` before anything starts. Other processes read the trace on their own and end with this call.
+    """
+    sweep.check()
+    wanted = [(choice, capacity) for choice in sweep.policies for capacity in sweep.capacities]
+    jobs = min(sweep.jobs, len(wanted))
+    found: dict[int, HitRates] = {}
+    if jobs <= 1:
+        for place, (choice, capacity) in enumerate(wanted):
+            found[place] = _replay(requests, choice, capacity)
+            done(f"{choice.text} at {capacity}")
+    else:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, mp_context=context, initializer=_Worker.begin, initargs=(sweep,)) as pool:
+            places = {
+                pool.submit(_Worker.replay, choice, capacity): place for place, (choice, capacity) in enumerate(wanted)
+            }
+            try:
+                for future in as_completed(places):
+                    place = places[future]
+                    found[place] = future.result()
+                    choice, capacity = wanted[place]
+                    done(f"{choice.text} at {capacity}")
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return [
+        SweepRow(policy=choice.text, capacity_blocks=capacity, rates=found[place])
+        for place, (choice, capacity) in enumerate(wanted)
+    ]
+
+
+class _Worker:
+    """What a process of the pool has read."""
+
+    requests: Sequence[Request] = ()
+
+    @classmethod
+    def begin(cls, sweep: Sweep) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        cls.requests = read(sweep)
+
+    @classmethod
+    def replay(cls, choice: PolicyChoice, capacity: int) -> HitRates:
+        return _replay(cls.requests, choice, capacity)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed can't stop its workers, and they would wait for it for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _replay(requests: Sequence[Request], choice: PolicyChoice, capacity: int) -> HitRates:
+    if choice.name == MIN:
+        return replay_min(requests, capacity_blocks=capacity)
+    return replay(requests, choice.make(capacity_blocks=capacity), capacity_blocks=capacity)
+
+
+__all__ = ["MIN", "Sweep", "SweepRow", "read", "run"]

@@ -1,0 +1,61 @@
+"""A policy as people write it: its name, and in parentheses what is set: ``mq(lifetime=2, ghosts=8)``."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvcontrol.kv_policy.eviction import EvictionPolicy
+from kvcontrol.kv_policy.registry import PolicyError, make_policy
+
+_WRITTEN = re.compile(r"\s*(?P<name>[^\s(),]+)\s*(?:\((?P<parameters>[^()]*)\))?\s*")
+_NOT_INSIDE = re.compile(r",(?![^(]*\))")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChoice:
+    """``text`` is how it was written, without spaces. Whether there is such a policy only ``make`` says."""
+
+    text: str
+    name: str
+    parameters: Mapping[str, float]
+
+    def make(self, *, capacity_blocks: int) -> EvictionPolicy:
+        """Return an empty policy for so many blocks; raises ``PolicyError``."""
+        return make_policy(self.name, capacity_blocks=capacity_blocks, parameters=self.parameters)
+
+
+def parse_choice(text: str) -> PolicyChoice:
+    """Read one policy; ``PolicyError`` where it isn't written like ``name`` or ``name(parameter=number, ...)``."""
+    written = _WRITTEN.fullmatch(text)
+    if written is None:
+        raise PolicyError(f"{text.strip()!r} is not written like name or name(parameter=number, ...)")
+    parameters: dict[str, float] = {}
+    for part in (written["parameters"] or "").split(","):
+        if not part.strip():
+            continue
+        name, is_there, number = (each.strip() for each in part.partition("="))
+        try:
+            value = float(number)
+        except ValueError:
+            value = None
+        if not is_there or not name or value is None:
+            raise PolicyError(f"{text.strip()!r}: {part.strip()!r} is not written like parameter=number")
+        if name in parameters:
+            raise PolicyError(f"{text.strip()!r} sets {name} twice")
+        parameters[name] = value
+    return PolicyChoice(text="".join(text.split()), name=written["name"], parameters=parameters)
+
+
+def parse_choices(text: str) -> tuple[PolicyChoice, ...]:
+    """Read policies with commas between them; raises ``PolicyError``, also for one that is named twice."""
+    choices = tuple(parse_choice(part) for part in _NOT_INSIDE.split(text) if part.strip())
+    if not choices:
+        raise PolicyError("no policy is named")
+    texts = [choice.text for choice in choices]
+    for text_ in texts:
+        if texts.count(text_) > 1:
+            raise PolicyError(f"policy {text_} is named twice")
+    return choices
+
+
+__all__ = ["PolicyChoice", "parse_choice", "parse_choices"]

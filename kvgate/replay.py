@@ -1,0 +1,214 @@
+"""``kvgate replay TRACE``: which share of a trace's prompts would each policy find, at each size of the cache?"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from kvcontrol.kv_policy import POLICIES, PolicyError
+from kvcontrol.kv_policy.benchmarks import sweep as sweeps
+from kvcontrol.kv_policy.benchmarks.hits import HitRates
+from kvcontrol.kv_policy.benchmarks.replay import replay as replay_policy
+from kvcontrol.kv_policy.choice import parse_choices
+from kvcontrol.kv_policy.lru import LruPolicy
+from kvcontrol.traces import Request, TraceError
+from kvgate.benchmarks.report import Grid, Host, Report
+from kvgate.display import errors, output
+from kvgate.failure import CommandError
+
+_ALL = ",".join([*POLICIES, sweeps.MIN])
+_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Default capacities, as shares of the blocks that the trace has."""
+_PICTURES = (".png", ".svg", ".pdf")
+_MAX_WIDTH = 250
+_DIGITS = 6
+
+
+class Order(StrEnum):
+    """In which order requests come."""
+
+    FILE = "file"
+    TIME = "time"
+
+
+def replay(  # noqa: PLR0913 - each is one option
+    trace: Annotated[Path, typer.Argument(help="A trace in Mooncake's or the agentic format, plain or gzipped.")],
+    *,
+    policy: Annotated[
+        str, typer.Option(help="Policies, like lru,mq(lifetime=2); min is Belady's bound, which knows the future.")
+    ] = _ALL,
+    capacity: Annotated[
+        str | None, typer.Option(help="Blocks in the cache, like 1000,5859. Default: 1 to 50 % of the trace's blocks.")
+    ] = None,
+    order: Annotated[
+        Order, typer.Option(help="Requests as the file has them, or by their times: sessions side by side.")
+    ] = Order.FILE,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the curves to FILE.png, .svg or .pdf too.")] = None,
+) -> None:
+    """Replay a trace of block ids through eviction policies, side by side."""
+    if as_json and as_markdown:
+        raise CommandError("--json and --markdown: give one of them")
+    if plot is not None:
+        _check_plot(plot)
+    with _refusals(trace):
+        wanted = sweeps.Sweep(
+            trace=trace,
+            policies=parse_choices(policy),
+            capacities=(1,) if capacity is None else _capacities(capacity),
+            by_time=order is Order.TIME,
+            jobs=jobs or _cores(),
+        )
+        wanted.check()
+        requests = sweeps.read(wanted)
+        distinct = len({block for request in requests for block in request.block_ids})
+        if not distinct:
+            raise CommandError(f"{trace}: no request has a block")
+        if capacity is None:
+            shares = dict.fromkeys(max(1, int(share * distinct)) for share in _SHARES)
+            wanted = replace(wanted, capacities=tuple(shares))
+        with _progress(len(wanted.policies) * len(wanted.capacities)) as done:
+            rows = sweeps.run(wanted, requests, done)
+    if plot is not None or not as_json:
+        ceiling = replay_policy(requests, LruPolicy(), capacity_blocks=distinct)
+        if plot is not None:
+            from kvgate.replay_plot import draw
+
+            draw(rows, ceiling=ceiling, title=trace.name, file=plot)
+            errors.print(f"  curves: {plot}", markup=False, soft_wrap=True)
+        if not as_json:
+            _show(_report(rows, requests, distinct, ceiling), as_markdown=as_markdown)
+    if as_json:
+        sys.stdout.write(json.dumps({"trace": str(trace), "rows": [_object(row) for row in rows]}, indent=1) + "\n")
+
+
+@contextmanager
+def _refusals(trace: Path) -> Iterator[None]:
+    try:
+        yield
+    except PolicyError as error:
+        raise CommandError(str(error)) from error
+    except TraceError as error:
+        raise CommandError(str(error), "traces of Mooncake's and of the agentic format can be replayed") from error
+    except OSError as error:
+        raise CommandError(f"can't read {trace}: {error.strerror or error}") from error
+    except BrokenProcessPool as error:
+        raise CommandError("a process of the replay was killed, by lack of memory?", "try --jobs 1") from error
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _capacities(text: str) -> tuple[int, ...]:
+    capacities = []
+    for part in text.split(","):
+        try:
+            capacities.append(int(part.replace("_", "")))
+        except ValueError:
+            raise PolicyError(f"--capacity {text}: {part.strip()!r} is no whole number of blocks") from None
+    if twice := {capacity for capacity in capacities if capacities.count(capacity) > 1}:
+        raise PolicyError(f"--capacity {text}: {min(twice)} is named twice")
+    return tuple(capacities)
+
+
+def _check_plot(plot: Path) -> None:
+    if plot.suffix.lower() not in _PICTURES:
+        raise CommandError(f"--plot {plot}: pictures are {', '.join(_PICTURES)}")
+    if not plot.absolute().parent.is_dir():
+        raise CommandError(f"--plot {plot}: there is no folder {plot.absolute().parent}")
+    if find_spec("matplotlib") is None:
+        raise CommandError("--plot needs matplotlib, which isn't installed", "pip install 'kvgate[plot]'")
+
+
+@contextmanager
+def _progress(total: int) -> Iterator["_Done"]:
+    bars = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=errors,
+        disable=not errors.is_terminal,
+    )
+    with bars:
+        yield _Done(bars, total)
+
+
+class _Done:
+    """Moves the bar in a terminal, prints a line for each replay elsewhere."""
+
+    def __init__(self, bars: Progress, total: int) -> None:
+        self._bars = bars
+        self._task = bars.add_task("replay", total=total)
+        self._total = total
+        self._count = 0
+
+    def __call__(self, what: str) -> None:
+        self._count += 1
+        self._bars.update(self._task, completed=self._count, description=what)
+        if self._bars.disable:
+            errors.print(f"  {self._count}/{self._total} {what}", markup=False, soft_wrap=True)
+
+
+def _object(row: sweeps.SweepRow) -> dict[str, object]:
+    rates = {name: round(rate, _DIGITS) for name, rate in asdict(row.rates).items()}
+    return {"policy": row.policy, "capacity_blocks": row.capacity_blocks, **rates}
+
+
+def _report(rows: Sequence[sweeps.SweepRow], requests: Sequence[Request], distinct: int, ceiling: HitRates) -> Report:
+    policies = list(dict.fromkeys(row.policy for row in rows))
+    capacities = list(dict.fromkeys(row.capacity_blocks for row in rows))
+    tokens = {(row.policy, row.capacity_blocks): row.rates.token for row in rows}
+    by_capacity = Grid(
+        name="share of prompt tokens found",
+        columns=("capacity_blocks", *policies),
+        rows=tuple((capacity, *(tokens[policy, capacity] for policy in policies)) for capacity in capacities),
+    )
+    every = Grid(
+        name="all rates",
+        columns=("policy", "capacity_blocks", "block", "prefix", "token", "req", "token_of_ceiling"),
+        rows=tuple(
+            (row.policy, row.capacity_blocks, *asdict(row.rates).values(), _of(row.rates.token, ceiling.token))
+            for row in rows
+        ),
+    )
+    metrics = {
+        "requests_count": len(requests),
+        "accesses_blocks": sum(len(request.block_ids) for request in requests),
+        "distinct_blocks": distinct,
+        "block_tokens": max(request.block_tokens for request in requests),
+        "ceiling_blocks_ratio": ceiling.block,
+        "ceiling_tokens_ratio": ceiling.token,
+    }
+    return Report(bench="replay", host=Host.here(), metrics=metrics, grids=(by_capacity, every))
+
+
+def _of(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _show(report: Report, *, as_markdown: bool) -> None:
+    if as_markdown:
+        sys.stdout.write(report.as_markdown() + "\n")
+        return
+    for table in report.as_tables():
+        table.width = Measurement.get(output, output.options.update(max_width=_MAX_WIDTH), table).maximum
+        output.print(table, crop=False)
+
+
+__all__ = ["replay"]

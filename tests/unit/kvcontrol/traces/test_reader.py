@@ -1,0 +1,79 @@
+"""Both formats of traces are read, and what isn't one is refused by file and line."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from kvcontrol.traces import AGENTIC, MOONCAKE, TraceError, read_by_time, read_trace
+
+TRACES = Path(__file__).parents[5] / "shared" / "traces"
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_mooncakes_lines_are_read_plain_and_gzipped(tmp_path: Path) -> None:
+    line = {"timestamp": 3000, "input_length": 700, "output_length": 5, "hash_ids": [0, 2**40]}
+    plain = write(tmp_path / "trace.jsonl", line)
+    zipped = tmp_path / "trace.gz"
+    zipped.write_bytes(gzip.compress(plain.read_bytes()))
+    for path in (plain, zipped):
+        (request,) = read_trace(path)
+        assert list(request.block_ids) == [0, 2**40]
+        assert (request.block_tokens, request.prompt_tokens, request.at_s) == (512, 700, 3.0)
+
+
+def test_sessions_of_the_agentic_format_share_no_blocks_and_can_be_laid_side_by_side(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "trace.jsonl",
+        {"session": "a", "t": 1.0, "in": 192, "runs": [[0, 2], [7, 1]]},
+        {"session": "a", "t": 9.0, "in": 64, "runs": [[0, 1]]},
+        {"session": "b", "t": 2.0, "in": 64, "runs": [[0, 1]]},
+    )
+    first, second, third = read_trace(path)
+    assert list(first.block_ids) == [0, 1, 7]
+    assert list(second.block_ids) == [0]
+    assert third.block_ids[0] not in first.block_ids
+    assert [request.at_s for request in read_by_time(path)] == [1.0, 2.0, 9.0]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "not JSON"),
+        ('{"input_length": 5}', "requests without blocks"),
+        ("[]", "requests without blocks"),
+        ('{"hash_ids": [1]}', "'input_length' is missing"),
+        ('{"hash_ids": [1], "input_length": "many"}', "'many' is no number of tokens"),
+        ('{"hash_ids": ["x"], "input_length": 1}', "integer"),
+        ('{"session": "a", "t": 0, "in": 1, "runs": [[0, 9000000]]}', "outside of a session"),
+    ],
+)
+def test_a_line_that_is_no_request_is_refused_with_its_number(tmp_path: Path, line: str, why: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(TraceError, match=rf"trace.jsonl, line 1: .*{why}"):
+        list(read_trace(path))
+
+
+def test_an_empty_file_and_half_an_archive_are_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.touch()
+    with pytest.raises(TraceError, match="is empty"):
+        list(read_trace(empty))
+    half = tmp_path / "half.gz"
+    half.write_bytes(gzip.compress(b'{"hash_ids": [1], "input_length": 1}\n' * 100)[:40])
+    with pytest.raises(TraceError, match=r"half\.gz"):
+        list(read_trace(half))
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the traces are not beside this checkout")
+@pytest.mark.parametrize(("file", "requests", "distinct"), [(MOONCAKE, 12_031, 182_790), (AGENTIC, 1_567, 88_764)])
+def test_the_public_traces_have_as_many_blocks_as_is_known_of_them(file: str, requests: int, distinct: int) -> None:
+    read = list(read_trace(TRACES / file))
+    assert len(read) == requests
+    assert len({block for request in read for block in request.block_ids}) == distinct
