@@ -18,7 +18,7 @@ cache to repair it), an unbounded queue (a stuck publisher would take the engine
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -170,6 +170,36 @@ class EventLog:
         if first:
             self._on_pending()
 
+    def stored_all(
+        self, blocks: Sequence[tuple[BlockHash, BlockHash | None, bytes]], *, tier: CacheTier, adapter: str = ""
+    ) -> None:
+        """Record blocks (key, parent, tokens) as ``stored`` does, in order, all or none of them; O(blocks)."""
+        size = self._block_size_tokens * TOKEN_BYTES
+        for _, _, tokens in blocks:
+            if tokens and len(tokens) != size:
+                raise ValueError(f"{len(tokens)} bytes of tokens for a block of {self._block_size_tokens} tokens")
+        with self._lock:
+            resident = self._resident.get(tier)
+            if resident is None:
+                resident = self._resident[tier] = {}
+            for block, parent, _ in blocks:
+                resident[block] = _Place(parent, adapter)
+            self._stored += len(blocks)
+            first = self._enqueue_all([_Stored(*block, tier, adapter) for block in blocks])
+        if first:
+            self._on_pending()
+
+    def removed_all(self, blocks: Sequence[BlockHash], *, tier: CacheTier) -> None:
+        """Record blocks as ``removed`` does, in order; O(blocks)."""
+        with self._lock:
+            resident = self._resident.get(tier, {})
+            for block in blocks:
+                resident.pop(block, None)
+            self._removed += len(blocks)
+            first = self._enqueue_all([_Removed(block, tier) for block in blocks])
+        if first:
+            self._on_pending()
+
     def cleared(self) -> None:
         """Record that nothing is resident any more, in any tier; O(resident) to free."""
         with self._lock:
@@ -181,17 +211,22 @@ class EventLog:
 
     def _enqueue(self, record: _Record) -> bool:
         """Add a record, under the lock; return whether the publisher must be woken."""
-        if self._resync:  # the state will be told as a whole: this event is in it
-            self._dropped += 1
+        return self._enqueue_all((record,))
+
+    def _enqueue_all(self, records: Sequence[_Record]) -> bool:
+        """Add records, under the lock; return whether the publisher must be woken."""
+        if self._resync:  # the state will be told as a whole: these events are in it
+            self._dropped += len(records)
             return False
         pending = self._pending
-        if len(pending) >= self._max_pending:
-            self._dropped += len(pending) + 1
+        if len(pending) + len(records) > self._max_pending:
+            self._dropped += len(pending) + len(records)
             pending.clear()
             self._resync = True
             return True
-        pending.append(record)
-        return len(pending) == 1
+        was_empty = not pending
+        pending += records
+        return was_empty and bool(records)
 
     # The publisher's side.
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvcontrol.core.ids import BlockHash, BlockId
+from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_runtime import HierarchyManager
 from kvcontrol.prefix_reuse import PrefixReuseMetrics, PromptChain
 
@@ -31,6 +31,14 @@ class LoadPlan:
     def last_block(self) -> int:
         """The block after the last."""
         return self.first_block + len(self.block_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavePlan:
+    """Places in a prompt of blocks to save; ``held`` is what of it lies below HBM already, held until ``saved``."""
+
+    places: tuple[int, ...]
+    held: tuple[BlockId, ...]
 
 
 class PrefillSpeed:
@@ -73,9 +81,20 @@ class KVAgent:
         self._clock = clock
         self._tried_s = -math.inf
 
-    def has(self, key: BlockHash) -> bool:
-        """Whether a block can be read from below HBM."""
-        return self.hierarchy.find(key) is not None
+    def plan_save(self, chain: PromptChain, offered: int, limit: int) -> SavePlan | None:
+        """Plan to save what of a prompt's first ``limit`` blocks is nowhere below HBM; a fraction of 1 us a block.
+
+        None when nothing is missing behind the ``offered`` blocks that an earlier plan of the same prompt covered. What
+        is there already is held, so that a save doesn't push out its own path.
+        """
+        found = self.hierarchy.survey(chain.keys, chain.block_tokens, limit)
+        if not found.missing or found.missing[-1] < offered:
+            return None
+        return SavePlan(places=tuple(found.missing), held=self.hierarchy.hold(found.readable))
+
+    def saved(self, plan: SavePlan) -> None:
+        """End a plan whose save has ended, or give it up."""
+        self.hierarchy.release(plan.held)
 
     def plan_load(self, chain: PromptChain, first: int, limit: int) -> LoadPlan | None:
         """Plan to load the longest run of blocks from ``first`` on, before ``limit``; None when that isn't worth it.
@@ -118,18 +137,10 @@ class KVAgent:
         self.hierarchy.release(plan.block_ids)
 
     def _run(self, chain: PromptChain, first: int, limit: int) -> list[BlockId]:
-        found: list[BlockId] = []
-        find, record_of = self.hierarchy.find, self.hierarchy.record
-        for place in range(first, limit):
-            block_id = find(chain.keys[place])
-            record = None if block_id is None else record_of(block_id)
-            if block_id is None or record is None:
-                break
-            if record.tokens != chain.tokens(place) or record.parent != chain.parent(place):
-                self.metrics.collided()
-                break
-            found.append(block_id)
-        return found
+        run = self.hierarchy.find_run(chain.keys, chain.block_tokens, first, limit)
+        if run.collided:
+            self.metrics.collided()
+        return run.block_ids
 
 
-__all__ = ["PROBE_EVERY_S", "SHORT_PREFILL_TOKENS", "KVAgent", "LoadPlan", "PrefillSpeed"]
+__all__ = ["PROBE_EVERY_S", "SHORT_PREFILL_TOKENS", "KVAgent", "LoadPlan", "PrefillSpeed", "SavePlan"]

@@ -10,8 +10,9 @@ Order within one step, and what it protects:
     worker     start_load_kv          loads start once all work queued before them is done: a block that was just taken
                                       from a finished sequence may still be written by a forward already queued
     worker     start_save_kv          saves start once this step's forward is done
-    worker     get_finished           what ended since the last step; a step without a forward waits a moment here,
-                                      instead of spinning through LMDeploy's loop and taking the GIL from the transfers
+    worker     get_finished           what ended since the last step; a step without a forward waits here for a transfer
+                                      to end, but no longer than a moment, instead of spinning through LMDeploy's loop
+                                      and taking the GIL from the transfers
     scheduler  update_connector_output
 """
 
@@ -33,7 +34,8 @@ from lmdeploy.pytorch.kv_connector.base import (
 from engines.lmdeploy.offload_plan import LoadOrder, SaveOrder
 from engines.lmdeploy.tiers import Ended, EngineTiers
 
-IDLE_WAIT_S = 0.001
+IDLE_WAIT_S = 0.002
+"""What a step without a forward waits at most for transfers; one that ends sooner is told at once."""
 
 
 @dataclass

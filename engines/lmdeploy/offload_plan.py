@@ -4,10 +4,9 @@ Runs on the engine's loop thread between steps, so everything here is dictionary
 and takes about a microsecond a block, which is why it is not the asynchronous one that LMDeploy's interface allows.
 
 A request's blocks are named by one ``PromptChain``. They are saved as its prefill completes them, and the last ones,
-which decoding filled, when it ends; always as one path from the prompt's first block on, those that the engine found in
-its own prefix cache included. What is below HBM already costs a look-up, what isn't closes a hole, and heads stay as
-young as their tails. All of a path is kept from reuse until its save has ended: a block that was below HBM when the
-save was planned may not be any more when it starts.
+which decoding filled, when it ends; always what is missing of the path from the prompt's first block on, those that the
+engine found in its own prefix cache included: that closes holes. What is below HBM already costs a look-up and is held
+there until the save has ended, so that it is still there then, and heads stay as young as their tails.
 """
 
 import itertools
@@ -17,7 +16,7 @@ from typing import Any
 
 from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.tenancy import salt_of_sequence
-from kvcontrol.agent import KVAgent, LoadPlan
+from kvcontrol.agent import KVAgent, LoadPlan, SavePlan
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.hashing import root_hash
 from kvcontrol.core.tenant import tenant_of_salt
@@ -36,11 +35,15 @@ class LoadOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOrder:
-    """Save a path of engine blocks; ``logical_ids`` are LMDeploy's names for them, which keep them from reuse."""
+    """Save engine blocks; ``logical_ids`` are LMDeploy's names for them, which keep them from reuse.
+
+    ``plan`` holds the rest of their path below HBM until the save has ended.
+    """
 
     save_id: int
     requests: tuple[SaveRequest, ...]
     logical_ids: tuple[int, ...]
+    plan: SavePlan
 
 
 @dataclass(slots=True)
@@ -83,7 +86,7 @@ class OffloadPlanner:
     _loading: dict[int, LoadOrder] = field(default_factory=dict)
     _new_loads: list[LoadOrder] = field(default_factory=list)
     _tail_saves: list[SaveOrder] = field(default_factory=list)
-    _saving: set[int] = field(default_factory=set)
+    _saving: dict[int, SavePlan] = field(default_factory=dict)
     _save_ids: Any = field(default_factory=itertools.count)
 
     # Loads.
@@ -174,16 +177,17 @@ class OffloadPlanner:
         try:
             self.pin(order)
         except BaseException:
-            self._saving.discard(order.save_id)
+            self.saved(order.save_id)
             raise
         self._tail_saves.append(order)
         self.counters.tail_saves += 1
 
     def saved(self, save_id: int) -> bool:
         """Note the end of a save; False for one that is not under way."""
-        if save_id not in self._saving:
+        plan = self._saving.pop(save_id, None)
+        if plan is None:
             return False
-        self._saving.remove(save_id)
+        self.guard("release a save", None, self.agent.saved, plan)
         return True
 
     # All.
@@ -210,7 +214,8 @@ class OffloadPlanner:
             self.agent.release(order.plan)
         self._new_loads.clear()
         self._loading.clear()
-        self._saving.clear()
+        for save_id in list(self._saving):
+            self.saved(save_id)
         for request in self._requests.values():
             self._forget_plan(request)
         return tails
@@ -249,25 +254,25 @@ class OffloadPlanner:
         chain.grow(last)
         done = request.offered_blocks
         request.offered_blocks = max(done, last)
-        if all(self.agent.has(chain.keys[place]) for place in range(done, last)):
+        plan = self.agent.plan_save(chain, done, last) if done < last else None
+        if plan is None:
             return None
+        keys, tokens_of, tenant = chain.keys, chain.block_tokens, request.tenant
         order = SaveOrder(
             save_id=next(self._save_ids),
             requests=tuple(
-                SaveRequest(
-                    BlockRecord(
-                        key=chain.keys[place],
-                        parent=chain.parent(place),
-                        tokens=chain.tokens(place),
-                        tenant=request.tenant,
-                    ),
-                    int(slots[place]),
-                )
-                for place in range(last)
+                [
+                    SaveRequest(
+                        BlockRecord(keys[place], keys[place - 1] if place else None, tokens_of[place], tenant),
+                        int(slots[place]),
+                    )
+                    for place in plan.places
+                ]
             ),
-            logical_ids=tuple(int(each) for each in logical_ids[:last]),
+            logical_ids=tuple([int(logical_ids[place]) for place in plan.places]),
+            plan=plan,
         )
-        self._saving.add(order.save_id)
+        self._saving[order.save_id] = plan
         self.counters.saves += 1
         return order
 

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from engines.event_log import EventLog
@@ -25,7 +26,7 @@ from engines.lmdeploy.memory import EngineMemory
 from engines.lmdeploy.offload_plan import LoadOrder, OffloadPlanner, SaveOrder
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
-from kvcontrol.kv_runtime import BlockStatus, Change, HierarchyManager, TicketId
+from kvcontrol.kv_runtime import BlockRecord, HierarchyManager, TicketId
 
 
 class Built(NamedTuple):
@@ -203,7 +204,7 @@ class EngineTiers:
 
     def _load_usable(self, request_id: int, invalid: set[int]) -> bool:
         order = self._loads.pop(request_id, None)
-        success = order is not None and invalid.isdisjoint(order.slots)
+        success = order is not None and (not invalid or invalid.isdisjoint(order.slots))
         planner = self.planner
         if planner is None:
             return False
@@ -218,7 +219,7 @@ class EngineTiers:
         """LMDeploy sleeps: all transfers have ended, nobody asks for their outcome."""
         self.guard("follow transfers", None, self._announce)
         for under_way in list(self._load_tickets.values()):
-            self._load_ended(under_way.order, [BlockStatus.FAILED] * len(under_way.order.slots))
+            self._load_ended(under_way.order, range(len(under_way.order.slots)))
         self._loads.clear()
         self._load_tickets.clear()
         self._save_tickets.clear()
@@ -239,7 +240,7 @@ class EngineTiers:
         for order in orders:
             self._loads[order.request_id] = order
             if not self.guard("start a load", False, self._start_load, order):  # noqa: FBT003
-                self._load_ended(order, [BlockStatus.FAILED] * len(order.slots))
+                self._load_ended(order, range(len(order.slots)))
 
     def _start_load(self, order: LoadOrder) -> bool:
         if self.hierarchy is None or self.memory is None:
@@ -259,7 +260,9 @@ class EngineTiers:
     def _start_save(self, order: SaveOrder) -> bool:
         if self.hierarchy is None or self.memory is None:
             return False
-        ticket = self.hierarchy.save(order.requests, fence=self.memory.fence(), deadline_s=self._deadline_s)
+        ticket = self.hierarchy.save(
+            order.requests, heads_held=True, fence=self.memory.fence(), deadline_s=self._deadline_s
+        )
         self._save_tickets[ticket.ticket_id] = _UnderWay(order, self._lost_at_s())
         return True
 
@@ -267,11 +270,20 @@ class EngineTiers:
         """Return what ended since the last call, waiting at most ``wait_s`` for something to."""
         self.guard("follow transfers", None, self._announce)
         if wait_s > 0 and not self.is_busy:
-            time.sleep(wait_s)  # lets the transfers have the GIL; the loop has nothing else to do
-            self.guard("follow transfers", None, self._announce)
+            self.guard("wait for transfers", None, self._wait, wait_s)
         self._give_up_lost()
         ended, self._ended = self._ended, Ended()
         return ended
+
+    def _wait(self, wait_s: float) -> None:
+        """Let the transfers have the GIL until one that is waited for has ended; the loop has nothing else to do."""
+        hierarchy = self.hierarchy
+        until_s = time.monotonic() + wait_s
+        while not self.is_busy and (left_s := until_s - time.monotonic()) > 0:
+            if hierarchy is None:
+                time.sleep(left_s)
+            elif hierarchy.wait(left_s):
+                self._announce()
 
     def _announce(self) -> None:
         """Follow the hierarchy: tickets that ended, and what each tier gained and lost, which goes out as events."""
@@ -281,26 +293,26 @@ class EngineTiers:
         progress = hierarchy.poll()
         for end in progress.finished:
             if (load := self._load_tickets.pop(end.ticket_id, None)) is not None:
-                self._load_ended(load.order, [outcome.status for outcome in end.outcomes])
+                self._load_ended(load.order, end.failed)
             elif (save := self._save_tickets.pop(end.ticket_id, None)) is not None:
                 self._ended.saves.add(save.order.save_id)
-        for change in progress.changes:
-            self.guard("announce a block", None, self._tell, change)
+        if progress.changes:
+            for (tier, gained), run in groupby(progress.changes, key=lambda change: (change.tier, change.gained)):
+                self.guard("announce blocks", None, self._tell, tier, gained, [change.record for change in run])
 
-    def _tell(self, change: Change) -> None:
-        log, record = self._log, change.record
+    def _tell(self, tier: CacheTier, gained: bool, records: Sequence[BlockRecord]) -> None:  # noqa: FBT001
+        log = self._log
         if log is None:
             return
-        if change.gained:
-            log.stored(record.key, parent=record.parent, tokens=record.tokens, tier=change.tier)
+        if gained:
+            log.stored_all([(record.key, record.parent, record.tokens) for record in records], tier=tier)
         else:
-            log.removed(record.key, tier=change.tier)
+            log.removed_all([record.key for record in records], tier=tier)
 
-    def _load_ended(self, order: LoadOrder, statuses: Sequence[BlockStatus]) -> None:
+    def _load_ended(self, order: LoadOrder, failed: Iterable[int]) -> None:
+        """Note a load's end; ``failed`` are the places of blocks whose slots hold nothing of use."""
         self._ended.loads.add(order.request_id)
-        self._ended.invalid_slots.update(
-            slot for slot, status in zip(order.slots, statuses, strict=True) if status is not BlockStatus.OK
-        )
+        self._ended.invalid_slots.update([order.slots[place] for place in failed])
         if self.agent is not None:
             self.guard("release a load", None, self.agent.release, order.plan)
 
@@ -320,7 +332,7 @@ class EngineTiers:
         if self.memory is None or not self.memory.unregister():
             return  # its slots may still be written: they can't be given back yet
         for load in list(self._load_tickets.values()):
-            self._load_ended(load.order, [BlockStatus.FAILED] * len(load.order.slots))
+            self._load_ended(load.order, range(len(load.order.slots)))
         self._ended.saves.update(save.order.save_id for save in self._save_tickets.values())
         self._load_tickets.clear()
         self._save_tickets.clear()

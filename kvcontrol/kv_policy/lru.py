@@ -37,10 +37,11 @@ class LruPolicy:
         line, holds = self._line, self._holds
         if keys and len(keys) != len(path):
             raise ValueError(f"{len(path)} blocks are inserted with {len(keys)} keys")
-        for block in path:
-            if block in line or block in holds:
-                raise ValueError(f"block {block} is resident already")
-        _refuse_twice(path)
+        blocks = set(path)
+        if not (line.keys().isdisjoint(blocks) and holds.keys().isdisjoint(blocks)):
+            block = next(block for block in path if block in line or block in holds)
+            raise ValueError(f"block {block} is resident already")
+        _refuse_twice(path, blocks)
         for block in reversed(path):
             line[block] = None
 
@@ -54,8 +55,13 @@ class LruPolicy:
 
     def hold(self, path: Sequence[BlockId]) -> None:
         """See ``EvictionPolicy``."""
-        self._check(path)
+        blocks = self._check(path)
         line, holds = self._line, self._holds
+        if holds.keys().isdisjoint(blocks):
+            for block in path:
+                del line[block]
+            holds.update(dict.fromkeys(path, 1))
+            return
         for block in path:
             if block in holds:
                 holds[block] += 1
@@ -65,11 +71,11 @@ class LruPolicy:
 
     def release(self, path: Sequence[BlockId]) -> None:
         """See ``EvictionPolicy``."""
-        self._check(path)
+        blocks = self._check(path)
         line, holds = self._line, self._holds
-        for block in path:
-            if block not in holds:
-                raise ValueError(f"block {block} is not held")
+        if not holds.keys() >= blocks:
+            block = next(block for block in path if block not in holds)
+            raise ValueError(f"block {block} is not held")
         for block in reversed(path):
             if holds[block] > 1:
                 holds[block] -= 1
@@ -92,16 +98,19 @@ class LruPolicy:
             del line[block]
         return EvictionDecision(victims=victims, reason=_REASON)
 
-    def _check(self, path: Sequence[BlockId]) -> None:
+    def _check(self, path: Sequence[BlockId]) -> set[BlockId]:
         line, holds = self._line, self._holds
-        for block in path:
-            if block not in line and block not in holds:
-                raise KeyError(f"block {block} is not resident")
-        _refuse_twice(path)
+        blocks = set(path)
+        if not (line.keys() >= blocks or holds.keys() >= blocks):
+            for block in path:
+                if block not in line and block not in holds:
+                    raise KeyError(f"block {block} is not resident")
+        _refuse_twice(path, blocks)
+        return blocks
 
 
-def _refuse_twice(path: Sequence[BlockId]) -> None:
-    if len(set(path)) != len(path):
+def _refuse_twice(path: Sequence[BlockId], blocks: set[BlockId]) -> None:
+    if len(blocks) != len(path):
         raise ValueError(f"a path names a block once: {list(path)}")
 
 

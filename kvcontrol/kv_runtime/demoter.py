@@ -118,7 +118,7 @@ class Demoter:
             landings = self._residency.reserve(_NVME, tenant, len(placed))
             self.skipped[NO_ROOM] += len(placed) - len(landings)
             for (place, block), landing in zip(placed, landings, strict=False):
-                items.append(Item(block, source=block.copies[_DDR], landing=landing, place=place))
+                items.append(Item(block, block.copies[_DDR], landing, place))
         if not items:
             return set()
         refusal = self._flights.begin((_DDR, _NVME), items, ticket, priority=Priority.DEMOTION, deadline_s=_NEVER)
@@ -199,7 +199,7 @@ class Demoter:
             block = self._residency.get(block_id)
             if block is None:
                 raise KeyError(f"a policy of {tenant} chose block {block_id}, which is nowhere")
-            block.copies[_DDR].leaving = True
+            self._residency.spaces[_DDR].leave(block)
             if _alone(block):
                 to_write.append(block)
             elif _NVME in block.copies:

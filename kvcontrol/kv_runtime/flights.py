@@ -27,7 +27,7 @@ class Item:
 
     __slots__ = ("block", "landing", "loose", "place", "source")
 
-    def __init__(self, block: Block, *, source: Copy | None, landing: Copy | None, place: int) -> None:
+    def __init__(self, block: Block, source: Copy | None, landing: Copy | None, place: int) -> None:
         self.block = block
         self.source = source
         self.landing = landing
@@ -98,7 +98,7 @@ class Flights:
         plan = MigrationPlan(
             src_tier=src_tier,
             dst_tier=dst_tier,
-            routes=tuple(_route(item, ticket, dst_tier) for item in items),
+            routes=_routes(src_tier, dst_tier, items, ticket),
             priority=priority,
             deadline_s=deadline_s,
             fence=None if ticket is None else ticket.fence,
@@ -163,8 +163,11 @@ class Flights:
                 self._residency.erased(erased)
                 continue
             flight = self._flights[report.plan_id]
-            items = flight.items[report.start : report.start + len(report.results)]
-            self._follow(flight, items, report)
+            items = flight.items[report.start : report.start + len(report)]
+            if flight.src_tier is _DDR and flight.dst_tier is _HBM and report.all_ok:
+                self._loaded(flight, items)
+            else:
+                self._follow(flight, items, report)
             flight.ended(report.start, len(items))
             if not flight.left:
                 del self._flights[report.plan_id]
@@ -183,9 +186,27 @@ class Flights:
         for erased in self._erasures.values():
             yield from erased
 
+    def _loaded(self, flight: Flight, items: Sequence[Item]) -> None:
+        """Do what ``_follow`` does, for blocks that went from DDR to the engine as they should."""
+        residency = self._residency
+        places = []
+        for item in items:
+            source = item.source
+            if source is not None:
+                if source.doomed:
+                    residency.unpin(source)
+                else:
+                    source.pins -= 1
+            if not item.block.copies:
+                residency.settle(item.block)
+            places.append(item.place)
+        if flight.ticket is not None:
+            flight.ticket.moved(places)
+
     def _follow(self, flight: Flight, items: Sequence[Item], report: BatchReport) -> None:
         landed: list[tuple[Block, Copy]] = []
-        for item, result in zip(items, report.results, strict=True):
+        results = report.results
+        for item, result in zip(items, results, strict=True):
             block = item.block
             if item.source is not None:
                 self._residency.unpin(item.source)
@@ -202,7 +223,7 @@ class Flights:
                     self._residency.discard(item.landing, erase=result.status is _OK)
         if landed:
             self._residency.land(landed)
-        for item, result in zip(items, report.results, strict=True):
+        for item, result in zip(items, results, strict=True):
             self._lose(flight, item, result)
             if flight.ticket is not None and not item.loose:
                 flight.ticket.end(item.place, result.status, REASON_OF[result.status])
@@ -238,17 +259,29 @@ def _merge(reports: list[BatchReport]) -> Iterator[BatchReport]:
     """Join neighbouring batches of a plan that ended one after the other."""
     joined: BatchReport | None = None
     for report in reports:
-        if joined is not None and (joined.plan_id, joined.start + len(joined.results)) == (
-            report.plan_id,
-            report.start,
-        ):
-            joined.results.extend(report.results)
+        if joined is not None and (joined.plan_id, joined.start + len(joined)) == (report.plan_id, report.start):
+            joined.extend(report)
             continue
         if joined is not None:
             yield joined
         joined = report
     if joined is not None:
         yield joined
+
+
+def _routes(
+    src_tier: CacheTier, dst_tier: CacheTier, items: Sequence[Item], ticket: Ticket | None
+) -> tuple[Route, ...]:
+    if src_tier is not _DDR or dst_tier is not _HBM or ticket is None:
+        return tuple([_route(item, ticket, dst_tier) for item in items])
+    new, slots = tuple.__new__, ticket.slots  # a request waits for it: the constructor takes three times as long
+    return tuple(
+        [
+            new(Route, (block.block_id, source.slot, source.slot, slots[item.place], block.record, block.checksum))
+            for item in items
+            if (source := item.source) is not None and (block := item.block) is not None
+        ]
+    )
 
 
 def _route(item: Item, ticket: Ticket | None, dst_tier: CacheTier) -> Route:

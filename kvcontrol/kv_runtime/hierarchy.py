@@ -31,10 +31,12 @@ from kvcontrol.kv_runtime.flights import Flights
 from kvcontrol.kv_runtime.hierarchy_config import HierarchyConfig
 from kvcontrol.kv_runtime.hierarchy_stats import HierarchyStats, TierStats
 from kvcontrol.kv_runtime.loader import Loader
+from kvcontrol.kv_runtime.lookup import Run, Survey, find_run, survey_path
 from kvcontrol.kv_runtime.migrator import KVMigrator
 from kvcontrol.kv_runtime.quota import QuotaManager
 from kvcontrol.kv_runtime.record import BlockRecord
 from kvcontrol.kv_runtime.residency import Residency
+from kvcontrol.kv_runtime.resident import Block
 from kvcontrol.kv_runtime.saver import Saver
 from kvcontrol.kv_runtime.ticket import (
     Progress,
@@ -52,6 +54,7 @@ _DDR: Final = CacheTier.DDR
 _NVME: Final = CacheTier.NVME
 _OK: Final = BlockStatus.OK
 _DRAIN_STEP_S: Final = 0.001
+_NO_PROGRESS: Final = Progress(finished=(), changes=())
 
 
 class HierarchyManager:
@@ -104,7 +107,6 @@ class HierarchyManager:
             clock=clock,
         )
         self._book = TicketBook(self._residency, self._flights, self._loader, clock=clock)
-        self._holds: Counter[BlockId] = Counter()
         self._hits: Counter[tuple[CacheTier, str]] = Counter()
 
     # What is there.
@@ -113,6 +115,20 @@ class HierarchyManager:
         """Return the block of a key, if it can be read. Compare ``record(id).tokens`` before it is used. O(1)."""
         block = self._residency.of_key(key)
         return block.block_id if block is not None and block.readable else None
+
+    def find_run(self, keys: Sequence[BlockHash], tokens: Sequence[bytes], first: int, limit: int) -> Run:
+        """See ``lookup.find_run``."""
+        return find_run(self._residency, keys, tokens, first, limit)
+
+    def survey(self, keys: Sequence[BlockHash], tokens: Sequence[bytes], limit: int) -> Survey:
+        """See ``lookup.survey``; another lineage counts as a collision."""
+        survey = survey_path(self._residency, keys, tokens, limit)
+        self._saver.collisions += survey.collided
+        return survey
+
+    def held(self) -> list[BlockId]:
+        """Return the blocks that callers hold. O(blocks)."""
+        return [block.block_id for block in self._residency.all() if block.claims]
 
     def record(self, block_id: BlockId) -> BlockRecord | None:
         """Return what a block is; None when it isn't there (any more)."""
@@ -150,12 +166,15 @@ class HierarchyManager:
 
     def estimate_load_s(self, block_ids: Sequence[BlockId]) -> float | None:
         """Return how long a load would take from now on, as measured lately; None where nothing was, or not all is."""
-        found = [self._residency.get(block_id) for block_id in block_ids]
+        found = list(map(self._residency.get, block_ids))
         below = 0
         for block in found:
-            if block is None or not block.readable:
+            if block is None:
                 return None
-            below += _DDR not in block.copies
+            if _DDR not in block.copies:
+                if not block.readable:
+                    return None
+                below += 1
         times = [self._migrator.seconds_for(_DDR, _HBM, len(found))]
         if below:
             times.append(self._migrator.seconds_for(_NVME, _HBM, below))
@@ -165,17 +184,24 @@ class HierarchyManager:
     # Moving.
 
     def save(
-        self, blocks: Sequence[SaveRequest], *, fence: Fence | None = None, deadline_s: float | None = None
+        self,
+        blocks: Sequence[SaveRequest],
+        *,
+        heads_held: bool = False,
+        fence: Fence | None = None,
+        deadline_s: float | None = None,
     ) -> SaveTicket:
         """Keep one path of engine blocks, in prompt order, as far as there is room.
 
         Blocks that are there already cost nothing and may be named or not. The engine's slots must not change until
-        the ticket has ended.
+        the ticket has ended. ``heads_held``: the caller holds what of the path is not named until after that, so that
+        what comes before need not be counted as used here.
         """
         self._check_slots([request.engine_slot for request in blocks])
         self._saver.check(blocks)
         ticket = self._book.open(TicketKind.SAVE, len(blocks), _or(deadline_s, self._config.save_deadline_s), fence)
         ticket.slots = [request.engine_slot for request in blocks]
+        ticket.heads_held = heads_held
         self._saver.begin(ticket, [request.record for request in blocks])
         self._demoter.used(list(ticket.held.values()))
         self._book.settle(ticket)
@@ -202,9 +228,7 @@ class HierarchyManager:
         ticket = self._book.open(TicketKind.LOAD, len(block_ids), _or(deadline_s, self._config.load_deadline_s), fence)
         ticket.slots = list(engine_slots)
         ticket.blocks = [self._residency.get(block_id) for block_id in block_ids]
-        for block in ticket.blocks:
-            if block is not None and block.readable:
-                self._hits[_DDR if _DDR in block.copies else _NVME, block.record.tenant] += 1
+        self._count_hits(ticket.blocks)
         self._demoter.used(ticket.blocks)
         self._loader.begin(ticket)
         self._book.settle(ticket)
@@ -249,24 +273,24 @@ class HierarchyManager:
     def hold(self, block_ids: Sequence[BlockId]) -> tuple[BlockId, ...]:
         """Keep blocks from being evicted until ``release``; returns those that are there and now held."""
         self._check_distinct(block_ids)
-        found = (self._residency.get(block_id) for block_id in block_ids)
-        held = [block for block in found if block is not None and block.readable]
+        found = map(self._residency.get, block_ids)
+        held = [block for block in found if block is not None and (_DDR in block.copies or block.readable)]
         self._residency.hold(held)
-        self._holds.update(block.block_id for block in held)
-        return tuple(block.block_id for block in held)
+        for block in held:
+            block.claims += 1
+        return tuple([block.block_id for block in held])
 
     def release(self, block_ids: Sequence[BlockId]) -> None:
         """Undo one ``hold`` of each; they count as used now."""
         self._check_distinct(block_ids)
-        for block_id in block_ids:
-            if not self._holds[block_id]:
-                raise ValueError(f"block {block_id} is released and not held")
-        found = [self._residency.get(block_id) for block_id in block_ids]
-        for block_id in block_ids:
-            self._holds[block_id] -= 1
-            if not self._holds[block_id]:
-                del self._holds[block_id]
-        self._residency.release([block for block in found if block is not None])
+        held = [block for block in map(self._residency.get, block_ids) if block is not None and block.claims]
+        if len(held) != len(block_ids):  # a block that is held has not been forgotten
+            there = {block.block_id for block in held}
+            strange = next(block_id for block_id in block_ids if block_id not in there)
+            raise ValueError(f"block {strange} is released and not held")
+        for block in held:
+            block.claims -= 1
+        self._residency.release(held)
 
     def drop(self, block_ids: Sequence[BlockId] | None = None) -> None:
         """Forget blocks in all tiers, None for all: no ``find`` and no restart sees them again.
@@ -285,7 +309,12 @@ class HierarchyManager:
     def poll(self) -> Progress:
         """Follow what the workers have done, start what is due, and return what ended and changed. Never waits."""
         self._turn()
-        return Progress(finished=self._book.take_finished(), changes=self._residency.take_changes())
+        finished, changes = self._book.take_finished(), self._residency.take_changes()
+        return Progress(finished=finished, changes=changes) if finished or changes else _NO_PROGRESS
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait, without the GIL, until the workers have something for ``poll``; False after ``timeout_s``."""
+        return self._migrator.wait(timeout_s)
 
     def recover(self) -> list[tuple[BlockId, BlockRecord]]:
         """Find the blocks of an earlier process again, in DDR (shared memory) and NVMe; only before anything else.
@@ -376,9 +405,27 @@ class HierarchyManager:
         if len(set(slots)) != len(slots):
             raise ValueError("an engine slot is named twice; each may come once")
         capacity = self._engine.capacity_blocks
-        for slot in slots:
-            if not 0 <= slot < capacity:
-                raise ValueError(f"engine slot {slot} of {capacity}")
+        if slots and not (min(slots) >= 0 and max(slots) < capacity):
+            strange = next(slot for slot in slots if not 0 <= slot < capacity)
+            raise ValueError(f"engine slot {strange} of {capacity}")
+
+    def _count_hits(self, blocks: Sequence[Block | None]) -> None:
+        there = [block for block in blocks if block is not None and _DDR in block.copies]
+        tenants = {block.record.tenant for block in there}
+        if len(there) == len(blocks) and len(tenants) == 1:  # as nearly always
+            self._hits[_DDR, tenants.pop()] += len(there)
+            return
+        ddr: dict[str, int] = {}
+        nvme: dict[str, int] = {}
+        for block in blocks:
+            if block is not None:
+                tier = ddr if _DDR in block.copies else nvme
+                if tier is ddr or block.readable:
+                    tenant = block.record.tenant
+                    tier[tenant] = tier.get(tenant, 0) + 1
+        for name, counts in ((_DDR, ddr), (_NVME, nvme)):
+            for tenant, count in counts.items():
+                self._hits[name, tenant] += count
 
     @staticmethod
     def _check_distinct(block_ids: Sequence[BlockId]) -> None:

@@ -35,7 +35,11 @@ class Loader:
 
     def begin(self, ticket: Ticket) -> None:
         """Hold a ticket's blocks and send all of them on their way; those that can't go end at once."""
-        held = {block.block_id: block for block in ticket.blocks if block is not None and block.readable}
+        held = {
+            block.block_id: block
+            for block in ticket.blocks
+            if block is not None and (_DDR in block.copies or block.readable)
+        }
         ticket.held = held
         self._residency.hold(list(held.values()))
         self._route(ticket, range(len(ticket.blocks)))
@@ -47,7 +51,7 @@ class Loader:
         if flight.src_tier is _NVME:
             for item in items:
                 for waiter, place in self._waiting.pop(item.block.block_id, ()):
-                    if waiter.outcomes[place] is None:
+                    if waiter.ends[place] is None:
                         self._route(waiter, (place,))
                         touched.append(waiter)
         if ticket is not None and ticket.pending:
@@ -66,8 +70,13 @@ class Loader:
 
     def _route(self, ticket: Ticket, places: Iterable[int]) -> None:
         direct: list[Item] = []
+        blocks, is_load = ticket.blocks, ticket.kind is not TicketKind.PREFETCH
         for place in places:
-            self._sort(ticket, place, direct)
+            block = blocks[place]
+            if is_load and block is not None and (ddr := block.copies.get(_DDR)) is not None:
+                direct.append(Item(block, ddr, None, place))
+            else:
+                self._sort(ticket, place, direct)
         self._load(ticket, direct)
         self._advance(ticket)
 
@@ -81,7 +90,7 @@ class Loader:
             if ticket.kind is TicketKind.PREFETCH:
                 ticket.end(place, BlockStatus.OK, Reason.RESIDENT)
             else:
-                direct.append(Item(block, source=ddr, landing=None, place=place))
+                direct.append(Item(block, ddr, None, place))
         elif (plan_id := self._flights.promotion_of(block)) is not None:
             self._migrator.hurry(plan_id, _priority(ticket))
             self._waiting.setdefault(block.block_id, []).append((ticket, place))
@@ -117,7 +126,7 @@ class Loader:
                 self._wait_or_end(ticket, Reason.NO_ROOM)
                 return
             items = [
-                Item(block, source=block.copies[_NVME], landing=landing, place=place)
+                Item(block, block.copies[_NVME], landing, place)
                 for (place, block), landing in zip(run, landings, strict=False)
             ]
             self._send(ticket, way, items)

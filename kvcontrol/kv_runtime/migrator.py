@@ -26,7 +26,7 @@ from kvcontrol.kv_runtime.arena import HostArena
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus, DurableBackendProtocol, KVBackendProtocol, Move
 from kvcontrol.kv_runtime.crew import Crew
 from kvcontrol.kv_runtime.lane import LANES_OF, Batch, Lane, LaneName, LaneStats
-from kvcontrol.kv_runtime.plan import BatchReport, BlockResult, MigrationPlan, PlanId, PlanRefusal, Priority, Route
+from kvcontrol.kv_runtime.plan import BatchReport, MigrationPlan, PlanId, PlanRefusal, Priority, Route
 from kvcontrol.kv_runtime.record import BlockSeal, checksum
 
 _log = logging.getLogger(__name__)
@@ -97,6 +97,7 @@ class KVMigrator:
         self._clock = clock
         self._ids = count()
         self._reports: deque[BatchReport] = deque()
+        self._reported = threading.Event()
         self._lock = threading.Lock()
         self._wake: dict[LaneName, threading.Condition] = {}
         # under the lock
@@ -193,10 +194,16 @@ class KVMigrator:
     def poll(self) -> list[BatchReport]:
         """Return what ended since the last call, in that order; replaces workers that died. O(workers + reports)."""
         self._crew.mend()
+        if self._reported.is_set():
+            self._reported.clear()  # before the reports are taken: none may come in unnoticed
         reports = []
         while self._reports:
             reports.append(self._reports.popleft())
         return reports
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait, without the GIL, until there is something to ``poll``; False when there was nothing in that time."""
+        return self._reported.wait(timeout_s)
 
     @property
     def idle(self) -> bool:
@@ -281,15 +288,21 @@ class KVMigrator:
             return _given_up(batch, batch.abandoned)
         if batch.erase:
             return self._erase(batch.erase)
-        wanted = [place for place, status in enumerate(batch.statuses) if status is _OK]
-        moves = [_move(lane.name, batch.routes[place], batch.checksums[place]) for place in wanted]
         transfer = self._read if lane.name in _READS else self._write
+        if batch.statuses.count(_OK) == len(batch.statuses):
+            moves = _moves(lane.name, batch.routes, batch.checksums)
+            results = transfer(lane, batch, range(len(moves)), moves)
+            if len(results) != len(moves):
+                raise ValueError(f"{lane.name}: {len(results)} statuses for {len(moves)} blocks")
+            return results
+        wanted = [place for place, status in enumerate(batch.statuses) if status is _OK]
+        moves = _moves(lane.name, [batch.routes[place] for place in wanted], [batch.checksums[p] for p in wanted])
         results = list(batch.statuses)
         for place, status in zip(wanted, transfer(lane, batch, wanted, moves), strict=True):
             results[place] = status
         return results
 
-    def _read(self, lane: Lane, batch: Batch, places: list[int], moves: list[Move]) -> list[BlockStatus]:
+    def _read(self, lane: Lane, batch: Batch, places: Sequence[int], moves: list[Move]) -> list[BlockStatus]:
         statuses = lane.backend.read(moves, self._arena)
         ended = zip(places, moves, statuses, strict=True)
         good = [(place, move.host) for place, move, status in ended if status is _OK]
@@ -302,7 +315,7 @@ class KVMigrator:
                 self._seal(batch.routes[place], batch.checksums[place])
         return statuses
 
-    def _write(self, lane: Lane, batch: Batch, places: list[int], moves: list[Move]) -> list[BlockStatus]:
+    def _write(self, lane: Lane, batch: Batch, places: Sequence[int], moves: list[Move]) -> list[BlockStatus]:
         if lane.name is not LaneName.DDR_TO_HBM or batch.hop > 0:
             return lane.backend.write(moves, self._arena)
         sums = self._checksums([move.host for move in moves])
@@ -369,11 +382,10 @@ class KVMigrator:
                 return
             results = _given_up(batch, batch.abandoned)
         else:
-            moved = sum(after is _OK for after in results)
-            before = sum(status is _OK for status in batch.statuses)
-            lane.ended(batch, now_s, moved=moved, failed=before - moved)
+            moved = results.count(_OK)
+            lane.ended(batch, now_s, moved=moved, failed=batch.statuses.count(_OK) - moved)
             if lane.name in _READS:
-                batch.arrived = [status is _OK for status in results]
+                batch.arrived = [True] * moved if moved == len(results) else [status is _OK for status in results]
         batch.statuses = results
         more = batch.hop + 1 < len(batch.lanes) and _OK in results
         if not more:
@@ -392,19 +404,23 @@ class KVMigrator:
         del batches[batch.start]
         if not batches:
             del self._open[batch.plan_id]
-        results = [BlockResult(*result) for result in zip(batch.statuses, batch.arrived, batch.checksums, strict=True)]
-        self._reports.append(BatchReport(batch.plan_id, batch.start, results))
+        self._reports.append(BatchReport(batch.plan_id, batch.start, batch.statuses, batch.arrived, batch.checksums))
+        self._reported.set()
 
 
-def _move(name: LaneName, route: Route, value: int | None) -> Move:
-    seal = None if value is None else BlockSeal(route.record, value)
+def _moves(name: LaneName, routes: Sequence[Route], checksums: Sequence[int | None]) -> list[Move]:
+    """Return what a lane's backend is told; seals are for durable tiers alone."""
+    new = tuple.__new__  # a third of what the constructor takes, which is Python
     match name:
         case LaneName.HBM_TO_DDR:
-            return Move(route.source, route.host)
-        case LaneName.NVME_TO_DDR:
-            return Move(route.source, route.host, seal)
-        case LaneName.DDR_TO_HBM | LaneName.DDR_TO_NVME:
-            return Move(route.target, route.host, seal)
+            return [new(Move, (route.source, route.host, None)) for route in routes]
+        case LaneName.DDR_TO_HBM:
+            return [new(Move, (route.target, route.host, None)) for route in routes]
+    slots = [route.source if name is LaneName.NVME_TO_DDR else route.target for route in routes]
+    return [
+        Move(slot, route.host, None if value is None else BlockSeal(route.record, value))
+        for slot, route, value in zip(slots, routes, checksums, strict=True)
+    ]
 
 
 def _given_up(batch: Batch, status: BlockStatus) -> list[BlockStatus]:

@@ -83,12 +83,37 @@ class BlockResult(NamedTuple):
     checksum: int | None
 
 
-class BatchReport(NamedTuple):
-    """The end of the plan's routes from ``start`` on; their slots are nobody's but the caller's again."""
+@dataclass(slots=True)
+class BatchReport:
+    """The end of the plan's routes from ``start`` on; their slots are nobody's but the caller's again.
+
+    Each of the lists is as long as the batch.
+    """
 
     plan_id: PlanId
     start: int
-    results: list[BlockResult]
+    statuses: list[BlockStatus]
+    arrived: list[bool]
+    checksums: list[int | None]
+
+    def __len__(self) -> int:
+        return len(self.statuses)
+
+    @property
+    def all_ok(self) -> bool:
+        """Whether every block is where it was wanted."""
+        return self.statuses.count(BlockStatus.OK) == len(self.statuses)
+
+    @property
+    def results(self) -> list[BlockResult]:
+        """What became of each block, made anew with every call. O(blocks)."""
+        return [BlockResult(*result) for result in zip(self.statuses, self.arrived, self.checksums, strict=True)]
+
+    def extend(self, other: "BatchReport") -> None:
+        """Take in the report of the plan's next batch."""
+        self.statuses += other.statuses
+        self.arrived += other.arrived
+        self.checksums += other.checksums
 
 
 __all__ = ["BatchReport", "BlockResult", "MigrationPlan", "PlanId", "PlanRefusal", "Priority", "Route"]

@@ -1,6 +1,5 @@
 """What a block is besides its bytes, and the seal that says whether bytes are still those."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import xxhash
@@ -8,8 +7,7 @@ import xxhash
 from kvcontrol.core.ids import BlockHash
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRecord:
+class BlockRecord(NamedTuple):
     """A block below HBM: ``key`` is its chained hash, ``tokens`` its own packed token ids (compared before use).
 
     ``parent`` is None for the first block of a prompt. ``tenant`` is who the block is accounted to.

@@ -64,9 +64,19 @@ class Residency:
         """Return the block of a key, arriving ones too."""
         return self._by_key.get(key)
 
+    def of_keys(
+        self, keys: Sequence[BlockHash], tokens: Sequence[bytes]
+    ) -> Iterable[tuple[BlockHash, bytes, Block | None]]:
+        """Return each key with its tokens and its block, as ``of_key``."""
+        return zip(keys, tokens, map(self._by_key.get, keys), strict=True)
+
     def blocks(self) -> Iterable[Block]:
         """Return all blocks that can be found or are about to."""
         return self._by_key.values()
+
+    def all(self) -> Iterable[Block]:
+        """Return all blocks, those that are held and can't be found any more too."""
+        return self._blocks.values()
 
     def new(self, record: BlockRecord) -> Block:
         """Return a new block, which nothing holds and which is nowhere yet; its key must be free."""
@@ -107,30 +117,38 @@ class Residency:
 
     def hold(self, path: Sequence[Block]) -> None:
         """Keep blocks, each named once, from being evicted until as many ``release``."""
-        first = [block for block in path if not block.holds]
+        first = []
         for block in path:
+            if not block.holds:
+                first.append(block)
             block.holds += 1
-        for tier, space in self.spaces.items():
-            here = [block for block in first if tier in block.copies]
-            if here:
-                space.hold(here)
+        if first:
+            for tier, space in self.spaces.items():
+                here = [block for block in first if tier in block.copies]
+                if here:
+                    space.hold(here)
 
     def release(self, path: Sequence[Block]) -> None:
         """Undo one ``hold``; the blocks count as used now."""
         now_s = self._clock()
         last = []
         for block in path:
-            must(block.holds > 0, f"block {block.block_id} is released and nobody holds it")
-            block.holds -= 1
+            holds = block.holds - 1
+            if holds < 0:
+                raise AssertionError(f"block {block.block_id} is released and nobody holds it")
+            block.holds = holds
             block.last_access_s = now_s
-            if not block.holds:
+            if not holds:
                 last.append(block)
+        if not last:
+            return
         for tier, space in self.spaces.items():
             here = [block for block in last if tier in block.copies]
             if here:
                 space.release(here)
         for block in last:
-            self.settle(block)
+            if not block.copies:
+                self.settle(block)
 
     # Slots and copies.
 
@@ -147,7 +165,7 @@ class Residency:
         tier = arrivals[0][1].tier
         for block, copy in arrivals:
             block.copies[tier] = copy
-            self._changes.append(Change(block.block_id, tier, gained=True, record=block.record))
+        self._changes += [Change(block.block_id, tier, True, block.record) for block, _ in arrivals]  # noqa: FBT003
         self.spaces[tier].insert([block for block, _ in arrivals])
 
     def touch_before(self, block: Block, tier: CacheTier) -> None:

@@ -28,7 +28,8 @@ class Copy:
 class Block:
     """``copies`` are those that can be read. ``arriving`` transfers are about to add one.
 
-    ``holds`` counts tickets and callers; a held block is no policy's victim. ``stalled``: a transfer of it was given
+    ``holds`` counts tickets and callers; a held block is no policy's victim. ``claims`` are those of callers alone.
+    ``stalled``: a transfer of it was given
     up and has not come back. ``dropped``: nobody may find it again, whatever still arrives.
     """
 
@@ -36,6 +37,7 @@ class Block:
         "arriving",
         "block_id",
         "checksum",
+        "claims",
         "copies",
         "dropped",
         "holds",
@@ -52,6 +54,7 @@ class Block:
         self.copies: dict[CacheTier, Copy] = {}
         self.arriving = 0
         self.holds = 0
+        self.claims = 0
         self.stalled = 0
         self.dropped = False
         self.used_again = False

@@ -83,7 +83,7 @@ class Saver:
             for place, landing in zip(places, landings, strict=False):
                 block = self._residency.new(records[place])
                 ticket.blocks[place] = block
-                items.append(Item(block, source=None, landing=landing, place=place))
+                items.append(Item(block, None, landing, place))
             if len(landings) < len(places):
                 break  # what comes after a gap could never be found
         _refuse(ticket, fresh[len(items) :], Reason.NO_ROOM)

@@ -1,6 +1,7 @@
 """What was asked of the hierarchy, and how it ends: values that callers see, and the ticket behind them."""
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple, NewType
@@ -74,21 +75,42 @@ class Outcome(NamedTuple):
     reason: Reason
 
 
+class End(NamedTuple):
+    """How a block ended, and why; blocks that ended alike share one."""
+
+    status: BlockStatus
+    reason: Reason
+
+
+MOVED: Final = End(BlockStatus.OK, Reason.MOVED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A ticket's end; ``outcomes`` in the order in which blocks were named."""
+    """A ticket's end: ``block_ids`` and ``ends`` in the order in which blocks were named."""
 
     ticket_id: TicketId
     kind: TicketKind
-    outcomes: tuple[Outcome, ...]
+    block_ids: Sequence[BlockId | None]
+    ends: Sequence[End]
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Each block's end, made anew with every call. O(blocks)."""
+        return tuple([Outcome(block_id, *end) for block_id, end in zip(self.block_ids, self.ends, strict=True)])
+
+    @property
+    def failed(self) -> list[int]:
+        """Places of blocks that are not where they were wanted."""
+        ends = self.ends
+        if ends.count(MOVED) == len(ends):
+            return []
+        return [place for place, end in enumerate(ends) if end.status is not BlockStatus.OK]
 
     @property
     def leading_ok(self) -> int:
         """How many blocks from the first on are where they were wanted, without a gap."""
-        for place, outcome in enumerate(self.outcomes):
-            if outcome.status is not BlockStatus.OK:
-                return place
-        return len(self.outcomes)
+        return next(iter(self.failed), len(self.ends))
 
 
 class Change(NamedTuple):
@@ -129,11 +151,12 @@ class Ticket:
     __slots__ = (
         "blocks",
         "deadline_s",
+        "ends",
         "fence",
+        "heads_held",
         "held",
         "kind",
         "open",
-        "outcomes",
         "pending",
         "plans",
         "slots",
@@ -148,37 +171,52 @@ class Ticket:
         self.deadline_s = deadline_s
         self.fence = fence
         self.open = size
-        self.outcomes: list[Outcome | None] = [None] * size
+        self.ends: list[End | None] = [None] * size
         self.blocks: list[Block | None] = [None] * size
         self.slots: list[int] = [0] * size
         """The engine's slots of a load."""
         self.held: dict[BlockId, Block] = {}
+        self.heads_held = False
+        """The caller of a save keeps what comes before its blocks."""
         self.plans: set[PlanId] = set()
         self.pending: deque[int] = deque()
         """Places of blocks that wait for a slot in DDR."""
 
     def end(self, place: int, status: BlockStatus, reason: Reason) -> None:
         """Say how the block at ``place`` ended; what was said before stands."""
-        if self.outcomes[place] is None:
-            block = self.blocks[place]
-            self.outcomes[place] = Outcome(None if block is None else block.block_id, status, reason)
+        if self.ends[place] is None:
+            self.ends[place] = MOVED if reason is MOVED.reason else End(status, reason)
             self.open -= 1
+
+    def moved(self, places: Iterable[int]) -> None:
+        """Say that blocks are where they were wanted; what was said before stands."""
+        ends = self.ends
+        for place in places:
+            if ends[place] is None:
+                ends[place] = MOVED
+                self.open -= 1
 
     def end_all(self, status: BlockStatus, reason: Reason) -> None:
         """End every block that has not ended."""
-        for place in range(len(self.outcomes)):
+        for place in range(len(self.ends)):
             self.end(place, status, reason)
 
     def finished(self) -> Finished:
         """Return the end; only once all blocks have theirs."""
-        outcomes = tuple(outcome for outcome in self.outcomes if outcome is not None)
-        return Finished(ticket_id=self.ticket_id, kind=self.kind, outcomes=outcomes)
+        return Finished(
+            ticket_id=self.ticket_id,
+            kind=self.kind,
+            block_ids=[None if block is None else block.block_id for block in self.blocks],
+            ends=[end for end in self.ends if end is not None],
+        )
 
 
 __all__ = [
+    "MOVED",
     "REASON_OF",
     "REASON_OF_REFUSAL",
     "Change",
+    "End",
     "Finished",
     "Outcome",
     "Progress",

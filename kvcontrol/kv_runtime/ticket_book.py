@@ -12,7 +12,7 @@ from kvcontrol.kv_runtime.backend_protocol import BlockStatus, Fence
 from kvcontrol.kv_runtime.flights import Flights
 from kvcontrol.kv_runtime.loader import Loader
 from kvcontrol.kv_runtime.residency import Residency
-from kvcontrol.kv_runtime.ticket import REASON_OF, Finished, Reason, Ticket, TicketId, TicketKind
+from kvcontrol.kv_runtime.ticket import MOVED, REASON_OF, Finished, Reason, Ticket, TicketId, TicketKind
 
 _DDR: Final = CacheTier.DDR
 
@@ -56,11 +56,15 @@ class TicketBook:
             return
         held = list(ticket.held.values())
         self._residency.release(held)
-        if ticket.kind is TicketKind.SAVE and held:
+        if ticket.kind is TicketKind.SAVE and held and not ticket.heads_held:
             self._residency.touch_before(held[0], _DDR)
         ticket.held.clear()
         finished = ticket.finished()
-        self.outcomes.update((ticket.kind, outcome.status, outcome.reason) for outcome in finished.outcomes)
+        moved = finished.ends.count(MOVED)
+        if moved:
+            self.outcomes[ticket.kind, MOVED.status, MOVED.reason] += moved
+        if moved < len(finished.ends):
+            self.outcomes.update([(ticket.kind, *end) for end in finished.ends if end != MOVED])
         self._finished.append(finished)
 
     def give_up(self, ticket: Ticket, status: BlockStatus) -> None:

@@ -64,6 +64,7 @@ class TierSpace:
         self._policies: dict[str, EvictionPolicy] = {}
         self._quotas = quotas
         self._on_free = on_free
+        self._may_leave = False
         quotas.open_tier(tier, capacity_blocks=capacity_blocks, block_bytes=block_bytes)
 
     # Slots.
@@ -123,12 +124,13 @@ class TierSpace:
 
     def hold(self, path: Sequence[Block]) -> None:
         """Follow blocks with a copy here that nobody held before; one that was leaving stays."""
+        tier = self.tier
         for tenant, blocks in _by_tenant(path):
-            leaving = [block for block in blocks if block.copies[self.tier].leaving]
+            leaving = [block for block in blocks if block.copies[tier].leaving] if self._may_leave else ()
             if leaving:
                 self._admit(tenant, leaving)
                 for block in leaving:
-                    block.copies[self.tier].leaving = False
+                    block.copies[tier].leaving = False
             self._hold(tenant, blocks)
 
     def release(self, path: Sequence[Block]) -> None:
@@ -136,6 +138,11 @@ class TierSpace:
         for tenant, blocks in _by_tenant(path):
             self._policies[tenant].release([block.block_id for block in blocks])
             self._count(tenant, len(blocks))
+
+    def leave(self, block: Block) -> None:
+        """Follow a block that ``victims`` has named and that goes only once it is written below."""
+        block.copies[self.tier].leaving = True
+        self._may_leave = True
 
     def remove(self, block: Block) -> None:
         """Follow a block whose copy goes for another reason than this tier's own choice."""
@@ -200,7 +207,9 @@ class TierSpace:
             del self.evictable[tenant]
 
 
-def _by_tenant(path: Sequence[Block]) -> list[tuple[str, list[Block]]]:
+def _by_tenant(path: Sequence[Block]) -> Sequence[tuple[str, Sequence[Block]]]:
+    if len({block.record.tenant for block in path}) == 1:  # as nearly always
+        return ((path[0].record.tenant, path),)
     return [(tenant, list(blocks)) for tenant, blocks in groupby(path, key=lambda block: block.record.tenant)]
 
 

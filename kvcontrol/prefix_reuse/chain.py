@@ -18,8 +18,9 @@ class PromptChain:
         self.root = root
         self.block_size_tokens = block_size_tokens
         self.keys: list[BlockHash] = []
+        self.block_tokens: list[bytes] = []
+        """Each block's own packed tokens."""
         self._source = source
-        self._tokens: list[bytes] = []
 
     def grow(self, blocks: int) -> None:
         """Hash so far that at least ``blocks`` blocks are known; only the new ones cost anything.
@@ -41,11 +42,11 @@ class PromptChain:
         keys = chain_hashes(self.keys[-1] if known else self.root, packed, size)
         tokens = [packed[start : start + width] for start in range(0, len(packed), width)]
         self.keys += keys
-        self._tokens += tokens
+        self.block_tokens += tokens
 
     def tokens(self, block: int) -> bytes:
         """Return one block's own packed tokens."""
-        return self._tokens[block]
+        return self.block_tokens[block]
 
     def parent(self, block: int) -> BlockHash | None:
         """Return the key of the block before, None for the first."""

@@ -182,7 +182,7 @@ class TieredEngine:
         assert not scheduler.kv_save_coordinator._leases
         assert not scheduler.kv_load_coordinator._loads
         assert not scheduler.kv_load_coordinator._prefill_targets
-        assert not self.hierarchy._holds
+        assert not self.hierarchy.held()
         for tier, stats in self.hierarchy.stats().tiers.items():
             assert stats.held_blocks == 0, f"{stats.held_blocks} blocks of {tier} are held by nobody"
         assert self.used_hbm_blocks() == self.trie_blocks()

@@ -37,7 +37,7 @@ def test_flaky_transfers_under_concurrency_never_change_a_token(
     tiered.check()
 
 
-@pytest.mark.parametrize("name", ["find", "record", "estimate_load_s", "hold", "load", "save", "poll"])
+@pytest.mark.parametrize("name", ["find_run", "survey", "estimate_load_s", "hold", "load", "save", "poll", "wait"])
 def test_a_runtime_that_raises_costs_hits_and_nothing_else(
     tiered: TieredEngine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -65,7 +65,7 @@ def test_a_runtime_that_raises_costs_hits_and_nothing_else(
     assert tiered.run(PROMPTS[0], new_tokens=NEW_TOKENS) == [expected[0]]
 
 
-@pytest.mark.parametrize("name", ["has", "plan_load", "shorten"])
+@pytest.mark.parametrize("name", ["plan_save", "plan_load", "shorten"])
 def test_a_planner_that_raises_costs_hits_and_nothing_else(
     tiered: TieredEngine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -83,6 +83,23 @@ class LogMachine(RuleBasedStateMachine):
         self.log.stored(block, parent=parent, tokens=tokens, tier=tier)
         self.truth[tier][block] = parent
 
+    @rule(count=st.integers(0, 7), tier=st.sampled_from(TIERS), told=st.booleans())
+    def store_a_path(self, count: int, tier: CacheTier, told: bool) -> None:  # noqa: FBT001
+        path = [name(self.next_name + place) for place in range(count)]
+        self.next_name += count
+        tokens = token_bytes([self.next_name, 7]) if told else b""
+        self.log.stored_all(
+            [(block, path[place - 1] if place else None, tokens) for place, block in enumerate(path)], tier=tier
+        )
+        self.truth[tier].update({block: path[place - 1] if place else None for place, block in enumerate(path)})
+
+    @rule(data=st.data(), tier=st.sampled_from(TIERS))
+    def remove_several(self, data: st.DataObject, tier: CacheTier) -> None:
+        blocks = data.draw(st.lists(st.sampled_from([name(10**6), *self.truth[tier]]), max_size=7))
+        self.log.removed_all(blocks, tier=tier)
+        for block in blocks:
+            self.truth[tier].pop(block, None)
+
     @rule(data=st.data(), tier=st.sampled_from(TIERS))
     def remove(self, data: st.DataObject, tier: CacheTier) -> None:
         block = data.draw(st.sampled_from([name(10**6), *self.truth[tier]]))
@@ -223,3 +240,12 @@ def test_adapters_are_told_again_after_an_overflow() -> None:
     assert cleared == AllBlocksCleared()
     assert isinstance(stored, BlockStored)
     assert stored.adapter == "sql"
+
+
+def test_of_a_path_with_tokens_of_another_length_nothing_is_recorded() -> None:
+    log = make_log()
+    with pytest.raises(ValueError, match="bytes of tokens"):
+        log.stored_all([(name(1), None, b""), (name(2), name(1), b"12345")], tier=CacheTier.DDR)
+    assert log.counters().stored == 0
+    assert log.resident_blocks() == {}
+    assert log.publish() == []

@@ -70,11 +70,11 @@ def world() -> Iterator[World]:
     rig = Rig(ddr=32)
     yield World(rig)
     rig.hierarchy.check_integrity()
-    assert not rig.hierarchy._holds
+    assert not rig.hierarchy.held()
     rig.close()
 
 
-def test_full_blocks_are_saved_as_one_path_from_the_head_and_only_once(world: World) -> None:
+def test_full_blocks_are_saved_only_once_and_what_comes_before_them_is_held_meanwhile(world: World) -> None:
     seq = FakeSequence(1, range(18))
     [first] = world.prefill(seq, 9, [5, 6, 7])
     assert [request.engine_slot for request in first.requests] == [5, 6]
@@ -82,7 +82,9 @@ def test_full_blocks_are_saved_as_one_path_from_the_head_and_only_once(world: Wo
     assert [request.record.parent for request in first.requests] == [None, first.requests[0].record.key]
     assert world.prefill(seq, 11, [5, 6, 7]) == []
     [second] = world.prefill(seq, 18, [5, 6, 7, 8, 9])
-    assert [request.engine_slot for request in second.requests] == [5, 6, 7, 8]
+    assert [request.engine_slot for request in second.requests] == [7, 8]
+    assert second.logical_ids == (107, 108)
+    assert len(second.plan.held) == 2
     again = FakeSequence(2, range(18))
     assert world.prefill(again, 18, [15, 16, 17, 18, 19]) == [], "it is there already"
     assert world.planner.counters.saves == 2
@@ -135,7 +137,7 @@ def test_an_ended_request_gives_its_tail_pinned_and_forgets_the_rest(world: Worl
     seq.num_history_ids = 29
     world.planner.ended(seq, range(8), range(100, 108))
     [order] = world.pinned
-    assert order.logical_ids == tuple(range(100, 107))
+    assert order.logical_ids == tuple(range(102, 107))
     _, _, tails = world.planner.orders([], [], [], [])
     assert tails == [order]
     assert world.planner.counters.tail_saves == 1

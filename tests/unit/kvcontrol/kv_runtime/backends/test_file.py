@@ -120,7 +120,7 @@ def test_a_block_without_a_seal_is_an_error(tier: FileBackend, arena: HostArena)
 def test_a_record_that_fits_no_header_is_an_error(tier: FileBackend, arena: HostArena, blocks: list[Block]) -> None:
     seal = blocks[0].seal
     with pytest.raises(ValueError, match="at most"):
-        tier.write([Move(0, 0, seal._replace(record=replace(seal.record, tokens=bytes(5000))))], arena)
+        tier.write([Move(0, 0, seal._replace(record=seal.record._replace(tokens=bytes(5000))))], arena)
 
 
 def test_a_slot_with_another_block_never_gives_its_bytes_for_ours(
@@ -137,9 +137,9 @@ def test_equal_bytes_under_another_record_are_another_block(
 ) -> None:
     seal = blocks[0].seal
     for record in (
-        replace(seal.record, tenant="other"),
-        replace(seal.record, tokens=bytes(4)),
-        replace(seal.record, parent=blocks[1].seal.record.key),
+        seal.record._replace(tenant="other"),
+        seal.record._replace(tokens=bytes(4)),
+        seal.record._replace(parent=blocks[1].seal.record.key),
     ):
         assert tier.read([Move(0, 3, seal._replace(record=record))], arena) == [CORRUPT]
 
