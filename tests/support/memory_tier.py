@@ -129,6 +129,12 @@ class MemoryTier:
                 self._busy[move.slot].remove(what)
 
 
+def _flipped(data: bytes) -> bytes:
+    other = bytearray(data)
+    other[len(other) // 3] ^= 4
+    return bytes(other)
+
+
 class MemoryDisk(MemoryTier):
     """A durable one: what it holds outlives it when ``contents`` and ``seals`` are handed to the next."""
 
@@ -152,10 +158,13 @@ class MemoryDisk(MemoryTier):
         return [BlockStatus.OK] * len(slots)
 
     def flip(self, slot: int) -> None:
-        """Flip a bit of a slot's bytes."""
-        data = bytearray(self.contents[slot])
-        data[len(data) // 3] ^= 4
-        self.contents[slot] = bytes(data)
+        """Flip a bit of a slot's bytes, always the same one."""
+        self.contents[slot] = _flipped(self.contents[slot])
+
+    def as_sealed(self, slot: int) -> bytes:
+        """Return a slot's bytes as they were written, flipped since or not: flipped twice, they are back."""
+        data = self.contents[slot]
+        return data if checksum(data) == self.seals[slot].checksum else _flipped(data)
 
     def _read(self, move: Move, arena: HostArena) -> BlockStatus:
         status = super()._read(move, arena)

@@ -214,7 +214,7 @@ class Hierarchy(RuleBasedStateMachine):
         # A slot that was evicted and not yet reused is found again too: the same block, saved at another time.
         slots = sorted(self.disk.seals, reverse=True)
         first = {self.disk.seals[slot].record.key: slot for slot in slots}
-        bytes_of = {key: self.disk.contents[slot] for key, slot in first.items()}
+        bytes_of = {key: self.disk.as_sealed(slot) for key, slot in first.items()}
         self.begin()
         found = self.rig.hierarchy.recover()
         assert {one.key: one for _, one in found} == {key: self.disk.seals[slot].record for key, slot in first.items()}
