@@ -39,6 +39,8 @@ class SavePlan:
 
     places: tuple[int, ...]
     held: tuple[BlockId, ...]
+    heads_held: bool
+    """Whether that is all of the rest: none of it is still on its way."""
 
 
 class PrefillSpeed:
@@ -90,7 +92,8 @@ class KVAgent:
         found = self.hierarchy.survey(chain.keys, chain.block_tokens, limit)
         if not found.missing or found.missing[-1] < offered:
             return None
-        return SavePlan(places=tuple(found.missing), held=self.hierarchy.hold(found.readable))
+        held = self.hierarchy.hold(found.readable)
+        return SavePlan(places=tuple(found.missing), held=held, heads_held=len(held) + len(found.missing) == limit)
 
     def saved(self, plan: SavePlan) -> None:
         """End a plan whose save has ended, or give it up."""

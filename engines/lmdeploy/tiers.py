@@ -261,7 +261,7 @@ class EngineTiers:
         if self.hierarchy is None or self.memory is None:
             return False
         ticket = self.hierarchy.save(
-            order.requests, heads_held=True, fence=self.memory.fence(), deadline_s=self._deadline_s
+            order.requests, heads_held=order.plan.heads_held, fence=self.memory.fence(), deadline_s=self._deadline_s
         )
         self._save_tickets[ticket.ticket_id] = _UnderWay(order, self._lost_at_s())
         return True

@@ -90,6 +90,28 @@ def test_full_blocks_are_saved_only_once_and_what_comes_before_them_is_held_mean
     assert world.planner.counters.saves == 2
 
 
+def test_tails_go_before_heads_also_where_the_heads_were_on_their_way_when_the_tails_were_planned() -> None:
+    rig = Rig(ddr=8, nvme=0)
+    world, seq = World(rig), FakeSequence(1, range(24))
+    tickets, keys = [], []
+    for upto in (12, 24):
+        _, [order], _ = world.planner.orders([seq], [upto], [range(6)], [range(6)])
+        assert order.plan.heads_held == (upto == 12)
+        ticket = rig.hierarchy.save(order.requests, heads_held=order.plan.heads_held)
+        tickets.append((order.save_id, ticket.ticket_id))
+        keys += [request.record.key for request in order.requests]
+    assert len(keys) == 6
+    for save_id, ticket_id in tickets:
+        rig.end_of(ticket_id)
+        assert world.planner.saved(save_id)
+    for other in range(2, 6):
+        world.prefill(FakeSequence(other, range(100 * other, 100 * other + 8)), 8, [8, 9])
+        there = [place for place, key in enumerate(keys) if rig.hierarchy.find(key) is not None]
+        assert there == list(range(len(there))), "what is left is a head"
+    rig.hierarchy.check_integrity()
+    rig.close()
+
+
 def test_a_load_is_planned_bound_to_slots_and_ends(world: World) -> None:
     world.prefill(FakeSequence(1, range(40)), 40, range(10))
     seq = FakeSequence(2, range(40))
