@@ -200,8 +200,8 @@ def test_revisits_give_the_tokens_of_a_run_without_eviction_whatever_happens(
         assert sum(answer.cached for answer in at_restart) > 0, "nothing was found again after the restart"
         for stats in (first_life[0], instance.offload):
             assert stats.loads > 0
-            assert stats.failed_loads > 0
             assert (stats.guard_errors, stats.worker_faults, stats.collisions) == (0, 0, 0)
+        assert first_life[0].failed_loads + instance.offload.failed_loads > 0
         assert first_life[0].paths["ddr_to_nvme"].failed_blocks > 0
         assert any(name.startswith("load:corrupt") for name in first_life[0].outcomes)
         until_all_is_restored(instance, expected)
