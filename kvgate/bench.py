@@ -30,6 +30,7 @@ def build_bench() -> typer.Typer:
     bench.command(revisit.NAME)(run_revisit)
     bench.command("prefix")(run_prefix)
     bench.command("pool")(run_pool)
+    bench.command("evict")(run_evict)
     bench.command("tiers")(run_tiers)
     return bench
 
@@ -121,6 +122,21 @@ def run_pool(
 
     plan = PoolPlan(workloads=pool.workloads(traces, say), blocks=blocks, quick=quick)
     _show(pool.run(plan, say), as_json=as_json, as_markdown=as_markdown)
+
+
+def run_evict(
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure small caches: to see that it runs.")] = False,
+    as_json: _AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """Full caches of 10^5 and 10^6 blocks: how long does each eviction policy take to choose who goes?"""
+    from kvgate.benchmarks import evict
+
+    def say(step: str) -> None:
+        errors.print(f"  {step}", markup=False, soft_wrap=True)
+
+    _show(evict.run(say, quick=quick), as_json=as_json, as_markdown=as_markdown)
 
 
 def run_tiers(  # noqa: PLR0913 - each is one option

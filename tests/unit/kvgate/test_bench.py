@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from engines.models.tiny import build_tiny
+from kvcontrol.kv_policy import POLICIES
 from kvgate.bench import build_bench
 from kvgate.benchmarks import pool
 from kvgate.failure import CommandError
@@ -126,3 +127,15 @@ def test_pool_says_that_it_draws_lengths_where_there_are_no_traces(
     monkeypatch.setattr(pool, "BESIDE_CHECKOUT", tmp_path / "none")
     assert [each.name for each in pool.workloads(None, said.append)] == ["lognormal"]
     assert "log-normal" in said[0]
+
+
+def test_evict_prints_one_json_object_with_the_worst_of_all_policies() -> None:
+    result = bench("evict", "--quick", "--json")
+    report = json.loads(result.stdout)
+    assert report["bench"] == "evict"
+    assert {"victim_p99_us_1e5", "victim_p99_us_1e6", "victims200_ms"} <= report["metrics"].keys()
+    ones = [row for row in report["decisions"] if row["victims"] == 1]
+    assert {row["policy"] for row in ones} == set(POLICIES)
+    assert report["metrics"]["victim_p99_us_1e6"] == max(row["p99_us"] for row in ones if row["blocks"] == 4_000)
+    assert "lru: 2,000 blocks" in result.stderr
+    assert "--quick" in next(iter(report["not_run"].values()))

@@ -1,0 +1,58 @@
+"""``kvgate bench evict``: what each shipped policy's decisions cost, put into one report; the worst is the figure."""
+
+from collections.abc import Callable
+from dataclasses import astuple, fields
+from functools import partial
+
+from kvcontrol.kv_policy import POLICIES, EvictionPolicy, make_policy
+from kvcontrol.kv_policy.benchmarks.decisions import DecisionTimes, measure
+from kvgate.benchmarks.report import Grid, Host, Report
+
+NAME = "evict"
+SIZES = {"1e5": 100_000, "1e6": 1_000_000}
+QUICK_SIZES = {"1e5": 2_000, "1e6": 4_000}
+"""To see that it runs; what it prints then is no measurement, and says so."""
+MANY = 200
+
+Progress = Callable[[str], None]
+
+
+def run(say: Progress, *, quick: bool = False) -> Report:
+    """Measure all policies at all sizes, and tell ``say`` before each."""
+    times: list[DecisionTimes] = []
+    metrics: dict[str, float] = {}
+    sizes = QUICK_SIZES if quick else SIZES
+    for size, blocks in sizes.items():
+        ones: list[DecisionTimes] = []
+        many: list[DecisionTimes] = []
+        for name in POLICIES:
+            say(f"{name}: {blocks:,} blocks")
+            one, more = measure(
+                partial(_make, name),
+                blocks=blocks,
+                decisions=200 if quick else 20_000,
+                many=MANY,
+                many_decisions=20 if quick else 400,
+            )
+            ones.append(one)
+            many.append(more)
+            times += (one, more)
+        metrics[f"victim_p50_us_{size}"] = max(each.p50_us for each in ones)
+        metrics[f"victim_p99_us_{size}"] = max(each.p99_us for each in ones)
+        metrics[f"victims{MANY}_p50_ms_{size}"] = max(each.p50_us for each in many) / 1e3
+        metrics[f"victims{MANY}_p99_ms_{size}"] = max(each.p99_us for each in many) / 1e3
+    metrics[f"victims{MANY}_ms"] = max(metrics[f"victims{MANY}_p50_ms_{size}"] for size in sizes)
+    grid = Grid(
+        name="decisions",
+        columns=tuple(field.name for field in fields(DecisionTimes)),
+        rows=tuple(astuple(each) for each in times),
+    )
+    not_run = {"sizes of 10^5 and 10^6 blocks": "--quick: the figures are of a few thousand blocks"} if quick else {}
+    return Report(bench=NAME, host=Host.here(), metrics=metrics, grids=(grid,), not_run=not_run)
+
+
+def _make(name: str, blocks: int) -> EvictionPolicy:
+    return make_policy(name, capacity_blocks=blocks)
+
+
+__all__ = ["MANY", "NAME", "run"]
