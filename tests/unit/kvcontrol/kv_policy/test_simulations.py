@@ -1,6 +1,7 @@
 """Independent simulations hit as often on a part of a real trace: libCacheSim, naive ones where it differs.
 
-libCacheSim's S3-FIFO differs from the paper's text in details that matter here. A block counts as hit when it is accessed.
+libCacheSim's S3-FIFO differs from the paper's text in details that matter here. A block counts as hit when it is
+accessed.
 """
 
 from collections.abc import Callable
