@@ -83,7 +83,7 @@ class OffloadPlanner:
     is_open: bool = True
     """Whether anything new is loaded and saved."""
     _requests: dict[int, _Request] = field(default_factory=dict)
-    _loading: dict[int, LoadOrder] = field(default_factory=dict)
+    _loading: set[int] = field(default_factory=set)
     _new_loads: list[LoadOrder] = field(default_factory=list)
     _tail_saves: list[SaveOrder] = field(default_factory=list)
     _saving: dict[int, SavePlan] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class OffloadPlanner:
         request.plan = None
         order = LoadOrder(request_id=int(seq.seq_id), plan=plan, slots=tuple(map(int, slots)))
         self._new_loads.append(order)
-        self._loading[order.request_id] = order
+        self._loading.add(order.request_id)
         return True
 
     def loaded(self, request_id: int, *, success: bool) -> bool:
@@ -134,7 +134,7 @@ class OffloadPlanner:
 
         A load that succeeded is of no use to a request whose identity has passed.
         """
-        self._loading.pop(request_id, None)
+        self._loading.discard(request_id)
         request = self._requests.get(request_id)
         usable = success and request is not None and not request.is_stale
         if usable:
@@ -207,9 +207,9 @@ class OffloadPlanner:
         if request is not None:
             self._forget_plan(request)
 
-    def reset(self) -> list[SaveOrder]:
-        """Forget all that is under way, after the transfers were drained; return saves that were never ordered."""
-        tails, self._tail_saves = self._tail_saves, []
+    def reset(self) -> None:
+        """Forget all that is under way, after the transfers were drained, and saves that were never ordered."""
+        self._tail_saves.clear()
         for order in self._new_loads:
             self.agent.release(order.plan)
         self._new_loads.clear()
@@ -218,7 +218,6 @@ class OffloadPlanner:
             self.saved(save_id)
         for request in self._requests.values():
             self._forget_plan(request)
-        return tails
 
     def rebase(self, identity: CacheIdentity) -> None:
         """Root later requests in another identity; those that began under the old one take no further part."""

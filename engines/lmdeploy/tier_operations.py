@@ -52,9 +52,8 @@ class TierOperations:
         return msgspec.json.encode(self._between_steps(lambda: block_list(hierarchy, query)))
 
     def _migrate(self, _: EventPublisher, body: bytes) -> bytes:
-        request, hierarchy = _parsed(body, MigrateRequest), self._hierarchy()
-        if request.tier not in hierarchy.stats().tiers:
-            raise RefusedError(f"this instance has no {request.tier} tier; it has {', '.join(hierarchy.stats().tiers)}")
+        request = _parsed(body, MigrateRequest)
+        hierarchy = self._hierarchy_with(request.tier)
         keys, bad = known_hashes(request.hashes)
         if bad:
             raise RefusedError(f"hashes: {bad[0]!r} is no hex")
@@ -74,10 +73,8 @@ class TierOperations:
         return msgspec.json.encode(quotas(self._hierarchy()))
 
     def _set_quota(self, _: EventPublisher, body: bytes) -> bytes:
-        change, hierarchy = _parsed(body, QuotaChange), self._hierarchy()
-        wanted = change.quota
-        if change.tier not in hierarchy.stats().tiers:
-            raise RefusedError(f"this instance has no {change.tier} tier; it has {', '.join(hierarchy.stats().tiers)}")
+        change = _parsed(body, QuotaChange)
+        hierarchy, wanted = self._hierarchy_with(change.tier), change.quota
         try:
             quota = (
                 None
@@ -106,6 +103,13 @@ class TierOperations:
         if self._tiers is None or self._tiers.hierarchy is None:
             raise RefusedError("this instance has no tiers below HBM; start it with KVGATE_ENGINE_DDR_BYTES set")
         return self._tiers.hierarchy
+
+    def _hierarchy_with(self, tier: CacheTier) -> HierarchyManager:
+        hierarchy = self._hierarchy()
+        tiers = hierarchy.stats().tiers
+        if tier not in tiers:
+            raise RefusedError(f"this instance has no {tier} tier; it has {', '.join(tiers)}")
+        return hierarchy
 
     def _between_steps(self, work: Callable[[], _Body]) -> _Body:
         return self._calls(work, timeout_s=_CALL_TIMEOUT_S)

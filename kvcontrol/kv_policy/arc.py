@@ -48,11 +48,6 @@ class ArcPolicy(PathPolicy[_Entry]):
         self._returning: GhostList[bool] = GhostList(capacity_blocks)
         """What was learnt from already, before its insertion."""
 
-    @property
-    def target_once_blocks(self) -> float:
-        """The size that T1 should have, the paper's p."""
-        return self._p
-
     def _add(self, block: BlockId, key: ContentKey | None) -> None:
         often = key is not None and (self._returning.take(key) is not None or self._learn(key) is not None)
         self._entries[block] = _Entry(key, often)

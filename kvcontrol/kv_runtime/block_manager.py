@@ -22,8 +22,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.core.integrity import must
 from kvcontrol.kv_runtime.errors import AllocationError, RequestError
-from kvcontrol.kv_runtime.integrity import must
 from kvcontrol.kv_runtime.pool import AllocationResult, KVPool, Mark
 from kvcontrol.kv_runtime.refusal import NoRoom
 from kvcontrol.kv_runtime.space import BlockSpec

@@ -12,8 +12,8 @@ size has free, another can't use).
 
 from collections.abc import Sequence
 
+from kvcontrol.core.integrity import must
 from kvcontrol.kv_runtime.errors import AllocationError
-from kvcontrol.kv_runtime.integrity import must
 from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
 
 

@@ -20,10 +20,10 @@ from typing import NewType
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
+from kvcontrol.core.integrity import must
 from kvcontrol.kv_policy.eviction import EvictionPolicy, PolicyContext
 from kvcontrol.kv_runtime.defrag import plan_clearing
 from kvcontrol.kv_runtime.errors import AllocationError
-from kvcontrol.kv_runtime.integrity import must
 from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
 from kvcontrol.kv_runtime.space import BlockSpace, BlockSpec, SlotSpace
 from kvcontrol.kv_runtime.usage import Fragmentation, PoolCounters, Utilization

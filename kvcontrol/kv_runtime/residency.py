@@ -12,7 +12,7 @@ from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash, BlockId
-from kvcontrol.kv_runtime.integrity import must
+from kvcontrol.core.integrity import must
 from kvcontrol.kv_runtime.record import BlockRecord, Recovered
 from kvcontrol.kv_runtime.resident import Block, Copy
 from kvcontrol.kv_runtime.ticket import Change

@@ -9,8 +9,8 @@ slots' bytes belong to the backend).
 
 from collections.abc import Iterable, Sequence
 
+from kvcontrol.core.integrity import must
 from kvcontrol.kv_runtime.errors import AllocationError
-from kvcontrol.kv_runtime.integrity import must
 from kvcontrol.kv_runtime.refusal import NoRoom
 
 

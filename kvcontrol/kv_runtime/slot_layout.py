@@ -7,8 +7,8 @@ fragmentation), and so are holes too small for the next reservation (external). 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
+from kvcontrol.core.integrity import must
 from kvcontrol.kv_runtime.errors import RequestError
-from kvcontrol.kv_runtime.integrity import must
 from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
 from kvcontrol.kv_runtime.usage import Fragmentation
 

@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol, cast
 
 from kvcontrol.core.blocks import KVFormat
 from kvcontrol.core.ids import BlockId
+from kvcontrol.core.integrity import must
 from kvcontrol.kv_runtime.buddy import BuddyAllocator
 from kvcontrol.kv_runtime.errors import AllocationError
-from kvcontrol.kv_runtime.integrity import must
 from kvcontrol.kv_runtime.refusal import NoRoom
 from kvcontrol.kv_runtime.slab import SlabAllocator
 

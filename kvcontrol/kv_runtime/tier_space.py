@@ -11,8 +11,8 @@ from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
+from kvcontrol.core.integrity import must
 from kvcontrol.kv_policy.eviction import EvictionPolicy, PolicyContext
-from kvcontrol.kv_runtime.integrity import must
 from kvcontrol.kv_runtime.quota import QuotaManager
 from kvcontrol.kv_runtime.refusal import NoRoom
 from kvcontrol.kv_runtime.resident import Block, Copy

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 from kvcontrol.core import BlockHash
-from kvcontrol.prefix_reuse.integrity import must
+from kvcontrol.core.integrity import must
 from kvcontrol.prefix_reuse.node import Node
 from kvcontrol.prefix_reuse.tree import PrefixTree
 

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
 from kvcontrol.core.control import Residents
-from kvcontrol.prefix_reuse.integrity import must
+from kvcontrol.core.integrity import must
 from kvcontrol.prefix_reuse.match import PrefixMatch
 
 _TIERS = tuple(CacheTier)

@@ -23,6 +23,7 @@ from types import MappingProxyType
 
 from kvcontrol.core import BlockHash, WireError
 from kvcontrol.core.hashing import TOKEN_BYTES
+from kvcontrol.core.integrity import must
 from kvcontrol.prefix_reuse.ages import Ages
 from kvcontrol.prefix_reuse.dump import MAX_PINS, Contents, HeldBlock, HeldEntry, decode, encode, key_of, let_go
 from kvcontrol.prefix_reuse.entry import (
@@ -42,7 +43,6 @@ from kvcontrol.prefix_reuse.inputs import (
     checked_prompt_tokens,
     metadata_bytes,
 )
-from kvcontrol.prefix_reuse.integrity import must
 from kvcontrol.prefix_reuse.keys import BlockKeys
 from kvcontrol.prefix_reuse.matcher import HASH_CONFIDENCE, Lineage, PrefixMatcher
 from kvcontrol.prefix_reuse.metrics import PrefixReuseMetrics, PrefixReuseReport

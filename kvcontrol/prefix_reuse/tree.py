@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from kvcontrol.core import BlockHash
-from kvcontrol.prefix_reuse.integrity import must
+from kvcontrol.core.integrity import must
 from kvcontrol.prefix_reuse.node import Node
 
 

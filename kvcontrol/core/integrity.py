@@ -1,4 +1,4 @@
-"""What the indexes' own checks say when something contradicts itself."""
+"""What the own checks of an optimised structure say when something contradicts itself."""
 
 
 def must(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as an assertion
