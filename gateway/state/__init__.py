@@ -1,5 +1,31 @@
 """What survives a restart of the gateway."""
 
+from gateway.state.admin_key import load_admin_key
+from gateway.state.api_key import KeyDigest, NewKey, make_key
+from gateway.state.documents import ABSENT, Action, AuditEntry, Change, Delete, Document, Kind, Put, Remembered
 from gateway.state.salt import load_salt_secret
+from gateway.state.sqlite import open_sqlite
+from gateway.state.store import ConflictError, RepeatedKeyError, Store, StoreError, StoreUnavailableError
 
-__all__ = ["load_salt_secret"]
+__all__ = [
+    "ABSENT",
+    "Action",
+    "AuditEntry",
+    "Change",
+    "ConflictError",
+    "Delete",
+    "Document",
+    "KeyDigest",
+    "Kind",
+    "NewKey",
+    "Put",
+    "Remembered",
+    "RepeatedKeyError",
+    "Store",
+    "StoreError",
+    "StoreUnavailableError",
+    "load_admin_key",
+    "load_salt_secret",
+    "make_key",
+    "open_sqlite",
+]

@@ -1,63 +1,19 @@
 """The secret that tenants' salts are derived from: made once, kept in the state folder.
 
-It has to outlive the gateway: with another one, no tenant would find its cached blocks again. Whoever knows it can name
-the blocks of every tenant, so the file is for its owner alone.
+It has to outlive the gateway: with another one, no tenant would find its cached blocks again, and no stored API key
+would be known. Whoever knows it can name the blocks of every tenant, so the file is for its owner alone.
 """
 
-import os
-import secrets
-import stat
 from pathlib import Path
 
-from gateway.errors import StateError
+from gateway.state.secret_file import load_secret
 
 FILE_NAME = "salt.secret"
-_SECRET_BYTES = 32
 
 
 def load_salt_secret(folder: Path) -> bytes:
-    """Return the secret, making it (and the folder) when there is none yet.
-
-    Of several gateways that start at once one makes it and all read the same. Raises ``StateError`` when it can't be
-    read or written, is damaged, or can be read by others.
-    """
-    path = folder / FILE_NAME
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not path.exists():
-            _create(path)
-        mode = stat.S_IMODE(path.stat().st_mode)
-        text = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StateError(f"{path}: the salt secret can't be read or made: {error}") from error
-    if mode & 0o077:
-        raise StateError(
-            f"{path}: has mode {mode:04o}, others can read it; run chmod 600 on it, or remove it to get a new one"
-        )
-    try:
-        secret = bytes.fromhex(text)
-    except ValueError:
-        secret = b""
-    if len(secret) != _SECRET_BYTES:
-        raise StateError(f"{path}: is not {_SECRET_BYTES} bytes in hex; restore it, or remove it to get a new one")
-    return secret
-
-
-def _create(path: Path) -> None:
-    """Write the file beside its place and link it there: it appears whole, and only once."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(_SECRET_BYTES) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            path.hardlink_to(scratch)
-        except FileExistsError:
-            return
-    finally:
-        scratch.unlink(missing_ok=True)
+    """Return the secret, making it (and the folder) when there is none yet; raises ``StateError``."""
+    return load_secret(folder / FILE_NAME, what="salt secret")
 
 
 __all__ = ["FILE_NAME", "load_salt_secret"]

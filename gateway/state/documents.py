@@ -1,0 +1,101 @@
+"""What the store keeps: versioned documents, the audit log, and what was answered to a request with an idempotency key.
+
+A document is JSON text under a kind and a name. Its version starts at 1 and grows by one with each change; a document
+that is deleted and made again goes on counting, so that an old version never fits again.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+ABSENT: Final = 0
+"""As an expected version: the document must not be there."""
+
+
+class Kind(StrEnum):
+    """What a document is about; the value is what the store calls it."""
+
+    TENANT = "tenant"
+    KEY = "key"
+    QUOTA = "quota"
+    PRESET = "preset"
+    POLICY = "policy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One document as it is now. Times are seconds since 1970."""
+
+    kind: Kind
+    name: str
+    body: str
+    version: int
+    created_at_s: float
+    updated_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put:
+    """Write a document. ``expected`` is the version that it must have (``ABSENT``: none); None is any."""
+
+    kind: Kind
+    name: str
+    body: str
+    expected: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete:
+    """Remove a document, which must be there; ``expected`` as for ``Put``."""
+
+    kind: Kind
+    name: str
+    expected: int | None = None
+
+
+Change = Put | Delete
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """Who did what, for the audit log. ``detail`` is JSON text without secrets."""
+
+    actor: str
+    action: str
+    target: str
+    outcome: str = "done"
+    detail: str = "{}"
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """An ``Action`` as it was recorded; numbers grow and have no meaning beyond their order."""
+
+    number: int
+    at_s: float
+    action: Action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """What was answered to a request that came with an idempotency key. ``request`` is a digest of that request."""
+
+    key: str
+    request: str
+    status: int
+    body: str
+    etag: str = ""
+
+
+__all__ = [
+    "ABSENT",
+    "Action",
+    "AuditEntry",
+    "Change",
+    "Delete",
+    "Document",
+    "Kind",
+    "Put",
+    "Remembered",
+]

@@ -1,0 +1,69 @@
+"""PostgreSQL, the store of gateways on several hosts. The driver is the optional dependency ``kvgate[postgres]``."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from gateway.errors import StateError
+from gateway.state.sql import SCHEMA, Row, SqlStore
+
+try:
+    import psycopg
+except ModuleNotFoundError as error:
+    raise StateError("store_url names PostgreSQL, whose driver is not installed: pip install 'kvgate[postgres]'") from (
+        error
+    )
+
+_CONNECT_S = 5
+_LOCK = 0x6B76_6761_7465
+"""Number of the advisory lock that makes writers take turns, as SQLite's do: changes are rare and small."""
+
+
+class PostgresDatabase:
+    """One connection. A statement that takes longer than ten seconds fails."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = psycopg.connect(
+            url,
+            autocommit=True,
+            connect_timeout=_CONNECT_S,
+            application_name="kvgate",
+            options="-c statement_timeout=10000 -c lock_timeout=10000 -c client_min_messages=warning",
+        )
+        try:
+            with self.transaction():
+                for statement in SCHEMA:
+                    self.execute(statement.format(serial="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"))
+        except BaseException:
+            self._connection.close()
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._connection.transaction():
+            self._connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+            yield
+
+    def rows(self, statement: str, parameters: Sequence[object] = ()) -> Sequence[Row]:
+        return self._connection.execute(_translated(statement), parameters).fetchall()
+
+    def execute(self, statement: str, parameters: Sequence[object] = ()) -> None:
+        self._connection.execute(_translated(statement), parameters)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _translated(statement: str) -> bytes:
+    return statement.replace("?", "%s").encode()
+
+
+def open_postgres(url: str) -> SqlStore:
+    """Return the store at ``url``; raises ``StateError`` when it can't be reached or used."""
+    try:
+        PostgresDatabase(url).close()
+    except psycopg.Error as error:
+        raise StateError(f"store_url: PostgreSQL can't be used: {str(error).strip()}") from error
+    return SqlStore(lambda: PostgresDatabase(url), unavailable=(psycopg.Error,))
+
+
+__all__ = ["PostgresDatabase", "open_postgres"]

@@ -1,0 +1,77 @@
+"""The durable store: one Protocol for SQLite and PostgreSQL.
+
+StoreError
+├── ConflictError            a document does not have the expected version; nothing was changed
+├── RepeatedKeyError         this idempotency key was remembered a moment ago; nothing was changed
+└── StoreUnavailableError    the database can't be reached or is stuck; trying again later makes sense
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gateway.state.documents import Action, AuditEntry, Change, Document, Kind, Remembered
+
+
+class StoreError(Exception):
+    """Base of all."""
+
+
+class ConflictError(StoreError):
+    """A document's version is not the expected one. ``found`` is 0 where there is none."""
+
+    def __init__(self, kind: Kind, name: str, *, expected: int | None, found: int) -> None:
+        self.kind = kind
+        self.name = name
+        self.expected = expected
+        self.found = found
+        super().__init__(f"{kind} {name!r} has version {found}, not {expected}")
+
+
+class RepeatedKeyError(StoreError):
+    """Another request with the same idempotency key came first."""
+
+
+class StoreUnavailableError(StoreError):
+    """The database can't be used now."""
+
+
+class Store(Protocol):
+    """What must survive any kill. Every method raises ``StoreUnavailableError`` when the database can't be used.
+
+    ``apply`` is one transaction: its changes, its audit entry and its remembered answer are all there afterwards, or
+    none is, however the process ends. Reads see what was applied before, by whichever gateway.
+    """
+
+    async def revision(self) -> int:
+        """Return a number that has grown whenever a document has changed; 0 before the first change."""
+        ...
+
+    async def documents(self, kind: Kind) -> Sequence[Document]:
+        """Return all documents of a kind, by name."""
+        ...
+
+    async def document(self, kind: Kind, name: str) -> Document | None: ...
+
+    async def apply(
+        self, changes: Sequence[Change], *, action: Action, remember: Remembered | None = None
+    ) -> Sequence[Document | None]:
+        """Make all changes or none; return the documents in their order, None for those that are gone.
+
+        Raises ``ConflictError``, ``RepeatedKeyError``. Without changes only the audit entry is written.
+        """
+        ...
+
+    async def remembered(self, key: str) -> Remembered | None:
+        """Return what was answered to an idempotency key within the last day."""
+        ...
+
+    async def audit(self, *, limit: int, before: int | None = None) -> Sequence[AuditEntry]:
+        """Return the newest entries, newest first; with ``before``, only those with lower numbers."""
+        ...
+
+    async def close(self) -> None:
+        """Let the database go; nothing else may be called afterwards."""
+        ...
+
+
+__all__ = ["ConflictError", "RepeatedKeyError", "Store", "StoreError", "StoreUnavailableError"]

@@ -1,0 +1,237 @@
+"""What every store must do, on SQLite and on a real PostgreSQL."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.state import (
+    ABSENT,
+    Action,
+    ConflictError,
+    Delete,
+    Kind,
+    Put,
+    Remembered,
+    RepeatedKeyError,
+    Store,
+    StoreUnavailableError,
+    open_sqlite,
+)
+from gateway.state.postgres import open_postgres
+from tests.support.databases import postgres
+
+ACT = Action(actor="admin", action="put", target="tenant/acme")
+Opener = Callable[[], Store]
+
+
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    with postgres() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+    """Opens the same store each time: each call is another gateway."""
+    if request.param == "sqlite":
+        return lambda: open_sqlite(tmp_path)
+    url = request.getfixturevalue("postgres_url")
+    _emptied(url)
+    return lambda: open_postgres(url)
+
+
+def _emptied(url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        for table in ("revision", "documents", "audit", "idempotency"):
+            connection.execute(f"DROP TABLE IF EXISTS kvgate_{table}".encode())
+
+
+@pytest.fixture
+async def store(opener: Opener) -> AsyncIterator[Store]:
+    opened = opener()
+    yield opened
+    await opened.close()
+
+
+async def test_an_empty_store_holds_nothing(store: Store) -> None:
+    assert await store.revision() == 0
+    assert list(await store.documents(Kind.TENANT)) == []
+    assert await store.document(Kind.TENANT, "acme") is None
+    assert list(await store.audit(limit=10)) == []
+    assert await store.remembered("k") is None
+
+
+async def test_a_document_is_read_back_by_kind_and_name_with_its_version(store: Store) -> None:
+    [made] = await store.apply([Put(kind=Kind.TENANT, name="acme", body='{"a": "ü?%"}')], action=ACT)
+    assert made is not None
+    assert made.version == 1
+    assert await store.document(Kind.TENANT, "acme") == made
+    assert await store.document(Kind.KEY, "acme") is None
+    [changed] = await store.apply([Put(kind=Kind.TENANT, name="acme", body="{}")], action=ACT)
+    assert changed is not None
+    assert (changed.version, changed.body, changed.created_at_s) == (2, "{}", made.created_at_s)
+    assert list(await store.documents(Kind.TENANT)) == [changed]
+    assert await store.revision() == 2
+
+
+async def test_documents_come_by_name(store: Store) -> None:
+    for name in ("b", "a", "c"):
+        await store.apply([Put(kind=Kind.KEY, name=name, body="{}")], action=ACT)
+    assert [each.name for each in await store.documents(Kind.KEY)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("expected", [ABSENT, 2, 7])
+async def test_a_change_that_expects_another_version_changes_nothing(store: Store, expected: int) -> None:
+    await store.apply([Put(kind=Kind.TENANT, name="acme", body="1")], action=ACT)
+    with pytest.raises(ConflictError) as conflict:
+        await store.apply(
+            [
+                Put(kind=Kind.TENANT, name="other", body="1"),
+                Put(kind=Kind.TENANT, name="acme", body="2", expected=expected),
+            ],
+            action=ACT,
+            remember=Remembered(key="k", request="r", status=200, body="{}"),
+        )
+    assert (conflict.value.name, conflict.value.found) == ("acme", 1)
+    assert [each.body for each in await store.documents(Kind.TENANT)] == ["1"]
+    assert await store.revision() == 1
+    assert len(await store.audit(limit=10)) == 1
+    assert await store.remembered("k") is None
+
+
+async def test_a_deleted_document_goes_on_counting_when_it_is_made_again(store: Store) -> None:
+    await store.apply([Put(kind=Kind.TENANT, name="acme", body="1", expected=ABSENT)], action=ACT)
+    assert list(await store.apply([Delete(kind=Kind.TENANT, name="acme", expected=1)], action=ACT)) == [None]
+    assert await store.document(Kind.TENANT, "acme") is None
+    with pytest.raises(ConflictError):
+        await store.apply([Delete(kind=Kind.TENANT, name="acme")], action=ACT)
+    [made] = await store.apply([Put(kind=Kind.TENANT, name="acme", body="2", expected=ABSENT)], action=ACT)
+    assert made is not None
+    assert made.version == 3
+
+
+async def test_of_many_writers_that_expect_the_same_version_one_wins(opener: Opener) -> None:
+    stores = [opener() for _ in range(3)]
+    try:
+        await stores[0].apply([Put(kind=Kind.QUOTA, name="acme", body="0")], action=ACT)
+        ended = await asyncio.gather(
+            *(
+                store.apply([Put(kind=Kind.QUOTA, name="acme", body=str(number), expected=1)], action=ACT)
+                for number in range(4)
+                for store in stores
+            ),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(each, ConflictError) for each in ended) == 11
+        assert await stores[1].revision() == 2
+    finally:
+        for store in stores:
+            await store.close()
+
+
+async def test_what_one_gateway_wrote_another_one_reads(opener: Opener) -> None:
+    writer, reader = opener(), opener()
+    try:
+        before = await reader.revision()
+        await writer.apply([Put(kind=Kind.KEY, name="k", body="{}")], action=ACT)
+        assert await reader.revision() > before
+        assert len(await reader.documents(Kind.KEY)) == 1
+    finally:
+        await writer.close()
+        await reader.close()
+
+
+async def test_the_audit_log_is_read_newest_first_and_page_by_page(store: Store) -> None:
+    for number in range(5):
+        action = Action(
+            actor="admin", action="put", target=str(number), outcome="refused", detail='{"n": 1}', request_id="r"
+        )
+        await store.apply([], action=action)
+    newest = await store.audit(limit=2)
+    assert [each.action.target for each in newest] == ["4", "3"]
+    assert newest[0].action.outcome == "refused"
+    assert newest[0].at_s > 1e9
+    rest = await store.audit(limit=10, before=newest[-1].number)
+    assert [each.action.target for each in rest] == ["2", "1", "0"]
+    assert await store.revision() == 0
+
+
+async def test_an_idempotency_key_is_remembered_once(store: Store) -> None:
+    kept = Remembered(key="k", request="digest", status=201, body='{"a": 1}', etag='"1"')
+    await store.apply([Put(kind=Kind.TENANT, name="acme", body="1")], action=ACT, remember=kept)
+    assert await store.remembered("k") == kept
+    with pytest.raises(RepeatedKeyError):
+        await store.apply([Put(kind=Kind.TENANT, name="acme", body="2")], action=ACT, remember=kept)
+    found = await store.document(Kind.TENANT, "acme")
+    assert found is not None
+    assert found.body == "1"
+
+
+async def test_a_cancelled_change_is_whole_or_not_there(store: Store) -> None:
+    task = asyncio.create_task(
+        store.apply([Put(kind=Kind.TENANT, name=str(number), body="1") for number in range(20)], action=ACT)
+    )
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(await store.documents(Kind.TENANT)) in {0, 20}
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from gateway.state import Action, Kind, Put, open_sqlite
+
+async def write() -> None:
+    if sys.argv[1].startswith("postgresql:"):
+        from gateway.state.postgres import open_postgres
+        store = open_postgres(sys.argv[1])
+    else:
+        store = open_sqlite(Path(sys.argv[1]))
+    number = 0
+    while True:
+        number += 1
+        both = [Put(kind=Kind.TENANT, name=str(number), body="1"), Put(kind=Kind.QUOTA, name=str(number), body="1")]
+        await store.apply(both, action=Action(actor="a", action="put", target=str(number)))
+        print(number, flush=True)
+
+asyncio.run(write())
+"""
+
+
+async def test_what_was_answered_survives_a_kill_and_nothing_is_half_there(
+    opener: Opener, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    where = str(tmp_path) if "sqlite" in request.node.name else request.getfixturevalue("postgres_url")
+    opener_store = opener()
+    writer = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, where, stdout=asyncio.subprocess.PIPE)
+    assert writer.stdout is not None
+    said = 0
+    async with asyncio.timeout(60):
+        while said < 15:
+            said = int(await writer.stdout.readline())
+    writer.kill()
+    await writer.wait()
+    try:
+        tenants = {each.name for each in await opener_store.documents(Kind.TENANT)}
+        assert {str(number) for number in range(1, said + 1)} <= tenants
+        assert tenants == {each.name for each in await opener_store.documents(Kind.QUOTA)}
+        assert tenants == {each.action.target for each in await opener_store.audit(limit=100_000)}
+    finally:
+        await opener_store.close()
+
+
+async def test_a_damaged_file_is_unavailable_and_named(tmp_path: Path) -> None:
+    store = open_sqlite(tmp_path)
+    (tmp_path / "kvgate.sqlite3").write_bytes(b"not a database at all" * 400)
+    for name in ("kvgate.sqlite3-wal", "kvgate.sqlite3-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    with pytest.raises(StoreUnavailableError, match="not a database"):
+        await store.revision()
+    await store.close()
