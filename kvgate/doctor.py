@@ -24,7 +24,7 @@ from kvgate.fit import NOT_MEASURED, Machine, examine_preset, unmeasured_keys
 from kvgate.machine import Device, available_memory_bytes, choose_gpus, core_count, gpus, torch_version
 from kvgate.paths import make_socket_dir, remove_socket_dir, state_dir
 from kvgate.ports import LOOPBACK, need_free
-from kvgate.presets import NOT_APPLIED, choose_preset
+from kvgate.presets import choose_preset
 from kvgate.tier_flags import TierFlags, nvme_root_dir, tier_options
 
 LEAST_DISK_BYTES = 2 * 10**9
@@ -84,7 +84,6 @@ def _examine_preset(
             instances=instances,
             values=chosen.values(),
             not_measured=unmeasured_keys(chosen),
-            not_applied=[key for key in chosen.values() if key in NOT_APPLIED],
         )
     else:
         plain(f"{chosen.name} on {chosen.hardware}: {chosen.summary}\n")
@@ -98,7 +97,7 @@ def _values_table(preset: Preset) -> Table:
     table = Table.grid(padding=(0, 2))
     unmeasured = unmeasured_keys(preset)
     for key, value in preset.values().items():
-        marks = ("not measured" * (key in unmeasured), "not applied yet" * (key in NOT_APPLIED))
+        marks = ("not measured" * (key in unmeasured), "of each tier, for one tenant" * key.startswith("quota."))
         mark = f"[dim]{', '.join(filter(None, marks))}[/]"
         table.add_row(key, escape("-" if value is None else str(value)), mark)
     return table

@@ -1,6 +1,7 @@
 """``kvgate engine``: become one LMDeploy instance with kvgate's hooks."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from kvgate.paths import make_socket_dir, socket_endpoint
 from kvgate.ports import LOOPBACK, free_ports, need_free
 from kvgate.presets import preset_line, preset_of_options, with_preset
 from kvgate.stack import need_fitting_memory
+from kvgate.tenants import shares_of_preset
 from kvgate.tier_flags import (
     DdrOption,
     DdrPathOption,
@@ -71,6 +73,10 @@ def engine(  # noqa: PLR0913 - each is one option
     chosen = preset_of_options(preset, hardware, gpus)
     flags = TierFlags(ddr=ddr, ddr_path=ddr_path, nvme=nvme, nvme_dir=nvme_dir, write_mode=tier_write)
     tiers = tier_options(flags, chosen, served.name, nvme_root_dir())
+    not_applied: list[str] = []
+    if chosen is not None and tiers.ddr_bytes:
+        shares, not_applied = shares_of_preset(chosen, None)
+        tiers = replace(tiers, shares=shares)
     limits = EngineLimits(
         block_tokens=block_size,
         kv_blocks=kv_blocks,
@@ -87,7 +93,7 @@ def engine(  # noqa: PLR0913 - each is one option
     need_fitting_memory(limits, on_gpu=bool(gpus))
     if chosen is not None:
         limits = with_preset(limits, chosen, served, engines_per_gpu=1)
-        plain(preset_line(chosen))
+        plain(preset_line(chosen, not_applied))
     need_fitting_tiers([tiers])
     instance = Instance(
         model=served,

@@ -15,8 +15,6 @@ from kvgate.model import Model
 CPU: Final = "cpu"
 LAUNCHABLE: Final = frozenset({"cuda", "cpu"})
 """The devices that kvgate can start an engine on."""
-NOT_APPLIED: Final = frozenset({"quota.guaranteed_share", "quota.burst_share"})
-"""What a preset says and engines have no setting for yet."""
 
 
 def choose_preset(name: str, hardware: str | None, gpus: Sequence[Gpu]) -> Preset:
@@ -78,10 +76,9 @@ def with_preset(limits: EngineLimits, preset: Preset, model: Model, engines_per_
     )
 
 
-def preset_line(preset: Preset) -> str:
+def preset_line(preset: Preset, not_applied: Sequence[str]) -> str:
     """Return what a person who starts engines with a preset should know, in one line."""
-    said = [f"Preset {preset.name} on {preset.hardware}", *preset.notes]
-    return "; ".join([*said, "not applied yet: quotas"])
+    return "; ".join([f"Preset {preset.name} on {preset.hardware}", *preset.notes, *not_applied])
 
 
 def model_context_tokens(folder: Path) -> int | None:
@@ -101,7 +98,6 @@ def model_context_tokens(folder: Path) -> int | None:
 __all__ = [
     "CPU",
     "LAUNCHABLE",
-    "NOT_APPLIED",
     "choose_preset",
     "model_context_tokens",
     "preset_line",

@@ -1,9 +1,18 @@
 """The tiers below one engine's own KV pool, and how the engine is told of them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvcontrol.kv_runtime import Watermarks, WriteMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantShares:
+    """Shares of each tier for one tenant: what it may fill, and what ``tenants`` (by engines' names) are guaranteed."""
+
+    burst: float = 1.0
+    guaranteed: float = 0.0
+    tenants: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +30,7 @@ class TierOptions:
     ddr_watermarks: Watermarks | None = None
     nvme_watermarks: Watermarks | None = None
     load_deadline_s: float | None = None
+    shares: TenantShares = field(default_factory=TenantShares)
 
     def of_instance(self, index: int) -> "TierOptions":
         """Return the same with file names of its own, for one of several engines on a machine."""
@@ -45,6 +55,9 @@ class TierOptions:
             "KVGATE_ENGINE_NVME_HIGH_WATERMARK": self.nvme_watermarks and self.nvme_watermarks.high,
             "KVGATE_ENGINE_NVME_LOW_WATERMARK": self.nvme_watermarks and self.nvme_watermarks.low,
             "KVGATE_ENGINE_LOAD_DEADLINE_S": self.load_deadline_s,
+            "KVGATE_ENGINE_TENANT_BURST_SHARE": self.shares.burst if self.shares.burst < 1 else None,
+            "KVGATE_ENGINE_TENANT_GUARANTEED_SHARE": self.shares.guaranteed or None,
+            "KVGATE_ENGINE_GUARANTEED_TENANTS": ",".join(self.shares.tenants) or None,
         }
         return {name: str(value) for name, value in told.items() if value is not None}
 
@@ -63,4 +76,4 @@ def _amount(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.4g} GiB" if size_bytes >= 1 << 30 else f"{size_bytes / 2**20:.4g} MiB"
 
 
-__all__ = ["TierOptions"]
+__all__ = ["TenantShares", "TierOptions"]

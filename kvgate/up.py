@@ -35,6 +35,7 @@ from kvgate.stack import (
     with_fair_threads,
 )
 from kvgate.supervisor import PROBE_EVERY_S, Supervisor
+from kvgate.tenants import shares_of_preset, tenants_of_keys
 from kvgate.tier_flags import (
     DdrOption,
     DdrPathOption,
@@ -161,11 +162,16 @@ def up(  # noqa: PLR0913 - each is one option
     if not gpus:
         limits = with_fair_threads(limits, instances)
     served = _prepare(model, model_name, tiny=tiny)
-    limits = replace(limits, tiers=tier_options(flags, chosen, served.name, nvme_root_dir()))
+    tiers = tier_options(flags, chosen, served.name, nvme_root_dir())
+    not_applied: list[str] = []
+    if chosen is not None and tiers.ddr_bytes:
+        shares, not_applied = shares_of_preset(chosen, tenants_of_keys(gateway))
+        tiers = replace(tiers, shares=shares)
+    limits = replace(limits, tiers=tiers)
     if chosen is not None:
         per_gpu = -(-instances // len(gpus)) if gpus else 1
         limits = with_preset(limits, chosen, served, per_gpu)
-        plain(preset_line(chosen))
+        plain(preset_line(chosen, not_applied))
     logs = make_run_dir(gateway.state_dir, pid=os.getpid(), now_s=time.time())
     sockets = make_socket_dir(os.getpid())
     try:

@@ -4,6 +4,7 @@ Everything here has a default, so that LMDeploy's own command line works with ou
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -11,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engines.event_log import DEFAULT_PENDING_BLOCKS, DEFAULT_REPLAY_BATCHES
+from kvcontrol.core.tenant import SHARED_TENANT
 from kvcontrol.kv_runtime import Watermarks, WriteMode
 
 ENV_PREFIX = "KVGATE_ENGINE_"
@@ -19,6 +21,8 @@ MAX_IPC_PATH_BYTES = 100
 
 WRITE_BACK_HIGH = 0.95
 WRITE_BACK_LOW = 0.9
+_TENANT = re.compile(r"[0-9a-f]{16}")
+_ROUNDING = 1e-9
 
 
 class SettingsError(ValueError):
@@ -66,6 +70,12 @@ class EngineSettings(BaseSettings):
     """Share at which that ends; absent: the high one."""
     load_deadline_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     """A load from the tiers that takes longer is given up and its tokens are computed."""
+    tenant_burst_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of each tier below HBM that one tenant may fill; requests without a salt are no tenant."""
+    tenant_guaranteed_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of each tier below HBM that each of ``guaranteed_tenants`` is never pushed below."""
+    guaranteed_tenants: str = ""
+    """Names of tenants as ``/kv/v1/quotas`` has them (16 hex digits, or ``shared``), with commas between them."""
 
     @field_validator("events_endpoint", "replay_endpoint")
     @classmethod
@@ -90,6 +100,32 @@ class EngineSettings(BaseSettings):
         if self.write_mode is WriteMode.BACK and self._ddr_marks()[0] >= 1:
             raise ValueError("write_back needs ddr_high_watermark below 1: from there on blocks are written back")
         return self
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Self:
+        names, share = self.guaranteed_names, self.tenant_guaranteed_share
+        strange = [name for name in names if name != SHARED_TENANT and not _TENANT.fullmatch(name)]
+        if strange:
+            raise ValueError(
+                f"guaranteed_tenants has {strange[0]!r}; allowed are {SHARED_TENANT} and names of 16 hex digits"
+            )
+        if len(set(names)) != len(names):
+            raise ValueError("guaranteed_tenants names a tenant twice")
+        if share > self.tenant_burst_share:
+            raise ValueError(
+                f"tenant_guaranteed_share is {share}; "
+                f"it must not be above tenant_burst_share ({self.tenant_burst_share})"
+            )
+        if bool(names) != (share > 0):
+            raise ValueError("tenant_guaranteed_share and guaranteed_tenants go together: how much, and for whom")
+        if share * len(names) > 1 + _ROUNDING:
+            raise ValueError(f"{len(names)} guaranteed_tenants with a share of {share} each are more than a tier")
+        return self
+
+    @property
+    def guaranteed_names(self) -> tuple[str, ...]:
+        """Return the tenants that are given a guarantee."""
+        return tuple(name.strip() for name in self.guaranteed_tenants.split(",") if name.strip())
 
     @property
     def ddr_watermarks(self) -> Watermarks:

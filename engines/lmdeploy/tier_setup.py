@@ -8,11 +8,12 @@ from typing import Any
 
 from engines.lmdeploy.memory import EngineMemory
 from engines.lmdeploy.settings import EngineSettings
+from engines.lmdeploy.tier_quotas import build_quotas
 from engines.lmdeploy.tiers import Built, EngineTiers
-from kvcontrol.core.blocks import CacheIdentity
+from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.hashing import root_hash
 from kvcontrol.kv_policy import LruPolicy
-from kvcontrol.kv_runtime import BlockFileSpec, HierarchyConfig, HierarchyManager, HostArena, QuotaManager
+from kvcontrol.kv_runtime import BlockFileSpec, HierarchyConfig, HierarchyManager, HostArena
 from kvcontrol.kv_runtime.backends.file import FileBackend
 
 CONNECTOR = "KvgateOffload"
@@ -44,6 +45,9 @@ def build_hierarchy(settings: EngineSettings, memory: EngineMemory, identity: Ca
             None if settings.nvme_path is None else _file(settings, settings.nvme_path, memory.block_bytes, digest)
         )
         memory.pin(arena)
+        capacity_blocks = {CacheTier.DDR: arena.slots}
+        if durable is not None:
+            capacity_blocks[CacheTier.NVME] = durable.capacity_blocks
         hierarchy = HierarchyManager(
             HierarchyConfig(
                 write_mode=settings.write_mode,
@@ -55,7 +59,7 @@ def build_hierarchy(settings: EngineSettings, memory: EngineMemory, identity: Ca
             arena=arena,
             durable=durable,
             make_policy=LruPolicy,
-            quotas=QuotaManager(),
+            quotas=build_quotas(settings, capacity_blocks, block_bytes=memory.block_bytes),
         )
     except BaseException:
         if durable is not None:

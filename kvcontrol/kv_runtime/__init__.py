@@ -32,7 +32,7 @@ from kvcontrol.kv_runtime.migrator import KVMigrator, MigratorConfig
 from kvcontrol.kv_runtime.naive import NaivePool, NaiveTokens, NaiveUnits
 from kvcontrol.kv_runtime.plan import BatchReport, BlockResult, MigrationPlan, PlanId, PlanRefusal, Priority, Route
 from kvcontrol.kv_runtime.pool import AllocationResult, KVPool, Mark
-from kvcontrol.kv_runtime.quota import QuotaManager, TenantQuota, TenantUsage
+from kvcontrol.kv_runtime.quota import NO_QUOTA, QuotaManager, TenantQuota, TenantUsage
 from kvcontrol.kv_runtime.record import BlockRecord, BlockSeal, Recovered, checksum
 from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
 from kvcontrol.kv_runtime.residency import Loss
@@ -54,6 +54,7 @@ from kvcontrol.kv_runtime.tier_space import Watermarks
 from kvcontrol.kv_runtime.usage import Fragmentation, Utilization
 
 __all__ = [
+    "NO_QUOTA",
     "AllocationError",
     "AllocationResult",
     "ArenaError",

@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
@@ -72,6 +73,7 @@ class _Account:
 class _Tier:
     capacity: int
     block_bytes: int
+    default: TenantQuota
     accounts: dict[str, _Account] = field(default_factory=dict)
     quotas: dict[str, TenantQuota] = field(default_factory=dict)
 
@@ -79,19 +81,24 @@ class _Tier:
 _NO_BURST: Final = sys.maxsize
 """The tier itself is the limit, and what makes room in it is for ``donors`` to say."""
 NO_QUOTA: Final = TenantQuota()
+_KEPT_ACCOUNTS: Final = 1024
+"""Beyond so many, an account without blocks is forgotten with its count of what its burst cost it."""
 
 
 class QuotaManager:
     """Accounts of every tenant in every tier. One thread changes and decides; ``usage`` may be read from any.
 
-    Tenants without a quota of their own have ``default``: nothing guaranteed, so that any number of them fits.
-    ``QuotaError`` for a default that guarantees something.
+    Tenants without a quota of their own have a tier's of ``defaults``, or all of it: nothing guaranteed, so that any
+    number of them fits. ``QuotaError`` for a default that guarantees something.
     """
 
-    def __init__(self, *, default: TenantQuota = NO_QUOTA) -> None:
-        if default.guaranteed_bytes:
-            raise QuotaError("the default quota guarantees bytes to any number of tenants; it must guarantee none")
-        self._default = default
+    def __init__(self, *, defaults: Mapping[CacheTier, TenantQuota] = MappingProxyType({})) -> None:
+        for tier, quota in defaults.items():
+            if quota.guaranteed_bytes:
+                raise QuotaError(
+                    f"{tier}: a default quota guarantees bytes to any number of tenants; it must have none"
+                )
+        self._defaults = dict(defaults)
         self._tiers: dict[CacheTier, _Tier] = {}
         self._wanted: dict[tuple[str, CacheTier], TenantQuota] = {}
         self.revision = 0
@@ -103,7 +110,7 @@ class QuotaManager:
             raise QuotaError(f"{tier}: {capacity_blocks} blocks of {block_bytes} bytes; both must be > 0")
         if tier in self._tiers:
             raise QuotaError(f"{tier} is accounted for already")
-        opened = _Tier(capacity=capacity_blocks, block_bytes=block_bytes)
+        opened = _Tier(capacity=capacity_blocks, block_bytes=block_bytes, default=self._defaults.get(tier, NO_QUOTA))
         opened.quotas = {tenant: quota for (tenant, place), quota in self._wanted.items() if place is tier}
         _must_fit(tier, opened, opened.quotas)
         self._tiers[tier] = opened
@@ -123,7 +130,7 @@ class QuotaManager:
             _must_fit(tier, opened, quotas)
             opened.quotas = quotas
             if (account := opened.accounts.get(tenant)) is not None:
-                self._apply(opened, account, quotas.get(tenant, self._default))
+                self._apply(opened, account, quotas.get(tenant, opened.default))
         self.revision += 1
         if quota is None:
             self._wanted.pop((tenant, tier), None)
@@ -132,7 +139,7 @@ class QuotaManager:
 
     def get(self, tenant: str, tier: CacheTier) -> TenantQuota:
         """Return what holds for a tenant."""
-        return self._wanted.get((tenant, tier), self._default)
+        return self._wanted.get((tenant, tier), self._defaults.get(tier, NO_QUOTA))
 
     def charge(self, tenant: str, tier: CacheTier, blocks: int) -> None:
         """Follow blocks that a tenant got."""
@@ -145,7 +152,7 @@ class QuotaManager:
         if blocks > account.used:
             raise QuotaError(f"{tenant} gives back {blocks} blocks of {tier} and has {account.used}")
         account.used -= blocks
-        if not account.used and not account.over_burst:
+        if not account.used and not (account.over_burst and len(opened.accounts) <= _KEPT_ACCOUNTS):
             del opened.accounts[tenant]  # tenants come and go
 
     def may_use(self, tenant: str, tier: CacheTier, blocks: int) -> Allowance:
@@ -153,7 +160,7 @@ class QuotaManager:
         opened = self._tiers[tier]
         account = opened.accounts.get(tenant)
         used = account.used if account is not None else 0
-        burst = account.burst if account is not None else self._burst(opened, opened.quotas.get(tenant, self._default))
+        burst = account.burst if account is not None else self._burst(opened, opened.quotas.get(tenant, opened.default))
         allowed = min(blocks, burst, opened.capacity)
         over = max(0, used + allowed - burst)
         reason = "" if allowed == blocks and not over else f"burst of {burst} blocks in {tier}"
@@ -226,8 +233,8 @@ class QuotaManager:
     def _account(self, opened: _Tier, tenant: str) -> _Account:
         account = opened.accounts.get(tenant)
         if account is None:
-            account = opened.accounts[tenant] = _Account(self._default)
-            self._apply(opened, account, opened.quotas.get(tenant, self._default))
+            account = opened.accounts[tenant] = _Account(opened.default)
+            self._apply(opened, account, opened.quotas.get(tenant, opened.default))
         return account
 
     def _apply(self, opened: _Tier, account: _Account, quota: TenantQuota) -> None:

@@ -159,7 +159,7 @@ def test_doctor_says_what_of_a_preset_fits(tmp_path: Path) -> None:
 def test_doctor_prints_beside_each_value_whether_it_was_measured(tmp_path: Path) -> None:
     said = kvgate("doctor", "--preset", "low-latency", "--hardware", "nvidia-h100", KVGATE_CACHE_DIR=str(tmp_path))
     lines = {line.split()[0]: line for line in said.stdout.splitlines() if line.strip()}
-    assert lines["quota.burst_share"].rstrip().endswith("not measured, not applied yet")
+    assert lines["quota.burst_share"].rstrip().endswith("not measured, of each tier, for one tenant")
     assert lines["ddr.size"].rstrip().endswith("not measured")
     assert lines["max_batch_size"].split() == ["max_batch_size", "16"]
 

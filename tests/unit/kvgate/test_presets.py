@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kvcontrol.presets import Presets
 from kvgate.failure import CommandError
 from kvgate.instance import EngineLimits
 from kvgate.machine import Gpu
 from kvgate.model import Model
 from kvgate.presets import (
-    NOT_APPLIED,
     choose_preset,
     model_context_tokens,
     preset_line,
@@ -109,11 +107,7 @@ def test_an_engine_is_started_on_the_hardware_of_its_preset_only() -> None:
         preset_of_options(None, "cpu", [])
 
 
-def test_a_line_says_what_was_lowered_and_what_engines_do_not_take_yet() -> None:
-    line = preset_line(choose_preset("throughput", None, []))
+def test_a_line_says_what_was_lowered_and_what_is_not_applied() -> None:
+    line = preset_line(choose_preset("throughput", None, []), ["its quotas are not applied: so it is"])
     assert line.startswith("Preset throughput on cpu; ddr.size is 2GiB, the most for cpu")
-    assert line.endswith("not applied yet: quotas")
-
-
-def test_what_is_not_applied_is_named_by_keys_of_the_file() -> None:
-    assert set(Presets.shipped().preset("throughput", "cpu").values()) >= NOT_APPLIED
+    assert line.endswith("; its quotas are not applied: so it is")

@@ -86,6 +86,26 @@ def test_watermarks_out_of_order_are_named(monkeypatch: pytest.MonkeyPatch) -> N
         ({"DDR_PATH": "/dev/shm/a"}, "need ddr_bytes > 0"),
         ({"DDR_BYTES": "-1"}, "KVGATE_ENGINE_DDR_BYTES='-1': Input should be greater than or equal to 0"),
         ({"WRITE_MODE": "never"}, "'write_through', 'write_back' or 'write_on_second_use'"),
+        ({"TENANT_BURST_SHARE": "0"}, "KVGATE_ENGINE_TENANT_BURST_SHARE='0': Input should be greater than 0"),
+        ({"TENANT_BURST_SHARE": "60%"}, "KVGATE_ENGINE_TENANT_BURST_SHARE='60%': Input should be a valid number"),
+        ({"TENANT_GUARANTEED_SHARE": "0.1"}, "tenant_guaranteed_share and guaranteed_tenants go together"),
+        ({"GUARANTEED_TENANTS": "shared"}, "tenant_guaranteed_share and guaranteed_tenants go together"),
+        (
+            {"GUARANTEED_TENANTS": "acme", "TENANT_GUARANTEED_SHARE": "0.1"},
+            "guaranteed_tenants has 'acme'; allowed are shared and names of 16 hex digits",
+        ),
+        (
+            {"GUARANTEED_TENANTS": "shared, shared", "TENANT_GUARANTEED_SHARE": "0.1"},
+            "guaranteed_tenants names a tenant twice",
+        ),
+        (
+            {"GUARANTEED_TENANTS": "shared,0123456789abcdef", "TENANT_GUARANTEED_SHARE": "0.51"},
+            "2 guaranteed_tenants with a share of 0.51 each are more than a tier",
+        ),
+        (
+            {"GUARANTEED_TENANTS": "shared", "TENANT_GUARANTEED_SHARE": "0.6", "TENANT_BURST_SHARE": "0.5"},
+            "tenant_guaranteed_share is 0.6; it must not be above tenant_burst_share (0.5)",
+        ),
         ({"LOAD_DEADLINE_S": "0"}, "KVGATE_ENGINE_LOAD_DEADLINE_S='0': Input should be greater than 0"),
     ],
 )

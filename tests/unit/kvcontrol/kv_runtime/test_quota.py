@@ -97,8 +97,8 @@ def test_guarantees_must_fit() -> None:
     early.set("a", DDR, _quota(guaranteed=60))
     with pytest.raises(QuotaError, match="it has 50"):
         early.open_tier(DDR, capacity_blocks=50, block_bytes=10)
-    with pytest.raises(QuotaError, match="guarantee none"):
-        QuotaManager(default=_quota(guaranteed=1))
+    with pytest.raises(QuotaError, match="DDR: a default quota guarantees bytes to any number"):
+        QuotaManager(defaults={DDR: _quota(guaranteed=1)})
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,29 @@ def test_accounts_of_tenants_that_left_are_forgotten() -> None:
     assert quotas.usage(DDR) == {}
     with pytest.raises(QuotaError, match="gives back"):
         quotas.refund("1", DDR, 1)
+
+
+def test_whoever_has_no_quota_of_its_own_has_the_tiers() -> None:
+    quotas = QuotaManager(defaults={DDR: _quota(burst=30)})
+    quotas.open_tier(DDR, capacity_blocks=100, block_bytes=10)
+    quotas.open_tier(CacheTier.NVME, capacity_blocks=100, block_bytes=10)
+    assert quotas.get("a", DDR) == _quota(burst=30)
+    assert quotas.may_use("a", DDR, 40).blocks == 30
+    assert quotas.may_use("a", CacheTier.NVME, 40).blocks == 40
+    quotas.charge("a", DDR, 30)
+    quotas.set("a", DDR, _quota(burst=50))
+    assert quotas.may_use("a", DDR, 20).own_first == 0
+    quotas.set("a", DDR, None)
+    assert quotas.may_use("a", DDR, 20).own_first == 20
+
+
+def test_what_bursts_cost_is_not_remembered_of_any_number_of_tenants() -> None:
+    quotas = _quotas()
+    for tenant in range(5000):
+        quotas.charge(str(tenant), DDR, 1)
+        quotas.count_over_burst(str(tenant), DDR, 3)
+        quotas.refund(str(tenant), DDR, 1)
+    assert 0 < len(quotas.usage(DDR)) <= 1024
 
 
 # In the hierarchy, under contention.
