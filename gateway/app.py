@@ -19,14 +19,15 @@ from gateway.errors import InvalidRequestError, envelope, envelope_of_answer
 from gateway.fingerprint import Fingerprinter, load_tokenizer
 from gateway.pipeline import Limits, Pipeline
 from gateway.planner import Planner
-from gateway.registry import HealthLoop, LoadTracker, Registry
+from gateway.registry import HealthLoop, InstanceSpec, LoadTracker, Membership, Registry
+from gateway.registry.membership import Loops
 from gateway.routing import POLICIES, CostModel, RecentRoutes
 from gateway.settings import Settings
 from gateway.state import load_salt_secret
-from gateway.supervisor import running
 from gateway.telemetry import Metrics, Telemetry
-from gateway.upstream import EventFeed, RetryBudget, Turns, UpstreamClient
+from gateway.upstream import EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
 from gateway.upstream.client import make_session
+from kvcontrol.core.ids import InstanceId
 from kvcontrol.prefix_reuse import FleetIndex
 
 _log = logging.getLogger(__name__)
@@ -46,12 +47,21 @@ def build_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        registry = Registry(settings.instances, unhealthy_after=settings.unhealthy_after)
-        load = LoadTracker(each.id for each in registry.all())
+        registry = Registry(
+            (InstanceSpec(id=InstanceId(each.id), url=each.url) for each in settings.instances),
+            unhealthy_after=settings.unhealthy_after,
+        )
+        load = LoadTracker()
         index = FleetIndex()
         metrics = Metrics()
         metrics.watch(registry, load, index)
         telemetry = Telemetry(metrics)
+        timeouts = Timeouts(
+            connect_s=settings.connect_timeout_s,
+            first_byte_s=settings.first_byte_timeout_s,
+            idle_s=settings.idle_timeout_s,
+            hung_s=min(settings.idle_timeout_s, settings.health_timeout_s),
+        )
         costs = CostModel(prefill_tokens_per_s=settings.prefill_tokens_per_s, decode_load_s=settings.decode_load_s)
         planner = Planner(
             policy=POLICIES[settings.routing_policy](costs),
@@ -64,7 +74,7 @@ def build_app(settings: Settings) -> FastAPI:
             ThreadPoolExecutor(max_workers=2, thread_name_prefix="fingerprint") as executor,
             zmq.asyncio.Context() as context,
         ):
-            async with make_session(connect_timeout_s=settings.connect_timeout_s) as session:
+            async with make_session(timeouts) as session:
                 pipeline = Pipeline(
                     limits=Limits(
                         max_body_bytes=settings.max_body_bytes,
@@ -77,12 +87,7 @@ def build_app(settings: Settings) -> FastAPI:
                     planner=planner,
                     load=load,
                     registry=registry,
-                    client=UpstreamClient(
-                        session,
-                        first_byte_timeout_s=settings.first_byte_timeout_s,
-                        idle_timeout_s=settings.idle_timeout_s,
-                        hung_silence_s=min(settings.idle_timeout_s, settings.health_timeout_s),
-                    ),
+                    client=UpstreamClient(session, timeouts),
                     retries=RetryBudget(settings.retry_budget_ratio),
                     telemetry=telemetry,
                 )
@@ -101,30 +106,36 @@ def build_app(settings: Settings) -> FastAPI:
                     ),
                 )
                 turns = Turns()
-                loops = {
-                    f"health:{each.id}": HealthLoop(
-                        each.id,
+
+                def loops_of(instance: InstanceId) -> Loops:
+                    health = HealthLoop(
+                        instance,
                         registry=registry,
                         load=load,
                         session=session,
                         interval_s=settings.health_interval_s,
                         timeout_s=settings.health_timeout_s,
-                    ).run
-                    for each in registry.all()
-                } | {
-                    f"events:{each.id}": EventFeed(
-                        each.id,
+                    )
+                    feed = EventFeed(
+                        instance,
                         registry=registry,
                         index=index,
                         session=session,
                         context=context,
                         turns=turns,
                         meter=telemetry,
-                    ).run
-                    for each in registry.all()
-                }
+                    )
+                    return {f"health:{instance}": health.run, f"events:{instance}": feed.run}
+
+                membership = Membership(
+                    registry=registry,
+                    load=load,
+                    loops_of=loops_of,
+                    on_failure=telemetry.loop_failed,
+                    witnesses=(telemetry, planner),
+                )
                 _say_mode(settings)
-                async with running(loops, on_failure=telemetry.loop_failed):
+                async with membership:
                     yield
 
     app = FastAPI(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from time import monotonic
 from typing import NamedTuple
 
@@ -106,9 +107,10 @@ class Pipeline:
             async with exchange.until_disconnect():
                 call = parse_call(operation, body)
                 record.stream = call.stream
-                instances = self._admission.admit(call.model)
+                self._admission.admit(call.model)
                 record.model = call.model  # only a name that exists gets into the log
                 fingerprint = await self._fingerprint(call, tenant, record)
+                instances = self._admission.admit(call.model)  # who was there before may be draining by now
                 await self._forward(exchange, call, _Findings(tenant, fingerprint, instances), record)
         except ClientGoneError:
             record.outcome = Outcome.CANCELLED
@@ -137,6 +139,7 @@ class Pipeline:
         while True:
             plan = self._planner.plan(found.fingerprint, instances)
             record.planned(plan)
+            self._registry.picked(plan.instance.id)
             tried.add(plan.instance.id)
             instances = tuple(each for each in self._admission.usable(call.model) if each.id not in tried)
             attempts.begin(others=len(instances))
@@ -164,6 +167,7 @@ class Pipeline:
             record.outcome = Outcome.UPSTREAM_ERROR
             raise _refusal(failure) from None
         with closing(response):
+            self._answered(instance, response.status)
             if this.attempts.again(response.status):
                 return f"status_{response.status}"
             this.permit.first_byte()
@@ -171,10 +175,23 @@ class Pipeline:
             record.status = response.status
             own = _own_headers(this.plan, record)
             try:
-                return await relay(response, exchange, own_headers=own, hide_usage=call.hide_usage)
+                relayed = await relay(response, exchange, own_headers=own, hide_usage=call.hide_usage)
             except UpstreamFailureError as failure:
+                self._note(instance, failure)
                 record.outcome = Outcome.UPSTREAM_ERROR
                 raise _refusal(failure) from None
+        if relayed.failure is not None:
+            self._registry.failed(instance.id, f"its answer ended early: {relayed.failure}")
+        return relayed
+
+    def _answered(self, instance: Instance, status: int) -> None:
+        """Tell the registry what kind of answer this is. A 500 may be the request's own fault."""
+        if status in {HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}:
+            self._registry.failed(instance.id, f"it answered {status}")
+        elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._registry.answered_badly(instance.id, f"it answered {status}")
+        else:
+            self._registry.answered(instance.id)
 
     def _note(self, instance: Instance, failure: UpstreamFailureError) -> None:
         """Tell the registry. A slow connection may be this process's own lag: only several in a row take one out."""
@@ -182,6 +199,8 @@ class Pipeline:
             self._registry.connection_failed(instance.id, str(failure))
         elif failure.kind is FailureKind.CONNECT_TIMEOUT:
             self._registry.probe_failed(instance.id, str(failure), may_drain=True)
+        else:
+            self._registry.failed(instance.id, str(failure))
 
 
 def _request_id(exchange: Exchange) -> RequestId:

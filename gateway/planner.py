@@ -54,6 +54,13 @@ class Planner:
         self._recent = recent
         self._clock = clock
 
+    def joined(self, instance: InstanceId) -> None:
+        """Nothing is known of a new instance yet."""
+
+    def left(self, instance: InstanceId) -> None:
+        """Forget what was sent to an instance that is gone."""
+        self._recent.forget(instance)
+
     @property
     def policy(self) -> str:
         return self._policy.name

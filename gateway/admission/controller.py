@@ -34,7 +34,7 @@ class AdmissionController:
 
     def usable(self, model: str) -> tuple[Instance, ...]:
         """Return the instances that serve ``model`` and are usable at this moment."""
-        return tuple(each for each in self._registry.usable() if each.serves(model))
+        return self._registry.usable(model)
 
 
 __all__ = ["AdmissionController"]

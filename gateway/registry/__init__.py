@@ -1,18 +1,29 @@
 """Which instances there are, how they are, and what they have to do."""
 
+from gateway.registry.breaker import Breaker, BreakerRules, BreakerState
 from gateway.registry.health import HealthLoop
-from gateway.registry.instance import Instance, InstanceState, Model, ProbeResult
+from gateway.registry.instance import Instance, InstanceSpec, InstanceState, Model, ProbeResult, Source
 from gateway.registry.load import Load, LoadTracker, Permit
+from gateway.registry.membership import Membership
+from gateway.registry.outliers import OutlierDetector, OutlierRules
 from gateway.registry.registry import Registry
 
 __all__ = [
+    "Breaker",
+    "BreakerRules",
+    "BreakerState",
     "HealthLoop",
     "Instance",
+    "InstanceSpec",
     "InstanceState",
     "Load",
     "LoadTracker",
+    "Membership",
     "Model",
+    "OutlierDetector",
+    "OutlierRules",
     "Permit",
     "ProbeResult",
     "Registry",
+    "Source",
 ]

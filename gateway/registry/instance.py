@@ -8,6 +8,26 @@ from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.ids import InstanceId
 
 
+class Source(StrEnum):
+    """Who named an instance: the settings, an operator, the instance itself, or a way of discovery."""
+
+    SETTINGS = "settings"
+    ADMIN = "admin"
+    SELF = "self"
+    FILE = "file"
+    DNS = "dns"
+    KUBERNETES = "kubernetes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceSpec:
+    """An instance as it is named: an id that is stable over its restarts, and where its HTTP server listens."""
+
+    id: InstanceId
+    url: str
+    source: Source = Source.SETTINGS
+
+
 class InstanceState(StrEnum):
     """``STARTING`` until its first good health check; only ``HEALTHY`` ones are given requests."""
 
@@ -41,13 +61,16 @@ class Instance:
     """A snapshot of one instance. ``reason`` says why it is in its state; ``foreign_requests`` are those in its
     scheduler that did not come through this gateway, at the last health check. ``settled`` says that its blocks have
     been learned since it became healthy, or that this was tried in vain: then ``blocks_problem`` says why they are
-    unknown, and the instance is routed by load until a later try succeeds.
+    unknown, and the instance is routed by load until a later try succeeds. A ``draining`` one finishes what it has and
+    is given nothing new.
     """
 
     id: InstanceId
     url: str
     state: InstanceState
     reason: str
+    source: Source = Source.SETTINGS
+    draining: bool = False
     models: tuple[Model, ...] = ()
     stats: InstanceStats | None = None
     foreign_requests: int = 0
@@ -57,7 +80,7 @@ class Instance:
     @property
     def ready(self) -> bool:
         """Whether it can be given requests, and learning what it holds has been tried at least once."""
-        return self.state is InstanceState.HEALTHY and (self.stats is None or self.settled)
+        return self.state is InstanceState.HEALTHY and not self.draining and (self.stats is None or self.settled)
 
     @property
     def blocks_known(self) -> bool:
@@ -81,4 +104,4 @@ class Instance:
         return any(served.id == model for served in self.models)
 
 
-__all__ = ["Instance", "InstanceState", "Model", "ProbeResult"]
+__all__ = ["Instance", "InstanceSpec", "InstanceState", "Model", "ProbeResult", "Source"]

@@ -1,8 +1,9 @@
 """What this gateway has given each instance and not got back yet."""
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvcontrol.core.ids import InstanceId
 
@@ -25,6 +26,7 @@ class _Counters:
     prefill_tokens: int = 0
     last_turn: int = 0
     last_cold_turn: int = 0
+    idle: list[asyncio.Future[None]] = field(default_factory=list)
 
 
 class Permit:
@@ -47,19 +49,25 @@ class Permit:
         """Give the place back; once."""
         self.first_byte()
         self._counters.in_flight -= 1
+        if self._counters.idle and not self._counters.in_flight:
+            for waiter in self._counters.idle:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._counters.idle.clear()
 
 
 class LoadTracker:
     """Counts in-flight requests. Load is counted from the routing decision on, not from the first answer, so that a
-    burst spreads; a permit is given back however the request ends.
+    burst spreads; a permit is given back however the request ends. An instance that was never given anything, or is
+    forgotten, has no load.
     """
 
-    def __init__(self, instances: Iterable[InstanceId]) -> None:
+    def __init__(self, instances: Iterable[InstanceId] = ()) -> None:
         self._counters = {instance: _Counters() for instance in instances}
         self._turn = 0
 
     def of(self, instance: InstanceId) -> Load:
-        counters = self._counters[instance]
+        counters = self._counters.get(instance) or _NOTHING
         return Load(
             in_flight=counters.in_flight,
             prefill_tokens=counters.prefill_tokens,
@@ -70,7 +78,9 @@ class LoadTracker:
     @contextmanager
     def placed(self, instance: InstanceId, *, uncached_tokens: int, cold: bool) -> Iterator[Permit]:
         """Count a request at an instance while the block runs."""
-        counters = self._counters[instance]
+        counters = self._counters.get(instance)
+        if counters is None:
+            counters = self._counters[instance] = _Counters()
         self._turn += 1
         counters.last_turn = self._turn
         if cold:
@@ -81,5 +91,19 @@ class LoadTracker:
         finally:
             permit.release()
 
+    async def until_idle(self, instance: InstanceId) -> None:
+        """Return when nothing of ours is left at an instance; whoever waits bounds the wait."""
+        counters = self._counters.get(instance)
+        while counters is not None and counters.in_flight:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            counters.idle.append(waiter)
+            await waiter
+
+    def forget(self, instance: InstanceId) -> None:
+        """Stop counting for an instance that is gone; permits that are still out are given back to nobody."""
+        self._counters.pop(instance, None)
+
+
+_NOTHING = _Counters()
 
 __all__ = ["Load", "LoadTracker", "Permit"]

@@ -4,30 +4,76 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
-from gateway.registry.instance import Instance, InstanceState, ProbeResult
-from gateway.settings import InstanceSettings
+from gateway.registry.breaker import Breaker, BreakerRules, BreakerState
+from gateway.registry.instance import Instance, InstanceSpec, InstanceState, ProbeResult
+from gateway.registry.outliers import OutlierDetector, OutlierRules
 from kvcontrol.core.ids import InstanceId
 
 _log = logging.getLogger(__name__)
 
+_MOST_LEFT_ALONE = 0.5
+"""Breakers keep requests from at most this share of the instances that could serve them: when everybody fails, leaving
+everybody alone helps nobody."""
+
 
 class Registry:
-    """A fixed set of instances. Readers get frozen snapshots; ``changed`` wakes whoever waits for a difference."""
+    """Readers get frozen snapshots; ``changed`` wakes whoever waits for a difference. What is said of an instance that
+    has been removed meanwhile is ignored.
+    """
 
-    def __init__(self, instances: Iterable[InstanceSettings], *, unhealthy_after: int) -> None:
+    def __init__(
+        self,
+        instances: Iterable[InstanceSpec] = (),
+        *,
+        unhealthy_after: int,
+        breaker: BreakerRules | None = None,
+        outliers: OutlierRules | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._unhealthy_after = unhealthy_after
-        self._instances = {
-            InstanceId(each.id): Instance(
-                id=InstanceId(each.id), url=each.url, state=InstanceState.STARTING, reason="not checked yet"
-            )
-            for each in instances
-        }
-        self._failures = dict.fromkeys(self._instances, 0)
+        self._breaker_rules = breaker or BreakerRules()
+        self._clock = clock
+        self._outliers = OutlierDetector(outliers or OutlierRules())
+        self._instances: dict[InstanceId, Instance] = {}
+        self._failures: dict[InstanceId, int] = {}
+        self._breakers: dict[InstanceId, Breaker] = {}
         self._hung: dict[InstanceId, asyncio.Future[None]] = {}
         self._changed = asyncio.Condition()
         self._notifications: set[asyncio.Task[None]] = set()
+        for each in instances:
+            self._enter(each)
+
+    def add(self, spec: InstanceSpec) -> Instance:
+        """Take in a new instance, ``STARTING`` until its first good check; raises ``ValueError`` for an id or an
+        address that is there already.
+        """
+        if spec.id in self._instances:
+            raise ValueError(f"there is an instance {spec.id!r} already")
+        same = next((each for each in self._instances.values() if each.url == spec.url), None)
+        if same is not None:
+            raise ValueError(f"{spec.url} is instance {same.id!r} already")
+        self._enter(spec)
+        self._wake()
+        _log.info("instance %s joined (%s): %s", spec.id, spec.source, spec.url)
+        return self._instances[spec.id]
+
+    def remove(self, instance: InstanceId) -> None:
+        """Forget an instance; requests that it still works on go on. One that isn't known is no error."""
+        if self._instances.pop(instance, None) is None:
+            return
+        del self._failures[instance], self._breakers[instance]
+        self._hung.pop(instance, None)
+        self._outliers.forget(instance)
+        self._wake()
+        _log.info("instance %s left", instance)
+
+    def drain(self, instance: InstanceId, *, draining: bool = True) -> Instance:
+        """Give an instance nothing new from now on, or (``draining`` False) again; raises ``KeyError``."""
+        self._set(replace(self._instances[instance], draining=draining))
+        return self._instances[instance]
 
     def all(self) -> tuple[Instance, ...]:
         return tuple(self._instances.values())
@@ -36,8 +82,24 @@ class Registry:
         """Return an instance's current snapshot; raises ``KeyError`` for an unknown id."""
         return self._instances[instance]
 
-    def usable(self) -> tuple[Instance, ...]:
-        return tuple(each for each in self._instances.values() if each.state is InstanceState.HEALTHY)
+    def knows(self, instance: InstanceId) -> bool:
+        return instance in self._instances
+
+    def usable(self, model: str | None = None) -> tuple[Instance, ...]:
+        """Return the instances that may be given a request (for ``model``) at this moment."""
+        candidates = [
+            each
+            for each in self._instances.values()
+            if each.state is InstanceState.HEALTHY and not each.draining and (model is None or each.serves(model))
+        ]
+        now_s = self._clock()
+        closed = [each for each in candidates if self._breakers[each.id].allows(now_s)]
+        most = int(len(candidates) * _MOST_LEFT_ALONE)
+        if len(candidates) - len(closed) <= most:
+            return tuple(closed)
+        open_ones = {each.id for each in candidates} - {each.id for each in closed}
+        alone = set(sorted(open_ones)[:most])
+        return tuple(each for each in candidates if each.id not in alone)
 
     def knows_model(self, model: str) -> bool:
         """Whether an instance, in whatever state, has ever listed this model."""
@@ -46,17 +108,23 @@ class Registry:
     def model_cards(self) -> list[dict[str, Any]]:
         """Return one card for each model id of usable instances: the first one's, with fields that only others have."""
         cards: dict[str, dict[str, Any]] = {}
-        for each in self.usable():
-            for model in each.models:
-                cards[model.id] = model.card | cards.get(model.id, {})
+        for each in self._instances.values():
+            if each.state is InstanceState.HEALTHY and not each.draining:
+                for model in each.models:
+                    cards[model.id] = model.card | cards.get(model.id, {})
         return list(cards.values())
 
     def probe_succeeded(self, instance: InstanceId, probe: ProbeResult) -> None:
         """Take in a good health check: the instance is healthy from now on."""
-        before = self._instances[instance]
+        before = self._instances.get(instance)
+        if before is None:
+            return
         self._failures[instance] = 0
         if (hung := self._hung.get(instance)) is not None and hung.done():
             del self._hung[instance]
+        if before.state is InstanceState.UNHEALTHY:
+            self._breakers[instance].returned()
+            self._outliers.forget(instance)
         foreign = 0
         if probe.stats is not None:
             foreign = max(0, probe.stats.load.running + probe.stats.load.waiting - probe.in_flight)
@@ -75,19 +143,24 @@ class Registry:
         """Return what is done from the moment that failed checks take an instance out until a good one brings it back.
 
         Requests that wait for such an instance would wait in vain. One that only refuses connections is another matter:
-        it may be finishing what it has, and a dead process's connections end by themselves.
+        it may be finishing what it has, and a dead process's connections end by themselves. An instance that has left
+        is not hung: nobody checks it any more.
         """
         future = self._hung.get(instance)
         if future is None:
-            future = self._hung[instance] = asyncio.get_running_loop().create_future()
+            future = asyncio.get_running_loop().create_future()
+            if instance in self._instances:
+                self._hung[instance] = future
         return future
 
     def probe_failed(self, instance: InstanceId, reason: str, *, may_drain: bool = False) -> None:
         """Take in a failed health check: enough in a row take a healthy instance out; a starting one goes on
         starting. ``may_drain``: it could not be connected to, so what it has already may still be answered.
         """
+        before = self._instances.get(instance)
+        if before is None:
+            return
         self._failures[instance] += 1
-        before = self._instances[instance]
         state = before.state
         if state is InstanceState.HEALTHY and self._failures[instance] >= self._unhealthy_after:
             state = InstanceState.UNHEALTHY
@@ -98,21 +171,80 @@ class Registry:
 
     def connection_failed(self, instance: InstanceId, reason: str) -> None:
         """Take an instance out at once that a request could not reach; the next good health check brings it back."""
-        before = self._instances[instance]
-        if before.state is InstanceState.HEALTHY:
+        before = self._instances.get(instance)
+        if before is not None and before.state is InstanceState.HEALTHY:
             self._failures[instance] = self._unhealthy_after
             self._set(_away(before, InstanceState.UNHEALTHY, reason))
 
+    def picked(self, instance: InstanceId) -> None:
+        """Note that a request goes to an instance now: half open, it gets no other until that one has an answer."""
+        self._breakers[instance].picked(self._clock())
+
+    def answered(self, instance: InstanceId) -> None:
+        """Note that an instance has begun to answer a request well (a refusal of a bad request is that, too)."""
+        breaker = self._breakers.get(instance)
+        if breaker is None:
+            return
+        self._outliers.answered(instance, good=True, now_s=self._clock())
+        if self.breaker(instance) is BreakerState.HALF_OPEN:
+            _log.info("instance %s answers again", instance)
+        breaker.succeeded()
+
+    def answered_badly(self, instance: InstanceId, reason: str) -> None:
+        """Note an error that may be the request's own fault (a 500): it counts only against better peers."""
+        if instance in self._breakers:
+            now_s = self._clock()
+            self._outliers.answered(instance, good=False, now_s=now_s)
+            self._eject_outlier(instance, now_s, reason)
+
+    def failed(self, instance: InstanceId, reason: str) -> None:
+        """Note that an instance failed a request: no answer, a cut one, a 502 to 504."""
+        breaker = self._breakers.get(instance)
+        if breaker is None:
+            return
+        now_s = self._clock()
+        before = breaker.state(now_s)
+        breaker.failed(now_s, reason)
+        if breaker.state(now_s) is not before:
+            _log.warning("instance %s is left alone for a while: %s", instance, reason)
+        self._outliers.answered(instance, good=False, now_s=now_s)
+        self._eject_outlier(instance, now_s, reason)
+
+    def breaker(self, instance: InstanceId) -> BreakerState:
+        """Return the state of an instance's breaker; raises ``KeyError``."""
+        return self._breakers[instance].state(self._clock())
+
+    def breaker_reason(self, instance: InstanceId) -> str:
+        """Return why a breaker is not closed; empty when it is. Raises ``KeyError``."""
+        return self._breakers[instance].reason
+
     def settle(self, instance: InstanceId, problem: str | None = None) -> None:
         """Note that a healthy instance's blocks are known now, or why they aren't."""
-        before = self._instances[instance]
-        if before.state is InstanceState.HEALTHY:
+        before = self._instances.get(instance)
+        if before is not None and before.state is InstanceState.HEALTHY:
             self._set(replace(before, settled=True, blocks_problem=problem))
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return as soon as ``condition`` holds; it is asked again after every change."""
         async with self._changed:
             await self._changed.wait_for(condition)
+
+    def _enter(self, spec: InstanceSpec) -> None:
+        self._instances[spec.id] = Instance(
+            id=spec.id, url=spec.url, source=spec.source, state=InstanceState.STARTING, reason="not checked yet"
+        )
+        self._failures[spec.id] = 0
+        self._breakers[spec.id] = Breaker(self._breaker_rules)
+
+    def _eject_outlier(self, instance: InstanceId, now_s: float, last: str) -> None:
+        breaker = self._breakers[instance]
+        if breaker.state(now_s) is BreakerState.OPEN:
+            return
+        verdict = self._outliers.verdict(instance, now_s)
+        if verdict is not None:
+            breaker.trip(now_s, f"{verdict} (the last one: {last})")
+            self._outliers.forget(instance)
+            _log.warning("instance %s is left alone for a while: %s", instance, breaker.reason)
 
     def _set(self, after: Instance) -> None:
         before = self._instances[after.id]
@@ -122,6 +254,11 @@ class Registry:
         if after.state is not before.state:
             level = logging.WARNING if after.state is InstanceState.UNHEALTHY else logging.INFO
             _log.log(level, "instance %s is %s: %s", after.id, after.state, after.reason)
+        if after.draining is not before.draining:
+            _log.info("instance %s %s", after.id, "is draining" if after.draining else "takes requests again")
+        self._wake()
+
+    def _wake(self) -> None:
         task = asyncio.get_running_loop().create_task(self._notify())
         self._notifications.add(task)
         task.add_done_callback(self._notifications.discard)

@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.registry import InstanceState, LoadTracker, Registry
+from gateway.registry import BreakerState, InstanceState, LoadTracker, Registry
+from kvcontrol.core.ids import InstanceId
 from kvcontrol.prefix_reuse import FleetIndex
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -75,10 +76,13 @@ class Metrics:
 
     def watch(self, registry: Registry, load: LoadTracker, index: FleetIndex) -> None:
         """Add what is read from the live objects at each scrape."""
-        for instance in registry.all():  # a series that exists only after its first event can't be alarmed on
-            self.events.labels(instance.id)
-            self.undecodable.labels(instance.id)
         self.registry.register(_Fleet(registry, load, index))
+
+    def forget(self, instance: InstanceId) -> None:
+        """Drop what is counted for an instance."""
+        for series in (self.events, self.undecodable):
+            series.remove_by_labels({"instance": instance})
+        self.resyncs.remove_by_labels({"instance": instance})
 
     def exposition(self) -> bytes:
         """Return all series as Prometheus text."""
@@ -95,6 +99,12 @@ class _Fleet(Collector):
         state = GaugeMetricFamily(
             "kvgate_instance_state", "1 for the state an instance is in.", labels=["instance", "state"]
         )
+        draining = GaugeMetricFamily(
+            "kvgate_instance_draining", "1 for an instance that is given nothing new.", labels=["instance"]
+        )
+        breaker = GaugeMetricFamily(
+            "kvgate_instance_breaker", "1 for the state an instance's breaker is in.", labels=["instance", "state"]
+        )
         in_flight = GaugeMetricFamily(
             "kvgate_requests_in_flight", "Requests of this gateway at an instance.", labels=["instance"]
         )
@@ -104,10 +114,13 @@ class _Fleet(Collector):
         for each in self._registry.all():
             for possible in InstanceState:
                 state.add_metric([each.id, possible], float(each.state is possible))
+            draining.add_metric([each.id], float(each.draining))
+            for setting in BreakerState:
+                breaker.add_metric([each.id, setting], float(self._registry.breaker(each.id) is setting))
             in_flight.add_metric([each.id], self._load.of(each.id).in_flight)
             for tier, blocks in self._index.blocks_held(each.id).items():
                 resident.add_metric([each.id, tier], blocks)
-        return state, in_flight, resident
+        return state, draining, breaker, in_flight, resident
 
 
 __all__ = ["Metrics"]

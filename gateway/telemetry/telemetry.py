@@ -43,6 +43,15 @@ class Telemetry:
     def retried(self, cause: str) -> None:
         self._metrics.retries.labels(cause).inc()
 
+    def joined(self, instance: InstanceId) -> None:
+        """Begin an instance's series: one that exists only after its first event can't be alarmed on."""
+        self._metrics.events.labels(instance)
+        self._metrics.undecodable.labels(instance)
+
+    def left(self, instance: InstanceId) -> None:
+        """End the series of an instance that is gone."""
+        self._metrics.forget(instance)
+
     def events(self, instance: InstanceId, applied: int, undecodable: int) -> None:
         self._metrics.events.labels(instance).inc(applied)
         if undecodable:

@@ -4,6 +4,7 @@ from gateway.upstream.client import FailureKind, UpstreamClient, UpstreamFailure
 from gateway.upstream.event_feed import EventFeed
 from gateway.upstream.relay import Relayed, relay
 from gateway.upstream.retry import Attempts, RetryBudget
+from gateway.upstream.timeouts import Timeouts
 from gateway.upstream.turns import Turns
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "FailureKind",
     "Relayed",
     "RetryBudget",
+    "Timeouts",
     "Turns",
     "UpstreamClient",
     "UpstreamFailureError",

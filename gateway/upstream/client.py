@@ -11,6 +11,7 @@ import aiohttp
 
 from gateway.interrupt import Interrupt, InterruptError
 from gateway.upstream.headers import Header
+from gateway.upstream.timeouts import Timeouts
 
 _ONE_WRITE_BYTES = 1 << 20
 """Longer bodies are written piece by piece, so that the event loop goes on in between."""
@@ -75,15 +76,13 @@ class UpstreamResponse:
         answer: aiohttp.ClientResponse,
         first: bytes,
         *,
-        idle_timeout_s: float,
+        timeouts: Timeouts,
         hung: Hung,
-        hung_silence_s: float,
     ) -> None:
         self._answer = answer
         self._first: bytes | None = first
-        self._idle_timeout_s = idle_timeout_s
+        self._timeouts = timeouts
         self._hung = hung
-        self._hung_silence_s = hung_silence_s
         self.status = answer.status
         headers: list[Header] = list(answer.raw_headers)
         coding = answer.headers.get("Content-Encoding", "identity").strip().lower()
@@ -112,9 +111,10 @@ class UpstreamResponse:
 
     async def _next(self) -> bytes:
         silent_s = 0.0
+        idle_s = self._timeouts.idle_s
         try:
-            while silent_s < self._idle_timeout_s:
-                wait_s = min(self._hung_silence_s, self._idle_timeout_s - silent_s)
+            while silent_s < idle_s:
+                wait_s = min(self._timeouts.hung_s, idle_s - silent_s)
                 try:
                     async with asyncio.timeout(wait_s):
                         return await self._answer.content.readany()
@@ -125,7 +125,7 @@ class UpstreamResponse:
                         FailureKind.IDLE_TIMEOUT, "the engine stopped answering within its answer"
                     )
             raise UpstreamFailureError(
-                FailureKind.IDLE_TIMEOUT, f"the engine was silent for {self._idle_timeout_s:g} s within its answer"
+                FailureKind.IDLE_TIMEOUT, f"the engine was silent for {idle_s:g} s within its answer"
             )
         except (aiohttp.ClientError, OSError):
             raise UpstreamFailureError(FailureKind.CUT, "the engine's connection ended within its answer") from None
@@ -138,21 +138,9 @@ class UpstreamResponse:
 class UpstreamClient:
     """Sends requests over one pooled session, with a bound on every wait and none on the length of an answer."""
 
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        *,
-        first_byte_timeout_s: float,
-        idle_timeout_s: float,
-        hung_silence_s: float,
-    ) -> None:
-        """``hung_silence_s`` is the silence within an answer that ends it when its instance is hung; at most
-        ``idle_timeout_s``.
-        """
+    def __init__(self, session: aiohttp.ClientSession, timeouts: Timeouts) -> None:
         self._session = session
-        self._first_byte_timeout_s = first_byte_timeout_s
-        self._idle_timeout_s = idle_timeout_s
-        self._hung_silence_s = hung_silence_s
+        self._timeouts = timeouts
 
     async def open(self, url: str, *, headers: Sequence[tuple[str, str]], body: bytes, hung: Hung) -> UpstreamResponse:
         """POST a body and return once the first byte of the answer's body is there (or its empty end).
@@ -165,19 +153,17 @@ class UpstreamClient:
         stuck.add_done_callback(interrupt.fire)
         try:
             with interrupt:
-                async with asyncio.timeout(self._first_byte_timeout_s):
+                async with asyncio.timeout(self._timeouts.first_byte_s):
                     answer, first = await self._open(url, headers, body)
         except InterruptError:
             raise UpstreamFailureError(FailureKind.HUNG, "the engine stopped answering") from None
         except TimeoutError:
             raise UpstreamFailureError(
-                FailureKind.FIRST_BYTE_TIMEOUT, f"the engine sent nothing for {self._first_byte_timeout_s:g} s"
+                FailureKind.FIRST_BYTE_TIMEOUT, f"the engine sent nothing for {self._timeouts.first_byte_s:g} s"
             ) from None
         finally:
             stuck.remove_done_callback(interrupt.fire)
-        return UpstreamResponse(
-            answer, first, idle_timeout_s=self._idle_timeout_s, hung=hung, hung_silence_s=self._hung_silence_s
-        )
+        return UpstreamResponse(answer, first, timeouts=self._timeouts, hung=hung)
 
     async def _open(
         self, url: str, headers: Sequence[tuple[str, str]], body: bytes
@@ -206,14 +192,14 @@ class UpstreamClient:
         return answer, first
 
 
-def make_session(*, connect_timeout_s: float) -> aiohttp.ClientSession:
+def make_session(timeouts: Timeouts) -> aiohttp.ClientSession:
     """Return a session without a limit on connections, total time or decompression; close it at the end.
 
     Idle connections are dropped after 4 s: uvicorn's servers close theirs after 5 s, and a request must not meet that.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0, ttl_dns_cache=30),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, connect=None, sock_read=None),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s, connect=None, sock_read=None),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),

@@ -10,10 +10,9 @@ import msgspec
 import pytest
 import zmq.asyncio
 
-from gateway.registry import HealthLoop, LoadTracker, Registry
-from gateway.settings import InstanceSettings
+from gateway.registry import HealthLoop, InstanceSpec, LoadTracker, Registry
 from gateway.telemetry import Metrics, Telemetry
-from gateway.upstream import EventFeed, Turns
+from gateway.upstream import EventFeed, Timeouts, Turns
 from gateway.upstream.client import make_session
 from kvcontrol.core import BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId
 from kvcontrol.core.wire import MAX_BATCH_BLOCKS, Decoded, decode_batch
@@ -24,6 +23,7 @@ from tests.support.scripted_engine import ScriptedEngine
 
 BLOCKS = 300_000
 WITHIN_S = 120.0
+TIMEOUTS = Timeouts(connect_s=WITHIN_S, first_byte_s=WITHIN_S, idle_s=WITHIN_S, hung_s=WITHIN_S)
 
 
 class Following:
@@ -60,9 +60,9 @@ async def following(*names: str, blocks: int) -> AsyncIterator[Following]:
         for cache in caches.values():
             cache.hold(blocks)
         registry = Registry(
-            [InstanceSettings(id=name, url=engine.url) for name, engine in engines.items()], unhealthy_after=3
+            [InstanceSpec(id=name, url=engine.url) for name, engine in engines.items()], unhealthy_after=3
         )
-        session = await stack.enter_async_context(make_session(connect_timeout_s=WITHIN_S))
+        session = await stack.enter_async_context(make_session(TIMEOUTS))
         context = stack.enter_context(zmq.asyncio.Context())
         index, turns = FleetIndex(), Turns()
         tasks = []

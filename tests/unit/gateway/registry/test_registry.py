@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from gateway.registry import InstanceState, Model, ProbeResult, Registry
-from gateway.settings import InstanceSettings
+from gateway.registry import BreakerState, InstanceSpec, InstanceState, Model, ProbeResult, Registry
 from kvcontrol.core import CacheIdentity, Epoch, InstanceId
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats
 
@@ -13,8 +12,11 @@ A, B = InstanceId("a"), InstanceId("b")
 
 @pytest.fixture
 def registry() -> Registry:
-    settings = [InstanceSettings(id=name, url=f"http://127.0.0.1:{port}") for name, port in (("a", 1), ("b", 2))]
-    return Registry(settings, unhealthy_after=2)
+    return Registry((spec("a", 1), spec("b", 2)), unhealthy_after=2)
+
+
+def spec(name: str, port: int) -> InstanceSpec:
+    return InstanceSpec(id=InstanceId(name), url=f"http://127.0.0.1:{port}")
 
 
 def stats(running: int = 0, waiting: int = 0) -> InstanceStats:
@@ -144,3 +146,63 @@ async def test_waiting_for_a_change_ends_when_it_comes(registry: Registry) -> No
     assert not waiter.done()
     registry.probe_succeeded(B, probe())
     await asyncio.wait_for(waiter, 5)
+
+
+async def healthy(registry: Registry) -> None:
+    for instance in (A, B):
+        registry.probe_succeeded(instance, probe({"id": "m"}))
+
+
+async def test_an_instance_that_fails_requests_is_left_alone_and_never_all_of_them(registry: Registry) -> None:
+    await healthy(registry)
+    for _ in range(5):
+        registry.failed(A, "cut")
+    assert [each.id for each in registry.usable("m")] == [B]
+    assert registry.breaker(A) is BreakerState.OPEN
+    for _ in range(5):
+        registry.failed(B, "cut")
+    assert len(registry.usable("m")) == 1
+
+
+async def test_an_instance_that_comes_back_gets_one_request_until_that_is_answered(registry: Registry) -> None:
+    await healthy(registry)
+    registry.connection_failed(A, "refused")
+    registry.probe_succeeded(A, probe({"id": "m"}))
+    assert registry.breaker(A) is BreakerState.HALF_OPEN
+    assert len(registry.usable()) == 2
+    registry.picked(A)
+    assert [each.id for each in registry.usable()] == [B]
+    registry.answered(A)
+    assert len(registry.usable()) == 2
+
+
+async def test_errors_that_only_one_instance_makes_eject_it_and_those_of_all_nobody(registry: Registry) -> None:
+    await healthy(registry)
+    for _ in range(10):
+        registry.answered_badly(A, "it answered 500")
+        registry.answered_badly(B, "it answered 500")
+    assert len(registry.usable()) == 2
+    registry = Registry((spec("a", 1), spec("b", 2)), unhealthy_after=2)
+    await healthy(registry)
+    for _ in range(10):
+        registry.answered(B)
+        registry.answered_badly(A, "it answered 500")
+    assert [each.id for each in registry.usable()] == [B]
+    assert "100% of its answers failed lately, 0% of the others'" in registry.breaker_reason(A)
+
+
+async def test_what_is_said_of_one_that_has_left_is_ignored(registry: Registry) -> None:
+    await healthy(registry)
+    hung = registry.hung(A)
+    registry.remove(A)
+    registry.remove(A)
+    registry.failed(A, "cut")
+    registry.answered(A)
+    registry.answered_badly(A, "500")
+    registry.connection_failed(A, "refused")
+    registry.probe_failed(A, "refused")
+    registry.probe_succeeded(A, probe())
+    registry.settle(A)
+    assert not hung.done()
+    assert not registry.hung(A).done()
+    assert [each.id for each in registry.all()] == [B]
