@@ -11,6 +11,7 @@ from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus, KVBackendProtocol
+from kvcontrol.kv_runtime.bandwidth import Bandwidth
 from kvcontrol.kv_runtime.plan import MigrationPlan, PlanId, Priority, Route
 
 
@@ -83,7 +84,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneStats:
-    """``bandwidth`` is an average over the lane's busy time, None before the first sample; times are averages too."""
+    """``bandwidth`` is of the lane's busy time lately, None before the first sample; times are averages too."""
 
     name: LaneName
     queued_blocks: int
@@ -97,8 +98,6 @@ class LaneStats:
     oldest_running_s: float
 
 
-_SAMPLE_S: Final = 0.02
-"""Busy time that makes one sample of bandwidth."""
 _WEIGHT: Final = 0.2
 """Of the newest sample in every average."""
 
@@ -111,15 +110,13 @@ class Lane:
         self.backend = backend
         self.queued_blocks = [0] * len(Priority)
         self.running: dict[Batch, float] = {}
-        self.bandwidth: float | None = None
+        self._bandwidth = Bandwidth()
         self._queues: list[deque[Batch]] = [deque() for _ in Priority]
         self._moved_blocks = 0
         self._moved_bytes = 0
         self._failed_blocks = 0
         self._wait_s = 0.0
         self._batch_s = 0.0
-        self._sample_from_s = 0.0
-        self._sample_bytes = 0
 
     def put(self, batch: Batch, now_s: float) -> None:
         """Queue a batch behind those of its priority."""
@@ -161,28 +158,27 @@ class Lane:
     def began(self, batch: Batch, now_s: float) -> None:
         """A batch's transfer begins."""
         if not self.running:
-            self._sample_from_s = now_s
-            self._sample_bytes = 0
+            self._bandwidth.busy(now_s)
         self.running[batch] = now_s
         self._wait_s += _WEIGHT * (now_s - batch.waiting_since_s - self._wait_s)
 
     def ended(self, batch: Batch, now_s: float, *, moved: int, failed: int) -> None:
         """A batch's stay is over, with so many blocks moved and failed."""
-        began_s = self.running.pop(batch, now_s)
+        began_s = self.running.pop(batch, None)
+        self._failed_blocks += failed
+        if began_s is None or batch.erase:
+            return  # late before it began, or no transfer: that says nothing of the device's speed
         size = moved * self.backend.block_bytes
         self._moved_blocks += moved
         self._moved_bytes += size
-        self._failed_blocks += failed
-        if not moved:
-            return
-        self._batch_s += _WEIGHT * (now_s - began_s - self._batch_s)
-        self._sample_bytes += size
-        took_s = now_s - self._sample_from_s
-        if took_s >= _SAMPLE_S or (took_s > 0 and not self.running):
-            sample = self._sample_bytes / took_s
-            self.bandwidth = sample if self.bandwidth is None else self.bandwidth + _WEIGHT * (sample - self.bandwidth)
-            self._sample_from_s = now_s
-            self._sample_bytes = 0
+        self._bandwidth.ended(size, now_s, at_rest=not self.running)
+        if moved:
+            self._batch_s += _WEIGHT * (now_s - began_s - self._batch_s)
+
+    def bandwidth(self, now_s: float) -> float | None:
+        """Return the speed to count on, in bytes/s; None before anything was measured."""
+        running = sum(len(batch.statuses) for batch in self.running)
+        return self._bandwidth.bytes_per_s(now_s, running * self.backend.block_bytes)
 
     def oldest_running_s(self, now_s: float) -> float:
         """Return for how long the longest-running batch has been on the device."""
@@ -197,7 +193,7 @@ class Lane:
             moved_blocks=self._moved_blocks,
             moved_bytes=self._moved_bytes,
             failed_blocks=self._failed_blocks,
-            bandwidth_bytes_per_s=self.bandwidth,
+            bandwidth_bytes_per_s=self.bandwidth(now_s),
             wait_s=self._wait_s,
             batch_s=self._batch_s,
             oldest_running_s=self.oldest_running_s(now_s),

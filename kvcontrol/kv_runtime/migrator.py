@@ -214,12 +214,13 @@ class KVMigrator:
     def seconds_for(self, src_tier: CacheTier, dst_tier: CacheTier, blocks: int) -> float | None:
         """Return how long a demand load of so many blocks would take from now on; None where nothing was measured."""
         with self._lock:
-            slowest = 0.0
+            slowest, now_s = 0.0, self._clock()
             for lane in self._way(src_tier, dst_tier):
-                if lane.bandwidth is None:
+                bandwidth = lane.bandwidth(now_s)
+                if bandwidth is None:
                     return None
                 ahead = lane.queued_blocks[Priority.DEMAND] + sum(len(batch.statuses) for batch in lane.running)
-                slowest = max(slowest, (ahead + blocks) * lane.backend.block_bytes / lane.bandwidth)
+                slowest = max(slowest, (ahead + blocks) * lane.backend.block_bytes / bandwidth)
         return slowest
 
     def stats(self) -> Mapping[LaneName, LaneStats]:

@@ -150,3 +150,33 @@ def test_a_slow_tier_is_left_alone_once_it_was_measured_and_tried_again_later(
         revisit(1)
         assert tiered.offload.loads == 2
         tiered.check()
+
+
+def test_a_tier_that_turns_slow_is_left_alone_after_a_load_or_two(
+    tiny_llama: Path, settings: pytest.MonkeyPatch, expected: list[list[int]], faults: Callable[..., None]
+) -> None:
+    settings.setattr(agent_module, "PROBE_EVERY_S", 0.0)  # a tiny model computes faster than anything loads
+    with TieredEngine.start(tiny_llama) as tiered:
+
+        def revisit(place: int) -> None:
+            tiered.rest()
+            tiered.evict_hbm()
+            assert tiered.run(PROMPTS[place], new_tokens=NEW_TOKENS) == [expected[place]]
+
+        for place in range(6):
+            revisit(place)
+            revisit(place)
+        fast = tiered.offload
+        assert fast.loads >= 6
+        tiered.door.prefill.tokens_per_s = 200.0  # so that loading is what pays, as long as the tier is quick
+        settings.setattr(agent_module, "PROBE_EVERY_S", 1e9)
+        revisit(0)
+        assert tiered.offload.loads == fast.loads + 1
+        assert tiered.offload.declined_loads == fast.declined_loads
+        faults(engine_write={"delay_s": 2.0})
+        for _ in range(4):
+            tiered.door.prefill.tokens_per_s = 200.0
+            revisit(0)
+        assert tiered.offload.loads <= fast.loads + 1 + 2
+        assert tiered.offload.declined_loads > fast.declined_loads
+        tiered.check()
