@@ -13,8 +13,10 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from gateway.admission import AdmissionController, Authenticator
-from gateway.api.openai import OpenAiApi
+from gateway.api.exchange import Receive, Scope, Send
+from gateway.api.openai import OpenAiApi, serves
 from gateway.api.ops import ops_router
+from gateway.api.tokens import TokenApi
 from gateway.errors import InvalidRequestError, envelope, envelope_of_answer
 from gateway.fingerprint import Fingerprinter, load_tokenizer
 from gateway.pipeline import Limits, Pipeline
@@ -33,6 +35,18 @@ from kvcontrol.prefix_reuse import FleetIndex
 _log = logging.getLogger(__name__)
 
 
+class Gateway(FastAPI):
+    """FastAPI for operators; inference goes past its middleware and router, which would cost as much as the rest."""
+
+    inference: OpenAiApi | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and serves(scope["path"]) and self.inference is not None:
+            await self.inference(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
 def build_app(settings: Settings) -> FastAPI:
     """Return the gateway for these settings; its loops run while its lifespan does.
 
@@ -46,7 +60,7 @@ def build_app(settings: Settings) -> FastAPI:
     authenticator = Authenticator(settings.api_keys, salt_secret=salt_secret)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         registry = Registry(
             (InstanceSpec(id=InstanceId(each.id), url=each.url) for each in settings.instances),
             unhealthy_after=settings.unhealthy_after,
@@ -96,14 +110,21 @@ def build_app(settings: Settings) -> FastAPI:
                         registry=registry, load=load, index=index, planner=planner, metrics=metrics, telemetry=telemetry
                     )
                 )
-                app.mount(
-                    "/v1",
-                    OpenAiApi(
-                        pipeline=pipeline,
+                app.inference = OpenAiApi(
+                    pipeline=pipeline,
+                    authenticator=authenticator,
+                    registry=registry,
+                    tokens=None
+                    if tokenizer is None
+                    else TokenApi(
+                        tokenizer=tokenizer,
+                        executor=executor,
                         authenticator=authenticator,
                         registry=registry,
-                        send_timeout_s=settings.send_timeout_s,
+                        max_body_bytes=settings.max_body_bytes,
+                        body_timeout_s=settings.body_timeout_s,
                     ),
+                    send_timeout_s=settings.send_timeout_s,
                 )
                 turns = Turns()
 
@@ -138,7 +159,7 @@ def build_app(settings: Settings) -> FastAPI:
                 async with membership:
                     yield
 
-    app = FastAPI(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = Gateway(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(Exception, _bug)

@@ -1,4 +1,4 @@
-"""Every error that the gateway raises on purpose, and the one place where errors become OpenAI's envelope.
+"""Every error that the gateway raises on purpose, with its status.
 
 GatewayError
 ├── StartupError              the process can't start; the message says what to change
@@ -7,24 +7,23 @@ GatewayError
 └── ApiError                  a request is answered with an envelope
     ├── InvalidRequestError       400
     ├── AuthenticationError       401
+    ├── PermissionDeniedError     403  the key is known, and may not do this
     ├── NotFoundError             404  route or model
     ├── MethodNotAllowedError     405
     ├── BodyTimeoutError          408
     ├── BodyTooLargeError         413
+    ├── RateLimitedError          429  with Retry-After
     ├── UpstreamUnreachableError  502
     ├── NoInstanceError           503  with Retry-After
     └── UpstreamTimeoutError      504
 
-The envelope is ``{"error": {"message", "type", "param", "code"}}``. Engines answer in other shapes (LMDeploy puts the
-fields on top level, FastAPI says ``detail``); ``envelope_of_answer`` re-wraps those and leaves a right one untouched.
+The shapes in which they leave are in ``envelopes``.
 """
 
-from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import msgspec
-
-_MAX_FOREIGN_CHARS = 2000
+from gateway.envelopes import anthropic_envelope, envelope, envelope_of_answer
+from gateway.types import Dialect
 
 
 class GatewayError(Exception):
@@ -65,7 +64,9 @@ class ApiError(GatewayError):
         self.reason = code or self.code
         self.retry_after_s = retry_after_s
 
-    def body(self) -> bytes:
+    def body(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
+        if dialect is Dialect.ANTHROPIC:
+            return anthropic_envelope(self.status, self.message)
         return envelope(self.message, kind=self.type, param=self.param, code=self.reason)
 
 
@@ -83,6 +84,14 @@ class AuthenticationError(ApiError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class PermissionDeniedError(ApiError):
+    """The key is known, and what it asks for isn't its to have."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
 
 
 class NotFoundError(ApiError):
@@ -117,6 +126,14 @@ class BodyTooLargeError(ApiError):
     code = "request_too_large"
 
 
+class RateLimitedError(ApiError):
+    """A limit of the caller's own is reached, or the gateway is saturated; later the same request may pass."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
 class UpstreamUnreachableError(ApiError):
     """An instance could not be reached, or closed the connection before it answered, and no other could take over."""
 
@@ -141,82 +158,6 @@ class UpstreamTimeoutError(ApiError):
     code = "upstream_timeout"
 
 
-def envelope(message: str, *, kind: str, param: str | None = None, code: str | None = None) -> bytes:
-    """Return OpenAI's error envelope as JSON."""
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
-
-
-def envelope_of_answer(status: int, body: bytes) -> bytes:
-    """Return what an engine said with an error status, as an envelope; one that is right already stays byte for
-    byte.
-    """
-    try:
-        said: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        said = body[:_MAX_FOREIGN_CHARS].decode("utf-8", "replace").strip()
-    match said:
-        case {"error": {"message": str()}}:
-            return body
-        case {"message": str(message), **rest}:
-            kind, param = rest.get("type"), rest.get("param")
-        case {"error": str(message)}:
-            kind, param = None, None
-        case {"detail": str(message)}:
-            kind, param = None, None
-        case {"detail": list(details)} if details:
-            message, param = _validation(details)
-            kind = None
-        case str() if said:
-            message, kind, param = said, None, None
-        case _:
-            message, kind, param = f"the engine answered with status {status} and no message", None, None
-    default_kind, code = _of_status(status)
-    return envelope(
-        message,
-        kind=kind if isinstance(kind, str) and kind else default_kind,
-        param=param if isinstance(param, str) else None,
-        code=code,
-    )
-
-
-def _validation(details: list[Any]) -> tuple[str, str | None]:
-    """FastAPI's list of validation errors as one sentence, and the first field."""
-    parts: list[str] = []
-    first: str | None = None
-    for detail in details[:5]:
-        match detail:
-            case {"msg": str(text), "loc": list(loc)}:
-                field = ".".join(str(part) for part in loc if part != "body")
-                parts.append(f"{field}: {text}" if field else text)
-                first = first or field or None
-            case _:
-                parts.append(str(detail)[:200])
-    return "; ".join(parts), first
-
-
-_KINDS = {
-    400: ("invalid_request_error", "invalid_request"),
-    401: ("authentication_error", "invalid_api_key"),
-    403: ("permission_error", "forbidden"),
-    404: ("invalid_request_error", "not_found"),
-    409: ("invalid_request_error", "conflict"),
-    413: ("invalid_request_error", "request_too_large"),
-    422: ("invalid_request_error", "invalid_request"),
-    429: ("rate_limit_error", "rate_limit_exceeded"),
-    503: ("service_unavailable_error", "engine_unavailable"),
-}
-
-
-def _of_status(status: int) -> tuple[str, str]:
-    if status in _KINDS:
-        return _KINDS[status]
-    return (
-        ("invalid_request_error", "invalid_request")
-        if status < HTTPStatus.INTERNAL_SERVER_ERROR
-        else ("server_error", "engine_error")
-    )
-
-
 __all__ = [
     "ApiError",
     "AuthenticationError",
@@ -227,6 +168,8 @@ __all__ = [
     "MethodNotAllowedError",
     "NoInstanceError",
     "NotFoundError",
+    "PermissionDeniedError",
+    "RateLimitedError",
     "SettingsError",
     "StartupError",
     "StateError",

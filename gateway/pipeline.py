@@ -38,7 +38,18 @@ from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.ids import InstanceId
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_PATHS = {Operation.CHAT: "/v1/chat/completions", Operation.COMPLETIONS: "/v1/completions"}
+PATHS = {
+    Operation.CHAT: "/v1/chat/completions",
+    Operation.COMPLETIONS: "/v1/completions",
+    Operation.EMBEDDINGS: "/v1/embeddings",
+    Operation.RESPONSES: "/v1/responses",
+    Operation.MESSAGES: "/v1/messages",
+    Operation.COUNT_TOKENS: "/v1/messages/count_tokens",
+    Operation.GENERATE: "/generate",
+    Operation.TOKENIZE: "/tokenize",
+    Operation.DETOKENIZE: "/detokenize",
+}
+"""Where each operation is asked for, here and at an engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +110,13 @@ class Pipeline:
         """Answer one request; every way it can end is settled exactly once."""
         record = RequestRecord(operation=operation, request_id=_request_id(exchange), started_s=monotonic())
         try:
-            tenant = self._authenticator.authenticate(exchange.header(b"authorization"))
+            tenant = self._authenticator.authenticate(exchange.credential)
             record.tenant = tenant.id
             body = await exchange.read_body(
                 limit_bytes=self._limits.max_body_bytes, timeout_s=self._limits.body_timeout_s
             )
             async with exchange.until_disconnect():
-                call = parse_call(operation, body)
+                call = parse_call(operation, body, models=self._registry.served_models)
                 record.stream = call.stream
                 self._admission.admit(call.model)
                 record.model = call.model  # only a name that exists gets into the log
@@ -155,7 +166,7 @@ class Pipeline:
         instance = this.plan.instance
         try:
             response = await self._client.open(
-                instance.url + _PATHS[call.operation],
+                instance.url + PATHS[call.operation],
                 headers=this.headers,
                 body=call.body,
                 hung=partial(self._registry.hung, instance.id),
@@ -175,7 +186,9 @@ class Pipeline:
             record.status = response.status
             own = _own_headers(this.plan, record)
             try:
-                relayed = await relay(response, exchange, own_headers=own, hide_usage=call.hide_usage)
+                relayed = await relay(
+                    response, exchange, operation=call.operation, own_headers=own, hide_usage=call.hide_usage
+                )
             except UpstreamFailureError as failure:
                 self._note(instance, failure)
                 record.outcome = Outcome.UPSTREAM_ERROR
@@ -236,4 +249,4 @@ def _refusal(failure: UpstreamFailureError) -> ApiError:
             return UpstreamUnreachableError(str(failure))
 
 
-__all__ = ["Limits", "Pipeline"]
+__all__ = ["PATHS", "Limits", "Pipeline"]

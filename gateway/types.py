@@ -11,11 +11,36 @@ RequestId = NewType("RequestId", str)
 """The client's ``x-request-id`` when it is sane, otherwise one of ours."""
 
 
+class Dialect(StrEnum):
+    """Whose API a route speaks: it decides what errors, usage and the end of a stream look like."""
+
+    OPENAI = "openai"
+    RESPONSES = "responses"
+    ANTHROPIC = "anthropic"
+
+
 class Operation(StrEnum):
     """What an inference request asks for; the value is what metrics and logs call it."""
 
     CHAT = "chat_completions"
     COMPLETIONS = "completions"
+    EMBEDDINGS = "embeddings"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "count_tokens"
+    GENERATE = "generate"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+
+    @property
+    def dialect(self) -> Dialect:
+        match self:
+            case Operation.MESSAGES | Operation.COUNT_TOKENS:
+                return Dialect.ANTHROPIC
+            case Operation.RESPONSES:
+                return Dialect.RESPONSES
+            case _:
+                return Dialect.OPENAI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,4 +60,4 @@ class Usage:
     cached_tokens: int | None
 
 
-__all__ = ["Operation", "RequestId", "Tenant", "TenantId", "Usage"]
+__all__ = ["Dialect", "Operation", "RequestId", "Tenant", "TenantId", "Usage"]

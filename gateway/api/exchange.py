@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.errors import ApiError, BodyTimeoutError, BodyTooLargeError
 from gateway.interrupt import Interrupt, InterruptError
+from gateway.types import Dialect
 from gateway.upstream.headers import Header
 
 Message = MutableMapping[str, Any]
@@ -27,9 +28,21 @@ class ClientGoneError(Exception):
 
 
 class Exchange:
-    """Reads once, replies once. ``started`` says whether the client has been sent a status."""
+    """Reads once, replies once. ``started`` says whether the client has been sent a status; ``dialect`` is whose API
+    its errors speak; ``extra_headers`` go out with whatever answer it gets (a limit's remainder, for example).
+    """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, *, send_timeout_s: float) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        send_timeout_s: float,
+        dialect: Dialect = Dialect.OPENAI,
+    ) -> None:
+        self.dialect = dialect
+        self.extra_headers: list[Header] = []
         self.headers: Sequence[Header] = scope["headers"]
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -42,6 +55,14 @@ class Exchange:
     def header(self, name: bytes) -> bytes | None:
         """Return the first value of a header, its name in lower case."""
         return next((value for key, value in self.headers if key == name), None)
+
+    @property
+    def credential(self) -> bytes | None:
+        """The ``Authorization`` header; where there is none, Anthropic's ``x-api-key`` as if it were one."""
+        given = self.header(b"authorization")
+        if given is None and (key := self.header(b"x-api-key")) is not None:
+            return b"Bearer " + key
+        return given
 
     async def read_body(self, *, limit_bytes: int, timeout_s: float) -> bytes:
         """Return the whole body, never holding more than ``limit_bytes``.
@@ -112,6 +133,7 @@ class Exchange:
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
         self.started = True
+        headers = [*headers, *self.extra_headers] if self.extra_headers else headers
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes) -> None:
@@ -144,7 +166,7 @@ class Exchange:
             extra.append((b"connection", b"close"))
         if error.status == 401:  # noqa: PLR2004 - RFC 9110: a 401 names the scheme
             extra.append((b"www-authenticate", b"Bearer"))
-        await self.reply(error.status, error.body(), extra)
+        await self.reply(error.status, error.body(self.dialect), extra)
 
 
 def _too_large(limit_bytes: int) -> BodyTooLargeError:

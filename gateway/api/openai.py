@@ -1,4 +1,7 @@
-"""``/v1``: OpenAI's routes as one raw ASGI app. Every failure below it leaves as OpenAI's envelope."""
+"""The routes of inference APIs as one raw ASGI app: OpenAI's, Anthropic's Messages, LMDeploy's ``/generate``.
+
+Every failure below it leaves in the envelope of the route's own API.
+"""
 
 import logging
 
@@ -6,55 +9,72 @@ import msgspec
 
 from gateway.admission import Authenticator
 from gateway.api.exchange import ClientGoneError, Exchange, Receive, Scope, Send
-from gateway.errors import ApiError, MethodNotAllowedError, NotFoundError, envelope
-from gateway.pipeline import Pipeline
+from gateway.api.tokens import TokenApi
+from gateway.envelopes import anthropic_envelope, envelope
+from gateway.errors import ApiError, MethodNotAllowedError, NotFoundError
+from gateway.pipeline import PATHS, Pipeline
 from gateway.registry import Registry
-from gateway.types import Operation
+from gateway.types import Dialect, Operation
 
-_OPERATIONS = {
-    "/v1/chat/completions": Operation.CHAT,
-    "/v1/completions": Operation.COMPLETIONS,
-}
+_OPERATIONS = {path: operation for operation, path in PATHS.items()}
 _MODELS = "/v1/models"
 
 _log = logging.getLogger(__name__)
 
 
+def serves(path: str) -> bool:
+    """Whether a path is this app's: everything under ``/v1``, and the operations outside of it."""
+    return path.startswith("/v1/") or path in _OPERATIONS
+
+
 class OpenAiApi:
-    """Dispatches by path and method; inference goes down the pipeline."""
+    """Dispatches by path and method; inference goes down the pipeline. ``tokens`` answers what needs no engine, where
+    the gateway has a tokenizer.
+    """
 
     def __init__(
-        self, *, pipeline: Pipeline, authenticator: Authenticator, registry: Registry, send_timeout_s: float
+        self,
+        *,
+        pipeline: Pipeline,
+        authenticator: Authenticator,
+        registry: Registry,
+        tokens: TokenApi | None,
+        send_timeout_s: float,
     ) -> None:
         self._pipeline = pipeline
         self._authenticator = authenticator
         self._registry = registry
+        self._tokens = tokens
         self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"/v1 speaks HTTP, not {scope['type']}")
-        exchange = Exchange(scope, receive, send, send_timeout_s=self._send_timeout_s)
+        operation = _OPERATIONS.get(scope["path"])
+        dialect = Dialect.OPENAI if operation is None else operation.dialect
+        exchange = Exchange(scope, receive, send, send_timeout_s=self._send_timeout_s, dialect=dialect)
         try:
-            await self._dispatch(exchange)
+            await self._dispatch(operation, exchange)
         except ClientGoneError:
             return
         except ApiError as error:
             await exchange.refuse(error)
         except Exception:
-            _log.exception("unexpected failure on %s", exchange.path)
+            _log.exception("unexpected failure on %s", operation or _MODELS)
             if exchange.started:
                 raise  # the server closes the connection: the client sees a broken answer, not a short one
-            await exchange.reply(500, envelope("the gateway failed", kind="server_error", code="internal_error"))
+            await exchange.reply(500, _bug(dialect))
 
-    async def _dispatch(self, exchange: Exchange) -> None:
-        operation = _OPERATIONS.get(exchange.path)
+    async def _dispatch(self, operation: Operation | None, exchange: Exchange) -> None:
         if operation is not None:
             _only(exchange, "POST")
-            await self._pipeline.serve(operation, exchange)
+            if self._tokens is not None and operation in {Operation.TOKENIZE, Operation.DETOKENIZE}:
+                await self._tokens.serve(operation, exchange)
+            else:
+                await self._pipeline.serve(operation, exchange)
         elif exchange.path == _MODELS or exchange.path.startswith(_MODELS + "/"):
             _only(exchange, "GET")
-            self._authenticator.authenticate(exchange.header(b"authorization"))
+            self._authenticator.authenticate(exchange.credential)
             await self._models(exchange)
         else:
             raise NotFoundError(f"there is no {exchange.path} here", code="unknown_route")
@@ -76,4 +96,10 @@ def _only(exchange: Exchange, method: str) -> None:
         raise MethodNotAllowedError(f"{exchange.path} takes {method}, not {exchange.method}")
 
 
-__all__ = ["OpenAiApi"]
+def _bug(dialect: Dialect) -> bytes:
+    if dialect is Dialect.ANTHROPIC:
+        return anthropic_envelope(500, "the gateway failed")
+    return envelope("the gateway failed", kind="server_error", code="internal_error")
+
+
+__all__ = ["OpenAiApi", "serves"]

@@ -32,6 +32,9 @@ class Gap(StrEnum):
     BAD_TOKENS = "bad_tokens"
     BAD_TEXT = "bad_text"
     NO_CACHE_REPORT = "no_cache_report"
+    NO_GENERATION = "no_generation"
+    UNKNOWN_PARTS = "unknown_parts"
+    INLINE_SYSTEM = "inline_system"
 
 
 class Fingerprint:

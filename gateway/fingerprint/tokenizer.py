@@ -59,6 +59,24 @@ class ModelTokenizer:
             return self._remembering.encode(text, salt=salt)
         return self._encoder.encode(text)
 
+    def token_ids(self, text: str, *, special: bool) -> list[int]:
+        """Return a text's token ids, with the tokenizer's own special tokens or without. Remembers nothing."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
+        return ids
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return each token as the vocabulary spells it."""
+        texts: list[str] = self._tokenizer.convert_ids_to_tokens(list(ids))
+        return texts
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special ones included.
+
+        Raises ``OverflowError`` or ``IndexError`` for ids that are none.
+        """
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
     def _find_assistant_end(self) -> str | None:
         """What follows an assistant's text; found by rendering a marker. None when there is no usable template."""
         if getattr(self._tokenizer, "chat_template", None) is None:

@@ -114,6 +114,10 @@ class Registry:
                     cards[model.id] = model.card | cards.get(model.id, {})
         return list(cards.values())
 
+    def served_models(self) -> list[str]:
+        """Return the names of the models that usable instances serve, each once."""
+        return list({model.id: None for each in self.usable() for model in each.models})
+
     def probe_succeeded(self, instance: InstanceId, probe: ProbeResult) -> None:
         """Take in a good health check: the instance is healthy from now on."""
         before = self._instances.get(instance)

@@ -1,8 +1,8 @@
 """Which headers cross the gateway.
 
 End-to-end headers do, unknown ones included. Never crossing: hop-by-hop headers (RFC 9110 section 7.6.1) and those that
-``Connection`` names; ``x-kvgate-*`` from either side; towards the engine also ``Authorization`` (the gateway's own) and
-``Accept-Encoding`` (answers are looked into, so they are asked for uncompressed).
+``Connection`` names; ``x-kvgate-*`` from either side; towards the engine also ``Authorization`` and ``x-api-key`` (the
+gateway's own) and ``Accept-Encoding`` (answers are looked into, so they are asked for uncompressed).
 """
 
 from collections.abc import Iterable
@@ -29,6 +29,7 @@ _NOT_TO_ENGINE = _HOP_BY_HOP | {
     b"content-length",
     b"expect",
     b"host",
+    b"x-api-key",
     b"x-request-id",
 }
 _NOT_TO_CLIENT = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-request-id"}

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
 
-from gateway.errors import UpstreamTimeoutError, UpstreamUnreachableError, envelope, envelope_of_answer
-from gateway.types import Usage
+from gateway.envelopes import after_error, envelope_of_answer, stream_error
+from gateway.errors import UpstreamTimeoutError, UpstreamUnreachableError
+from gateway.types import Dialect, Operation, Usage
 from gateway.upstream.client import FailureKind, UpstreamFailureError, UpstreamResponse
 from gateway.upstream.headers import Header, towards_client
-from gateway.upstream.sse import EventScanner, error_event, usage_of_answer
+from gateway.upstream.sse import EventScanner, scanner_for, usage_of_answer
 
 _MAX_WHOLE_BYTES = 64 << 20
 
@@ -40,22 +41,29 @@ class Relayed:
 
 
 async def relay(
-    response: UpstreamResponse, reply: Reply, *, own_headers: Sequence[Header], hide_usage: bool
+    response: UpstreamResponse,
+    reply: Reply,
+    *,
+    operation: Operation,
+    own_headers: Sequence[Header],
+    hide_usage: bool,
 ) -> Relayed:
     """Pass one answer on. Raises ``UpstreamFailureError`` only while the client has not been sent anything."""
     headers = [*towards_client(response.headers), *own_headers]
     if not response.readable:
         return await _pass(response, reply, headers)
     if response.status >= HTTPStatus.BAD_REQUEST:
-        return await _error(response, reply, headers)
+        return await _error(response, reply, headers, operation.dialect)
     if response.is_event_stream:
-        return await _stream(response, reply, headers, EventScanner(hide_usage=hide_usage))
+        scanner = scanner_for(operation.dialect, hide_usage=hide_usage, generate=operation is Operation.GENERATE)
+        return await _stream(response, reply, headers, (scanner, operation.dialect))
     return await _whole(response, reply, headers)
 
 
 async def _stream(
-    response: UpstreamResponse, reply: Reply, headers: Sequence[Header], scanner: EventScanner
+    response: UpstreamResponse, reply: Reply, headers: Sequence[Header], watched: tuple[EventScanner, Dialect]
 ) -> Relayed:
+    scanner, dialect = watched
     failure: str | None = None
     data = await response.read()
     await reply.start(response.status, headers)
@@ -66,16 +74,18 @@ async def _stream(
             data = await response.read()
     except UpstreamFailureError as error:
         failure = error.kind
-        await reply.send(error_event(_failure_envelope(error)))
+        await reply.send(_error_events(error, dialect))
     else:
         if rest := scanner.rest():
             await reply.send(rest)
         if scanner.failed:
             failure = "error_event"
+            if not scanner.done and (end := after_error(dialect)):
+                await reply.send(end)
         elif not scanner.done:
             failure = FailureKind.CUT
             cut = UpstreamFailureError(FailureKind.CUT, "the engine ended its stream without finishing it")
-            await reply.send(error_event(_failure_envelope(cut)))
+            await reply.send(_error_events(cut, dialect))
     await reply.finish()
     return Relayed(status=response.status, usage=scanner.usage, failure=failure)
 
@@ -90,9 +100,9 @@ async def _whole(response: UpstreamResponse, reply: Reply, headers: Sequence[Hea
     return Relayed(status=response.status, usage=usage_of_answer(body), failure=None)
 
 
-async def _error(response: UpstreamResponse, reply: Reply, headers: Sequence[Header]) -> Relayed:
+async def _error(response: UpstreamResponse, reply: Reply, headers: Sequence[Header], dialect: Dialect) -> Relayed:
     said, complete = await _read(response)
-    body = envelope_of_answer(response.status, said if complete else b"")
+    body = envelope_of_answer(response.status, said if complete else b"", dialect)
     if body is not said:
         headers = [(name, value) for name, value in headers if name != b"content-type"]
         headers.append((b"content-type", b"application/json"))
@@ -131,11 +141,11 @@ async def _read(response: UpstreamResponse) -> tuple[bytes, bool]:
     return (first if len(parts) == 1 else b"".join(parts)), True
 
 
-def _failure_envelope(error: UpstreamFailureError) -> bytes:
+def _error_events(error: UpstreamFailureError, dialect: Dialect) -> bytes:
     timed_out = error.kind in {FailureKind.IDLE_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT}
     kind = UpstreamTimeoutError if timed_out else UpstreamUnreachableError
     code = "upstream_timeout" if timed_out else "upstream_cut"
-    return envelope(str(error), kind=kind.type, code=code)
+    return stream_error(dialect, status=kind.status, message=str(error), kind=kind.type, code=code)
 
 
 __all__ = ["Relayed", "Reply", "relay"]

@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-from gateway.types import Usage
+from gateway.types import Dialect, Usage
 
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -21,15 +21,36 @@ class _PromptDetails(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = 0
+    """OpenAI's field names, those of Responses and Messages, and those of LMDeploy's ``/generate``."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _PromptDetails | None = None
+    cache_read_input_tokens: int | None = None
+
+
+class _Holder(msgspec.Struct, frozen=True):
+    usage: _Usage | None = None
 
 
 class _Event(msgspec.Struct, frozen=True):
+    type: str | None = None
     usage: _Usage | None = None
+    meta_info: _Usage | None = None
+    response: _Holder | None = None
+    message: _Holder | str | None = None
     choices: list[msgspec.Raw] | None = None
     error: msgspec.Raw = msgspec.Raw()
+
+    def tokens(self) -> _Usage | None:
+        """The usage, wherever this dialect puts it."""
+        if self.usage is not None:
+            return self.usage
+        holder = self.response or (self.message if isinstance(self.message, _Holder) else None)
+        return self.meta_info if holder is None else holder.usage
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -87,10 +108,76 @@ class EventScanner:
             return True
         if bytes(said.error) not in {b"", b"null"}:
             self.failed = True
-        if said.usage is None:
+        usage = said.tokens()
+        if usage is None:
             return True
-        self.usage = _usage(said.usage)
+        self.usage = _usage(usage)
         return not (self._hide_usage and said.choices == [])
+
+
+class GenerateScanner(EventScanner):
+    """LMDeploy's ``/generate``: every event counts its tokens in ``meta_info``, and ``[DONE]`` ends it."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        super().__init__(hide_usage=False)
+        self._last = b""
+
+    def _look(self, event: bytes) -> bool:
+        if b'"meta_info"' in event:
+            self._last = event
+            return True
+        kept = super()._look(event)
+        if self.done and self._last:
+            self.usage = usage_of_answer(_data(self._last))
+        return kept
+
+
+class TypedScanner(EventScanner):
+    """Responses and Messages: events have a type, one of which is the last; there is no ``[DONE]``."""
+
+    __slots__ = ("_last", "_marks")
+
+    def __init__(self, dialect: Dialect) -> None:
+        super().__init__(hide_usage=False)
+        self._last, self._marks = _TYPED[dialect]
+
+    def _look(self, event: bytes) -> bool:
+        if not any(mark in event for mark in self._marks):
+            return True
+        try:
+            said = _decoder.decode(_data(event))
+        except (msgspec.DecodeError, RecursionError):
+            return True
+        if said.type in {"error", "response.failed"}:
+            self.failed = True
+        self.done = self.done or said.type in self._last
+        usage = said.tokens()
+        if usage is not None:
+            before = self.usage
+            now = _usage(usage)
+            self.usage = now if before is None else _joined(before, now)
+        return True
+
+
+_TYPED = {
+    Dialect.RESPONSES: (
+        frozenset({"response.completed", "response.incomplete", "response.failed"}),
+        (b"response.completed", b"response.incomplete", b"response.failed", b'"error"'),
+    ),
+    Dialect.ANTHROPIC: (
+        frozenset({"message_stop"}),
+        (b"message_start", b"message_delta", b"message_stop", b'"error"'),
+    ),
+}
+
+
+def scanner_for(dialect: Dialect, *, hide_usage: bool, generate: bool) -> EventScanner:
+    """Return what watches a stream of this dialect; ``generate`` is LMDeploy's own."""
+    if dialect in _TYPED:
+        return TypedScanner(dialect)
+    return GenerateScanner() if generate else EventScanner(hide_usage=hide_usage)
 
 
 def usage_of_answer(body: bytes) -> Usage | None:
@@ -99,12 +186,8 @@ def usage_of_answer(body: bytes) -> Usage | None:
         said = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError):
         return None
-    return None if said.usage is None else _usage(said.usage)
-
-
-def error_event(envelope: bytes) -> bytes:
-    """Return an error envelope as the event that ends a stream which can't go on."""
-    return b"data: " + envelope + b"\n\n"
+    usage = said.tokens()
+    return None if usage is None else _usage(usage)
 
 
 def _data(event: bytes) -> bytes:
@@ -114,12 +197,21 @@ def _data(event: bytes) -> bytes:
 
 
 def _usage(said: _Usage) -> Usage:
-    details = said.prompt_tokens_details
+    details = said.prompt_tokens_details or said.input_tokens_details
     return Usage(
-        prompt_tokens=said.prompt_tokens,
-        completion_tokens=said.completion_tokens or 0,
-        cached_tokens=None if details is None else details.cached_tokens,
+        prompt_tokens=said.prompt_tokens or said.input_tokens or 0,
+        completion_tokens=said.completion_tokens or said.output_tokens or 0,
+        cached_tokens=said.cache_read_input_tokens if details is None else details.cached_tokens,
     )
 
 
-__all__ = ["EventScanner", "error_event", "usage_of_answer"]
+def _joined(before: Usage, now: Usage) -> Usage:
+    """Messages count the prompt at the start and the answer later: the larger counts hold."""
+    return Usage(
+        prompt_tokens=max(before.prompt_tokens, now.prompt_tokens),
+        completion_tokens=max(before.completion_tokens, now.completion_tokens),
+        cached_tokens=before.cached_tokens if now.cached_tokens is None else now.cached_tokens,
+    )
+
+
+__all__ = ["EventScanner", "scanner_for", "usage_of_answer"]

@@ -102,18 +102,19 @@ async def test_retries_stop_when_their_budget_is_spent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("how", [{"die_after": 3}, {"no_done": True}, {"die_after": 3, "split": 7}])
-async def test_a_stream_whose_engine_dies_ends_with_an_error_event_and_never_with_done(
+async def test_a_stream_whose_engine_dies_ends_with_an_error_event_and_done(
     fleet: Fleet, path: str, how: dict[str, object]
 ) -> None:
     async with fleet.gateway.post(path, chat(stream=True, prompt="x"), x_script=script(**how)) as answer:
         assert answer.status == 200
         events = data_events(await answer.text())
-    error = json.loads(events[-1])["error"]
+    assert events[-1] == "[DONE]"
+    error = json.loads(events[-2])["error"]
     assert error["type"] == "upstream_error"
     assert error["code"] == "upstream_cut"
     assert error["message"]
-    assert all(json.loads(event)["choices"] for event in events[:-1])
-    assert len(events) == (5 if "no_done" in how else 4)
+    assert all(json.loads(event)["choices"] for event in events[:-2])
+    assert len(events) == (6 if "no_done" in how else 5)
     operation = "chat_completions" if path == CHAT else "completions"
     await fleet.gateway.counted(f'kvgate_requests_total{{operation="{operation}",outcome="upstream_error"}}', 1)
 
@@ -146,8 +147,8 @@ async def test_an_engine_that_falls_silent_within_a_stream_ends_in_an_error_even
     async with running_fleet(tmp_path, idle_timeout_s=0.3) as fleet:
         async with fleet.gateway.post(CHAT, chat(stream=True), x_script=script(stall_after=2)) as answer:
             events = data_events(await answer.text())
-        assert json.loads(events[-1])["error"]["code"] == "upstream_timeout"
-        assert len(events) == 3
+        assert json.loads(events[-2])["error"]["code"] == "upstream_timeout"
+        assert len(events) == 4
         await eventually(lambda: fleet.active == 0)
 
 
@@ -192,8 +193,8 @@ async def test_an_engine_that_hangs_behind_a_live_server_loses_what_waits_there_
         for _ in range(2):
             assert await _answered_by(fleet) == (200, "b")
         events = await stream
-        assert json.loads(events[-1])["error"]["code"] == "upstream_timeout"
-        assert len(events) == 3
+        assert json.loads(events[-2])["error"]["code"] == "upstream_timeout"
+        assert len(events) == 4
         await eventually(lambda: a.active == 0)
         assert await fleet.gateway.metric('kvgate_retries_total{cause="hung"}') == 2
         a.healthy, a.stats_failures, a.default = True, 0, Script()

@@ -2,7 +2,9 @@ import json
 
 import pytest
 
-from gateway.errors import ApiError, NoInstanceError, envelope_of_answer
+from gateway.envelopes import envelope_of_answer, stream_error
+from gateway.errors import ApiError, NoInstanceError, RateLimitedError
+from gateway.types import Dialect
 
 
 def read(status: int, body: bytes) -> dict[str, object]:
@@ -12,8 +14,37 @@ def read(status: int, body: bytes) -> dict[str, object]:
 
 
 def test_a_right_envelope_is_the_same_object() -> None:
-    body = b'{"error": {"message": "m", "type": "t", "param": null, "code": 7}, "more": 1}'
+    body = b'{"error": {"message": "m", "type": "t", "param": null, "code": "c"}, "more": 1}'
     assert envelope_of_answer(400, body) is body
+    body = b'{"type": "error", "error": {"type": "not_found_error", "message": "m"}}'
+    assert envelope_of_answer(404, body, Dialect.ANTHROPIC) is body
+
+
+def test_a_number_as_a_code_becomes_a_word() -> None:
+    body = b'{"error": {"message": "m", "type": "t", "param": "p", "code": 400}}'
+    assert read(400, body) == {"message": "m", "type": "t", "param": "p", "code": "invalid_request"}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, "invalid_request_error"), (404, "not_found_error"), (429, "rate_limit_error"), (500, "api_error")],
+)
+def test_anthropics_clients_get_anthropics_envelope(status: int, kind: str) -> None:
+    body = b'{"message":"no","type":"x","code":400,"object":"error"}'
+    assert json.loads(envelope_of_answer(status, body, Dialect.ANTHROPIC)) == {
+        "type": "error",
+        "error": {"type": kind, "message": "no"},
+    }
+    if status == 429:
+        assert json.loads(RateLimitedError("no").body(Dialect.ANTHROPIC))["error"]["type"] == kind
+
+
+def test_each_dialect_ends_a_broken_stream_in_its_own_way() -> None:
+    said = {dialect: stream_error(dialect, status=502, message="m", kind="k", code="c") for dialect in Dialect}
+    assert said[Dialect.OPENAI].endswith(b"}\n\ndata: [DONE]\n\n")
+    assert said[Dialect.ANTHROPIC].startswith(b'event: error\ndata: {"type":"error"')
+    assert said[Dialect.RESPONSES].startswith(b'event: error\ndata: {"type":"error","code":"c"')
+    assert b"DONE" not in said[Dialect.ANTHROPIC] + said[Dialect.RESPONSES]
 
 
 def test_lmdeploys_shape_keeps_message_type_and_param() -> None:

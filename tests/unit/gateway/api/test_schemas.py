@@ -26,7 +26,7 @@ JSON = st.recursive(
 def test_asking_for_usage_changes_nothing_else_in_any_body(
     *, more: dict[str, object], ascii_only: bool, indent: int | None, options: object
 ) -> None:
-    reserved = {"model", "stream", "stream_options", "prompt"}
+    reserved = {"model", "stream", "stream_options", "prompt", "n", "max_tokens"}
     said = {key: value for key, value in more.items() if key not in reserved}
     said |= {"model": "m", "prompt": "x", "stream": True}
     if options != "absent":
@@ -159,3 +159,72 @@ def test_keys_that_only_look_doubled_are_allowed() -> None:
 def test_a_key_given_twice_is_refused_by_name(body: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="more than once"):
         parse_call(Operation.COMPLETIONS, body)
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "tokens", "answers"),
+    [
+        (Operation.CHAT, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "n": 2}, 3, 2),
+        (
+            Operation.CHAT,
+            {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "max_completion_tokens": 4},
+            4,
+            1,
+        ),
+        (Operation.COMPLETIONS, {"prompt": ["x", "y"], "max_tokens": 5, "n": 2}, 5, 4),
+        (Operation.COMPLETIONS, {"prompt": [1, 2]}, None, 1),
+        (Operation.RESPONSES, {"input": "x", "max_output_tokens": 6}, 6, 1),
+        (Operation.MESSAGES, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 7}, 7, 1),
+        (Operation.GENERATE, {"prompt": "x", "max_tokens": 8}, 8, 1),
+    ],
+)
+def test_a_call_says_how_many_tokens_it_may_cost(
+    operation: Operation, body: dict[str, object], tokens: int | None, answers: int
+) -> None:
+    call = parse_call(operation, json.dumps({"model": "m", **body}).encode())
+    assert (call.answer_tokens, call.answers) == (tokens, answers)
+
+
+def test_generate_needs_no_model_while_only_one_is_served() -> None:
+    assert parse_call(Operation.GENERATE, b'{"prompt":"x"}', models=lambda: ["only"]).model == "only"
+    with pytest.raises(InvalidRequestError, match="a, b"):
+        parse_call(Operation.GENERATE, b'{"prompt":"x"}', models=lambda: ["a", "b"])
+    with pytest.raises(InvalidRequestError, match="model"):
+        parse_call(Operation.CHAT, b'{"messages":[{"role":"user","content":"x"}]}', models=lambda: ["only"])
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        (Operation.EMBEDDINGS, {"input": ["a", "b"]}),
+        (Operation.COUNT_TOKENS, {"messages": []}),
+        (Operation.MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
+        (Operation.MESSAGES, {"messages": [{"role": "system", "content": "x"}]}),
+        (Operation.MESSAGES, {"messages": [{"role": "user", "content": [{"type": "new"}]}]}),
+        (Operation.RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+        (Operation.RESPONSES, {"input": [7]}),
+        (Operation.GENERATE, {"prompt": "x", "image_data": "http://x"}),
+    ],
+)
+def test_what_has_no_text_passes_without_a_fingerprint(operation: Operation, body: dict[str, object]) -> None:
+    assert isinstance(parse_call(operation, json.dumps({"model": "m", **body}).encode()).prompt, Unreadable)
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "param"),
+    [
+        (Operation.EMBEDDINGS, {"input": ""}, "input"),
+        (Operation.EMBEDDINGS, {}, "input"),
+        (Operation.RESPONSES, {"input": []}, "input"),
+        (Operation.RESPONSES, {}, "input"),
+        (Operation.MESSAGES, {"messages": []}, "messages"),
+        (Operation.MESSAGES, {"input_ids": [-1]}, "input_ids[0]"),
+        (Operation.GENERATE, {}, "prompt"),
+        (Operation.GENERATE, {"prompt": "x", "input_ids": [1]}, "prompt"),
+        (Operation.GENERATE, {"prompt": ""}, "prompt"),
+    ],
+)
+def test_what_no_engine_could_take_is_named(operation: Operation, body: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        parse_call(operation, json.dumps({"model": "m", **body}).encode())
+    assert refused.value.param == param

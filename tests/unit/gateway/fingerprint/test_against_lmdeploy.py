@@ -1,6 +1,7 @@
 """The gateway's rendering and encoding against LMDeploy's own code, on the same tokenizer."""
 
 import importlib
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 
 from engines.models.tiny import build_tiny
+from gateway.api.schemas import parse_call
 from gateway.fingerprint import ChatPrompt, ModelTokenizer, canonical_chat, load_tokenizer
+from gateway.types import Operation
 from kvcontrol.core.hashing import token_bytes
 
 pytestmark = pytest.mark.filterwarnings(
@@ -104,7 +107,39 @@ class Theirs:
             )
 
     async def encode(self, body: dict[str, Any]) -> list[int]:
-        request = self.protocol.ChatCompletionRequest(model="m", **body)
+        return await self.encode_request(self.protocol.ChatCompletionRequest(model="m", **body))
+
+    async def encode_messages(self, body: dict[str, Any]) -> list[int]:
+        """What its ``/v1/messages`` does."""
+        protocol = importlib.import_module("lmdeploy.serve.anthropic.protocol")
+        adapter = importlib.import_module("lmdeploy.serve.anthropic.adapter")
+        said = protocol.MessagesRequest(model="m", max_tokens=1, **body)
+        return await self.encode_request(
+            self.protocol.ChatCompletionRequest(
+                model="m",
+                messages=adapter.to_openai_messages(said),
+                tools=adapter.to_openai_tools(said.tools),
+                tool_choice=adapter.normalize_tool_choice(said.tool_choice),
+            )
+        )
+
+    async def encode_responses(self, body: dict[str, Any]) -> list[int]:
+        """What its ``/v1/responses`` does."""
+        protocol = importlib.import_module("lmdeploy.serve.openai.responses.protocol")
+        asked = importlib.import_module("lmdeploy.serve.openai.responses.request")
+        said = protocol.ResponsesRequest(model="m", **body)
+        tools = asked.openai_tools_from_responses(said)
+        choice = asked.tool_choice_from_responses(said.tool_choice, tools)
+        return await self.encode_request(
+            self.protocol.ChatCompletionRequest(
+                model="m",
+                messages=asked.messages_from_input(said),
+                tools=tools if tools and choice != "none" else None,
+                tool_choice=choice,
+            )
+        )
+
+    async def encode_request(self, request: Any) -> list[int]:
         request = self.parsers.normalize_chat_request(self.tools.dump_tools(request))
         prompt = await self.processor.get_prompt_input(
             request.messages,
@@ -136,3 +171,100 @@ async def test_tokens_of_a_chat_are_those_that_lmdeploy_computes(
     )
     assert isinstance(prompt, ChatPrompt)
     assert ours.encode(ours.render(prompt.messages, prompt.kwargs), salt="s") == token_bytes(await theirs.encode(body))
+
+
+THEIR_TOOL = {"name": "f", "description": "does f", "input_schema": {"type": "object", "properties": {"a": {}}}}
+MESSAGES: dict[str, dict[str, Any]] = {
+    "one turn": {"messages": [{"role": "user", "content": "hi"}]},
+    "system as blocks": {
+        "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: none"},
+            {"type": "text", "text": "be "},
+            {"type": "text", "text": "brief"},
+        ],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+    },
+    "tools, thinking and results": {
+        "system": "s",
+        "tools": [THEIR_TOOL, {"name": "g", "input_schema": {}}],
+        "messages": [
+            {"role": "user", "content": "x"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "redacted_thinking", "data": "..."},
+                    {"type": "text", "text": "let me see"},
+                    {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "7"}]},
+                    {"type": "text", "text": "and?"},
+                ],
+            },
+        ],
+    },
+    "one tool chosen": {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [THEIR_TOOL, {"name": "g", "input_schema": {}}],
+        "tool_choice": {"type": "tool", "name": "g"},
+    },
+    "the assistant is continued": {
+        "messages": [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one, two"}]
+    },
+}
+
+
+@pytest.mark.parametrize("body", MESSAGES.values(), ids=MESSAGES.keys())
+async def test_tokens_of_anthropics_messages_are_those_that_lmdeploy_computes(
+    ours: ModelTokenizer, theirs: Theirs, body: dict[str, Any]
+) -> None:
+    prompt = parse_call(Operation.MESSAGES, json.dumps({"model": "m", "max_tokens": 1, **body}).encode()).prompt
+    assert isinstance(prompt, ChatPrompt)
+    rendered = ours.encode(ours.render(prompt.messages, prompt.kwargs), salt="s")
+    assert rendered == token_bytes(await theirs.encode_messages(body))
+
+
+RESPONSES: dict[str, dict[str, Any]] = {
+    "a text": {"input": "hi"},
+    "instructions and developer": {
+        "instructions": "be brief",
+        "input": [
+            {"role": "developer", "content": "and kind"},
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c"}]},
+            {"role": "user", "content": "d"},
+        ],
+    },
+    "calls and their outputs": {
+        "tools": [{"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}],
+        "input": [
+            {"role": "user", "content": "x"},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "7"},
+        ],
+    },
+    "tools that are not to be used": {
+        "tools": [{"type": "function", "name": "f", "parameters": {}}],
+        "tool_choice": "none",
+        "input": "x",
+    },
+    "one tool chosen": {
+        "tools": [{"type": "function", "name": each, "parameters": {}} for each in "fg"],
+        "tool_choice": {"type": "function", "name": "g"},
+        "input": "x",
+    },
+}
+
+
+@pytest.mark.parametrize("body", RESPONSES.values(), ids=RESPONSES.keys())
+async def test_tokens_of_responses_are_those_that_lmdeploy_computes(
+    ours: ModelTokenizer, theirs: Theirs, body: dict[str, Any]
+) -> None:
+    prompt = parse_call(Operation.RESPONSES, json.dumps({"model": "m", **body}).encode()).prompt
+    assert isinstance(prompt, ChatPrompt)
+    rendered = ours.encode(ours.render(prompt.messages, prompt.kwargs), salt="s")
+    assert rendered == token_bytes(await theirs.encode_responses(body))

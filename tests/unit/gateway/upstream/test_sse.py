@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.types import Usage
-from gateway.upstream.sse import EventScanner, error_event, usage_of_answer
+from gateway.types import Dialect, Usage
+from gateway.upstream.sse import EventScanner, scanner_for, usage_of_answer
 
 ENDS = ["\n\n", "\r\n\r\n", "\r\r", "\n\r\n", "\r\n\n"]
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
@@ -113,5 +113,60 @@ def test_usage_of_a_whole_answer() -> None:
         assert usage_of_answer(body) is None
 
 
-def test_an_error_event_is_an_event() -> None:
-    assert error_event(b'{"error":{}}') == b'data: {"error":{}}\n\n'
+def event(name: str, **data: object) -> bytes:
+    return f"event: {name}\ndata: {json.dumps({'type': name, **data})}\n\n".encode()
+
+
+def scanned(dialect: Dialect, stream: bytes, size: int, *, generate: bool = False) -> EventScanner:
+    scanner = scanner_for(dialect, hide_usage=False, generate=generate)
+    assert feed(scanner, stream, [size]) == stream
+    return scanner
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_stream_of_messages_counts_the_prompt_at_its_start_and_the_answer_at_its_end(size: int) -> None:
+    start = event("message_start", message={"id": "m", "usage": {"input_tokens": 9, "output_tokens": 1}})
+    text = event("content_block_delta", index=0, delta={"type": "text_delta", "text": 'message_stop "error"'})
+    delta = event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 5})
+    scanner = scanned(Dialect.ANTHROPIC, start + text + delta, size)
+    assert not scanner.done
+    assert not scanner.failed
+    scanner = scanned(Dialect.ANTHROPIC, start + text + delta + event("message_stop"), size)
+    assert scanner.done
+    assert scanner.usage == Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=None)
+
+
+def test_an_error_within_messages_is_noticed() -> None:
+    scanner = scanned(Dialect.ANTHROPIC, event("error", error={"type": "api_error", "message": "m"}), 100)
+    assert scanner.failed
+    assert not scanner.done
+
+
+@pytest.mark.parametrize(("last", "failed"), [("completed", False), ("incomplete", False), ("failed", True)])
+def test_a_stream_of_responses_ends_with_a_typed_event_that_has_the_usage(last: str, *, failed: bool) -> None:
+    usage = {"input_tokens": 9, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 8}}
+    text = event("response.output_text.delta", delta="response.completed")
+    scanner = scanned(Dialect.RESPONSES, text + event(f"response.{last}", response={"usage": usage}), 11)
+    assert scanner.done
+    assert scanner.failed is failed
+    assert scanner.usage == Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=8)
+    assert not scanned(Dialect.RESPONSES, text, 11).done
+
+
+def test_a_stream_of_generate_has_its_usage_in_its_last_piece() -> None:
+    pieces = b"".join(
+        b'data: {"text":"a","meta_info":{"prompt_tokens":3,"completion_tokens":%d,"finish_reason":null}}\n\n' % number
+        for number in (1, 2)
+    )
+    scanner = scanned(Dialect.OPENAI, pieces + b"data: [DONE]\n\n", 9, generate=True)
+    assert scanner.done
+    assert scanner.usage == Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=None)
+
+
+def test_usage_of_whole_answers_in_other_dialects() -> None:
+    assert usage_of_answer(b'{"type":"message","usage":{"input_tokens":3,"output_tokens":4}}') == Usage(
+        prompt_tokens=3, completion_tokens=4, cached_tokens=None
+    )
+    assert usage_of_answer(b'{"text":"x","meta_info":{"prompt_tokens":3,"completion_tokens":4}}') == Usage(
+        prompt_tokens=3, completion_tokens=4, cached_tokens=None
+    )

@@ -1,0 +1,216 @@
+"""The parts of OpenAI's and LMDeploy's own request bodies that the gateway looks at; the rest passes through unseen.
+
+Types of fields that only the engine reads are the engine's to check.
+"""
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from gateway.errors import InvalidRequestError
+from gateway.fingerprint.canonical import Prompt, TextPrompt, TokenPrompt, Unreadable, canonical_chat
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """OpenAI's ``stream_options``."""
+
+    include_usage: bool | None = None
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """What is looked at in every body. A field of ``looked_at`` may be given only once: of two, the engine might read
+    another one than the gateway.
+    """
+
+    looked_at: ClassVar[tuple[bytes, ...]] = (b'"model"', b'"stream"', b'"stream_options"')
+    counts_usage: ClassVar[bool] = False
+    """Whether a stream reports its usage only when ``stream_options`` asks for it."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
+    migration_request: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    with_cache: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    preserve_cache: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+    max_tokens: float | None = None
+
+    def prompt_of(self) -> Prompt:
+        """Return the prompt; raises ``InvalidRequestError`` for one that no engine can take."""
+        raise NotImplementedError
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """The most tokens that each answer may have, where the request says so."""
+        return None if self.max_tokens is None else int(self.max_tokens)
+
+    @property
+    def answers(self) -> int:
+        """How many answers are asked for, at least 1."""
+        return 1
+
+
+class Message(msgspec.Struct, frozen=True):
+    """Only what must hold of every message; the template gets the message as it came."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ChatBody(Body, frozen=True, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    looked_at = (*Body.looked_at, b'"messages"', b'"input_ids"')
+    counts_usage = True
+
+    messages: list[dict[str, Any]]
+    n: int | None = None
+    max_completion_tokens: float | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    input_ids: list[int] | None = None
+
+    @property
+    def answer_tokens(self) -> int | None:
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return None if most is None else int(most)
+
+    @property
+    def answers(self) -> int:
+        return max(1, self.n or 1)
+
+    def prompt_of(self) -> Prompt:
+        if self.input_ids is not None:
+            check_tokens(self.input_ids, "input_ids")
+        if not self.messages and self.input_ids is not None:
+            return TokenPrompt(token_ids=tuple(self.input_ids))
+        if not self.messages:
+            raise InvalidRequestError("messages: is empty; at least one message is needed", param="messages")
+        return canonical_chat(
+            self.messages,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            template_kwargs=self.chat_template_kwargs,
+            enable_thinking=self.enable_thinking,
+            reasoning_effort=self.reasoning_effort,
+        )
+
+
+class GenerateBody(Body, frozen=True, kw_only=True):
+    """``POST /generate``, LMDeploy's own: text or token ids as they are, usage in every event, no model needed."""
+
+    looked_at = (*Body.looked_at, b'"prompt"', b'"input_ids"')
+
+    prompt: str | None = None
+    input_ids: list[int] | None = None
+    image_data: Any = None
+
+    def prompt_of(self) -> Prompt:
+        if (self.prompt is None) == (self.input_ids is None):
+            raise InvalidRequestError("give either prompt or input_ids", param="prompt")
+        if self.image_data is not None:
+            return Unreadable(reason="multimodal")
+        if self.input_ids is not None:
+            check_tokens(self.input_ids, "input_ids")
+            return TokenPrompt(token_ids=tuple(self.input_ids))
+        _check_text(self.prompt, "prompt")
+        return TextPrompt(text=self.prompt or "")
+
+
+class OtherBody(Body, frozen=True, kw_only=True):
+    """A request that generates nothing, so that no cached prefix helps it: embeddings, counting, tokenizing."""
+
+    def prompt_of(self) -> Prompt:
+        return Unreadable(reason="no_generation")
+
+
+class EmbeddingsBody(OtherBody, frozen=True, kw_only=True):
+    """``POST /v1/embeddings``."""
+
+    looked_at = (*Body.looked_at, b'"input"')
+
+    input: str | list[Any]
+
+    def prompt_of(self) -> Prompt:
+        if not self.input:
+            raise _empty("input")
+        return super().prompt_of()
+
+
+class CompletionBody(Body, frozen=True, kw_only=True):
+    """``POST /v1/completions``."""
+
+    looked_at = (*Body.looked_at, b'"prompt"')
+    counts_usage = True
+
+    prompt: str | list[Any]
+    n: int | None = None
+
+    @property
+    def answers(self) -> int:
+        prompts = self.prompt
+        several = len(prompts) if isinstance(prompts, list) and not isinstance(next(iter(prompts), 0), int) else 1
+        return max(1, self.n or 1) * max(1, several)
+
+    def prompt_of(self) -> Prompt:
+        match self.prompt:
+            case str(text):
+                _check_text(text, "prompt")
+                return TextPrompt(text=text)
+            case []:
+                raise _empty("prompt")
+            case [str(), *_] as texts:
+                for number, each in enumerate(texts):
+                    _check_text(each, f"prompt[{number}]")
+                return TextPrompt(text=texts[0]) if len(texts) == 1 else Unreadable(reason="several_prompts")
+            case [list(), *_] as lists:
+                for number, each in enumerate(lists):
+                    check_tokens(each, f"prompt[{number}]")
+                return (
+                    TokenPrompt(token_ids=tuple(lists[0])) if len(lists) == 1 else Unreadable(reason="several_prompts")
+                )
+            case ids:
+                check_tokens(ids, "prompt")
+                return TokenPrompt(token_ids=tuple(ids))
+
+
+def _check_text(text: object, where: str) -> None:
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{where}: expected a text like those before it", param=where)
+    if not text:
+        raise _empty(where)
+
+
+def check_tokens(ids: object, where: str) -> None:
+    """Engines take a negative or broken token id for granted and fall over it."""
+    if not isinstance(ids, list):
+        raise InvalidRequestError(f"{where}: expected a list of token ids like those before it", param=where)
+    if not ids:
+        raise _empty(where)
+    if all(type(token) is int for token in ids) and min(ids) >= 0:
+        return
+    number, token = next((number, token) for number, token in enumerate(ids) if type(token) is not int or token < 0)
+    shown = token if type(token) in {int, float, bool} else f"a {type(token).__name__}"
+    raise InvalidRequestError(
+        f"{where}[{number}]: is {shown}; a token id is an integer, at least 0", param=f"{where}[{number}]"
+    )
+
+
+def _empty(where: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{where}: is empty; a prompt has at least one token", param=where)
+
+
+__all__ = [
+    "Body",
+    "ChatBody",
+    "CompletionBody",
+    "EmbeddingsBody",
+    "GenerateBody",
+    "Message",
+    "OtherBody",
+    "StreamOptions",
+    "check_tokens",
+]

@@ -1,0 +1,132 @@
+"""``/tokenize`` and ``/detokenize`` as vLLM shapes them, answered by the gateway's own tokenizer.
+
+LMDeploy has neither (its ``/v1/encode`` only encodes). Without a tokenizer here both are passed on to the engine, for
+engines that have them.
+"""
+
+import asyncio
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway.admission import Authenticator
+from gateway.api.bodies import check_tokens
+from gateway.api.exchange import Exchange
+from gateway.errors import InvalidRequestError, NotFoundError
+from gateway.fingerprint.canonical import canonical_chat
+from gateway.fingerprint.tokenizer import ModelTokenizer
+from gateway.registry import Registry
+from gateway.types import Operation
+
+
+class _Tokenize(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class _Detokenize(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+_Parsed = TypeVar("_Parsed", _Tokenize, _Detokenize)
+
+
+class TokenApi:
+    """Stateless; the work is done on ``executor``, so that the event loop goes on."""
+
+    def __init__(  # noqa: PLR0913 - wired once, by name
+        self,
+        *,
+        tokenizer: ModelTokenizer,
+        executor: Executor,
+        authenticator: Authenticator,
+        registry: Registry,
+        max_body_bytes: int,
+        body_timeout_s: float,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._executor = executor
+        self._authenticator = authenticator
+        self._registry = registry
+        self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
+
+    async def serve(self, operation: Operation, exchange: Exchange) -> None:
+        """Answer one request; raises ``ApiError``."""
+        self._authenticator.authenticate(exchange.credential)
+        body = await exchange.read_body(limit_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
+        work = self._tokenize if operation is Operation.TOKENIZE else self._detokenize
+        async with exchange.until_disconnect():
+            answer = await asyncio.get_running_loop().run_in_executor(self._executor, work, body)
+        await exchange.reply(200, msgspec.json.encode(answer))
+
+    def _tokenize(self, body: bytes) -> dict[str, Any]:
+        said = _parsed(body, _Tokenize)
+        self._check_model(said.model)
+        if (said.prompt is None) == (said.messages is None):
+            raise InvalidRequestError("give either prompt or messages", param="prompt")
+        if said.prompt is not None:
+            text, special = said.prompt, said.add_special_tokens
+        else:
+            text, special = self._rendered(said), True
+        try:
+            ids = self._tokenizer.token_ids(text, special=special)
+        except UnicodeEncodeError:
+            raise InvalidRequestError("prompt: holds half a surrogate pair", param="prompt") from None
+        return {
+            "count": len(ids),
+            "max_model_len": self._context_length(),
+            "tokens": ids,
+            "token_strs": self._tokenizer.token_texts(ids) if said.return_token_strs else None,
+        }
+
+    def _rendered(self, said: _Tokenize) -> str:
+        if not self._tokenizer.has_chat_template:
+            raise InvalidRequestError("messages: this model has no chat template", param="messages")
+        if not said.messages:
+            raise InvalidRequestError("messages: is empty; at least one message is needed", param="messages")
+        prompt = canonical_chat(said.messages, tools=said.tools, template_kwargs=said.chat_template_kwargs)
+        messages = getattr(prompt, "messages", None)
+        if messages is None:
+            raise InvalidRequestError("messages: only text can be tokenized here", param="messages")
+        try:
+            return self._tokenizer.render(messages, prompt.kwargs)  # type: ignore[union-attr]
+        except Exception as error:
+            raise InvalidRequestError(f"messages: the chat template refuses them: {error}", param="messages") from error
+
+    def _detokenize(self, body: bytes) -> dict[str, Any]:
+        said = _parsed(body, _Detokenize)
+        self._check_model(said.model)
+        if said.tokens:
+            check_tokens(said.tokens, "tokens")
+        try:
+            return {"prompt": self._tokenizer.text_of(said.tokens)}
+        except (OverflowError, IndexError):
+            raise InvalidRequestError("tokens: an id is beyond the vocabulary", param="tokens") from None
+
+    def _check_model(self, model: str | None) -> None:
+        if model is not None and not self._registry.knows_model(model):
+            raise NotFoundError(f"the model {model!r} does not exist", param="model", code="model_not_found")
+
+    def _context_length(self) -> int | None:
+        known = [each.stats.context_length_tokens for each in self._registry.usable() if each.stats is not None]
+        return min(known, default=None)
+
+
+def _parsed(body: bytes, kind: type[_Parsed]) -> _Parsed:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"the request body: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"the request body is not JSON: {error}", code="invalid_json") from None
+
+
+__all__ = ["TokenApi"]
