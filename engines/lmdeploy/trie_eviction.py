@@ -10,9 +10,8 @@ the addresses of Python objects decide within one second. Here the policy knows 
     the trie's reference goes in any other way     remove
 
 so those that it may choose are the ones that only the trie holds, always, and choosing costs O(1) a victim. The order
-is the policy's; what is kept here is that a node goes only as a leaf that nobody uses. A policy may choose a head whose
-tail must stay (a tail was leased alone, or computed anew over a cached head): such a head waits, goes at once if its
-last tail goes in the same call, and otherwise is inserted anew.
+is the policy's; that a node goes only as a leaf is ``TailsFirst``'s, which stands before any policy, and is checked
+here once more, with the reference counts: a block that can't go after all is inserted anew.
 
 A ``TrieEviction`` belongs to one trie and to the engine's thread. Nothing here raises into the engine's loop: at the
 first failure it is counted, logged, and LMDeploy's own eviction does the work from then on; the set of leaves and the
@@ -28,7 +27,7 @@ import numpy as np
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy import EvictionPolicy, LruPolicy, PolicyContext
+from kvcontrol.kv_policy import EvictionPolicy, LruPolicy, PolicyContext, TailsFirst
 
 _EVICTION = "kvgate_eviction"
 _CONTENT = "kvgate_content"
@@ -41,7 +40,7 @@ class TrieEviction:
 
     def __init__(self, allocator: Any, policy: EvictionPolicy) -> None:
         self._allocator = allocator
-        self._policy = policy
+        self._policy = TailsFirst(policy)
         self._nodes: dict[BlockId, Any] = {}
         blocks = allocator._log_mem.num_blocks()  # noqa: SLF001 - the allocator has no name for it
         self._resident = np.zeros(blocks, dtype=bool)
@@ -52,7 +51,7 @@ class TrieEviction:
     @property
     def policy(self) -> EvictionPolicy:
         """The policy that decides now; ``use`` another to replace it."""
-        return self._policy
+        return self._policy.policy
 
     @property
     def failed(self) -> bool:
@@ -62,18 +61,12 @@ class TrieEviction:
     def use(self, policy: EvictionPolicy) -> None:
         """Let an empty ``policy`` decide from now on: it is told of all blocks, the one used longest ago first.
 
-        O(n log n). ``ValueError`` when it isn't empty, ``RuntimeError`` once LMDeploy's own eviction has taken over.
+        O(n). ``ValueError`` when it isn't empty, ``RuntimeError`` once LMDeploy's own eviction has taken over.
         The old policy stays in charge when anything raises.
         """
         if self.failed:
             raise RuntimeError("LMDeploy's own eviction has taken over after an error")
-        if len(policy) > 0:
-            raise ValueError(f"a policy begins empty, {policy.name} knows {len(policy)} blocks")
-        used_at = self._allocator.get_access_time(np.arange(len(self._resident)))
-        for block in sorted(self._nodes, key=lambda block: (used_at[block], -self._nodes[block].prefix_len)):
-            policy.insert((block,), (_content(self._nodes[block]),))
-        policy.hold([block for block in self._nodes if self._held[block]])
-        self._policy = policy
+        self._policy = self._policy.hand_over(policy, [block for block in self._nodes if self._held[block]])
 
     def committed(self, node: Any) -> None:
         """Follow what became reusable on the path that ends in ``node``; O(fresh nodes). Never raises."""
@@ -141,6 +134,7 @@ class TrieEviction:
         _require(reachable == self._nodes, "not the trie's nodes")
         _require(set(np.flatnonzero(self._resident).tolist()) == reachable.keys(), "not the trie's blocks")
         _require(len(self._policy) == len(reachable), "the policy knows other blocks")
+        self._policy.check_integrity()
         _require(trie.leaves == {node for node in reachable.values() if not node.children}, "not the trie's leaves")
         counts = self._allocator.get_ref_count(np.arange(len(self._resident)))
         _require(bool(np.array_equal(self._held, self._resident & (counts > 1))), "held are not those in use")
@@ -193,7 +187,7 @@ class TrieEviction:
                 raise ValueError(f"block {node.block_id} belongs to two nodes")
             setattr(node, _EVICTION, self)
         blocks = np.array([node.block_id for node in path])
-        self._policy.insert(blocks.tolist(), [_content(node) for node in path])
+        self._policy.insert(blocks.tolist(), [_content(node) for node in path], [_content_above(node) for node in path])
         self._resident[blocks] = True
         self._held[blocks] = False
         self._follow(blocks)
@@ -241,6 +235,11 @@ def _content(node: Any) -> int:
         known = hash((above, node.block_hash))
         setattr(node, _CONTENT, known)
     return known
+
+
+def _content_above(node: Any) -> int | None:
+    parent = node.parent
+    return None if parent is None or parent.parent is None else _content(parent)
 
 
 def _once(blocks: "np.ndarray[Any, np.dtype[np.int64]]") -> list[BlockId]:

@@ -10,6 +10,7 @@ from kvcontrol.kv_policy.mq import MqPolicy
 from kvcontrol.kv_policy.naive import NaiveLruPolicy
 from kvcontrol.kv_policy.registry import POLICIES, Parameter, PolicyError, PolicyKind, make_policy
 from kvcontrol.kv_policy.s3fifo import S3FifoPolicy
+from kvcontrol.kv_policy.tails_first import TailsFirst
 
 __all__ = [
     "POLICIES",
@@ -28,5 +29,6 @@ __all__ = [
     "PolicyError",
     "PolicyKind",
     "S3FifoPolicy",
+    "TailsFirst",
     "make_policy",
 ]

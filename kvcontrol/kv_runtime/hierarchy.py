@@ -364,6 +364,15 @@ class HierarchyManager:
             raise ValueError(f"there is no tier {tier}; there is {', '.join(self._spaces)}")
         self._demoter.watermarks[tier] = marks
 
+    def use_policy(self, tier: CacheTier, make_policy: Callable[[], EvictionPolicy]) -> None:
+        """Let other policies, one a tenant, choose what leaves a tier from now on; all that is there stays. O(blocks).
+
+        ``ValueError`` for a tier that isn't there. The old ones stay in charge when anything raises.
+        """
+        if tier not in self._spaces:
+            raise ValueError(f"there is no tier {tier}; there is {', '.join(self._spaces)}")
+        self._residency.use_policy(tier, make_policy)
+
     def stats(self) -> HierarchyStats:
         """Return what is there and what happened; any thread (then numbers may be a moment apart)."""
         losses, hits = self._residency.losses.copy(), self._hits.copy()

@@ -1,10 +1,11 @@
 """One tier below HBM: its slots, whose they are, and which block gives way when somebody needs one.
 
 Each tenant has a policy of its own, so that a tenant's choice among its blocks can't be seen or swayed by another's;
-whose block goes is the quotas' to say.
+whose block goes is the quotas' to say. Any policy will do: a head stays as long as the tenant has a tail of it here
+(``TailsFirst``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -13,6 +14,7 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
 from kvcontrol.core.integrity import must
 from kvcontrol.kv_policy.eviction import EvictionPolicy, PolicyContext
+from kvcontrol.kv_policy.tails_first import TailsFirst
 from kvcontrol.kv_runtime.quota import QuotaManager
 from kvcontrol.kv_runtime.refusal import NoRoom
 from kvcontrol.kv_runtime.resident import Block, Copy
@@ -61,7 +63,7 @@ class TierSpace:
         """Blocks that nobody holds, by tenant."""
         self.evictable_blocks = 0
         self._make_policy = make_policy
-        self._policies: dict[str, EvictionPolicy] = {}
+        self._policies: dict[str, TailsFirst] = {}
         self._quotas = quotas
         self._on_free = on_free
         self._may_leave = False
@@ -170,9 +172,25 @@ class TierSpace:
         self._forget(tenant)
         return victims
 
+    def use(self, make_policy: Callable[[], EvictionPolicy], blocks: Iterable[Block]) -> None:
+        """Let other policies decide from now on, told of all that is here: ``blocks``, all of this tier. O(blocks).
+
+        The old ones stay in charge when anything raises.
+        """
+        held: dict[str, list[BlockId]] = {tenant: [] for tenant in self._policies}
+        for block in blocks:
+            if block.holds and not block.copies[self.tier].leaving:
+                held[block.record.tenant].append(block.block_id)
+        self._policies = {
+            tenant: policy.hand_over(make_policy(), held[tenant]) for tenant, policy in self._policies.items()
+        }
+        self._make_policy = make_policy
+
     def check_integrity(self, blocks: Sequence[Block]) -> None:
         """Raise ``AssertionError`` unless policies, slots and the given blocks of this tier agree. O(blocks)."""
         self.slots.check_integrity()
+        for policy in self._policies.values():
+            policy.check_integrity()
         slots = [block.copies[self.tier].slot for block in blocks]
         must(len(set(slots)) == len(slots), f"{self.tier}: a slot has two owners")
         must(all(slot in self.slots for slot in slots), f"{self.tier}: a block's slot is free")
@@ -188,8 +206,13 @@ class TierSpace:
     def _admit(self, tenant: str, blocks: Sequence[Block]) -> None:
         policy = self._policies.get(tenant)
         if policy is None:
-            policy = self._policies[tenant] = self._make_policy()
-        policy.insert([block.block_id for block in blocks], [block.record.key for block in blocks])
+            policy = self._policies[tenant] = TailsFirst(self._make_policy())
+        records = [block.record for block in blocks]
+        policy.insert(
+            [block.block_id for block in blocks],
+            [record.key for record in records],
+            [record.parent for record in records],
+        )
         self._count(tenant, len(blocks))
 
     def _hold(self, tenant: str, blocks: Sequence[Block]) -> None:

@@ -14,7 +14,7 @@ from engines.lmdeploy.hooks import eviction_hooks
 from engines.lmdeploy.patching import install
 from engines.lmdeploy.trie_eviction import TrieEviction, eviction_of
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy import EvictionDecision, LruPolicy, NaiveLruPolicy, PolicyContext
+from kvcontrol.kv_policy import POLICIES, EvictionDecision, LruPolicy, NaiveLruPolicy, PolicyContext, make_policy
 from tests.support.block_trie import BLOCK_TOKENS, Paging, prompt
 
 LOGGER = "engines.lmdeploy.trie_eviction"
@@ -242,7 +242,9 @@ def test_a_policy_is_told_of_paths_in_prompt_order() -> None:
     path = [node.block_id for node in sorted(nodes(paging), key=lambda node: node.prefix_len)]
     paging.blocks.pin_logical_blocks(np.array(path[-1:]))
     assert paging.trie.evict(4) == 0
-    assert told == [path, path[:-1]]  # fresh, and given back because their tail stays
+    assert told == [path]
+    paging.serve(prompt(1, 4))
+    assert told == [path, path[:-1]]  # fresh, and told anew: their turn had come, they stayed for their tail's sake
 
 
 def test_a_policy_that_chooses_more_than_wanted_is_relieved() -> None:
@@ -380,9 +382,9 @@ class Workload(RuleBasedStateMachine):
     def begin(self, shared: int, blocks: int, own: int, more: int) -> None:
         tokens = prompt(0, 6)[: shared * BLOCK_TOKENS] + prompt(1 + own, blocks)[: blocks * BLOCK_TOKENS + more]
         admitted = [pool.begin(tokens) for pool in self.pools]
-        assert (admitted[0] is None) == (admitted[1] is None)
+        assert len({sequence is None for sequence in admitted}) == 1
         if admitted[0] is not None:
-            assert admitted[0].cached_tokens == admitted[1].cached_tokens
+            assert len({sequence.cached_tokens for sequence in admitted}) == 1
             self.running.append(admitted)
 
     @precondition(lambda self: self.running)
@@ -434,6 +436,34 @@ class Workload(RuleBasedStateMachine):
     @staticmethod
     def any_of(things: list[Any]) -> st.SearchStrategy[int]:
         return st.integers(0, len(things) - 1)
+
+
+class AnyPolicy(Workload):
+    """The same with any policy that ships in one pool; which blocks it holds is its own affair."""
+
+    name = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pools = (self.ours,)
+        eviction(self.ours).use(make_policy(self.name, capacity_blocks=20))
+
+    @invariant()
+    def both_hold_the_same(self) -> None:
+        assert eviction(self.ours).policy.name == self.name
+
+    @rule(name=st.sampled_from(list(POLICIES)))
+    def swap(self, name: str) -> None:
+        before = {node.block_id for node in nodes(self.ours)}
+        self.name = name
+        eviction(self.ours).use(make_policy(name, capacity_blocks=20))
+        assert {node.block_id for node in nodes(self.ours)} == before
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_gives_up_leaves_that_nobody_uses_and_all_of_them_also_when_it_is_swapped(name: str) -> None:
+    machine = type("Machine", (AnyPolicy,), {"name": name})
+    run_state_machine_as_test(machine, settings=settings(max_examples=12, stateful_step_count=30, deadline=None))
 
 
 def test_any_workload_leaves_the_books_right_and_the_order_that_of_the_naive_twin() -> None:

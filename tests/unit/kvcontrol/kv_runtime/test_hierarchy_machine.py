@@ -1,6 +1,7 @@
 """The hierarchy under anything that may happen, in any order: nothing is lost, nothing is wrong, everything ends."""
 
 import random
+from functools import partial
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
@@ -8,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy import POLICIES, make_policy
 from kvcontrol.kv_runtime import (
     BlockRecord,
     BlockStatus,
@@ -204,6 +206,14 @@ class Hierarchy(RuleBasedStateMachine):
             guaranteed_bytes=guaranteed * BLOCK_BYTES, burst_bytes=None if burst is None else burst * BLOCK_BYTES
         )
         self.rig.quotas.set(tenant, tier, quota)
+
+    @rule(tier=st.sampled_from([CacheTier.DDR, CacheTier.NVME]), name=st.sampled_from(list(POLICIES)))
+    def another_policy(self, tier: CacheTier, name: str) -> None:
+        self.rig.poll()
+        before = {block_id: self.rig.hierarchy.locate(block_id) for block_id in self.saved}
+        capacity = DDR if tier is CacheTier.DDR else NVME
+        self.rig.hierarchy.use_policy(tier, partial(make_policy, name, capacity_blocks=capacity))
+        assert {block_id: self.rig.hierarchy.locate(block_id) for block_id in self.saved} == before
 
     @precondition(lambda self: len(self.tickets) > 12)
     @rule()

@@ -1,0 +1,232 @@
+"""Any policy, made to give up tails before heads: whoever owns prefix-chained blocks asks it through this.
+
+A block is of no use without those before it, so a head must stay while any tail of it is there. LRU, LFU and MQ keep to
+that where paths are used as wholes; FIFO, ARC, S3-FIFO and LRU-2 are defined by more than the last use and don't. Here
+the owner says with each block whose content comes before it, and for every content the number of resident blocks that
+follow on it is kept. What the policy chooses goes if nothing follows on it. A head with tails is set *aside*: the
+policy has forgotten it (its turn had come), it stays resident, and it is
+
+    the next to go           as soon as its last tail has gone,
+    inserted anew            as soon as it is used or held again; the policy knows it by its key.
+
+So the victim is the first in the policy's order that has no tails, and each block is set aside at most once for each
+time that it came, was used or was held: O(1) amortised a block, no scan, no walk down to a leaf. Links are by content,
+not by place: a head that was lost (a broken copy) and comes again has its tails at once. Rejected: walking from a
+chosen head to its deepest tail (a chat is thousands of blocks deep, on every victim), and holding all heads in the
+policy (a hold ends as a use, so every head would be young when its last tail goes).
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from kvcontrol.core.ids import BlockId
+from kvcontrol.core.integrity import must
+from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, EvictionPolicy, PolicyContext
+
+_Link = tuple[ContentKey, ContentKey | None]
+"""What a block holds, and what comes before that; None for the first block of a prompt."""
+
+
+class TailsFirst:
+    """An ``EvictionPolicy`` about a forest of blocks around an empty ``policy`` that need not know of it.
+
+    Paths are as in ``EvictionPolicy``; only ``insert`` is told more. A held block's heads must be held too, or may be
+    chosen like any other once it has left. ``select_victims`` returns fewer than wanted only when every other block is
+    held or has a held one after it.
+    """
+
+    tails_first = True
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        if len(policy):
+            raise ValueError(f"a policy begins empty, {policy.name} knows {len(policy)} blocks")
+        self.policy = policy
+        self._links: OrderedDict[BlockId, _Link] = OrderedDict()
+        """In the order of their last uses, whatever the policy's own order is: for a successor."""
+        self._tails: dict[ContentKey, int] = {}
+        """How many resident blocks follow on a content; absent is none."""
+        self._aside: dict[ContentKey, list[BlockId]] = {}
+        """Chosen heads with tails, by their content (mostly one, but nothing forbids two blocks of one content)."""
+        self._set_aside: set[BlockId] = set()
+        """All that the policy has forgotten and that is still here: in ``_aside`` or ``_next``."""
+        self._next: dict[BlockId, None] = {}
+        """Of those, heads whose last tail has gone."""
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    @property
+    def name(self) -> str:
+        """The policy's own name."""
+        return self.policy.name
+
+    @property
+    def aside_blocks(self) -> int:
+        """Heads whose turn had come, that stay for their tails' sake."""
+        return len(self._set_aside)
+
+    def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey], parents: Sequence[ContentKey | None]) -> None:
+        """Follow blocks that became resident, heads before tails, with what each holds and what comes before that.
+
+        ``ValueError`` for one that is resident already or named twice, or where the numbers differ.
+        """
+        if not len(path) == len(keys) == len(parents):
+            raise ValueError(f"{len(path)} blocks are inserted with {len(keys)} keys and {len(parents)} parents")
+        links, tails = self._links, self._tails
+        if not links.keys().isdisjoint(path):
+            raise ValueError(f"block {next(block for block in path if block in links)} is resident already")
+        self.policy.insert(path, keys)
+        for block, key, parent in zip(reversed(path), reversed(keys), reversed(parents), strict=True):
+            links[block] = (key, parent)
+            if parent is not None:
+                tails[parent] = tails.get(parent, 0) + 1
+
+    def access(self, path: Sequence[BlockId]) -> None:
+        """Follow a use of resident blocks."""
+        if self._set_aside and (back := self._back(path)):
+            self._check(path)
+            known = [block for block in path if block not in back]
+            self.policy.access(known)
+            self._insert_anew(back)  # which is their use
+        else:
+            self.policy.access(path)
+        self._used(path)
+
+    def hold(self, path: Sequence[BlockId]) -> None:
+        """Keep blocks from being chosen until as many ``release``."""
+        if self._set_aside and (back := self._back(path)):
+            self._check(path)
+            self._insert_anew(back)
+        self.policy.hold(path)
+
+    def release(self, path: Sequence[BlockId]) -> None:
+        """Undo one ``hold``; see ``EvictionPolicy``."""
+        if self._set_aside and (back := self._back(path)):
+            raise ValueError(f"block {back[0]} is not held")
+        self.policy.release(path)
+        self._used(path)
+
+    def remove(self, path: Sequence[BlockId]) -> None:
+        """Follow blocks that left for another reason than this policy's choice; held ones too."""
+        back = self._back(path) if self._set_aside else ()
+        if back:
+            self._check(path)
+            self.policy.remove([block for block in path if block not in back])
+            for block in back:
+                self._take_back(block)
+        else:
+            self.policy.remove(path)
+        for block in path:
+            self._unlink(block)
+
+    def select_victims(self, context: PolicyContext) -> EvictionDecision:
+        """Choose up to ``context.wanted_blocks``, none of which has a tail here; those chosen are removed."""
+        victims: list[BlockId] = []
+        reason = ""
+        tails, links, coming = self._tails, self._links, self._next
+        while (missing := context.wanted_blocks - len(victims)) > 0:
+            if coming:
+                block = next(iter(coming))
+                del coming[block]
+                if tails.get(links[block][0]):  # it has got a new tail meanwhile
+                    self._aside.setdefault(links[block][0], []).append(block)
+                else:
+                    self._set_aside.discard(block)
+                    victims.append(block)
+                    self._unlink(block)
+                continue
+            part = context
+            if victims or len(context.incoming) > missing:
+                part = replace(context, wanted_blocks=missing, incoming=context.incoming[len(victims) :])
+            decision = self.policy.select_victims(part)
+            reason = decision.reason
+            if not decision.victims:
+                break
+            if len(decision.victims) > missing:
+                raise ValueError(f"{self.name} chose {len(decision.victims)} blocks of {missing} wanted")
+            for block in decision.victims:
+                key = links[block][0]
+                if tails.get(key):
+                    self._aside.setdefault(key, []).append(block)
+                    self._set_aside.add(block)
+                else:
+                    victims.append(block)
+                    self._unlink(block)
+        return EvictionDecision(
+            victims=tuple(victims), reason=reason or f"{self.name}: its turn had come, and its last tail has gone"
+        )
+
+    def hand_over(self, policy: EvictionPolicy, held: Iterable[BlockId]) -> "TailsFirst":
+        """Return an empty ``policy`` that has been told of all blocks, the one used longest ago first, and of the held.
+
+        Nothing changes here. O(blocks). ``ValueError`` when the policy isn't empty; what it raises is raised.
+        """
+        heir = TailsFirst(policy)
+        path = list(reversed(self._links))
+        if path:
+            links = [self._links[block] for block in path]
+            heir.insert(path, [key for key, _ in links], [parent for _, parent in links])
+        if holds := list(held):
+            policy.hold(holds)
+        return heir
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when the parts contradict each other. O(blocks)."""
+        tails: dict[ContentKey, int] = {}
+        for _, parent in self._links.values():
+            if parent is not None:
+                tails[parent] = tails.get(parent, 0) + 1
+        must(tails == self._tails, "tails are counted wrongly")
+        must(len(self.policy) + len(self._set_aside) == len(self._links), "the policy knows other blocks")
+        waiting = {block for blocks in self._aside.values() for block in blocks}
+        must(waiting | self._next.keys() == self._set_aside, "a block aside is in no list, or in one too many")
+        must(not waiting & self._next.keys(), "a block aside is in two lists")
+        must(all(tails.get(key) for key in self._aside), "a block without tails stays aside")
+
+    def _used(self, path: Sequence[BlockId]) -> None:
+        move_to_end = self._links.move_to_end
+        for block in reversed(path):
+            move_to_end(block)
+
+    def _back(self, path: Sequence[BlockId]) -> Sequence[BlockId]:
+        aside = self._set_aside
+        return () if aside.isdisjoint(path) else [block for block in path if block in aside]
+
+    def _check(self, path: Sequence[BlockId]) -> None:
+        for block in path:
+            if block not in self._links:
+                raise KeyError(f"block {block} is not resident")
+        if len(set(path)) != len(path):
+            raise ValueError(f"a path names a block once: {list(path)}")
+
+    def _insert_anew(self, path: Sequence[BlockId]) -> None:
+        for block in path:
+            self._take_back(block)
+        self.policy.insert(path, [self._links[block][0] for block in path])
+
+    def _take_back(self, block: BlockId) -> None:
+        self._set_aside.remove(block)
+        if block in self._next:
+            del self._next[block]
+            return
+        key = self._links[block][0]
+        waiting = self._aside[key]
+        waiting.remove(block)
+        if not waiting:
+            del self._aside[key]
+
+    def _unlink(self, block: BlockId) -> None:
+        _, parent = self._links.pop(block)
+        if parent is None:
+            return
+        left = self._tails[parent] - 1
+        if left:
+            self._tails[parent] = left
+            return
+        del self._tails[parent]
+        for head in self._aside.pop(parent, ()):
+            self._next[head] = None
+
+
+__all__ = ["TailsFirst"]

@@ -1,0 +1,224 @@
+"""Whatever policy decides, heads stay as long as tails of theirs are there: by itself and in a tier."""
+
+import random
+from functools import partial
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockHash, BlockId
+from kvcontrol.kv_policy import POLICIES, LruPolicy, PolicyContext, TailsFirst, make_policy
+from kvcontrol.kv_runtime import QuotaManager
+from kvcontrol.kv_runtime.record import BlockRecord
+from kvcontrol.kv_runtime.resident import Block
+from kvcontrol.kv_runtime.tier_space import TierSpace
+
+CAPACITY = 12
+
+Name = tuple[int, ...]
+"""A block's place in the forest: the steps from the root to it."""
+
+
+def wanted(blocks: int) -> PolicyContext:
+    return PolicyContext(tier=CacheTier.DDR, wanted_blocks=blocks, used_blocks=CAPACITY, capacity_blocks=CAPACITY)
+
+
+class Forest(RuleBasedStateMachine):
+    """Requests hold and use whole paths; blocks are lost, also from the middle, and come again."""
+
+    kind = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = TailsFirst(make_policy(self.kind, capacity_blocks=CAPACITY))
+        self.blocks: dict[Name, BlockId] = {}
+        self.running: list[list[Name]] = []
+        self.next = 0
+
+    def held(self) -> set[Name]:
+        return {name for path in self.running for name in path}
+
+    def ids(self, names: list[Name]) -> list[BlockId]:
+        return [self.blocks[name] for name in names]
+
+    def may_go(self) -> set[Name]:
+        """The naive twin: who is not held and comes before nobody, as far as the path has no gap, that is."""
+        stays = set()
+        for name in self.held():
+            while name in self.blocks:
+                stays.add(name)
+                name = name[:-1]  # noqa: PLW2901 - up the path
+        return self.blocks.keys() - stays
+
+    def evict_for(self, blocks: int) -> None:
+        free = self.may_go()
+        names = {block: name for name, block in self.blocks.items()}
+        victims = [names[block] for block in self.policy.select_victims(wanted(blocks)).victims]
+        assert len(set(victims)) == len(victims) == min(blocks, len(free))
+        assert free >= set(victims)
+        for victim in victims:
+            del self.blocks[victim]
+            assert not any(name[:-1] == victim for name in self.blocks), "a tail of it is still there"
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=5))
+    def begin(self, prompt: list[int]) -> None:
+        path = [tuple(prompt[: length + 1]) for length in range(len(prompt))]
+        missing = [name for name in path if name not in self.blocks]
+        hit = [name for name in path if name in self.blocks]
+        self.policy.hold(self.ids(hit))
+        self.policy.access(self.ids(hit))
+        self.running.append(hit)
+        self.evict_for(max(0, len(self.blocks) + len(missing) - CAPACITY))
+        for name in missing:
+            self.blocks[name] = BlockId(self.next)
+            self.next += 1
+        self.policy.insert(self.ids(missing), missing, [name[:-1] or None for name in missing])
+        self.policy.hold(self.ids(missing))
+        self.running[-1] = path
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        self.policy.release(self.ids(self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))))
+
+    @precondition(lambda self: self.blocks)
+    @rule(data=st.data())
+    def use_one(self, data: st.DataObject) -> None:
+        self.policy.access(self.ids([data.draw(st.sampled_from(sorted(self.blocks)))]))
+
+    @precondition(lambda self: self.blocks)
+    @rule(data=st.data())
+    def lose_one(self, data: st.DataObject) -> None:
+        lost = data.draw(st.sampled_from(sorted(self.blocks)))
+        self.policy.remove(self.ids([lost]))
+        self.running = [[name for name in path if name != lost] for path in self.running]
+        del self.blocks[lost]
+
+    @rule(blocks=st.integers(0, 7))
+    def evict(self, blocks: int) -> None:
+        self.evict_for(blocks)
+
+    @rule(kind=st.sampled_from(list(POLICIES)))
+    def hand_over(self, kind: str) -> None:
+        heir = make_policy(kind, capacity_blocks=CAPACITY)
+        holds = [name for path in self.running for name in path]
+        self.policy = self.policy.hand_over(heir, self.ids(sorted(set(holds))))
+        for name in set(holds):
+            for _ in range(holds.count(name) - 1):
+                self.policy.hold(self.ids([name]))
+
+    @invariant()
+    def adds_up(self) -> None:
+        assert len(self.policy) == len(self.blocks)
+        self.policy.check_integrity()
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_any_policy_gives_up_tails_before_heads_and_all_that_may_go(kind: str) -> None:
+    machine = type("Machine", (Forest,), {"kind": kind})
+    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+
+
+def test_a_head_whose_turn_has_come_is_the_next_when_its_last_tail_has_gone() -> None:
+    policy = TailsFirst(make_policy("fifo", capacity_blocks=8))
+    head, tail, other = BlockId(1), BlockId(2), BlockId(3)
+    policy.insert([head], ["h"], [None])
+    policy.insert([other], ["o"], [None])
+    policy.insert([tail], ["t"], ["h"])
+    assert policy.select_victims(wanted(1)).victims == (other,)
+    assert policy.aside_blocks == 1
+    assert policy.select_victims(wanted(2)).victims == (tail, head)
+
+
+def test_a_head_that_is_used_again_waits_for_another_turn() -> None:
+    policy = TailsFirst(make_policy("fifo", capacity_blocks=8))
+    head, tail, other = BlockId(1), BlockId(2), BlockId(3)
+    policy.insert([head], ["h"], [None])
+    policy.insert([tail], ["t"], ["h"])
+    policy.hold([tail])
+    assert policy.select_victims(wanted(1)).victims == ()
+    policy.access([head, tail])
+    assert policy.aside_blocks == 0
+    policy.insert([other], ["o"], [None])
+    policy.release([tail])
+    assert policy.select_victims(wanted(1)).victims == (tail,)
+
+
+def test_tails_that_outlived_their_head_keep_it_when_it_comes_again() -> None:
+    policy = TailsFirst(LruPolicy())
+    policy.insert([BlockId(1), BlockId(2)], ["h", "t"], [None, "h"])
+    policy.remove([BlockId(1)])
+    policy.insert([BlockId(7)], ["h"], [None])
+    policy.access([BlockId(2)])
+    assert policy.select_victims(wanted(1)).victims == (BlockId(2),)
+
+
+def test_a_policy_begins_empty_and_wrong_calls_change_nothing() -> None:
+    used = LruPolicy()
+    used.insert((BlockId(1),))
+    with pytest.raises(ValueError, match="begins empty"):
+        TailsFirst(used)
+    policy = TailsFirst(LruPolicy())
+    with pytest.raises(ValueError, match="1 keys and 0 parents"):
+        policy.insert([BlockId(1)], ["a"], [])
+    policy.insert([BlockId(1)], ["a"], [None])
+    with pytest.raises(ValueError, match="resident already"):
+        policy.insert([BlockId(1)], ["a"], [None])
+    policy.check_integrity()
+
+
+def hold(space: TierSpace, path: list[Block], by: int) -> None:
+    for block in path:
+        block.holds += by
+    if path:
+        (space.hold if by > 0 else space.release)(path)
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_a_tier_gives_up_tails_before_heads_with_any_policy_also_when_policies_are_swapped(kind: str) -> None:
+    rng = random.Random(3)  # noqa: S311 - reproducible, not secret
+    space = TierSpace(
+        CacheTier.DDR,
+        capacity_blocks=CAPACITY,
+        block_bytes=1,
+        make_policy=partial(make_policy, kind, capacity_blocks=CAPACITY),
+        quotas=QuotaManager(),
+        on_free=lambda _: None,
+    )
+    here: dict[BlockId, Block] = {}
+    by_key: dict[bytes, Block] = {}
+    next_id = 0
+
+    def evict(victims: list[BlockId]) -> None:
+        for victim in victims:
+            block = here.pop(victim)
+            del by_key[block.record.key]
+            assert all(other.record.parent != block.record.key for other in here.values())
+            space.free(block.copies.pop(CacheTier.DDR))
+
+    for _ in range(600):
+        prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 6))]
+        keys = [bytes(prompt[: length + 1]) for length in range(len(prompt))]
+        hit = [by_key[key] for key in keys if key in by_key]
+        missing = [key for key in keys if key not in by_key]
+        hold(space, hit, 1)
+        copies = space.reserve("tenant", len(missing), evict)
+        fresh = []
+        for key, copy in zip(missing, copies, strict=False):
+            block = Block(
+                BlockId(next_id), BlockRecord(BlockHash(key), BlockHash(key[:-1]) or None, key, "tenant"), 0.0
+            )
+            next_id += 1
+            block.copies[CacheTier.DDR] = copy
+            here[block.block_id] = by_key[key] = block
+            fresh.append(block)
+        if fresh:
+            space.insert(fresh)
+        hold(space, hit, -1)
+        if rng.random() < 0.1:
+            other = rng.choice(list(POLICIES))
+            space.use(partial(make_policy, other, capacity_blocks=CAPACITY), here.values())
+        space.check_integrity(list(here.values()))
