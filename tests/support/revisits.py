@@ -2,6 +2,7 @@
 
 import json
 import random
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -55,4 +56,24 @@ def answers(url: str, texts: Sequence[str], *, new_tokens: int = 8) -> list[Answ
     return [ask(url, text, new_tokens=new_tokens) for text in texts]
 
 
-__all__ = ["ANSWER_WITHIN_S", "Answer", "answers", "ask", "context"]
+def leave_early(url: str, text: str, after_s: float) -> None:
+    """Ask for a stream of 64 tokens and go away when the answer begins, or after so long; ``OSError`` if it can't."""
+    body = json.dumps(
+        {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 64, "stream": True}
+    ).encode()
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+            + str(len(body)).encode()
+            + b"\r\n\r\n"
+            + body
+        )
+        client.settimeout(max(after_s, 0.001))
+        try:
+            client.recv(1 << 16)
+        except TimeoutError:
+            return
+
+
+__all__ = ["ANSWER_WITHIN_S", "Answer", "answers", "ask", "context", "leave_early"]

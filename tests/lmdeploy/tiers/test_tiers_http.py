@@ -1,8 +1,6 @@
 """Contexts revisited over HTTP while everything goes wrong: the tokens are always those of a run that never evicted."""
 
-import json
 import random
-import socket
 import tempfile
 import threading
 import time
@@ -17,7 +15,7 @@ import pytest
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import OffloadStats
 from tests.support.instance import Instance
-from tests.support.revisits import Answer, answers, context
+from tests.support.revisits import Answer, answers, context, leave_early
 from tests.support.tiered_instance import TieredInstance
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]  # several starts of an instance, on busy cores
@@ -100,7 +98,7 @@ def cancelling(instance: TieredInstance) -> Iterator[Callable[[], int]]:
             if not instance.up.is_set():
                 continue
             try:
-                leave_early(instance, chooser.choice(CONTEXTS), chooser.random() * 0.5)
+                leave_early(instance.url, chooser.choice(CONTEXTS), chooser.random() * 0.5)
                 gone += 1
             except OSError:
                 continue  # it is being killed
@@ -112,25 +110,6 @@ def cancelling(instance: TieredInstance) -> Iterator[Callable[[], int]]:
     finally:
         stop.set()
         thread.join(60)
-
-
-def leave_early(instance: TieredInstance, text: str, after_s: float) -> None:
-    body = json.dumps(
-        {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 64, "stream": True}
-    ).encode()
-    host, _, port = instance.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as client:
-        client.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
-            + str(len(body)).encode()
-            + b"\r\n\r\n"
-            + body
-        )
-        client.settimeout(max(after_s, 0.001))
-        try:
-            client.recv(1 << 16)
-        except TimeoutError:
-            return
 
 
 def full_blocks(answer: Answer) -> int:

@@ -217,3 +217,20 @@ def test_a_burst_that_shrinks_is_kept_soon(rig: Rig) -> None:
     rig.quotas.set("a", DDR, TenantQuota(burst_bytes=5 * BLOCK_BYTES))
     rig.poll()
     assert rig.quotas.usage(DDR)["a"].used_blocks == 5
+
+
+def test_what_a_smaller_burst_takes_away_goes_in_steps() -> None:
+    rig = Rig(config_of(), ddr=4096, nvme=0, hbm=64)
+    for first in range(0, 4096, 64):
+        rig.save(path(range(first, first + 64), tenant="a"))
+    rig.changes.clear()
+    rig.quotas.set("a", DDR, TenantQuota(burst_bytes=96 * BLOCK_BYTES))
+    steps = []
+    while rig.quotas.usage(DDR)["a"].used_blocks > 96:
+        rig.poll()
+        steps.append(len(rig.changes))
+        rig.changes.clear()
+    assert max(steps) <= 256, "no poll takes away more than that"
+    assert sum(steps) == 4000
+    rig.hierarchy.check_integrity()
+    rig.close()
