@@ -1,0 +1,18 @@
+"""Ways to learn which instances there are: each watches one place and says the whole set whenever it changes."""
+
+from gateway.registry.discovery.base import DiscoveryError, DiscoveryLoop, Watcher
+from gateway.registry.discovery.dns import DnsQuery, DnsWatcher
+from gateway.registry.discovery.file import FileWatcher
+from gateway.registry.discovery.kubernetes import KubernetesAccess, KubernetesWatcher, ServicePort
+
+__all__ = [
+    "DiscoveryError",
+    "DiscoveryLoop",
+    "DnsQuery",
+    "DnsWatcher",
+    "FileWatcher",
+    "KubernetesAccess",
+    "KubernetesWatcher",
+    "ServicePort",
+    "Watcher",
+]

@@ -1,0 +1,94 @@
+"""What every way of discovery has in common: it yields sets of instances, and a failure changes nothing.
+
+A place that can't be read says nothing about the instances it named: they stay, as long as their health checks pass.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator, Sequence
+from typing import ClassVar, Protocol
+
+from gateway.registry.addresses import AddressError, AddressRules
+from gateway.registry.instance import InstanceSpec, Source
+from gateway.registry.membership import Membership
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 10.0
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
+_MAX_ID_CHARS = 64
+
+_log = logging.getLogger(__name__)
+
+
+class DiscoveryError(Exception):
+    """The place could not be read; the message names it and the cause."""
+
+
+class Watcher(Protocol):
+    """One place where instances are named."""
+
+    source: ClassVar[Source]
+
+    @property
+    def place(self) -> str:
+        """What is watched, for people."""
+        ...
+
+    def watch(self) -> AsyncGenerator[Sequence[InstanceSpec], None]:
+        """Yield all instances that are named there now, and again after every change, for ever.
+
+        Raises ``DiscoveryError`` when the place can't be read; it is asked for again after a pause.
+        """
+        ...
+
+
+class DiscoveryLoop:
+    """Keeps the members of one source what its watcher says. At most one loop for each source."""
+
+    def __init__(self, watcher: Watcher, *, membership: Membership, rules: AddressRules, drain_s: float) -> None:
+        self._watcher = watcher
+        self._membership = membership
+        self._rules = rules
+        self._drain_s = drain_s
+
+    async def run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        failing = False
+        while True:
+            try:
+                named = self._watcher.watch()
+                try:
+                    async for specs in named:
+                        if failing:
+                            _log.info("%s can be read again", self._watcher.place)
+                        failing, pause_s = False, _FIRST_PAUSE_S
+                        self._take(specs)
+                finally:
+                    await named.aclose()
+            except DiscoveryError as error:
+                if not failing:
+                    _log.warning("%s; the instances named there before stay", error)
+                failing = True
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _take(self, specs: Sequence[InstanceSpec]) -> None:
+        allowed = []
+        for spec in specs:
+            try:
+                self._rules.origin(spec.url)
+            except AddressError as error:
+                _log.warning("instance %s, named by %s, is not taken in: %s", spec.id, self._watcher.place, error)
+            else:
+                allowed.append(spec)
+        self._membership.reconcile(self._watcher.source, allowed, drain_s=self._drain_s)
+
+
+def instance_name(*parts: object) -> str:
+    """Return an instance id out of what a place calls it."""
+    name = _UNFIT.sub("-", "-".join(str(part) for part in parts)).strip("-._")
+    return name[-_MAX_ID_CHARS:].lstrip("-._")
+
+
+__all__ = ["DiscoveryError", "DiscoveryLoop", "Watcher", "instance_name"]

@@ -1,0 +1,70 @@
+"""A YAML or JSON file with a list of ``{id, url}``, read again whenever it changes.
+
+Written by whatever manages the machines. It is read whole or not at all: a file that can't be read, or has an entry
+that is no instance, changes nothing and is said once.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from gateway.registry.discovery.base import DiscoveryError
+from gateway.registry.instance import InstanceSpec, Source
+from gateway.settings import InstanceSettings
+from kvcontrol.core.ids import InstanceId
+
+_MAX_BYTES = 4 << 20
+_LIST = TypeAdapter(list[InstanceSettings])
+
+
+class FileWatcher:
+    """Looks every ``interval_s`` whether the file is another one (by inode, size and time)."""
+
+    source: ClassVar[Source] = Source.FILE
+
+    def __init__(self, path: Path, *, interval_s: float) -> None:
+        self._path = path
+        self._interval_s = interval_s
+
+    @property
+    def place(self) -> str:
+        return f"file {self._path}"
+
+    async def watch(self) -> AsyncGenerator[Sequence[InstanceSpec], None]:
+        seen: tuple[int, int, int] | None = None
+        while True:
+            try:
+                status = self._path.stat()
+                now = (status.st_ino, status.st_size, status.st_mtime_ns)
+                if now != seen:
+                    specs = await asyncio.to_thread(self._read)
+                    seen = now
+                    yield specs
+            except OSError as error:
+                raise DiscoveryError(f"{self.place} can't be read: {error.strerror}") from None
+            await asyncio.sleep(self._interval_s)
+
+    def _read(self) -> Sequence[InstanceSpec]:
+        with self._path.open("rb") as file:
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise DiscoveryError(f"{self.place} is longer than {_MAX_BYTES} bytes")
+        try:
+            named = _LIST.validate_python(yaml.safe_load(text) or [])
+        except yaml.YAMLError as error:
+            raise DiscoveryError(f"{self.place} is not YAML: {error}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise DiscoveryError(f"{self.place}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+        for what, values in (("id", [each.id for each in named]), ("url", [each.url for each in named])):
+            if twice := {value for value in values if values.count(value) > 1}:
+                raise DiscoveryError(f"{self.place}: the {what} {min(twice)} appears twice")
+        return [InstanceSpec(id=InstanceId(each.id), url=each.url, source=self.source) for each in named]
+
+
+__all__ = ["FileWatcher"]

@@ -1,0 +1,237 @@
+"""The EndpointSlices of one Service, listed and then watched over the Kubernetes API.
+
+List, then watch from the list's resource version. A watch that ends is taken up where it was; one whose version is too
+old (410 Gone) begins with a new list. An endpoint that isn't ready is no instance (yet); one that is *terminating* is
+no longer one, which drains it: its pod finishes what it has, and gets nothing new, before it is killed.
+Rejected: the official client (synchronous, thousands of generated classes) for two GET requests.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from gateway.registry.discovery.base import DiscoveryError, instance_name
+from gateway.registry.instance import InstanceSpec, Source
+from kvcontrol.core.ids import InstanceId
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_MAX_LINE_BYTES = 8 << 20
+_WATCH_S = 300
+_SILENCE_S = _WATCH_S + 30.0
+_LIST_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesAccess:
+    """Where the API server is, and who asks. The token is read anew for each request: it is rotated."""
+
+    url: str = "https://kubernetes.default.svc"
+    token_file: Path | None = _ACCOUNT / "token"
+    ca_file: Path | None = _ACCOUNT / "ca.crt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServicePort:
+    """A Service and the name of its port; without one, its only port."""
+
+    namespace: str
+    service: str
+    port: str | None = None
+    scheme: str = "http"
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    resource_version: str = ""
+
+
+class _Conditions(msgspec.Struct, frozen=True):
+    ready: bool | None = None
+    terminating: bool | None = None
+
+
+class _TargetRef(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Endpoint(msgspec.Struct, frozen=True, rename="camel"):
+    addresses: list[str] = []
+    conditions: _Conditions = _Conditions()
+    target_ref: _TargetRef | None = None
+
+
+class _Port(msgspec.Struct, frozen=True):
+    name: str | None = None
+    port: int | None = None
+
+
+class _Slice(msgspec.Struct, frozen=True, rename="camel"):
+    metadata: _Metadata
+    endpoints: list[_Endpoint] | None = None
+    ports: list[_Port] | None = None
+    address_type: str = "IPv4"
+
+
+class _SliceList(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+    items: list[_Slice]
+
+
+class _WatchEvent(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _Status(msgspec.Struct, frozen=True):
+    code: int = 0
+    message: str = ""
+
+
+class _GoneError(Exception):
+    """The resource version is too old to be watched from."""
+
+
+class KubernetesWatcher:
+    """Follows one Service. Needs ``get``, ``list`` and ``watch`` on ``endpointslices`` in its namespace."""
+
+    source: ClassVar[Source] = Source.KUBERNETES
+
+    def __init__(self, what: ServicePort, access: KubernetesAccess) -> None:
+        self._what = what
+        self._access = access
+
+    @property
+    def place(self) -> str:
+        return f"Kubernetes service {self._what.namespace}/{self._what.service}"
+
+    async def watch(self) -> AsyncGenerator[Sequence[InstanceSpec], None]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_SILENCE_S)
+        connector = aiohttp.TCPConnector(ssl=self._tls())
+        try:
+            async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+                while True:
+                    listed = await self._list(session)
+                    slices = {each.metadata.name: each for each in listed.items}
+                    seen = self._specs(slices.values())
+                    yield seen
+                    try:
+                        async for _ in self._changes(session, slices, listed.metadata.resource_version):
+                            now = self._specs(slices.values())
+                            if now != seen:
+                                seen = now
+                                yield now
+                    except _GoneError:
+                        continue
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+            raise DiscoveryError(f"{self.place} can't be watched: {type(error).__name__}: {error}") from None
+
+    async def _list(self, session: aiohttp.ClientSession) -> _SliceList:
+        async with (
+            asyncio.timeout(_LIST_TIMEOUT_S),
+            session.get(self._url(), headers=self._headers(), allow_redirects=False) as answer,
+        ):
+            body = await answer.read()
+            if answer.status != HTTPStatus.OK:
+                raise self._refused(answer.status, body)
+            return msgspec.json.decode(body, type=_SliceList)
+
+    async def _changes(
+        self, session: aiohttp.ClientSession, slices: dict[str, _Slice], version: str
+    ) -> AsyncIterator[None]:
+        """Apply changes to ``slices`` for ever and say so; a watch that ends in order is taken up again."""
+        while True:
+            more = f"&watch=true&allowWatchBookmarks=true&timeoutSeconds={_WATCH_S}&resourceVersion={quote(version)}"
+            url = self._url() + more
+            async with session.get(url, headers=self._headers(), allow_redirects=False) as answer:
+                if answer.status == HTTPStatus.GONE:
+                    raise _GoneError
+                if answer.status != HTTPStatus.OK:
+                    raise self._refused(answer.status, await answer.read())
+                async for line in _lines(answer.content):
+                    event = msgspec.json.decode(line, type=_WatchEvent)
+                    if event.type == "ERROR":
+                        status = msgspec.json.decode(event.object, type=_Status)
+                        if status.code == HTTPStatus.GONE:
+                            raise _GoneError
+                        raise DiscoveryError(f"{self.place}: the watch failed: {status.code} {status.message}")
+                    changed = msgspec.json.decode(event.object, type=_Slice)
+                    version = changed.metadata.resource_version or version
+                    if event.type == "BOOKMARK":
+                        continue
+                    if event.type == "DELETED":
+                        slices.pop(changed.metadata.name, None)
+                    else:
+                        slices[changed.metadata.name] = changed
+                    yield
+            await asyncio.sleep(0.1)  # a server that ends every watch at once is not asked in a tight loop
+
+    def _specs(self, slices: Iterable[_Slice]) -> Sequence[InstanceSpec]:
+        specs: dict[str, InstanceSpec] = {}
+        for each in slices:
+            port = self._port(each.ports or [])
+            if port is None or each.address_type == "FQDN":
+                continue
+            for endpoint in each.endpoints or []:
+                if endpoint.conditions.terminating or endpoint.conditions.ready is False or not endpoint.addresses:
+                    continue
+                address = endpoint.addresses[0]
+                host = f"[{address}]" if each.address_type == "IPv6" else address
+                pod = endpoint.target_ref.name if endpoint.target_ref is not None else ""
+                name = instance_name(pod) if pod else instance_name(address.replace(":", "."), port)
+                url = f"{self._what.scheme}://{host}:{port}"
+                specs[url] = InstanceSpec(id=InstanceId(name), url=url, source=self.source)
+        return sorted(specs.values(), key=lambda spec: spec.id)
+
+    def _port(self, ports: Sequence[_Port]) -> int | None:
+        if self._what.port is None:
+            return ports[0].port if len(ports) == 1 else None
+        return next((each.port for each in ports if each.name == self._what.port), None)
+
+    def _url(self) -> str:
+        namespace, service = quote(self._what.namespace, safe=""), quote(self._what.service, safe="")
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+        return f"{self._access.url.rstrip('/')}{path}?labelSelector=kubernetes.io%2Fservice-name%3D{service}"
+
+    def _headers(self) -> dict[str, str]:
+        if self._access.token_file is None:
+            return {"accept": "application/json"}
+        token = self._access.token_file.read_text(encoding="ascii").strip()
+        return {"accept": "application/json", "authorization": f"Bearer {token}"}
+
+    def _tls(self) -> ssl.SSLContext | bool:
+        if self._access.ca_file is None or not self._access.url.startswith("https:"):
+            return True
+        try:
+            return ssl.create_default_context(cafile=self._access.ca_file)
+        except OSError as error:
+            raise DiscoveryError(f"{self.place}: {self._access.ca_file} can't be read: {error.strerror}") from None
+
+    def _refused(self, status: int, body: bytes) -> DiscoveryError:
+        try:
+            said = msgspec.json.decode(body, type=_Status).message
+        except msgspec.DecodeError:
+            said = ""
+        return DiscoveryError(f"{self.place}: the API server answered {status} {said}".rstrip())
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The stream's lines, whatever their length up to a bound."""
+    held = b""
+    async for data in content.iter_any():
+        *whole, held = (held + data).split(b"\n")
+        if len(held) > _MAX_LINE_BYTES:
+            raise DiscoveryError(f"an event of the watch is longer than {_MAX_LINE_BYTES} bytes")
+        for line in whole:
+            if line.strip():
+                yield line
+
+
+__all__ = ["KubernetesAccess", "KubernetesWatcher", "ServicePort"]
