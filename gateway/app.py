@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from time import monotonic
+from urllib.parse import urlsplit
 
 import zmq.asyncio
 from fastapi import FastAPI, Request
@@ -21,14 +22,18 @@ from gateway.errors import InvalidRequestError, envelope, envelope_of_answer
 from gateway.fingerprint import Fingerprinter, load_tokenizer
 from gateway.pipeline import Limits, Pipeline
 from gateway.planner import Planner
-from gateway.registry import HealthLoop, InstanceSpec, LoadTracker, Membership, Registry
+from gateway.registry import BreakerRules, HealthLoop, InstanceSpec, LoadTracker, Membership, Registry
+from gateway.registry.addresses import AddressRules
+from gateway.registry.discovery import DiscoveryLoop, chosen_watchers
 from gateway.registry.membership import Loops
 from gateway.routing import POLICIES, CostModel, RecentRoutes
 from gateway.settings import Settings
 from gateway.state import load_salt_secret
+from gateway.supervisor import running
 from gateway.telemetry import Metrics, Telemetry
 from gateway.upstream import EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
 from gateway.upstream.client import make_session
+from gateway.upstream.resolver import GuardedResolver
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.prefix_reuse import FleetIndex
 
@@ -64,7 +69,11 @@ def build_app(settings: Settings) -> FastAPI:
         registry = Registry(
             (InstanceSpec(id=InstanceId(each.id), url=each.url) for each in settings.instances),
             unhealthy_after=settings.unhealthy_after,
+            breaker=BreakerRules(failures=settings.breaker_failures, pause_s=settings.breaker_pause_s),
         )
+        rules = AddressRules.of(settings.instance_schemes, settings.instance_networks)
+        own_hosts = {urlsplit(each.url).hostname for each in settings.instances}
+        resolver = GuardedResolver(rules, trusted=own_hosts.__contains__)
         load = LoadTracker()
         index = FleetIndex()
         metrics = Metrics()
@@ -88,7 +97,7 @@ def build_app(settings: Settings) -> FastAPI:
             ThreadPoolExecutor(max_workers=2, thread_name_prefix="fingerprint") as executor,
             zmq.asyncio.Context() as context,
         ):
-            async with make_session(timeouts) as session:
+            async with make_session(timeouts, resolver) as session:
                 pipeline = Pipeline(
                     limits=Limits(
                         max_body_bytes=settings.max_body_bytes,
@@ -136,6 +145,7 @@ def build_app(settings: Settings) -> FastAPI:
                         session=session,
                         interval_s=settings.health_interval_s,
                         timeout_s=settings.health_timeout_s,
+                        rules=rules,
                     )
                     feed = EventFeed(
                         instance,
@@ -156,7 +166,13 @@ def build_app(settings: Settings) -> FastAPI:
                     witnesses=(telemetry, planner),
                 )
                 _say_mode(settings)
-                async with membership:
+                discovery = {
+                    f"discovery:{each.source}": DiscoveryLoop(
+                        each, membership=membership, rules=rules, drain_s=settings.drain_timeout_s
+                    ).run
+                    for each in chosen_watchers(settings)
+                }
+                async with membership, running(discovery, on_failure=telemetry.loop_failed):
                     yield
 
     app = Gateway(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)

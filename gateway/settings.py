@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings import SettingsError as SourceError
 
 from gateway.errors import SettingsError
+from gateway.fleet_settings import PRIVATE_NETWORKS, SCHEMES, DnsSettings, KubernetesSettings
 
 PREFIX = "KVGATE_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -110,6 +111,29 @@ class Settings(BaseSettings):
         "prefix", description="How instances are chosen."
     )
 
+    instance_schemes: tuple[Literal["http", "https"], ...] = Field(
+        SCHEMES, description="Schemes that instances may have which the settings don't name themselves."
+    )
+    instance_networks: tuple[str, ...] = Field(
+        PRIVATE_NETWORKS, description="Networks (CIDR) that such instances may be in; never link-local ones."
+    )
+    drain_timeout_s: Seconds = Field(
+        300.0, description="Longest time for a leaving instance to finish what it has, in seconds."
+    )
+    discovery_interval_s: Seconds = Field(2.0, description="Pause between two looks at file and DNS, in seconds.")
+    discovery_file: Path | None = Field(
+        None, description="YAML or JSON file with a list of {id, url}, read again when it changes."
+    )
+    discovery_dns: tuple[DnsSettings, ...] = Field(
+        (), description="DNS names whose records are instances: a list of {name, record, port, scheme}."
+    )
+    discovery_dns_servers: tuple[str, ...] = Field(
+        (), description="Name servers (host or host:port) to ask instead of the system's own."
+    )
+    discovery_kubernetes: KubernetesSettings | None = Field(
+        None, description="A Service whose ready endpoints are instances: {namespace, service, port, scheme, ...}."
+    )
+
     max_body_bytes: int = Field(64 * _MIB, ge=1024, le=1 << 30, description="Longest request body, in bytes.")
     body_timeout_s: Seconds = Field(60.0, description="Longest time for a client to send its body, in seconds.")
     send_timeout_s: Seconds = Field(
@@ -126,6 +150,12 @@ class Settings(BaseSettings):
     )
     health_interval_s: Seconds = Field(1.0, description="Pause between two health checks of an instance, in seconds.")
     health_timeout_s: Seconds = Field(5.0, description="Longest time for a health check, in seconds.")
+    breaker_failures: int = Field(
+        5, ge=1, le=1000, description="Requests failed in a row by an instance that keep others away from it."
+    )
+    breaker_pause_s: Seconds = Field(
+        1.0, description="First such pause, in seconds; it doubles up to 30 s with each failed trial."
+    )
     unhealthy_after: int = Field(
         3, ge=1, le=100, description="Failed health checks in a row that take an instance out."
     )
@@ -156,6 +186,16 @@ class Settings(BaseSettings):
     def _long_secret(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and len(value.get_secret_value()) < _MIN_SECRET_CHARS:
             raise ValueError(f"a salt secret has at least {_MIN_SECRET_CHARS} characters")
+        return value
+
+    @field_validator("instance_networks")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            try:
+                ipaddress.ip_network(each)
+            except ValueError as error:
+                raise ValueError(f"a network looks like 10.0.0.0/8 or fd00::/8: {error}") from None
         return value
 
     @field_validator("tokenizer")

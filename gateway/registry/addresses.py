@@ -14,11 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from gateway.fleet_settings import PRIVATE_NETWORKS, SCHEMES
+
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-PRIVATE_NETWORKS = ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
-SCHEMES = ("http", "https")
 
 _RESOLVE_TIMEOUT_S = 5.0
 _MAX_URL_CHARS = 512
@@ -110,4 +109,4 @@ def _plain(address: IPAddress) -> IPAddress:
     return address
 
 
-__all__ = ["PRIVATE_NETWORKS", "SCHEMES", "AddressError", "AddressRules"]
+__all__ = ["AddressError", "AddressRules"]

@@ -13,7 +13,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gateway.registry.instance import InstanceState, Model, ProbeResult
+from gateway.registry.addresses import AddressRules
+from gateway.registry.instance import InstanceState, Model, ProbeResult, Source
 from gateway.registry.load import LoadTracker
 from gateway.registry.registry import Registry
 from gateway.registry.report import ReportError, read_report
@@ -53,6 +54,7 @@ class HealthLoop:
         session: aiohttp.ClientSession,
         interval_s: float,
         timeout_s: float,
+        rules: AddressRules | None = None,
     ) -> None:
         self._instance = instance
         self._registry = registry
@@ -60,6 +62,7 @@ class HealthLoop:
         self._session = session
         self._interval_s = interval_s
         self._timeout_s = timeout_s
+        self._rules = rules or AddressRules()
         self._reports = False
         self._models: tuple[Model, ...] = ()
         self._models_read_s = 0.0
@@ -135,7 +138,8 @@ class HealthLoop:
         if status != HTTPStatus.OK:
             return self._unreported(f"{STATS_PATH} answered {status}")
         try:
-            stats = read_report(body, url=self._registry.get(self._instance).url)
+            now = self._registry.get(self._instance)
+            stats = read_report(body, url=now.url, rules=None if now.source is Source.SETTINGS else self._rules)
         except ReportError as error:
             raise _CheckFailedError(f"{STATS_PATH} reports what can't be: {error}") from error
         except msgspec.DecodeError as error:

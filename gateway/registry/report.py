@@ -1,9 +1,11 @@
 """Whether what an instance reports of itself in ``/kv/v1/stats`` can be true: routing believes it."""
 
+import ipaddress
 from urllib.parse import urlsplit
 
 import msgspec
 
+from gateway.registry.addresses import AddressRules
 from gateway.settings import is_loopback
 from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.errors import IdentityError
@@ -11,14 +13,16 @@ from kvcontrol.core.wire import MAX_BLOCK_SIZE_TOKENS, MAX_SEQ
 
 _MAX_PORT = 65_535
 _MAX_COUNT = 2**53 - 1
+_ANY_HOST = ("*", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 class ReportError(Exception):
     """A report that can be read and can't be true; the message names the field, its value and what is allowed."""
 
 
-def read_report(body: bytes, *, url: str) -> InstanceStats:
-    """Return the report of the instance at ``url``.
+def read_report(body: bytes, *, url: str, rules: AddressRules | None) -> InstanceStats:
+    """Return the report of the instance at ``url``; with ``rules`` its event sockets are on its own host or in allowed
+    networks.
 
     Raises ``msgspec.DecodeError`` for what is no report at all, ``ReportError`` for one that can't be true.
     """
@@ -54,17 +58,27 @@ def read_report(body: bytes, *, url: str) -> InstanceStats:
         raise ReportError(
             f"identity.block_size_tokens is {stats.identity.block_size_tokens}; it is from 1 to {MAX_BLOCK_SIZE_TOKENS}"
         )
-    _check_endpoint("events.endpoint", stats.events.endpoint, url)
-    _check_endpoint("events.replay_endpoint", stats.events.replay_endpoint, url)
+    _check_endpoint("events.endpoint", stats.events.endpoint, url, rules=rules)
+    _check_endpoint("events.replay_endpoint", stats.events.replay_endpoint, url, rules=rules)
     return stats
 
 
-def _check_endpoint(name: str, endpoint: str, url: str) -> None:
-    """A socket file is this machine's: only an instance on it may name one."""
+def _check_endpoint(name: str, endpoint: str, url: str, *, rules: AddressRules | None) -> None:
+    """A socket file is this machine's: only an instance on it may name one. With ``rules`` no instance has the
+    gateway connect where it could not have registered itself.
+    """
     scheme, _, rest = endpoint.partition("://")
     if scheme == "tcp":
         host, _, port = rest.rpartition(":")
         if host and port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT:
+            plain = host.strip("[]").lower()
+            if rules is not None and plain not in {*_ANY_HOST, urlsplit(url).hostname}:
+                try:
+                    rules.check(ipaddress.ip_address(plain))
+                except ValueError as error:
+                    raise ReportError(
+                        f"{name} is {endpoint!r}, another host than {url}; it is tcp://*:port ({error})"
+                    ) from None
             return
     if scheme == "ipc" and rest.startswith("/") and ".." not in rest.split("/"):
         if is_loopback(urlsplit(url).hostname or ""):

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 
 from gateway.interrupt import Interrupt, InterruptError
 from gateway.upstream.headers import Header
@@ -192,13 +193,14 @@ class UpstreamClient:
         return answer, first
 
 
-def make_session(timeouts: Timeouts) -> aiohttp.ClientSession:
-    """Return a session without a limit on connections, total time or decompression; close it at the end.
+def make_session(timeouts: Timeouts, resolver: AbstractResolver | None = None) -> aiohttp.ClientSession:
+    """Return a session without a limit on connections, total time or decompression; close it at the end. ``resolver``
+    looks names up instead of the system's own.
 
     Idle connections are dropped after 4 s: uvicorn's servers close theirs after 5 s, and a request must not meet that.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0, ttl_dns_cache=30),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0, ttl_dns_cache=30, resolver=resolver),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s, connect=None, sock_read=None),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,

@@ -1,6 +1,7 @@
 """Ways to learn which instances there are: each watches one place and says the whole set whenever it changes."""
 
 from gateway.registry.discovery.base import DiscoveryError, DiscoveryLoop, Watcher
+from gateway.registry.discovery.chosen import chosen_watchers
 from gateway.registry.discovery.dns import DnsQuery, DnsWatcher
 from gateway.registry.discovery.file import FileWatcher
 from gateway.registry.discovery.kubernetes import KubernetesAccess, KubernetesWatcher, ServicePort
@@ -15,4 +16,5 @@ __all__ = [
     "KubernetesWatcher",
     "ServicePort",
     "Watcher",
+    "chosen_watchers",
 ]

@@ -22,7 +22,6 @@ from gateway.registry.discovery.base import DiscoveryError, instance_name
 from gateway.registry.instance import InstanceSpec, Source
 from kvcontrol.core.ids import InstanceId
 
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _MAX_LINE_BYTES = 8 << 20
 _WATCH_S = 300
 _SILENCE_S = _WATCH_S + 30.0
@@ -33,9 +32,9 @@ _LIST_TIMEOUT_S = 30.0
 class KubernetesAccess:
     """Where the API server is, and who asks. The token is read anew for each request: it is rotated."""
 
-    url: str = "https://kubernetes.default.svc"
-    token_file: Path | None = _ACCOUNT / "token"
-    ca_file: Path | None = _ACCOUNT / "ca.crt"
+    url: str
+    token_file: Path | None
+    ca_file: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.registry.addresses import AddressRules
 from gateway.registry.report import ReportError, read_report
 
 HERE, ELSEWHERE = "http://127.0.0.1:9001", "http://10.0.0.7:9001"
@@ -28,8 +29,8 @@ def report(**changes: dict[str, Any]) -> bytes:
 
 
 def test_a_sane_report_is_taken() -> None:
-    assert read_report(report(), url=ELSEWHERE).events.seq == -1
-    assert read_report(report(events={"endpoint": "ipc:///run/kv/events"}), url=HERE).events.seq == -1
+    assert read_report(report(), url=ELSEWHERE, rules=None).events.seq == -1
+    assert read_report(report(events={"endpoint": "ipc:///run/kv/events"}), url=HERE, rules=None).events.seq == -1
 
 
 @pytest.mark.parametrize(
@@ -57,14 +58,22 @@ def test_a_sane_report_is_taken() -> None:
 )
 def test_one_that_can_not_be_true_is_refused_by_name(changes: dict[str, dict[str, Any]], name: str) -> None:
     with pytest.raises(ReportError, match=name):
-        read_report(report(**changes), url=HERE)
+        read_report(report(**changes), url=HERE, rules=None)
 
 
 def test_an_instance_elsewhere_names_no_socket_file_of_this_machine() -> None:
     with pytest.raises(ReportError, match="another machine"):
-        read_report(report(events={"endpoint": "ipc:///run/kv/events"}), url=ELSEWHERE)
+        read_report(report(events={"endpoint": "ipc:///run/kv/events"}), url=ELSEWHERE, rules=None)
 
 
 def test_what_is_no_report_is_another_error() -> None:
     with pytest.raises(msgspec.DecodeError):
-        read_report(b"<html>", url=HERE)
+        read_report(b"<html>", url=HERE, rules=None)
+
+
+def test_one_that_registered_itself_names_no_host_where_it_could_not_be() -> None:
+    own = report(events={"endpoint": "tcp://10.0.0.7:1", "replay_endpoint": "tcp://*:2"})
+    assert read_report(own, url=ELSEWHERE, rules=AddressRules()).events.endpoint == "tcp://10.0.0.7:1"
+    for endpoint in ("tcp://8.8.8.8:1", "tcp://169.254.169.254:80", "tcp://localhost:1"):
+        with pytest.raises(ReportError, match="another host"):
+            read_report(report(events={"endpoint": endpoint}), url=ELSEWHERE, rules=AddressRules())

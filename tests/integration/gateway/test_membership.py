@@ -1,0 +1,148 @@
+"""Instances come, go and drain while requests run."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from tests.support.dns_server import dns_server
+from tests.support.fleet import CHAT, chat, script
+from tests.support.kubernetes_api import KubernetesApi, endpoint
+from tests.support.running_gateway import RunningGateway, eventually, running_gateway
+from tests.support.scripted_engine import ScriptedEngine
+
+
+async def members(gateway: RunningGateway) -> set[str]:
+    async with gateway.get("/readyz") as answer:
+        return set((await answer.json())["instances"])
+
+
+async def has(gateway: RunningGateway, *names: str) -> None:
+    async def there() -> bool:
+        return await members(gateway) == set(names)
+
+    await eventually(there)
+
+
+async def test_an_instance_that_is_taken_out_of_the_file_finishes_its_streams_and_gets_nothing_new(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "instances.yaml"
+    async with AsyncExitStack() as stack:
+        a, b = [await stack.enter_async_context(ScriptedEngine().started()) for _ in range(2)]
+        both = [{"id": "a", "url": a.url}, {"id": "b", "url": b.url}]
+        path.write_text(json.dumps(both))
+        gateway = await stack.enter_async_context(
+            running_gateway(tmp_path, discovery_file=path, discovery_interval_s=0.05, routing_policy="round_robin")
+        )
+        await gateway.usable(2)
+        slow = script(chunks=40, chunk_s=0.05)
+        streams = [asyncio.create_task(_stream(gateway, slow)) for _ in range(4)]
+        await eventually(lambda: (a.active, b.active) == (2, 2))
+        path.write_text(json.dumps(both[1:]))
+        await gateway.usable(1)
+        assert await members(gateway) == {"a", "b"}
+        served = len(a.requests)
+        for _ in range(6):
+            async with gateway.post(CHAT, chat()) as answer:
+                assert (answer.status, answer.headers["x-kvgate-instance"]) == (200, "b")
+        assert len(a.requests) == served
+        assert [text.count("[DONE]") for text in await asyncio.gather(*streams)] == [1] * 4
+        await has(gateway, "b")
+        async with gateway.get("/metrics") as answer:
+            assert 'instance="a"' not in await answer.text()
+
+
+async def test_requests_go_on_without_a_failure_while_the_whole_fleet_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "instances.yaml"
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(ScriptedEngine().started()) for _ in range(4)]
+        named = [{"id": f"e{number}", "url": engine.url} for number, engine in enumerate(engines)]
+        path.write_text(json.dumps(named[:2]))
+        gateway = await stack.enter_async_context(
+            running_gateway(tmp_path, discovery_file=path, discovery_interval_s=0.05)
+        )
+        await gateway.usable(2)
+        stop = asyncio.Event()
+        statuses: list[int] = []
+
+        async def client() -> None:
+            while not stop.is_set():
+                async with gateway.post(CHAT, chat(), x_script=script(ttft_s=0.02)) as answer:
+                    await answer.read()
+                    statuses.append(answer.status)
+
+        clients = [asyncio.create_task(client()) for _ in range(8)]
+        path.write_text(json.dumps(named))
+        await gateway.usable(4)
+        path.write_text(json.dumps(named[2:]))
+        await has(gateway, "e2", "e3")
+        done = len(statuses)
+        await eventually(lambda: len(statuses) > done + 20)
+        stop.set()
+        await asyncio.gather(*clients)
+        assert set(statuses) == {200}
+
+
+async def test_dns_names_instances(tmp_path: Path) -> None:
+    async with ScriptedEngine().started() as engine:
+        with dns_server(f"_http._tcp.pool.test. 0 SRV 1 1 {engine.port} localhost.") as zone:
+            async with running_gateway(
+                tmp_path,
+                discovery_dns=[{"name": "_http._tcp.pool.test", "record": "SRV"}],
+                discovery_dns_servers=[zone.address],
+                discovery_interval_s=0.05,
+            ) as gateway:
+                await gateway.usable(1)
+                async with gateway.post(CHAT, chat()) as answer:
+                    assert (answer.status, answer.headers["x-kvgate-instance"]) == (200, f"localhost-{engine.port}")
+                zone.broken = True
+                asked = zone.asked
+                await eventually(lambda: zone.asked > asked + 1)
+                await gateway.usable(1)
+                zone.broken, zone.lines = False, []
+                await has(gateway)
+
+
+async def test_kubernetes_names_instances_and_a_terminating_pod_drains(tmp_path: Path) -> None:
+    async with KubernetesApi().started() as api, ScriptedEngine().started() as engine:
+        token = tmp_path / "token"
+        token.write_text(api.token)
+        cluster = {
+            "namespace": "llm",
+            "service": "engines",
+            "port": "http",
+            "api_url": api.url,
+            "token_file": token,
+            "ca_file": None,
+        }
+        await api.put("x", endpoint("127.0.0.1", "engine-0"), port=engine.port)
+        async with running_gateway(tmp_path, discovery_kubernetes=cluster) as gateway:
+            await gateway.usable(1)
+            stream = asyncio.create_task(_stream(gateway, script(chunks=20, chunk_s=0.05)))
+            await eventually(lambda: engine.active == 1)
+            await api.put("x", endpoint("127.0.0.1", "engine-0", terminating=True), port=engine.port)
+            await gateway.usable(0)
+            assert await members(gateway) == {"engine-0"}
+            async with gateway.post(CHAT, chat()) as answer:
+                assert answer.status == 503
+            assert "[DONE]" in await stream
+            await has(gateway)
+
+
+async def test_discovered_addresses_outside_the_allowed_networks_are_not_taken_in(tmp_path: Path) -> None:
+    path = tmp_path / "instances.yaml"
+    async with ScriptedEngine().started() as engine:
+        path.write_text(
+            json.dumps([{"id": "inside", "url": engine.url}, {"id": "metadata", "url": "http://169.254.169.254"}])
+        )
+        async with running_gateway(tmp_path, discovery_file=path, discovery_interval_s=0.05) as gateway:
+            await gateway.usable(1)
+            assert await members(gateway) == {"inside"}
+
+
+async def _stream(gateway: RunningGateway, how: str) -> str:
+    async with gateway.post(CHAT, chat(stream=True), x_script=how) as answer:
+        assert answer.status == 200
+        text: str = await answer.text()
+        return text
