@@ -21,13 +21,15 @@ class GhostList(Generic[Value]):
     def __contains__(self, key: ContentKey) -> bool:
         return key in self._line
 
-    def put(self, key: ContentKey, value: Value) -> None:
-        """Remember a key as the newest, with a new value if it was remembered already."""
+    def put(self, key: ContentKey, value: Value) -> Value | None:
+        """Remember a key as the newest, with a new value if it was remembered already.
+
+        Returns the value of the key that is forgotten for it, None where there is room.
+        """
         line = self._line
         line[key] = value
         line.move_to_end(key)
-        if len(line) > self.room:
-            line.popitem(last=False)
+        return line.popitem(last=False)[1] if len(line) > self.room else None
 
     def take(self, key: ContentKey) -> Value | None:
         """Forget a key and return its value; None when it isn't remembered."""

@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from kvcontrol.kv_policy.arc import ArcPolicy
+from kvcontrol.kv_policy.cost_aware import CostAwarePolicy
 from kvcontrol.kv_policy.eviction import EvictionPolicy
 from kvcontrol.kv_policy.fifo import FifoPolicy
 from kvcontrol.kv_policy.lfu import LfuPolicy
 from kvcontrol.kv_policy.lru import LruPolicy
 from kvcontrol.kv_policy.lru2 import Lru2Policy
 from kvcontrol.kv_policy.mq import MqPolicy
+from kvcontrol.kv_policy.predictive import PredictivePolicy
+from kvcontrol.kv_policy.qos import QosPolicy
 from kvcontrol.kv_policy.s3fifo import S3FifoPolicy
 
 Values = Mapping[str, float]
@@ -62,6 +65,10 @@ def _s3fifo(capacity_blocks: int, values: Values) -> EvictionPolicy:
     return S3FifoPolicy(capacity_blocks, small=values["small"], threshold=int(values["threshold"]))
 
 
+def _predictive(capacity_blocks: int, values: Values) -> EvictionPolicy:
+    return PredictivePolicy(capacity_blocks, ghosts=values["ghosts"], patience=values["patience"])
+
+
 def _mq(capacity_blocks: int, values: Values) -> EvictionPolicy:
     return MqPolicy(capacity_blocks, lifetime=values["lifetime"], ghosts=values["ghosts"])
 
@@ -103,6 +110,38 @@ _KINDS = (
             "history_blocks": Parameter(
                 default=1 << 20, least=0, most=1 << 30, meaning="blocks whose last use is remembered", whole=True
             )
+        },
+    ),
+    PolicyKind(
+        name="predictive",
+        summary="fewest uses to be expected, by how long blocks like it went without one",
+        make=_predictive,
+        parameters={
+            "ghosts": Parameter(default=4, least=0, most=100, meaning="blocks remembered, in capacities"),
+            "patience": Parameter(
+                default=3, least=0.01, most=100, meaning="accesses that are looked ahead at most, in capacities"
+            ),
+        },
+    ),
+    PolicyKind(
+        name="qos",
+        summary="least important and oldest of the tenant that has most",
+        make=lambda c, values: QosPolicy(c, idle=values["idle"]),
+        parameters={
+            "idle": Parameter(
+                default=4,
+                least=0.01,
+                most=1000,
+                meaning="accesses without its own until a tenant gives first, in capacities",
+            )
+        },
+    ),
+    PolicyKind(
+        name="cost_aware",
+        summary="cheapest to recompute or reload, for its uses",
+        make=lambda _, values: CostAwarePolicy(frequency=int(values["frequency"])),
+        parameters={
+            "frequency": Parameter(default=1, least=0, most=1, meaning="1: uses count; 0: costs alone", whole=True)
         },
     ),
 )

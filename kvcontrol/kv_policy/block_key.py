@@ -1,0 +1,61 @@
+"""A content key that says more of its block than what it holds: whose it is, how important, what its loss costs.
+
+Policies that ask for nothing more take it for the bare key: it is equal to it, and has its hash. So who inserts blocks
+may describe them whatever the policy is, and ghosts know them again however they were described before.
+"""
+
+from kvcontrol.kv_policy.eviction import ContentKey
+
+HIGHEST_PRIORITY = 7
+
+
+class BlockKey:
+    """``recompute_s`` and ``reload_s`` are what getting the block back costs, None where that isn't known or can't be.
+
+    ``priority`` is 0 (the least) to ``HIGHEST_PRIORITY``. ``ValueError`` for what can't be.
+    """
+
+    __slots__ = ("content", "priority", "recompute_s", "reload_s", "tenant")
+
+    def __init__(
+        self,
+        content: ContentKey,
+        *,
+        tenant: str = "",
+        priority: int = 0,
+        recompute_s: float | None = None,
+        reload_s: float | None = None,
+    ) -> None:
+        if not 0 <= priority <= HIGHEST_PRIORITY:
+            raise ValueError(f"priority {priority}; allowed is 0 to {HIGHEST_PRIORITY}")
+        for name, seconds in (("recompute_s", recompute_s), ("reload_s", reload_s)):
+            if seconds is not None and not seconds >= 0:
+                raise ValueError(f"{name} is {seconds}; it must be >= 0, or None")
+        self.content = content
+        self.tenant = tenant
+        self.priority = priority
+        self.recompute_s = recompute_s
+        self.reload_s = reload_s
+
+    @property
+    def loss_s(self) -> float | None:
+        """Return what losing the block costs if it is asked for again: the cheaper way back, as far as known."""
+        known = [seconds for seconds in (self.recompute_s, self.reload_s) if seconds is not None]
+        return min(known) if known else None
+
+    def __eq__(self, other: object) -> bool:
+        return self.content == (other.content if isinstance(other, BlockKey) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+    def __repr__(self) -> str:
+        return f"BlockKey({self.content!r}, tenant={self.tenant!r}, priority={self.priority})"
+
+
+def described(key: ContentKey | None) -> BlockKey:
+    """Return a key as a described one: of no tenant, with the least priority and unknown costs where it isn't one."""
+    return key if isinstance(key, BlockKey) else BlockKey(key)
+
+
+__all__ = ["HIGHEST_PRIORITY", "BlockKey", "described"]

@@ -1,0 +1,19 @@
+"""How evenly something is shared: Jain, Chiu and Hawe's index (1984)."""
+
+from collections.abc import Iterable
+
+
+def jain_index(shares: Iterable[float]) -> float:
+    """Return 1 where all shares are equal, 1/n where one of n has all; 1 for none at all. ``ValueError`` below 0."""
+    total = squares = 0.0
+    number = 0
+    for share in shares:
+        if not share >= 0:
+            raise ValueError(f"a share of {share:g}; it must be >= 0")
+        total += share
+        squares += share * share
+        number += 1
+    return total * total / (number * squares) if squares else 1.0
+
+
+__all__ = ["jain_index"]
