@@ -15,28 +15,27 @@ give it, or gave other bytes, leaves that tier at once: it fails once.
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from kvcontrol.core.blocks import CacheTier, KVBlockInfo
-from kvcontrol.core.ids import BlockHash, BlockId
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy.eviction import EvictionPolicy
 from kvcontrol.kv_runtime.arena import HostArena
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus, DurableBackendProtocol, Fence, KVBackendProtocol
 from kvcontrol.kv_runtime.crew import Crew, ThreadCrew
 from kvcontrol.kv_runtime.demoter import Demoter
+from kvcontrol.kv_runtime.directory import Directory
 from kvcontrol.kv_runtime.errors import KvRuntimeError
 from kvcontrol.kv_runtime.flights import Flights
 from kvcontrol.kv_runtime.hierarchy_config import HierarchyConfig
 from kvcontrol.kv_runtime.hierarchy_stats import HierarchyStats, TierStats
+from kvcontrol.kv_runtime.hits import TierHits
 from kvcontrol.kv_runtime.loader import Loader
-from kvcontrol.kv_runtime.lookup import Run, Survey, find_run, survey_path
 from kvcontrol.kv_runtime.migrator import KVMigrator
 from kvcontrol.kv_runtime.quota import QuotaManager
 from kvcontrol.kv_runtime.record import BlockRecord
 from kvcontrol.kv_runtime.residency import Residency
-from kvcontrol.kv_runtime.resident import Block
 from kvcontrol.kv_runtime.saver import Saver
 from kvcontrol.kv_runtime.ticket import (
     Progress,
@@ -57,7 +56,7 @@ _DRAIN_STEP_S: Final = 0.001
 _NO_PROGRESS: Final = Progress(finished=(), changes=())
 
 
-class HierarchyManager:
+class HierarchyManager(Directory):
     """See the module's text. One thread owns it; ``stats``, ``get_block_info`` and ``locate`` may be called from any.
 
     Misuse (blocks named twice, slots that don't exist, ``release`` of what isn't held) is a ``ValueError`` and changes
@@ -86,12 +85,13 @@ class HierarchyManager:
         if durable is not None:
             spaces[_NVME] = self._space(_NVME, durable.capacity_blocks, make_policy, on_free=_nothing)
         self._spaces = spaces
-        self._residency = Residency(spaces, clock=clock)
         if crew is None:
             crew = ThreadCrew(helpers=config.checksum_workers, switch_interval_s=config.switch_interval_s)
         self._crew = crew
-        self._migrator = KVMigrator(
-            config.migrator, engine=engine, arena=arena, durable=durable, crew=self._crew, clock=clock
+        super().__init__(
+            Residency(spaces, clock=clock),
+            KVMigrator(config.migrator, engine=engine, arena=arena, durable=durable, crew=crew, clock=clock),
+            block_bytes=arena.block_bytes,
         )
         self._flights = Flights(self._residency, self._migrator)
         self._saver = Saver(self._residency, self._flights, self._migrator)
@@ -107,79 +107,12 @@ class HierarchyManager:
             clock=clock,
         )
         self._book = TicketBook(self._residency, self._flights, self._loader, clock=clock)
-        self._hits: Counter[tuple[CacheTier, str]] = Counter()
-
-    # What is there.
-
-    def find(self, key: BlockHash) -> BlockId | None:
-        """Return the block of a key, if it can be read. Compare ``record(id).tokens`` before it is used. O(1)."""
-        block = self._residency.of_key(key)
-        return block.block_id if block is not None and block.readable else None
-
-    def find_run(self, keys: Sequence[BlockHash], tokens: Sequence[bytes], first: int, limit: int) -> Run:
-        """See ``lookup.find_run``."""
-        return find_run(self._residency, keys, tokens, first, limit)
-
-    def survey(self, keys: Sequence[BlockHash], tokens: Sequence[bytes], limit: int) -> Survey:
-        """See ``lookup.survey``; another lineage counts as a collision."""
-        survey = survey_path(self._residency, keys, tokens, limit)
-        self._saver.collisions += survey.collided
-        return survey
-
-    def held(self) -> list[BlockId]:
-        """Return the blocks that callers hold. O(blocks)."""
-        return [block.block_id for block in self._residency.all() if block.claims]
-
-    def record(self, block_id: BlockId) -> BlockRecord | None:
-        """Return what a block is; None when it isn't there (any more)."""
-        block = self._residency.get(block_id)
-        return None if block is None else block.record
-
-    def blocks(self) -> Iterator[tuple[BlockId, BlockRecord]]:
-        """Iterate over all blocks that can be read; the owner's thread, no other call in between."""
-        return ((block.block_id, block.record) for block in self._residency.blocks() if block.readable)
+        self._hits = TierHits()
 
     @property
     def quotas(self) -> QuotaManager:
         """Who may use how much; changed by the owner's thread."""
         return self._quotas
-
-    def locate(self, block_id: BlockId) -> tuple[CacheTier, ...]:
-        """Return the tiers that a block can be read from, fastest first; any thread."""
-        block = self._residency.get(block_id)
-        copies = () if block is None else tuple(block.copies)
-        return tuple(tier for tier in (_DDR, _NVME) if tier in copies)
-
-    def get_block_info(self, block_id: BlockId) -> KVBlockInfo | None:
-        """Return what an operator may know of a block, in its fastest tier; any thread."""
-        tiers = self.locate(block_id)
-        block = self._residency.get(block_id)
-        if block is None or not tiers:
-            return None
-        return KVBlockInfo(
-            block_id=block_id,
-            tier=tiers[0],
-            size_bytes=self._arena.block_bytes,
-            tenant_id=block.record.tenant,
-            last_access_s=block.last_access_s,
-        )
-
-    def estimate_load_s(self, block_ids: Sequence[BlockId]) -> float | None:
-        """Return how long a load would take from now on, as measured lately; None where nothing was, or not all is."""
-        found = list(map(self._residency.get, block_ids))
-        below = 0
-        for block in found:
-            if block is None:
-                return None
-            if _DDR not in block.copies:
-                if not block.readable:
-                    return None
-                below += 1
-        times = [self._migrator.seconds_for(_DDR, _HBM, len(found))]
-        if below:
-            times.append(self._migrator.seconds_for(_NVME, _HBM, below))
-        known = [seconds for seconds in times if seconds is not None]
-        return max(known) if len(known) == len(times) else None
 
     # Moving.
 
@@ -228,7 +161,7 @@ class HierarchyManager:
         ticket = self._book.open(TicketKind.LOAD, len(block_ids), _or(deadline_s, self._config.load_deadline_s), fence)
         ticket.slots = list(engine_slots)
         ticket.blocks = [self._residency.get(block_id) for block_id in block_ids]
-        self._count_hits(ticket.blocks)
+        self._hits.count(ticket.blocks)
         self._demoter.used(ticket.blocks)
         self._loader.begin(ticket)
         self._book.settle(ticket)
@@ -375,7 +308,7 @@ class HierarchyManager:
 
     def stats(self) -> HierarchyStats:
         """Return what is there and what happened; any thread (then numbers may be a moment apart)."""
-        losses, hits = self._residency.losses.copy(), self._hits.copy()
+        losses, hits = self._residency.losses.copy(), self._hits.by_tenant.copy()
         tiers = {tier: TierStats.of(space, self._quotas, hits, losses) for tier, space in self._spaces.items()}
         return HierarchyStats(
             tiers=tiers,
@@ -384,7 +317,7 @@ class HierarchyManager:
             skipped_writes=self._demoter.skipped.copy(),
             due_writes=self._demoter.waiting,
             open_tickets=len(self._book),
-            collisions=self._saver.collisions,
+            collisions=self._saver.collisions + self._surveyed_collisions,
             worker_faults=self._crew.faults,
         )
 
@@ -417,24 +350,6 @@ class HierarchyManager:
         if slots and not (min(slots) >= 0 and max(slots) < capacity):
             strange = next(slot for slot in slots if not 0 <= slot < capacity)
             raise ValueError(f"engine slot {strange} of {capacity}")
-
-    def _count_hits(self, blocks: Sequence[Block | None]) -> None:
-        there = [block for block in blocks if block is not None and _DDR in block.copies]
-        tenants = {block.record.tenant for block in there}
-        if len(there) == len(blocks) and len(tenants) == 1:  # as nearly always
-            self._hits[_DDR, tenants.pop()] += len(there)
-            return
-        ddr: dict[str, int] = {}
-        nvme: dict[str, int] = {}
-        for block in blocks:
-            if block is not None:
-                tier = ddr if _DDR in block.copies else nvme
-                if tier is ddr or block.readable:
-                    tenant = block.record.tenant
-                    tier[tenant] = tier.get(tenant, 0) + 1
-        for name, counts in ((_DDR, ddr), (_NVME, nvme)):
-            for tenant, count in counts.items():
-                self._hits[name, tenant] += count
 
     @staticmethod
     def _check_distinct(block_ids: Sequence[BlockId]) -> None:

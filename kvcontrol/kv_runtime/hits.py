@@ -1,0 +1,36 @@
+"""How often each tier had a block that was asked for, by tenant."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.kv_runtime.resident import Block
+
+_DDR: Final = CacheTier.DDR
+_NVME: Final = CacheTier.NVME
+
+
+class TierHits:
+    """Counts since the start; a block counts for the fastest tier that has it. Not thread-safe, O(1) a block."""
+
+    def __init__(self) -> None:
+        self.by_tenant: Counter[tuple[CacheTier, str]] = Counter()
+
+    def count(self, blocks: Sequence[Block | None]) -> None:
+        """Follow blocks that are asked for; those that aren't there are no hits."""
+        there = [block for block in blocks if block is not None and _DDR in block.copies]
+        tenants = {block.record.tenant for block in there}
+        if len(there) == len(blocks) and len(tenants) == 1:  # as nearly always
+            self.by_tenant[_DDR, tenants.pop()] += len(there)
+            return
+        for block in blocks:
+            if block is None:
+                continue
+            if _DDR in block.copies:
+                self.by_tenant[_DDR, block.record.tenant] += 1
+            elif block.readable:
+                self.by_tenant[_NVME, block.record.tenant] += 1
+
+
+__all__ = ["TierHits"]
