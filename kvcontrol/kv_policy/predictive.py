@@ -20,7 +20,7 @@ from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy.base import PathPolicy
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, PolicyContext
 from kvcontrol.kv_policy.ghost import GhostList
-from kvcontrol.kv_policy.reuse_table import ReuseTable
+from kvcontrol.kv_policy.reuse_table import ReuseTable, bucket_of, start_of
 
 CLASSES = 8
 _NONE_THERE = float("inf")
@@ -47,7 +47,22 @@ class PredictivePolicy(PathPolicy[_Entry]):
         self._now = 0
         self._lines: tuple[OrderedDict[BlockId, _Entry], ...] = tuple(OrderedDict() for _ in range(CLASSES))
         self._ghosts: GhostList[tuple[int, int]] = GhostList(int(ghosts * capacity_blocks))
+        self._forgotten: list[tuple[int, int]] = []
+        """Uses and last uses of ghosts that made way, which the table hasn't been told of."""
+        self._fronts: list[BlockId | None] = [None] * CLASSES
+        """Each line's first block, where it is known what is to be expected of it (a read of cold memory saved)."""
+        self._expected = [_NONE_THERE] * CLASSES
+        """Of the fronts, until ticks and with versions of the table that follow."""
+        self._untils = [0] * CLASSES
+        self._versions = [0] * CLASSES
         self._table = ReuseTable(CLASSES, patience=int(patience * capacity_blocks), window=16 * capacity_blocks)
+
+    def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
+        """See ``EvictionPolicy``. What the table learns of victims it learns here, so that choosing is quick."""
+        for uses, last in self._forgotten:
+            self._table.ended(class_of(uses), last, self._now)
+        self._forgotten.clear()
+        super().insert(path, keys)
 
     def _add(self, block: BlockId, key: ContentKey | None) -> None:
         self._now += 1
@@ -71,11 +86,11 @@ class PredictivePolicy(PathPolicy[_Entry]):
         after = class_of(entry.uses)
         self._table.begun(after, self._now)
         if block not in self._holds:
-            del self._lines[before][block]
+            self._leave(block, before)
             self._lines[after][block] = entry
 
     def _park(self, block: BlockId) -> None:
-        del self._lines[class_of(self._entries[block].uses)][block]
+        self._leave(block, class_of(self._entries[block].uses))
 
     def _unpark(self, path: Sequence[BlockId]) -> None:
         for block in reversed(path):
@@ -88,39 +103,50 @@ class PredictivePolicy(PathPolicy[_Entry]):
         self._remember(self._entries[block])
 
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
-        """See ``EvictionPolicy``; a line is asked again only once its front has gone."""
-        expected = [self._expected(klass) for klass in range(CLASSES)]
-        victims: list[BlockId] = []
-        lines, entries, remember = self._lines, self._entries, self._remember
-        while len(victims) < context.wanted_blocks:
-            least = min(expected)
-            if least == _NONE_THERE:
-                break
-            klass = expected.index(least)
-            block, entry = lines[klass].popitem(last=False)
-            del entries[block]
-            remember(entry)
-            victims.append(block)
-            expected[klass] = self._expected(klass)
-        return EvictionDecision(victims=tuple(victims), reason=self.reason)
+        """See ``EvictionPolicy``."""
+        now, untils, versions = self._now, self._untils, self._table.versions
+        for klass, block in enumerate(self._fronts):
+            if block is None or now >= untils[klass] or self._versions[klass] != versions[klass]:
+                self._ask(klass)
+        return super().select_victims(context)
 
-    def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # pragma: no cover - select_victims chooses
-        raise NotImplementedError(incoming)
+    def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it learns at the insertion
+        expected = self._expected
+        least = min(expected)
+        if least == _NONE_THERE:
+            return None
+        klass = expected.index(least)
+        block, entry = self._lines[klass].popitem(last=False)
+        del self._entries[block]
+        self._remember(entry)
+        self._ask(klass)
+        return block
 
-    def _expected(self, klass: int) -> float:
-        line = self._lines[klass]
+    def _ask(self, klass: int) -> None:
+        """Find out what is to be expected of the front of a line."""
+        line, table = self._lines[klass], self._table
         if not line:
-            return _NONE_THERE
-        return self._table.worth(klass, self._now - line[next(iter(line))].last)
+            self._fronts[klass] = None
+            self._expected[klass] = _NONE_THERE
+            return
+        block = self._fronts[klass] = next(iter(line))
+        last = line[block].last
+        bucket = bucket_of(self._now - last)
+        self._expected[klass] = table.worth(klass, bucket)
+        self._untils[klass] = last + start_of(bucket + 1)
+        self._versions[klass] = table.versions[klass]
+
+    def _leave(self, block: BlockId, klass: int) -> None:
+        del self._lines[klass][block]
+        if self._fronts[klass] == block:
+            self._fronts[klass] = None
 
     def _remember(self, entry: _Entry) -> None:
-        if entry.key is None or not self._ghosts.room:
-            self._table.ended(class_of(entry.uses), entry.last, self._now)
-            return
-        forgotten = self._ghosts.put(entry.key, (entry.uses, entry.last))
+        forgotten: tuple[int, int] | None = (entry.uses, entry.last)
+        if entry.key is not None:
+            forgotten = self._ghosts.put(entry.key, (entry.uses, entry.last))
         if forgotten is not None:
-            uses, last = forgotten
-            self._table.ended(class_of(uses), last, self._now)
+            self._forgotten.append(forgotten)
 
 
 def class_of(uses: int) -> int:

@@ -58,6 +58,8 @@ class ReuseTable:
         self._ended = [[0.0] * BUCKETS for _ in range(classes + 1)]
         self._open: list[dict[int, int]] = [{} for _ in range(classes + 1)]
         """Gaps that are open, by the slot in which they began."""
+        self.versions = [0] * classes
+        """Count up when a class is worked out anew."""
         self._observed = 0
         self._next = 0
         self._until_work = 0
@@ -89,12 +91,11 @@ class ReuseTable:
         self._ended[-1][bucket] += 1
         self._count(now)
 
-    def worth(self, klass: int, age: int) -> float:
-        """Return the uses per tick that are to be expected of something of an age."""
+    def worth(self, klass: int, bucket: int) -> float:
+        """Return the uses per tick that are to be expected of something in a bucket; holds for one of ``versions``."""
         hazards = self._hazards[klass]
         if hazards is None:
-            return 1.0 / (1 + age)
-        bucket = bucket_of(age)
+            return 1.0 / (1 + start_of(bucket))
         worths = self._worths[klass]
         self._asked[klass].add(bucket)
         worth = worths.get(bucket)
@@ -133,6 +134,7 @@ class ReuseTable:
         hazards = self._hazards[klass] = self.hazards(klass, now)
         self._worths[klass] = {bucket: index_of(hazards, bucket, self._patience) for bucket in self._asked[klass]}
         self._asked[klass] = set()
+        self.versions[klass] += 1
 
     def _hazards_of(self, klass: int, now: int, overall: list[float] | None) -> list[float]:
         used, ended = self._used[klass], self._ended[klass]

@@ -12,7 +12,7 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import BlockKey, EvictionPolicy, PolicyContext, jain_index, make_policy
 from kvcontrol.kv_policy.predictive import CLASSES, class_of
-from kvcontrol.kv_policy.reuse_table import ReuseTable
+from kvcontrol.kv_policy.reuse_table import ReuseTable, bucket_of
 
 CAPACITY = 60
 
@@ -109,7 +109,7 @@ class NaivePredictive:
         fronts: dict[int, int] = {}
         for content, block in sorted(self.known.items(), key=lambda item: item[1].last):
             fronts.setdefault(class_of(block.uses), content)
-        klass = min(sorted(fronts), key=lambda k: self.table.worth(k, now - self.known[fronts[k]].last))
+        klass = min(sorted(fronts), key=lambda k: self.table.worth(k, bucket_of(now - self.known[fronts[k]].last)))
         content = fronts[klass]
         block = self.known.pop(content)
         self.ghosts.append((content, block.uses, block.last))

@@ -72,7 +72,7 @@ def test_waiting_ends_where_it_is_best() -> None:
 
 def test_before_anything_is_known_the_youngest_is_worth_most() -> None:
     table = ReuseTable(3, patience=100, window=100)
-    assert table.worth(0, 5) > table.worth(2, 6)
+    assert table.worth(0, bucket_of(5)) > table.worth(2, bucket_of(600))
 
 
 def test_what_is_long_past_fades() -> None:
