@@ -6,7 +6,7 @@ open while a pool is registered; moves while it is closed fail, which the runtim
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,6 +83,19 @@ class EngineMemory:
         """See ``KVBackendProtocol``."""
         with self._through() as pool:
             return self._closed(moves) if pool is None else self._told(pool, pool.write(moves, arena))
+
+    def write_in_order(self, moves: Sequence[Move], arena: HostArena, queued: Callable[[], None]) -> list[BlockStatus]:
+        """See ``OrderedBackendProtocol``."""
+        with self._through() as pool:
+            if pool is None:
+                return self._closed(moves)
+            return self._told(pool, pool.write_in_order(moves, arena, queued))
+
+    def join(self) -> None:
+        """See ``OrderedBackendProtocol``; nothing while closed."""
+        pool = self._pool
+        if pool is not None:
+            pool.join()
 
     @contextmanager
     def _through(self) -> Iterator[TorchBackend | None]:

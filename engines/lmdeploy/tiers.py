@@ -81,6 +81,10 @@ class EngineTiers:
         self._loads: dict[int, LoadOrder] = {}
         self._load_tickets: dict[TicketId, _UnderWay[LoadOrder]] = {}
         self._save_tickets: dict[TicketId, _UnderWay[SaveOrder]] = {}
+        self._usable: set[TicketId] = set()
+        """Loads that the engine uses already, in its device's order, though they have not ended."""
+        self._to_join: list[LoadOrder] = []
+        self._load_told = False
         self._ended = Ended()
         self._steps: deque[tuple[int, float]] = deque()
         self._step_ended_s = -math.inf
@@ -218,11 +222,13 @@ class EngineTiers:
     def drained(self) -> None:
         """LMDeploy sleeps: all transfers have ended, nobody asks for their outcome."""
         self.guard("follow transfers", None, self._announce)
-        for under_way in list(self._load_tickets.values()):
-            self._load_ended(under_way.order, range(len(under_way.order.slots)))
+        for ticket, under_way in list(self._load_tickets.items()):
+            self._load_ended(ticket, under_way.order, range(len(under_way.order.slots)))
         self._loads.clear()
         self._load_tickets.clear()
         self._save_tickets.clear()
+        self._usable.clear()
+        self._to_join.clear()
         self._ended = Ended()
         self._steps.clear()
         if self.planner is not None:
@@ -240,7 +246,7 @@ class EngineTiers:
         for order in orders:
             self._loads[order.request_id] = order
             if not self.guard("start a load", False, self._start_load, order):  # noqa: FBT003
-                self._load_ended(order, range(len(order.slots)))
+                self._load_ended(None, order, range(len(order.slots)))
 
     def _start_load(self, order: LoadOrder) -> bool:
         if self.hierarchy is None or self.memory is None:
@@ -267,13 +273,29 @@ class EngineTiers:
         return True
 
     def collect(self, wait_s: float) -> Ended:
-        """Return what ended since the last call, waiting at most ``wait_s`` for something to."""
+        """Return what ended since the last call, waiting at most ``wait_s`` for something to.
+
+        A load counts as ended when its blocks are verified and the device will do nothing that the engine asks of it
+        from now on before they have come: the host prepares the forward meanwhile.
+        """
         self.guard("follow transfers", None, self._announce)
-        if wait_s > 0 and not self.is_busy:
+        # LMDeploy orders a step ahead: the one after a load's end has nothing to wait for, and a prompt waits for it.
+        if wait_s > 0 and not self.is_busy and not self._load_told:
             self.guard("wait for transfers", None, self._wait, wait_s)
         self._give_up_lost()
+        orders, self._to_join = self._to_join, []
+        if orders and not self.guard("join loads", False, self._join):  # noqa: FBT003
+            for order in orders:  # CUDA has failed
+                self._ended.invalid_slots.update(order.slots)
         ended, self._ended = self._ended, Ended()
+        self._load_told = bool(ended.loads)
         return ended
+
+    def _join(self) -> bool:
+        if self.memory is None:
+            return False
+        self.memory.join()
+        return True
 
     def _wait(self, wait_s: float) -> None:
         """Let the transfers have the GIL until one that is waited for has ended; the loop has nothing else to do."""
@@ -291,9 +313,14 @@ class EngineTiers:
         if hierarchy is None:
             return
         progress = hierarchy.poll()
+        for ticket in progress.queued:
+            if (load := self._load_tickets.get(ticket)) is not None:
+                self._usable.add(ticket)
+                self._to_join.append(load.order)
+                self._ended.loads.add(load.order.request_id)
         for end in progress.finished:
             if (load := self._load_tickets.pop(end.ticket_id, None)) is not None:
-                self._load_ended(load.order, end.failed)
+                self._load_ended(end.ticket_id, load.order, end.failed)
             elif (save := self._save_tickets.pop(end.ticket_id, None)) is not None:
                 self._ended.saves.add(save.order.save_id)
         if progress.changes:
@@ -309,10 +336,16 @@ class EngineTiers:
         else:
             log.removed_all([record.key for record in records], tier=tier)
 
-    def _load_ended(self, order: LoadOrder, failed: Iterable[int]) -> None:
+    def _load_ended(self, ticket: TicketId | None, order: LoadOrder, failed: Sequence[int]) -> None:
         """Note a load's end; ``failed`` are the places of blocks whose slots hold nothing of use."""
-        self._ended.loads.add(order.request_id)
-        self._ended.invalid_slots.update([order.slots[place] for place in failed])
+        if ticket in self._usable:
+            self._usable.discard(ticket)
+            if failed:  # verified and queued, and then not done: the device is broken, and the engine will find out too
+                self.guard.errors += 1
+                _log.error("a load of %d blocks broke off on the device while the engine used it", len(order.slots))
+        else:
+            self._ended.loads.add(order.request_id)
+            self._ended.invalid_slots.update([order.slots[place] for place in failed])
         if self.agent is not None:
             self.guard("release a load", None, self.agent.release, order.plan)
 
@@ -331,8 +364,8 @@ class EngineTiers:
             self.planner.is_open = False
         if self.memory is None or not self.memory.unregister():
             return  # its slots may still be written: they can't be given back yet
-        for load in list(self._load_tickets.values()):
-            self._load_ended(load.order, range(len(load.order.slots)))
+        for ticket, load in list(self._load_tickets.items()):
+            self._load_ended(ticket, load.order, range(len(load.order.slots)))
         self._ended.saves.update(save.order.save_id for save in self._save_tickets.values())
         self._load_tickets.clear()
         self._save_tickets.clear()

@@ -7,9 +7,9 @@ never each other. The arena *is* the DDR tier's memory, so a block in DDR needs 
     HBM  <- write --- arena        load          NVMe <- write --- arena        demotion
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime.arena import HostArena
@@ -90,6 +90,24 @@ class EngineBackendProtocol(KVBackendProtocol, Protocol):
         """
 
 
+@runtime_checkable
+class OrderedBackendProtocol(EngineBackendProtocol, Protocol):
+    """Engine memory on a device that works through queues: what is queued can be counted on before it is done."""
+
+    def write_in_order(self, moves: Sequence[Move], arena: HostArena, queued: Callable[[], None]) -> list[BlockStatus]:
+        """As ``write``, and call ``queued`` in between: all of it is queued, so that ``join`` covers it.
+
+        ``queued`` is called at most once, on the calling thread, before ``write_in_order`` returns; never when the
+        device has refused, and never where writes are done when they are asked for.
+        """
+
+    def join(self) -> None:
+        """Let whatever the engine queues from now on wait, on the device, for all writes that are queued by now.
+
+        Called on the engine's thread; never waits. ``BackendError`` when the device refuses.
+        """
+
+
 class DurableBackendProtocol(KVBackendProtocol, Protocol):
     """A tier whose contents outlive the process."""
 
@@ -110,4 +128,5 @@ __all__ = [
     "Fence",
     "KVBackendProtocol",
     "Move",
+    "OrderedBackendProtocol",
 ]

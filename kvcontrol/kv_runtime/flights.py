@@ -154,6 +154,21 @@ class Flights:
         """Return which of a ticket's blocks are under way."""
         return {item.place for plan_id in ticket.plans for item in self._flights[plan_id].items}
 
+    def queued(self) -> list[Ticket]:
+        """Return loads all of whose blocks are verified and queued on the engine's device, though not there yet.
+
+        See ``OrderedBackendProtocol``; each once, and not those that end before.
+        """
+        ready = []
+        for plan_id, blocks in self._migrator.poll_queued():
+            flight = self._flights.get(plan_id)
+            ticket = None if flight is None else flight.ticket
+            if ticket is not None:
+                ticket.queued += blocks
+                if ticket.queued == len(ticket.blocks):
+                    ready.append(ticket)
+        return ready
+
     def collect(self) -> list[tuple[Flight, Sequence[Item]]]:
         """Follow what has ended since the last call; returns it."""
         ended = []

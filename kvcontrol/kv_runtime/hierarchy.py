@@ -242,8 +242,11 @@ class HierarchyManager(Directory):
     def poll(self) -> Progress:
         """Follow what the workers have done, start what is due, and return what ended and changed. Never waits."""
         self._turn()
+        queued = tuple([ticket.ticket_id for ticket in self._flights.queued()])
         finished, changes = self._book.take_finished(), self._residency.take_changes()
-        return Progress(finished=finished, changes=changes) if finished or changes else _NO_PROGRESS
+        if not (finished or changes or queued):
+            return _NO_PROGRESS
+        return Progress(finished=finished, changes=changes, queued=queued)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait, without the GIL, until the workers have something for ``poll``; False after ``timeout_s``."""

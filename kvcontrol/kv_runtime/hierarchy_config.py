@@ -1,10 +1,16 @@
 """How the tiers are run."""
 
+import os
 from dataclasses import dataclass, field
 
 from kvcontrol.kv_runtime.demoter import WriteMode
 from kvcontrol.kv_runtime.migrator import MigratorConfig
 from kvcontrol.kv_runtime.tier_space import Watermarks
+
+
+def _checksum_workers() -> int:
+    """Three quarters of the cores that this process may use, 2 to 12: more don't make memory faster."""
+    return min(12, max(2, len(os.sched_getaffinity(0)) * 3 // 4))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +28,7 @@ class HierarchyConfig:
     load_deadline_s: float = 10.0
     prefetch_deadline_s: float = 30.0
     retry_writes_after_s: float = 5.0
-    checksum_workers: int = 8
+    checksum_workers: int = field(default_factory=_checksum_workers)
     switch_interval_s: float | None = 0.0005
     migrator: MigratorConfig = field(default_factory=MigratorConfig)
 

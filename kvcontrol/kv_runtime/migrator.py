@@ -23,11 +23,18 @@ from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime.arena import HostArena
-from kvcontrol.kv_runtime.backend_protocol import BlockStatus, DurableBackendProtocol, KVBackendProtocol, Move
+from kvcontrol.kv_runtime.backend_protocol import (
+    BlockStatus,
+    DurableBackendProtocol,
+    KVBackendProtocol,
+    Move,
+    OrderedBackendProtocol,
+)
+from kvcontrol.kv_runtime.checksums import Checksums, fastest
 from kvcontrol.kv_runtime.crew import Crew
 from kvcontrol.kv_runtime.lane import LANES_OF, Batch, Lane, LaneName, LaneStats
 from kvcontrol.kv_runtime.plan import BatchReport, MigrationPlan, PlanId, PlanRefusal, Priority, Route
-from kvcontrol.kv_runtime.record import BlockSeal, checksum
+from kvcontrol.kv_runtime.record import BlockSeal
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +48,10 @@ _CHUNK_BYTES: Final = 1 << 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigratorConfig:
     """``batch_bytes`` is what runs at once in a worker's hands (a block where that is larger) on a way that touches the
-    durable tier, ``engine_batch_bytes`` on one that doesn't: a link needs few and large batches, since each costs a few
-    turns of the interpreter beside a busy engine; a disk is slow enough to let urgent work wait for small ones only.
+    durable tier, ``engine_batch_bytes`` from the engine to DDR, ``load_batch_bytes`` from DDR to the engine. A link
+    needs few and large batches, since each costs a few turns of the interpreter beside a busy engine, and what is
+    loaded is checked while it moves, all of a batch at once; a disk is slow enough to let urgent work wait for small
+    ones only.
 
     ``queue_blocks`` may wait at each priority in each lane. ``stall_after_s``: a lane whose device has not answered
     for so long takes nothing new. ``fence_slice_s`` is how long a worker waits for one plan's fence before it looks
@@ -51,6 +60,7 @@ class MigratorConfig:
 
     batch_bytes: int = 16 << 20
     engine_batch_bytes: int = 128 << 20
+    load_batch_bytes: int = 512 << 20
     queue_blocks: int = 4096
     engine_workers: int = 2
     durable_workers: int = 4
@@ -61,6 +71,7 @@ class MigratorConfig:
         for name in (
             "batch_bytes",
             "engine_batch_bytes",
+            "load_batch_bytes",
             "queue_blocks",
             "engine_workers",
             "durable_workers",
@@ -87,16 +98,23 @@ class KVMigrator:
         durable: DurableBackendProtocol | None,
         crew: Crew,
         clock: Callable[[], float] = time.monotonic,
+        checksums: Checksums | None = None,
     ) -> None:
         self.batch_blocks = max(1, config.batch_bytes // arena.block_bytes)
-        self._engine_batch_blocks = max(1, config.engine_batch_bytes // arena.block_bytes)
+        self._engine_batch_blocks = {
+            LaneName.HBM_TO_DDR: max(1, config.engine_batch_bytes // arena.block_bytes),
+            LaneName.DDR_TO_HBM: max(1, config.load_batch_bytes // arena.block_bytes),
+        }
         self._config = config
         self._arena = arena
         self._durable = durable
         self._crew = crew
         self._clock = clock
+        self._sum = checksums or fastest()
+        self._ordered = engine if isinstance(engine, OrderedBackendProtocol) else None
         self._ids = count()
         self._reports: deque[BatchReport] = deque()
+        self._queued: deque[tuple[PlanId, int]] = deque()
         self._reported = threading.Event()
         self._lock = threading.Lock()
         self._wake: dict[LaneName, threading.Condition] = {}
@@ -140,7 +158,11 @@ class KVMigrator:
             if room < len(plan.routes):
                 return PlanRefusal.QUEUE_FULL
             plan_id = PlanId(next(self._ids))
-            size = self._engine_batch_blocks if all(each.name in _ENGINE for each in way) else self.batch_blocks
+            size = (
+                self._engine_batch_blocks[way[0].name]
+                if len(way) == 1 and way[0].name in _ENGINE
+                else self.batch_blocks
+            )
             self._queue(
                 [
                     Batch(plan_id=plan_id, plan=plan, start=start, routes=plan.routes[start : start + size])
@@ -200,6 +222,16 @@ class KVMigrator:
         while self._reports:
             reports.append(self._reports.popleft())
         return reports
+
+    def poll_queued(self) -> list[tuple[PlanId, int]]:
+        """Return plans, and how many of their blocks were verified and queued on the device since the last call.
+
+        Whatever the engine queues after a ``join`` of its backend finds them. Their reports come as ever.
+        """
+        queued = []
+        while self._queued:
+            queued.append(self._queued.popleft())
+        return queued
 
     def wait(self, timeout_s: float) -> bool:
         """Wait, without the GIL, until there is something to ``poll``; False when there was nothing in that time."""
@@ -317,14 +349,33 @@ class KVMigrator:
         return statuses
 
     def _write(self, lane: Lane, batch: Batch, places: Sequence[int], moves: list[Move]) -> list[BlockStatus]:
-        if lane.name is not LaneName.DDR_TO_HBM or batch.hop > 0:
+        if lane.name is not LaneName.DDR_TO_HBM:
             return lane.backend.write(moves, self._arena)
+        if batch.hop > 0:  # the durable tier has compared them
+            return self._write_engine(lane, moves, lambda: self._tell_queued(batch, len(moves)))
+        wanted = [batch.checksums[place] for place in places]
         sums = self._checksums([move.host for move in moves])
-        statuses = lane.backend.write(moves, self._arena)
+        found: list[int] = []
+
+        def compare() -> None:
+            found.extend(sums())
+            if found == wanted:
+                self._tell_queued(batch, len(moves))
+
+        statuses = self._write_engine(lane, moves, compare)
         return [
-            status if found == batch.checksums[place] else BlockStatus.CORRUPT
-            for place, status, found in zip(places, statuses, sums(), strict=True)
+            status if value == expected else BlockStatus.CORRUPT
+            for status, value, expected in zip(statuses, found or sums(), wanted, strict=True)
         ]
+
+    def _write_engine(self, lane: Lane, moves: list[Move], queued: Callable[[], None]) -> list[BlockStatus]:
+        if self._ordered is None:
+            return lane.backend.write(moves, self._arena)
+        return self._ordered.write_in_order(moves, self._arena, queued)
+
+    def _tell_queued(self, batch: Batch, blocks: int) -> None:
+        self._queued.append((batch.plan_id, blocks))
+        self._reported.set()
 
     def _seal(self, route: Route, value: int | None) -> None:
         if value is not None:
@@ -339,15 +390,12 @@ class KVMigrator:
         """Begin to compute arena slots' checksums, spread over the crew's helpers."""
         size = max(1, _CHUNK_BYTES // self._arena.block_bytes, -(-len(hosts) // self._crew.helpers))
         if len(hosts) * self._arena.block_bytes <= _CHUNK_BYTES:
-            return lambda: self._sum(hosts)
+            return lambda: self._sum(self._arena, hosts)
         parts = [
-            self._crew.compute(lambda part=hosts[start : start + size]: self._sum(part))  # type: ignore[misc]
+            self._crew.compute(lambda part=hosts[start : start + size]: self._sum(self._arena, part))  # type: ignore[misc]
             for start in range(0, len(hosts), size)
         ]
         return lambda: [value for part in parts for value in part()]
-
-    def _sum(self, hosts: list[int]) -> list[int]:
-        return [checksum(self._arena.view(host)) for host in hosts]
 
     # Under the lock.
 

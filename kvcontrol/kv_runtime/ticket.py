@@ -124,10 +124,15 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What happened since the last poll; ``changes`` in the order in which they happened."""
+    """What happened since the last poll; ``changes`` in the order in which they happened.
+
+    ``queued`` are loads that have not finished, but whose blocks are all verified and on their way: an engine that
+    joins them on its device (``OrderedBackendProtocol.join``) need not wait for the end.
+    """
 
     finished: tuple[Finished, ...]
     changes: tuple[Change, ...]
+    queued: tuple[TicketId, ...] = ()
 
 
 class SaveRequest(NamedTuple):
@@ -159,6 +164,7 @@ class Ticket:
         "open",
         "pending",
         "plans",
+        "queued",
         "slots",
         "ticket_id",
     )
@@ -179,6 +185,8 @@ class Ticket:
         self.heads_held = False
         """The caller of a save keeps what comes before its blocks."""
         self.plans: set[PlanId] = set()
+        self.queued = 0
+        """How many blocks of a load the engine can count on once it has joined what is queued on its device."""
         self.pending: deque[int] = deque()
         """Places of blocks that wait for a slot in DDR."""
 

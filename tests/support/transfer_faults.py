@@ -21,7 +21,7 @@ from kvcontrol.kv_runtime.backends.file import FileBackend
 
 PLACES: Mapping[str, tuple[type[Any], str]] = {
     "engine.read": (EngineMemory, "read"),
-    "engine.write": (EngineMemory, "write"),
+    "engine.write": (EngineMemory, "write_in_order"),
     "file.read": (FileBackend, "read"),
     "file.write": (FileBackend, "write"),
 }
@@ -67,11 +67,11 @@ def install_faults(plan: FaultPlan, put: Callable[[type[Any], str, Any], None] =
 
 
 def _faulty(plan: FaultPlan, place: str, original: Callable[..., list[BlockStatus]]) -> Any:
-    def moved(self: Any, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
+    def moved(self: Any, moves: Sequence[Move], arena: HostArena, *more: Any) -> list[BlockStatus]:
         status, delay_s = plan.at(place)
         time.sleep(delay_s)
         if status is BlockStatus.OK:
-            return original(self, moves, arena)
+            return original(self, moves, arena, *more)
         if place.endswith("read"):
             for move in moves:
                 arena.unseal(move.host)

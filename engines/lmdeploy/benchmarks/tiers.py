@@ -33,7 +33,7 @@ from typing import Any
 MODES = ("stock", "ddr", "nvme")
 _SUFFIX_TOKENS = 64
 _ANSWER_TOKENS = 8
-_HIT_SAMPLES = 5
+_HIT_SAMPLES = 12
 _SETTLE_S = 1.5
 _CHILD_LIMIT_S = 540.0
 
@@ -112,6 +112,8 @@ async def work(engine: Any, plan: Plan) -> dict[str, Any]:
         warm = visitor.prompt(plan.context_tokens)
         await visitor.visit(warm)
         await visitor.visit(warm)
+    # Two decodes at once have kernels of their own, and Triton compiles those in the middle of a running decode: 0.65 s.
+    await asyncio.gather(*(visitor.visit(visitor.prompt(plan.block_size * 2), answer=32) for _ in range(2)))
     contexts = [visitor.prompt(plan.context_tokens - _SUFFIX_TOKENS) for _ in range(plan.contexts)]
     found: dict[str, Any] = {"rounds": []}
     for _ in range(plan.rounds):

@@ -28,6 +28,21 @@ def event_hooks() -> list[Hook]:
             why="a block was evicted",
         ),
         Hook(
+            target=f"{TRIE}.trie:BlockTrie._extend_trie_path",
+            signature=(
+                "(self, seq: lmdeploy.pytorch.messages.SchedulerSequence, "
+                f"node: {TRIE}.node.Node, num_complete_blocks: int)"
+            ),
+            replace=events.trie_change,
+            why="a path is complete: its blocks are told together",
+        ),
+        Hook(
+            target=f"{TRIE}.trie:BlockTrie.evict",
+            signature="(self, max_num_blocks: int)",
+            replace=events.trie_change,
+            why="all that goes in one turn is told together",
+        ),
+        Hook(
             target=f"{ENGINE}.__init__",
             signature=(
                 f"(self, model_path: str, engine_config: {MESSAGES}.PytorchEngineConfig = None, "

@@ -7,6 +7,7 @@ the link from 16 blocks on, and takes no staging memory and no SM from the engin
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -78,25 +79,34 @@ class HostSlots:
 
 
 def operations(stacks: Sequence[Stack], moves: Sequence[Move], host: HostSlots, *, to_host: bool) -> Operations:
-    """Return the copies of a transfer, one for each move and stack. About 30 us for 255 moves."""
-    slots = np.fromiter((move.slot for move in moves), np.uint64, len(moves))
-    hosts = np.fromiter((move.host for move in moves), np.uint64, len(moves))
-    made = np.zeros((len(stacks), len(moves)), OPERATION)
+    """Return the copies of a transfer, one for each move and stack: all moves of the first stack, then of the next."""
+    places = np.array([(slot, at) for slot, at, _ in moves], dtype=np.uint64).reshape(-1, 2)
+    template = _template(tuple(stacks), to_host)
+    made = np.repeat(template, len(places)).reshape(len(stacks), len(places))
     engine_side, host_side = ("source", "target") if to_host else ("target", "source")
-    for stack, ops in zip(stacks, made, strict=True):
-        inside, outside = ops[engine_side], ops[host_side]
-        inside["address"] = np.uint64(stack.address) + slots * np.uint64(stack.piece_bytes)
-        inside["pitch"] = stack.pitch_bytes
-        outside["address"] = np.uint64(host.address + stack.offset_bytes) + hosts * np.uint64(host.pitch_bytes)
-        outside["pitch"] = stack.piece_bytes
-        for side in (inside, outside):
-            side["type"] = _OPERAND_POINTER
-            side["height"] = stack.rows
-        ops["width"] = stack.piece_bytes
-        ops["height"] = stack.rows
+    inside, outside = made[engine_side]["address"], made[host_side]["address"]
+    for row, stack in enumerate(stacks):
+        inside[row] = np.uint64(stack.address) + places[:, 0] * np.uint64(stack.piece_bytes)
+        outside[row] = np.uint64(host.address + stack.offset_bytes) + places[:, 1] * np.uint64(host.pitch_bytes)
+    return made.reshape(-1)
+
+
+@lru_cache(maxsize=8)
+def _template(stacks: tuple[Stack, ...], to_host: bool) -> Operations:  # noqa: FBT001 - a key of the cache
+    """What is alike in all copies of a stack: everything but the addresses."""
+    made = np.zeros(len(stacks), OPERATION)
+    engine_side, host_side = ("source", "target") if to_host else ("target", "source")
+    for op, stack in zip(made, stacks, strict=True):
+        op[engine_side]["pitch"] = stack.pitch_bytes
+        op[host_side]["pitch"] = stack.piece_bytes
+        for side in (engine_side, host_side):
+            op[side]["type"] = _OPERAND_POINTER
+            op[side]["height"] = stack.rows
+        op["width"] = stack.piece_bytes
+        op["height"] = stack.rows
     made["depth"] = 1
     made["source_access_order"] = _ACCESS_IN_STREAM_ORDER
-    return made.reshape(-1)
+    return made
 
 
 __all__ = ["OPERATION", "HostSlots", "Operations", "Stack", "operations"]

@@ -11,7 +11,7 @@ of the GIL, whatever the number of blocks: ``_foreach_copy_`` on a CPU, a batch 
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -28,6 +28,10 @@ _log = logging.getLogger(__name__)
 _ROW_DIMS = 2
 _FENCE_POLL_S = 50e-6
 _FENCE_POLL_MAX_S = 1e-3
+
+
+def _nobody() -> None:
+    """Nobody is told that a transfer is queued."""
 
 
 class PassedFence:
@@ -100,14 +104,24 @@ class TorchBackend:
     def read(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
         """See ``KVBackendProtocol``."""
         self._check(moves, arena)
-        for move in moves:
-            arena.unseal(move.host)
+        if arena.durable:
+            for move in moves:
+                arena.unseal(move.host)
         return self._copy(moves, arena, to_host=True)
 
     def write(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
         """See ``KVBackendProtocol``."""
         self._check(moves, arena)
         return self._copy(moves, arena, to_host=False)
+
+    def write_in_order(self, moves: Sequence[Move], arena: HostArena, queued: Callable[[], None]) -> list[BlockStatus]:
+        """See ``OrderedBackendProtocol``; on a CPU writes are done at once, so ``queued`` is never called."""
+        self._check(moves, arena)
+        return self._copy(moves, arena, to_host=False, queued=queued)
+
+    def join(self) -> None:
+        """See ``OrderedBackendProtocol``; on CUDA, the calling thread's current stream is what the engine queues on."""
+        self._copier.join()
 
     def close(self) -> None:
         """See ``KVBackendProtocol``."""
@@ -117,16 +131,19 @@ class TorchBackend:
     def _check(self, moves: Sequence[Move], arena: HostArena) -> None:
         if arena.block_bytes != self.block_bytes:
             raise ValueError(f"an arena with blocks of {arena.block_bytes} bytes, here {self.block_bytes}")
-        for move in moves:
-            if not 0 <= move.slot < self.capacity_blocks:
-                raise IndexError(f"block {move.slot} of an engine with {self.capacity_blocks}")
-            if not 0 <= move.host < arena.slots:
-                raise IndexError(f"slot {move.host} of an arena with {arena.slots}")
+        capacity, slots = self.capacity_blocks, arena.slots
+        for slot, host, _ in moves:
+            if not 0 <= slot < capacity:
+                raise IndexError(f"block {slot} of an engine with {capacity}")
+            if not 0 <= host < slots:
+                raise IndexError(f"slot {host} of an arena with {slots}")
 
-    def _copy(self, moves: Sequence[Move], arena: HostArena, *, to_host: bool) -> list[BlockStatus]:
+    def _copy(
+        self, moves: Sequence[Move], arena: HostArena, *, to_host: bool, queued: Callable[[], None] = _nobody
+    ) -> list[BlockStatus]:
         if not moves:
             return []
-        error = self._copier.copy(moves, arena, to_host=to_host)
+        error = self._copier.copy(moves, arena, to_host=to_host, queued=queued)
         if error:
             self.last_error = f"{'read' if to_host else 'write'} of {len(moves)} blocks: {error}"
         return [BlockStatus.FAILED if error else BlockStatus.OK] * len(moves)
@@ -137,8 +154,9 @@ class _Copier(Protocol):
 
     def fence(self) -> Fence: ...
     def pin(self, arena: HostArena) -> None: ...
-    def copy(self, moves: Sequence[Move], arena: HostArena, *, to_host: bool) -> str:
-        """Copy, wait, and return why it failed, or nothing."""
+    def join(self) -> None: ...
+    def copy(self, moves: Sequence[Move], arena: HostArena, *, to_host: bool, queued: Callable[[], None]) -> str:
+        """Copy, call ``queued`` if the device has still to do it, wait, and return why it failed, or nothing."""
 
     def close(self) -> None: ...
 
@@ -159,7 +177,17 @@ class _CpuCopier:
     def pin(self, arena: HostArena) -> None:
         pass
 
-    def copy(self, moves: Sequence[Move], arena: HostArena, *, to_host: bool) -> str:
+    def join(self) -> None:
+        pass
+
+    def copy(
+        self,
+        moves: Sequence[Move],
+        arena: HostArena,
+        *,
+        to_host: bool,
+        queued: Callable[[], None],  # noqa: ARG002 - nothing ever waits to be done
+    ) -> str:
         # Engines make their memory in inference mode, and then it can be changed in that mode alone.
         with torch.inference_mode(), arena.whole() as memory:
             host = torch.frombuffer(memory, dtype=torch.uint8)
@@ -184,7 +212,9 @@ class _CudaCopier:
         self._device = int(rows[0].device.index)
         self._cuda = CudaRuntime.loaded()
         limit = self._cuda.max_pitch_bytes(self._device)
-        self._stacks = [part for stack in stacks for part in (stack.split() if stack.pitch_bytes > limit else [stack])]
+        self._stacks = tuple(
+            part for stack in stacks for part in (stack.split() if stack.pitch_bytes > limit else [stack])
+        )
         self._to_host = torch.cuda.Stream(self._device)
         self._to_device = torch.cuda.Stream(self._device)
 
@@ -200,15 +230,24 @@ class _CudaCopier:
             raise BackendError(f"{size_bytes} bytes of host memory can't be pinned: {self._cuda.text(code)}")
         arena.on_close(lambda: self._unpin(address))
 
-    def copy(self, moves: Sequence[Move], arena: HostArena, *, to_host: bool) -> str:
+    def join(self) -> None:
+        try:
+            torch.cuda.current_stream(self._device).wait_stream(self._to_device)
+        except RuntimeError as error:
+            raise BackendError(f"the engine's stream can't wait for block transfers: {error}") from error
+
+    def copy(self, moves: Sequence[Move], arena: HostArena, *, to_host: bool, queued: Callable[[], None]) -> str:
         cuda = self._cuda
         stream: int = (self._to_host if to_host else self._to_device).cuda_stream
         with cuda.on(self._device), arena.whole():  # the memory can't be given back while the device uses it
             host = HostSlots(address=arena.address, pitch_bytes=arena.pitch_bytes)
-            queued = cuda.copy(operations(self._stacks, moves, host, to_host=to_host), stream)
-            # Also after a failure: what was queued before it still moves.
-            done = cuda.synchronize(stream)
-            code = queued or done
+            refused = cuda.copy(operations(self._stacks, moves, host, to_host=to_host), stream)
+            try:
+                if not refused:
+                    queued()
+            finally:
+                # Also after a failure: what was queued before it still moves.
+                code = refused or cuda.synchronize(stream)
             return cuda.text(code) if code else ""
 
     def close(self) -> None:
