@@ -4,6 +4,7 @@ import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -13,13 +14,22 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from gateway.admission import AdmissionController, Authenticator
+from gateway.admission import (
+    AdmissionController,
+    Authenticator,
+    ConcurrencyLimiter,
+    DirectoryKeeper,
+    LocalQuotaMeter,
+    QueueRules,
+    QuotaMeter,
+)
 from gateway.api.exchange import Receive, Scope, Send
 from gateway.api.openai import OpenAiApi, serves
 from gateway.api.ops import ops_router
 from gateway.api.tokens import TokenApi
 from gateway.errors import InvalidRequestError, envelope, envelope_of_answer
 from gateway.fingerprint import Fingerprinter, load_tokenizer
+from gateway.limits import SloClass
 from gateway.pipeline import Limits, Pipeline
 from gateway.planner import Planner
 from gateway.registry import BreakerRules, HealthLoop, InstanceSpec, LoadTracker, Membership, Registry
@@ -28,7 +38,7 @@ from gateway.registry.discovery import DiscoveryLoop, chosen_watchers
 from gateway.registry.membership import Loops
 from gateway.routing import POLICIES, CostModel, RecentRoutes
 from gateway.settings import Settings
-from gateway.state import load_salt_secret
+from gateway.state import Store, load_salt_secret, open_sqlite
 from gateway.supervisor import running
 from gateway.telemetry import Metrics, Telemetry
 from gateway.upstream import EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
@@ -62,7 +72,9 @@ def build_app(settings: Settings) -> FastAPI:
     tokenizer = (
         None if settings.tokenizer is None else load_tokenizer(settings.tokenizer, settings.tokenizer_memory_bytes)
     )
-    authenticator = Authenticator(settings.api_keys, salt_secret=salt_secret)
+    authenticator = Authenticator(settings.api_keys, salt_secret=salt_secret, require_keys=settings.require_keys)
+    store = _open_store(settings)
+    quotas = _quota_meter(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -77,8 +89,27 @@ def build_app(settings: Settings) -> FastAPI:
         load = LoadTracker()
         index = FleetIndex()
         metrics = Metrics()
-        metrics.watch(registry, load, index)
         telemetry = Telemetry(metrics)
+        admission = AdmissionController(
+            registry=registry,
+            load=load,
+            quotas=quotas,
+            limiter=ConcurrencyLimiter(
+                most=settings.max_instance_requests, slow_s=settings.slow_first_byte_s, clock=monotonic
+            ),
+            rules=QueueRules(
+                bound=settings.queue_length,
+                ageing_s=settings.queue_ageing_s,
+                deadlines_s={
+                    SloClass.INTERACTIVE: settings.queue_interactive_s,
+                    SloClass.STANDARD: settings.queue_standard_s,
+                    SloClass.BATCH: settings.queue_batch_s,
+                },
+            ),
+            meter=telemetry,
+            clock=monotonic,
+        )
+        metrics.watch(registry, load, index, admission)
         timeouts = Timeouts(
             connect_s=settings.connect_timeout_s,
             first_byte_s=settings.first_byte_timeout_s,
@@ -103,10 +134,11 @@ def build_app(settings: Settings) -> FastAPI:
                         max_body_bytes=settings.max_body_bytes,
                         body_timeout_s=settings.body_timeout_s,
                         max_attempts=settings.max_attempts,
+                        expected_output_tokens=settings.expected_output_tokens,
                     ),
                     authenticator=authenticator,
                     fingerprinter=Fingerprinter(tokenizer, executor),
-                    admission=AdmissionController(registry),
+                    admission=admission,
                     planner=planner,
                     load=load,
                     registry=registry,
@@ -165,15 +197,26 @@ def build_app(settings: Settings) -> FastAPI:
                     on_failure=telemetry.loop_failed,
                     witnesses=(telemetry, planner),
                 )
-                _say_mode(settings)
-                discovery = {
+                discovery: Loops = {
                     f"discovery:{each.source}": DiscoveryLoop(
                         each, membership=membership, rules=rules, drain_s=settings.drain_timeout_s
                     ).run
                     for each in chosen_watchers(settings)
                 }
-                async with membership, running(discovery, on_failure=telemetry.loop_failed):
-                    yield
+                keeper = DirectoryKeeper(store, authenticator.publish)
+                loops: Loops = {
+                    "admission": admission.run,
+                    "quotas": quotas.run,
+                    "directory": partial(keeper.run, settings.store_poll_s),
+                }
+                try:
+                    await keeper.refresh()
+                    _say_mode(settings, authenticator)
+                    async with membership, running({**loops, **discovery}, on_failure=telemetry.loop_failed):
+                        yield
+                finally:
+                    await quotas.close()
+                    await store.close()
 
     app = Gateway(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _http_error)
@@ -182,9 +225,27 @@ def build_app(settings: Settings) -> FastAPI:
     return app
 
 
-def _say_mode(settings: Settings) -> None:
-    if settings.open_mode:
-        _log.warning("no api_keys are configured: any API key is accepted, and each is a tenant of its own")
+def _open_store(settings: Settings) -> Store:
+    if settings.store_url is None:
+        return open_sqlite(settings.state_dir)
+    from gateway.state.postgres import open_postgres
+
+    return open_postgres(settings.store_url.get_secret_value())
+
+
+def _quota_meter(settings: Settings) -> QuotaMeter:
+    if settings.redis_url is None:
+        return LocalQuotaMeter(monotonic)
+    from gateway.admission.redis_quota import RedisQuotaMeter, check_redis
+
+    url = settings.redis_url.get_secret_value()
+    check_redis(url)
+    return RedisQuotaMeter(url)
+
+
+def _say_mode(settings: Settings, authenticator: Authenticator) -> None:
+    if authenticator.open:
+        _log.warning("there are no API keys yet: any API key is accepted, and each is a tenant of its own")
     if settings.tokenizer is None:
         _log.warning("no tokenizer is configured: prompts are routed by load, not by what instances have cached")
     _log.info("%d instances, routing policy %s", len(settings.instances), settings.routing_policy)

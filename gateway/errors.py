@@ -49,20 +49,27 @@ class StateError(StartupError):
 
 
 class ApiError(GatewayError):
-    """A request ends with this envelope. ``retry_after_s`` becomes a header when it is set."""
+    """A request ends with this envelope. ``retry_after_s`` becomes a header when it is set, ``headers`` go with it."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
 
     def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int | None = None
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.reason = code or self.code
         self.retry_after_s = retry_after_s
+        self.headers = headers
 
     def body(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
         if dialect is Dialect.ANTHROPIC:

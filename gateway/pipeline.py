@@ -15,7 +15,7 @@ from http import HTTPStatus
 from time import monotonic
 from typing import NamedTuple
 
-from gateway.admission import AdmissionController, Authenticator
+from gateway.admission import AdmissionController, Ask, Authenticator, Entry
 from gateway.api.exchange import ClientGoneError, Exchange
 from gateway.api.schemas import Call, parse_call
 from gateway.errors import ApiError, NoInstanceError, UpstreamTimeoutError, UpstreamUnreachableError
@@ -51,6 +51,15 @@ PATHS = {
 }
 """Where each operation is asked for, here and at an engine."""
 
+_ANSWERING = frozenset(
+    {Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.MESSAGES, Operation.GENERATE}
+)
+_OVERLOAD = frozenset({FailureKind.CONNECT_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT, FailureKind.HUNG})
+_BYTES_PER_TOKEN = 4
+_MULTIMODAL_TOKENS = 4096
+"""What a prompt with images is taken for at most: their bytes say nothing about their tokens."""
+_MOST_TOKENS = 1 << 40
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -59,6 +68,7 @@ class Limits:
     max_body_bytes: int
     body_timeout_s: float
     max_attempts: int
+    expected_output_tokens: int
 
 
 class _Findings(NamedTuple):
@@ -66,7 +76,7 @@ class _Findings(NamedTuple):
 
     tenant: Tenant
     fingerprint: Fingerprint | Gap
-    instances: Sequence[Instance]
+    entry: Entry
 
 
 class _Try(NamedTuple):
@@ -74,6 +84,7 @@ class _Try(NamedTuple):
 
     plan: Plan
     permit: Permit
+    entry: Entry
     headers: Sequence[tuple[str, str]]
     attempts: Attempts
 
@@ -121,15 +132,17 @@ class Pipeline:
                 self._admission.admit(call.model)
                 record.model = call.model  # only a name that exists gets into the log
                 fingerprint = await self._fingerprint(call, tenant, record)
-                instances = self._admission.admit(call.model)  # who was there before may be draining by now
-                await self._forward(exchange, call, _Findings(tenant, fingerprint, instances), record)
+                async with self._admission.enter(_ask(tenant, call, fingerprint, self._limits)) as entry:
+                    record.limits = entry.headers
+                    await self._forward(exchange, call, _Findings(tenant, fingerprint, entry), record)
         except ClientGoneError:
             record.outcome = Outcome.CANCELLED
         except ApiError as error:
             record.status = error.status
             record.outcome = record.outcome or Outcome.of_status(error.status)
             record.detail = error.reason
-            await exchange.refuse(error, [(b"x-request-id", record.request_id.encode())])
+            limits = () if error.headers else record.limits
+            await exchange.refuse(error, [(b"x-request-id", record.request_id.encode()), *limits])
         finally:
             self._telemetry.settle(record)
 
@@ -145,7 +158,7 @@ class Pipeline:
         """Plan and try until an instance answers; raises ``ApiError`` when none does."""
         attempts = Attempts(self._retries, most=self._limits.max_attempts)
         headers = _engine_headers(exchange, record.request_id, found.tenant)
-        instances = found.instances
+        instances = found.entry.instances()
         tried: set[InstanceId] = set()
         while True:
             plan = self._planner.plan(found.fingerprint, instances)
@@ -155,15 +168,19 @@ class Pipeline:
             instances = tuple(each for each in self._admission.usable(call.model) if each.id not in tried)
             attempts.begin(others=len(instances))
             with self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold) as permit:
-                ended = await self._attempt(exchange, call, _Try(plan, permit, headers, attempts), record)
+                found.entry.placed()
+                this = _Try(plan, permit, found.entry, headers, attempts)
+                ended = await self._attempt(exchange, call, this, record)
             if isinstance(ended, Relayed):
                 record.relayed(ended)
+                found.entry.settle(ended.status if ended.failure is None else HTTPStatus.BAD_GATEWAY, ended.usage)
                 return
             self._telemetry.retried(ended)
 
     async def _attempt(self, exchange: Exchange, call: Call, this: _Try, record: RequestRecord) -> Relayed | str:
         """Try one instance: relay its answer, or return why another one is to be tried."""
         instance = this.plan.instance
+        sent_s = monotonic()
         try:
             response = await self._client.open(
                 instance.url + PATHS[call.operation],
@@ -178,10 +195,11 @@ class Pipeline:
             record.outcome = Outcome.UPSTREAM_ERROR
             raise _refusal(failure) from None
         with closing(response):
-            self._answered(instance, response.status)
+            self._answered(instance, response.status, after_s=monotonic() - sent_s)
             if this.attempts.again(response.status):
                 return f"status_{response.status}"
             this.permit.first_byte()
+            this.entry.began()
             record.first_byte_s = monotonic()
             record.status = response.status
             own = _own_headers(this.plan, record)
@@ -197,8 +215,14 @@ class Pipeline:
             self._registry.failed(instance.id, f"its answer ended early: {relayed.failure}")
         return relayed
 
-    def _answered(self, instance: Instance, status: int) -> None:
-        """Tell the registry what kind of answer this is. A 500 may be the request's own fault."""
+    def _answered(self, instance: Instance, status: int, *, after_s: float) -> None:
+        """Tell the registry what kind of answer this is, and admission whether the instance has enough to do. A 500 may
+        be the request's own fault.
+        """
+        if status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
+            self._admission.overloaded(instance)
+        elif status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._admission.answered(instance, after_s=after_s)
         if status in {HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}:
             self._registry.failed(instance.id, f"it answered {status}")
         elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -214,6 +238,26 @@ class Pipeline:
             self._registry.probe_failed(instance.id, str(failure), may_drain=True)
         else:
             self._registry.failed(instance.id, str(failure))
+        if failure.kind in _OVERLOAD:
+            self._admission.overloaded(instance)
+
+
+def _ask(tenant: Tenant, call: Call, fingerprint: Fingerprint | Gap, limits: Limits) -> Ask:
+    """What the request may cost, as far as it can be known before it runs."""
+    if isinstance(fingerprint, Fingerprint):
+        prompt_tokens = fingerprint.tokens
+    else:
+        prompt_tokens = max(1, len(call.body) // _BYTES_PER_TOKEN)
+        if fingerprint is Gap.MULTIMODAL:
+            prompt_tokens = min(prompt_tokens, _MULTIMODAL_TOKENS)
+    asked = max(0, call.answer_tokens or 0) * call.answers
+    return Ask(
+        tenant=tenant,
+        model=call.model,
+        prompt_tokens=prompt_tokens,
+        output_tokens=min(asked, _MOST_TOKENS),
+        expected_output_tokens=limits.expected_output_tokens * call.answers if call.operation in _ANSWERING else 0,
+    )
 
 
 def _request_id(exchange: Exchange) -> RequestId:
@@ -236,6 +280,7 @@ def _own_headers(plan: Plan, record: RequestRecord) -> list[Header]:
         (b"x-kvgate-instance", plan.instance.id.encode()),
         (b"x-kvgate-route", record.route.encode()),
         (b"x-kvgate-matched-tokens", str(plan.matched_tokens).encode()),
+        *record.limits,
     ]
 
 

@@ -105,7 +105,21 @@ class Settings(BaseSettings):
         description="Secret that tenant salts are derived from, at least 16 characters; otherwise kept in state_dir.",
     )
     api_keys: tuple[ApiKeySettings, ...] = Field(
-        (), description="A list of {key, tenant}; empty is open mode: any key is accepted, on loopback only."
+        (), description="A list of {key, tenant}; without any key, here or in the store, any key is accepted."
+    )
+    require_keys: bool = Field(
+        default=False, description="Whether requests without a known API key are refused even while there is none yet."
+    )
+    store_url: SecretStr | None = Field(
+        None,
+        description="PostgreSQL for what several hosts share (postgresql://...); otherwise SQLite in state_dir.",
+    )
+    store_poll_s: Seconds = Field(
+        1.0, description="How often a gateway looks whether another one changed tenants, keys or quotas, in seconds."
+    )
+    redis_url: SecretStr | None = Field(
+        None,
+        description="Redis or Valkey for quotas that gateways share (redis://host:port/0); without it, each counts.",
     )
     routing_policy: Literal["prefix", "round_robin", "least_load"] = Field(
         "prefix", description="How instances are chosen."
@@ -163,6 +177,24 @@ class Settings(BaseSettings):
         10.0, description="Time for running requests to end after a stop signal, in seconds."
     )
 
+    expected_output_tokens: int = Field(
+        256, ge=1, le=1 << 20, description="Tokens reserved for an answer whose request doesn't bound it."
+    )
+    queue_length: int = Field(1024, ge=0, le=1 << 16, description="Requests that may wait for one model.")
+    queue_ageing_s: Seconds = Field(10.0, description="Waiting time that lifts a request by one priority, in seconds.")
+    queue_interactive_s: Seconds = Field(10.0, description="Longest wait of the SLO class interactive, in seconds.")
+    queue_standard_s: Seconds = Field(60.0, description="Longest wait of the SLO class standard, in seconds.")
+    queue_batch_s: Seconds = Field(600.0, description="Longest wait of the SLO class batch, in seconds.")
+    max_instance_requests: int = Field(
+        4096,
+        ge=1,
+        le=1 << 16,
+        description="Most requests at one instance; below it the limit follows what it can take.",
+    )
+    slow_first_byte_s: Seconds = Field(
+        60.0, description="A first byte later than this lowers the limit of its instance, in seconds."
+    )
+
     prefill_tokens_per_s: float = Field(
         2000.0, gt=0, description="Assumed prefill speed of an instance, tokens per second, for the routing cost."
     )
@@ -214,17 +246,17 @@ class Settings(BaseSettings):
         ):
             if len(set(values)) != len(values):
                 raise ValueError(f"each {what} may appear once")
-        if not self.api_keys and not is_loopback(self.host):
+        if not self.api_keys and not self.require_keys and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host!r} is not a loopback address and no api_keys are set: anyone on the network could "
-                "use the gateway. Set api_keys, or listen on 127.0.0.1"
+                "use the gateway. Set api_keys or require_keys, or listen on 127.0.0.1"
             )
         return self
 
     @property
     def open_mode(self) -> bool:
-        """Whether any API key is accepted."""
-        return not self.api_keys
+        """Whether any API key is accepted until the store has one."""
+        return not self.api_keys and not self.require_keys
 
     @classmethod
     def settings_customise_sources(
@@ -301,7 +333,9 @@ def _problem(detail: Mapping[str, Any], config: Path | None) -> str:
     source = "environment" if from_environment else str(config or "settings")
     key = ".".join([variable if from_environment else name, *(str(part) for part in loc[1:])])
     value = detail.get("input")
-    shown = "(hidden)" if {"key", "salt_secret"} & {str(part) for part in loc} else _short(value)
+    shown = (
+        "(hidden)" if {"key", "salt_secret", "store_url", "redis_url"} & {str(part) for part in loc} else _short(value)
+    )
     return f"{source}: {key} = {shown}: {message}"
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from gateway.limits import UNLIMITED, TenantLimits
+
 TenantId = NewType("TenantId", str)
 """Who pays for a request and whose cached blocks it may reuse."""
 
@@ -49,6 +51,7 @@ class Tenant:
 
     id: TenantId
     salt: str
+    limits: TenantLimits = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

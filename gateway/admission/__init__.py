@@ -1,6 +1,43 @@
-"""Who may enter now."""
+"""Who may enter now: keys to tenants, quotas, and turns."""
 
 from gateway.admission.authenticator import Authenticator
-from gateway.admission.controller import AdmissionController
+from gateway.admission.controller import AdmissionController, AdmissionMeter, QueueRules
+from gateway.admission.directory import Directory, DirectoryKeeper, KnownKey
+from gateway.admission.entry import Ask, Entry
+from gateway.admission.fair_queue import FairQueue, Waiting
+from gateway.admission.limiter import ConcurrencyLimiter
+from gateway.admission.quota import (
+    Dimension,
+    Exceeded,
+    Granted,
+    LocalQuotaMeter,
+    QuotaMeter,
+    QuotaUnavailableError,
+    QuotaUsage,
+    Reservation,
+    Standing,
+)
 
-__all__ = ["AdmissionController", "Authenticator"]
+__all__ = [
+    "AdmissionController",
+    "AdmissionMeter",
+    "Ask",
+    "Authenticator",
+    "ConcurrencyLimiter",
+    "Dimension",
+    "Directory",
+    "DirectoryKeeper",
+    "Entry",
+    "Exceeded",
+    "FairQueue",
+    "Granted",
+    "KnownKey",
+    "LocalQuotaMeter",
+    "QueueRules",
+    "QuotaMeter",
+    "QuotaUnavailableError",
+    "QuotaUsage",
+    "Reservation",
+    "Standing",
+    "Waiting",
+]

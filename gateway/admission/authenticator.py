@@ -1,15 +1,19 @@
-"""From an API key to a tenant and its salt.
+"""From an API key to a tenant, its limits and its salt.
 
-Keys are looked up by their SHA-256, so the time of a look-up says nothing about how close a guess was. In open mode
-every key is a tenant of its own, and so is "no key": two keys never share cached blocks in either mode.
+Keys are looked up by a keyed digest, so the time of a look-up says nothing about how close a guess was. Known are those
+of the settings and those of the store. As long as there has never been one, the gateway is open: every key is a tenant
+of its own, and so is "no key". Two keys of different tenants never share cached blocks in either mode.
 """
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from time import time
 
-from gateway.errors import AuthenticationError
+from gateway.admission.directory import Directory
+from gateway.errors import AuthenticationError, PermissionDeniedError
 from gateway.settings import ApiKeySettings
+from gateway.state.api_key import KeyDigest
 from gateway.types import Tenant, TenantId
 
 _SALT_HEX_CHARS = 32
@@ -17,33 +21,81 @@ _ANONYMOUS = TenantId("anonymous")
 
 
 class Authenticator:
-    """Holds hashes of the configured keys. O(1) for each request."""
+    """Holds digests of keys. O(1) for each request; ``publish`` swaps what is known in one step."""
 
-    def __init__(self, keys: Iterable[ApiKeySettings], *, salt_secret: bytes) -> None:
+    def __init__(
+        self,
+        keys: Iterable[ApiKeySettings],
+        *,
+        salt_secret: bytes,
+        require_keys: bool = False,
+        clock: Callable[[], float] = time,
+    ) -> None:
         self._secret = salt_secret
-        self._tenants = {
-            hashlib.sha256(each.key.get_secret_value().encode()).digest(): self._tenant(TenantId(each.tenant))
-            for each in keys
+        self._digest = KeyDigest(salt_secret)
+        self._configured = {
+            self._digest.of(each.key.get_secret_value().encode()): TenantId(each.tenant) for each in keys
         }
-        self._anonymous = self._tenant(_ANONYMOUS)
+        self._require_keys = require_keys
+        self._clock = clock
+        self._directory = Directory()
+        self._tenants: dict[bytes, tuple[Tenant, float | None]] = {}
+        self.publish(Directory())
+
+    @property
+    def open(self) -> bool:
+        """Whether any key is accepted."""
+        return not (self._require_keys or self._configured or self._directory.has_keys)
+
+    def publish(self, directory: Directory) -> None:
+        """From now on this is what the store says."""
+        made: dict[TenantId, Tenant] = {}
+
+        def tenant(name: TenantId) -> Tenant:
+            if name not in made:
+                made[name] = self._tenant(name, directory)
+            return made[name]
+
+        known = {digest: (tenant(name), None) for digest, name in self._configured.items()}
+        stored = {digest: (tenant(each.tenant), each.expires_at_s) for digest, each in directory.keys.items()}
+        self._directory, self._tenants = directory, stored | known
 
     def authenticate(self, authorization: bytes | None) -> Tenant:
-        """Return who sent this ``Authorization`` header; raises ``AuthenticationError`` when that is nobody known."""
+        """Return who sent this ``Authorization`` header.
+
+        Raises ``AuthenticationError`` when that is nobody known, ``PermissionDeniedError`` when it is suspended.
+        """
         key = _bearer(authorization)
-        if not self._tenants:
-            if key is None:
-                return self._anonymous
-            return self._tenant(TenantId("open:" + hashlib.sha256(key).hexdigest()[:16]))
-        if key is None:
-            raise AuthenticationError("no API key; send the header Authorization: Bearer <key>", code="missing_api_key")
-        tenant = self._tenants.get(hashlib.sha256(key).digest())
-        if tenant is None:
-            raise AuthenticationError("this API key is not known here")
+        tenant = self._open_tenant(key) if self.open else self._known_tenant(key)
+        if tenant.id in self._directory.suspended:
+            raise PermissionDeniedError("this tenant is suspended", code="tenant_suspended")
         return tenant
 
-    def _tenant(self, tenant: TenantId) -> Tenant:
-        salt = hmac.new(self._secret, tenant.encode(), hashlib.sha256).hexdigest()[:_SALT_HEX_CHARS]
-        return Tenant(id=tenant, salt=salt)
+    def digest(self, key: str) -> str:
+        """Return what the store keeps of a key."""
+        return self._digest.of(key.encode()).hex()
+
+    def salt(self, tenant: TenantId) -> str:
+        """Return the salt that roots a tenant's blocks."""
+        return hmac.new(self._secret, tenant.encode(), hashlib.sha256).hexdigest()[:_SALT_HEX_CHARS]
+
+    def _open_tenant(self, key: bytes | None) -> Tenant:
+        name = _ANONYMOUS if key is None else TenantId("open:" + hashlib.sha256(key).hexdigest()[:16])
+        return self._tenant(name, self._directory)
+
+    def _known_tenant(self, key: bytes | None) -> Tenant:
+        if key is None:
+            raise AuthenticationError("no API key; send the header Authorization: Bearer <key>", code="missing_api_key")
+        found = self._tenants.get(self._digest.of(key))
+        if found is None:
+            raise AuthenticationError("this API key is not known here")
+        tenant, expires_at_s = found
+        if expires_at_s is not None and self._clock() >= expires_at_s:
+            raise AuthenticationError("this API key has expired", code="expired_api_key")
+        return tenant
+
+    def _tenant(self, name: TenantId, directory: Directory) -> Tenant:
+        return Tenant(id=name, salt=self.salt(name), limits=directory.limits_of(name))
 
 
 def _bearer(authorization: bytes | None) -> bytes | None:

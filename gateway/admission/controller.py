@@ -1,19 +1,103 @@
-"""Whether a request enters at all. Thin for now: its model must be known, and an instance must be usable for it."""
+"""Whether and when a request goes on: its model must be served, its tenant's quota must have room, and an instance too.
 
-from gateway.errors import NoInstanceError, NotFoundError
-from gateway.registry import Instance, Registry
+    async with admission.enter(ask) as entry:      quota reserved, turn come
+        entry.instances() ... entry.placed() ...   planned and sent
+        entry.settle(...)                          what it really cost
+                                                   at the end of the block all that is left is given back
+
+A request that finds room while nobody waits goes on at once. Otherwise it waits in its model's ``FairQueue``, until an
+instance has room, its deadline, or its client's end; the latter two leave the queue in the same step. Nothing is ever
+given to two requests: a turn that was given but not used yet counts as taken.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol
+
+from gateway.admission.entry import Ask, Entry
+from gateway.admission.fair_queue import FairQueue, Waiting
+from gateway.admission.limiter import ConcurrencyLimiter
+from gateway.admission.quota import Dimension, Exceeded, Granted, QuotaMeter, QuotaUnavailableError
+from gateway.errors import InvalidRequestError, NoInstanceError, NotFoundError, RateLimitedError
+from gateway.limits import SloClass
+from gateway.registry import Instance, LoadTracker, Registry
 
 _RETRY_AFTER_S = 2
+_LONGEST_RETRY_S = 60
+_TICK_S = 0.1
+_RATE_MEMORY = 0.1
+
+
+class AdmissionMeter(Protocol):
+    """Is told what became of requests before they were sent anywhere."""
+
+    def waited(self, seconds: float) -> None: ...
+
+    def shed(self, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRules:
+    """``bound`` is for each model; ``deadlines_s`` say how long a request of a class waits at most."""
+
+    bound: int
+    ageing_s: float
+    deadlines_s: Mapping[SloClass, float]
+
+
+class _Pool:
+    """What waits for one model. ``given`` counts turns that no instance has been chosen for yet."""
+
+    def __init__(self, rules: QueueRules) -> None:
+        self.queue = FairQueue(bound=rules.bound, ageing_s=rules.ageing_s)
+        self.turns: dict[Waiting, asyncio.Future[bool]] = {}
+        self.given = 0
+        self.last_s = 0.0
+        self.seconds_per_turn = 0.0
+
+    def turn_given(self, now_s: float) -> None:
+        gap_s = min(now_s - self.last_s, float(_LONGEST_RETRY_S)) if self.last_s else 0.0
+        self.seconds_per_turn += _RATE_MEMORY * (gap_s - self.seconds_per_turn)
+        self.last_s = now_s
+
+    def retry_after_s(self) -> int:
+        """How long the present line will take, as fast as it went lately."""
+        return max(1, min(_LONGEST_RETRY_S, ceil(self.seconds_per_turn * len(self.queue))))
 
 
 class AdmissionController:
-    """Decides from the registry's present state."""
+    """Owns the queues. One for each process: fairness is among what came to this one."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(  # noqa: PLR0913 - wired once, by name
+        self,
+        *,
+        registry: Registry,
+        load: LoadTracker,
+        quotas: QuotaMeter,
+        limiter: ConcurrencyLimiter,
+        rules: QueueRules,
+        meter: AdmissionMeter,
+        clock: Callable[[], float],
+    ) -> None:
         self._registry = registry
+        self._load = load
+        self._quotas = quotas
+        self._limiter = limiter
+        self._rules = rules
+        self._meter = meter
+        self._clock = clock
+        self._pools: dict[str, _Pool] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait, over all models."""
+        return sum(len(pool.queue) for pool in self._pools.values())
 
     def admit(self, model: str) -> tuple[Instance, ...]:
-        """Return the instances that may take a request for ``model``.
+        """Return the instances that serve ``model`` now, full or not.
 
         Raises ``NotFoundError`` for a model that no instance ever listed, ``NoInstanceError`` when those that serve it
         are away (or none has come up yet, so that nobody knows what is served).
@@ -23,9 +107,7 @@ class AdmissionController:
             return instances
         everyone = self._registry.all()
         if self._registry.knows_model(model) or not any(each.models for each in everyone):
-            raise NoInstanceError(
-                f"none of the {len(everyone)} instances is usable for model {model!r} now", retry_after_s=_RETRY_AFTER_S
-            )
+            raise self._no_instance(model)
         raise NotFoundError(
             f"the model {model!r} does not exist; see /v1/models for those that do",
             param="model",
@@ -36,5 +118,196 @@ class AdmissionController:
         """Return the instances that serve ``model`` and are usable at this moment."""
         return self._registry.usable(model)
 
+    @asynccontextmanager
+    async def enter(self, ask: Ask) -> AsyncIterator[Entry]:
+        """Let a request in while the block runs.
 
-__all__ = ["AdmissionController"]
+        Raises ``InvalidRequestError`` for one that no quota of its tenant could ever let in, ``RateLimitedError`` when
+        a quota is used up or the gateway saturated, ``NoInstanceError`` when nobody serves the model now or the shared
+        quotas can't be reached.
+        """
+        granted = await self._reserve(ask)
+        entry = Entry(ask, granted, self._quotas)
+        try:
+            self.admit(ask.model)
+            pool = self._pools.get(ask.model)
+            if pool is None:
+                pool = self._pools[ask.model] = _Pool(self._rules)
+            await self._turn(pool, ask)
+            entry.begin(pool.queue, self._candidates, self._placed(pool))
+            try:
+                yield entry
+            finally:
+                entry.placed()
+        finally:
+            entry.close()
+            self._pump(ask.model)
+
+    async def run(self) -> None:
+        """Look again and again at what changed without a request ending: instances, their limits, ageing; for ever."""
+        while True:
+            self._limiter.watch(self._registry.all())
+            for model in [model for model, pool in self._pools.items() if len(pool.queue)]:
+                self._pump(model)
+            for model in [each for each, pool in self._pools.items() if not pool.queue and not pool.given]:
+                if not self._registry.knows_model(model):
+                    del self._pools[model]
+            await asyncio.sleep(_TICK_S)
+
+    def answered(self, instance: Instance, *, after_s: float) -> None:
+        """Note when an instance's answer began."""
+        self._limiter.answered(instance, after_s=after_s, in_flight=self._load.of(instance.id).in_flight)
+
+    def overloaded(self, instance: Instance) -> None:
+        """Note that an instance could not take a request."""
+        self._limiter.overloaded(instance)
+
+    def limit(self, instance: Instance) -> int:
+        """Return how many requests an instance may have now."""
+        return self._limiter.limit(instance)
+
+    async def _reserve(self, ask: Ask) -> Granted | None:
+        limits = ask.tenant.limits
+        if limits.context_tokens is not None and ask.tokens > limits.context_tokens:
+            raise InvalidRequestError(
+                f"the prompt has about {ask.prompt_tokens} tokens and {ask.output_tokens} are asked for; this tenant "
+                f"may use {limits.context_tokens} in one request",
+                code="context_length_exceeded",
+            )
+        if not limits.metered:
+            return None
+        if limits.tokens_per_min is not None and ask.reserved_tokens > limits.tokens_per_min:
+            raise InvalidRequestError(
+                f"the request may cost {ask.reserved_tokens} tokens, more than the {limits.tokens_per_min} a minute "
+                "of this tenant: it can never be let in; shorten the prompt or lower max_tokens",
+                code="request_exceeds_quota",
+            )
+        try:
+            decision = await self._quotas.reserve(ask.tenant.id, limits, ask.reserved_tokens)
+        except QuotaUnavailableError as error:
+            self._meter.shed("quotas_unavailable")
+            raise NoInstanceError(
+                f"the quotas of this tenant can't be checked now: {error}",
+                code="quotas_unavailable",
+                retry_after_s=_RETRY_AFTER_S,
+            ) from None
+        if isinstance(decision, Exceeded):
+            self._meter.shed(f"quota_{decision.dimension}")
+            raise _over_quota(decision)
+        return decision
+
+    async def _turn(self, pool: _Pool, ask: Ask) -> None:
+        """Return when it is this request's turn; what ``given`` counts is the caller's from then on."""
+        tenant, now_s = ask.tenant, self._clock()
+        if not pool.queue and self._room(ask.model, pool):
+            pool.queue.let_in(tenant.id, tenant.limits.weight, ask.work)
+            pool.given += 1
+            pool.turn_given(now_s)
+            self._meter.waited(0.0)
+            return
+        waiting = Waiting(
+            tenant=tenant.id,
+            weight=tenant.limits.weight,
+            priority=tenant.limits.priority,
+            work=ask.work,
+            arrived_s=now_s,
+        )
+        loser = pool.queue.push(waiting)
+        if loser is waiting:
+            raise self._saturated(pool, "queue_full", f"{len(pool.queue)} requests wait already")
+        if loser is not None and not (lost := pool.turns.pop(loser)).done():
+            lost.set_result(False)
+        turn = pool.turns[waiting] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self._rules.deadlines_s[tenant.limits.slo]):
+                let_in = await turn
+        except TimeoutError:
+            self._leave(pool, waiting, ask.model)
+            if not self.usable(ask.model):
+                raise self._no_instance(ask.model) from None
+            waited = f"no turn within {self._clock() - now_s:.0f} s"
+            raise self._saturated(pool, "deadline", waited) from None
+        except asyncio.CancelledError:
+            self._leave(pool, waiting, ask.model)
+            raise
+        if not let_in:
+            raise self._saturated(pool, "pushed_out", "requests of more claim came")
+        self._meter.waited(self._clock() - now_s)
+
+    def _leave(self, pool: _Pool, waiting: Waiting, model: str) -> None:
+        """Forget a request that no longer waits; pass its turn on when it had just been given one."""
+        turn = pool.turns.pop(waiting, None)
+        if turn is not None:
+            pool.queue.remove(waiting)
+        else:
+            self._return(pool, waiting, model)
+
+    def _return(self, pool: _Pool, waiting: Waiting, model: str) -> None:
+        if waiting.granted:
+            pool.given -= 1
+            pool.queue.correct(waiting.tenant, waiting.weight, -waiting.work)
+            self._pump(model)
+
+    def _pump(self, model: str) -> None:
+        """Give turns while there is room."""
+        pool = self._pools.get(model)
+        if pool is None:
+            return
+        while pool.queue and self._room(model, pool):
+            now_s = self._clock()
+            waiting = pool.queue.pop(now_s)
+            if waiting is None:
+                return
+            turn = pool.turns.pop(waiting)
+            if turn.done():  # its deadline or its client's end came first; it is about to leave
+                pool.queue.correct(waiting.tenant, waiting.weight, -waiting.work)
+                continue
+            waiting.granted = True
+            pool.given += 1
+            pool.turn_given(now_s)
+            turn.set_result(True)
+
+    def _room(self, model: str, pool: _Pool) -> bool:
+        left = pool.given
+        for each in self._registry.usable(model):
+            left -= self._limiter.room(each, self._load.of(each.id).in_flight)
+            if left < 0:
+                return True
+        return False
+
+    def _candidates(self, model: str) -> tuple[Instance, ...]:
+        """Return the usable instances that have room, or all when none has: a turn that was given is kept."""
+        usable = self.usable(model)
+        return tuple(each for each in usable if self._limiter.room(each, self._load.of(each.id).in_flight)) or usable
+
+    def _placed(self, pool: _Pool) -> Callable[[], None]:
+        def placed() -> None:
+            pool.given -= 1
+
+        return placed
+
+    def _saturated(self, pool: _Pool, reason: str, why: str) -> RateLimitedError:
+        self._meter.shed(reason)
+        return RateLimitedError(
+            f"the gateway is saturated: {why}", code="saturated", retry_after_s=pool.retry_after_s()
+        )
+
+    def _no_instance(self, model: str) -> NoInstanceError:
+        self._meter.shed("no_instance")
+        return NoInstanceError(
+            f"none of the {len(self._registry.all())} instances is usable for model {model!r} now",
+            retry_after_s=_RETRY_AFTER_S,
+        )
+
+
+def _over_quota(decision: Exceeded) -> RateLimitedError:
+    unit = "at the same time" if decision.dimension is Dimension.CONCURRENCY else "a minute"
+    what = "requests" if decision.dimension is Dimension.CONCURRENCY else decision.dimension
+    return RateLimitedError(
+        f"this tenant may use {decision.limit} {what} {unit}; try again in {decision.retry_after_s} s",
+        retry_after_s=decision.retry_after_s,
+        headers=Entry.headers_of(decision.requests, decision.tokens),
+    )
+
+
+__all__ = ["AdmissionController", "AdmissionMeter", "QueueRules"]

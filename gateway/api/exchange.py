@@ -159,7 +159,7 @@ class Exchange:
 
     async def refuse(self, error: ApiError, headers: Sequence[Header] = ()) -> None:
         """Send an error's envelope."""
-        extra = list(headers)
+        extra = [*headers, *error.headers]
         if error.retry_after_s is not None:
             extra.append((b"retry-after", str(error.retry_after_s).encode()))
         if isinstance(error, BodyTooLargeError | BodyTimeoutError):

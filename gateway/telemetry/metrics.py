@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.admission import AdmissionController
 from gateway.registry import BreakerState, InstanceState, LoadTracker, Registry
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.prefix_reuse import FleetIndex
@@ -56,6 +57,15 @@ class Metrics:
             ["policy", "basis", "reason"],
             registry=own,
         )
+        self.shed = Counter(
+            "kvgate_shed_requests", "Requests refused before they were sent anywhere.", ["reason"], registry=own
+        )
+        self.queue_wait = Histogram(
+            "kvgate_queue_seconds",
+            "How long requests that were let in had waited for their turn.",
+            buckets=_SECONDS,
+            registry=own,
+        )
         self.retries = Counter("kvgate_retries", "Requests tried again on another instance.", ["cause"], registry=own)
         self.events = Counter("kvgate_kv_events", "KV events taken in.", ["instance"], registry=own)
         self.undecodable = Counter(
@@ -74,9 +84,9 @@ class Metrics:
             "kvgate_background_failures", "Failures of background loops; they start again.", ["loop"], registry=own
         )
 
-    def watch(self, registry: Registry, load: LoadTracker, index: FleetIndex) -> None:
+    def watch(self, registry: Registry, load: LoadTracker, index: FleetIndex, admission: AdmissionController) -> None:
         """Add what is read from the live objects at each scrape."""
-        self.registry.register(_Fleet(registry, load, index))
+        self.registry.register(_Fleet(registry, load, index, admission))
 
     def forget(self, instance: InstanceId) -> None:
         """Drop what is counted for an instance."""
@@ -90,7 +100,10 @@ class Metrics:
 
 
 class _Fleet(Collector):
-    def __init__(self, registry: Registry, load: LoadTracker, index: FleetIndex) -> None:
+    def __init__(
+        self, registry: Registry, load: LoadTracker, index: FleetIndex, admission: AdmissionController
+    ) -> None:
+        self._admission = admission
         self._registry = registry
         self._load = load
         self._index = index
@@ -111,7 +124,13 @@ class _Fleet(Collector):
         resident = GaugeMetricFamily(
             "kvgate_resident_blocks", "KV blocks that an instance is known to hold.", labels=["instance", "tier"]
         )
+        limit = GaugeMetricFamily(
+            "kvgate_instance_request_limit", "Requests that an instance is given at once.", labels=["instance"]
+        )
+        waiting = GaugeMetricFamily("kvgate_requests_waiting", "Requests that wait for their turn.")
+        waiting.add_metric([], self._admission.waiting)
         for each in self._registry.all():
+            limit.add_metric([each.id], self._admission.limit(each))
             for possible in InstanceState:
                 state.add_metric([each.id, possible], float(each.state is possible))
             draining.add_metric([each.id], float(each.draining))
@@ -120,7 +139,7 @@ class _Fleet(Collector):
             in_flight.add_metric([each.id], self._load.of(each.id).in_flight)
             for tier, blocks in self._index.blocks_held(each.id).items():
                 resident.add_metric([each.id, tier], blocks)
-        return state, draining, breaker, in_flight, resident
+        return state, draining, breaker, in_flight, resident, limit, waiting
 
 
 __all__ = ["Metrics"]

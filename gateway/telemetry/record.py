@@ -16,6 +16,7 @@ class Outcome(StrEnum):
     OK = "ok"
     CLIENT_ERROR = "client_error"  # 4xx, the gateway's or the engine's
     REFUSED = "refused"  # 503 by the gateway: no instance
+    SHED = "shed"  # 429 by the gateway: a quota is used up, or it is saturated
     UPSTREAM_ERROR = "upstream_error"  # the engine answered 5xx, failed, or died within its answer
     CANCELLED = "cancelled"  # the client went away
     GATEWAY_ERROR = "gateway_error"  # a bug here
@@ -24,12 +25,14 @@ class Outcome(StrEnum):
     def of_status(cls, status: int) -> Self:
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             return cls("refused")
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            return cls("shed")
         return cls("client_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "upstream_error")
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """Times are monotonic seconds. ``route`` is the last attempt's."""
+    """Times are monotonic seconds. ``route`` is the last attempt's, ``limits`` the headers about the tenant's quota."""
 
     operation: Operation
     request_id: RequestId
@@ -46,6 +49,7 @@ class RequestRecord:
     route: str = ""
     first_byte_s: float | None = None
     usage: Usage | None = None
+    limits: tuple[tuple[bytes, bytes], ...] = ()
 
     def planned(self, plan: Plan) -> None:
         self.attempts += 1

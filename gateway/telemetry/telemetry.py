@@ -40,6 +40,12 @@ class Telemetry:
         if _log.isEnabledFor(logging.INFO):
             _log.info("%s %s", record.operation, outcome, extra={FIELDS: _fields(record, now_s)})
 
+    def waited(self, seconds: float) -> None:
+        self._metrics.queue_wait.observe(seconds)
+
+    def shed(self, reason: str) -> None:
+        self._metrics.shed.labels(reason).inc()
+
     def retried(self, cause: str) -> None:
         self._metrics.retries.labels(cause).inc()
 

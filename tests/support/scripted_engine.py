@@ -190,7 +190,7 @@ class ScriptedEngine:
             identity=self.cache.identity,
             events=self.cache.events,
             tiers={},
-            load=LoadStats(running=self.active, waiting=0, max_batch_size=8),
+            load=LoadStats(running=self.active, waiting=0, max_batch_size=512),
             prefix_cache=PrefixCacheStats(query_tokens=0, hit_tokens=0),
         )
         said = msgspec.to_builtins(stats)

@@ -1,0 +1,91 @@
+"""Who is known: tenants, their limits and their keys, as the store has them. Read whole, swapped whole."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from gateway.limits import UNLIMITED, TenantLimits
+from gateway.state.bodies import DEFAULT_QUOTA, KeyBody, QuotaBody, TenantBody
+from gateway.state.documents import Kind
+from gateway.state.store import Store
+from gateway.types import TenantId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownKey:
+    """An API key that is good, until ``expires_at_s``."""
+
+    tenant: TenantId
+    expires_at_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directory:
+    """One revision of what the store says. ``keys`` are by digest; ``has_keys`` counts revoked ones, too."""
+
+    revision: int = 0
+    keys: Mapping[bytes, KnownKey] = field(default_factory=lambda: MappingProxyType({}))
+    has_keys: bool = False
+    limits: Mapping[TenantId, TenantLimits] = field(default_factory=lambda: MappingProxyType({}))
+    default_limits: TenantLimits = UNLIMITED
+    suspended: frozenset[TenantId] = frozenset()
+
+    def limits_of(self, tenant: TenantId) -> TenantLimits:
+        return self.limits.get(tenant, self.default_limits)
+
+
+async def read_directory(store: Store) -> Directory:
+    """Read all of it; raises ``StoreUnavailableError``.
+
+    The revision is read first: a change in between makes the next look find a newer one, and read again.
+    """
+    revision = await store.revision()
+    limits = {
+        TenantId(each.name): QuotaBody.model_validate_json(each.body).limits()
+        for each in await store.documents(Kind.QUOTA)
+    }
+    suspended = frozenset(
+        TenantId(each.name)
+        for each in await store.documents(Kind.TENANT)
+        if TenantBody.model_validate_json(each.body).suspended
+    )
+    keys = [KeyBody.model_validate_json(each.body) for each in await store.documents(Kind.KEY)]
+    return Directory(
+        revision=revision,
+        keys=MappingProxyType(
+            {
+                bytes.fromhex(each.digest): KnownKey(tenant=TenantId(each.tenant), expires_at_s=each.expires_at_s)
+                for each in keys
+                if each.revoked_at_s is None
+            }
+        ),
+        has_keys=bool(keys),
+        limits=MappingProxyType(limits),
+        default_limits=limits.get(TenantId(DEFAULT_QUOTA), UNLIMITED),
+        suspended=suspended,
+    )
+
+
+class DirectoryKeeper:
+    """Reads the directory anew when the store has changed, here or in another gateway, and tells ``publish``."""
+
+    def __init__(self, store: Store, publish: Callable[[Directory], None]) -> None:
+        self._store = store
+        self._publish = publish
+        self.current = Directory()
+
+    async def refresh(self) -> None:
+        """Bring it up to date; raises ``StoreUnavailableError``, and what is known stays as it was."""
+        if self.current.revision != await self._store.revision():
+            self.current = await read_directory(self._store)
+            self._publish(self.current)
+
+    async def run(self, interval_s: float) -> None:
+        """Look again and again, for ever; raises ``StoreUnavailableError``, which ends one round of it."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await self.refresh()
+
+
+__all__ = ["Directory", "DirectoryKeeper", "KnownKey", "read_directory"]

@@ -1,0 +1,128 @@
+"""One request on its way through: what it asked for, what was reserved for it, and how that ends."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from math import ceil
+from typing import Final
+
+from gateway.admission.fair_queue import FairQueue
+from gateway.admission.quota import Granted, QuotaMeter, Standing
+from gateway.registry import Instance
+from gateway.types import Tenant, Usage
+
+_OUTPUT_WORK: Final = 2.0
+"""A completion token costs an engine about as much as two prompt tokens, as VTC's authors have it."""
+
+Header = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a request wants. ``output_tokens`` is what it asks for, or 0 when it doesn't say; ``expected_output_tokens``
+    is what is reserved then.
+    """
+
+    tenant: Tenant
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    expected_output_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of its context, as far as it says."""
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def reserved_tokens(self) -> int:
+        return self.prompt_tokens + (self.output_tokens or self.expected_output_tokens)
+
+    @property
+    def work(self) -> float:
+        return self.prompt_tokens + _OUTPUT_WORK * (self.output_tokens or self.expected_output_tokens)
+
+
+class Entry:
+    """Owned by the request; every part of it is given back exactly once, at the latest when it is closed.
+
+    What an end costs: an answer with usage costs that. One that began and whose usage nobody knows (the client left)
+    costs what was reserved. An engine's 4xx costs a request and no tokens. Everything else costs nothing.
+    """
+
+    def __init__(self, ask: Ask, granted: Granted | None, quotas: QuotaMeter) -> None:
+        self._ask = ask
+        self._granted = granted
+        self._quotas = quotas
+        self._queue: FairQueue | None = None
+        self._instances: Callable[[str], tuple[Instance, ...]] = lambda _: ()
+        self._on_placed: Callable[[], None] | None = None
+        self._began = False
+        self.headers: tuple[Header, ...] = () if granted is None else self.headers_of(granted.requests, granted.tokens)
+
+    def begin(
+        self, queue: FairQueue, instances: Callable[[str], tuple[Instance, ...]], placed: Callable[[], None]
+    ) -> None:
+        """Its turn has come; ``placed`` is called once, when it counts at an instance or has ended."""
+        self._queue = queue
+        self._instances = instances
+        self._on_placed = placed
+
+    def instances(self) -> tuple[Instance, ...]:
+        """Return those that it may be sent to now; they serve its model."""
+        return self._instances(self._ask.model)
+
+    def placed(self) -> None:
+        """It counts at an instance from now on. Idempotent."""
+        if self._on_placed is not None:
+            placed, self._on_placed = self._on_placed, None
+            placed()
+
+    def began(self) -> None:
+        """Its answer has begun: from now on it costs something."""
+        self._began = True
+
+    def settle(self, status: int, usage: Usage | None) -> None:
+        """Its answer has ended with this status; ``usage`` is None where the engine didn't say."""
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._end(requests=0, tokens=0, work=0.0)
+        elif status >= HTTPStatus.BAD_REQUEST:
+            self._end(requests=1, tokens=0, work=0.0)
+        elif usage is not None:
+            self._end(
+                requests=1,
+                tokens=usage.prompt_tokens + usage.completion_tokens,
+                work=usage.prompt_tokens + _OUTPUT_WORK * usage.completion_tokens,
+            )
+
+    def close(self) -> None:
+        """Give back what is left. Idempotent."""
+        if self._began:
+            self._end(requests=1, tokens=self._ask.reserved_tokens, work=self._ask.work)
+        else:
+            self._end(requests=0, tokens=0, work=0.0)
+
+    def _end(self, *, requests: int, tokens: int, work: float) -> None:
+        granted, self._granted = self._granted, None
+        if granted is not None:
+            self._quotas.settle(granted.reservation, requests=requests, tokens=tokens)
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            tenant = self._ask.tenant
+            queue.correct(tenant.id, tenant.limits.weight, work - self._ask.work)
+
+    @staticmethod
+    def headers_of(requests: Standing | None, tokens: Standing | None) -> tuple[Header, ...]:
+        """Return OpenAI's ``x-ratelimit-*`` headers."""
+        headers: list[Header] = []
+        for name, each in ((b"requests", requests), (b"tokens", tokens)):
+            if each is not None:
+                headers += [
+                    (b"x-ratelimit-limit-" + name, str(each.limit).encode()),
+                    (b"x-ratelimit-remaining-" + name, str(each.remaining).encode()),
+                    (b"x-ratelimit-reset-" + name, f"{ceil(each.reset_s)}s".encode()),
+                ]
+        return tuple(headers)
+
+
+__all__ = ["Ask", "Entry"]
