@@ -3,7 +3,7 @@
 A body that can't be done as asked is refused with a message that names what was wrong and what is allowed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +14,17 @@ from engines.lmdeploy.events import evict_unused
 from engines.lmdeploy.tier_report import block_list, known_hashes, quotas
 from engines.lmdeploy.tiers import EngineTiers
 from kvcontrol.core.blocks import CacheTier
-from kvcontrol.core.tier_control import BlockQuery, CacheReset, MigrateRequest, Migration, QuotaChange
+from kvcontrol.core.hashing import HASH_BYTES
+from kvcontrol.core.tier_control import (
+    LONGEST_TENANT,
+    MOST_BLOCKS,
+    MOST_BYTES,
+    BlockQuery,
+    CacheReset,
+    MigrateRequest,
+    Migration,
+    QuotaChange,
+)
 from kvcontrol.kv_runtime import HierarchyManager, QuotaError, TenantQuota
 
 BLOCKS = b"blocks"
@@ -27,6 +37,17 @@ _CALL_TIMEOUT_S = 1.5
 """Less than the api_server waits: a busy engine is told as busy."""
 
 _Body = TypeVar("_Body")
+
+_ALLOWED: Mapping[type, str] = {
+    BlockQuery: f"limit (1 to {MOST_BLOCKS}), tier (DDR or NVME) and tenant (a name of /kv/v1/quotas); none is needed",
+    MigrateRequest: (
+        f"hashes (1 to {MOST_BLOCKS} names of blocks, {2 * HASH_BYTES} hex digits each) and tier (DDR or NVME)"
+    ),
+    QuotaChange: (
+        f"tenant (1 to {LONGEST_TENANT} characters), tier (DDR or NVME) and quota: null, or guaranteed_bytes (0 to "
+        f"{MOST_BYTES}), burst_bytes (from guaranteed_bytes to {MOST_BYTES}, or null) and weight (above 0)"
+    ),
+}
 
 
 class TierOperations:
@@ -56,7 +77,7 @@ class TierOperations:
         hierarchy = self._hierarchy_with(request.tier)
         keys, bad = known_hashes(request.hashes)
         if bad:
-            raise RefusedError(f"hashes: {bad[0]!r} is no hex")
+            raise RefusedError(f"hashes: {bad[0][:64]!r} is no name of a block; it is {2 * HASH_BYTES} hex digits")
 
         def migrate() -> Migration:
             found = {key: hierarchy.find(key) for key in dict.fromkeys(keys)}
@@ -119,7 +140,7 @@ def _parsed(body: bytes, kind: type[_Body]) -> _Body:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RefusedError(f"the body is not what is allowed: {error}") from error
+        raise RefusedError(f"what was asked is not what is allowed: {error}; allowed: {_ALLOWED[kind]}") from error
 
 
 __all__ = ["BLOCKS", "MIGRATE", "QUOTAS", "RESET", "SET_QUOTA", "TierOperations"]

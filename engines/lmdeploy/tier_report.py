@@ -1,15 +1,19 @@
 """What the tiers of an engine say of themselves, in the words of ``/kv/v1`` and ``/metrics``."""
 
 import heapq
+import re
 import time
 from collections.abc import Iterator
 
 from engines.lmdeploy.tiers import EngineTiers
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import OffloadStats, PathStats, TierStats
+from kvcontrol.core.hashing import HASH_BYTES
 from kvcontrol.core.ids import BlockHash
 from kvcontrol.core.tier_control import BlockInfo, BlockList, BlockQuery, QuotaBody, Quotas, TenantUsageBody
 from kvcontrol.kv_runtime import HierarchyManager
+
+_HASH = re.compile(rf"[0-9a-fA-F]{{{2 * HASH_BYTES}}}")
 
 
 def tier_stats(tiers: EngineTiers) -> dict[CacheTier, TierStats]:
@@ -115,12 +119,12 @@ def quotas(hierarchy: HierarchyManager) -> Quotas:
 
 
 def known_hashes(hashes: list[str]) -> tuple[list[BlockHash], list[str]]:
-    """Return hashes as bytes, and those that are no hex."""
+    """Return hashes as bytes, and those that are none."""
     good, bad = [], []
     for text in hashes:
-        try:
+        if _HASH.fullmatch(text):
             good.append(BlockHash(bytes.fromhex(text)))
-        except ValueError:
+        else:
             bad.append(text)
     return good, bad
 

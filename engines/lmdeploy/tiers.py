@@ -26,7 +26,7 @@ from engines.lmdeploy.memory import EngineMemory
 from engines.lmdeploy.offload_plan import LoadOrder, OffloadPlanner, SaveOrder
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
-from kvcontrol.kv_runtime import BlockRecord, HierarchyManager, TicketId
+from kvcontrol.kv_runtime import BlockRecord, HierarchyManager, Loss, TicketId
 
 
 class Built(NamedTuple):
@@ -126,10 +126,14 @@ class EngineTiers:
         """Drop all that lies below HBM, and return how many blocks of each tier; transfers under way end as usual."""
         if self.hierarchy is None:
             return {}
-        held = {tier: stats.used_blocks + stats.held_blocks for tier, stats in self.hierarchy.stats().tiers.items()}
+        before = self._dropped(self.hierarchy)
         self.hierarchy.drop()
         self._announce()
-        return held
+        return {tier: blocks - before[tier] for tier, blocks in self._dropped(self.hierarchy).items()}
+
+    @staticmethod
+    def _dropped(hierarchy: HierarchyManager) -> dict[CacheTier, int]:
+        return {tier: stats.losses.get(Loss.DROPPED, 0) for tier, stats in hierarchy.stats().tiers.items()}
 
     def tell_anew(self) -> None:
         """Announce all that lies below HBM, after an event that said that nothing is anywhere."""

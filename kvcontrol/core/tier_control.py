@@ -14,6 +14,12 @@ MIGRATE_PATH = "/kv/v1/migrate"
 QUOTAS_PATH = "/kv/v1/quotas"
 RESET_PATH = "/kv/v1/prefix-cache/reset"
 
+MOST_BLOCKS = 10_000
+"""Blocks that one request may name, or be told of."""
+MOST_BYTES = (1 << 63) - 1
+"""What JSON's readers can be relied on to take as a whole number."""
+LONGEST_TENANT = 64
+
 
 class BlockInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One block below HBM: its hex hash, the tiers that it can be read from, who it is accounted to."""
@@ -35,7 +41,7 @@ class BlockList(msgspec.Struct, frozen=True, kw_only=True):
 class BlockQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ``GET /kv/v1/blocks`` is asked for: of one tier or of all, of one tenant or of all."""
 
-    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_BLOCKS)] = 100
     tier: CacheTier | None = None
     tenant: str | None = None
 
@@ -43,7 +49,7 @@ class BlockQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class MigrateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``POST /kv/v1/migrate``: bring blocks, by hex hash, into ``DDR`` (prefetch) or also into ``NVME`` (demotion)."""
 
-    hashes: Annotated[list[str], msgspec.Meta(min_length=1, max_length=10_000)]
+    hashes: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MOST_BLOCKS)]
     tier: CacheTier
 
 
@@ -57,15 +63,15 @@ class Migration(msgspec.Struct, frozen=True, kw_only=True):
 class QuotaBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tenant's share of one tier, in bytes; ``burst_bytes`` null is all of the tier."""
 
-    guaranteed_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    burst_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    guaranteed_bytes: Annotated[int, msgspec.Meta(ge=0, le=MOST_BYTES)] = 0
+    burst_bytes: Annotated[int, msgspec.Meta(ge=0, le=MOST_BYTES)] | None = None
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
 
 
 class QuotaChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``PUT /kv/v1/quotas``: one tenant's quota in one tier; ``quota`` null takes it back."""
 
-    tenant: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    tenant: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_TENANT)]
     tier: CacheTier
     quota: QuotaBody | None
 
@@ -93,7 +99,10 @@ class CacheReset(msgspec.Struct, frozen=True, kw_only=True):
 
 __all__ = [
     "BLOCKS_PATH",
+    "LONGEST_TENANT",
     "MIGRATE_PATH",
+    "MOST_BLOCKS",
+    "MOST_BYTES",
     "QUOTAS_PATH",
     "RESET_PATH",
     "BlockInfo",

@@ -1,8 +1,12 @@
 """``/kv/v1`` for operators and ``/metrics`` of an instance with tiers, over HTTP: good and bad input."""
 
 import json
+import random
+import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from kvcontrol.core.control import STATS_PATH
 from kvcontrol.core.tier_control import BLOCKS_PATH, MIGRATE_PATH, QUOTAS_PATH, RESET_PATH
 from tests.support.instance import Instance
 from tests.support.kv_events import Answer, answer_to, get
+from tests.support.processes import eventually
 from tests.support.tiered_instance import TieredInstance
 
 pytestmark = pytest.mark.engine
@@ -87,7 +92,8 @@ def test_blocks_are_moved_by_hash(instance: TieredInstance) -> None:
         (b"{", "not what is allowed"),
         (b'\xff{"hashes"', "not what is allowed"),
         ({"hashes": [], "tier": "DDR"}, "length >= 1"),
-        ({"hashes": ["zz"], "tier": "DDR"}, "'zz' is no hex"),
+        ({"hashes": ["zz"], "tier": "DDR"}, "'zz' is no name of a block; it is 32 hex digits"),
+        ({"hashes": ["00"], "tier": "DDR"}, "'00' is no name of a block"),
         ({"hashes": ["00"], "tier": "HBM"}, "HBM"),
         ({"hashes": ["00"], "tier": "DDR", "force": True}, "force"),
     ],
@@ -126,6 +132,57 @@ def test_a_bad_quota_is_named_and_changes_nothing(instance: TieredInstance, chan
     before = get(instance.url + QUOTAS_PATH).body
     assert why in refusal(send(instance.url + QUOTAS_PATH, "PUT", change))
     assert get(instance.url + QUOTAS_PATH).body == before
+
+
+def test_operators_may_do_anything_while_requests_are_loaded_and_saved(instance: TieredInstance) -> None:
+    expected = [instance.ask(text, new_tokens=4).tokens for text in TEXTS]
+    chooser = random.Random(9)  # noqa: S311 - what is done when
+    stop = threading.Event()
+    done: Counter[str] = Counter()
+
+    def operate() -> None:
+        while not stop.wait(0.02):
+            what = chooser.choice(["DDR", "NVME", "quota", "list", "reset"])
+            if what in {"DDR", "NVME"}:
+                blocks = get(f"{instance.url}{BLOCKS_PATH}?limit=200").body["blocks"]
+                names = [block["hash"] for block in blocks] or ["00" * 16]
+                answer = send(instance.url + MIGRATE_PATH, "POST", {"hashes": names, "tier": what})
+            elif what == "quota":
+                quota = {"burst_bytes": chooser.choice([4, 40, 64]) * BLOCK_BYTES}
+                answer = send(instance.url + QUOTAS_PATH, "PUT", {"tenant": "shared", "tier": "DDR", "quota": quota})
+            elif what == "list":
+                answer = get(f"{instance.url}{BLOCKS_PATH}?tier=NVME&limit=10000")
+            else:
+                answer = send(instance.url + RESET_PATH, "POST", b"")
+            assert answer.status in {200, 503}, answer  # 503: busy, on cores that others use too
+            done[what] += answer.status == 200
+
+    with ThreadPoolExecutor(7) as clients:
+        operators = [clients.submit(operate) for _ in range(2)]
+        visits = [chooser.randrange(len(TEXTS)) for _ in range(150)]
+        try:
+            answers = list(clients.map(lambda place: instance.ask(TEXTS[place], new_tokens=4), visits))
+        finally:
+            stop.set()
+        for each in operators:
+            each.result(60)
+    assert [answer.tokens for answer in answers] == [expected[place] for place in visits]
+    assert set(done) == {"DDR", "NVME", "quota", "list", "reset"}
+    assert min(done.values()) > 0, done
+    send(instance.url + QUOTAS_PATH, "PUT", {"tenant": "shared", "tier": "DDR", "quota": None})
+    eventually(lambda: nothing_is_held(instance), 60, "tiers in which every block that takes room is a cached one")
+    offload = instance.offload
+    assert (offload.guard_errors, offload.worker_faults) == (0, 0)
+    for _ in range(2):  # and what is in the tiers afterwards is right
+        assert [instance.ask(text, new_tokens=4).tokens for text in TEXTS] == expected
+
+
+def nothing_is_held(instance: TieredInstance) -> bool:
+    stats = instance.stats()
+    assert stats.offload is not None
+    return not any(path.queued_blocks for path in stats.offload.paths.values()) and all(
+        tier.used_blocks == tier.cached_blocks for tier in stats.tiers.values()
+    )
 
 
 def test_metrics_tell_of_every_tier_and_path(instance: TieredInstance) -> None:

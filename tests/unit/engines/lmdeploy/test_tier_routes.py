@@ -1,0 +1,71 @@
+"""The operators' routes: what a request says reaches its operation, and nothing without an end is read."""
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse, Response
+from fastapi.testclient import TestClient
+
+from engines.lmdeploy.tier_operations import BLOCKS, MIGRATE, QUOTAS, RESET, SET_QUOTA
+from engines.lmdeploy.tier_routes import MAX_BODY_BYTES, mount_tier_routes
+from kvcontrol.core.tier_control import BLOCKS_PATH, MIGRATE_PATH, QUOTAS_PATH, RESET_PATH
+
+Asked = list[tuple[bytes, bytes]]
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return []
+
+
+@pytest.fixture
+def client(asked: Asked) -> Iterator[TestClient]:
+    async def answer(operation: bytes, body: bytes) -> Response:
+        asked.append((operation, body))
+        return PlainTextResponse("done")
+
+    app = FastAPI()
+    mount_tier_routes(app, answer, lambda limit: PlainTextResponse(f"more than {limit}", status_code=413))
+    with TestClient(app) as client:
+        yield client
+
+
+def test_each_route_asks_for_its_operation_with_its_body(client: TestClient, asked: Asked) -> None:
+    assert client.get(f"{BLOCKS_PATH}?tier=DDR&tenant=a&limit=07").text == "done"
+    assert client.get(QUOTAS_PATH).text == "done"
+    assert client.put(QUOTAS_PATH, content=b"quota").text == "done"
+    assert client.post(MIGRATE_PATH, content=b"hashes").text == "done"
+    assert client.post(RESET_PATH).text == "done"
+    assert asked == [
+        (BLOCKS, b'{"tier":"DDR","tenant":"a","limit":7}'),
+        (QUOTAS, b""),
+        (SET_QUOTA, b"quota"),
+        (MIGRATE, b"hashes"),
+        (RESET, b""),
+    ]
+
+
+@pytest.mark.parametrize("limit", ["x", "-1", "1.5", "", "1e3", "²"])
+def test_a_limit_that_is_no_number_is_passed_on_to_be_refused(client: TestClient, asked: Asked, limit: str) -> None:
+    client.get(BLOCKS_PATH, params={"limit": limit})
+    [(operation, body)] = asked
+    assert operation == BLOCKS
+    assert f'"limit":"{limit}"'.encode() in body
+
+
+def test_the_other_methods_are_refused(client: TestClient, asked: Asked) -> None:
+    for path, allowed in ((BLOCKS_PATH, "GET"), (MIGRATE_PATH, "POST"), (RESET_PATH, "POST")):
+        answer = client.delete(path)
+        assert answer.status_code == 405
+        assert answer.headers["allow"] == allowed
+    assert client.post(QUOTAS_PATH).status_code == 405
+    assert asked == []
+
+
+@pytest.mark.parametrize("path", [MIGRATE_PATH, RESET_PATH])
+def test_a_body_is_read_up_to_the_limit_and_no_further(client: TestClient, asked: Asked, path: str) -> None:
+    assert client.post(path, content=b" " * MAX_BODY_BYTES).text == "done"
+    answer = client.post(path, content=b" " * (MAX_BODY_BYTES + 1))
+    assert (answer.status_code, answer.text) == (413, f"more than {MAX_BODY_BYTES}")
+    assert [len(body) for _, body in asked] == [MAX_BODY_BYTES]
