@@ -134,6 +134,21 @@ def test_a_bad_quota_is_named_and_changes_nothing(instance: TieredInstance, chan
     assert get(instance.url + QUOTAS_PATH).body == before
 
 
+def test_metrics_tell_of_every_tier_and_path(instance: TieredInstance) -> None:
+    text = get(f"{instance.url}/metrics").raw.decode()
+    for line in (
+        'kvgate_engine_tier_capacity_blocks{tier="DDR"} 64.0',
+        'kvgate_engine_tier_capacity_blocks{tier="NVME"} 512.0',
+        "kvgate_engine_offload_guard_errors_total 0.0",
+        "kvgate_engine_offload_failed_loads_total 0.0",
+        'kvgate_engine_path_failed_blocks_total{path="ddr_to_hbm"} 0.0',
+    ):
+        assert line in text
+    offload = get(instance.url + STATS_PATH).body["offload"]
+    assert offload["loads"] > 0
+    assert f"kvgate_engine_offload_loads_total {float(offload['loads'])}" in text
+
+
 def test_operators_may_do_anything_while_requests_are_loaded_and_saved(instance: TieredInstance) -> None:
     expected = [instance.ask(text, new_tokens=4).tokens for text in TEXTS]
     chooser = random.Random(9)  # noqa: S311 - what is done when
@@ -183,21 +198,6 @@ def nothing_is_held(instance: TieredInstance) -> bool:
     return not any(path.queued_blocks for path in stats.offload.paths.values()) and all(
         tier.used_blocks == tier.cached_blocks for tier in stats.tiers.values()
     )
-
-
-def test_metrics_tell_of_every_tier_and_path(instance: TieredInstance) -> None:
-    text = get(f"{instance.url}/metrics").raw.decode()
-    for line in (
-        'kvgate_engine_tier_capacity_blocks{tier="DDR"} 64.0',
-        'kvgate_engine_tier_capacity_blocks{tier="NVME"} 512.0',
-        "kvgate_engine_offload_guard_errors_total 0.0",
-        "kvgate_engine_offload_failed_loads_total 0.0",
-        'kvgate_engine_path_failed_blocks_total{path="ddr_to_hbm"} 0.0',
-    ):
-        assert line in text
-    offload = get(instance.url + STATS_PATH).body["offload"]
-    assert offload["loads"] > 0
-    assert f"kvgate_engine_offload_loads_total {float(offload['loads'])}" in text
 
 
 def test_a_reset_forgets_all_tiers_and_says_how_much(instance: TieredInstance) -> None:
