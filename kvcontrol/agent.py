@@ -10,22 +10,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy import CostBenefitModel, PrefillSpeed
 from kvcontrol.kv_runtime import HierarchyManager
 from kvcontrol.prefix_reuse import PrefixReuseMetrics, PromptChain
 
-_SPEED_WEIGHT = 0.2
-"""Of the newest measurement in the moving average of the prefill speed."""
-SHORT_PREFILL_TOKENS = 128
 PROBE_EVERY_S = 1.0
 """A path that is declined is never measured again; so from time to time a load is tried against the estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """Blocks ``first_block`` to ``last_block`` - 1 of a prompt, held below HBM until the plan is loaded or released."""
+    """Blocks ``first_block`` to ``last_block`` - 1 of a prompt, held below HBM until the plan is loaded or released.
+
+    ``expected_s`` is how long the load should take, None where nothing was measured.
+    """
 
     first_block: int
     block_ids: tuple[BlockId, ...]
+    expected_s: float | None = None
 
     @property
     def last_block(self) -> int:
@@ -43,30 +45,6 @@ class SavePlan:
     """Whether that is all of the rest: none of it is still on its way."""
 
 
-class PrefillSpeed:
-    """What computing costs: a moving average of prompt tokens per second, None until the first measurement.
-
-    A prefill of a few tokens, as after a restored context, takes as long as a step takes at least: it says nothing of
-    the speed. Such measurements count only until there is a longer one.
-    """
-
-    def __init__(self) -> None:
-        self.tokens_per_s: float | None = None
-        self._is_rough = True
-
-    def measured(self, tokens: int, seconds: float) -> None:
-        """Follow one prefill of ``tokens`` that took ``seconds``."""
-        if tokens <= 0 or seconds <= 0:
-            return
-        is_short = tokens < SHORT_PREFILL_TOKENS
-        if is_short and not self._is_rough:
-            return
-        speed, known = tokens / seconds, self.tokens_per_s
-        starts_anew = known is None or (self._is_rough and not is_short)
-        self._is_rough = is_short
-        self.tokens_per_s = speed if known is None or starts_anew else known + _SPEED_WEIGHT * (speed - known)
-
-
 class KVAgent:
     """Plans loads for one engine. Belongs to the engine's thread; ``metrics`` and ``declined`` may be read from any."""
 
@@ -78,10 +56,19 @@ class KVAgent:
     ) -> None:
         self.hierarchy = hierarchy
         self.metrics = PrefixReuseMetrics()
-        self.prefill = PrefillSpeed()
         self.declined = 0
         self._clock = clock
         self._tried_s = -math.inf
+
+    @property
+    def costs(self) -> CostBenefitModel:
+        """What computing and loading cost, as measured."""
+        return self.hierarchy.costs
+
+    @property
+    def prefill(self) -> PrefillSpeed:
+        """How fast the engine computes."""
+        return self.hierarchy.costs.prefill
 
     def plan_save(self, chain: PromptChain, offered: int, limit: int) -> SavePlan | None:
         """Plan to save what of a prompt's first ``limit`` blocks is nowhere below HBM; a fraction of 1 us a block.
@@ -119,21 +106,24 @@ class KVAgent:
         if not found:
             return None
         load_s = self.hierarchy.estimate_load_s(found)
-        speed = self.prefill.tokens_per_s
-        slower = load_s is not None and speed is not None and load_s > len(found) * chain.block_size_tokens / speed
-        if slower and started - self._tried_s < PROBE_EVERY_S:
+        saves_s = self.costs.load_saves_s(len(found) * chain.block_size_tokens, load_s)
+        if saves_s is not None and saves_s < 0 and started - self._tried_s < PROBE_EVERY_S:
             self.declined += 1
             return None
         self._tried_s = started
         self.hierarchy.hold(found)
-        return LoadPlan(first_block=first, block_ids=tuple(found))
+        return LoadPlan(first_block=first, block_ids=tuple(found), expected_s=load_s)
 
     def shorten(self, plan: LoadPlan, blocks: int) -> LoadPlan:
         """Return the plan for its first ``blocks`` blocks; the rest is released."""
         if blocks >= len(plan.block_ids):
             return plan
         self.hierarchy.release(plan.block_ids[blocks:])
-        return LoadPlan(first_block=plan.first_block, block_ids=plan.block_ids[:blocks])
+        return LoadPlan(
+            first_block=plan.first_block,
+            block_ids=plan.block_ids[:blocks],
+            expected_s=self.hierarchy.estimate_load_s(plan.block_ids[:blocks]),
+        )
 
     def release(self, plan: LoadPlan) -> None:
         """Give up a plan, or end one that was loaded."""
@@ -146,4 +136,4 @@ class KVAgent:
         return run.block_ids
 
 
-__all__ = ["PROBE_EVERY_S", "SHORT_PREFILL_TOKENS", "KVAgent", "LoadPlan", "PrefillSpeed", "SavePlan"]
+__all__ = ["PROBE_EVERY_S", "KVAgent", "LoadPlan", "SavePlan"]

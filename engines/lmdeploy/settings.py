@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engines.event_log import DEFAULT_PENDING_BLOCKS, DEFAULT_REPLAY_BATCHES
 from kvcontrol.core.tenant import SHARED_TENANT
+from kvcontrol.kv_policy import MigrationMode
 from kvcontrol.kv_runtime import Watermarks, WriteMode
 
 ENV_PREFIX = "KVGATE_ENGINE_"
@@ -60,6 +61,9 @@ class EngineSettings(BaseSettings):
     """Size of that file; 0 with a folder set: refused."""
     write_mode: WriteMode = WriteMode.THROUGH
     """When a block goes from DDR to NVMe: write_through, write_back or write_on_second_use."""
+    tier_migrate: MigrationMode = MigrationMode.ALWAYS
+    """Saves and writes to NVMe that cost more than they can save, by what was measured: made ``always``, or only where
+    ``worthwhile``."""
     ddr_high_watermark: Annotated[float | None, Field(gt=0, le=1)] = None
     """Share of DDR in use past which blocks go ahead of need; absent: all of it, with write_back 0.95."""
     ddr_low_watermark: Annotated[float | None, Field(gt=0, le=1)] = None

@@ -63,6 +63,48 @@ def tier_series(tiers: Mapping[CacheTier, TierStats], offload: OffloadStats) -> 
         queued.add_metric([path], each.queued_blocks)
         speed.add_metric([path], each.bandwidth_bytes_per_s)
     yield from (blocks, losses, moved, failed, queued, speed)
+    yield from _cost_series(offload)
+
+
+def _cost_series(offload: OffloadStats) -> Iterator[Metric]:
+    predictions = CounterMetricFamily(
+        "kvgate_engine_cost_predictions", "Predicted seconds whose outcome was seen", labels=["quantity"]
+    )
+    error = GaugeMetricFamily(
+        "kvgate_engine_cost_relative_error",
+        "|predicted - actual| / actual of the cost model's seconds, a fading average; 0 before",
+        labels=["quantity"],
+    )
+    bias = GaugeMetricFamily(
+        "kvgate_engine_cost_bias_ratio", "(predicted - actual) / actual, likewise", labels=["quantity"]
+    )
+    for quantity, each in offload.predictions.items():
+        predictions.add_metric([quantity], each.predictions)
+        error.add_metric([quantity], each.relative_error)
+        bias.add_metric([quantity], each.bias)
+    judged = CounterMetricFamily(
+        "kvgate_engine_migration_judged_blocks",
+        "KV blocks whose way down a path was judged: worth it, not worth it, and declined therefore",
+        labels=["path", "verdict"],
+    )
+    benefit = GaugeMetricFamily(
+        "kvgate_engine_migration_net_benefit_seconds",
+        "Seconds that the moves made so far are expected to save, less what they cost",
+        labels=["path"],
+    )
+    for path, made in offload.benefits.items():
+        judged.add_metric([path, "worth"], made.worth_blocks)
+        judged.add_metric([path, "not_worth"], made.not_worth_blocks)
+        judged.add_metric([path, "declined"], made.declined_blocks)
+        benefit.add_metric([path], made.net_benefit_s)
+    break_even = GaugeMetricFamily(
+        "kvgate_engine_load_break_even_blocks",
+        "Blocks from which on a load from a tier beats computing, -1 where it never does",
+        labels=["tier"],
+    )
+    for tier, count in offload.break_even_blocks.items():
+        break_even.add_metric([tier.value], count)
+    yield from (predictions, error, bias, judged, benefit, break_even)
 
 
 __all__ = ["tier_series"]

@@ -1,13 +1,14 @@
 """What the tiers of an engine say of themselves, in the words of ``/kv/v1`` and ``/metrics``."""
 
 import heapq
+import math
 import re
 import time
 from collections.abc import Iterator
 
 from engines.lmdeploy.tiers import EngineTiers
 from kvcontrol.core.blocks import CacheTier
-from kvcontrol.core.control import OffloadStats, PathStats, TierStats
+from kvcontrol.core.control import BenefitStats, OffloadStats, PathStats, PredictionStats, TierStats
 from kvcontrol.core.hashing import HASH_BYTES
 from kvcontrol.core.ids import BlockHash
 from kvcontrol.core.tier_control import BlockInfo, BlockList, BlockQuery, QuotaBody, Quotas, TenantUsageBody
@@ -63,7 +64,32 @@ def offload_stats(tiers: EngineTiers) -> OffloadStats | None:
         worker_faults=stats.worker_faults,
         lookup_p50_s=reuse.lookup_p50_s,
         lookup_p99_s=reuse.lookup_p99_s,
+        predictions={
+            str(quantity): PredictionStats(
+                predictions=report.predictions, relative_error=report.relative, bias=report.bias
+            )
+            for quantity, report in stats.errors.items()
+        },
+        benefits={
+            f"{src.lower()}_to_{dst.lower()}": BenefitStats(
+                worth_blocks=each.worth_blocks,
+                not_worth_blocks=each.not_worth_blocks,
+                declined_blocks=each.declined_blocks,
+                net_benefit_s=each.net_benefit_s,
+            )
+            for (src, dst), each in stats.benefits.items()
+        },
+        break_even_blocks=_break_evens(hierarchy, planner.identity.block_size_tokens),
     )
+
+
+def _break_evens(hierarchy: HierarchyManager, block_tokens: int) -> dict[CacheTier, float]:
+    found = {}
+    for tier in hierarchy.stats().tiers:
+        blocks = hierarchy.gate.break_even_blocks(tier, block_tokens=block_tokens)
+        if blocks is not None:
+            found[tier] = -1.0 if blocks == math.inf else blocks
+    return found
 
 
 def block_list(hierarchy: HierarchyManager, query: BlockQuery) -> BlockList:

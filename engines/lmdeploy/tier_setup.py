@@ -54,6 +54,7 @@ def build_hierarchy(settings: EngineSettings, memory: EngineMemory, identity: Ca
                 ddr=settings.ddr_watermarks,
                 nvme=settings.nvme_watermarks,
                 load_deadline_s=settings.load_deadline_s,
+                migrate=settings.tier_migrate,
             ),
             engine=memory,
             arena=arena,

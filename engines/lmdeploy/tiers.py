@@ -203,7 +203,7 @@ class EngineTiers:
         tokens, ordered_s = self._steps.popleft()
         began_s, self._step_ended_s = max(ordered_s, self._step_ended_s), self._clock()
         if self.agent is not None:
-            self.agent.prefill.measured(tokens, self._step_ended_s - began_s)
+            self.agent.costs.computed(tokens, self._step_ended_s - began_s)
 
     def loads_ended(self, request_ids: Iterable[int], invalid_slots: Iterable[int]) -> list[tuple[int, bool]]:
         """Return each load's end and whether it succeeded."""
@@ -256,7 +256,11 @@ class EngineTiers:
         if self.hierarchy is None or self.memory is None:
             return False
         ticket = self.hierarchy.load(
-            order.plan.block_ids, order.slots, fence=self.memory.fence(), deadline_s=self._deadline_s
+            order.plan.block_ids,
+            order.slots,
+            fence=self.memory.fence(),
+            deadline_s=self._deadline_s,
+            expected_s=order.plan.expected_s,
         )
         self._load_tickets[ticket] = _UnderWay(order, self._lost_at_s())
         return True

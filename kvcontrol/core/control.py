@@ -52,6 +52,25 @@ class PathStats(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: float
 
 
+class PredictionStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How wrong predictions of one quantity were: ``relative_error`` is |predicted - actual| / actual, ``bias`` the
+    same with its sign; both fade.
+    """
+
+    predictions: int
+    relative_error: float
+    bias: float
+
+
+class BenefitStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks whose move down one path was judged worth it or not, and so declined; seconds that moves should save."""
+
+    worth_blocks: int
+    not_worth_blocks: int
+    declined_blocks: int
+    net_benefit_s: float
+
+
 class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
     """What the tiers below HBM do for the engine; totals since its start.
 
@@ -61,7 +80,9 @@ class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
     ``outcomes`` counts blocks by ``operation:status:reason``, ``losses`` by ``tier:reason``. ``collisions`` are blocks
     whose hash was equal and whose tokens were not. ``guard_errors`` and ``worker_faults`` other than 0 are defects.
     ``paths`` are named ``hbm_to_ddr`` and so on. ``lookup_p50_s`` and ``lookup_p99_s`` say how long the engine's
-    loop was held by looking for a prompt's blocks below HBM, 0 before the first look-up.
+    loop was held by looking for a prompt's blocks below HBM, 0 before the first look-up. ``predictions`` are named
+    ``load`` and ``compute``; ``break_even_blocks`` says from how many blocks on a load from a tier beats computing,
+    -1 where it never does, for tiers of which that is known.
     """
 
     loads: int
@@ -80,6 +101,9 @@ class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
     worker_faults: int
     lookup_p50_s: float = 0.0
     lookup_p99_s: float = 0.0
+    predictions: dict[str, PredictionStats] = {}
+    benefits: dict[str, BenefitStats] = {}
+    break_even_blocks: dict[CacheTier, float] = {}
 
 
 class LoadStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,11 +183,13 @@ __all__ = [
     "CACHE_SALT_HEADER",
     "SNAPSHOT_PATH",
     "STATS_PATH",
+    "BenefitStats",
     "EventsInfo",
     "InstanceStats",
     "LoadStats",
     "OffloadStats",
     "PathStats",
+    "PredictionStats",
     "PrefixCacheStats",
     "Residents",
     "Snapshot",

@@ -3,15 +3,19 @@
 from kvcontrol.kv_policy.arc import ArcPolicy
 from kvcontrol.kv_policy.block_key import BlockKey
 from kvcontrol.kv_policy.cost_aware import CostAwarePolicy
+from kvcontrol.kv_policy.cost_benefit import CostBenefitModel, Estimate, Migration, Prices, Quantity
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, EvictionPolicy, PolicyContext
 from kvcontrol.kv_policy.fairness import jain_index
 from kvcontrol.kv_policy.fifo import FifoPolicy
 from kvcontrol.kv_policy.lfu import LfuPolicy
 from kvcontrol.kv_policy.lru import LruPolicy
 from kvcontrol.kv_policy.lru2 import Lru2Policy
+from kvcontrol.kv_policy.migration import MigrationDecision, MigrationMode, MigrationPolicy, PathBenefits
 from kvcontrol.kv_policy.mq import MqPolicy
 from kvcontrol.kv_policy.naive import NaiveLruPolicy
+from kvcontrol.kv_policy.prediction_error import ErrorReport, PredictionError
 from kvcontrol.kv_policy.predictive import PredictivePolicy
+from kvcontrol.kv_policy.prefill_speed import SHORT_PREFILL_TOKENS, PrefillSpeed
 from kvcontrol.kv_policy.qos import QosPolicy
 from kvcontrol.kv_policy.registry import POLICIES, Parameter, PolicyError, PolicyKind, make_policy
 from kvcontrol.kv_policy.s3fifo import S3FifoPolicy
@@ -19,24 +23,37 @@ from kvcontrol.kv_policy.tails_first import TailsFirst
 
 __all__ = [
     "POLICIES",
+    "SHORT_PREFILL_TOKENS",
     "ArcPolicy",
     "BlockKey",
     "ContentKey",
     "CostAwarePolicy",
+    "CostBenefitModel",
+    "ErrorReport",
+    "Estimate",
     "EvictionDecision",
     "EvictionPolicy",
     "FifoPolicy",
     "LfuPolicy",
     "Lru2Policy",
     "LruPolicy",
+    "Migration",
+    "MigrationDecision",
+    "MigrationMode",
+    "MigrationPolicy",
     "MqPolicy",
     "NaiveLruPolicy",
     "Parameter",
+    "PathBenefits",
     "PolicyContext",
     "PolicyError",
     "PolicyKind",
+    "PredictionError",
     "PredictivePolicy",
+    "PrefillSpeed",
+    "Prices",
     "QosPolicy",
+    "Quantity",
     "S3FifoPolicy",
     "TailsFirst",
     "jain_index",

@@ -17,6 +17,7 @@ from typing import Final
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_runtime.flights import Flights, Item
+from kvcontrol.kv_runtime.migration_gate import MigrationGate
 from kvcontrol.kv_runtime.migrator import KVMigrator
 from kvcontrol.kv_runtime.plan import PlanRefusal, Priority
 from kvcontrol.kv_runtime.quota import QuotaManager
@@ -37,6 +38,7 @@ _STEP_BLOCKS: Final = 256
 
 
 NO_ROOM: Final = "no_room"
+NOT_WORTH: Final = "not_worth"
 
 
 class WriteMode(StrEnum):
@@ -59,6 +61,7 @@ class Demoter:
         flights: Flights,
         migrator: KVMigrator,
         quotas: QuotaManager,
+        gate: MigrationGate,
         *,
         mode: WriteMode,
         watermarks: dict[CacheTier, Watermarks],
@@ -73,6 +76,7 @@ class Demoter:
         self._flights = flights
         self._migrator = migrator
         self._quotas = quotas
+        self._gate = gate
         self._mode = mode
         self._retry_after_s = retry_after_s
         self._clock = clock
@@ -104,8 +108,13 @@ class Demoter:
     def write(self, blocks: Sequence[tuple[int, Block]], ticket: Ticket | None = None) -> set[int]:
         """Start to write blocks (with their places in the ticket) that are in DDR alone; returns which, by place.
 
-        The rest is counted as skipped.
+        The rest is counted as skipped. What no ticket asks for is written only if the policy says so.
         """
+        if ticket is None and blocks:
+            records = [block.record for _, block in blocks]
+            if self._gate.plan((_DDR, _NVME), records, [block.block_id for _, block in blocks]).plan is None:
+                self.skipped[NOT_WORTH] += len(blocks)
+                return set()
         room = self._migrator.room(_DDR, _NVME, Priority.DEMOTION)
         if isinstance(room, PlanRefusal):
             self.skipped[room] += len(blocks)

@@ -20,7 +20,9 @@ from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.cost_benefit import CostBenefitModel
 from kvcontrol.kv_policy.eviction import EvictionPolicy
+from kvcontrol.kv_policy.migration import MigrationPolicy
 from kvcontrol.kv_runtime.arena import HostArena
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus, DurableBackendProtocol, Fence, KVBackendProtocol
 from kvcontrol.kv_runtime.crew import Crew, ThreadCrew
@@ -32,6 +34,7 @@ from kvcontrol.kv_runtime.hierarchy_config import HierarchyConfig
 from kvcontrol.kv_runtime.hierarchy_stats import HierarchyStats, TierStats
 from kvcontrol.kv_runtime.hits import TierHits
 from kvcontrol.kv_runtime.loader import Loader
+from kvcontrol.kv_runtime.migration_gate import MigrationGate
 from kvcontrol.kv_runtime.migrator import KVMigrator
 from kvcontrol.kv_runtime.quota import QuotaManager
 from kvcontrol.kv_runtime.record import BlockRecord
@@ -93,21 +96,27 @@ class HierarchyManager(Directory):
             KVMigrator(config.migrator, engine=engine, arena=arena, durable=durable, crew=crew, clock=clock),
             block_bytes=arena.block_bytes,
         )
+        self.costs = CostBenefitModel()
+        """What computing and moving cost, as measured; the owner's thread tells it of prefills."""
+        self.gate = MigrationGate(
+            MigrationPolicy(config.migrate), self.costs, self._migrator, block_bytes=arena.block_bytes
+        )
         self._flights = Flights(self._residency, self._migrator)
-        self._saver = Saver(self._residency, self._flights, self._migrator)
+        self._saver = Saver(self._residency, self._flights, self._migrator, self.gate)
         self._loader = Loader(self._residency, self._flights, self._migrator)
         self._demoter = Demoter(
             self._residency,
             self._flights,
             self._migrator,
             quotas,
+            self.gate,
             mode=config.write_mode,
             watermarks={_DDR: config.ddr} | ({} if durable is None else {_NVME: config.nvme}),
             retry_after_s=config.retry_writes_after_s,
             clock=clock,
         )
-        self._book = TicketBook(self._residency, self._flights, self._loader, clock=clock)
-        self._hits = TierHits()
+        self._book = TicketBook(self._residency, self._flights, self._loader, costs=self.costs, clock=clock)
+        self._hits = TierHits(self.costs)
 
     @property
     def quotas(self) -> QuotaManager:
@@ -148,10 +157,12 @@ class HierarchyManager(Directory):
         *,
         fence: Fence | None = None,
         deadline_s: float | None = None,
+        expected_s: float | None = None,
     ) -> TicketId:
         """Bring blocks into the engine's slots, before everything else; they are held until the ticket has ended.
 
         The engine must neither read nor reuse the slots until then. What isn't ``OK`` then may hold anything.
+        ``expected_s`` is how long it was estimated to take: the cost model learns how wrong that was.
         """
         if len(block_ids) != len(engine_slots):
             raise ValueError(
@@ -160,6 +171,7 @@ class HierarchyManager(Directory):
         self._check_slots(engine_slots)
         ticket = self._book.open(TicketKind.LOAD, len(block_ids), _or(deadline_s, self._config.load_deadline_s), fence)
         ticket.slots = list(engine_slots)
+        ticket.expected_s = expected_s
         ticket.blocks = [self._residency.get(block_id) for block_id in block_ids]
         self._hits.count(ticket.blocks)
         self._demoter.used(ticket.blocks)
@@ -322,6 +334,8 @@ class HierarchyManager(Directory):
             open_tickets=len(self._book),
             collisions=self._saver.collisions + self._surveyed_collisions,
             worker_faults=self._crew.faults,
+            errors=self.costs.errors(),
+            benefits=self.gate.policy.benefits(),
         )
 
     def check_integrity(self) -> None:
@@ -342,7 +356,10 @@ class HierarchyManager(Directory):
     def _follow(self) -> None:
         for flight, items in self._flights.collect():
             if flight.src_tier is _HBM:
+                self.costs.stored(_DDR, len(items))
                 self._demoter.saved([item.block for item in items])
+            elif flight.dst_tier is _NVME:
+                self.costs.stored(_NVME, len(items))
             for ticket in self._loader.follow(flight, items):
                 self._book.settle(ticket)
 

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, field
 
+from kvcontrol.kv_policy.migration import MigrationMode
 from kvcontrol.kv_runtime.demoter import WriteMode
 from kvcontrol.kv_runtime.migrator import MigratorConfig
 from kvcontrol.kv_runtime.tier_space import Watermarks
@@ -18,6 +19,7 @@ class HierarchyConfig:
     """``ValueError`` for what can't be.
 
     ``*_deadline_s`` hold where a call names none. ``retry_writes_after_s``: an NVMe that fails is left alone so long.
+    ``migrate``: what becomes of saves and demotions that cost more than they can save, by what was measured.
     ``checksum_workers`` and ``switch_interval_s``: see ``ThreadCrew``.
     """
 
@@ -30,6 +32,7 @@ class HierarchyConfig:
     retry_writes_after_s: float = 5.0
     checksum_workers: int = field(default_factory=_checksum_workers)
     switch_interval_s: float | None = 0.0005
+    migrate: MigrationMode = MigrationMode.ALWAYS
     migrator: MigratorConfig = field(default_factory=MigratorConfig)
 
     def __post_init__(self) -> None:

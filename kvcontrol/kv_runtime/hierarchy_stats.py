@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.kv_policy.cost_benefit import Quantity
+from kvcontrol.kv_policy.migration import PathBenefits
+from kvcontrol.kv_policy.prediction_error import ErrorReport
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus
 from kvcontrol.kv_runtime.lane import LaneName, LaneStats
 from kvcontrol.kv_runtime.quota import QuotaManager, TenantUsage
@@ -54,6 +57,7 @@ class TierStats:
 class HierarchyStats:
     """``outcomes`` counts blocks by what was asked and how it ended; ``skipped_writes`` those not written to NVMe.
 
+    ``errors`` say how wrong the cost model's predictions were, ``benefits`` what was decided by it for each path.
     ``worker_faults`` > 0 says that a backend or the runtime itself has a bug.
     """
 
@@ -65,6 +69,8 @@ class HierarchyStats:
     open_tickets: int
     collisions: int
     worker_faults: int
+    errors: Mapping[Quantity, ErrorReport]
+    benefits: Mapping[tuple[CacheTier, CacheTier], PathBenefits]
 
 
 __all__ = ["HierarchyStats", "TierStats"]

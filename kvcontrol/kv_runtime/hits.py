@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.kv_policy.cost_benefit import CostBenefitModel
 from kvcontrol.kv_runtime.resident import Block
 
 _DDR: Final = CacheTier.DDR
@@ -14,7 +15,8 @@ _NVME: Final = CacheTier.NVME
 class TierHits:
     """Counts since the start; a block counts for the fastest tier that has it. Not thread-safe, O(1) a block."""
 
-    def __init__(self) -> None:
+    def __init__(self, costs: CostBenefitModel) -> None:
+        self._costs = costs
         self.by_tenant: Counter[tuple[CacheTier, str]] = Counter()
 
     def count(self, blocks: Sequence[Block | None]) -> None:
@@ -23,7 +25,10 @@ class TierHits:
         tenants = {block.record.tenant for block in there}
         if len(there) == len(blocks) and len(tenants) == 1:  # as nearly always
             self.by_tenant[_DDR, tenants.pop()] += len(there)
+            self._costs.reused(_DDR, len(there))
             return
+        self._costs.reused(_DDR, len(there))
+        self._costs.reused(_NVME, sum(block is not None and block.readable for block in blocks) - len(there))
         for block in blocks:
             if block is None:
                 continue

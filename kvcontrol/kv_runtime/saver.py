@@ -9,6 +9,7 @@ from kvcontrol.core.hashing import HASH_BYTES
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus
 from kvcontrol.kv_runtime.flights import Flights, Item
 from kvcontrol.kv_runtime.header import MAX_VARIABLE_BYTES
+from kvcontrol.kv_runtime.migration_gate import MigrationGate
 from kvcontrol.kv_runtime.migrator import KVMigrator
 from kvcontrol.kv_runtime.plan import PlanRefusal, Priority
 from kvcontrol.kv_runtime.record import BlockRecord
@@ -23,12 +24,13 @@ _FAILED: Final = BlockStatus.FAILED
 class Saver:
     """See the module's text. Not thread-safe."""
 
-    def __init__(self, residency: Residency, flights: Flights, migrator: KVMigrator) -> None:
+    def __init__(self, residency: Residency, flights: Flights, migrator: KVMigrator, gate: MigrationGate) -> None:
         self.collisions = 0
         """Blocks that had another's key and other tokens."""
         self._residency = residency
         self._flights = flights
         self._migrator = migrator
+        self._gate = gate
 
     @staticmethod
     def check(blocks: Sequence[SaveRequest]) -> None:
@@ -48,6 +50,9 @@ class Saver:
         """Hold what is there, start to save what finds room, end the rest."""
         fresh = self._sort(ticket, records)
         self._residency.hold(list(ticket.held.values()))
+        if fresh and self._gate.plan((_HBM, _DDR), [records[place] for place in fresh], ()).plan is None:
+            _refuse(ticket, fresh, Reason.NOT_WORTH)
+            return
         room = self._migrator.room(_HBM, _DDR, Priority.SAVE)
         if isinstance(room, PlanRefusal):
             _refuse(ticket, fresh, REASON_OF_REFUSAL[room])

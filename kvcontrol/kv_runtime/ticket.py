@@ -40,6 +40,8 @@ class Reason(StrEnum):
     """It isn't in any tier (any more)."""
     NO_ROOM = "no_room"
     """No slot could be had: what is there is held, guaranteed to others, or the tenant's burst is reached."""
+    NOT_WORTH = "not_worth"
+    """Keeping it is expected to cost more than it saves (``MigrationMode.WORTHWHILE``)."""
     QUEUE_FULL = "queue_full"
     STALLED = "stalled"
     """Its device doesn't answer."""
@@ -157,11 +159,13 @@ class Ticket:
         "blocks",
         "deadline_s",
         "ends",
+        "expected_s",
         "fence",
         "heads_held",
         "held",
         "kind",
         "open",
+        "opened_s",
         "pending",
         "plans",
         "queued",
@@ -176,6 +180,9 @@ class Ticket:
         self.kind = kind
         self.deadline_s = deadline_s
         self.fence = fence
+        self.expected_s: float | None = None
+        """How long it was said to take."""
+        self.opened_s = 0.0
         self.open = size
         self.ends: list[End | None] = [None] * size
         self.blocks: list[Block | None] = [None] * size

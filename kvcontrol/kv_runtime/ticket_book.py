@@ -8,6 +8,7 @@ from itertools import count
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.kv_policy.cost_benefit import CostBenefitModel, Quantity
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus, Fence
 from kvcontrol.kv_runtime.flights import Flights
 from kvcontrol.kv_runtime.loader import Loader
@@ -20,12 +21,21 @@ _DDR: Final = CacheTier.DDR
 class TicketBook:
     """All tickets that have not ended, and those that have and were not told. Not thread-safe; O(1) a block."""
 
-    def __init__(self, residency: Residency, flights: Flights, loader: Loader, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        residency: Residency,
+        flights: Flights,
+        loader: Loader,
+        *,
+        costs: CostBenefitModel,
+        clock: Callable[[], float],
+    ) -> None:
         self.outcomes: Counter[tuple[TicketKind, BlockStatus, Reason]] = Counter()
         """How blocks ended, since the start."""
         self._residency = residency
         self._flights = flights
         self._loader = loader
+        self._costs = costs
         self._clock = clock
         self._ids = count()
         self._open: dict[TicketId, Ticket] = {}
@@ -43,8 +53,10 @@ class TicketBook:
         """Return a ticket for ``size`` blocks that ends within ``deadline_s``. ``ValueError`` unless that is > 0."""
         if not deadline_s > 0:
             raise ValueError(f"deadline_s is {deadline_s}; it must be > 0")
-        until_s = self._clock() + deadline_s
+        now_s = self._clock()
+        until_s = now_s + deadline_s
         ticket = Ticket(TicketId(next(self._ids)), kind, size, deadline_s=until_s, fence=fence)
+        ticket.opened_s = now_s
         self._open[ticket.ticket_id] = ticket
         if until_s < math.inf:
             heapq.heappush(self._deadlines, (until_s, ticket.ticket_id))
@@ -63,6 +75,9 @@ class TicketBook:
         moved = finished.ends.count(MOVED)
         if moved:
             self.outcomes[ticket.kind, MOVED.status, MOVED.reason] += moved
+        if ticket.expected_s is not None and moved == len(finished.ends):
+            took_s = self._clock() - ticket.opened_s
+            self._costs.came(Quantity.LOAD, predicted_s=ticket.expected_s, actual_s=took_s)
         if moved < len(finished.ends):
             self.outcomes.update([(ticket.kind, *end) for end in finished.ends if end != MOVED])
         self._finished.append(finished)

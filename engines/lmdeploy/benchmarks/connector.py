@@ -32,10 +32,9 @@ import numpy as np
 from engines.event_log import EventLog
 from engines.lmdeploy.memory import EngineMemory
 from engines.lmdeploy.tiers import Built, EngineTiers
-from kvcontrol.agent import PrefillSpeed
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.hashing import chain_hashes, root_hash
-from kvcontrol.kv_policy import LruPolicy
+from kvcontrol.kv_policy import LruPolicy, PrefillSpeed
 from kvcontrol.kv_runtime import HierarchyConfig, HierarchyManager, HostArena, QuotaManager
 from kvcontrol.kv_runtime.crew import SteppedCrew
 
@@ -127,7 +126,7 @@ class Bench:
         scheduler = self._scheduler
         blocks = len(tokens) // _BLOCK_TOKENS
         slots = tuple(range(blocks))
-        self._tiers.agent.prefill = PrefillSpeed()  # type: ignore[union-attr]  # nothing is computed here: no race
+        self._tiers.agent.costs.prefill = PrefillSpeed()  # type: ignore[union-attr]  # nothing is computed here: no race
         scheduler.on_new_request(seq)
         with times("look_up"):
             found, _ = scheduler.get_num_new_matched_tokens(seq, cached_blocks * _BLOCK_TOKENS)

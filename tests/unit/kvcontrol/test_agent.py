@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from kvcontrol.agent import PROBE_EVERY_S, SHORT_PREFILL_TOKENS, KVAgent, PrefillSpeed
+from kvcontrol.agent import PROBE_EVERY_S, KVAgent
 from kvcontrol.core.hashing import TOKEN_BYTES, token_bytes
 from kvcontrol.core.ids import BlockHash
 from kvcontrol.core.tenant import SHARED_TENANT, tenant_of_salt
+from kvcontrol.kv_policy import SHORT_PREFILL_TOKENS, PrefillSpeed
 from kvcontrol.kv_runtime import BlockRecord
 from kvcontrol.prefix_reuse import PromptChain
 from tests.support.tiers import Clock, Rig
@@ -134,7 +135,7 @@ def test_what_computing_beats_is_declined_and_tried_again_from_time_to_time(rig:
     assert probe is not None
     agent.release(probe)
     assert agent.plan_load(chain, 0, 10) is None, "one try, then it is left alone again"
-    agent.prefill = PrefillSpeed()
+    agent.costs.prefill = PrefillSpeed()
     agent.prefill.measured(1000, 1000.0)
     worth_it = agent.plan_load(chain, 0, 10)
     assert worth_it is not None

@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector
 
 from engines.lmdeploy.tier_metrics import tier_series
 from kvcontrol.core.blocks import CacheTier
-from kvcontrol.core.control import OffloadStats, PathStats, TierStats
+from kvcontrol.core.control import BenefitStats, OffloadStats, PathStats, PredictionStats, TierStats
 from kvcontrol.prefix_reuse import PrefixReuseMetrics
 
 TIERS = {CacheTier.DDR: TierStats(capacity_blocks=10, used_blocks=4, cached_blocks=3, block_bytes=64)}
@@ -36,6 +36,11 @@ def offload(metrics: PrefixReuseMetrics) -> OffloadStats:
         worker_faults=0,
         lookup_p50_s=reuse.lookup_p50_s,
         lookup_p99_s=reuse.lookup_p99_s,
+        predictions={"load": PredictionStats(predictions=4, relative_error=0.5, bias=-0.5)},
+        benefits={
+            "ddr_to_nvme": BenefitStats(worth_blocks=9, not_worth_blocks=3, declined_blocks=2, net_benefit_s=1.5)
+        },
+        break_even_blocks={CacheTier.DDR: 1.0, CacheTier.NVME: -1.0},
     )
 
 
@@ -80,3 +85,19 @@ def test_stats_of_an_engine_that_does_not_tell_the_times_are_read() -> None:
     older = msgspec.to_builtins(offload(PrefixReuseMetrics()))
     del older["lookup_p50_s"], older["lookup_p99_s"]
     assert msgspec.convert(older, OffloadStats) == offload(PrefixReuseMetrics())
+
+
+def test_what_the_cost_model_expects_and_how_wrong_it_was_are_on_metrics() -> None:
+    registry = exported(offload(PrefixReuseMetrics()))
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"kvgate_engine_{name}", labels)
+
+    assert value("cost_predictions_total", quantity="load") == 4
+    assert value("cost_relative_error", quantity="load") == 0.5
+    assert value("cost_bias_ratio", quantity="load") == -0.5
+    assert value("migration_judged_blocks_total", path="ddr_to_nvme", verdict="worth") == 9
+    assert value("migration_judged_blocks_total", path="ddr_to_nvme", verdict="declined") == 2
+    assert value("migration_net_benefit_seconds", path="ddr_to_nvme") == 1.5
+    assert value("load_break_even_blocks", tier="DDR") == 1
+    assert value("load_break_even_blocks", tier="NVME") == -1
