@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import zmq.asyncio
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
@@ -23,11 +22,12 @@ from gateway.admission import (
     QueueRules,
     QuotaMeter,
 )
+from gateway.api.admin import AdminAccess, Changes, add_failure_handlers, admin_router
 from gateway.api.exchange import Receive, Scope, Send
 from gateway.api.openai import OpenAiApi, serves
 from gateway.api.ops import ops_router
 from gateway.api.tokens import TokenApi
-from gateway.errors import InvalidRequestError, envelope, envelope_of_answer
+from gateway.errors import envelope
 from gateway.fingerprint import Fingerprinter, load_tokenizer
 from gateway.limits import SloClass
 from gateway.pipeline import Limits, Pipeline
@@ -38,7 +38,7 @@ from gateway.registry.discovery import DiscoveryLoop, chosen_watchers
 from gateway.registry.membership import Loops
 from gateway.routing import POLICIES, CostModel, RecentRoutes
 from gateway.settings import Settings
-from gateway.state import Store, load_salt_secret, open_sqlite
+from gateway.state import Store, load_admin_key, load_salt_secret, open_sqlite
 from gateway.supervisor import running
 from gateway.telemetry import Metrics, Telemetry
 from gateway.upstream import EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
@@ -72,7 +72,10 @@ def build_app(settings: Settings) -> FastAPI:
     tokenizer = (
         None if settings.tokenizer is None else load_tokenizer(settings.tokenizer, settings.tokenizer_memory_bytes)
     )
-    authenticator = Authenticator(settings.api_keys, salt_secret=salt_secret, require_keys=settings.require_keys)
+    admin_key = settings.admin_key.get_secret_value() if settings.admin_key else load_admin_key(settings.state_dir)
+    authenticator = Authenticator(
+        settings.api_keys, salt_secret=salt_secret, require_keys=settings.require_keys, admin_key=admin_key
+    )
     store = _open_store(settings)
     quotas = _quota_meter(settings)
 
@@ -204,6 +207,13 @@ def build_app(settings: Settings) -> FastAPI:
                     for each in chosen_watchers(settings)
                 }
                 keeper = DirectoryKeeper(store, authenticator.publish)
+                app.include_router(
+                    admin_router(
+                        changes=Changes(store, keeper.refresh),
+                        authenticator=authenticator,
+                        meter=quotas,
+                    )
+                )
                 loops: Loops = {
                     "admission": admission.run,
                     "quotas": quotas.run,
@@ -220,8 +230,9 @@ def build_app(settings: Settings) -> FastAPI:
 
     app = Gateway(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
+    add_failure_handlers(app)
     app.add_exception_handler(Exception, _bug)
+    app.state.admin_access = AdminAccess(admin_key)
     return app
 
 
@@ -259,12 +270,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
     code = {404: "unknown_route", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
     body = envelope(message.get(error.status_code, str(error.detail)), kind="invalid_request_error", code=code)
     return Response(body, status_code=error.status_code, media_type="application/json", headers=error.headers)
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    del request
-    body = envelope_of_answer(InvalidRequestError.status, str(error).encode())
-    return Response(body, status_code=InvalidRequestError.status, media_type="application/json")
 
 
 async def _bug(request: Request, error: Exception) -> Response:

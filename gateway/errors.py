@@ -11,7 +11,10 @@ GatewayError
     ├── NotFoundError             404  route or model
     ├── MethodNotAllowedError     405
     ├── BodyTimeoutError          408
+    ├── ConflictApiError          409  somebody else changed it
+    ├── PreconditionError         412  If-Match or If-None-Match does not hold
     ├── BodyTooLargeError         413
+    ├── IdempotencyError          422  an idempotency key used for another request
     ├── RateLimitedError          429  with Retry-After
     ├── UpstreamUnreachableError  502
     ├── NoInstanceError           503  with Retry-After
@@ -125,6 +128,30 @@ class BodyTimeoutError(ApiError):
     code = "request_timeout"
 
 
+class ConflictApiError(ApiError):
+    """What is there now does not go with the change."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
+
+
+class PreconditionError(ApiError):
+    """The document is not the one that the request is meant for."""
+
+    status = 412
+    type = "invalid_request_error"
+    code = "precondition_failed"
+
+
+class IdempotencyError(ApiError):
+    """An idempotency key stands for one request, not for two."""
+
+    status = 422
+    type = "invalid_request_error"
+    code = "idempotency_key_reused"
+
+
 class BodyTooLargeError(ApiError):
     """The request is longer than the configured bound."""
 
@@ -170,12 +197,15 @@ __all__ = [
     "AuthenticationError",
     "BodyTimeoutError",
     "BodyTooLargeError",
+    "ConflictApiError",
     "GatewayError",
+    "IdempotencyError",
     "InvalidRequestError",
     "MethodNotAllowedError",
     "NoInstanceError",
     "NotFoundError",
     "PermissionDeniedError",
+    "PreconditionError",
     "RateLimitedError",
     "SettingsError",
     "StartupError",

@@ -110,6 +110,10 @@ class Settings(BaseSettings):
     require_keys: bool = Field(
         default=False, description="Whether requests without a known API key are refused even while there is none yet."
     )
+    admin_key: SecretStr | None = Field(
+        None,
+        description="Key of /admin/v1, at least 16 characters and no tenant's; otherwise made and kept in state_dir.",
+    )
     store_url: SecretStr | None = Field(
         None,
         description="PostgreSQL for what several hosts share (postgresql://...); otherwise SQLite in state_dir.",
@@ -213,11 +217,11 @@ class Settings(BaseSettings):
         "info", description="The least important level shown."
     )
 
-    @field_validator("salt_secret")
+    @field_validator("salt_secret", "admin_key")
     @classmethod
     def _long_secret(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and len(value.get_secret_value()) < _MIN_SECRET_CHARS:
-            raise ValueError(f"a salt secret has at least {_MIN_SECRET_CHARS} characters")
+            raise ValueError(f"a salt secret or admin key has at least {_MIN_SECRET_CHARS} characters")
         return value
 
     @field_validator("instance_networks")
@@ -246,6 +250,8 @@ class Settings(BaseSettings):
         ):
             if len(set(values)) != len(values):
                 raise ValueError(f"each {what} may appear once")
+        if self.admin_key in [key.key for key in self.api_keys]:
+            raise ValueError("admin_key is one of the api_keys; a tenant must not be able to change the others")
         if not self.api_keys and not self.require_keys and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host!r} is not a loopback address and no api_keys are set: anyone on the network could "
@@ -334,7 +340,9 @@ def _problem(detail: Mapping[str, Any], config: Path | None) -> str:
     key = ".".join([variable if from_environment else name, *(str(part) for part in loc[1:])])
     value = detail.get("input")
     shown = (
-        "(hidden)" if {"key", "salt_secret", "store_url", "redis_url"} & {str(part) for part in loc} else _short(value)
+        "(hidden)"
+        if {"key", "admin_key", "salt_secret", "store_url", "redis_url"} & {str(part) for part in loc}
+        else _short(value)
     )
     return f"{source}: {key} = {shown}: {message}"
 

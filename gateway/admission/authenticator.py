@@ -29,6 +29,7 @@ class Authenticator:
         *,
         salt_secret: bytes,
         require_keys: bool = False,
+        admin_key: str | None = None,
         clock: Callable[[], float] = time,
     ) -> None:
         self._secret = salt_secret
@@ -37,6 +38,7 @@ class Authenticator:
             self._digest.of(each.key.get_secret_value().encode()): TenantId(each.tenant) for each in keys
         }
         self._require_keys = require_keys
+        self._admin = None if admin_key is None else self._digest.of(admin_key.encode())
         self._clock = clock
         self._directory = Directory()
         self._tenants: dict[bytes, tuple[Tenant, float | None]] = {}
@@ -66,10 +68,16 @@ class Authenticator:
         Raises ``AuthenticationError`` when that is nobody known, ``PermissionDeniedError`` when it is suspended.
         """
         key = _bearer(authorization)
+        if key is not None and self._admin is not None and hmac.compare_digest(self._digest.of(key), self._admin):
+            raise AuthenticationError("this is the admin key; inference takes a tenant's key")
         tenant = self._open_tenant(key) if self.open else self._known_tenant(key)
         if tenant.id in self._directory.suspended:
             raise PermissionDeniedError("this tenant is suspended", code="tenant_suspended")
         return tenant
+
+    def knows(self, tenant: TenantId) -> bool:
+        """Whether the settings have a key of this tenant."""
+        return tenant in self._configured.values()
 
     def digest(self, key: str) -> str:
         """Return what the store keeps of a key."""

@@ -5,7 +5,7 @@ from gateway.state.api_key import KeyDigest, NewKey, make_key
 from gateway.state.documents import ABSENT, Action, AuditEntry, Change, Delete, Document, Kind, Put, Remembered
 from gateway.state.salt import load_salt_secret
 from gateway.state.sqlite import open_sqlite
-from gateway.state.store import ConflictError, RepeatedKeyError, Store, StoreError, StoreUnavailableError
+from gateway.state.store import ConflictError, Remember, RepeatedKeyError, Store, StoreError, StoreUnavailableError
 
 __all__ = [
     "ABSENT",
@@ -19,6 +19,7 @@ __all__ = [
     "Kind",
     "NewKey",
     "Put",
+    "Remember",
     "Remembered",
     "RepeatedKeyError",
     "Store",

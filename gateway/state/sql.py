@@ -12,7 +12,7 @@ from time import time
 from typing import Any, Protocol, TypeVar
 
 from gateway.state.documents import ABSENT, Action, AuditEntry, Change, Delete, Document, Kind, Remembered
-from gateway.state.store import ConflictError, RepeatedKeyError, StoreUnavailableError
+from gateway.state.store import ConflictError, Remember, RepeatedKeyError, StoreUnavailableError
 
 Row = Sequence[Any]
 _Result = TypeVar("_Result")
@@ -86,7 +86,7 @@ class SqlStore:
         return await self._run(lambda database: _document(database, kind, name))
 
     async def apply(
-        self, changes: Sequence[Change], *, action: Action, remember: Remembered | None = None
+        self, changes: Sequence[Change], *, action: Action, remember: Remember | None = None
     ) -> Sequence[Document | None]:
         now_s = self._clock()
         return await self._run(lambda database: _apply(database, changes, action, remember, now_s))
@@ -159,7 +159,7 @@ def _as_document(kind: Kind, row: Row) -> Document:
 
 
 def _apply(
-    database: Database, changes: Sequence[Change], action: Action, remember: Remembered | None, now_s: float
+    database: Database, changes: Sequence[Change], action: Action, remember: Remember | None, now_s: float
 ) -> list[Document | None]:
     with database.transaction():
         after = [_change(database, change, now_s) for change in changes]
@@ -171,7 +171,7 @@ def _apply(
             [now_s, action.actor, action.action, action.target, action.outcome, action.detail, action.request_id],
         )
         if remember is not None:
-            _remember(database, remember, now_s)
+            _remember(database, remember(after), now_s)
         return after
 
 

@@ -6,10 +6,13 @@ StoreError
 └── StoreUnavailableError    the database can't be reached or is stuck; trying again later makes sense
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gateway.state.documents import Action, AuditEntry, Change, Document, Kind, Remembered
+
+Remember = Callable[[Sequence[Document | None]], Remembered]
+"""Makes of the documents after a change what was answered to it."""
 
 
 class StoreError(Exception):
@@ -53,10 +56,11 @@ class Store(Protocol):
     async def document(self, kind: Kind, name: str) -> Document | None: ...
 
     async def apply(
-        self, changes: Sequence[Change], *, action: Action, remember: Remembered | None = None
+        self, changes: Sequence[Change], *, action: Action, remember: Remember | None = None
     ) -> Sequence[Document | None]:
         """Make all changes or none; return the documents in their order, None for those that are gone.
 
+        ``remember`` makes the answer that is to be remembered from them; it waits for nothing and runs elsewhere.
         Raises ``ConflictError``, ``RepeatedKeyError``. Without changes only the audit entry is written.
         """
         ...
@@ -74,4 +78,4 @@ class Store(Protocol):
         ...
 
 
-__all__ = ["ConflictError", "RepeatedKeyError", "Store", "StoreError", "StoreUnavailableError"]
+__all__ = ["ConflictError", "Remember", "RepeatedKeyError", "Store", "StoreError", "StoreUnavailableError"]

@@ -95,7 +95,7 @@ async def test_a_change_that_expects_another_version_changes_nothing(store: Stor
                 Put(kind=Kind.TENANT, name="acme", body="2", expected=expected),
             ],
             action=ACT,
-            remember=Remembered(key="k", request="r", status=200, body="{}"),
+            remember=lambda _: Remembered(key="k", request="r", status=200, body="{}"),
         )
     assert (conflict.value.name, conflict.value.found) == ("acme", 1)
     assert [each.body for each in await store.documents(Kind.TENANT)] == ["1"]
@@ -163,10 +163,10 @@ async def test_the_audit_log_is_read_newest_first_and_page_by_page(store: Store)
 
 async def test_an_idempotency_key_is_remembered_once(store: Store) -> None:
     kept = Remembered(key="k", request="digest", status=201, body='{"a": 1}', etag='"1"')
-    await store.apply([Put(kind=Kind.TENANT, name="acme", body="1")], action=ACT, remember=kept)
+    await store.apply([Put(kind=Kind.TENANT, name="acme", body="1")], action=ACT, remember=lambda _: kept)
     assert await store.remembered("k") == kept
     with pytest.raises(RepeatedKeyError):
-        await store.apply([Put(kind=Kind.TENANT, name="acme", body="2")], action=ACT, remember=kept)
+        await store.apply([Put(kind=Kind.TENANT, name="acme", body="2")], action=ACT, remember=lambda _: kept)
     found = await store.document(Kind.TENANT, "acme")
     assert found is not None
     assert found.body == "1"

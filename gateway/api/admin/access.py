@@ -1,0 +1,84 @@
+"""Who may use ``/admin/v1``: whoever has the admin key. Checked before anything of the body is read.
+
+``AdminRoute`` is the route class of every admin router: it asks for the key, reads the body within bounds of size and
+time, and only then lets FastAPI look at the request.
+"""
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from gateway.errors import AuthenticationError, BodyTimeoutError, BodyTooLargeError
+
+MAX_BODY_BYTES: Final = 1 << 20
+_DRAINED_BYTES: Final = 16 << 20
+_BODY_LIMIT_S: Final = 30.0
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class AdminAccess:
+    """Knows the admin key, by its digest: comparing takes as long for a near guess as for a far one."""
+
+    def __init__(self, key: str) -> None:
+        self._digest = hashlib.sha256(key.encode()).digest()
+
+    def check(self, authorization: str | None) -> None:
+        """Raise ``AuthenticationError`` unless this header bears the admin key."""
+        scheme, _, key = (authorization or "").strip().partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise AuthenticationError(
+                "no admin key; send the header Authorization: Bearer <admin key>", code="missing_admin_key"
+            )
+        given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        if not hmac.compare_digest(given, self._digest):
+            raise AuthenticationError("this is not the admin key", code="invalid_admin_key")
+
+
+class _BoundedRequest(Request):
+    async def body(self) -> bytes:
+        if not hasattr(self, "_body"):
+            try:
+                async with asyncio.timeout(_BODY_LIMIT_S):
+                    self._body = await self._read()
+            except TimeoutError:
+                raise BodyTimeoutError(f"the request body did not arrive within {_BODY_LIMIT_S:g} s") from None
+        return self._body
+
+    async def _read(self) -> bytes:
+        """Read it whole. Of one that is too long the rest is thrown away, so that the client can read its answer."""
+        parts: list[bytes] = []
+        size = 0
+        async for part in self.stream():
+            size += len(part)
+            if size <= MAX_BODY_BYTES:
+                parts.append(part)
+            elif size > _DRAINED_BYTES:
+                break
+        if size > MAX_BODY_BYTES:
+            raise BodyTooLargeError(f"the request body is longer than {MAX_BODY_BYTES} bytes, the longest here")
+        return b"".join(parts)
+
+
+class AdminRoute(APIRoute):
+    """A route for the admin key alone. The app's state has the ``AdminAccess`` as ``admin_access``."""
+
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            access: AdminAccess = request.app.state.admin_access
+            access.check(request.headers.get("authorization"))
+            bounded = _BoundedRequest(request.scope, request.receive)
+            await bounded.body()  # here, since FastAPI would make a 400 of what goes wrong with it
+            return await handle(bounded)
+
+        return guarded
+
+
+__all__ = ["MAX_BODY_BYTES", "AdminAccess", "AdminRoute"]

@@ -1,0 +1,215 @@
+"""How every change of the admin API is made: once, on the version that was meant, audited, and in force at its answer.
+
+- *Optimistic concurrency.* Every document has an ``ETag``. ``If-Match`` with it makes a change only if nobody else made
+  one in between (412), ``If-None-Match: *`` only if there is nothing yet.
+- *Idempotency.* A request with an ``Idempotency-Key`` is carried out once within a day. Sent again it gets the
+  same answer (with ``idempotency-replayed: true``) but for what is shown once; another request with that key is a 422.
+- *Audit.* A change and its entry in the log are one transaction. Refused changes are not in it, failed ones are.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+from fastapi import Header, Request, Response
+
+from gateway.errors import (
+    ApiError,
+    ConflictApiError,
+    IdempotencyError,
+    InvalidRequestError,
+    NoInstanceError,
+    PreconditionError,
+)
+from gateway.state import (
+    ABSENT,
+    Action,
+    Change,
+    ConflictError,
+    Document,
+    Remembered,
+    RepeatedKeyError,
+    Store,
+    StoreUnavailableError,
+)
+
+_ETAG: Final = re.compile(r'"(\d{1,18})"')
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_RETRY_AFTER_S: Final = 2
+
+Shown = Callable[[Sequence[Document | None]], Mapping[str, Any] | None]
+"""Makes an answer's body of the documents after the change; None is an empty one."""
+
+
+class Changes:
+    """Applies changes to the store; ``refresh`` makes them count in this process."""
+
+    def __init__(self, store: Store, refresh: Callable[[], Awaitable[None]]) -> None:
+        self._store = store
+        self._refresh = refresh
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    async def refresh(self) -> None:
+        await self._refresh()
+
+    async def replayed(self, mutation: "Mutation") -> Response | None:
+        """Return what was answered to this request before, if it has been carried out; raises ``IdempotencyError``."""
+        if mutation.idempotency_key is None:
+            return None
+        before = await self._store.remembered(mutation.idempotency_key)
+        if before is None:
+            return None
+        if before.request != await mutation.digest():
+            raise IdempotencyError("this Idempotency-Key was used for another request within the last day")
+        headers = {"idempotency-replayed": "true"} | ({"etag": before.etag} if before.etag else {})
+        return _response(before.status, before.body, headers)
+
+    async def apply(  # noqa: PLR0913 - each call names them
+        self,
+        changes: Sequence[Change],
+        *,
+        mutation: "Mutation",
+        action: Action,
+        status: int,
+        shown: Shown,
+        secret: Mapping[str, Any] | None = None,
+    ) -> Response:
+        """Make the changes and answer with ``shown``; ``secret`` is added to this answer and to no replayed one.
+
+        The first document's version is the ``ETag``. Raises ``ApiError``.
+        """
+        if (replayed := await self.replayed(mutation)) is not None:
+            return replayed
+        digest = await mutation.digest()
+
+        def remember(documents: Sequence[Document | None]) -> Remembered:
+            body = shown(documents)
+            return Remembered(
+                key=mutation.idempotency_key or "",
+                request=digest,
+                status=status,
+                body="" if body is None else json.dumps(body),
+                etag=_etag(documents),
+            )
+
+        try:
+            documents = await self._store.apply(
+                changes, action=action, remember=None if mutation.idempotency_key is None else remember
+            )
+        except RepeatedKeyError:  # the same request came twice at once, and the other one was first
+            if (replayed := await self.replayed(mutation)) is not None:
+                return replayed
+            raise
+        except ConflictError as conflict:
+            raise _refusal(conflict, conditional=mutation.conditional) from None
+        await self._refresh()
+        done = remember(documents)
+        body = done.body if secret is None else json.dumps({**json.loads(done.body), **secret})
+        return _response(status, body, {"etag": done.etag} if done.etag else {})
+
+
+class Mutation:
+    """The headers of a request that changes something; a FastAPI dependency."""
+
+    def __init__(
+        self,
+        request: Request,
+        if_match: Annotated[
+            str | None, Header(description='The ETag that the document must have, like "3"; * is any.')
+        ] = None,
+        if_none_match: Annotated[str | None, Header(description="* makes it only if there is none yet.")] = None,
+        idempotency_key: Annotated[
+            str | None, Header(description="Up to 128 visible characters; the same request is carried out once a day.")
+        ] = None,
+    ) -> None:
+        self._request = request
+        self._if_match = if_match
+        self._create_only = if_none_match is not None
+        if if_none_match not in {None, "*"}:
+            raise InvalidRequestError("If-None-Match: only * is understood here", param="If-None-Match")
+        if if_match is not None and if_none_match is not None:
+            raise InvalidRequestError("give If-Match or If-None-Match, not both", param="If-Match")
+        if if_match not in {None, "*"} and not _ETAG.fullmatch(if_match or ""):
+            raise InvalidRequestError('If-Match: is an ETag like "3", or *', param="If-Match")
+        if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
+            raise InvalidRequestError(
+                "Idempotency-Key: has 1 to 128 visible ASCII characters without spaces", param="Idempotency-Key"
+            )
+        self.idempotency_key = idempotency_key
+
+    @property
+    def conditional(self) -> bool:
+        return self._create_only or self._if_match is not None
+
+    @property
+    def request_id(self) -> str:
+        given = self._request.headers.get("x-request-id", "")
+        return given if _KEY.fullmatch(given) else ""
+
+    def expected(self, present: Document | None) -> int | None:
+        """Return the version that the change is meant for; None is any. Raises ``PreconditionError``."""
+        if self._create_only:
+            return ABSENT
+        if self._if_match is None:
+            return None
+        if present is None:
+            raise PreconditionError("If-Match: there is no such document")
+        match = _ETAG.fullmatch(self._if_match)
+        return int(match.group(1)) if match else present.version
+
+    def action(self, action: str, target: str, detail: Mapping[str, Any] | None = None) -> Action:
+        """Return the audit entry of this request."""
+        return Action(
+            actor=_actor(self._request),
+            action=action,
+            target=target,
+            detail=json.dumps(detail or {}),
+            request_id=self.request_id,
+        )
+
+    async def digest(self) -> str:
+        """Return what tells this request from another one with the same idempotency key."""
+        head = f"{self._request.method} {self._request.url.path}?{self._request.url.query}\n{self._if_match}\n"
+        return hashlib.sha256(head.encode() + await self._request.body()).hexdigest()
+
+
+def etag(document: Document) -> str:
+    """Return a document's ETag."""
+    return f'"{document.version}"'
+
+
+def store_unavailable(error: StoreUnavailableError) -> ApiError:
+    """Return the 503 for a store that can't be used."""
+    return NoInstanceError(str(error), code="store_unavailable", retry_after_s=_RETRY_AFTER_S)
+
+
+def _etag(documents: Sequence[Document | None]) -> str:
+    return etag(documents[0]) if documents and documents[0] is not None else ""
+
+
+def _actor(request: Request) -> str:
+    return f"admin@{request.client.host}" if request.client else "admin"
+
+
+def _refusal(conflict: ConflictError, *, conditional: bool) -> ApiError:
+    if conditional:
+        return PreconditionError(
+            f'{conflict.kind} {conflict.name!r} has the ETag "{conflict.found}" now'
+            if conflict.found
+            else f"there is no {conflict.kind} {conflict.name!r}"
+        )
+    return ConflictApiError(f"{conflict.kind} {conflict.name!r} was changed by somebody else; read it and try again")
+
+
+def _response(status: int, body: str, headers: Mapping[str, str]) -> Response:
+    if not body:
+        return Response(status_code=status, headers=dict(headers))
+    return Response(body, status_code=status, headers=dict(headers), media_type="application/json")
+
+
+__all__ = ["Changes", "Mutation", "etag", "store_unavailable"]

@@ -1,0 +1,100 @@
+"""``/admin/v1/keys``: made, shown once, revoked."""
+
+from collections.abc import Callable
+from time import time
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+
+from gateway.admission import Authenticator
+from gateway.api.admin.access import AdminRoute
+from gateway.api.admin.changes import Changes, etag
+from gateway.api.admin.tenants import MutationOf, must, no_tenant
+from gateway.api.admin.views import KeyList, KeyView, NewKeyBody, NewKeyView, key_view
+from gateway.errors import NotFoundError
+from gateway.state import ABSENT, Kind, Put, make_key
+from gateway.state.bodies import NAME_PATTERN, KeyBody
+from gateway.types import TenantId
+
+KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", description="A key's id, not the key.")]
+
+
+def keys_router(changes: Changes, authenticator: Authenticator, *, clock: Callable[[], float] = time) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(route_class=AdminRoute, tags=["keys"])
+    store = changes.store
+
+    @router.get("/keys")
+    async def list_keys(
+        tenant: Annotated[str | None, Query(pattern=NAME_PATTERN, description="Only this tenant's.")] = None,
+    ) -> KeyList:
+        """Keys of all tenants or of one, never the keys themselves. Those of the settings are not among them."""
+        keys = [key_view(each) for each in await store.documents(Kind.KEY)]
+        return KeyList(data=[each for each in keys if tenant in {None, each.tenant}])
+
+    @router.get("/keys/{key_id}")
+    async def get_key(key_id: KeyId, response: Response) -> KeyView:
+        """One key."""
+        found = await store.document(Kind.KEY, key_id)
+        if found is None:
+            raise _no_key(key_id)
+        response.headers["etag"] = etag(found)
+        return key_view(found)
+
+    @router.post("/keys", status_code=201, response_model=NewKeyView)
+    async def post_key(body: NewKeyBody, mutation: MutationOf) -> Response:
+        """Make a key. It is in this answer and nowhere else; the first one ends the open mode for good."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        if await store.document(Kind.TENANT, body.tenant) is None and not authenticator.knows(TenantId(body.tenant)):
+            raise no_tenant(body.tenant)
+        made = make_key()
+        kept = KeyBody(
+            tenant=body.tenant,
+            digest=authenticator.digest(made.key),
+            note=body.note,
+            expires_at_s=None if body.expires_in_s is None else clock() + body.expires_in_s,
+        )
+        put = Put(kind=Kind.KEY, name=made.key_id, body=kept.model_dump_json(), expected=ABSENT)
+        return await changes.apply(
+            [put],
+            mutation=mutation,
+            action=mutation.action("create", f"keys/{made.key_id}", {"tenant": body.tenant, "note": body.note}),
+            status=201,
+            shown=lambda documents: {**key_view(must(documents[0])).model_dump(mode="json"), "key": None},
+            secret={"key": made.key},
+        )
+
+    @router.delete("/keys/{key_id}", response_model=KeyView)
+    async def revoke_key(key_id: KeyId, mutation: MutationOf) -> Response:
+        """Revoke a key: refused from now on, here at once and at other gateways within ``store_poll_s``."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        present = await store.document(Kind.KEY, key_id)
+        if present is None:
+            raise _no_key(key_id)
+        key = KeyBody.model_validate_json(present.body)
+        revoked = key if key.revoked_at_s is not None else key.model_copy(update={"revoked_at_s": clock()})
+        expected = mutation.expected(present)
+        put = Put(
+            kind=Kind.KEY,
+            name=key_id,
+            body=revoked.model_dump_json(),
+            expected=present.version if expected is None else expected,
+        )
+        return await changes.apply(
+            [put],
+            mutation=mutation,
+            action=mutation.action("revoke", f"keys/{key_id}", {"tenant": key.tenant}),
+            status=200,
+            shown=lambda documents: key_view(must(documents[0])).model_dump(mode="json"),
+        )
+
+    return router
+
+
+def _no_key(key_id: str) -> NotFoundError:
+    return NotFoundError(f"there is no key {key_id!r}", code="key_not_found")
+
+
+__all__ = ["keys_router"]

@@ -1,0 +1,92 @@
+"""``/admin/v1/quotas``: what tenants may use, and what they do use."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from gateway.admission import QuotaMeter, QuotaUnavailableError
+from gateway.api.admin.access import AdminRoute
+from gateway.api.admin.changes import Changes, etag
+from gateway.api.admin.tenants import MutationOf, TenantName, must
+from gateway.api.admin.views import QuotaList, QuotaView, UsageView, quota_view
+from gateway.errors import NoInstanceError, NotFoundError
+from gateway.state import Delete, Kind, Put
+from gateway.state.bodies import DEFAULT_QUOTA, QuotaBody
+from gateway.types import TenantId
+
+QuotaName = Annotated[
+    str,
+    Path(
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63}|_default)$",
+        description=f"A tenant's name, or {DEFAULT_QUOTA} for those that have no quota of their own.",
+    ),
+]
+
+
+def quotas_router(changes: Changes, meter: QuotaMeter) -> APIRouter:  # noqa: C901 - it is a list of routes
+    """Return the routes."""
+    router = APIRouter(route_class=AdminRoute, tags=["quotas"])
+    store = changes.store
+
+    @router.get("/quotas")
+    async def list_quotas() -> QuotaList:
+        """All quotas."""
+        return QuotaList(data=[quota_view(each) for each in await store.documents(Kind.QUOTA)])
+
+    @router.get("/quotas/{tenant}")
+    async def get_quota(tenant: QuotaName, response: Response) -> QuotaView:
+        """One tenant's quota."""
+        found = await store.document(Kind.QUOTA, tenant)
+        if found is None:
+            raise _no_quota(tenant)
+        response.headers["etag"] = etag(found)
+        return quota_view(found)
+
+    @router.put("/quotas/{tenant}", response_model=QuotaView)
+    async def put_quota(tenant: QuotaName, body: QuotaBody, mutation: MutationOf) -> Response:
+        """Say what a tenant may use; it counts at once. KV budgets reach the engines within seconds."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        present = await store.document(Kind.QUOTA, tenant)
+        put = Put(kind=Kind.QUOTA, name=tenant, body=body.model_dump_json(), expected=mutation.expected(present))
+        return await changes.apply(
+            [put],
+            mutation=mutation,
+            action=mutation.action("put", f"quotas/{tenant}", body.model_dump(mode="json")),
+            status=200,
+            shown=lambda documents: quota_view(must(documents[0])).model_dump(mode="json"),
+        )
+
+    @router.delete("/quotas/{tenant}", status_code=204)
+    async def delete_quota(tenant: QuotaName, mutation: MutationOf) -> Response:
+        """Take a quota back: the default's holds then, or no limit."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        present = await store.document(Kind.QUOTA, tenant)
+        if present is None:
+            raise _no_quota(tenant)
+        return await changes.apply(
+            [Delete(kind=Kind.QUOTA, name=tenant, expected=mutation.expected(present))],
+            mutation=mutation,
+            action=mutation.action("delete", f"quotas/{tenant}"),
+            status=204,
+            shown=lambda _: None,
+        )
+
+    @router.get("/quotas/{tenant}/usage")
+    async def usage(tenant: TenantName) -> UsageView:
+        """What counts against a tenant's quota now; without a quota nothing is counted."""
+        try:
+            used = await meter.usage(TenantId(tenant))
+        except QuotaUnavailableError as error:
+            raise NoInstanceError(str(error), code="quotas_unavailable", retry_after_s=2) from None
+        return UsageView(tenant=tenant, requests=used.requests, tokens=used.tokens, running=used.running)
+
+    return router
+
+
+def _no_quota(tenant: str) -> NotFoundError:
+    return NotFoundError(f"tenant {tenant!r} has no quota of its own", code="quota_not_found")
+
+
+__all__ = ["quotas_router"]

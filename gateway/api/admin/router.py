@@ -1,0 +1,89 @@
+"""All of ``/admin/v1``, and how its failures look."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
+
+from gateway.admission import Authenticator, QuotaMeter
+from gateway.api.admin.audit import audit_router
+from gateway.api.admin.changes import Changes, store_unavailable
+from gateway.api.admin.keys import keys_router
+from gateway.api.admin.quotas import quotas_router
+from gateway.api.admin.tenants import tenants_router
+from gateway.api.admin.views import ErrorView
+from gateway.errors import ApiError, InvalidRequestError
+from gateway.state import StoreUnavailableError
+
+_FAILURES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorView, "description": description}
+    for status, description in {
+        400: "The request is wrong; the message says what is allowed.",
+        401: "No admin key, or another one.",
+        404: "There is no such thing.",
+        408: "The body did not arrive in time.",
+        409: "Somebody else changed it meanwhile.",
+        412: "If-Match or If-None-Match does not hold.",
+        413: "The body is too long.",
+        422: "The Idempotency-Key was used for another request.",
+        503: "The store, Redis or an instance can't be used now.",
+    }.items()
+}
+_KEY = HTTPBearer(auto_error=False, scheme_name="admin key", description="The admin key; AdminRoute checks it.")
+
+
+def admin_router(
+    *, changes: Changes, authenticator: Authenticator, meter: QuotaMeter, more: Sequence[APIRouter] = ()
+) -> APIRouter:
+    """Return the routes; ``more`` are other rooms' resources, each with ``AdminRoute`` as its route class."""
+    router = APIRouter(prefix="/admin/v1", responses=_FAILURES, dependencies=[Security(_KEY)])
+    for each in (
+        tenants_router(changes),
+        keys_router(changes, authenticator),
+        quotas_router(changes, meter),
+        audit_router(changes.store),
+        *more,
+    ):
+        router.include_router(each)
+    return router
+
+
+def add_failure_handlers(app: FastAPI) -> None:
+    """Make every refusal of FastAPI's routes leave as OpenAI's envelope."""
+    app.add_exception_handler(ApiError, _refused)
+    app.add_exception_handler(StoreUnavailableError, _unavailable)
+    app.add_exception_handler(RequestValidationError, _invalid)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    del request
+    if not isinstance(error, ApiError):
+        raise error
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in error.headers}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if error.status == 401:  # noqa: PLR2004 - RFC 9110: a 401 names the scheme
+        headers["www-authenticate"] = "Bearer"
+    if error.status in {408, 413}:
+        headers["connection"] = "close"
+    return Response(error.body(), status_code=error.status, headers=headers, media_type="application/json")
+
+
+async def _unavailable(request: Request, error: Exception) -> Response:
+    if not isinstance(error, StoreUnavailableError):
+        raise error
+    return await _refused(request, store_unavailable(error))
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """FastAPI's list of problems as one message; values are not repeated, one might be a key."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    problems = [(".".join(map(str, each["loc"][1:])) or str(each["loc"][0]), each["msg"]) for each in error.errors()]
+    message = "; ".join(f"{where}: {what}" for where, what in problems[:5])
+    return await _refused(request, InvalidRequestError(message, param=problems[0][0]))
+
+
+__all__ = ["add_failure_handlers", "admin_router"]

@@ -1,0 +1,95 @@
+"""``/admin/v1/tenants``."""
+
+from time import time
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Response
+
+from gateway.api.admin.access import AdminRoute
+from gateway.api.admin.changes import Changes, Mutation, etag
+from gateway.api.admin.views import TenantList, TenantView, tenant_view
+from gateway.errors import NotFoundError
+from gateway.state import Change, Delete, Document, Kind, Put
+from gateway.state.bodies import NAME_PATTERN, KeyBody, TenantBody
+
+TenantName = Annotated[str, Path(pattern=NAME_PATTERN, description="A tenant's name.")]
+MutationOf = Annotated[Mutation, Depends()]
+
+
+def tenants_router(changes: Changes) -> APIRouter:  # noqa: C901 - it is a list of routes
+    """Return the routes."""
+    router = APIRouter(route_class=AdminRoute, tags=["tenants"])
+    store = changes.store
+
+    @router.get("/tenants")
+    async def list_tenants() -> TenantList:
+        """All tenants that the store knows; those of the settings' keys need no entry here."""
+        return TenantList(data=[tenant_view(each) for each in await store.documents(Kind.TENANT)])
+
+    @router.get("/tenants/{name}")
+    async def get_tenant(name: TenantName, response: Response) -> TenantView:
+        """One tenant."""
+        found = await store.document(Kind.TENANT, name)
+        if found is None:
+            raise no_tenant(name)
+        response.headers["etag"] = etag(found)
+        return tenant_view(found)
+
+    @router.put("/tenants/{name}", response_model=TenantView)
+    async def put_tenant(name: TenantName, body: TenantBody, mutation: MutationOf) -> Response:
+        """Make a tenant, or replace what is said of it."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        present = await store.document(Kind.TENANT, name)
+        put = Put(kind=Kind.TENANT, name=name, body=body.model_dump_json(), expected=mutation.expected(present))
+        return await changes.apply(
+            [put],
+            mutation=mutation,
+            action=mutation.action("put", f"tenants/{name}", body.model_dump(mode="json")),
+            status=200,
+            shown=lambda documents: tenant_view(must(documents[0])).model_dump(mode="json"),
+        )
+
+    @router.delete("/tenants/{name}", status_code=204)
+    async def delete_tenant(name: TenantName, mutation: MutationOf) -> Response:
+        """Forget a tenant and its quota, and revoke its keys."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        present = await store.document(Kind.TENANT, name)
+        if present is None:
+            raise no_tenant(name)
+        gone: list[Change] = [Delete(kind=Kind.TENANT, name=name, expected=mutation.expected(present))]
+        quota = await store.document(Kind.QUOTA, name)
+        if quota is not None:
+            gone.append(Delete(kind=Kind.QUOTA, name=name, expected=quota.version))
+        revoked = []
+        for document in await store.documents(Kind.KEY):
+            key = KeyBody.model_validate_json(document.body)
+            if key.tenant == name and key.revoked_at_s is None:
+                body = key.model_copy(update={"revoked_at_s": time()}).model_dump_json()
+                gone.append(Put(kind=Kind.KEY, name=document.name, body=body, expected=document.version))
+                revoked.append(document.name)
+        return await changes.apply(
+            gone,
+            mutation=mutation,
+            action=mutation.action("delete", f"tenants/{name}", {"revoked_keys": revoked}),
+            status=204,
+            shown=lambda _: None,
+        )
+
+    return router
+
+
+def no_tenant(name: str) -> NotFoundError:
+    """Return the 404 for a tenant that isn't there."""
+    return NotFoundError(f"there is no tenant {name!r}", code="tenant_not_found")
+
+
+def must(document: Document | None) -> Document:
+    """Return a document that was just written."""
+    if document is None:
+        raise RuntimeError("a document that was just written is not there")
+    return document
+
+
+__all__ = ["MutationOf", "TenantName", "must", "no_tenant", "tenants_router"]

@@ -1,0 +1,40 @@
+"""An operator with the admin key."""
+
+import io
+import json
+from typing import Any
+
+from tests.support.running_gateway import RunningGateway
+
+ADMIN_KEY = "admin-key-for-tests-0123456789"
+
+
+class Admin:
+    """Calls ``/admin/v1`` and returns status, headers and body."""
+
+    def __init__(self, gateway: RunningGateway, key: str | None = ADMIN_KEY) -> None:
+        self._gateway = gateway
+        self._key = key
+
+    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], Any]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if self._key is not None:
+            named["authorization"] = f"Bearer {self._key}"
+        sent = None
+        if body is not None:
+            named["content-type"] = "application/json"
+            sent = io.BytesIO(json.dumps(body).encode())
+        url = f"{self._gateway.url}/admin/v1{path}"
+        async with self._gateway.session.request(method, url, headers=named, data=sent) as answer:
+            text = await answer.text()
+            said = await answer.json() if text else None
+            return answer.status, {name.lower(): value for name, value in answer.headers.items()}, said
+
+    async def ok(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """Return the body of an answer that must be a success."""
+        status, _, said = await self.call(method, path, body, **headers)
+        assert 200 <= status < 300, (status, said)
+        return said
+
+
+__all__ = ["ADMIN_KEY", "Admin"]
