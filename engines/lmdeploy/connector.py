@@ -7,8 +7,10 @@ into the answer that means "nothing": no hit, no save, a failed load, which LMDe
 Order within one step, and what it protects:
 
     scheduler  build_connector_meta   orders this step's loads and saves; LMDeploy pins the blocks of saves
-    worker     start_load_kv          loads start once all work queued before them is done: a block that was just taken
-                                      from a finished sequence may still be written by a forward already queued
+    worker     start_load_kv          a step that computes prompt tokens waits, on the device, for loads that count as
+                                      ended while their last bytes are under way; loads start once all work queued
+                                      before them is done: a block that was just taken from a finished sequence may
+                                      still be written by a forward already queued
     worker     start_save_kv          saves start once this step's forward is done
     worker     get_finished           what ended since the last step; a step without a forward waits here for a transfer
                                       to end, but no longer than a moment, instead of spinning through LMDeploy's loop
@@ -40,11 +42,15 @@ IDLE_WAIT_S = 0.002
 
 @dataclass
 class OffloadMetadata(KVConnectorMetadata):
-    """One step's orders; ``tails`` belong to requests that have ended, their blocks are pinned already."""
+    """One step's orders; ``tails`` belong to requests that have ended, their blocks are pinned already.
+
+    ``has_prompt``: the step computes prompt tokens, so it may read what was loaded.
+    """
 
     loads: Sequence[LoadOrder]
     saves: Sequence[SaveOrder]
     tails: Sequence[SaveOrder]
+    has_prompt: bool = False
 
     def get_save_block_leases(self) -> tuple[KVSaveBlockLease, ...]:
         """See LMDeploy."""
@@ -72,6 +78,8 @@ class OffloadConnector(KVConnectorBase):
     def start_load_kv(self) -> None:
         orders = self._guard("read a step's orders", _NOTHING, self._orders)
         self._had_forward = False
+        if orders.has_prompt:
+            self._guard("join loads", None, self._tiers.join)
         self._guard("start loads", None, self._tiers.start_loads, orders.loads)
         self._guard("start saves of ended requests", None, self._tiers.start_saves, orders.tails)
 
@@ -128,7 +136,7 @@ class OffloadConnector(KVConnectorBase):
         if not (loads or saves or tails or has_prompt) and planner.is_idle and not self._tiers.is_busy:
             return None
         self._tiers.step_ordered(step.running, step.connector_token_lens)
-        return OffloadMetadata(loads, saves, tails)
+        return OffloadMetadata(loads, saves, tails, has_prompt=has_prompt)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> KVConnectorResult:
         self._guard("measure a step", None, self._tiers.step_ended)

@@ -83,7 +83,7 @@ class EngineTiers:
         self._save_tickets: dict[TicketId, _UnderWay[SaveOrder]] = {}
         self._usable: set[TicketId] = set()
         """Loads that the engine uses already, in its device's order, though they have not ended."""
-        self._to_join: list[LoadOrder] = []
+        self._must_join = False
         self._load_told = False
         self._ended = Ended()
         self._steps: deque[tuple[int, float]] = deque()
@@ -232,7 +232,7 @@ class EngineTiers:
         self._load_tickets.clear()
         self._save_tickets.clear()
         self._usable.clear()
-        self._to_join.clear()
+        self._must_join = False
         self._ended = Ended()
         self._steps.clear()
         if self.planner is not None:
@@ -242,7 +242,20 @@ class EngineTiers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether ended transfers wait to be collected."""
+        """Whether ended transfers wait to be collected, or to be joined."""
+        return self._has_ended or self._must_join
+
+    def join(self) -> None:
+        """Let the forward that comes next find what loads that count as ended still bring.
+
+        Not before it must be: what the engine queues from here on waits for the loads, answers to other requests too.
+        """
+        if self._must_join and self.memory is not None:
+            self._must_join = False
+            self.memory.join()
+
+    @property
+    def _has_ended(self) -> bool:
         return bool(self._ended.loads or self._ended.saves)
 
     def start_loads(self, orders: Sequence[LoadOrder]) -> None:
@@ -288,28 +301,18 @@ class EngineTiers:
         """
         self.guard("follow transfers", None, self._announce)
         # LMDeploy orders a step ahead: the one after a load's end has nothing to wait for, and a prompt waits for it.
-        if wait_s > 0 and not self.is_busy and not self._load_told:
+        if wait_s > 0 and not self._has_ended and not self._load_told:
             self.guard("wait for transfers", None, self._wait, wait_s)
         self._give_up_lost()
-        orders, self._to_join = self._to_join, []
-        if orders and not self.guard("join loads", False, self._join):  # noqa: FBT003
-            for order in orders:  # CUDA has failed
-                self._ended.invalid_slots.update(order.slots)
         ended, self._ended = self._ended, Ended()
         self._load_told = bool(ended.loads)
         return ended
-
-    def _join(self) -> bool:
-        if self.memory is None:
-            return False
-        self.memory.join()
-        return True
 
     def _wait(self, wait_s: float) -> None:
         """Let the transfers have the GIL until one that is waited for has ended; the loop has nothing else to do."""
         hierarchy = self.hierarchy
         until_s = time.monotonic() + wait_s
-        while not self.is_busy and (left_s := until_s - time.monotonic()) > 0:
+        while not self._has_ended and (left_s := until_s - time.monotonic()) > 0:
             if hierarchy is None:
                 time.sleep(left_s)
             elif hierarchy.wait(left_s):
@@ -324,7 +327,7 @@ class EngineTiers:
         for ticket in progress.queued:
             if (load := self._load_tickets.get(ticket)) is not None:
                 self._usable.add(ticket)
-                self._to_join.append(load.order)
+                self._must_join = True
                 self._ended.loads.add(load.order.request_id)
         for end in progress.finished:
             if (load := self._load_tickets.pop(end.ticket_id, None)) is not None:

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 from collections.abc import Callable
+from contextlib import suppress
 
 from kvcontrol.kv_runtime.block_file import PAGE_BYTES, BlockFile, BlockFileSpec, padded
 from kvcontrol.kv_runtime.errors import ArenaError, BlockFileError
@@ -39,6 +40,8 @@ class HostArena:
             raise ArenaError(f"{slots * self.pitch_bytes} bytes of host memory can't be had: {error}") from error
         # A fork (a subprocess on its way to exec) would have to copy what a device has pinned, all of it, at once.
         self._memory.madvise(mmap.MADV_DONTFORK)
+        with suppress(OSError, AttributeError):  # a kernel without them: slower to pin and to check, nothing else
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._view = memoryview(self._memory)
         self._on_close: list[Callable[[], None]] = []
 

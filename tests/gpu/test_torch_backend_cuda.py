@@ -269,3 +269,43 @@ def test_an_error_of_cuda_is_a_status_and_the_next_transfer_works(backend: Torch
     assert "CUDA error" in backend.last_error
     copier._stacks = good
     assert backend.read([Move(0, 0)], arena) == [BlockStatus.OK]
+
+
+def test_what_is_queued_and_joined_is_what_kernels_find_though_nobody_waited(
+    engine: Engine, backend: TorchBackend, arena: HostArena, rng: random.Random
+) -> None:
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    known = torch.zeros((MOST, ROWS, PIECE), dtype=torch.uint8, device="cuda")
+    for number in range(ROUNDS):
+        count = rng.choice((1, 2, 5, 16, MOST))
+        blocks, slots = rng.sample(range(BLOCKS), count), rng.sample(range(arena.slots), count)
+        ids = torch.tensor(blocks, device="cuda")
+        for index, slot in enumerate(slots):
+            _put(arena, slot, engine.expected(index, number))
+            known[index].copy_(engine.patterns[index] ^ (number & 0xFF))
+        torch.cuda.synchronize()
+        moves = [Move(block, slot) for block, slot in zip(blocks, slots, strict=True)]
+        told, statuses = threading.Event(), []
+
+        def load(moves: list[Move] = moves, told: threading.Event = told, ends: list[BlockStatus] = statuses) -> None:
+            ends += backend.write_in_order(moves, arena, told.set)
+
+        loader = threading.Thread(target=load, daemon=True)
+        loader.start()
+        assert told.wait(WAIT_S)
+        with torch.cuda.stream(engine.stream):
+            backend.join()
+            wrong += (engine.pool[:, ids].transpose(0, 1) != known[:count]).sum()
+        loader.join(WAIT_S)
+        assert statuses == [BlockStatus.OK] * count, backend.last_error
+        torch.cuda.synchronize()
+    assert int(wrong) == 0
+
+
+def test_nothing_is_told_of_a_transfer_that_the_device_refused(backend: TorchBackend, arena: HostArena) -> None:
+    copier = backend._copier
+    copier._cuda.batches = False
+    copier._stacks = [replace(stack, pitch_bytes=1) for stack in copier._stacks]
+    told: list[int] = []
+    assert backend.write_in_order([Move(0, 0)], arena, lambda: told.append(1)) == [BlockStatus.FAILED]
+    assert told == []

@@ -129,6 +129,29 @@ class MemoryTier:
                 self._busy[move.slot].remove(what)
 
 
+class QueueingTier(MemoryTier):
+    """Engine memory on a device that works through a queue: it tells that writes are queued, then does them."""
+
+    def __init__(self, **shape: int) -> None:
+        super().__init__(CacheTier.HBM, capacity_blocks=shape["capacity_blocks"], block_bytes=shape["block_bytes"])
+        self.refuses = False
+        self.joins = 0
+
+    def fence(self) -> "QueueingTier":
+        return self
+
+    def wait(self, timeout_s: float) -> bool:  # noqa: ARG002 - nothing is queued before
+        return True
+
+    def write_in_order(self, moves: Sequence[Move], arena: HostArena, queued: Callable[[], None]) -> list[BlockStatus]:
+        if not self.refuses:
+            queued()
+        return self.write(moves, arena)
+
+    def join(self) -> None:
+        self.joins += 1
+
+
 def _flipped(data: bytes) -> bytes:
     other = bytearray(data)
     other[len(other) // 3] ^= 4

@@ -112,7 +112,7 @@ async def work(engine: Any, plan: Plan) -> dict[str, Any]:
         warm = visitor.prompt(plan.context_tokens)
         await visitor.visit(warm)
         await visitor.visit(warm)
-    # Two decodes at once have kernels of their own, and Triton compiles those in the middle of a running decode: 0.65 s.
+    # Two decodes at once have kernels of their own; Triton would compile them within a running decode: 0.65 s.
     await asyncio.gather(*(visitor.visit(visitor.prompt(plan.block_size * 2), answer=32) for _ in range(2)))
     contexts = [visitor.prompt(plan.context_tokens - _SUFFIX_TOKENS) for _ in range(plan.contexts)]
     found: dict[str, Any] = {"rounds": []}
@@ -195,6 +195,8 @@ def child(plan: Plan) -> None:
     from lmdeploy.messages import PytorchEngineConfig
     from lmdeploy.pytorch.engine.engine import Engine
 
+    from engines.lmdeploy.agent import agent_of, freeze_garbage
+
     cuda = torch.cuda.is_available()
     settings: dict[str, Any] = {
         "device_type": "cuda" if cuda else "cpu",
@@ -209,14 +211,14 @@ def child(plan: Plan) -> None:
     if plan.piecewise_tokens:
         settings["piecewise_cudagraph_max_tokens"] = plan.piecewise_tokens
     engine = Engine.from_pretrained(plan.model, engine_config=PytorchEngineConfig(**settings))
+    if agent_of(engine) is not None:  # as in an engine's own process
+        freeze_garbage()
 
     async def run() -> dict[str, Any]:
         engine.start_loop()
         return await work(engine, plan)
 
     found = asyncio.run(run())
-    from engines.lmdeploy.agent import agent_of
-
     agent = agent_of(engine)
     offload = None if agent is None else agent.stats().offload
     if offload is not None:

@@ -28,7 +28,7 @@ from kvcontrol.kv_runtime import (
     checksum,
 )
 from tests.support.kv_blocks import get, put
-from tests.support.memory_tier import Gate, MemoryDisk, MemoryTier
+from tests.support.memory_tier import Gate, MemoryDisk, MemoryTier, QueueingTier
 from tests.support.tiers import Clock, record
 
 HBM, DDR, NVME = CacheTier.HBM, CacheTier.DDR, CacheTier.NVME
@@ -415,3 +415,49 @@ def test_large_batches_are_shared_among_helpers_and_come_back_in_order() -> None
     assert sums == [checksum(engine.contents[slot]) for slot in range(16)]
     assert migrator.close(_LIMIT_S)
     arena.close()
+
+
+@pytest.fixture
+def queueing(make: Make) -> Bench:
+    return make(
+        engine=QueueingTier(capacity_blocks=SLOTS, block_bytes=BYTES), threads=True, load_batch_bytes=BATCH * BYTES
+    )
+
+
+def test_a_load_can_be_counted_on_before_it_is_done(queueing: Bench) -> None:
+    queueing.save(range(6))
+    queueing.engine.write_gate.shut()
+    plan_id = queueing.start(DDR, HBM, range(6), priority=Priority.DEMAND)
+    assert queueing.engine.write_gate.wait_for_arrival()
+    assert queueing.migrator.wait(_LIMIT_S)
+    assert queueing.poll() == []
+    assert queueing.migrator.poll_queued() == [(plan_id, BATCH)]
+    queueing.engine.write_gate.open()
+    assert queueing.statuses(plan_id) == [BlockStatus.OK] * 6
+    assert queueing.migrator.poll_queued() == [(plan_id, 2)]
+
+
+def test_a_batch_with_a_broken_block_is_not_told_before_its_end(queueing: Bench) -> None:
+    queueing.save(range(4))
+    with queueing.arena.view(2) as view:
+        view[7] ^= 1
+    plan_id = queueing.start(DDR, HBM, range(4), priority=Priority.DEMAND)
+    ok, corrupt = BlockStatus.OK, BlockStatus.CORRUPT
+    assert queueing.statuses(plan_id) == [ok, ok, corrupt, ok]
+    assert queueing.migrator.poll_queued() == []
+
+
+def test_a_device_that_refuses_is_not_told_of(queueing: Bench) -> None:
+    queueing.save(range(4))
+    queueing.engine.refuses = True  # type: ignore[attr-defined]
+    queueing.engine.fail_writes += [BlockStatus.FAILED] * 4
+    assert queueing.statuses(queueing.start(DDR, HBM, range(4))) == [BlockStatus.FAILED] * 4
+    assert queueing.migrator.poll_queued() == []
+
+
+def test_blocks_from_the_durable_tier_can_be_counted_on_too(queueing: Bench) -> None:
+    queueing.save(range(3))
+    assert queueing.statuses(queueing.start(DDR, NVME, range(3))) == [BlockStatus.OK] * 3
+    plan_id = queueing.start(NVME, HBM, range(3), priority=Priority.DEMAND)
+    assert queueing.statuses(plan_id) == [BlockStatus.OK] * 3
+    assert queueing.migrator.poll_queued() == [(plan_id, 3)]
