@@ -36,7 +36,7 @@ from gateway.registry import BreakerRules, HealthLoop, InstanceSpec, LoadTracker
 from gateway.registry.addresses import AddressRules
 from gateway.registry.discovery import DiscoveryLoop, chosen_watchers
 from gateway.registry.membership import Loops
-from gateway.routing import POLICIES, CostModel, RecentRoutes
+from gateway.routing import POLICIES, Calibration, CostModel, LearnedAffinity, RecentRoutes
 from gateway.settings import Settings
 from gateway.state import Store, load_admin_key, load_salt_secret, open_sqlite
 from gateway.supervisor import running
@@ -119,13 +119,20 @@ def build_app(settings: Settings) -> FastAPI:
             idle_s=settings.idle_timeout_s,
             hung_s=min(settings.idle_timeout_s, settings.health_timeout_s),
         )
-        costs = CostModel(prefill_tokens_per_s=settings.prefill_tokens_per_s, decode_load_s=settings.decode_load_s)
+        costs = CostModel(
+            prefill_tokens_per_s=settings.prefill_tokens_per_s,
+            decode_load_s=settings.decode_load_s,
+            spread=settings.routing_spread,
+        )
         planner = Planner(
             policy=POLICIES[settings.routing_policy](costs),
             index=index,
             load=load,
             recent=RecentRoutes(lifetime_s=settings.route_memory_s),
+            learned=LearnedAffinity(index, capacity_tokens=settings.learned_capacity_tokens),
+            calibration=Calibration(costs),
             clock=monotonic,
+            on_contradiction=registry.doubt,
         )
         with (
             ThreadPoolExecutor(max_workers=2, thread_name_prefix="fingerprint") as executor,

@@ -150,7 +150,7 @@ class Pipeline:
         fingerprint = await self._fingerprinter.fingerprint(
             call.prompt, size_bytes=len(call.body), model=call.model, salt=tenant.salt
         )
-        if isinstance(fingerprint, Fingerprint):
+        if isinstance(fingerprint, Fingerprint) and not fingerprint.textual:
             record.prompt_tokens = fingerprint.tokens
         return fingerprint
 
@@ -161,7 +161,7 @@ class Pipeline:
         instances = found.entry.instances()
         tried: set[InstanceId] = set()
         while True:
-            plan = self._planner.plan(found.fingerprint, instances)
+            plan = self._planner.plan(found.fingerprint, instances, session=exchange.header(b"x-session-id"))
             record.planned(plan)
             self._registry.picked(plan.instance.id)
             tried.add(plan.instance.id)
@@ -202,6 +202,10 @@ class Pipeline:
             this.entry.began()
             record.first_byte_s = monotonic()
             record.status = response.status
+            if response.status < HTTPStatus.BAD_REQUEST:
+                self._planner.computed(this.plan)
+                if response.is_event_stream:
+                    self._planner.began(this.plan, took_s=record.first_byte_s - record.sent_s)
             own = _own_headers(this.plan, record)
             try:
                 relayed = await relay(
@@ -211,7 +215,11 @@ class Pipeline:
                 self._note(instance, failure)
                 record.outcome = Outcome.UPSTREAM_ERROR
                 raise _refusal(failure) from None
-        if relayed.failure is not None:
+        if relayed.failure is None and response.status < HTTPStatus.BAD_REQUEST:
+            record.overestimated_tokens = self._planner.ended(
+                this.plan, relayed.usage, took_s=monotonic() - record.sent_s
+            )
+        elif relayed.failure is not None:
             self._registry.failed(instance.id, f"its answer ended early: {relayed.failure}")
         return relayed
 

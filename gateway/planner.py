@@ -1,25 +1,57 @@
-"""From a fingerprint and the usable instances to a plan: match what is cached where, then ask the policy."""
+"""From a fingerprint and the usable instances to a plan: match what is cached where, then ask the policy; and from the
+answer back to what is known.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.fingerprint import Fingerprint, Gap
 from gateway.registry import Instance, LoadTracker
-from gateway.routing import Candidate, Decision, Query, RecentRoutes, RoutingPolicy
+from gateway.routing import (
+    Calibration,
+    Candidate,
+    Decision,
+    Guess,
+    LearnedAffinity,
+    Query,
+    RecentRoutes,
+    RoutingPolicy,
+    Speeds,
+    learned_identity,
+)
+from gateway.routing.learned import BLOCK_TOKENS
+from gateway.routing.scoring import predicted_wait_s
+from gateway.types import Usage
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
+from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.ids import BlockHash, InstanceId
 from kvcontrol.prefix_reuse import FleetIndex, PrefixMatch
+
+_KEY_TOKENS = 256
+_ASSUMED_BYTES_PER_S = {CacheTier.DDR: 8e9, CacheTier.NVME: 1e9, CacheTier.REMOTE: 0.5e9}
+_PATHS_UP = {
+    CacheTier.DDR: ("ddr_to_hbm",),
+    CacheTier.NVME: ("nvme_to_ddr", "ddr_to_hbm"),
+}
+_CONTRADICTIONS = 5
+"""So many answers in a row that found less in HBM than their instance had announced are no coincidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Where one request goes, and why. ``matched_tokens`` are those that the instance is known to hold."""
+    """Where one request goes, and why. ``matched_tokens`` are those that the instance is known to hold.
+    ``predicted_s`` is the expected time to the first token, None where the policy doesn't count in seconds. ``guess``
+    is set for an instance that publishes nothing, ``textual`` when its blocks are of text.
+    """
 
     instance: Instance
     policy: str
     decision: Decision
     matched_tokens: int
     uncached_tokens: int
+    predicted_s: float | None = None
+    guess: Guess | None = None
+    textual: bool = False
 
     @property
     def cold(self) -> bool:
@@ -36,91 +68,252 @@ class Plan:
         return ";".join(parts)
 
 
-class Planner:
-    """Joins the residency index, the load and the policy. Changes nothing but the memory of what was just routed."""
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """What is cached of a prompt under one identity, and where."""
 
-    def __init__(
+    hashes: Sequence[BlockHash]
+    by_instance: Mapping[InstanceId, PrefixMatch]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An instance's speeds, and what they were worked out from."""
+
+    stats: InstanceStats
+    measured: Speeds
+    speeds: Speeds
+
+
+class Planner:
+    """Joins the residency index, the load, the speeds and the policy."""
+
+    def __init__(  # noqa: PLR0913 - wired once, by name
         self,
         *,
         policy: RoutingPolicy,
         index: FleetIndex,
         load: LoadTracker,
         recent: RecentRoutes,
+        learned: LearnedAffinity,
+        calibration: Calibration,
         clock: Callable[[], float],
+        on_contradiction: Callable[[InstanceId, str], None] = lambda *_: None,
     ) -> None:
         self._policy = policy
         self._index = index
         self._load = load
         self._recent = recent
+        self._learned = learned
+        self._calibration = calibration
         self._clock = clock
-
-    def joined(self, instance: InstanceId) -> None:
-        """Nothing is known of a new instance yet."""
-
-    def left(self, instance: InstanceId) -> None:
-        """Forget what was sent to an instance that is gone."""
-        self._recent.forget(instance)
+        self._on_contradiction = on_contradiction
+        self._speeds: dict[InstanceId, _Known] = {}
+        self._lives: dict[InstanceId, int] = {}
+        self._contradictions: dict[InstanceId, int] = {}
 
     @property
     def policy(self) -> str:
         return self._policy.name
 
-    def plan(self, fingerprint: Fingerprint | Gap, instances: Sequence[Instance]) -> Plan:
-        """Choose among ``instances`` (at least one). O(blocks of the prompt + instances)."""
+    def swap(self, policy: RoutingPolicy) -> None:
+        """Decide by another policy from now on; what is known of caches, load and speeds stays."""
+        self._policy = policy
+
+    def joined(self, instance: InstanceId) -> None:
+        """Nothing is known of a new instance yet."""
+
+    def left(self, instance: InstanceId) -> None:
+        """Forget all about an instance that is gone."""
+        self._recent.forget(instance)
+        self._learned.forget(instance)
+        self._calibration.forget(instance)
+        self._speeds.pop(instance, None)
+        self._lives.pop(instance, None)
+        self._contradictions.pop(instance, None)
+
+    def speeds(self, instance: Instance) -> Speeds | None:
+        """Return how fast an instance is; None before anything is known."""
+        measured = self._calibration.speeds(instance.id)
+        if measured is None or instance.stats is None:
+            return measured
+        known = self._speeds.get(instance.id)
+        if known is None or known.stats is not instance.stats or known.measured is not measured:
+            speeds = replace(measured, reload_s_per_token=_reload_times(instance.stats))
+            known = self._speeds[instance.id] = _Known(instance.stats, measured, speeds)
+        return known.speeds
+
+    def plan(
+        self, fingerprint: Fingerprint | Gap, instances: Sequence[Instance], *, session: bytes | None = None
+    ) -> Plan:
+        """Choose among ``instances`` (at least one), and remember it. O(blocks of the prompt + instances)."""
+        plan, cached = self._decide(fingerprint, instances, session)
+        if cached is None:
+            return plan
+        match = cached.by_instance.get(plan.instance.id)
+        held = 0 if match is None else match.blocks
+        self._recent.remember(cached.hashes[held:], plan.instance.id, self._clock())
+        if plan.instance.stats is not None:
+            return plan
+        return replace(plan, guess=self._learned.guess(plan.instance.id, cached.hashes, held))
+
+    def consider(
+        self, fingerprint: Fingerprint | Gap, instances: Sequence[Instance], *, session: bytes | None = None
+    ) -> Plan:
+        """Return what ``plan`` would, and change nothing."""
+        return self._decide(fingerprint, instances, session)[0]
+
+    def began(self, plan: Plan, *, took_s: float) -> None:
+        """Note that a request's first token has come, ``took_s`` after it was sent."""
+        candidate = plan.decision.candidate
+        self._calibration.observe(
+            plan.instance.id,
+            tokens=plan.uncached_tokens + candidate.prefill_tokens,
+            running=candidate.running,
+            took_s=took_s,
+        )
+
+    def computed(self, plan: Plan) -> None:
+        """Note that an instance has taken a request's prompt into its cache."""
+        if plan.guess is not None:
+            self._learned.computed(plan.guess)
+
+    def ended(self, plan: Plan, usage: Usage | None, *, took_s: float) -> int:
+        """Note that a request was answered in full. Returns how many tokens less than expected were found cached."""
+        instance = plan.instance.id
+        self._calibration.ended(instance, took_s)
+        if usage is None or usage.cached_tokens is None or not usage.prompt_tokens:
+            return 0
+        if plan.guess is not None:
+            blocks = len(plan.guess.hashes) + 1 if plan.textual else usage.prompt_tokens / BLOCK_TOKENS
+            held = int(usage.cached_tokens / usage.prompt_tokens * blocks)
+            return self._learned.answered(plan.guess, held=held) * BLOCK_TOKENS
+        return self._compare(plan, usage.cached_tokens)
+
+    def _compare(self, plan: Plan, cached_tokens: int) -> int:
+        """An instance that announces its blocks: is it true? Only of HBM, as it may rather compute than load."""
+        stats = plan.instance.stats
+        if stats is None:
+            return 0
+        announced = plan.decision.candidate.tokens_by_tier.get(CacheTier.HBM, 0)
+        missing = announced - cached_tokens
+        if missing <= stats.identity.block_size_tokens:
+            if announced:
+                self._contradictions.pop(plan.instance.id, None)
+            return max(0, missing)
+        times = self._contradictions.get(plan.instance.id, 0) + 1
+        self._contradictions[plan.instance.id] = times
+        if times >= _CONTRADICTIONS:
+            del self._contradictions[plan.instance.id]
+            self._on_contradiction(plan.instance.id, f"{times} answers in a row found less cached than was announced")
+        return missing
+
+    def _decide(
+        self, fingerprint: Fingerprint | Gap, instances: Sequence[Instance], session: bytes | None
+    ) -> tuple[Plan, _Cached | None]:
         now_s = self._clock()
-        matches: dict[CacheIdentity, tuple[Sequence[BlockHash], Mapping[InstanceId, PrefixMatch]]] = {}
+        cached: dict[CacheIdentity, _Cached] = {}
         if isinstance(fingerprint, Fingerprint):
-            for identity in {each.stats.identity for each in instances if each.stats is not None}:
-                hashes = fingerprint.hashes(identity)
-                matches[identity] = hashes, self._index.match(hashes)
-        candidates = tuple(self._candidate(each, matches, now_s) for each in instances)
-        gap = fingerprint if isinstance(fingerprint, Gap) else None if matches else Gap.NO_CACHE_REPORT
-        tokens = fingerprint.tokens if isinstance(fingerprint, Fingerprint) else None
-        decision = self._policy.choose(Query(prompt_tokens=tokens, gap=gap, candidates=candidates))
+            for each in instances:
+                identity = self._identity(each, fingerprint)
+                if identity is not None and identity not in cached:
+                    hashes = fingerprint.hashes(identity)
+                    cached[identity] = _Cached(hashes, self._index.match(hashes))
+        candidates = tuple(self._candidate(each, fingerprint, cached, now_s) for each in instances)
+        gap = _gap(fingerprint, known=bool(cached))
+        tokens = fingerprint.tokens if isinstance(fingerprint, Fingerprint) and cached else None
+        query = Query(prompt_tokens=tokens, gap=gap, candidates=candidates, key=session or _key(fingerprint))
+        decision = self._policy.choose(query)
         chosen = next(each for each in instances if each.id == decision.candidate.instance)
-        if chosen.stats is not None and chosen.stats.identity in matches:
-            identity = chosen.stats.identity
-            held = decision.candidate.matched_tokens // identity.block_size_tokens
-            self._recent.remember(matches[identity][0][held:], chosen.id, now_s)
-        return Plan(
+        terms = decision.cost_s.get(chosen.id)
+        own = self._identity(chosen, fingerprint)
+        plan = Plan(
             instance=chosen,
             policy=self._policy.name,
             decision=decision,
             matched_tokens=decision.candidate.matched_tokens,
-            uncached_tokens=(tokens or 0) - decision.candidate.expected_tokens,
+            uncached_tokens=max(0, (tokens or 0) - decision.candidate.expected_tokens),
+            predicted_s=predicted_wait_s(terms) if terms and tokens is not None else None,
+            textual=isinstance(fingerprint, Fingerprint) and fingerprint.textual,
         )
+        return plan, None if own is None else cached.get(own)
+
+    def _identity(self, instance: Instance, fingerprint: Fingerprint | Gap) -> CacheIdentity | None:
+        """Return what an instance's blocks of this prompt are named by; None where they can't be named here."""
+        if not isinstance(fingerprint, Fingerprint):
+            return None
+        if instance.stats is None:
+            return learned_identity(fingerprint.model, textual=fingerprint.textual)
+        return None if fingerprint.textual else instance.stats.identity
 
     def _candidate(
         self,
         instance: Instance,
-        matches: Mapping[CacheIdentity, tuple[Sequence[BlockHash], Mapping[InstanceId, PrefixMatch]]],
+        fingerprint: Fingerprint | Gap,
+        cached: Mapping[CacheIdentity, _Cached],
         now_s: float,
     ) -> Candidate:
+        if instance.stats is None and self._lives.get(instance.id) != instance.life:
+            self._learned.forget(instance.id)  # it was away: whoever is there now may have an empty cache
+            self._lives[instance.id] = instance.life
         load = self._load.of(instance.id)
         matched = expected = 0
-        tiers: tuple[CacheTier, ...] = ()
-        if instance.stats is not None and instance.stats.identity in matches:
-            identity = instance.stats.identity
-            hashes, held = matches[identity]
-            match = held.get(instance.id)
+        by_tier: dict[CacheTier, int] = {}
+        identity = self._identity(instance, fingerprint)
+        if identity is not None:
+            known = cached[identity]
+            size = identity.block_size_tokens
+            match = known.by_instance.get(instance.id)
             blocks = 0
             if match is not None:
                 blocks = match.blocks
-                tiers = tuple(tier for tier in CacheTier if match.by_tier.get(tier))
-            matched = blocks * identity.block_size_tokens
-            coming = self._recent.expected(hashes[blocks:], instance.id, now_s)
-            expected = (blocks + coming) * identity.block_size_tokens
+                by_tier = {tier: count * size for tier, count in match.by_tier.items()}
+            matched = blocks * size
+            coming = self._recent.expected(known.hashes[blocks:], instance.id, now_s)
+            expected = (blocks + coming) * size
+        stats = instance.stats
         return Candidate(
             instance=instance.id,
             matched_tokens=matched,
-            matched_tiers=tiers,
+            tokens_by_tier=by_tier,
             expected_tokens=expected,
             in_flight=load.in_flight,
             prefill_tokens=load.prefill_tokens,
             foreign_requests=instance.foreign_requests,
+            slots=0 if stats is None else stats.load.max_batch_size,
+            recent_tokens=load.recent_tokens,
             last_turn=load.last_turn,
             last_cold_turn=load.last_cold_turn,
+            speeds=self.speeds(instance),
         )
+
+
+def _gap(fingerprint: Fingerprint | Gap, *, known: bool) -> Gap | None:
+    if isinstance(fingerprint, Gap):
+        return fingerprint
+    return None if known else fingerprint.gap or Gap.NO_CACHE_REPORT
+
+
+def _key(fingerprint: Fingerprint | Gap) -> bytes | None:
+    """What requests with one beginning have in common, whatever instances there are now."""
+    return fingerprint.beginning(_KEY_TOKENS) if isinstance(fingerprint, Fingerprint) else None
+
+
+def _reload_times(stats: InstanceStats) -> dict[CacheTier, float]:
+    """Seconds to bring one token's KV from each tier into HBM, by measured bandwidth where there is one."""
+    times: dict[CacheTier, float] = {}
+    for tier, assumed in _ASSUMED_BYTES_PER_S.items():
+        held = stats.tiers.get(tier)
+        if held is None or not held.block_bytes:
+            continue
+        bytes_per_token = held.block_bytes / stats.identity.block_size_tokens
+        seconds = 0.0
+        for path in _PATHS_UP.get(tier, ()):
+            measured = stats.offload.paths.get(path) if stats.offload is not None else None
+            speed = measured.bandwidth_bytes_per_s if measured is not None else 0.0
+            seconds += bytes_per_token / (speed if speed > 0 else assumed)
+        times[tier] = seconds or bytes_per_token / assumed
+    return times
 
 
 __all__ = ["Plan", "Planner"]

@@ -125,8 +125,8 @@ class Settings(BaseSettings):
         None,
         description="Redis or Valkey for quotas that gateways share (redis://host:port/0); without it, each counts.",
     )
-    routing_policy: Literal["prefix", "round_robin", "least_load"] = Field(
-        "prefix", description="How instances are chosen."
+    routing_policy: Literal["cost_aware", "prefix_affinity", "consistent_hash", "least_load", "round_robin"] = Field(
+        "cost_aware", description="How instances are chosen."
     )
 
     instance_schemes: tuple[Literal["http", "https"], ...] = Field(
@@ -200,10 +200,24 @@ class Settings(BaseSettings):
     )
 
     prefill_tokens_per_s: float = Field(
-        2000.0, gt=0, description="Assumed prefill speed of an instance, tokens per second, for the routing cost."
+        2000.0, gt=0, description="Prefill speed of an instance in tokens per second, assumed until it is measured."
     )
     decode_load_s: float = Field(
-        0.02, ge=0, description="Assumed delay that each running request adds to a new one, in seconds."
+        0.02,
+        ge=0,
+        description="Delay that each running request adds to a new one, in seconds, assumed until it is measured.",
+    )
+    routing_spread: float = Field(
+        0.1,
+        ge=0,
+        le=10,
+        description="Share of the uncached work that an instance got lately which counts against it in its cost.",
+    )
+    learned_capacity_tokens: int = Field(
+        1 << 20,
+        ge=1024,
+        le=1 << 32,
+        description="Tokens that an engine without KV events is believed to cache at most, before its answers tell.",
     )
     route_memory_s: float = Field(
         10.0,

@@ -32,9 +32,11 @@ CPU_PREFILL_TOKENS_PER_S = 200.0
 class Routing(StrEnum):
     """How the gateway chooses among instances; the names are the gateway's."""
 
-    PREFIX = "prefix"
-    ROUND_ROBIN = "round_robin"
+    COST_AWARE = "cost_aware"
+    PREFIX_AFFINITY = "prefix_affinity"
+    CONSISTENT_HASH = "consistent_hash"
     LEAST_LOAD = "least_load"
+    ROUND_ROBIN = "round_robin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

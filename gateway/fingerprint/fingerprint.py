@@ -6,6 +6,7 @@ prompt of n tokens has floor((n - 1) / block size) hashes.
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -40,21 +41,43 @@ class Gap(StrEnum):
 class Fingerprint:
     """One prompt of one tenant. Hashes are computed once for each cache identity that is asked for."""
 
-    __slots__ = ("_by_root", "_model", "_packed", "_salt", "tokens")
+    __slots__ = ("_by_root", "_packed", "_salt", "gap", "model", "tokens")
 
     def __init__(self, packed: bytes, *, model: str, salt: str) -> None:
         self._packed = packed
-        self._model = model
+        self.model = model
         self._salt = salt
         self._by_root: dict[BlockHash, Sequence[BlockHash]] = {}
+        self.gap: Gap | None = None
         self.tokens = len(packed) // TOKEN_BYTES
+
+    @classmethod
+    def of_text(cls, text: bytes, *, model: str, salt: str, gap: Gap) -> "Fingerprint":
+        """Return a stand-in for a prompt that can't be tokenized here, and ``gap`` says why: its text.
+
+        Four bytes count as a token, about what they are in English. It names no engine's blocks, but equal beginnings
+        have equal hashes: enough to learn where they were sent.
+        """
+        padded = text + b" " * (-len(text) % TOKEN_BYTES)
+        fingerprint = cls(padded, model=model, salt=salt)
+        fingerprint.gap = gap
+        return fingerprint
+
+    @property
+    def textual(self) -> bool:
+        """Whether it is of text, and not of tokens."""
+        return self.gap is not None
+
+    def beginning(self, tokens: int) -> bytes:
+        """Return what prompts of one tenant and model share that begin alike, for so many tokens."""
+        return b"\x00".join((self.model.encode(), self._salt.encode(), self._packed[: tokens * TOKEN_BYTES]))
 
     def hashes(self, identity: CacheIdentity) -> Sequence[BlockHash]:
         """Return the hashes of the blocks that could be reused, in order. O(tokens) at first, then O(1).
 
         A requested model that is not the identity's own is an adapter on it, as in LMDeploy.
         """
-        adapter = "" if self._model == identity.model else self._model
+        adapter = "" if self.model == identity.model else self.model
         root = root_hash(identity, salt=self._salt, adapter=adapter)
         known = self._by_root.get(root)
         if known is None:
@@ -67,6 +90,12 @@ class Fingerprint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Encoded:
     packed: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Textual:
+    text: bytes
+    gap: Gap
 
 
 class Fingerprinter:
@@ -87,11 +116,13 @@ class Fingerprinter:
             encoded = self._encode(prompt, salt)
         else:
             encoded = await asyncio.get_running_loop().run_in_executor(self._executor, self._encode, prompt, salt)
+        if isinstance(encoded, _Textual):
+            return Fingerprint.of_text(encoded.text, model=model, salt=salt, gap=encoded.gap)
         if isinstance(encoded, Gap):
             return encoded
         return Fingerprint(encoded.packed, model=model, salt=salt)
 
-    def _encode(self, prompt: Prompt, salt: str) -> _Encoded | Gap:
+    def _encode(self, prompt: Prompt, salt: str) -> _Encoded | _Textual | Gap:
         match prompt:
             case Unreadable():
                 return Gap(prompt.reason)
@@ -102,20 +133,20 @@ class Fingerprinter:
                     return Gap.BAD_TOKENS
             case TextPrompt():
                 if self._tokenizer is None:
-                    return Gap.NO_TOKENIZER
+                    return _Textual(text=prompt.text.encode("utf-8", "surrogatepass"), gap=Gap.NO_TOKENIZER)
                 return self._encode_text(prompt.text, salt, self._tokenizer)
             case ChatPrompt():
                 return self._encode_chat(prompt, salt)
 
-    def _encode_chat(self, prompt: ChatPrompt, salt: str) -> _Encoded | Gap:
+    def _encode_chat(self, prompt: ChatPrompt, salt: str) -> _Encoded | _Textual | Gap:
         if self._tokenizer is None:
-            return Gap.NO_TOKENIZER
+            return _Textual(text=_spelled(prompt), gap=Gap.NO_TOKENIZER)
         if not self._tokenizer.has_chat_template:
-            return Gap.NO_CHAT_TEMPLATE
+            return _Textual(text=_spelled(prompt), gap=Gap.NO_CHAT_TEMPLATE)
         try:
             text = self._tokenizer.render(prompt.messages, prompt.kwargs)
         except Exception:  # noqa: BLE001 - a template is a program of the model's: it may raise anything
-            return Gap.TEMPLATE_ERROR
+            return _Textual(text=_spelled(prompt), gap=Gap.TEMPLATE_ERROR)
         return self._encode_text(text, salt, self._tokenizer)
 
     def _encode_text(self, text: str, salt: str, tokenizer: ModelTokenizer) -> _Encoded | Gap:
@@ -123,6 +154,14 @@ class Fingerprinter:
             return _Encoded(packed=tokenizer.encode(text, salt=salt))
         except UnicodeEncodeError:  # half a surrogate pair, which JSON may spell
             return Gap.BAD_TEXT
+
+
+def _spelled(prompt: ChatPrompt) -> bytes:
+    """A conversation as text of our own, what templates put first first: a new turn only adds to its end."""
+    parts: list[object] = [prompt.kwargs] if prompt.kwargs else []
+    parts += prompt.messages
+    text = "\n".join(json.dumps(each, ensure_ascii=False, default=str) for each in parts)
+    return text.encode("utf-8", "surrogatepass")
 
 
 __all__ = ["Fingerprint", "Fingerprinter", "Gap"]

@@ -62,7 +62,8 @@ class Instance:
     scheduler that did not come through this gateway, at the last health check. ``settled`` says that its blocks have
     been learned since it became healthy, or that this was tried in vain: then ``blocks_problem`` says why they are
     unknown, and the instance is routed by load until a later try succeeds. A ``draining`` one finishes what it has and
-    is given nothing new.
+    is given nothing new. ``life`` counts how often it became healthy: it may be another process each
+    time; ``doubts`` how often answers have contradicted what it announces.
     """
 
     id: InstanceId
@@ -71,6 +72,8 @@ class Instance:
     reason: str
     source: Source = Source.SETTINGS
     draining: bool = False
+    life: int = 0
+    doubts: int = 0
     models: tuple[Model, ...] = ()
     stats: InstanceStats | None = None
     foreign_requests: int = 0

@@ -1,23 +1,28 @@
 """What this gateway has given each instance and not got back yet."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 
 from kvcontrol.core.ids import InstanceId
+
+_HALF_LIFE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """One instance's share. ``prefill_tokens`` are those of requests whose first byte is still awaited, without the
-    cached ones. ``last_turn`` and ``last_cold_turn`` number the requests over the whole gateway; 0 is "never".
+    cached ones, ``recent_tokens`` those of all lately (each counts half after 30 s). ``last_turn`` and
+    ``last_cold_turn`` number the requests over the whole gateway; 0 is "never".
     """
 
     in_flight: int
     prefill_tokens: int
     last_turn: int
     last_cold_turn: int
+    recent_tokens: float = 0.0
 
 
 @dataclass(slots=True)
@@ -26,6 +31,8 @@ class _Counters:
     prefill_tokens: int = 0
     last_turn: int = 0
     last_cold_turn: int = 0
+    recent_tokens: float = 0.0
+    recent_at_s: float = 0.0
     idle: list[asyncio.Future[None]] = field(default_factory=list)
 
 
@@ -62,8 +69,9 @@ class LoadTracker:
     forgotten, has no load.
     """
 
-    def __init__(self, instances: Iterable[InstanceId] = ()) -> None:
+    def __init__(self, instances: Iterable[InstanceId] = (), *, clock: Callable[[], float] = monotonic) -> None:
         self._counters = {instance: _Counters() for instance in instances}
+        self._clock = clock
         self._turn = 0
 
     def of(self, instance: InstanceId) -> Load:
@@ -73,6 +81,7 @@ class LoadTracker:
             prefill_tokens=counters.prefill_tokens,
             last_turn=counters.last_turn,
             last_cold_turn=counters.last_cold_turn,
+            recent_tokens=counters.recent_tokens and self._decayed(counters),
         )
 
     @contextmanager
@@ -83,6 +92,8 @@ class LoadTracker:
             counters = self._counters[instance] = _Counters()
         self._turn += 1
         counters.last_turn = self._turn
+        counters.recent_tokens = self._decayed(counters) + uncached_tokens
+        counters.recent_at_s = self._clock()
         if cold:
             counters.last_cold_turn = self._turn
         permit = Permit(counters, uncached_tokens)
@@ -90,6 +101,9 @@ class LoadTracker:
             yield permit
         finally:
             permit.release()
+
+    def _decayed(self, counters: _Counters) -> float:
+        return float(counters.recent_tokens * 0.5 ** ((self._clock() - counters.recent_at_s) / _HALF_LIFE_S))
 
     async def until_idle(self, instance: InstanceId) -> None:
         """Return when nothing of ours is left at an instance; whoever waits bounds the wait."""

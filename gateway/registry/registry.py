@@ -129,6 +129,7 @@ class Registry:
         if before.state is InstanceState.UNHEALTHY:
             self._breakers[instance].returned()
             self._outliers.forget(instance)
+        life = before.life + (before.state is not InstanceState.HEALTHY)
         foreign = 0
         if probe.stats is not None:
             foreign = max(0, probe.stats.load.running + probe.stats.load.waiting - probe.in_flight)
@@ -140,6 +141,7 @@ class Registry:
                 models=probe.models or before.models,
                 stats=probe.stats,
                 foreign_requests=foreign,
+                life=life,
             )
         )
 
@@ -221,6 +223,13 @@ class Registry:
     def breaker_reason(self, instance: InstanceId) -> str:
         """Return why a breaker is not closed; empty when it is. Raises ``KeyError``."""
         return self._breakers[instance].reason
+
+    def doubt(self, instance: InstanceId, reason: str) -> None:
+        """Note that answers contradict what an instance announces of its blocks: they are to be learned anew."""
+        before = self._instances.get(instance)
+        if before is not None and before.stats is not None:
+            _log.warning("instance %s: %s", instance, reason)
+            self._set(replace(before, doubts=before.doubts + 1))
 
     def settle(self, instance: InstanceId, problem: str | None = None) -> None:
         """Note that a healthy instance's blocks are known now, or why they aren't."""

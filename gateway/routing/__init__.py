@@ -3,7 +3,11 @@
 from collections.abc import Callable
 from types import MappingProxyType
 
-from gateway.routing.base import Candidate, CostModel, Decision, Query, RoutingPolicy
+from gateway.routing.base import Candidate, CostModel, Decision, Query, RoutingPolicy, Speeds
+from gateway.routing.calibration import Calibration
+from gateway.routing.consistent_hash import ConsistentHash
+from gateway.routing.cost_aware import CostAware
+from gateway.routing.learned import Guess, LearnedAffinity, learned_identity
 from gateway.routing.least_load import LeastLoad
 from gateway.routing.prefix_affinity import PrefixAffinity
 from gateway.routing.recent import RecentRoutes
@@ -11,22 +15,31 @@ from gateway.routing.round_robin import RoundRobin
 
 POLICIES: MappingProxyType[str, Callable[[CostModel], RoutingPolicy]] = MappingProxyType(
     {
-        "prefix": PrefixAffinity,
-        "round_robin": RoundRobin,
+        "cost_aware": CostAware,
+        "prefix_affinity": PrefixAffinity,
+        "consistent_hash": ConsistentHash,
         "least_load": LeastLoad,
+        "round_robin": RoundRobin,
     }
 )
 """Setting ``routing_policy`` -> constructor."""
 
 __all__ = [
     "POLICIES",
+    "Calibration",
     "Candidate",
+    "ConsistentHash",
+    "CostAware",
     "CostModel",
     "Decision",
+    "Guess",
+    "LearnedAffinity",
     "LeastLoad",
     "PrefixAffinity",
     "Query",
     "RecentRoutes",
     "RoundRobin",
     "RoutingPolicy",
+    "Speeds",
+    "learned_identity",
 ]

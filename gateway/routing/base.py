@@ -9,50 +9,90 @@ from kvcontrol.core.ids import InstanceId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """How fast an instance is, as far as is known: measured where it was, assumed otherwise.
+
+    ``base_s`` is what every request waits for its first token; ``decode_load_s`` what each running one adds;
+    ``reload_s_per_token`` the time to bring a cached token from a tier below HBM; ``answer_s`` how long a request runs.
+    """
+
+    prefill_tokens_per_s: float
+    decode_load_s: float
+    base_s: float = 0.0
+    reload_s_per_token: Mapping[CacheTier, float] = field(default_factory=dict)
+    answer_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A usable instance as a policy sees it.
 
-    ``matched_tokens`` of the prompt are known to lie in its cache, ``matched_tiers`` says in which tiers.
+    ``matched_tokens`` of the prompt are known to lie in its cache, ``tokens_by_tier`` says how many in which tier.
     ``expected_tokens`` >= ``matched_tokens`` adds what was just sent there and will be cached shortly. ``in_flight``
-    and ``prefill_tokens`` are this gateway's own requests there, ``foreign_requests`` those of others. ``last_turn``
-    and ``last_cold_turn`` order the candidates by when they last got any, or an unmatched, request (0: never).
+    and ``prefill_tokens`` are this gateway's own requests there, ``foreign_requests`` those of others; ``slots`` is how
+    many it runs at once, 0 when it doesn't say. ``recent_tokens`` is the uncached work it was given lately.
+    ``last_turn`` and ``last_cold_turn`` order the candidates by when they last got any, or an unmatched, request
+    (0: never). ``speeds`` is None where nothing is known: the policy's own assumptions hold.
     """
 
     instance: InstanceId
     matched_tokens: int = 0
-    matched_tiers: tuple[CacheTier, ...] = ()
+    tokens_by_tier: Mapping[CacheTier, int] = field(default_factory=dict)
     expected_tokens: int = 0
     in_flight: int = 0
     prefill_tokens: int = 0
     foreign_requests: int = 0
+    slots: int = 0
+    recent_tokens: float = 0.0
     last_turn: int = 0
     last_cold_turn: int = 0
+    speeds: Speeds | None = None
+
+    @property
+    def matched_tiers(self) -> tuple[CacheTier, ...]:
+        return tuple(tier for tier, tokens in self.tokens_by_tier.items() if tokens)
+
+    @property
+    def running(self) -> int:
+        """Requests there, ours and others'."""
+        return self.in_flight + self.foreign_requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """One request to place. ``prompt_tokens`` is None when the prompt has no fingerprint, and ``gap`` then says why.
 
+    ``key`` is what requests that belong together have in common, None when nothing is known of that.
     ``candidates`` holds at least one.
     """
 
     prompt_tokens: int | None
     gap: str | None
     candidates: tuple[Candidate, ...]
+    key: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """The assumed speeds that turn tokens and requests into seconds."""
+    """What is assumed before anything has been measured, and how much evenness is worth.
+
+    ``spread`` is the share of the uncached work that an instance was given lately, beyond what the least busy one was,
+    that counts against it: prefixes that many prompts share are so copied to where there is room.
+    """
 
     prefill_tokens_per_s: float
     decode_load_s: float
+    spread: float = 0.1
+
+    def speeds(self) -> Speeds:
+        return Speeds(prefill_tokens_per_s=self.prefill_tokens_per_s, decode_load_s=self.decode_load_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Where a request goes. ``basis`` is what decided (``prefix``, ``load``, ``round_robin``), ``reason`` a word from a
-    small fixed set that says why, ``cost_s`` the candidates' named costs in seconds where the policy has any.
+    """Where a request goes. ``basis`` is what decided (``prefix``, ``load``, ``round_robin``, ``hash``), ``reason`` a
+    word from a small fixed set that says why, ``cost_s`` the candidates' named costs in seconds where the policy has
+    any.
     """
 
     candidate: Candidate
@@ -71,4 +111,4 @@ class RoutingPolicy(Protocol):
         ...
 
 
-__all__ = ["Candidate", "CostModel", "Decision", "Query", "RoutingPolicy"]
+__all__ = ["Candidate", "CostModel", "Decision", "Query", "RoutingPolicy", "Speeds"]

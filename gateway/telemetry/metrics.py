@@ -51,6 +51,29 @@ class Metrics:
         self.matched_tokens = Counter(
             "kvgate_matched_tokens", "Prompt tokens that the chosen instance was known to hold.", registry=own
         )
+        self.overestimated_tokens = Counter(
+            "kvgate_overestimated_tokens",
+            "Prompt tokens that were expected in the chosen instance's cache and not found there.",
+            registry=own,
+        )
+        self.ttft_predicted = Histogram(
+            "kvgate_ttft_predicted_seconds",
+            "Predicted time from sending a stream's request to its first token.",
+            buckets=_SECONDS,
+            registry=own,
+        )
+        self.ttft_real = Histogram(
+            "kvgate_ttft_real_seconds",
+            "What it was, of the same requests.",
+            buckets=_SECONDS,
+            registry=own,
+        )
+        self.ttft_error = Histogram(
+            "kvgate_ttft_error_seconds",
+            "How far the prediction was off, either way.",
+            buckets=_SECONDS,
+            registry=own,
+        )
         self.routing = Counter(
             "kvgate_routing_decisions",
             "Routing decisions by policy, what decided, and why.",

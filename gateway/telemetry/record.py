@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
+from time import monotonic
 from typing import Self
 
 from gateway.planner import Plan
@@ -32,7 +33,9 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """Times are monotonic seconds. ``route`` is the last attempt's, ``limits`` the headers about the tenant's quota."""
+    """Times are monotonic seconds. ``route`` and ``sent_s`` are the last attempt's, ``limits`` the headers about the
+    tenant's quota; ``overestimated_tokens`` were expected in its instance's cache and not found there.
+    """
 
     operation: Operation
     request_id: RequestId
@@ -47,12 +50,15 @@ class RequestRecord:
     plan: Plan | None = None
     attempts: int = 0
     route: str = ""
+    sent_s: float = 0.0
     first_byte_s: float | None = None
+    overestimated_tokens: int = 0
     usage: Usage | None = None
     limits: tuple[tuple[bytes, bytes], ...] = ()
 
     def planned(self, plan: Plan) -> None:
         self.attempts += 1
+        self.sent_s = monotonic()
         self.plan = plan
         self.route = plan.route(self.attempts)
 

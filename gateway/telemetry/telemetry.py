@@ -33,6 +33,12 @@ class Telemetry:
             decision = record.plan.decision
             metrics.routing.labels(record.plan.policy, decision.basis, decision.reason).inc()
             metrics.matched_tokens.inc(record.plan.matched_tokens)
+            if record.plan.predicted_s is not None and record.stream and record.first_byte_s is not None:
+                real_s = record.first_byte_s - record.sent_s
+                metrics.ttft_predicted.observe(record.plan.predicted_s)
+                metrics.ttft_real.observe(real_s)
+                metrics.ttft_error.observe(abs(record.plan.predicted_s - real_s))
+            metrics.overestimated_tokens.inc(record.overestimated_tokens)
         if record.usage is not None:
             metrics.prompt_tokens.inc(record.usage.prompt_tokens)
             metrics.completion_tokens.inc(record.usage.completion_tokens)
@@ -83,6 +89,8 @@ def _fields(record: RequestRecord, now_s: float) -> dict[str, object]:
     }
     if record.plan is not None:
         fields |= {"instance": record.plan.instance.id, "route": record.route, "attempts": record.attempts}
+        if record.plan.predicted_s is not None:
+            fields["predicted_s"] = round(record.plan.predicted_s, 4)
     fields["fingerprint_tokens"] = record.prompt_tokens
     if record.usage is not None:
         fields |= {

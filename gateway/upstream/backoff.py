@@ -13,6 +13,7 @@ class Reason(StrEnum):
     BAD_ENDPOINT = "bad_endpoint"
     BEHIND = "behind"
     CONNECTION_LOST = "connection_lost"
+    CONTRADICTED = "contradicted"
     EVENTS_DROPPED = "events_dropped"
     GAP = "gap"
     INSTANCE_AWAY = "instance_away"

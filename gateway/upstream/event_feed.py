@@ -332,16 +332,21 @@ class EventFeed:
         reports = 0
         ahead_seq, ahead_since_s = -1, 0.0
         reached = (position.seq, position.slices)
+        doubts = self._now().doubts
         while True:
             last = seen
             with suppress(TimeoutError):
                 async with asyncio.timeout(_BEHIND_AFTER_S):
-                    await self._registry.wait_until(lambda last=last: self._stats() is not last)  # type: ignore[misc]
+                    await self._registry.wait_until(
+                        lambda last=last: self._stats() is not last or self._now().doubts != doubts  # type: ignore[misc]
+                    )
             now = self._stats()
             if now is None:
                 raise _ResyncError(Reason.INSTANCE_AWAY, self._now().reason)
             if now.epoch != stats.epoch:
                 raise _ResyncError(Reason.NEW_EPOCH)
+            if self._now().doubts != doubts:
+                raise _ResyncError(Reason.CONTRADICTED, "answers find less cached than it announces")
             if now.events.endpoint != stats.events.endpoint:
                 raise _ResyncError(Reason.NEW_ENDPOINT)
             if now.events.dropped != stats.events.dropped:

@@ -200,7 +200,7 @@ def test_the_gateways_own_settings_take_what_it_is_told(monkeypatch: pytest.Monk
     settings = load_settings()
     assert [instance.id for instance in settings.instances] == ["engine-0", "engine-1"]
     assert settings.api_keys[0].tenant == "acme"
-    assert settings.routing_policy == "prefix"
+    assert settings.routing_policy == "cost_aware"
     assert settings.port == 8000
 
 
