@@ -291,7 +291,7 @@ class Planner:
 def _gap(fingerprint: Fingerprint | Gap, *, known: bool) -> Gap | None:
     if isinstance(fingerprint, Gap):
         return fingerprint
-    return None if known else fingerprint.gap or Gap.NO_CACHE_REPORT
+    return None if known else fingerprint.gap
 
 
 def _key(fingerprint: Fingerprint | Gap) -> bytes | None:

@@ -114,7 +114,7 @@ def up(  # noqa: PLR0913 - each is one option
     ] = DEFAULT_PORT,
     routing: Annotated[
         Routing, typer.Option(help="How requests are spread over the engines.", rich_help_panel=_GATEWAY)
-    ] = Routing.PREFIX,
+    ] = Routing.COST_AWARE,
     api_key: Annotated[
         list[str] | None,
         typer.Option(

@@ -32,7 +32,6 @@ class Gap(StrEnum):
     SEVERAL_PROMPTS = "several_prompts"
     BAD_TOKENS = "bad_tokens"
     BAD_TEXT = "bad_text"
-    NO_CACHE_REPORT = "no_cache_report"
     NO_GENERATION = "no_generation"
     UNKNOWN_PARTS = "unknown_parts"
     INLINE_SYSTEM = "inline_system"

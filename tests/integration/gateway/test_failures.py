@@ -348,15 +348,27 @@ async def test_in_flight_returns_to_zero_after_a_mix_of_everything(fleet: Fleet)
         await fleet.gateway.counted(f'kvgate_requests_in_flight{{instance="{name}"}}', 0)
 
 
-async def test_a_plain_openai_engine_works_by_load_alone(tmp_path: Path) -> None:
-    async with running_fleet(tmp_path, {"a": ScriptedEngine(kv=False), "b": ScriptedEngine(kv=False)}) as fleet:
-        seen = set()
-        for _ in range(4):
-            async with fleet.gateway.post(COMPLETIONS, {"model": MODEL, "prompt": [1] * 64}) as answer:
-                assert answer.status == 200
-                assert answer.headers["x-kvgate-route"] == "load;matched=0;reason=no_cache_report"
-                seen.add(answer.headers["x-kvgate-instance"])
-        assert seen == NAMES
+@pytest.mark.parametrize("text", [False, True], ids=["token ids", "text without a tokenizer"])
+async def test_a_plain_openai_engine_keeps_prompts_where_they_went_and_gets_new_ones_in_turn(
+    tmp_path: Path, *, text: bool
+) -> None:
+    async with running_fleet(
+        tmp_path, {"a": ScriptedEngine(kv=False), "b": ScriptedEngine(kv=False)}, route_memory_s=0
+    ) as fleet:
+        homes = {}
+        for turn in range(3):
+            for number in range(4):
+                prompt = f"{number} " * 600 if text else [number] * 300
+                async with fleet.gateway.post(COMPLETIONS, {"model": MODEL, "prompt": prompt}) as answer:
+                    assert answer.status == 200
+                    route, instance = answer.headers["x-kvgate-route"], answer.headers["x-kvgate-instance"]
+                if turn == 0:
+                    assert route == "load;matched=0;reason=cold"
+                    homes[number] = instance
+                elif turn == 1:  # what the engines then said, that nothing was cached, is believed
+                    assert (route.partition(";")[0], instance) == ("prefix", homes[number])
+        assert sorted(homes.values()) == ["a", "a", "b", "b"]
+        assert await fleet.gateway.metric("kvgate_overestimated_tokens_total") > 0
 
 
 async def _events(fleet: Fleet, how: str) -> list[str]:

@@ -34,7 +34,7 @@ def kvgate(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[
 
 def options(*keys: ApiKey) -> GatewayOptions:
     return GatewayOptions(
-        host="127.0.0.1", port=8000, api_keys=keys, routing=Routing.PREFIX, state_dir=Path("/nowhere")
+        host="127.0.0.1", port=8000, api_keys=keys, routing=Routing.COST_AWARE, state_dir=Path("/nowhere")
     )
 
 

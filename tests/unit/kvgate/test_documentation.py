@@ -23,7 +23,7 @@ def test_the_readme_is_short_and_begins_with_the_two_commands() -> None:
 def test_the_readmes_curl_is_the_one_that_kvgate_up_prints() -> None:
     model = Model(folder=Path("/m"), name=smollm2.NAME)
     gateway = GatewayOptions(
-        host="127.0.0.1", port=DEFAULT_PORT, api_keys=(), routing=Routing.PREFIX, state_dir=Path("/s")
+        host="127.0.0.1", port=DEFAULT_PORT, api_keys=(), routing=Routing.COST_AWARE, state_dir=Path("/s")
     )
     assert f"    {curl(gateway, model)}\n" in (ROOT / "README.md").read_text()
 

@@ -45,7 +45,7 @@ def ports(count: int) -> range:
 
 
 def options(host: str = "127.0.0.1", keys: tuple[ApiKey, ...] = ()) -> GatewayOptions:
-    return GatewayOptions(host=host, port=8000, api_keys=keys, routing=Routing.PREFIX, state_dir=Path("/state"))
+    return GatewayOptions(host=host, port=8000, api_keys=keys, routing=Routing.COST_AWARE, state_dir=Path("/state"))
 
 
 def after(command: tuple[str, ...], option: str) -> str:

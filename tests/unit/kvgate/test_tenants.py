@@ -24,7 +24,7 @@ def gateway(folder: Path, *keys: str) -> GatewayOptions:
         host="127.0.0.1",
         port=1,
         api_keys=tuple(ApiKey.parse(key) for key in keys),
-        routing=Routing.PREFIX,
+        routing=Routing.COST_AWARE,
         state_dir=folder,
     )
 

@@ -110,7 +110,33 @@ async def test_the_event_loop_goes_on_while_a_long_prompt_is_encoded(
     ],
 )
 async def test_what_has_no_fingerprint_says_why(executor: ThreadPoolExecutor, prompt: Prompt, gap: Gap) -> None:
-    assert await take(Fingerprinter(None, executor), prompt) is gap
+    assert gap_of(await take(Fingerprinter(None, executor), prompt)) is gap
+
+
+def gap_of(taken: Fingerprint | Gap) -> Gap | None:
+    return taken.gap if isinstance(taken, Fingerprint) else taken
+
+
+async def test_a_conversation_that_can_not_be_tokenized_has_blocks_of_text_and_a_new_turn_only_adds_to_them(
+    executor: ThreadPoolExecutor,
+) -> None:
+    identity = CacheIdentity(model="m", revision="r", kv_dtype="text", block_size_tokens=16)
+    fingerprinter = Fingerprinter(None, executor)
+    messages = [{"role": "user", "content": "天地玄黄 " * 40}, {"role": "assistant", "content": "\ud800"}]
+
+    async def blocks(*more: dict[str, str], salt: str = "s", **kwargs: object) -> Sequence[bytes]:
+        prompt = ChatPrompt(messages=(*messages, *more), kwargs=kwargs)
+        taken = await take(fingerprinter, prompt, salt=salt)
+        assert isinstance(taken, Fingerprint)
+        assert taken.textual
+        return taken.hashes(identity)
+
+    first = await blocks()
+    longer = await blocks({"role": "user", "content": "more " * 40})
+    assert len(longer) > len(first) > 5
+    assert longer[: len(first)] == first
+    assert (await blocks(salt="t"))[0] != first[0]
+    assert (await blocks(tools=[{"name": "x"}]))[0] != first[0]
 
 
 class _Refusing(ModelTokenizer):
@@ -125,10 +151,8 @@ async def test_a_template_that_refuses_is_a_gap_and_not_an_error(
     tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
 ) -> None:
     prompt = ChatPrompt(messages=({"role": "user", "content": "x"},), kwargs={})
-    assert (
-        await take(Fingerprinter(_Refusing(tokenizer._tokenizer, tokenizer.memory), executor), prompt)
-        is Gap.TEMPLATE_ERROR
-    )
+    taken = await take(Fingerprinter(_Refusing(tokenizer._tokenizer, tokenizer.memory), executor), prompt)
+    assert gap_of(taken) is Gap.TEMPLATE_ERROR
 
 
 @pytest.mark.parametrize("text", ["\ud800", "half a \udc80 pair"])
