@@ -28,7 +28,8 @@ from kvcontrol.kv_runtime.hierarchy import HierarchyManager
 from kvcontrol.kv_runtime.hierarchy_config import HierarchyConfig
 from kvcontrol.kv_runtime.hierarchy_stats import HierarchyStats, TierStats
 from kvcontrol.kv_runtime.lane import LaneName, LaneStats
-from kvcontrol.kv_runtime.migrator import KVMigrator, MigratorConfig
+from kvcontrol.kv_runtime.migrator import KVMigrator
+from kvcontrol.kv_runtime.migrator_config import MigratorConfig
 from kvcontrol.kv_runtime.naive import NaivePool, NaiveTokens, NaiveUnits
 from kvcontrol.kv_runtime.plan import BatchReport, BlockResult, MigrationPlan, PlanId, PlanRefusal, Priority, Route
 from kvcontrol.kv_runtime.pool import AllocationResult, KVPool, Mark

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from kvcontrol.kv_policy.migration import MigrationMode
 from kvcontrol.kv_runtime.demoter import WriteMode
-from kvcontrol.kv_runtime.migrator import MigratorConfig
+from kvcontrol.kv_runtime.migrator_config import MigratorConfig
 from kvcontrol.kv_runtime.tier_space import Watermarks
 
 

@@ -81,6 +81,11 @@ class Batch:
         self.checksums: list[int | None] = [route.checksum for route in routes] or [None] * len(erase)
         self.waiting_since_s = 0.0
 
+    def given_up(self, status: BlockStatus) -> list[BlockStatus]:
+        """Return its statuses with ``status`` for what had not failed before."""
+        ok = BlockStatus.OK
+        return [status if before is ok else before for before in self.statuses]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneStats:

@@ -7,9 +7,6 @@ batches are small: a demand load waits for no more than those that run.
 What a thread has given to a device can't be taken back. So a batch that is abandoned while it runs is *loose*: the
 caller may call it lost at once, but its slots are in use until its report comes. The one thing that is never loose is
 a write into engine memory: the engine would reuse blocks that are still being written.
-
-Checksums: of bytes that come from the engine one is taken when they are in the arena; of bytes that leave the arena
-for the engine it is compared, beside the copy. A durable tier compares its own (``DurableBackendProtocol``).
 """
 
 import logging
@@ -17,70 +14,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime.arena import HostArena
-from kvcontrol.kv_runtime.backend_protocol import (
-    BlockStatus,
-    DurableBackendProtocol,
-    KVBackendProtocol,
-    Move,
-    OrderedBackendProtocol,
-)
+from kvcontrol.kv_runtime.backend_protocol import BlockStatus, DurableBackendProtocol, KVBackendProtocol
+from kvcontrol.kv_runtime.carrier import READS, Carrier
 from kvcontrol.kv_runtime.checksums import Checksums, fastest
 from kvcontrol.kv_runtime.crew import Crew
 from kvcontrol.kv_runtime.lane import LANES_OF, Batch, Lane, LaneName, LaneStats
-from kvcontrol.kv_runtime.plan import BatchReport, MigrationPlan, PlanId, PlanRefusal, Priority, Route
-from kvcontrol.kv_runtime.record import BlockSeal
+from kvcontrol.kv_runtime.migrator_config import MigratorConfig
+from kvcontrol.kv_runtime.plan import BatchReport, MigrationPlan, PlanId, PlanRefusal, Priority
 
 _log = logging.getLogger(__name__)
 
 _OK: Final = BlockStatus.OK
-_READS: Final = (LaneName.HBM_TO_DDR, LaneName.NVME_TO_DDR)
 _ENGINE: Final = (LaneName.HBM_TO_DDR, LaneName.DDR_TO_HBM)
-_CHUNK_BYTES: Final = 1 << 20
-"""A helper is not worth its while for checksums of less."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigratorConfig:
-    """``batch_bytes`` is what runs at once in a worker's hands (a block where that is larger) on a way that touches the
-    durable tier, ``engine_batch_bytes`` from the engine to DDR, ``load_batch_bytes`` from DDR to the engine. A link
-    needs few and large batches, since each costs a few turns of the interpreter beside a busy engine, and what is
-    loaded is checked while it moves, all of a batch at once; a disk is slow enough to let urgent work wait for small
-    ones only.
-
-    ``queue_blocks`` may wait at each priority in each lane. ``stall_after_s``: a lane whose device has not answered
-    for so long takes nothing new. ``fence_slice_s`` is how long a worker waits for one plan's fence before it looks
-    after others. ``ValueError`` for what is not > 0.
-    """
-
-    batch_bytes: int = 16 << 20
-    engine_batch_bytes: int = 128 << 20
-    load_batch_bytes: int = 512 << 20
-    queue_blocks: int = 4096
-    engine_workers: int = 2
-    durable_workers: int = 4
-    stall_after_s: float = 5.0
-    fence_slice_s: float = 0.02
-
-    def __post_init__(self) -> None:
-        for name in (
-            "batch_bytes",
-            "engine_batch_bytes",
-            "load_batch_bytes",
-            "queue_blocks",
-            "engine_workers",
-            "durable_workers",
-            "stall_after_s",
-        ):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be > 0")
-        if self.fence_slice_s <= 0:
-            raise ValueError(f"fence_slice_s is {self.fence_slice_s}; it must be > 0")
 
 
 class KVMigrator:
@@ -106,12 +56,16 @@ class KVMigrator:
             LaneName.DDR_TO_HBM: max(1, config.load_batch_bytes // arena.block_bytes),
         }
         self._config = config
-        self._arena = arena
-        self._durable = durable
         self._crew = crew
         self._clock = clock
-        self._sum = checksums or fastest()
-        self._ordered = engine if isinstance(engine, OrderedBackendProtocol) else None
+        self._carrier = Carrier(
+            engine=engine,
+            arena=arena,
+            durable=durable,
+            crew=crew,
+            checksums=checksums or fastest(),
+            tell_queued=self._tell_queued,
+        )
         self._ids = count()
         self._reports: deque[BatchReport] = deque()
         self._queued: deque[tuple[PlanId, int]] = deque()
@@ -198,7 +152,7 @@ class KVMigrator:
                 batch.abandoned = status
                 if batch.queued:
                     self._lanes[lane].withdraw(batch)
-                    batch.statuses = _given_up(batch, status)
+                    batch.statuses = batch.given_up(status)
                     self._report(batch)
                 elif lane is not LaneName.DDR_TO_HBM:
                     loose.append(range(batch.start, batch.start + len(batch.statuses)))
@@ -295,9 +249,9 @@ class KVMigrator:
             elif passed:
                 with self._lock:
                     lane.began(batch, self._clock())
-                results = self._carry(lane, batch)
+                results = self._carrier.carry(lane, batch)
             else:
-                results = _given_up(batch, BlockStatus.LATE)
+                results = batch.given_up(BlockStatus.LATE)
         finally:
             with self._lock:
                 self._settle(lane, batch, results, again=again)
@@ -315,87 +269,9 @@ class KVMigrator:
             return True
         return True if plan.fence.wait(min(left_s, self._config.fence_slice_s)) else None
 
-    def _carry(self, lane: Lane, batch: Batch) -> list[BlockStatus]:
-        """Do the transfer; the statuses of all routes, in order."""
-        if batch.abandoned is not None:
-            return _given_up(batch, batch.abandoned)
-        if batch.erase:
-            return self._erase(batch.erase)
-        transfer = self._read if lane.name in _READS else self._write
-        if batch.statuses.count(_OK) == len(batch.statuses):
-            moves = _moves(lane.name, batch.routes, batch.checksums)
-            results = transfer(lane, batch, range(len(moves)), moves)
-            if len(results) != len(moves):
-                raise ValueError(f"{lane.name}: {len(results)} statuses for {len(moves)} blocks")
-            return results
-        wanted = [place for place, status in enumerate(batch.statuses) if status is _OK]
-        moves = _moves(lane.name, [batch.routes[place] for place in wanted], [batch.checksums[p] for p in wanted])
-        results = list(batch.statuses)
-        for place, status in zip(wanted, transfer(lane, batch, wanted, moves), strict=True):
-            results[place] = status
-        return results
-
-    def _read(self, lane: Lane, batch: Batch, places: Sequence[int], moves: list[Move]) -> list[BlockStatus]:
-        statuses = lane.backend.read(moves, self._arena)
-        ended = zip(places, moves, statuses, strict=True)
-        good = [(place, move.host) for place, move, status in ended if status is _OK]
-        if lane.name is LaneName.HBM_TO_DDR:
-            sums = self._checksums([host for _, host in good])()
-            for (place, _), value in zip(good, sums, strict=True):
-                batch.checksums[place] = value
-        if self._arena.durable:
-            for place, _ in good:
-                self._seal(batch.routes[place], batch.checksums[place])
-        return statuses
-
-    def _write(self, lane: Lane, batch: Batch, places: Sequence[int], moves: list[Move]) -> list[BlockStatus]:
-        if lane.name is not LaneName.DDR_TO_HBM:
-            return lane.backend.write(moves, self._arena)
-        if batch.hop > 0:  # the durable tier has compared them
-            return self._write_engine(lane, moves, lambda: self._tell_queued(batch, len(moves)))
-        wanted = [batch.checksums[place] for place in places]
-        sums = self._checksums([move.host for move in moves])
-        found: list[int] = []
-
-        def compare() -> None:
-            found.extend(sums())
-            if found == wanted:
-                self._tell_queued(batch, len(moves))
-
-        statuses = self._write_engine(lane, moves, compare)
-        return [
-            status if value == expected else BlockStatus.CORRUPT
-            for status, value, expected in zip(statuses, found or sums(), wanted, strict=True)
-        ]
-
-    def _write_engine(self, lane: Lane, moves: list[Move], queued: Callable[[], None]) -> list[BlockStatus]:
-        if self._ordered is None:
-            return lane.backend.write(moves, self._arena)
-        return self._ordered.write_in_order(moves, self._arena, queued)
-
-    def _tell_queued(self, batch: Batch, blocks: int) -> None:
-        self._queued.append((batch.plan_id, blocks))
+    def _tell_queued(self, plan_id: PlanId, blocks: int) -> None:
+        self._queued.append((plan_id, blocks))
         self._reported.set()
-
-    def _seal(self, route: Route, value: int | None) -> None:
-        if value is not None:
-            self._arena.seal(route.host, BlockSeal(route.record, value))
-
-    def _erase(self, slots: Sequence[int]) -> list[BlockStatus]:
-        if self._durable is None:
-            raise ValueError("slots of a durable tier were erased, and there is none")
-        return self._durable.erase(slots)
-
-    def _checksums(self, hosts: list[int]) -> Callable[[], list[int]]:
-        """Begin to compute arena slots' checksums, spread over the crew's helpers."""
-        size = max(1, _CHUNK_BYTES // self._arena.block_bytes, -(-len(hosts) // self._crew.helpers))
-        if len(hosts) * self._arena.block_bytes <= _CHUNK_BYTES:
-            return lambda: self._sum(self._arena, hosts)
-        parts = [
-            self._crew.compute(lambda part=hosts[start : start + size]: self._sum(self._arena, part))  # type: ignore[misc]
-            for start in range(0, len(hosts), size)
-        ]
-        return lambda: [value for part in parts for value in part()]
 
     # Under the lock.
 
@@ -429,18 +305,18 @@ class KVMigrator:
             if batch.abandoned is None:
                 lane.put_back(batch)
                 return
-            results = _given_up(batch, batch.abandoned)
+            results = batch.given_up(batch.abandoned)
         else:
             moved = results.count(_OK)
             lane.ended(batch, now_s, moved=moved, failed=batch.statuses.count(_OK) - moved)
-            if lane.name in _READS:
+            if lane.name in READS:
                 batch.arrived = [True] * moved if moved == len(results) else [status is _OK for status in results]
         batch.statuses = results
         more = batch.hop + 1 < len(batch.lanes) and _OK in results
         if not more:
             self._report(batch)
         elif batch.abandoned is not None:
-            batch.statuses = _given_up(batch, batch.abandoned)
+            batch.statuses = batch.given_up(batch.abandoned)
             self._report(batch)
         else:
             batch.hop += 1
@@ -457,24 +333,4 @@ class KVMigrator:
         self._reported.set()
 
 
-def _moves(name: LaneName, routes: Sequence[Route], checksums: Sequence[int | None]) -> list[Move]:
-    """Return what a lane's backend is told; seals are for durable tiers alone."""
-    new = tuple.__new__  # a third of what the constructor takes, which is Python
-    match name:
-        case LaneName.HBM_TO_DDR:
-            return [new(Move, (route.source, route.host, None)) for route in routes]
-        case LaneName.DDR_TO_HBM:
-            return [new(Move, (route.target, route.host, None)) for route in routes]
-    slots = [route.source if name is LaneName.NVME_TO_DDR else route.target for route in routes]
-    return [
-        Move(slot, route.host, None if value is None else BlockSeal(route.record, value))
-        for slot, route, value in zip(slots, routes, checksums, strict=True)
-    ]
-
-
-def _given_up(batch: Batch, status: BlockStatus) -> list[BlockStatus]:
-    """Return the batch's statuses with ``status`` for what had not failed before."""
-    return [status if before is _OK else before for before in batch.statuses]
-
-
-__all__ = ["KVMigrator", "MigratorConfig"]
+__all__ = ["KVMigrator"]

@@ -11,7 +11,7 @@ from kvcontrol.kv_runtime import BlockRecord, HostArena
 from kvcontrol.kv_runtime.crew import Crew, SteppedCrew, ThreadCrew
 from kvcontrol.kv_runtime.hierarchy import HierarchyManager
 from kvcontrol.kv_runtime.hierarchy_config import HierarchyConfig
-from kvcontrol.kv_runtime.migrator import MigratorConfig
+from kvcontrol.kv_runtime.migrator_config import MigratorConfig
 from kvcontrol.kv_runtime.quota import QuotaManager
 from kvcontrol.kv_runtime.ticket import Change, Finished, SaveRequest, TicketId
 from tests.support.memory_tier import MemoryDisk, MemoryTier
