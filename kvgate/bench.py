@@ -1,6 +1,7 @@
 """``kvgate bench NAME``: one subcommand for each benchmark; ``--json`` prints one object and nothing else."""
 
 import asyncio
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,7 @@ def build_bench() -> typer.Typer:
     bench.command("prefix")(run_prefix)
     bench.command("pool")(run_pool)
     bench.command("evict")(run_evict)
+    bench.command("hierarchy")(run_hierarchy)
     bench.command("tiers")(run_tiers)
     return bench
 
@@ -137,6 +139,33 @@ def run_evict(
         errors.print(f"  {step}", markup=False, soft_wrap=True)
 
     _show(evict.run(say, quick=quick), as_json=as_json, as_markdown=as_markdown)
+
+
+def run_hierarchy(  # noqa: PLR0913 - each is one option
+    *,
+    policy: Annotated[str, typer.Option(help="Policies of all tiers, with commas; metrics are the first's.")] = "lru",
+    traces: Annotated[
+        Path | None, typer.Option(help="A folder with mooncake/ and agentic/ traces. Default: that beside a checkout.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="A folder for pictures; needs the extra 'plot'.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Serve few requests: to see that it runs.")] = False,
+    as_json: _AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """Traces through the real tiers, without bytes: what is found in HBM, DDR and NVMe, and what is computed again?"""
+    from kvgate.benchmarks import hierarchy
+
+    if plot is not None:
+        if importlib.util.find_spec("matplotlib") is None:
+            raise CommandError("--plot needs matplotlib, which isn't installed", "pip install 'kvgate[plot]'")
+        if not plot.is_dir():
+            raise CommandError(f"--plot {plot}: there is no such folder")
+
+    def say(step: str) -> None:
+        errors.print(f"  {step}", markup=False, soft_wrap=True)
+
+    plan = hierarchy.HierarchyPlan(traces=traces, policies=policy, quick=quick, plots=plot)
+    _show(hierarchy.run(plan, say), as_json=as_json, as_markdown=as_markdown)
 
 
 def run_tiers(  # noqa: PLR0913 - each is one option

@@ -2,6 +2,7 @@
 
 from kvcontrol.kv_policy.arc import ArcPolicy
 from kvcontrol.kv_policy.block_key import BlockKey
+from kvcontrol.kv_policy.choice import PolicyChoice, parse_choice, parse_choices
 from kvcontrol.kv_policy.cost_aware import CostAwarePolicy
 from kvcontrol.kv_policy.cost_benefit import CostBenefitModel, Estimate, Migration, Prices, Quantity
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, EvictionPolicy, PolicyContext
@@ -45,6 +46,7 @@ __all__ = [
     "NaiveLruPolicy",
     "Parameter",
     "PathBenefits",
+    "PolicyChoice",
     "PolicyContext",
     "PolicyError",
     "PolicyKind",
@@ -58,4 +60,6 @@ __all__ = [
     "TailsFirst",
     "jain_index",
     "make_policy",
+    "parse_choice",
+    "parse_choices",
 ]

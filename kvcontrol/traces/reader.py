@@ -75,6 +75,7 @@ def _mooncake(said: dict[str, Any]) -> Request:
         block_tokens=_MOONCAKE_BLOCK_TOKENS,
         prompt_tokens=_tokens(said["input_length"]),
         at_s=float(said.get("timestamp", 0)) / 1000,
+        output_tokens=_tokens(said["output_length"]) if "output_length" in said else None,
     )
 
 
@@ -94,6 +95,8 @@ class _Agentic:
             block_tokens=_AGENTIC_BLOCK_TOKENS,
             prompt_tokens=_tokens(said["in"]),
             at_s=float(said["t"]),
+            output_tokens=_tokens(said["out"]) if "out" in said else None,
+            session=str(said["session"]),
         )
 
 

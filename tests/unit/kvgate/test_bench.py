@@ -139,3 +139,23 @@ def test_evict_prints_one_json_object_with_the_worst_of_all_policies() -> None:
     assert report["metrics"]["victim_p99_us_1e6"] == max(row["p99_us"] for row in ones if row["blocks"] == 4_000)
     assert "lru: 2,000 blocks" in result.stderr
     assert "--quick" in next(iter(report["not_run"].values()))
+
+
+def test_hierarchy_serves_both_traces_through_all_tiers_and_draws_them(traces: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = bench("hierarchy", "--traces", str(traces), "--policy", "lru,mq", "--plot", str(tmp_path), "--json")
+    report = json.loads(result.stdout)
+    assert report["bench"] == "hierarchy"
+    assert report["metrics"]["conversation_hbm_ddr_share_of_ceiling"] == 1
+    assert {row["policy"] for row in report["served"]} == {"lru", "mq"}
+    for trace in ("agentic", "conversation"):
+        assert (tmp_path / f"hierarchy-{trace}.png").stat().st_size > 1_000
+
+
+def test_hierarchy_refuses_what_there_is_not(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="--policy: there is no policy 'lur'"):
+        bench("hierarchy", "--policy", "lur")
+    with pytest.raises(CommandError, match="there is no agentic/agentic_dev"):
+        bench("hierarchy", "--traces", str(tmp_path))
+    with pytest.raises(CommandError, match="there is no such folder"):
+        bench("hierarchy", "--plot", str(tmp_path / "none"))
