@@ -22,7 +22,7 @@ from kvcontrol.kv_runtime.backends.metadata import DurableMetadataBackend, Metad
 from kvcontrol.kv_runtime.crew import SteppedCrew
 from kvcontrol.kv_runtime.hierarchy import HierarchyManager
 from kvcontrol.kv_runtime.hierarchy_config import HierarchyConfig
-from kvcontrol.kv_runtime.migrator import MigratorConfig
+from kvcontrol.kv_runtime.migrator_config import MigratorConfig
 from kvcontrol.kv_runtime.quota import QuotaManager
 from kvcontrol.kv_runtime.record import BlockRecord
 from kvcontrol.kv_runtime.ticket import Finished, SaveRequest, TicketId
