@@ -17,18 +17,21 @@ from gateway.admission import (
     AdmissionController,
     Authenticator,
     ConcurrencyLimiter,
+    Directory,
     DirectoryKeeper,
     LocalQuotaMeter,
     QueueRules,
     QuotaMeter,
 )
 from gateway.api.admin import AdminAccess, Changes, add_failure_handlers, admin_router
+from gateway.api.admin.policies import policies_router
 from gateway.api.exchange import Receive, Scope, Send
 from gateway.api.openai import OpenAiApi, serves
 from gateway.api.ops import ops_router
 from gateway.api.tokens import TokenApi
 from gateway.errors import envelope
 from gateway.fingerprint import Fingerprinter, load_tokenizer
+from gateway.fleet import FleetKeeper, InstanceControl, Policy, PolicySwap, Wishes
 from gateway.limits import SloClass
 from gateway.pipeline import Limits, Pipeline
 from gateway.planner import Planner
@@ -62,7 +65,7 @@ class Gateway(FastAPI):
             await super().__call__(scope, receive, send)
 
 
-def build_app(settings: Settings) -> FastAPI:
+def build_app(settings: Settings) -> FastAPI:  # noqa: PLR0915 - it wires everything, in one place
     """Return the gateway for these settings; its loops run while its lifespan does.
 
     Reads the tokenizer and the salt secret, which takes seconds; raises ``StartupError`` when one can't be had.
@@ -214,16 +217,29 @@ def build_app(settings: Settings) -> FastAPI:
                     for each in chosen_watchers(settings)
                 }
                 keeper = DirectoryKeeper(store, authenticator.publish)
+                control = InstanceControl(session, timeout_s=settings.control_timeout_s)
+                swap = PolicySwap(control)
+                fleet = FleetKeeper(
+                    registry=registry,
+                    control=control,
+                    swap=swap,
+                    wishes=lambda: _wishes(keeper.current),
+                    salt=authenticator.salt,
+                    clock=monotonic,
+                )
+                changes = Changes(store, keeper.refresh)
                 app.include_router(
                     admin_router(
-                        changes=Changes(store, keeper.refresh),
+                        changes=changes,
                         authenticator=authenticator,
                         meter=quotas,
+                        more=[policies_router(changes, registry=registry, control=control, swap=swap, keeper=fleet)],
                     )
                 )
                 loops: Loops = {
                     "admission": admission.run,
                     "quotas": quotas.run,
+                    "fleet": fleet.run,
                     "directory": partial(keeper.run, settings.store_poll_s),
                 }
                 try:
@@ -249,6 +265,15 @@ def _open_store(settings: Settings) -> Store:
     from gateway.state.postgres import open_postgres
 
     return open_postgres(settings.store_url.get_secret_value())
+
+
+def _wishes(directory: Directory) -> Wishes:
+    return Wishes(
+        limits=directory.limits,
+        policies={
+            kind: Policy(kind=kind, name=each.name, params=each.params) for kind, each in directory.policies.items()
+        },
+    )
 
 
 def _quota_meter(settings: Settings) -> QuotaMeter:

@@ -181,6 +181,9 @@ class Settings(BaseSettings):
         10.0, description="Time for running requests to end after a stop signal, in seconds."
     )
 
+    control_timeout_s: Seconds = Field(
+        10.0, description="Longest time for an instance to take over a policy, a KV budget or a reset, in seconds."
+    )
     expected_output_tokens: int = Field(
         256, ge=1, le=1 << 20, description="Tokens reserved for an answer whose request doesn't bound it."
     )

@@ -1,4 +1,7 @@
-"""Who is known: tenants, their limits and their keys, as the store has them. Read whole, swapped whole."""
+"""Who is known: tenants, their limits and their keys, as the store has them, and the fleet's policies.
+
+Read whole, swapped whole.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -6,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from gateway.limits import UNLIMITED, TenantLimits
-from gateway.state.bodies import DEFAULT_QUOTA, KeyBody, QuotaBody, TenantBody
+from gateway.state.bodies import DEFAULT_QUOTA, KeyBody, PolicyBody, QuotaBody, TenantBody
 from gateway.state.documents import Kind
 from gateway.state.store import Store
 from gateway.types import TenantId
@@ -30,6 +33,7 @@ class Directory:
     limits: Mapping[TenantId, TenantLimits] = field(default_factory=lambda: MappingProxyType({}))
     default_limits: TenantLimits = UNLIMITED
     suspended: frozenset[TenantId] = frozenset()
+    policies: Mapping[str, PolicyBody] = field(default_factory=lambda: MappingProxyType({}))
 
     def limits_of(self, tenant: TenantId) -> TenantLimits:
         return self.limits.get(tenant, self.default_limits)
@@ -64,6 +68,9 @@ async def read_directory(store: Store) -> Directory:
         limits=MappingProxyType(limits),
         default_limits=limits.get(TenantId(DEFAULT_QUOTA), UNLIMITED),
         suspended=suspended,
+        policies=MappingProxyType(
+            {each.name: PolicyBody.model_validate_json(each.body) for each in await store.documents(Kind.POLICY)}
+        ),
     )
 
 

@@ -74,6 +74,15 @@ class QuotaBody(_Body):
         )
 
 
+class PolicyBody(_Body):
+    """A policy that all instances are kept at."""
+
+    name: Name = Field(description="A policy that the instances know, like lru.")
+    params: dict[Annotated[str, StringConstraints(max_length=64)], str | int | float | bool | None] = Field(
+        default_factory=dict, max_length=64, description="Its parameters; none is its defaults."
+    )
+
+
 class KeyBody(_Body):
     """A stored API key: its digest in hex, never itself. A revoked one stays, so that the audit log can be read."""
 
@@ -96,6 +105,7 @@ __all__ = [
     "KeyBody",
     "KvBudgetBody",
     "Name",
+    "PolicyBody",
     "QuotaBody",
     "TenantBody",
     "Text",

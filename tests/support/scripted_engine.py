@@ -17,8 +17,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from kvcontrol.core import CacheIdentity
+from kvcontrol.core import CacheIdentity, CacheTier
 from kvcontrol.core.control import CACHE_SALT_HEADER, InstanceStats, LoadStats, PrefixCacheStats
+from kvcontrol.core.policy_control import PolicyChange
+from kvcontrol.core.tier_control import QuotaChange
 from tests.support.scripted_cache import ScriptedCache
 
 MODEL = "scripted"
@@ -65,6 +67,12 @@ class ScriptedEngine:
         self.bodies: list[bytes] = []
         self.active = 0
         self.aborted = 0
+        self.quotas: dict[tuple[str, str], Any] = {}  # as the gateway told them, by tenant and tier
+        self.policies: dict[str, dict[str, Any]] = {"eviction": {"kind": "eviction", "name": "lru", "params": {}}}
+        self.refused_policies: set[str] = set()
+        self.policy_status: int | None = None  # answered to PUT /kv/v1/policy instead
+        self.told: list[str] = []  # policies by name, in order
+        self.resets = 0
         self.extra_card: dict[str, Any] = {}
         self.default = Script()
         self.url = ""
@@ -207,6 +215,35 @@ class ScriptedEngine:
         said = msgspec.to_builtins(self.cache.snapshot()) | self.snapshot_changes
         return web.Response(body=msgspec.json.encode(said), content_type="application/json")
 
+    async def put_quota(self, request: web.Request) -> web.Response:
+        said = msgspec.json.decode(await request.read(), type=QuotaChange)
+        if said.tier not in {CacheTier.DDR, CacheTier.NVME}:
+            return web.json_response({"error": {"message": f"there is no tier {said.tier}"}}, status=400)
+        if said.quota is None:
+            self.quotas.pop((said.tenant, said.tier), None)
+        else:
+            self.quotas[said.tenant, said.tier] = msgspec.to_builtins(said.quota)
+        return web.json_response({})
+
+    async def get_policies(self, request: web.Request) -> web.Response:
+        del request
+        if self.policy_status is not None:
+            return web.json_response({"error": {"message": "scripted"}}, status=self.policy_status)
+        return web.json_response({"policies": list(self.policies.values())})
+
+    async def put_policy(self, request: web.Request) -> web.Response:
+        said = msgspec.json.decode(await request.read(), type=PolicyChange)
+        self.told.append(said.name)
+        if said.name in self.refused_policies:
+            return web.json_response({"error": {"message": f"{said.name} is not for me"}}, status=409)
+        self.policies[said.kind] = msgspec.to_builtins(said)
+        return web.json_response(self.policies[said.kind])
+
+    async def reset(self, request: web.Request) -> web.Response:
+        del request
+        self.resets += 1
+        return web.json_response({"dropped": {"HBM": 3, "DDR": 1}})
+
     @asynccontextmanager
     async def started(self, port: int = 0) -> AsyncIterator["ScriptedEngine"]:
         """Listen while the block runs; a second start on the same port is a restart with an empty cache."""
@@ -219,6 +256,10 @@ class ScriptedEngine:
         app.router.add_get("/health", self.health)
         app.router.add_get("/kv/v1/stats", self.stats)
         app.router.add_get("/kv/v1/snapshot", self.snapshot)
+        app.router.add_put("/kv/v1/quotas", self.put_quota)
+        app.router.add_get("/kv/v1/policy", self.get_policies)
+        app.router.add_put("/kv/v1/policy", self.put_policy)
+        app.router.add_post("/kv/v1/prefix-cache/reset", self.reset)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)

@@ -29,6 +29,7 @@ from gateway.state import (
     Change,
     ConflictError,
     Document,
+    Kind,
     Remembered,
     RepeatedKeyError,
     Store,
@@ -162,12 +163,19 @@ class Mutation:
         match = _ETAG.fullmatch(self._if_match)
         return int(match.group(1)) if match else present.version
 
-    def action(self, action: str, target: str, detail: Mapping[str, Any] | None = None) -> Action:
+    def stale(self, kind: Kind, name: str, found: int) -> ApiError:
+        """Return the refusal of a change that is meant for another version than the one there is."""
+        return _refusal(ConflictError(kind, name, expected=None, found=found), conditional=self.conditional)
+
+    def action(
+        self, action: str, target: str, detail: Mapping[str, Any] | None = None, *, outcome: str = "done"
+    ) -> Action:
         """Return the audit entry of this request."""
         return Action(
             actor=_actor(self._request),
             action=action,
             target=target,
+            outcome=outcome,
             detail=json.dumps(detail or {}),
             request_id=self.request_id,
         )

@@ -1,0 +1,233 @@
+"""``/admin/v1/policies`` and ``/admin/v1/prefix-cache/reset``: what all instances are told at once."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from gateway.api.admin.access import AdminRoute
+from gateway.api.admin.changes import Changes, etag
+from gateway.api.admin.tenants import MutationOf, must
+from gateway.errors import ApiError, ConflictApiError, InvalidRequestError, NoInstanceError, NotFoundError
+from gateway.fleet import (
+    FleetKeeper,
+    InstanceControl,
+    InstanceControlError,
+    Policy,
+    PolicySwap,
+    Step,
+    SwapReport,
+    reset_prefix_caches,
+)
+from gateway.registry import Instance, InstanceState, Registry
+from gateway.state import Document, Kind, Put
+from gateway.state.bodies import NAME_PATTERN, PolicyBody
+
+PolicyKind = Annotated[str, Path(pattern=NAME_PATTERN, description="What the policy decides, like eviction.")]
+
+
+class StepView(BaseModel):
+    """What became of a change on one instance, and why."""
+
+    step: str
+    reason: str
+
+
+class PolicyView(PolicyBody):
+    """The policy that all instances are kept at, and what became of the last change on each."""
+
+    kind: str
+    version: int
+    updated_at_s: float = Field(description="Seconds since 1970.")
+    instances: dict[str, StepView] = Field(default_factory=dict)
+
+
+class RunningPolicy(BaseModel):
+    """A policy that an instance runs."""
+
+    kind: str
+    name: str
+    params: dict[str, Any]
+
+
+class InstancePolicies(BaseModel):
+    """What one instance runs, or why that is unknown; ``problems`` are what it refused of what it should."""
+
+    running: list[RunningPolicy]
+    problem: str | None
+    problems: list[str]
+
+
+class PolicyList(BaseModel):
+    """The policies that the store says, and what each instance runs."""
+
+    object: Literal["list"] = "list"
+    data: list[PolicyView]
+    instances: dict[str, InstancePolicies]
+
+
+class ResetBody(BaseModel):
+    """Which instances forget their prefix caches; null is all usable ones."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    instances: list[Annotated[str, StringConstraints(pattern=NAME_PATTERN)]] | None = Field(None, max_length=1000)
+
+
+class InstanceReset(BaseModel):
+    """Blocks that each tier forgot, or why nothing is known of it."""
+
+    dropped: dict[str, int] | None
+    problem: str | None
+
+
+class ResetView(BaseModel):
+    """By instance."""
+
+    instances: dict[str, InstanceReset]
+    failed: int
+
+
+def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
+    changes: Changes, *, registry: Registry, control: InstanceControl, swap: PolicySwap, keeper: FleetKeeper
+) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(route_class=AdminRoute, tags=["fleet"])
+    store = changes.store
+
+    @router.get("/policies")
+    async def list_policies() -> PolicyList:
+        """What all instances should run, and what each does run."""
+        reports = keeper.report()
+        instances = {}
+        for each in _reporting(registry):
+            running: list[RunningPolicy] = []
+            problem = None
+            try:
+                found = await swap.running(each)
+                running = [RunningPolicy(kind=one.kind, name=one.name, params=one.params) for one in found.values()]
+            except InstanceControlError as error:
+                problem = str(error)
+            report = reports.get(each.id)
+            instances[each.id] = InstancePolicies(
+                running=running, problem=problem, problems=[] if report is None else list(report.problems)
+            )
+        return PolicyList(data=[_view(each) for each in await store.documents(Kind.POLICY)], instances=instances)
+
+    @router.get("/policies/{kind}")
+    async def get_policy(kind: PolicyKind, response: Response) -> PolicyView:
+        """The policy of a kind that all instances are kept at."""
+        found = await store.document(Kind.POLICY, kind)
+        if found is None:
+            raise NotFoundError(f"no policy of kind {kind!r} was chosen here", code="policy_not_found")
+        response.headers["etag"] = etag(found)
+        return _view(found)
+
+    @router.put("/policies/{kind}", response_model=PolicyView)
+    async def put_policy(kind: PolicyKind, body: PolicyBody, mutation: MutationOf) -> Response:
+        """Make all usable instances run a policy, or none: when one refuses, the others go back (409 says who and why).
+
+        No block is lost in either case. Instances that come later are told, too.
+        """
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        policy = Policy(kind=kind, name=body.name, params=body.params)
+        async with swap.lock:
+            present = await store.document(Kind.POLICY, kind)
+            wanted = mutation.expected(present)
+            expected = (0 if present is None else present.version) if wanted is None else wanted
+            if expected != (0 if present is None else present.version):
+                raise mutation.stale(Kind.POLICY, kind, 0 if present is None else present.version)
+            instances = _reporting(registry)
+            if not instances:
+                raise NoInstanceError("no instance with /kv/v1 is usable now", retry_after_s=2)
+            report = await swap.swap(instances, policy)
+            detail = body.model_dump(mode="json") | {"instances": _steps(report)}
+            if not report.done:
+                keeper.doubt(kind, [name for name, each in report.steps.items() if each.step is Step.ROLLBACK_FAILED])
+                await store.apply([], action=mutation.action("swap", f"policies/{kind}", detail, outcome="rolled_back"))
+                raise _not_swapped(kind, body.name, report)
+            steps = {name: StepView(**each) for name, each in _steps(report).items()}
+            try:
+                return await changes.apply(
+                    [Put(kind=Kind.POLICY, name=kind, body=body.model_dump_json(), expected=expected)],
+                    mutation=mutation,
+                    action=mutation.action("swap", f"policies/{kind}", detail),
+                    status=200,
+                    shown=lambda documents: _view(must(documents[0]), steps).model_dump(mode="json"),
+                )
+            except Exception:
+                await swap.roll_back(instances, report)  # somebody else's change came first, or the store is away
+                raise
+
+    @router.post("/prefix-cache/reset", response_model=ResetView)
+    async def reset(body: ResetBody, mutation: MutationOf) -> Response:
+        """Make instances forget every cached block that no request uses, in all tiers."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        instances = _chosen(registry, body.instances)
+        done = await reset_prefix_caches(control, instances)
+        view = ResetView(
+            instances={
+                name: InstanceReset(dropped=None, problem=str(each))
+                if isinstance(each, InstanceControlError)
+                else InstanceReset(dropped={tier.value: count for tier, count in each.dropped.items()}, problem=None)
+                for name, each in done.items()
+            },
+            failed=sum(isinstance(each, InstanceControlError) for each in done.values()),
+        )
+        detail = view.model_dump(mode="json")
+        outcome = "failed" if view.failed == len(instances) else "partly" if view.failed else "done"
+        return await changes.apply(
+            [],
+            mutation=mutation,
+            action=mutation.action("reset", "prefix-cache", detail, outcome=outcome),
+            status=200,
+            shown=lambda _: detail,
+        )
+
+    return router
+
+
+def _reporting(registry: Registry) -> tuple[Instance, ...]:
+    return tuple(each for each in registry.all() if each.state is InstanceState.HEALTHY and each.stats is not None)
+
+
+def _chosen(registry: Registry, names: list[str] | None) -> tuple[Instance, ...]:
+    usable = {str(each.id): each for each in _reporting(registry)}
+    if names is None:
+        if not usable:
+            raise NoInstanceError("no instance with /kv/v1 is usable now", retry_after_s=2)
+        return tuple(usable.values())
+    unknown = sorted(set(names) - usable.keys())
+    if unknown:
+        raise InvalidRequestError(
+            f"instances: {', '.join(unknown)} can't be reset; usable with /kv/v1 are {', '.join(usable) or 'none'}",
+            param="instances",
+        )
+    return tuple(usable[name] for name in dict.fromkeys(names))
+
+
+def _view(document: Document, steps: dict[str, StepView] | None = None) -> PolicyView:
+    body = PolicyBody.model_validate_json(document.body)
+    return PolicyView(
+        **dict(body),
+        kind=document.name,
+        version=document.version,
+        updated_at_s=document.updated_at_s,
+        instances=steps or {},
+    )
+
+
+def _steps(report: SwapReport) -> dict[str, dict[str, str]]:
+    return {str(name): {"step": each.step.value, "reason": each.reason} for name, each in report.steps.items()}
+
+
+def _not_swapped(kind: str, name: str, report: SwapReport) -> ApiError:
+    states = ", ".join(f"{instance} {each.step.value}" for instance, each in report.steps.items())
+    return ConflictApiError(
+        f"policy {name!r} of kind {kind!r} was not taken over; {report.why_not} ({states})", code="policy_refused"
+    )
+
+
+__all__ = ["policies_router"]

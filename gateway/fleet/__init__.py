@@ -1,0 +1,19 @@
+"""What the gateway tells instances beside requests: KV budgets, policies, resets."""
+
+from gateway.fleet.control import InstanceControl, InstanceControlError
+from gateway.fleet.keeper import FleetKeeper, InstanceReport, Wishes
+from gateway.fleet.policies import Policy, PolicySwap, Step, SwapReport
+from gateway.fleet.reset import reset_prefix_caches
+
+__all__ = [
+    "FleetKeeper",
+    "InstanceControl",
+    "InstanceControlError",
+    "InstanceReport",
+    "Policy",
+    "PolicySwap",
+    "Step",
+    "SwapReport",
+    "Wishes",
+    "reset_prefix_caches",
+]

@@ -1,0 +1,80 @@
+"""One call to one instance's ``/kv/v1``: bounded in time and size, and in the instance's own words when it refuses."""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from gateway.registry import Instance
+
+_MAX_ANSWER_BYTES: Final = 4 << 20
+_MAX_SHOWN: Final = 300
+
+
+class InstanceControlError(Exception):
+    """An instance refused, or can't be talked to. ``sure`` says that nothing was changed there."""
+
+    def __init__(self, message: str, *, status: int | None, sure: bool) -> None:
+        super().__init__(message)
+        self.status = status
+        self.sure = sure
+
+
+class InstanceControl:
+    """Talks JSON to instances; each call takes at most ``timeout_s``."""
+
+    def __init__(self, session: aiohttp.ClientSession, *, timeout_s: float) -> None:
+        self._session = session
+        self._timeout_s = timeout_s
+
+    async def call(self, instance: Instance, method: str, path: str, body: Any = None) -> bytes:
+        """Return what an instance answers; raises ``InstanceControlError`` for anything but a success."""
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {} if data is None else {"content-type": "application/json"}
+        try:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._session.request(
+                    method, instance.url + path, data=data, headers=headers, allow_redirects=False
+                ) as answer,
+            ):
+                said = await _bounded(answer.content)
+                status = answer.status
+        except TimeoutError:
+            raise InstanceControlError(
+                f"no answer to {path} within {self._timeout_s:g} s", status=None, sure=False
+            ) from None
+        except aiohttp.ClientConnectorError as error:
+            raise InstanceControlError(f"can't be reached: {error.strerror}", status=None, sure=True) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise InstanceControlError(f"{path}: {error or type(error).__name__}", status=None, sure=False) from None
+        if status >= HTTPStatus.MULTIPLE_CHOICES:
+            refused = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
+            raise InstanceControlError(_message(status, path, said), status=status, sure=refused)
+        return said
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    parts: list[bytes] = []
+    room = _MAX_ANSWER_BYTES
+    while chunk := await content.readany():
+        room -= len(chunk)
+        if room < 0:
+            raise aiohttp.ClientPayloadError(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def _message(status: int, path: str, said: bytes) -> str:
+    try:
+        match msgspec.json.decode(said):
+            case {"error": {"message": str(message)}}:
+                return message[:_MAX_SHOWN]
+    except msgspec.DecodeError:
+        pass
+    return f"{path} answered {status}"
+
+
+__all__ = ["InstanceControl", "InstanceControlError"]

@@ -1,0 +1,176 @@
+"""Keeps instances at what the store says: tenants' KV budgets and the fleet's policies.
+
+An engine forgets both when it restarts, and one may join at any time, so this is a loop, not an event: once a second it
+looks at what each usable instance was told in its present life (its epoch), and tells the difference. What an instance
+refuses is shown and tried again after a minute, or when it is asked for something else.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.fleet.control import InstanceControl, InstanceControlError
+from gateway.fleet.policies import Policy, PolicySwap
+from gateway.limits import KvBudget, TenantLimits
+from gateway.registry import Instance, InstanceState, Registry
+from gateway.types import TenantId
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import Epoch, InstanceId
+from kvcontrol.core.tenant import tenant_of_salt
+from kvcontrol.core.tier_control import QUOTAS_PATH, QuotaBody, QuotaChange
+
+_INTERVAL_S: Final = 1.0
+_AGAIN_AFTER_S: Final = 60.0
+
+_log = logging.getLogger(__name__)
+
+Budgets = Mapping[tuple[str, CacheTier], KvBudget]
+"""KV budgets by what engines call the tenant, and by tier."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the store says that instances should do."""
+
+    limits: Mapping[TenantId, TenantLimits]
+    policies: Mapping[str, Policy]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceReport:
+    """What an instance was told, and what it refused."""
+
+    budgets: int
+    policies: int
+    problems: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Told:
+    epoch: Epoch
+    budgets: dict[tuple[str, CacheTier], KvBudget] = field(default_factory=dict)
+    policies: dict[str, Policy] = field(default_factory=dict)
+    refused: dict[object, tuple[object, str, float]] = field(default_factory=dict)
+
+
+class FleetKeeper:
+    """The only one that writes budgets; ``swap`` writes policies as well, and they take turns."""
+
+    def __init__(  # noqa: PLR0913 - wired once, by name
+        self,
+        *,
+        registry: Registry,
+        control: InstanceControl,
+        swap: PolicySwap,
+        wishes: Callable[[], Wishes],
+        salt: Callable[[TenantId], str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._registry = registry
+        self._control = control
+        self._swap = swap
+        self._wishes = wishes
+        self._salt = salt
+        self._clock = clock
+        self._told: dict[InstanceId, _Told] = {}
+
+    async def run(self) -> None:
+        """Keep them at it, for ever."""
+        while True:
+            await self.round()
+            await asyncio.sleep(_INTERVAL_S)
+
+    async def round(self) -> None:
+        """Tell every instance what it does not know yet."""
+        wishes = self._wishes()
+        budgets = {
+            (tenant_of_salt(self._salt(tenant)), tier): budget
+            for tenant, limits in wishes.limits.items()
+            for tier, budget in limits.kv.items()
+        }
+        present = [each for each in self._registry.all() if each.state is InstanceState.HEALTHY and each.stats]
+        for gone in self._told.keys() - {each.id for each in self._registry.all()}:
+            del self._told[gone]
+        async with self._swap.lock:
+            await asyncio.gather(*(self._keep(each, budgets, wishes.policies) for each in present))
+
+    def doubt(self, kind: str, instances: Sequence[InstanceId]) -> None:
+        """Ask these instances again which policy of a kind they run, and tell them."""
+        for instance in instances:
+            if instance in self._told:
+                self._told[instance].policies.pop(kind, None)
+
+    def report(self) -> Mapping[InstanceId, InstanceReport]:
+        """Return what each instance was told."""
+        return {
+            name: InstanceReport(
+                budgets=len(told.budgets),
+                policies=len(told.policies),
+                problems=tuple(reason for _, reason, _ in told.refused.values()),
+            )
+            for name, told in self._told.items()
+        }
+
+    async def _keep(self, instance: Instance, budgets: Budgets, policies: Mapping[str, Policy]) -> None:
+        if instance.stats is None:
+            return
+        told = self._told.get(instance.id)
+        if told is None or told.epoch != instance.stats.epoch:
+            told = self._told[instance.id] = _Told(epoch=instance.stats.epoch)
+        for key in told.refused.keys() - budgets.keys() - policies.keys():
+            del told.refused[key]
+        for key in told.budgets.keys() | budgets.keys():
+            if told.budgets.get(key) != budgets.get(key):
+                await self._tell_budget(instance, told, key, budgets.get(key))
+        for kind, policy in policies.items():
+            if told.policies.get(kind) != policy:
+                await self._tell_policy(instance, told, policy)
+
+    async def _tell_budget(
+        self, instance: Instance, told: _Told, key: tuple[str, CacheTier], budget: KvBudget | None
+    ) -> None:
+        tenant, tier = key
+        body = None
+        if budget is not None:
+            body = QuotaBody(
+                guaranteed_bytes=budget.guaranteed_bytes, burst_bytes=budget.burst_bytes, weight=budget.weight
+            )
+        if not self._due(told, key, budget):
+            return
+        try:
+            await self._control.call(instance, "PUT", QUOTAS_PATH, QuotaChange(tenant=tenant, tier=tier, quota=body))
+        except InstanceControlError as error:
+            self._refused(instance, told, key, budget, f"KV budget in {tier}: {error}")
+            return
+        told.refused.pop(key, None)
+        if budget is None:
+            told.budgets.pop(key, None)
+        else:
+            told.budgets[key] = budget
+
+    async def _tell_policy(self, instance: Instance, told: _Told, policy: Policy) -> None:
+        if not self._due(told, policy.kind, policy):
+            return
+        try:
+            running = await self._swap.running(instance)
+            if running.get(policy.kind) != policy:
+                await self._swap.tell(instance, policy)
+        except InstanceControlError as error:
+            self._refused(instance, told, policy.kind, policy, f"policy {policy.name!r} of kind {policy.kind}: {error}")
+            return
+        told.refused.pop(policy.kind, None)
+        told.policies[policy.kind] = policy
+
+    def _due(self, told: _Told, key: object, wish: object) -> bool:
+        before = told.refused.get(key)
+        return before is None or before[0] != wish or self._clock() - before[2] >= _AGAIN_AFTER_S
+
+    def _refused(self, instance: Instance, told: _Told, key: object, wish: object, reason: str) -> None:
+        if (before := told.refused.get(key)) is None or before[1] != reason:
+            _log.warning("instance %s is not as it should be: %s", instance.id, reason)
+        told.refused[key] = (wish, reason, self._clock())
+
+
+__all__ = ["FleetKeeper", "InstanceReport", "Wishes"]

@@ -1,0 +1,170 @@
+"""Changing a policy on all instances, or on none.
+
+Two phases. First every instance is asked what it runs now: one that can't be asked ends the change before anything was
+changed. Then all are told, at once; each builds the new policy from the old one's blocks and swaps in one step, or
+refuses and stays as it was. When one refuses, those that have changed are told to go back to what they ran before. What
+an instance that fell silent did is not known, so it is told to go back, too, and the keeper goes on telling it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from gateway.fleet.control import InstanceControl, InstanceControlError
+from gateway.registry import Instance
+from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.policy_control import POLICY_PATH, PolicyChange, PolicyParams
+
+
+class Step(StrEnum):
+    """What became of a change on one instance."""
+
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"  # it ran this already
+    REFUSED = "refused"
+    NOT_ASKED = "not_asked"  # another one could not be asked, or this one could not
+    ROLLED_BACK = "rolled_back"
+    ROLLBACK_FAILED = "rollback_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A policy of some kind by name, with its parameters."""
+
+    kind: str
+    name: str
+    params: PolicyParams
+
+    def change(self) -> PolicyChange:
+        return PolicyChange(kind=self.kind, name=self.name, params=self.params)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceStep:
+    """One instance's part: what happened, why, and what it ran before."""
+
+    step: Step
+    reason: str
+    before: Policy | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapReport:
+    """The whole change. ``done`` when every instance runs the new policy."""
+
+    steps: Mapping[InstanceId, InstanceStep]
+
+    @property
+    def done(self) -> bool:
+        return all(each.step in {Step.CHANGED, Step.UNCHANGED} for each in self.steps.values())
+
+    @property
+    def why_not(self) -> str:
+        """The first reason why it was not done, with the instance."""
+        for name, each in self.steps.items():
+            if each.reason:
+                return f"{name}: {each.reason}"
+        return ""
+
+
+class PolicySwap:
+    """Stateless but for ``lock``: one change at a time from this process."""
+
+    def __init__(self, control: InstanceControl) -> None:
+        self._control = control
+        self.lock = asyncio.Lock()
+
+    async def running(self, instance: Instance) -> Mapping[str, Policy]:
+        """Return what an instance runs, by kind; raises ``InstanceControlError``."""
+        return read_policies(await self._control.call(instance, "GET", POLICY_PATH))
+
+    async def tell(self, instance: Instance, policy: Policy) -> None:
+        """Tell one instance; raises ``InstanceControlError``."""
+        await self._control.call(instance, "PUT", POLICY_PATH, policy.change())
+
+    async def swap(self, instances: Sequence[Instance], policy: Policy) -> SwapReport:
+        """Make all instances run ``policy``, or leave them all as they were. The caller holds ``lock``."""
+        asked = await asyncio.gather(*(self._ask(each) for each in instances))
+        before: dict[InstanceId, Policy | None] = {}
+        problems: dict[InstanceId, str] = {}
+        for instance, answer in zip(instances, asked, strict=True):
+            if isinstance(answer, InstanceControlError):
+                problems[instance.id] = str(answer)
+            elif (found := answer.get(policy.kind)) is None:
+                known = ", ".join(sorted(answer)) or "none"
+                problems[instance.id] = f"it has no policies of kind {policy.kind!r}; it has {known}"
+            else:
+                before[instance.id] = found
+        if problems:
+            return SwapReport(
+                steps={
+                    each.id: InstanceStep(
+                        step=Step.NOT_ASKED, reason=problems.get(each.id, ""), before=before.get(each.id)
+                    )
+                    for each in instances
+                }
+            )
+        told = await asyncio.gather(*(self._change(each, policy, before[each.id]) for each in instances))
+        steps = dict(zip((each.id for each in instances), told, strict=True))
+        report = SwapReport(steps=steps)
+        return report if report.done else await self.roll_back(instances, report)
+
+    async def roll_back(self, instances: Sequence[Instance], report: SwapReport) -> SwapReport:
+        """Take back what a change did."""
+
+        async def back(instance: Instance) -> InstanceStep:
+            done = report.steps[instance.id]
+            unknown = done.step is Step.ROLLBACK_FAILED
+            if (done.step is not Step.CHANGED and not unknown) or done.before is None:
+                return done
+            try:
+                await self.tell(instance, done.before)
+            except InstanceControlError as error:
+                return InstanceStep(step=Step.ROLLBACK_FAILED, reason=done.reason or str(error), before=done.before)
+            return InstanceStep(step=Step.ROLLED_BACK, reason=done.reason, before=done.before)
+
+        after = await asyncio.gather(*(back(each) for each in instances))
+        return SwapReport(steps=dict(zip((each.id for each in instances), after, strict=True)))
+
+    async def _ask(self, instance: Instance) -> Mapping[str, Policy] | InstanceControlError:
+        try:
+            return await self.running(instance)
+        except InstanceControlError as error:
+            return error
+
+    async def _change(self, instance: Instance, policy: Policy, before: Policy | None) -> InstanceStep:
+        if before == policy:
+            return InstanceStep(step=Step.UNCHANGED, reason="", before=before)
+        try:
+            await self.tell(instance, policy)
+        except InstanceControlError as error:
+            step = Step.REFUSED if error.sure else Step.ROLLBACK_FAILED
+            return InstanceStep(step=step, reason=str(error), before=before)
+        return InstanceStep(step=Step.CHANGED, reason="", before=before)
+
+
+class _Running(msgspec.Struct, frozen=True):
+    """What is read of each policy; an instance may say more of it."""
+
+    kind: str
+    name: str
+    params: PolicyParams = {}
+
+
+class _AllRunning(msgspec.Struct, frozen=True):
+    policies: list[_Running]
+
+
+def read_policies(body: bytes) -> Mapping[str, Policy]:
+    """Read an answer to ``GET /kv/v1/policy``; raises ``InstanceControlError``."""
+    try:
+        said = msgspec.json.decode(body, type=_AllRunning).policies
+    except msgspec.DecodeError as error:
+        raise InstanceControlError(f"{POLICY_PATH} can't be read: {error}", status=None, sure=True) from None
+    return {each.kind: Policy(kind=each.kind, name=each.name, params=each.params) for each in said}
+
+
+__all__ = ["InstanceStep", "Policy", "PolicySwap", "Step", "SwapReport", "read_policies"]

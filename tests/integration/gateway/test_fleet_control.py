@@ -1,0 +1,147 @@
+"""Policies, KV budgets and resets: what all instances are told, and what happens when one does not do it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcontrol.core.tenant import tenant_of_salt
+from tests.support.admin import ADMIN_KEY, Admin
+from tests.support.fleet import CHAT, Fleet, chat, instances, running_fleet
+from tests.support.running_gateway import eventually, running_gateway
+from tests.support.scripted_engine import ScriptedEngine
+
+LRU = {"kind": "eviction", "name": "lru", "params": {}}
+S3_FIFO = {"kind": "eviction", "name": "s3fifo", "params": {"small": 0.1}}
+SAID = {"name": "s3fifo", "params": {"small": 0.1}}
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    engines = {"a": ScriptedEngine(), "b": ScriptedEngine(), "plain": ScriptedEngine(kv=False)}
+    async with running_fleet(tmp_path, engines, admin_key=ADMIN_KEY, control_timeout_s=3.0) as running:
+        yield running
+
+
+@pytest.fixture
+def admin(fleet: Fleet) -> Admin:
+    return Admin(fleet.gateway)
+
+
+def running(fleet: Fleet) -> list[dict[str, Any]]:
+    return [fleet.engines[name].policies["eviction"] for name in ("a", "b")]
+
+
+async def test_a_policy_is_swapped_on_all_instances_and_kept(fleet: Fleet, admin: Admin) -> None:
+    said = await admin.ok("PUT", "/policies/eviction", SAID)
+    assert {name: each["step"] for name, each in said["instances"].items()} == {"a": "changed", "b": "changed"}
+    assert running(fleet) == [S3_FIFO, S3_FIFO]
+    listed = await admin.ok("GET", "/policies")
+    assert listed["data"][0]["name"] == "s3fifo"
+    assert listed["instances"]["b"]["running"] == [S3_FIFO]
+    again = await admin.ok("PUT", "/policies/eviction", SAID)
+    assert {each["step"] for each in again["instances"].values()} == {"unchanged"}
+
+
+async def test_when_one_instance_refuses_the_others_go_back(fleet: Fleet, admin: Admin) -> None:
+    fleet.engines["b"].refused_policies.add("s3fifo")
+    status, _, said = await admin.call("PUT", "/policies/eviction", SAID)
+    assert (status, said["error"]["code"]) == (409, "policy_refused")
+    assert "b: s3fifo is not for me" in said["error"]["message"]
+    assert "a rolled_back" in said["error"]["message"]
+    assert running(fleet) == [LRU, LRU]
+    assert fleet.engines["a"].told == ["s3fifo", "lru"]
+    assert (await admin.call("GET", "/policies/eviction"))[0] == 404
+    [entry] = (await admin.ok("GET", "/audit"))["data"]
+    assert (entry["action"], entry["outcome"]) == ("swap", "rolled_back")
+    assert entry["detail"]["instances"]["b"]["step"] == "refused"
+
+
+async def test_an_instance_that_can_not_be_asked_ends_it_before_anything_changed(fleet: Fleet, admin: Admin) -> None:
+    fleet.engines["b"].policy_status = 503
+    status, _, said = await admin.call("PUT", "/policies/eviction", SAID)
+    assert status == 409
+    assert "b: scripted" in said["error"]["message"]
+    assert fleet.engines["a"].told == fleet.engines["b"].told == []
+
+
+async def test_an_unknown_kind_is_refused_and_says_which_there_are(admin: Admin) -> None:
+    status, _, said = await admin.call("PUT", "/policies/migration", SAID)
+    assert status == 409
+    assert "it has eviction" in said["error"]["message"]
+
+
+async def test_a_stale_version_changes_no_instance(fleet: Fleet, admin: Admin) -> None:
+    await admin.ok("PUT", "/policies/eviction", SAID)
+    status, _, _ = await admin.call("PUT", "/policies/eviction", {"name": "lfu"}, if_match='"7"')
+    assert status == 412
+    assert running(fleet) == [S3_FIFO, S3_FIFO]
+
+
+async def test_an_instance_that_restarts_is_told_again(tmp_path: Path) -> None:
+    first, second = ScriptedEngine(), ScriptedEngine()
+    async with first.started(), second.started():
+        engines = {"a": first, "b": second}
+        async with running_gateway(tmp_path, instances=instances(engines), admin_key=ADMIN_KEY) as gateway:
+            await gateway.usable(2)
+            admin = Admin(gateway)
+            await admin.ok("PUT", "/policies/eviction", SAID)
+            await admin.ok("PUT", "/quotas/acme", {"kv": {"DDR": {"burst_bytes": 1000}}})
+            await eventually(lambda: first.quotas and second.quotas)
+    third = ScriptedEngine()
+    async with (
+        third.started(),
+        running_gateway(tmp_path, instances=instances({"c": third}), admin_key=ADMIN_KEY) as gateway,
+    ):
+        await gateway.usable(1)
+        await eventually(lambda: third.policies["eviction"] == S3_FIFO)
+        await eventually(lambda: third.quotas == first.quotas)
+
+
+async def test_a_kv_budget_reaches_the_engines_under_the_name_they_know(fleet: Fleet, admin: Admin) -> None:
+    await admin.ok("PUT", "/tenants/acme", {})
+    key = (await admin.ok("POST", "/keys", {"tenant": "acme"}))["key"]
+    async with fleet.gateway.post(CHAT, chat(), authorization=f"Bearer {key}") as answer:
+        assert answer.status == 200
+    known_as = tenant_of_salt(fleet.last_headers()["x-kvgate-cache-salt"])
+    budget = {"guaranteed_bytes": 4096, "burst_bytes": 8192, "weight": 2.0}
+    await admin.ok("PUT", "/quotas/acme", {"kv": {"DDR": budget, "NVME": {}}})
+    for name in ("a", "b"):
+        engine = fleet.engines[name]
+        await eventually(lambda engine=engine: len(engine.quotas) == 2)
+        assert engine.quotas[known_as, "DDR"] == budget
+    await admin.ok("PUT", "/quotas/acme", {"kv": {"NVME": {}}})
+    await eventually(lambda: list(fleet.engines["a"].quotas) == [(known_as, "NVME")])
+    await admin.ok("DELETE", "/quotas/acme")
+    await eventually(lambda: not fleet.engines["a"].quotas)
+    assert not fleet.engines["plain"].quotas
+
+
+async def test_what_an_instance_refuses_is_shown(admin: Admin) -> None:
+    await admin.ok("PUT", "/quotas/acme", {"kv": {"REMOTE": {"burst_bytes": 1}}})
+
+    async def shown() -> bool:
+        return (await admin.ok("GET", "/policies"))["instances"]["a"]["problems"] == [
+            "KV budget in REMOTE: there is no tier REMOTE"
+        ]
+
+    await eventually(shown)
+    await admin.ok("DELETE", "/quotas/acme")
+
+    async def gone() -> bool:
+        return (await admin.ok("GET", "/policies"))["instances"]["a"]["problems"] == []
+
+    await eventually(gone)
+
+
+async def test_prefix_caches_are_reset_where_asked(fleet: Fleet, admin: Admin) -> None:
+    said = await admin.ok("POST", "/prefix-cache/reset", {"instances": ["b"]})
+    assert said == {"instances": {"b": {"dropped": {"HBM": 3, "DDR": 1}, "problem": None}}, "failed": 0}
+    said = await admin.ok("POST", "/prefix-cache/reset", {}, idempotency_key="again")
+    assert set(said["instances"]) == {"a", "b"}
+    assert await admin.ok("POST", "/prefix-cache/reset", {}, idempotency_key="again") == said
+    assert [fleet.engines[name].resets for name in ("a", "b")] == [1, 2]
+    status, _, said = await admin.call("POST", "/prefix-cache/reset", {"instances": ["plain", "x"]})
+    assert status == 400
+    assert "plain, x can't be reset" in said["error"]["message"]
