@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcontrol.core.blocks import CacheTier
@@ -202,6 +202,35 @@ def test_a_noisy_tenant_leaves_others_their_guarantee(rig: Rig) -> None:
     used = _contend(rig, {"noisy": 16}, 20)
     assert used["noisy"][-1] == 44
     assert {rig.tiers(one).split(" ")[0] for one in quiet} == {"DDR"}
+
+
+saves = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 12)), min_size=10, max_size=60)
+shares = st.fixed_dictionaries(
+    {name: st.tuples(st.integers(0, 4), st.sampled_from([0.01, 1.0, 100.0])) for name in "abcd"}
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(work=saves, quotas=shares)
+def test_nobody_pushes_another_below_its_guarantee_in_any_tier_whatever_they_do(
+    work: list[tuple[str, int]], quotas: dict[str, tuple[int, float]]
+) -> None:
+    rig = Rig(config_of(), ddr=16, nvme=24, hbm=16)
+    guaranteed = {name: blocks for name, (blocks, _) in quotas.items()}
+    for tier in (DDR, CacheTier.NVME):
+        for name, (blocks, weight) in quotas.items():
+            rig.quotas.set(name, tier, TenantQuota(guaranteed_bytes=blocks * BLOCK_BYTES, weight=weight))
+    for turn, (who, count) in enumerate(work):
+        before = {tier: rig.quotas.usage(tier) for tier in (DDR, CacheTier.NVME)}
+        rig.save(path(range(100 * turn, 100 * turn + count), tenant=who))
+        rig.run()
+        for tier, used in before.items():
+            now = rig.quotas.usage(tier)
+            for name, usage in used.items():
+                if name != who:
+                    assert now[name].used_blocks >= min(usage.used_blocks, guaranteed[name]), (tier, name)
+    rig.hierarchy.check_integrity()
+    rig.close()
 
 
 def test_a_tenant_at_its_burst_turns_over_its_own_blocks(rig: Rig) -> None:
