@@ -24,7 +24,10 @@ from gateway.admission import (
     QuotaMeter,
 )
 from gateway.api.admin import AdminAccess, Changes, add_failure_handlers, admin_router
+from gateway.api.admin.explain import explain_router
+from gateway.api.admin.instances import Roster, instances_router, leases_router
 from gateway.api.admin.policies import policies_router
+from gateway.api.admin.routing import routing_router
 from gateway.api.exchange import Receive, Scope, Send
 from gateway.api.openai import OpenAiApi, serves
 from gateway.api.ops import ops_router
@@ -38,7 +41,9 @@ from gateway.planner import Planner
 from gateway.registry import BreakerRules, HealthLoop, InstanceSpec, LoadTracker, Membership, Registry
 from gateway.registry.addresses import AddressRules
 from gateway.registry.discovery import DiscoveryLoop, chosen_watchers
+from gateway.registry.leases import Leases
 from gateway.registry.membership import Loops
+from gateway.roster_keeper import RosterKeeper
 from gateway.routing import POLICIES, Calibration, CostModel, LearnedAffinity, RecentRoutes
 from gateway.settings import Settings
 from gateway.state import Store, load_admin_key, load_salt_secret, open_sqlite
@@ -137,11 +142,21 @@ def build_app(settings: Settings) -> FastAPI:  # noqa: PLR0915 - it wires everyt
             clock=monotonic,
             on_contradiction=registry.doubt,
         )
+        roster_keeper = RosterKeeper(
+            store,
+            registry=registry,
+            planner=planner,
+            rules=rules,
+            policy=settings.routing_policy,
+            costs=costs,
+            drain_s=settings.drain_timeout_s,
+        )
         with (
             ThreadPoolExecutor(max_workers=2, thread_name_prefix="fingerprint") as executor,
             zmq.asyncio.Context() as context,
         ):
             async with make_session(timeouts, resolver) as session:
+                fingerprinter = Fingerprinter(tokenizer, executor)
                 pipeline = Pipeline(
                     limits=Limits(
                         max_body_bytes=settings.max_body_bytes,
@@ -150,7 +165,7 @@ def build_app(settings: Settings) -> FastAPI:  # noqa: PLR0915 - it wires everyt
                         expected_output_tokens=settings.expected_output_tokens,
                     ),
                     authenticator=authenticator,
-                    fingerprinter=Fingerprinter(tokenizer, executor),
+                    fingerprinter=fingerprinter,
                     admission=admission,
                     planner=planner,
                     load=load,
@@ -208,7 +223,10 @@ def build_app(settings: Settings) -> FastAPI:  # noqa: PLR0915 - it wires everyt
                     load=load,
                     loops_of=loops_of,
                     on_failure=telemetry.loop_failed,
-                    witnesses=(telemetry, planner),
+                    witnesses=(telemetry, planner, roster_keeper),
+                )
+                leases = Leases(
+                    membership=membership, registry=registry, drain_s=settings.drain_timeout_s, clock=monotonic
                 )
                 discovery: Loops = {
                     f"discovery:{each.source}": DiscoveryLoop(
@@ -227,13 +245,37 @@ def build_app(settings: Settings) -> FastAPI:  # noqa: PLR0915 - it wires everyt
                     salt=authenticator.salt,
                     clock=monotonic,
                 )
-                changes = Changes(store, keeper.refresh)
+
+                async def refresh() -> None:
+                    await keeper.refresh()
+                    await roster_keeper.refresh()
+
+                changes = Changes(store, refresh)
+                roster = Roster(
+                    registry=registry,
+                    membership=membership,
+                    load=load,
+                    planner=planner,
+                    leases=leases,
+                    rules=rules,
+                )
                 app.include_router(
                     admin_router(
                         changes=changes,
                         authenticator=authenticator,
                         meter=quotas,
-                        more=[policies_router(changes, registry=registry, control=control, swap=swap, keeper=fleet)],
+                        more=(
+                            leases_router(roster),
+                            instances_router(changes, roster),
+                            routing_router(changes, roster_keeper),
+                            explain_router(
+                                registry=registry,
+                                planner=planner,
+                                fingerprinter=fingerprinter,
+                                authenticator=authenticator,
+                            ),
+                            policies_router(changes, registry=registry, control=control, swap=swap, keeper=fleet),
+                        ),
                     )
                 )
                 loops: Loops = {
@@ -241,12 +283,16 @@ def build_app(settings: Settings) -> FastAPI:  # noqa: PLR0915 - it wires everyt
                     "quotas": quotas.run,
                     "fleet": fleet.run,
                     "directory": partial(keeper.run, settings.store_poll_s),
+                    "roster": partial(roster_keeper.run, settings.store_poll_s),
+                    "leases": leases.run,
                 }
                 try:
                     await keeper.refresh()
                     _say_mode(settings, authenticator)
-                    async with membership, running({**loops, **discovery}, on_failure=telemetry.loop_failed):
-                        yield
+                    async with membership:
+                        await roster_keeper.follow(membership)
+                        async with running({**loops, **discovery}, on_failure=telemetry.loop_failed):
+                            yield
                 finally:
                     await quotas.close()
                     await store.close()
@@ -256,6 +302,9 @@ def build_app(settings: Settings) -> FastAPI:  # noqa: PLR0915 - it wires everyt
     add_failure_handlers(app)
     app.add_exception_handler(Exception, _bug)
     app.state.admin_access = AdminAccess(admin_key)
+    app.state.registration_access = (
+        AdminAccess(settings.registration_key.get_secret_value()) if settings.registration_key else None
+    )
     return app
 
 

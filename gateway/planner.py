@@ -52,6 +52,7 @@ class Plan:
     predicted_s: float | None = None
     guess: Guess | None = None
     textual: bool = False
+    candidates: tuple[Candidate, ...] = ()
 
     @property
     def cold(self) -> bool:
@@ -234,6 +235,7 @@ class Planner:
             matched_tokens=decision.candidate.matched_tokens,
             uncached_tokens=max(0, (tokens or 0) - decision.candidate.expected_tokens),
             predicted_s=predicted_wait_s(terms) if terms and tokens is not None else None,
+            candidates=candidates,
             textual=isinstance(fingerprint, Fingerprint) and fingerprint.textual,
         )
         return plan, None if own is None else cached.get(own)

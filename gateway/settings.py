@@ -138,6 +138,9 @@ class Settings(BaseSettings):
     drain_timeout_s: Seconds = Field(
         300.0, description="Longest time for a leaving instance to finish what it has, in seconds."
     )
+    registration_key: SecretStr | None = Field(
+        None, description="Key with which instances may register themselves, at least 16 characters; or the admin key."
+    )
     discovery_interval_s: Seconds = Field(2.0, description="Pause between two looks at file and DNS, in seconds.")
     discovery_file: Path | None = Field(
         None, description="YAML or JSON file with a list of {id, url}, read again when it changes."
@@ -234,11 +237,11 @@ class Settings(BaseSettings):
         "info", description="The least important level shown."
     )
 
-    @field_validator("salt_secret", "admin_key")
+    @field_validator("salt_secret", "admin_key", "registration_key")
     @classmethod
     def _long_secret(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and len(value.get_secret_value()) < _MIN_SECRET_CHARS:
-            raise ValueError(f"a salt secret or admin key has at least {_MIN_SECRET_CHARS} characters")
+            raise ValueError(f"a secret or key of the gateway has at least {_MIN_SECRET_CHARS} characters")
         return value
 
     @field_validator("instance_networks")
@@ -358,7 +361,8 @@ def _problem(detail: Mapping[str, Any], config: Path | None) -> str:
     value = detail.get("input")
     shown = (
         "(hidden)"
-        if {"key", "admin_key", "salt_secret", "store_url", "redis_url"} & {str(part) for part in loc}
+        if {"key", "admin_key", "registration_key", "salt_secret", "store_url", "redis_url"}
+        & {str(part) for part in loc}
         else _short(value)
     )
     return f"{source}: {key} = {shown}: {message}"

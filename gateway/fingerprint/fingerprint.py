@@ -86,6 +86,26 @@ class Fingerprint:
         return known
 
 
+class KnownBlocks(Fingerprint):
+    """A prompt of which only the hashes of its full blocks are known."""
+
+    __slots__ = ("_hashes",)
+
+    def __init__(self, hashes: Sequence[BlockHash], *, model: str, block_size_tokens: int) -> None:
+        super().__init__(b"", model=model, salt="")
+        self._hashes = hashes
+        self.tokens = len(hashes) * block_size_tokens + 1
+
+    def hashes(self, identity: CacheIdentity) -> Sequence[BlockHash]:
+        """Return the hashes, whatever the identity."""
+        del identity
+        return self._hashes
+
+    def beginning(self, tokens: int) -> bytes:
+        del tokens
+        return b"".join(self._hashes[:4])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Encoded:
     packed: bytes
@@ -163,4 +183,4 @@ def _spelled(prompt: ChatPrompt) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-__all__ = ["Fingerprint", "Fingerprinter", "Gap"]
+__all__ = ["Fingerprint", "Fingerprinter", "Gap", "KnownBlocks"]

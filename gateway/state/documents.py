@@ -20,6 +20,8 @@ class Kind(StrEnum):
     QUOTA = "quota"
     PRESET = "preset"
     POLICY = "policy"
+    INSTANCE = "instance"
+    ROUTING = "routing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,12 +68,16 @@ class _BoundedRequest(Request):
 class AdminRoute(APIRoute):
     """A route for the admin key alone. The app's state has the ``AdminAccess`` as ``admin_access``."""
 
+    def check(self, request: Request) -> None:
+        """Raise ``AuthenticationError`` for whoever may not use this route."""
+        access: AdminAccess = request.app.state.admin_access
+        access.check(request.headers.get("authorization"))
+
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
-            access: AdminAccess = request.app.state.admin_access
-            access.check(request.headers.get("authorization"))
+            self.check(request)
             bounded = _BoundedRequest(request.scope, request.receive)
             await bounded.body()  # here, since FastAPI would make a 400 of what goes wrong with it
             return await handle(bounded)
@@ -81,4 +85,19 @@ class AdminRoute(APIRoute):
         return guarded
 
 
-__all__ = ["MAX_BODY_BYTES", "AdminAccess", "AdminRoute"]
+class RegistrationRoute(AdminRoute):
+    """A route for the registration key, too. The app's state has its ``AdminAccess``, or None, as
+    ``registration_access``.
+    """
+
+    def check(self, request: Request) -> None:
+        registration: AdminAccess | None = request.app.state.registration_access
+        try:
+            super().check(request)
+        except AuthenticationError:
+            if registration is None:
+                raise
+            registration.check(request.headers.get("authorization"))
+
+
+__all__ = ["MAX_BODY_BYTES", "AdminAccess", "AdminRoute", "RegistrationRoute"]

@@ -1,0 +1,288 @@
+"""``/admin/v1/instances``: who is in the fleet, and how they are.
+
+Two kinds of changes. What an operator says (a new instance, a drain) is a document: durable, audited, with an ETag, and
+the same for all gateways of one store. What an instance says of itself is a lease: renewed every few seconds, forgotten
+when it isn't, with a key of its own.
+"""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.api.admin.access import AdminRoute, RegistrationRoute
+from gateway.api.admin.changes import Changes, Mutation, etag
+from gateway.api.admin.tenants import MutationOf, must
+from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
+from gateway.planner import Planner
+from gateway.registry import BreakerState, Instance, InstanceSpec, LoadTracker, Membership, Registry, Source
+from gateway.registry.addresses import AddressError, AddressRules
+from gateway.registry.leases import Leases
+from gateway.state import ABSENT, Delete, Document, Kind, Put
+from gateway.state.bodies import NAME_PATTERN, Name
+from gateway.state.fleet_bodies import InstanceBody, Url
+from kvcontrol.core.ids import InstanceId
+
+InstanceName = Annotated[str, Path(pattern=NAME_PATTERN, description="An instance's id.")]
+
+
+class _View(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class SpeedsView(_View):
+    """What was measured of an instance's speed."""
+
+    prefill_tokens_per_s: float
+    base_s: float
+    decode_load_s: float
+    answer_s: float
+
+
+class InstanceView(_View):
+    """One instance as this gateway sees it now."""
+
+    id: str
+    url: str
+    source: Source
+    state: str
+    reason: str
+    draining: bool
+    leaving: bool = Field(description="Whether it will be forgotten once it has finished what it has.")
+    breaker: BreakerState
+    breaker_reason: str
+    models: list[str]
+    blocks: str
+    in_flight: int
+    foreign_requests: int
+    lease_left_s: float | None = Field(description="Seconds until a self-registered one must have renewed its lease.")
+    speeds: SpeedsView | None
+
+
+class InstanceList(_View):
+    """All instances."""
+
+    data: list[InstanceView]
+
+
+class NewInstanceBody(BaseModel):
+    """An instance to take in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: Name
+    url: Url
+
+
+class InstanceChange(_View):
+    """An instance's document after a change. The instance itself follows at once; read it to see how it is."""
+
+    id: str
+    url: str | None
+    draining: bool
+    version: int
+
+
+class LeaseBody(BaseModel):
+    """What an instance says of itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: Url
+    ttl_s: float = Field(15.0, ge=1, le=3600, description="How long this holds without being said again, in seconds.")
+
+
+class Roster:
+    """What the routes read, and whom they tell."""
+
+    def __init__(  # noqa: PLR0913 - wired once, by name
+        self,
+        *,
+        registry: Registry,
+        membership: Membership,
+        load: LoadTracker,
+        planner: Planner,
+        leases: Leases,
+        rules: AddressRules,
+    ) -> None:
+        self.registry = registry
+        self.membership = membership
+        self.load = load
+        self.planner = planner
+        self.leases = leases
+        self.rules = rules
+
+    def get(self, name: str) -> Instance:
+        """Return an instance; raises ``NotFoundError``."""
+        instance = InstanceId(name)
+        if not self.registry.knows(instance):
+            raise NotFoundError(f"there is no instance {name!r}", code="instance_not_found")
+        return self.registry.get(instance)
+
+    def view(self, each: Instance) -> InstanceView:
+        speeds = self.planner.speeds(each)
+        return InstanceView(
+            id=each.id,
+            url=each.url,
+            source=each.source,
+            state=each.state,
+            reason=each.reason,
+            draining=each.draining,
+            leaving=self.membership.leaving(each.id),
+            breaker=self.registry.breaker(each.id),
+            breaker_reason=self.registry.breaker_reason(each.id),
+            models=[model.id for model in each.models],
+            blocks=each.blocks,
+            in_flight=self.load.of(each.id).in_flight,
+            foreign_requests=each.foreign_requests,
+            lease_left_s=self.leases.left_s(each.id),
+            speeds=None
+            if speeds is None
+            else SpeedsView(
+                prefill_tokens_per_s=speeds.prefill_tokens_per_s,
+                base_s=speeds.base_s,
+                decode_load_s=speeds.decode_load_s,
+                answer_s=speeds.answer_s,
+            ),
+        )
+
+    async def vetted(self, url: str) -> str:
+        """Return a URL as the origin that it is; raises ``InvalidRequestError`` for one that may not be used."""
+        try:
+            return await self.rules.vetted(url)
+        except AddressError as error:
+            raise InvalidRequestError(f"url: {error}", param="url", code="address_not_allowed") from None
+
+
+def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C901 - it is a list of routes
+    """Return the routes of operators."""
+    router = APIRouter(route_class=AdminRoute, tags=["instances"])
+    store = changes.store
+
+    async def put(name: str, body: InstanceBody, mutation: Mutation, *, verb: str, status: int = 200) -> Response:
+        present = await store.document(Kind.INSTANCE, name)
+        expected = ABSENT if verb == "create" else mutation.expected(present)
+        return await changes.apply(
+            [Put(kind=Kind.INSTANCE, name=name, body=body.model_dump_json(), expected=expected)],
+            mutation=mutation,
+            action=mutation.action(verb, f"instances/{name}", body.model_dump(mode="json")),
+            status=status,
+            shown=lambda documents: _change(must(documents[0])).model_dump(mode="json"),
+        )
+
+    async def set_draining(name: str, mutation: Mutation, *, draining: bool) -> Response:
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        present = await store.document(Kind.INSTANCE, name)
+        if present is None:
+            roster.get(name)
+        said = InstanceBody() if present is None else InstanceBody.model_validate_json(present.body)
+        body = said.model_copy(update={"draining": draining})
+        return await put(name, body, mutation, verb="drain" if draining else "resume")
+
+    @router.get("/instances")
+    async def list_instances() -> InstanceList:
+        """All instances, whoever named them."""
+        return InstanceList(data=[roster.view(each) for each in roster.registry.all()])
+
+    @router.get("/instances/{name}")
+    async def get_instance(name: InstanceName, response: Response) -> InstanceView:
+        """One instance. Its ETag is that of its document, where it has one."""
+        found = roster.get(name)
+        document = await store.document(Kind.INSTANCE, name)
+        if document is not None:
+            response.headers["etag"] = etag(document)
+        return roster.view(found)
+
+    @router.post("/instances", status_code=201, response_model=InstanceChange)
+    async def post_instance(body: NewInstanceBody, mutation: MutationOf) -> Response:
+        """Take in an instance: checked from now on, used once it is healthy. 409 when its id or address is taken."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        url = await roster.vetted(body.url)
+        _check_free(roster, body.id, url)
+        return await put(body.id, InstanceBody(url=url), mutation, verb="create", status=201)
+
+    @router.put("/instances/{name}", response_model=InstanceChange)
+    async def put_instance(name: InstanceName, body: InstanceBody, mutation: MutationOf) -> Response:
+        """Say all about an instance anew. Another address is another process: the former one drains first."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        if body.url is None:
+            roster.get(name)
+            return await put(name, body, mutation, verb="put")
+        url = await roster.vetted(body.url)
+        _check_free(roster, name, url)
+        return await put(name, body.model_copy(update={"url": url}), mutation, verb="put")
+
+    @router.delete("/instances/{name}", status_code=204)
+    async def delete_instance(name: InstanceName, mutation: MutationOf) -> Response:
+        """Take an instance out: it finishes what it has, gets nothing new, and is forgotten then.
+
+        What the settings or a discovery name comes back from there; drain that instead.
+        """
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        present = await store.document(Kind.INSTANCE, name)
+        if present is None:
+            source = roster.get(name).source
+            raise ConflictApiError(f"instance {name!r} is named by {source}: take it out there, or drain it here")
+        return await changes.apply(
+            [Delete(kind=Kind.INSTANCE, name=name, expected=mutation.expected(present))],
+            mutation=mutation,
+            action=mutation.action("delete", f"instances/{name}"),
+            status=204,
+            shown=lambda _: None,
+        )
+
+    @router.post("/instances/{name}/drain", response_model=InstanceChange)
+    async def drain(name: InstanceName, mutation: MutationOf) -> Response:
+        """Give an instance nothing new, whoever named it, until it is resumed; what it has goes on."""
+        return await set_draining(name, mutation, draining=True)
+
+    @router.post("/instances/{name}/resume", response_model=InstanceChange)
+    async def resume(name: InstanceName, mutation: MutationOf) -> Response:
+        """Give a drained instance requests again."""
+        return await set_draining(name, mutation, draining=False)
+
+    return router
+
+
+def leases_router(roster: Roster) -> APIRouter:
+    """Return the routes by which instances register themselves."""
+    router = APIRouter(route_class=RegistrationRoute, tags=["instances"])
+
+    @router.put("/instances/{name}/lease")
+    async def put_lease(name: InstanceName, body: LeaseBody) -> InstanceView:
+        """Register, or say that one is still there: to be repeated several times within ``ttl_s``."""
+        spec = InstanceSpec(id=InstanceId(name), url=await roster.vetted(body.url), source=Source.SELF)
+        try:
+            return roster.view(await roster.leases.renew(spec, ttl_s=body.ttl_s))
+        except ValueError as error:
+            raise ConflictApiError(str(error)) from None
+
+    @router.delete("/instances/{name}/lease", status_code=204)
+    async def delete_lease(name: InstanceName) -> None:
+        """Say goodbye: the instance gets nothing new, and is forgotten once it has finished what it has."""
+        instance = InstanceId(name)
+        if roster.leases.left_s(instance) is None:
+            raise NotFoundError(f"instance {name!r} has no lease", code="lease_not_found")
+        roster.leases.end(instance)
+
+    return router
+
+
+def _change(document: Document) -> InstanceChange:
+    body = InstanceBody.model_validate_json(document.body)
+    return InstanceChange(id=document.name, url=body.url, draining=body.draining, version=document.version)
+
+
+def _check_free(roster: Roster, name: str, url: str) -> None:
+    for each in roster.registry.all():
+        if each.id == name and each.source is not Source.ADMIN:
+            raise ConflictApiError(f"there is an instance {name!r} already, named by {each.source}")
+        if each.url == url and each.id != name:
+            raise ConflictApiError(f"{url} is instance {each.id!r} already")
+
+
+__all__ = ["InstanceView", "Roster", "instances_router", "leases_router"]

@@ -1,0 +1,93 @@
+"""``/admin/v1/routing``: how instances are chosen, changed while requests run; what is known of caches stays."""
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict
+
+from gateway.api.admin.access import AdminRoute
+from gateway.api.admin.changes import Changes, etag
+from gateway.api.admin.tenants import MutationOf, must
+from gateway.errors import NotFoundError
+from gateway.roster_keeper import RosterKeeper
+from gateway.routing import POLICIES
+from gateway.state import Delete, Document, Kind, Put
+from gateway.state.fleet_bodies import ROUTING_NAME, PolicyName, RoutingBody
+
+
+class RoutingView(BaseModel):
+    """The policy and the assumptions that hold now; ``version`` is None where the settings' hold."""
+
+    model_config = ConfigDict(frozen=True)
+
+    policy: PolicyName
+    prefill_tokens_per_s: float
+    decode_load_s: float
+    spread: float
+    version: int | None
+    policies: list[str]
+
+
+def routing_router(changes: Changes, keeper: RosterKeeper) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(route_class=AdminRoute, tags=["routing"])
+    store = changes.store
+
+    def view(document: Document | None) -> RoutingView:
+        policy, costs = keeper.routing_of(None if document is None else RoutingBody.model_validate_json(document.body))
+        return RoutingView(
+            policy=policy,
+            prefill_tokens_per_s=costs.prefill_tokens_per_s,
+            decode_load_s=costs.decode_load_s,
+            spread=costs.spread,
+            version=None if document is None else document.version,
+            policies=list(POLICIES),
+        )
+
+    @router.get("/routing")
+    async def get_routing(response: Response) -> RoutingView:
+        """How instances are chosen now."""
+        document = await store.document(Kind.ROUTING, ROUTING_NAME)
+        if document is not None:
+            response.headers["etag"] = etag(document)
+        return view(document)
+
+    @router.put("/routing", response_model=RoutingView)
+    async def put_routing(body: RoutingBody, mutation: MutationOf) -> Response:
+        """Choose by another policy from the next request on; other gateways follow within ``store_poll_s``."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        present = await store.document(Kind.ROUTING, ROUTING_NAME)
+        return await changes.apply(
+            [
+                Put(
+                    kind=Kind.ROUTING,
+                    name=ROUTING_NAME,
+                    body=body.model_dump_json(),
+                    expected=mutation.expected(present),
+                )
+            ],
+            mutation=mutation,
+            action=mutation.action("put", "routing", body.model_dump(mode="json")),
+            status=200,
+            shown=lambda documents: view(must(documents[0])).model_dump(mode="json"),
+        )
+
+    @router.delete("/routing", status_code=204)
+    async def delete_routing(mutation: MutationOf) -> Response:
+        """Go back to what the settings say."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        present = await store.document(Kind.ROUTING, ROUTING_NAME)
+        if present is None:
+            raise NotFoundError("routing is as the settings say already", code="routing_not_found")
+        return await changes.apply(
+            [Delete(kind=Kind.ROUTING, name=ROUTING_NAME, expected=mutation.expected(present))],
+            mutation=mutation,
+            action=mutation.action("delete", "routing"),
+            status=204,
+            shown=lambda _: None,
+        )
+
+    return router
+
+
+__all__ = ["routing_router"]
