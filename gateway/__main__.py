@@ -1,10 +1,11 @@
-"""``python -m gateway [--config FILE]``: run the gateway until a stop signal.
+"""``python -m gateway [--config FILE] [--workers N]``: run the gateway until a stop signal.
 
 Exit codes: 0 stopped by a signal, 2 settings or state are not usable, 3 the address is taken or can't be listened on.
 """
 
 import argparse
 import logging
+import os
 import resource
 import signal
 import socket
@@ -17,8 +18,10 @@ from prometheus_client import disable_created_metrics
 
 from gateway.app import build_app
 from gateway.errors import StartupError
-from gateway.settings import Settings, load_settings
+from gateway.settings import PREFIX, Settings, load_settings
 from gateway.telemetry import configure_logging
+from gateway.telemetry.siblings import Siblings, socket_path
+from gateway.workers import Workers, end_with
 
 EXIT_ADDRESS = 3
 _BACKLOG = 2048
@@ -29,14 +32,17 @@ _log = logging.getLogger("gateway")
 
 def main(argv: list[str] | None = None) -> int:
     """Run, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m gateway", description="Run the kvgate gateway.")
-    parser.add_argument("--config", type=Path, help="YAML file with settings; KVGATE_* variables go before it")
+    parser = _parser()
     arguments = parser.parse_args(argv)
     try:
+        if arguments.workers is not None:
+            os.environ[f"{PREFIX}WORKERS"] = str(arguments.workers)
         settings = load_settings(arguments.config)
         configure_logging(settings.log_format, settings.log_level)
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a _created series beside every counter says nothing that a scrape needs
         _allow_many_files()
+        if arguments.worker is not None:
+            return _serve_as_worker(settings, arguments)
         listener = _listen(settings)
     except StartupError as error:
         return _fail(str(error), error.exit_code)
@@ -45,31 +51,69 @@ def main(argv: list[str] | None = None) -> int:
         reason = f"can't listen on {address}: {error.strerror}; set another KVGATE_PORT, or stop what uses this one"
         return _fail(reason, EXIT_ADDRESS)
     with listener:
-        try:
-            app = build_app(settings)
-        except StartupError as error:
-            return _fail(str(error), error.exit_code)
-        host, port = listener.getsockname()[:2]
-        _log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                loop="uvloop",
-                http="httptools",
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                ws="none",
-                timeout_keep_alive=30,
-                timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
-            )
+        if settings.workers == 1:
+            return _serve(settings, [listener], None)
+        _say_address(listener)
+        _log.info("%d workers", settings.workers)
+        given = [] if arguments.config is None else ["--config", str(arguments.config)]
+        return Workers(settings.workers, arguments=given, listener=listener, grace_s=settings.shutdown_grace_s).run()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gateway", description="Run the kvgate gateway.")
+    parser.add_argument("--config", type=Path, help="YAML file with settings; KVGATE_* variables go before it")
+    parser.add_argument("--workers", type=int, help="processes that share the address; goes before KVGATE_WORKERS")
+    for name, kind in (("worker", str), ("worker-folder", Path), ("listen-fd", int), ("lifeline-fd", int)):
+        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)  # how workers are started
+    return parser
+
+
+def _serve_as_worker(settings: Settings, arguments: argparse.Namespace) -> int:
+    number, count = map(int, arguments.worker.split("/"))
+    end_with(arguments.lifeline_fd)
+    siblings = Siblings(arguments.worker_folder, own=number, count=count)
+    with (
+        socket.socket(fileno=arguments.listen_fd) as listener,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inner,
+    ):
+        path = socket_path(arguments.worker_folder, number)
+        path.unlink(missing_ok=True)
+        inner.bind(str(path))
+        inner.listen(_BACKLOG)
+        return _serve(settings, [listener, inner], siblings)
+
+
+def _serve(settings: Settings, listeners: list[socket.socket], siblings: Siblings | None) -> int:
+    try:
+        app = build_app(settings, siblings)
+    except StartupError as error:
+        return _fail(str(error), error.exit_code)
+    if siblings is None:
+        _say_address(listeners[0])
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
         )
-        for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises a signal again once it has shut down for it
-            signal.signal(number, _stopped)
-        server.run(sockets=[listener])
-        return 0 if server.started else 1
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises a signal again once it has shut down for it
+        signal.signal(number, _stopped)
+    server.run(sockets=listeners)
+    return 0 if server.started else 1
+
+
+def _say_address(listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    _log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
 
 def _stopped(number: int, frame: FrameType | None) -> None:

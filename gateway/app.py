@@ -49,6 +49,7 @@ from gateway.settings import Settings
 from gateway.state import Store, load_admin_key, load_salt_secret, open_sqlite
 from gateway.supervisor import running
 from gateway.telemetry import Metrics, Telemetry
+from gateway.telemetry.siblings import Siblings
 from gateway.upstream import EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
 from gateway.upstream.client import make_session
 from gateway.upstream.resolver import GuardedResolver
@@ -70,7 +71,7 @@ class Gateway(FastAPI):
             await super().__call__(scope, receive, send)
 
 
-def build_app(settings: Settings) -> FastAPI:  # noqa: PLR0915 - it wires everything, in one place
+def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI:  # noqa: PLR0915 - it wires everything, in one place
     """Return the gateway for these settings; its loops run while its lifespan does.
 
     Reads the tokenizer and the salt secret, which takes seconds; raises ``StartupError`` when one can't be had.
@@ -176,7 +177,13 @@ def build_app(settings: Settings) -> FastAPI:  # noqa: PLR0915 - it wires everyt
                 )
                 app.include_router(
                     ops_router(
-                        registry=registry, load=load, index=index, planner=planner, metrics=metrics, telemetry=telemetry
+                        registry=registry,
+                        load=load,
+                        index=index,
+                        planner=planner,
+                        metrics=metrics,
+                        telemetry=telemetry,
+                        siblings=siblings,
                     )
                 )
                 app.inference = OpenAiApi(

@@ -110,6 +110,12 @@ class Settings(BaseSettings):
     require_keys: bool = Field(
         default=False, description="Whether requests without a known API key are refused even while there is none yet."
     )
+    workers: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Processes that share the address, one for each core; more than one needs redis_url.",
+    )
     admin_key: SecretStr | None = Field(
         None,
         description="Key of /admin/v1, at least 16 characters and no tenant's; otherwise made and kept in state_dir.",
@@ -270,6 +276,10 @@ class Settings(BaseSettings):
         ):
             if len(set(values)) != len(values):
                 raise ValueError(f"each {what} may appear once")
+        if self.workers > 1 and self.redis_url is None:
+            raise ValueError(
+                f"{self.workers} workers would each grant every quota: set redis_url, so that they share them"
+            )
         if self.admin_key in [key.key for key in self.api_keys]:
             raise ValueError("admin_key is one of the api_keys; a tenant must not be able to change the others")
         if not self.api_keys and not self.require_keys and not is_loopback(self.host):

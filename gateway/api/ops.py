@@ -7,6 +7,7 @@ from gateway.dashboard import status_page
 from gateway.planner import Planner
 from gateway.registry import LoadTracker, Registry
 from gateway.telemetry import Metrics, Telemetry
+from gateway.telemetry.siblings import Siblings
 from kvcontrol.prefix_reuse import FleetIndex
 
 
@@ -18,6 +19,7 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
     planner: Planner,
     metrics: Metrics,
     telemetry: Telemetry,
+    siblings: Siblings | None = None,
 ) -> APIRouter:
     """Return ``/healthz``, ``/readyz``, ``/metrics`` and ``/dashboard``."""
     router = APIRouter()
@@ -47,9 +49,12 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
         )
 
     @router.get("/metrics")
-    async def exposition() -> Response:
+    async def exposition(worker: str | None = None) -> Response:
         """Prometheus text."""
-        return Response(metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        series = metrics.exposition()
+        if siblings is not None and worker != "own":
+            series = await siblings.exposition(series)
+        return Response(series, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @router.get("/dashboard", response_class=HTMLResponse)
     async def dashboard() -> str:

@@ -1,0 +1,82 @@
+"""One ``/metrics`` for several workers on one host.
+
+A scrape reaches any one of them. That one asks the others over their Unix sockets and answers with all series, each
+with the label ``worker``: sums are Prometheus' work, and a counter never jumps because another worker was asked.
+``kvgate_worker_up`` says which of them answered.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+OWN_QUERY: Final = "worker=own"
+_LIMIT_S: Final = 2.0
+_MAX_BYTES: Final = 16 << 20
+_SAMPLE: Final = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)$")
+_HEAD: Final = re.compile(r"^# (?:HELP|TYPE) (\S+) ")
+_UP: Final = "kvgate_worker_up"
+
+
+class Siblings:
+    """The workers of one host: ``count`` of them, each with a socket in ``folder``; ``own`` is this one's number."""
+
+    def __init__(self, folder: Path, *, own: int, count: int) -> None:
+        self._folder = folder
+        self._own = own
+        self._count = count
+
+    async def exposition(self, own: bytes) -> bytes:
+        """Return the series of all workers; ``own`` are this one's."""
+        others = [number for number in range(self._count) if number != self._own]
+        texts = dict(zip(others, await asyncio.gather(*(self._ask(each) for each in others)), strict=True))
+        texts[self._own] = own.decode()
+        return merged({number: texts[number] for number in sorted(texts)}).encode()
+
+    async def _ask(self, number: int) -> str | None:
+        connector = aiohttp.UnixConnector(path=str(socket_path(self._folder, number)))
+        try:
+            async with (
+                asyncio.timeout(_LIMIT_S),
+                aiohttp.ClientSession(connector=connector) as session,
+                session.get(f"http://worker/metrics?{OWN_QUERY}") as answer,
+            ):
+                body = await answer.content.read(_MAX_BYTES)
+                while chunk := await answer.content.read(_MAX_BYTES):
+                    body += chunk
+                return body.decode() if answer.status == 200 else None  # noqa: PLR2004 - HTTP's OK
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+
+
+def socket_path(folder: Path, number: int) -> Path:
+    """Return where a worker listens for its siblings."""
+    return folder / f"{number}.sock"
+
+
+def merged(texts: Mapping[int, str | None]) -> str:
+    """Return one exposition of several, each sample with its worker; None is a worker that did not answer."""
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for number, text in texts.items():
+        family = ""
+        for line in (text or "").splitlines():
+            if head := _HEAD.match(line):
+                if head[1] != family:
+                    family = head[1]
+                    known = family in heads
+                if not known:
+                    heads.setdefault(family, []).append(line)
+            elif sample := _SAMPLE.match(line):
+                labels = f'worker="{number}"' + (f",{sample[2]}" if sample[2] else "")
+                samples.setdefault(family, []).append(f"{sample[1]}{{{labels}}} {sample[3]}")
+    lines = [line for family in heads for line in (*heads[family], *samples.get(family, ()))]
+    lines += [f"# HELP {_UP} 1 for a worker that answered this scrape.", f"# TYPE {_UP} gauge"]
+    lines += [f'{_UP}{{worker="{number}"}} {int(text is not None)}' for number, text in texts.items()]
+    return "\n".join(lines) + "\n"
+
+
+__all__ = ["OWN_QUERY", "Siblings", "merged", "socket_path"]

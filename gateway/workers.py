@@ -1,0 +1,136 @@
+"""Several gateway processes on one address: started, started again when one dies, stopped together.
+
+All accept from one listening socket, so connections that wait for a worker that dies are taken by another one. A worker
+ends when this process does, however that ends: it watches a pipe that closes with it.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+_POLL_S: Final = 0.1
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 10.0
+_STEADY_S: Final = 10.0
+_MOST_FALSE_STARTS: Final = 3
+_STOP_SLACK_S: Final = 10.0
+
+_log = logging.getLogger("gateway")
+
+
+@dataclass(slots=True)
+class _Worker:
+    number: int
+    process: "subprocess.Popen[bytes] | None" = None
+    started_s: float = 0.0
+    pause_s: float = _FIRST_PAUSE_S
+    false_starts: int = 0
+    again_s: float = field(default=0.0)
+
+
+class Workers:
+    """Runs ``count`` processes of ``python -m gateway`` until a stop signal."""
+
+    def __init__(self, count: int, *, arguments: Sequence[str], listener: socket.socket, grace_s: float) -> None:
+        self._arguments = arguments
+        self._listener = listener
+        self._grace_s = grace_s
+        self._workers = [_Worker(number) for number in range(count)]
+        self._stopping = False
+        self._code = 0
+
+    def run(self) -> int:
+        """Run, and return the exit code: 0 after a stop signal, a worker's own when none of its starts succeeds."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+        watched, held = os.pipe()
+        folder = Path(tempfile.mkdtemp(prefix="kvgate-workers-"))
+        try:
+            while not self._stopping:
+                for worker in self._workers:
+                    self._look_after(worker, watched, folder)
+                time.sleep(_POLL_S)
+            self._end()
+        finally:
+            os.close(held)
+            os.close(watched)
+            shutil.rmtree(folder, ignore_errors=True)
+        return self._code
+
+    def _look_after(self, worker: _Worker, lifeline: int, folder: Path) -> None:
+        now_s = time.monotonic()
+        if worker.process is None:
+            if now_s >= worker.again_s:
+                self._start(worker, lifeline, folder)
+            return
+        code = worker.process.poll()
+        if code is None:
+            return
+        worker.process = None
+        if now_s - worker.started_s >= _STEADY_S:
+            worker.pause_s, worker.false_starts = _FIRST_PAUSE_S, 0
+        else:
+            worker.false_starts += 1
+        if code > 0 and worker.false_starts >= _MOST_FALSE_STARTS:
+            _log.error("worker %d does not start (exit code %d); stopping", worker.number, code)
+            self._stopping, self._code = True, code
+            return
+        _log.error("worker %d ended with %d; it starts again in %.1f s", worker.number, code, worker.pause_s)
+        worker.again_s = now_s + worker.pause_s
+        worker.pause_s = min(worker.pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _start(self, worker: _Worker, lifeline: int, folder: Path) -> None:
+        descriptor = self._listener.fileno()
+        inner = ["--worker", f"{worker.number}/{len(self._workers)}", "--worker-folder", str(folder)]
+        inner += ["--listen-fd", str(descriptor), "--lifeline-fd", str(lifeline)]
+        worker.process = subprocess.Popen(  # noqa: S603 - this program, with its own arguments
+            [sys.executable, "-m", "gateway", *self._arguments, *inner],
+            pass_fds=(descriptor, lifeline),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C in the terminal reaches this process alone, which tells the workers
+        )
+        worker.started_s = time.monotonic()
+
+    def _end(self) -> None:
+        """Stop all workers, those that don't stop in time by force."""
+        running = [each.process for each in self._workers if each.process is not None]
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        deadline_s = time.monotonic() + self._grace_s + _STOP_SLACK_S
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._stopping = True
+
+
+def end_with(lifeline: int) -> None:
+    """Make this process stop, as by SIGTERM, when the one that started it has ended."""
+
+    def watch() -> None:
+        os.read(lifeline, 1)  # nobody writes: it returns when the last writer is gone
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+__all__ = ["Workers", "end_with"]
