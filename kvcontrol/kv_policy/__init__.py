@@ -1,5 +1,6 @@
 """Which blocks go, which move, and when: decisions from what is known, never a touch of memory."""
 
+from kvcontrol.kv_policy.adaptive import AdaptivePolicy, AdaptiveState
 from kvcontrol.kv_policy.arc import ArcPolicy
 from kvcontrol.kv_policy.block_key import BlockKey
 from kvcontrol.kv_policy.choice import PolicyChoice, parse_choice, parse_choices
@@ -25,6 +26,8 @@ from kvcontrol.kv_policy.tails_first import TailsFirst
 __all__ = [
     "POLICIES",
     "SHORT_PREFILL_TOKENS",
+    "AdaptivePolicy",
+    "AdaptiveState",
     "ArcPolicy",
     "BlockKey",
     "ContentKey",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from kvcontrol.kv_policy.adaptive import AdaptivePolicy
 from kvcontrol.kv_policy.arc import ArcPolicy
 from kvcontrol.kv_policy.cost_aware import CostAwarePolicy
 from kvcontrol.kv_policy.eviction import EvictionPolicy
@@ -111,6 +112,11 @@ _KINDS = (
                 default=1 << 20, least=0, most=1 << 30, meaning="blocks whose last use is remembered", whole=True
             )
         },
+    ),
+    PolicyKind(
+        name="adaptive",
+        summary="LRU, or keeps what came again for longer where shadows prove it better; never far behind LRU",
+        make=lambda c, _: AdaptivePolicy(c),
     ),
     PolicyKind(
         name="predictive",

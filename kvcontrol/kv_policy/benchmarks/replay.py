@@ -2,7 +2,8 @@
 
 For each request, in order: first its resident blocks are counted, before anything is touched; then every block
 is accessed, the deepest first, so that tails go before heads. A block that isn't there comes in, and where the cache is
-full one block goes before it. Blocks are told one by one, so that the policy decides at each, as its paper has it.
+full one block goes before it. Newcomers are told one by one, so that the policy decides at each, as its paper has it;
+what is there in between is told in one call, which is the same to a policy and much faster.
 """
 
 from collections.abc import Iterable
@@ -18,14 +19,21 @@ def replay(requests: Iterable[Request], policy: EvictionPolicy, *, capacity_bloc
     """Run all requests through an empty policy; a block's id is its key. O(1) a block, microseconds each."""
     resident: set[int] = set()
     counter = HitCounter()
-    access, insert, select = policy.access, policy.insert, policy.select_victims
+    insert, select = policy.insert, policy.select_victims
     for request in requests:
         counter.add(request, resident)
-        for block in reversed(request.block_ids):
-            path = (BlockId(block),)
-            if block in resident:
-                access(path)
-                continue
+        ids = request.block_ids.tolist()
+        at = len(ids)
+        while at:
+            start = at
+            while start and ids[start - 1] in resident:
+                start -= 1
+            if start < at:
+                _access(policy, ids[start:at])
+            if not start:
+                break
+            path = (BlockId(ids[start - 1]),)
+            at = start - 1
             if len(resident) >= capacity_blocks:
                 context = PolicyContext(
                     tier=CacheTier.HBM,
@@ -36,8 +44,17 @@ def replay(requests: Iterable[Request], policy: EvictionPolicy, *, capacity_bloc
                 )
                 resident.difference_update(select(context).victims)
             insert(path, path)
-            resident.add(block)
+            resident.update(path)
     return counter.rates()
+
+
+def _access(policy: EvictionPolicy, blocks: list[int]) -> None:
+    """Tell of blocks that are there one after the other; a trace may name one twice, which a path may not."""
+    if len(set(blocks)) == len(blocks):
+        policy.access([BlockId(block) for block in blocks])
+    else:
+        for block in reversed(blocks):
+            policy.access((BlockId(block),))
 
 
 __all__ = ["replay"]

@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from kvcontrol.kv_policy import POLICIES
 from kvgate import replay
 from kvgate.failure import CommandError
 
@@ -53,7 +54,7 @@ def test_several_processes_find_what_one_does(trace: Path) -> None:
 
 def test_all_policies_and_shares_of_the_trace_are_the_default(trace: Path) -> None:
     rows = json.loads(run(trace, "--json").stdout)["rows"]
-    assert {row["policy"] for row in rows} == {"lru", "fifo", "lfu", "arc", "s3fifo", "mq", "lru2", "min"}
+    assert {row["policy"] for row in rows} == {*POLICIES, "min"}
     assert {row["capacity_blocks"] for row in rows} == {1, 4}
 
 

@@ -1,0 +1,63 @@
+"""Two LRU lines, of what was used once and of what came again, and a weight between them.
+
+The victim is the first of the line whose first is older, where the age of what came again counts ``1 / weight``. With a
+weight of 1 that is LRU over both, exactly; with infinity what was used once always goes first. All in between is a
+matter of how much longer a second use is worth waiting for, and may be changed at any moment at no cost.
+"""
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key")
+
+
+class TwoLines(Generic[Key]):
+    """Things in two lines, each the youngest last. Every call is O(1)."""
+
+    __slots__ = ("_again", "_now", "_once")
+
+    def __init__(self) -> None:
+        self._once: OrderedDict[Key, int] = OrderedDict()
+        self._again: OrderedDict[Key, int] = OrderedDict()
+        self._now = 0
+
+    def __len__(self) -> int:
+        return len(self._once) + len(self._again)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._again or key in self._once
+
+    def put(self, key: Key, *, again: bool) -> None:
+        """Put what stands nowhere at the young end of a line."""
+        self._now += 1
+        (self._again if again else self._once)[key] = self._now
+
+    def use(self, key: Key) -> bool:
+        """Put a thing at the young end of those that came again; False, and nothing changes, if it stands nowhere."""
+        again = self._again
+        if key in again:
+            again.move_to_end(key)
+        elif self._once.pop(key, None) is None:
+            return False
+        self._now += 1
+        again[key] = self._now
+        return True
+
+    def drop(self, key: Key, *, again: bool) -> None:
+        """Take a thing out of its line; ``KeyError`` if it isn't there."""
+        del (self._again if again else self._once)[key]
+
+    def pop(self, weight: float) -> Key | None:
+        """Take out who goes next; None when nothing is left."""
+        once, again = self._once, self._again
+        line = again
+        if once:
+            line = once
+            if again:
+                now = self._now
+                if (now - again[next(iter(again))]) / weight > now - once[next(iter(once))]:
+                    line = again
+        return line.popitem(last=False)[0] if line else None
+
+
+__all__ = ["TwoLines"]
