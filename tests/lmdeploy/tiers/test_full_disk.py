@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,7 @@ def asked(instance: TieredInstance) -> list[Answer]:
 def fill(path: Path) -> None:
     """Write a file until the disk takes no more."""
     with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-        while True:
-            file.write(bytes(1 << 16))
+        file.writelines(repeat(bytes(1 << 16)))
 
 
 def test_a_disk_that_fills_up_costs_copies_and_is_used_again_when_it_has_room(
