@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from kvgate.admin import build_admin
 from kvgate.bench import build_bench
 from kvgate.display import show_failure
 from kvgate.doctor import doctor
@@ -28,6 +29,7 @@ def build_app() -> typer.Typer:
     app.command(rich_help_panel="Run")(up)
     app.command(context_settings={"allow_extra_args": True}, rich_help_panel="Run")(engine)
     app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel="Run")(gateway)
+    app.add_typer(build_admin(), rich_help_panel="Run")
     app.command(rich_help_panel="Look")(doctor)
     app.command(rich_help_panel="Look")(replay)
     app.add_typer(build_bench(), rich_help_panel="Look")

@@ -1,0 +1,317 @@
+"""``kvgate admin``: the common calls to a running gateway's admin API."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.table import Table
+
+from kvgate.admin_client import AdminClient, find_key
+from kvgate.display import output, plain
+from kvgate.failure import CommandError
+from kvgate.paths import state_dir
+
+Name = Annotated[str, typer.Argument(help="A tenant's name.")]
+Note = Annotated[str, typer.Option(help="For people.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operator:
+    client: AdminClient
+    as_json: bool
+
+
+def build_admin() -> typer.Typer:
+    """Return the commands."""
+    admin = typer.Typer(name="admin", help="Manage a running gateway.", no_args_is_help=True)
+    admin.callback()(_connect)
+    admin.add_typer(_tenants())
+    admin.add_typer(_keys())
+    admin.add_typer(_quotas())
+    admin.add_typer(_policies())
+    admin.command("audit")(_audit)
+    admin.command("reset")(_reset)
+    return admin
+
+
+def _connect(
+    context: typer.Context,
+    *,
+    url: Annotated[str, typer.Option(help="Where the gateway listens.")] = "http://127.0.0.1:8000",
+    admin_key: Annotated[
+        str | None, typer.Option(envvar="KVGATE_ADMIN_KEY", help="Default: the key in the state folder.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state-dir", envvar="KVGATE_STATE_DIR", help="The gateway's state folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON and nothing else.")] = False,
+) -> None:
+    """Manage tenants, keys, quotas and policies of a running gateway."""
+    context.obj = _Operator(client=AdminClient(url, find_key(admin_key, state or state_dir())), as_json=as_json)
+
+
+def _tenants() -> typer.Typer:
+    tenants = typer.Typer(name="tenants", help="Who may use the gateway.", no_args_is_help=True)
+
+    @tenants.command("list")
+    def list_tenants(context: typer.Context) -> None:
+        """List them."""
+        _list(context, "/tenants", ("id", "suspended", "note", "version"))
+
+    @tenants.command("add")
+    def add(context: typer.Context, name: Name, note: Note = "") -> None:
+        """Make a tenant; one that is there already is left alone and is an error."""
+        _one(context, "PUT", f"/tenants/{quote(name, safe='')}", {"note": note}, {"if-none-match": "*"})
+
+    @tenants.command("suspend")
+    def suspend(context: typer.Context, name: Name) -> None:
+        """Refuse a tenant's requests from now on."""
+        _merge(context, f"/tenants/{quote(name, safe='')}", {"suspended": True}, ("note", "suspended"))
+
+    @tenants.command("resume")
+    def resume(context: typer.Context, name: Name) -> None:
+        """Serve a suspended tenant again."""
+        _merge(context, f"/tenants/{quote(name, safe='')}", {"suspended": False}, ("note", "suspended"))
+
+    @tenants.command("remove")
+    def remove(context: typer.Context, name: Name) -> None:
+        """Forget a tenant and its quota, and revoke its keys."""
+        _one(context, "DELETE", f"/tenants/{quote(name, safe='')}")
+
+    return tenants
+
+
+def _keys() -> typer.Typer:
+    keys = typer.Typer(name="keys", help="API keys.", no_args_is_help=True)
+
+    @keys.command("list")
+    def list_keys(
+        context: typer.Context, tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None
+    ) -> None:
+        """List them; never the keys themselves."""
+        where = "" if tenant is None else f"?tenant={quote(tenant, safe='')}"
+        _list(context, f"/keys{where}", ("id", "tenant", "note", "expires_at_s", "revoked_at_s"))
+
+    @keys.command("add")
+    def add(
+        context: typer.Context,
+        tenant: Name,
+        note: Note = "",
+        expires_in_s: Annotated[float | None, typer.Option(help="Seconds until it is refused.")] = None,
+    ) -> None:
+        """Make a key and print it, this once."""
+        operator = _operator(context)
+        body = {"tenant": tenant, "note": note, "expires_in_s": expires_in_s}
+        made = operator.client.call("POST", "/keys", body).body
+        if operator.as_json:
+            plain(json.dumps(made))
+        else:
+            plain(made["key"])
+
+    @keys.command("revoke")
+    def revoke(context: typer.Context, key_id: Annotated[str, typer.Argument(help="As keys list shows it.")]) -> None:
+        """Refuse a key from now on."""
+        _one(context, "DELETE", f"/keys/{quote(key_id, safe='')}")
+
+    return keys
+
+
+def _quotas() -> typer.Typer:
+    quotas = typer.Typer(name="quotas", help="What tenants may use.", no_args_is_help=True)
+
+    @quotas.command("list")
+    def list_quotas(context: typer.Context) -> None:
+        """List them."""
+        shown = ("tenant", "requests_per_min", "tokens_per_min", "concurrency", "context_tokens", "priority", "slo")
+        _list(context, "/quotas", (*shown, "weight", "kv"))
+
+    @quotas.command("show")
+    def show(context: typer.Context, tenant: Name) -> None:
+        """Show one."""
+        _one(context, "GET", f"/quotas/{quote(tenant, safe='')}")
+
+    @quotas.command("usage")
+    def usage(context: typer.Context, tenant: Name) -> None:
+        """Show what counts against it now."""
+        _one(context, "GET", f"/quotas/{quote(tenant, safe='')}/usage")
+
+    @quotas.command("remove")
+    def remove(context: typer.Context, tenant: Name) -> None:
+        """Take it back."""
+        _one(context, "DELETE", f"/quotas/{quote(tenant, safe='')}")
+
+    @quotas.command("set")
+    def change(  # noqa: PLR0913 - each is one option
+        context: typer.Context,
+        tenant: Name,
+        *,
+        requests_per_min: Annotated[int | None, typer.Option(help="0 takes the limit away.")] = None,
+        tokens_per_min: Annotated[int | None, typer.Option(help="0 takes the limit away.")] = None,
+        concurrency: Annotated[int | None, typer.Option(help="0 takes the limit away.")] = None,
+        context_tokens: Annotated[int | None, typer.Option(help="0 takes the limit away.")] = None,
+        priority: Annotated[str | None, typer.Option(help="high, normal or low.")] = None,
+        slo: Annotated[str | None, typer.Option(help="interactive, standard or batch.")] = None,
+        weight: Annotated[float | None, typer.Option(help="Share among tenants that wait.")] = None,
+        kv: Annotated[
+            list[str] | None, typer.Option(help="TIER=GUARANTEED:BURST in bytes, like DDR=0:1000000; BURST may be all.")
+        ] = None,
+    ) -> None:
+        """Change what is given and leave the rest; _default is for tenants without a quota of their own."""
+        counts = {
+            "requests_per_min": requests_per_min,
+            "tokens_per_min": tokens_per_min,
+            "concurrency": concurrency,
+            "context_tokens": context_tokens,
+        }
+        changed: dict[str, Any] = {name: value or None for name, value in counts.items() if value is not None}
+        others = {"priority": priority, "slo": slo, "weight": weight}
+        changed |= {name: value for name, value in others.items() if value is not None}
+        if kv:
+            changed["kv"] = dict(map(_budget, kv))
+        if not changed:
+            raise CommandError("nothing to change is given", "kvgate admin quotas set --help lists what there is")
+        fields = (*counts, "priority", "slo", "weight", "kv")
+        _merge(context, f"/quotas/{quote(tenant, safe='')}", changed, fields, make=True)
+
+    return quotas
+
+
+def _policies() -> typer.Typer:
+    policies = typer.Typer(name="policies", help="Policies that all instances run.", no_args_is_help=True)
+
+    @policies.command("list")
+    def list_policies(context: typer.Context) -> None:
+        """List what is chosen, and what each instance runs."""
+        operator = _operator(context)
+        said = operator.client.call("GET", "/policies").body
+        if operator.as_json:
+            plain(json.dumps(said))
+            return
+        _table(said["data"], ("kind", "name", "params", "version"))
+        running = [
+            {"instance": instance, "kind": one["kind"], "runs": one["name"], "params": one["params"]}
+            for instance, each in said["instances"].items()
+            for one in each["running"]
+        ]
+        _table(running, ("instance", "kind", "runs", "params"))
+        for instance, each in said["instances"].items():
+            for problem in filter(None, [each["problem"], *each["problems"]]):
+                plain(f"{instance}: {problem}")
+
+    @policies.command("set")
+    def change(
+        context: typer.Context,
+        kind: Annotated[str, typer.Argument(help="What it decides, like eviction.")],
+        name: Annotated[str, typer.Argument(help="Which policy, like s3fifo.")],
+        param: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be given several times.")] = None,
+    ) -> None:
+        """Make all instances run a policy, or none when one refuses."""
+        params = dict(map(_param, param or []))
+        _one(context, "PUT", f"/policies/{quote(kind, safe='')}", {"name": name, "params": params})
+
+    return policies
+
+
+def _audit(
+    context: typer.Context, limit: Annotated[int, typer.Option(min=1, max=1000, help="Newest entries.")] = 20
+) -> None:
+    """Show who changed what, newest first."""
+    _list(context, f"/audit?limit={limit}", ("number", "at_s", "actor", "action", "target", "outcome"))
+
+
+def _reset(
+    context: typer.Context,
+    instance: Annotated[list[str] | None, typer.Option(help="Only this one; may be given several times.")] = None,
+) -> None:
+    """Empty the prefix caches of all instances, or of some."""
+    _one(context, "POST", "/prefix-cache/reset", {"instances": instance or None})
+
+
+def _operator(context: typer.Context) -> _Operator:
+    found = context.find_object(_Operator)
+    if found is None:
+        raise RuntimeError("the group's callback has not run")
+    return found
+
+
+def _one(
+    context: typer.Context, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+) -> None:
+    operator = _operator(context)
+    _show(operator, operator.client.call(method, path, body, headers).body)
+
+
+def _merge(
+    context: typer.Context, path: str, changed: dict[str, Any], fields: Sequence[str], *, make: bool = False
+) -> None:
+    """Change some fields of a document, unless somebody else changes it meanwhile."""
+    operator = _operator(context)
+    try:
+        found = operator.client.call("GET", path)
+    except CommandError:
+        if not make:
+            raise
+        _show(operator, operator.client.call("PUT", path, changed, {"if-none-match": "*"}).body)
+        return
+    body = {name: found.body[name] for name in fields} | changed
+    _show(operator, operator.client.call("PUT", path, body, {"if-match": found.etag or "*"}).body)
+
+
+def _show(operator: _Operator, said: Any) -> None:
+    if operator.as_json:
+        plain(json.dumps(said))
+    elif said is None:
+        plain("done")
+    else:
+        for name, value in said.items():
+            plain(f"{name}: {_text(value)}")
+
+
+def _list(context: typer.Context, path: str, columns: Sequence[str]) -> None:
+    operator = _operator(context)
+    said = operator.client.call("GET", path).body
+    if operator.as_json:
+        plain(json.dumps(said))
+    else:
+        _table(said["data"], columns)
+
+
+def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(_text(row[column]) for column in columns))
+    output.print(table)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _budget(text: str) -> tuple[str, dict[str, int | None]]:
+    tier, _, sizes = text.partition("=")
+    guaranteed, _, burst = sizes.partition(":")
+    try:
+        return tier, {"guaranteed_bytes": int(guaranteed), "burst_bytes": None if burst == "all" else int(burst)}
+    except ValueError:
+        raise CommandError(
+            f"--kv {text} is not TIER=GUARANTEED:BURST", "it looks like DDR=0:1000000 or NVME=4096:all"
+        ) from None
+
+
+def _param(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise CommandError(f"--param {text} is not NAME=VALUE", "it looks like --param small=0.1")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+__all__ = ["build_admin"]

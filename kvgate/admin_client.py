@@ -1,0 +1,90 @@
+"""Talks to a gateway's ``/admin/v1``; what goes wrong becomes a ``CommandError`` with the gateway's own words."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from gateway.state.admin_key import FILE_NAME
+from kvgate.failure import CommandError
+
+_LIMIT_S: Final = 60.0
+_NO_PROXY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """An answer: its body, None when it has none, and the version to change it from."""
+
+    body: Any
+    etag: str | None
+
+
+class AdminClient:
+    """One gateway and the admin key for it."""
+
+    def __init__(self, url: str, key: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise CommandError(f"--url {url} is not the address of a gateway", "it looks like http://127.0.0.1:8000")
+        self._base = url.rstrip("/") + "/admin/v1"
+        self._key = key
+
+    def call(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Said:
+        """Return a success; raises ``CommandError`` for anything else."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(  # noqa: S310 - the scheme was checked
+            self._base + path,
+            data=data,
+            method=method,
+            headers={
+                "authorization": f"Bearer {self._key}",
+                **({} if data is None else {"content-type": "application/json"}),
+                **(headers or {}),
+            },
+        )
+        try:
+            with _NO_PROXY.open(request, timeout=_LIMIT_S) as answer:
+                text = answer.read()
+                return Said(body=json.loads(text) if text else None, etag=answer.headers.get("etag"))
+        except urllib.error.HTTPError as error:
+            raise _refused(error) from None
+        except urllib.error.URLError as error:
+            raise CommandError(
+                f"no gateway answers at {self._base}: {error.reason}", "start one, or name it with --url"
+            ) from None
+        except (OSError, HTTPException, ValueError) as error:
+            raise CommandError(f"{self._base} does not answer as a gateway does: {error}", "is it one?") from None
+
+
+def find_key(given: str | None, state_dir: Path) -> str:
+    """Return the admin key: the one given, or the one that the gateway keeps in its state folder."""
+    if given:
+        return given
+    path = state_dir / FILE_NAME
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(
+            f"no admin key: {path} can't be read ({error})",
+            "give it with --admin-key or KVGATE_ADMIN_KEY, or name the gateway's folder with --state-dir",
+        ) from None
+
+
+def _refused(error: urllib.error.HTTPError) -> CommandError:
+    with error:
+        text = error.read()
+    try:
+        message = json.loads(text)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = f"the gateway answered {error.code}"
+    advice = "the key is in the gateway's state folder, or its admin_key setting" if error.code == 401 else ""  # noqa: PLR2004
+    return CommandError(str(message), advice)
+
+
+__all__ = ["AdminClient", "Said", "find_key"]

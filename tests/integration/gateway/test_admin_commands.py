@@ -1,0 +1,89 @@
+"""``kvgate admin`` against a running gateway, as a person would type it."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import CHAT, Fleet, chat, running_fleet
+
+
+class Person:
+    """Runs commands; the gateway's state folder has the key."""
+
+    def __init__(self, fleet: Fleet, state_dir: Path) -> None:
+        self.fleet = fleet
+        self._given = ["--url", fleet.gateway.url, "--state-dir", str(state_dir)]
+
+    async def types(self, *arguments: str, options: tuple[str, ...] = ()) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "kvgate", "admin", *self._given, *options, *arguments),
+            env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await asyncio.wait_for(process.communicate(), 120)
+        return process.returncode or 0, said.decode()
+
+    async def gets(self, *arguments: str) -> object:
+        code, said = await self.types(*arguments, options=("--json",))
+        assert code == 0, said
+        return json.loads(said)
+
+
+@pytest.fixture
+async def person(tmp_path: Path) -> AsyncIterator[Person]:
+    async with running_fleet(tmp_path) as fleet:
+        yield Person(fleet, tmp_path)
+
+
+async def test_a_tenant_gets_a_key_and_a_quota_and_loses_them(person: Person) -> None:
+    assert (await person.types("tenants", "add", "acme", "--note", "first"))[0] == 0
+    code, said = await person.types("tenants", "add", "acme")
+    assert code == 1
+    assert "tenant 'acme' has the ETag" in said
+    code, key = await person.types("keys", "add", "acme")
+    assert code == 0
+    headers = {"authorization": f"Bearer {key.strip()}"}
+    async with person.fleet.gateway.post(CHAT, chat(), **headers) as answer:
+        assert answer.status == 200
+    assert (await person.types("quotas", "set", "acme", "--requests-per-min", "5", "--kv", "DDR=0:all"))[0] == 0
+    quota = await person.gets("quotas", "set", "acme", "--priority", "high")
+    assert isinstance(quota, dict)
+    assert (quota["requests_per_min"], quota["priority"]) == (5, "high")
+    assert quota["kv"] == {"DDR": {"guaranteed_bytes": 0, "burst_bytes": None, "weight": 1.0}}
+    assert (await person.types("tenants", "suspend", "acme"))[0] == 0
+    async with person.fleet.gateway.post(CHAT, chat(), **headers) as answer:
+        assert answer.status == 403
+    assert "acme" in (await person.types("tenants", "list"))[1]
+    assert (await person.types("tenants", "remove", "acme"))[0] == 0
+    async with person.fleet.gateway.post(CHAT, chat(), **headers) as answer:
+        assert answer.status == 401
+    assert "delete" in (await person.types("audit"))[1]
+
+
+async def test_the_fleet_is_told(person: Person) -> None:
+    assert (await person.types("policies", "set", "eviction", "s3fifo", "--param", "small=0.1"))[0] == 0
+    assert [each.policies["eviction"]["params"] for each in person.fleet.engines.values()] == [{"small": 0.1}] * 2
+    assert "s3fifo" in (await person.types("policies", "list"))[1]
+    assert (await person.types("reset", "--instance", "b"))[0] == 0
+    assert [each.resets for each in person.fleet.engines.values()] == [0, 1]
+
+
+async def test_what_is_refused_is_a_message(person: Person, tmp_path: Path) -> None:
+    for arguments, options, part in (
+        (("quotas", "set", "acme"), (), "nothing to change"),
+        (("quotas", "set", "acme", "--kv", "DDR"), (), "TIER=GUARANTEED:BURST"),
+        (("quotas", "show", "nobody"), (), "no quota of its own"),
+        (("tenants", "list"), ("--admin-key", "wrong"), "not the admin key"),
+        (("tenants", "list"), ("--url", "http://127.0.0.1:1"), "no gateway answers"),
+        (("tenants", "list"), ("--state-dir", str(tmp_path / "none")), "no admin key"),
+    ):
+        code, said = await person.types(*arguments, options=options)
+        assert code == 1
+        assert part in said
+        assert "Traceback" not in said
