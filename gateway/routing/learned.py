@@ -87,7 +87,9 @@ class LearnedAffinity:
                 memory.capacity = min(self._most, memory.capacity + 1 + memory.capacity // _GROWTH)
             return 0
         self._forget_before(guess.instance, memory, guess.ages[held])
-        memory.capacity = max(_LEAST_BLOCKS, len(guess.hashes), len(memory.blocks))
+        # Not even those used since fit beside what was missing: it is counted among them again, if it was computed.
+        memory.capacity = max(_LEAST_BLOCKS, len(guess.hashes), len(memory.blocks) - missing)
+        self._trim(guess.instance, memory, len(memory.blocks) - memory.capacity)
         return missing
 
     def held(self, instance: InstanceId) -> int:
