@@ -40,6 +40,8 @@ BuildHierarchy = Callable[[EngineMemory, CacheIdentity], Built]
 
 
 FOLLOW_EVERY_S = 0.05
+SAVE_GRACE_S = 0.01
+"""How long a save waits after the forward that wrote its blocks: the forward's token takes the same way to the host."""
 GRACE_S = 5.0
 """A transfer that has not ended so long after twice its deadline never will."""
 
@@ -288,7 +290,10 @@ class EngineTiers:
         if self.hierarchy is None or self.memory is None:
             return False
         ticket = self.hierarchy.save(
-            order.requests, heads_held=order.plan.heads_held, fence=self.memory.fence(), deadline_s=self._deadline_s
+            order.requests,
+            heads_held=order.plan.heads_held,
+            fence=self.memory.fence(grace_s=SAVE_GRACE_S),
+            deadline_s=self._deadline_s,
         )
         self._save_tickets[ticket.ticket_id] = _UnderWay(order, self._lost_at_s())
         return True

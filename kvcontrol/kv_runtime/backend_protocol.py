@@ -82,23 +82,52 @@ class KVBackendProtocol(Protocol):
 class EngineBackendProtocol(KVBackendProtocol, Protocol):
     """The engine's own memory, which kernels read and write beside us."""
 
-    def fence(self) -> Fence:
+    def fence(self, *, grace_s: float = 0.0) -> Fence:
         """Return the end of all work that the engine has queued by now; called on the engine's thread, never waits.
+
+        ``grace_s``: on a device that answers over the same link, so much later, for an answer to go first.
 
         A block is read after the fence of the work that wrote it, and written after the fence of the last work that
         may still read what it held before.
         """
 
 
+class Helpers(Protocol):
+    """Threads for what lets go of the GIL."""
+
+    helpers: int
+    """How many pieces of work they do at once."""
+
+    def compute(self, work: Callable[[], list[int]]) -> Callable[[], list[int]]:
+        """Begin ``work`` beside the caller; what is returned waits for its result."""
+
+
 @runtime_checkable
 class OrderedBackendProtocol(EngineBackendProtocol, Protocol):
     """Engine memory on a device that works through queues: what is queued can be counted on before it is done."""
+
+    @property
+    def verifies(self) -> bool:
+        """Whether ``write_verified`` may be called."""
 
     def write_in_order(self, moves: Sequence[Move], arena: HostArena, queued: Callable[[], None]) -> list[BlockStatus]:
         """As ``write``, and call ``queued`` in between: all of it is queued, so that ``join`` covers it.
 
         ``queued`` is called at most once, on the calling thread, before ``write_in_order`` returns; never when the
         device has refused, and never where writes are done when they are asked for.
+        """
+
+    def write_verified(
+        self,
+        moves: Sequence[Move],
+        arena: HostArena,
+        checksums: Sequence[int],
+        helpers: Helpers,
+        queued: Callable[[], None],
+    ) -> list[BlockStatus]:
+        """As ``write_in_order`` for blocks whose bytes have their checksum (``record.checksum``).
+
+        The others are not moved: ``CORRUPT``; then ``queued`` is not called.
         """
 
     def join(self) -> None:
@@ -126,6 +155,7 @@ __all__ = [
     "DurableBackendProtocol",
     "EngineBackendProtocol",
     "Fence",
+    "Helpers",
     "KVBackendProtocol",
     "Move",
     "OrderedBackendProtocol",

@@ -6,6 +6,7 @@ KvControlError
     ├── ArenaError       host memory for blocks can't be had
     ├── BackendError     a tier's backend can't be set up
     ├── BlockFileError   a file of blocks can't be used
+    ├── NativeError      the native helper can't be had; its users do without
     ├── QuotaError       a quota out of range, or accounts that don't add up
     └── RequestError     a request is unknown, known already, or in another state
 """
@@ -23,6 +24,10 @@ class AllocationError(KvRuntimeError, ValueError):
 
 class ArenaError(KvRuntimeError):
     """Host memory for blocks can't be had; the message says how much was asked for and why not."""
+
+
+class NativeError(KvRuntimeError):
+    """There is no native helper here; the message says why."""
 
 
 class BackendError(KvRuntimeError):
@@ -47,6 +52,7 @@ __all__ = [
     "BackendError",
     "BlockFileError",
     "KvRuntimeError",
+    "NativeError",
     "QuotaError",
     "RequestError",
 ]

@@ -41,7 +41,7 @@ class MetadataBackend:
         self._check(moves, arena)
         return [BlockStatus.OK] * len(moves)
 
-    def fence(self) -> Fence:
+    def fence(self, *, grace_s: float = 0.0) -> Fence:  # noqa: ARG002 - nothing is ever under way
         """See ``EngineBackendProtocol``."""
         return _Passed()
 

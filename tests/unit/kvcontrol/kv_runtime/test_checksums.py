@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvcontrol.kv_runtime import HostArena, checksum
-from kvcontrol.kv_runtime.checksums import NativeChecksums, _compiled, fastest, one_by_one
+from kvcontrol.kv_runtime.checksums import NativeChecksums, fastest, one_by_one, usable_native
+from kvcontrol.kv_runtime.native import compiled, native
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")), reason="needs a C compiler"
@@ -19,9 +20,14 @@ needs_compiler = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    fastest.cache_clear()
+    _forget()
     yield
-    fastest.cache_clear()
+    _forget()
+
+
+def _forget() -> None:
+    native.cache_clear()
+    usable_native.cache_clear()
 
 
 @pytest.fixture(params=[1, 7, 240, 4_096, 100_003])
@@ -55,7 +61,7 @@ def test_it_is_compiled_once_and_found_again(tmp_path: Path) -> None:
     fastest()
     [library] = (tmp_path / "cache" / "kvgate").iterdir()
     made_ns = library.stat().st_mtime_ns
-    fastest.cache_clear()
+    _forget()
     assert isinstance(fastest(), NativeChecksums)
     assert library.stat().st_mtime_ns == made_ns
 
@@ -83,6 +89,6 @@ def test_a_cache_that_can_not_be_written_is_no_reason_to_fail(
 
 @needs_compiler
 def test_a_broken_library_in_the_cache_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
-    _compiled().write_bytes(b"not a library")
+    compiled().write_bytes(b"not a library")
     with caplog.at_level(logging.WARNING):
         assert fastest() is one_by_one
