@@ -27,6 +27,7 @@ from gateway.api.admin import AdminAccess, Changes, add_failure_handlers, admin_
 from gateway.api.admin.explain import explain_router
 from gateway.api.admin.instances import Roster, instances_router, leases_router
 from gateway.api.admin.policies import policies_router
+from gateway.api.admin.presets import presets_router
 from gateway.api.admin.routing import routing_router
 from gateway.api.exchange import Receive, Scope, Send
 from gateway.api.openai import OpenAiApi, serves
@@ -50,11 +51,13 @@ from gateway.state import Store, load_admin_key, load_salt_secret, open_sqlite
 from gateway.supervisor import running
 from gateway.telemetry import Metrics, Telemetry
 from gateway.telemetry.siblings import Siblings
+from gateway.types import TenantId
 from gateway.upstream import EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
 from gateway.upstream.client import make_session
 from gateway.upstream.resolver import GuardedResolver
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.prefix_reuse import FleetIndex
+from kvcontrol.presets import Presets, UnknownPresetError
 
 _log = logging.getLogger(__name__)
 
@@ -242,13 +245,14 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     for each in chosen_watchers(settings)
                 }
                 keeper = DirectoryKeeper(store, authenticator.publish)
+                presets = Presets.shipped()
                 control = InstanceControl(session, timeout_s=settings.control_timeout_s)
                 swap = PolicySwap(control)
                 fleet = FleetKeeper(
                     registry=registry,
                     control=control,
                     swap=swap,
-                    wishes=lambda: _wishes(keeper.current),
+                    wishes=lambda: _wishes(keeper.current, presets, authenticator.configured),
                     salt=authenticator.salt,
                     clock=monotonic,
                 )
@@ -282,6 +286,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                                 authenticator=authenticator,
                             ),
                             policies_router(changes, registry=registry, control=control, swap=swap, keeper=fleet),
+                            presets_router(changes, presets=presets, registry=registry, swap=swap),
                         ),
                     )
                 )
@@ -323,9 +328,17 @@ def _open_store(settings: Settings) -> Store:
     return open_postgres(settings.store_url.get_secret_value())
 
 
-def _wishes(directory: Directory) -> Wishes:
+def _wishes(directory: Directory, presets: Presets, configured: frozenset[TenantId]) -> Wishes:
+    shares = None
+    if (chosen := directory.preset) is not None:
+        try:
+            shares = presets.preset(chosen.name, chosen.hardware).quota
+        except UnknownPresetError as error:  # another version of kvgate knew it
+            _log.warning("the preset of the fleet can't be kept: %s", error)
     return Wishes(
         limits=directory.limits,
+        tenants=directory.tenants | configured,
+        shares=shares,
         policies={
             kind: Policy(kind=kind, name=each.name, params=each.params) for kind, each in directory.policies.items()
         },

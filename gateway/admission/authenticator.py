@@ -75,6 +75,11 @@ class Authenticator:
             raise PermissionDeniedError("this tenant is suspended", code="tenant_suspended")
         return tenant
 
+    @property
+    def configured(self) -> frozenset[TenantId]:
+        """The tenants of the settings' keys."""
+        return frozenset(self._configured.values())
+
     def knows(self, tenant: TenantId) -> bool:
         """Whether the settings have a key of this tenant."""
         return tenant in self._configured.values()

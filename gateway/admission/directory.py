@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from gateway.limits import UNLIMITED, TenantLimits
-from gateway.state.bodies import DEFAULT_QUOTA, KeyBody, PolicyBody, QuotaBody, TenantBody
+from gateway.state.bodies import CURRENT_PRESET, DEFAULT_QUOTA, KeyBody, PolicyBody, PresetBody, QuotaBody, TenantBody
 from gateway.state.documents import Kind
 from gateway.state.store import Store
 from gateway.types import TenantId
@@ -33,6 +33,8 @@ class Directory:
     limits: Mapping[TenantId, TenantLimits] = field(default_factory=lambda: MappingProxyType({}))
     default_limits: TenantLimits = UNLIMITED
     suspended: frozenset[TenantId] = frozenset()
+    tenants: frozenset[TenantId] = frozenset()
+    preset: PresetBody | None = None
     policies: Mapping[str, PolicyBody] = field(default_factory=lambda: MappingProxyType({}))
 
     def limits_of(self, tenant: TenantId) -> TenantLimits:
@@ -49,11 +51,11 @@ async def read_directory(store: Store) -> Directory:
         TenantId(each.name): QuotaBody.model_validate_json(each.body).limits()
         for each in await store.documents(Kind.QUOTA)
     }
+    tenants = await store.documents(Kind.TENANT)
     suspended = frozenset(
-        TenantId(each.name)
-        for each in await store.documents(Kind.TENANT)
-        if TenantBody.model_validate_json(each.body).suspended
+        TenantId(each.name) for each in tenants if TenantBody.model_validate_json(each.body).suspended
     )
+    preset = await store.document(Kind.PRESET, CURRENT_PRESET)
     keys = [KeyBody.model_validate_json(each.body) for each in await store.documents(Kind.KEY)]
     return Directory(
         revision=revision,
@@ -68,6 +70,8 @@ async def read_directory(store: Store) -> Directory:
         limits=MappingProxyType(limits),
         default_limits=limits.get(TenantId(DEFAULT_QUOTA), UNLIMITED),
         suspended=suspended,
+        tenants=frozenset(TenantId(each.name) for each in tenants),
+        preset=None if preset is None else PresetBody.model_validate_json(preset.body),
         policies=MappingProxyType(
             {each.name: PolicyBody.model_validate_json(each.body) for each in await store.documents(Kind.POLICY)}
         ),

@@ -20,6 +20,7 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import Epoch, InstanceId
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.core.tier_control import QUOTAS_PATH, QuotaBody, QuotaChange
+from kvcontrol.presets import QuotaPart
 
 _INTERVAL_S: Final = 1.0
 _AGAIN_AFTER_S: Final = 60.0
@@ -32,10 +33,12 @@ Budgets = Mapping[tuple[str, CacheTier], KvBudget]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the store says that instances should do."""
+    """What the store says that instances should do. ``shares`` of a preset hold for ``tenants`` without KV budgets."""
 
     limits: Mapping[TenantId, TenantLimits]
     policies: Mapping[str, Policy]
+    tenants: frozenset[TenantId] = frozenset()
+    shares: QuotaPart | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,9 @@ class FleetKeeper:
         for gone in self._told.keys() - {each.id for each in self._registry.all()}:
             del self._told[gone]
         async with self._swap.lock:
-            await asyncio.gather(*(self._keep(each, budgets, wishes.policies) for each in present))
+            await asyncio.gather(
+                *(self._keep(each, self._shares(each, wishes) | budgets, wishes.policies) for each in present)
+            )
 
     def doubt(self, kind: str, instances: Sequence[InstanceId]) -> None:
         """Ask these instances again which policy of a kind they run, and tell them."""
@@ -112,6 +117,27 @@ class FleetKeeper:
             )
             for name, told in self._told.items()
         }
+
+    def _shares(self, instance: Instance, wishes: Wishes) -> dict[tuple[str, CacheTier], KvBudget]:
+        """The preset's shares of this instance's tiers, for tenants that have no budget of their own there."""
+        if wishes.shares is None or instance.stats is None:
+            return {}
+        budgets = {}
+        for tier in (CacheTier.DDR, CacheTier.NVME):
+            stats = instance.stats.tiers.get(tier)
+            if stats is None or not stats.capacity_blocks:
+                continue
+            size_bytes = stats.capacity_blocks * stats.block_bytes
+            budget = KvBudget(
+                guaranteed_bytes=int(size_bytes * wishes.shares.guaranteed_share),
+                burst_bytes=int(size_bytes * wishes.shares.burst_share),
+                weight=1.0,
+            )
+            for tenant in wishes.tenants:
+                limits = wishes.limits.get(tenant)
+                if limits is None or not limits.kv:
+                    budgets[tenant_of_salt(self._salt(tenant)), tier] = budget
+        return budgets
 
     async def _keep(self, instance: Instance, budgets: Budgets, policies: Mapping[str, Policy]) -> None:
         if instance.stats is None:

@@ -13,6 +13,9 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 DEFAULT_QUOTA = "_default"
 """Name of the quota of tenants that have none of their own; no tenant can be called that."""
 
+CURRENT_PRESET = "current"
+"""Name of the document that says which preset the fleet is to be."""
+
 _NAME = re.compile(NAME_PATTERN)
 _MOST = 10**12
 
@@ -74,6 +77,13 @@ class QuotaBody(_Body):
         )
 
 
+class PresetBody(_Body):
+    """Which preset the fleet is to be."""
+
+    name: Name = Field(description="A preset, like long-context-32k.")
+    hardware: Name = Field(description="What the instances run on, like cpu.")
+
+
 class PolicyBody(_Body):
     """A policy that all instances are kept at."""
 
@@ -99,6 +109,7 @@ def is_name(text: str) -> bool:
 
 
 __all__ = [
+    "CURRENT_PRESET",
     "DEFAULT_QUOTA",
     "NAME_PATTERN",
     "Count",
@@ -106,6 +117,7 @@ __all__ = [
     "KvBudgetBody",
     "Name",
     "PolicyBody",
+    "PresetBody",
     "QuotaBody",
     "TenantBody",
     "Text",

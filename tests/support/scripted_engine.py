@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from kvcontrol.core import CacheIdentity, CacheTier
-from kvcontrol.core.control import CACHE_SALT_HEADER, InstanceStats, LoadStats, PrefixCacheStats
+from kvcontrol.core.control import CACHE_SALT_HEADER, InstanceStats, LoadStats, PrefixCacheStats, TierStats
 from kvcontrol.core.policy_control import PolicyChange
 from kvcontrol.core.tier_control import QuotaChange
 from tests.support.scripted_cache import ScriptedCache
@@ -67,6 +67,7 @@ class ScriptedEngine:
         self.bodies: list[bytes] = []
         self.active = 0
         self.aborted = 0
+        self.tiers: dict[CacheTier, TierStats] = {}
         self.quotas: dict[tuple[str, str], Any] = {}  # as the gateway told them, by tenant and tier
         self.policies: dict[str, dict[str, Any]] = {"eviction": {"kind": "eviction", "name": "lru", "params": {}}}
         self.refused_policies: set[str] = set()
@@ -197,7 +198,7 @@ class ScriptedEngine:
             context_length_tokens=8192,
             identity=self.cache.identity,
             events=self.cache.events,
-            tiers={},
+            tiers=self.tiers,
             load=LoadStats(running=self.active, waiting=0, max_batch_size=512),
             prefix_cache=PrefixCacheStats(query_tokens=0, hit_tokens=0),
         )

@@ -1,0 +1,209 @@
+"""``/admin/v1/presets``: what comes along, what the fleet is to be, and what instances need a restart for."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, Field
+
+from gateway.api.admin.access import AdminRoute
+from gateway.api.admin.changes import Changes, etag
+from gateway.api.admin.tenants import MutationOf, must
+from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
+from gateway.fleet import InstanceControlError, Policy, PolicySwap
+from gateway.fleet.presets import EVICTION, Value, differences, eviction_policy, hot_values, start_values
+from gateway.registry import Instance, InstanceState, Registry
+from gateway.state import Change, Delete, Document, Kind, Put
+from gateway.state.bodies import CURRENT_PRESET, NAME_PATTERN, PolicyBody, PresetBody
+from kvcontrol.presets import Preset, Presets, UnknownPresetError
+
+PresetName = Annotated[str, Path(pattern=NAME_PATTERN, description="A preset's name, like long-context-32k.")]
+HardwareName = Annotated[str, Path(pattern=NAME_PATTERN, description="Hardware, like nvidia-h100.")]
+
+
+class PresetSummary(BaseModel):
+    """A preset: a kind of traffic."""
+
+    name: str
+    summary: str
+
+
+class PresetList(BaseModel):
+    """All presets, and the hardware that each can be merged with."""
+
+    object: Literal["list"] = "list"
+    data: list[PresetSummary]
+    hardware: list[str]
+
+
+class PresetView(BaseModel):
+    """A preset on hardware: what instances are told while they run, and what they are to be started with."""
+
+    name: str
+    hardware: str
+    hot: dict[str, Value]
+    at_start: dict[str, Value]
+    notes: list[str]
+    not_measured: list[str] = Field(description="Keys whose values nobody has measured on this hardware.")
+
+
+class DifferenceView(BaseModel):
+    """A value that an instance was started with, and what the preset says."""
+
+    present: Value
+    wanted: Value
+
+
+class CurrentPresetView(PresetView):
+    """The preset that the fleet is to be; ``restart`` names what each instance was started without."""
+
+    version: int
+    updated_at_s: float = Field(description="Seconds since 1970.")
+    restart: dict[str, dict[str, DifferenceView]]
+
+
+def presets_router(  # noqa: C901, PLR0915 - it is a list of routes
+    changes: Changes, *, presets: Presets, registry: Registry, swap: PolicySwap
+) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(route_class=AdminRoute, tags=["fleet"])
+    store = changes.store
+
+    def merged(body: PresetBody) -> Preset:
+        try:
+            return presets.preset(body.name, body.hardware)
+        except UnknownPresetError as error:
+            raise InvalidRequestError(str(error)) from None
+
+    def current(document: Document) -> CurrentPresetView:
+        body = PresetBody.model_validate_json(document.body)
+        preset = merged(body)
+        restart = {
+            str(each.id): {
+                key: DifferenceView(present=one.present, wanted=one.wanted)
+                for key, one in differences(each.stats, preset).items()
+            }
+            for each in _reporting(registry)
+            if each.stats is not None
+        }
+        return CurrentPresetView(
+            **dict(_view(preset)), version=document.version, updated_at_s=document.updated_at_s, restart=restart
+        )
+
+    @router.get("/presets")
+    async def list_presets() -> PresetList:
+        """All presets."""
+        return PresetList(
+            data=[PresetSummary(name=name, summary=each.summary) for name, each in presets.workloads.items()],
+            hardware=list(presets.hardware),
+        )
+
+    @router.get("/presets/current")
+    async def get_current(response: Response) -> CurrentPresetView:
+        """The preset that was applied last, and which instances were started otherwise."""
+        found = await store.document(Kind.PRESET, CURRENT_PRESET)
+        if found is None:
+            raise _none()
+        response.headers["etag"] = etag(found)
+        return current(found)
+
+    @router.put("/presets/current", response_model=CurrentPresetView)
+    async def put_current(body: PresetBody, mutation: MutationOf) -> Response:
+        """Apply a preset: its eviction policy is swapped on all instances or on none, its quota shares are told for
+        tenants without a KV budget of their own, and the answer says what needs a restart.
+        """
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        preset = merged(body)
+        name = eviction_policy(preset)
+        async with swap.lock:
+            present = await store.document(Kind.PRESET, CURRENT_PRESET)
+            wanted = mutation.expected(present)
+            if wanted is not None and wanted != (0 if present is None else present.version):
+                raise mutation.stale(Kind.PRESET, CURRENT_PRESET, 0 if present is None else present.version)
+            instances = await _with_policies(registry, swap)
+            puts: list[Change] = [
+                Put(kind=Kind.PRESET, name=CURRENT_PRESET, body=body.model_dump_json(), expected=wanted)
+            ]
+            if name is None or not instances:
+                return await _apply(puts, mutation, body)
+            puts.append(Put(kind=Kind.POLICY, name=EVICTION, body=PolicyBody(name=name).model_dump_json()))
+            report = await swap.swap(instances, Policy(kind=EVICTION, name=name, params={}))
+            if not report.done:
+                raise ConflictApiError(
+                    f"the preset's eviction policy {name!r} was not taken over; {report.why_not}", code="policy_refused"
+                )
+            try:
+                return await _apply(puts, mutation, body)
+            except Exception:
+                await swap.roll_back(instances, report)
+                raise
+
+    async def _apply(puts: list[Change], mutation: MutationOf, body: PresetBody) -> Response:
+        return await changes.apply(
+            puts,
+            mutation=mutation,
+            action=mutation.action("apply", f"presets/{body.name}", body.model_dump(mode="json")),
+            status=200,
+            shown=lambda documents: current(must(documents[0])).model_dump(mode="json"),
+        )
+
+    @router.delete("/presets/current", status_code=204)
+    async def delete_current(mutation: MutationOf) -> Response:
+        """Forget the preset: its quota shares are taken back, the policy stays."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        present = await store.document(Kind.PRESET, CURRENT_PRESET)
+        if present is None:
+            raise _none()
+        return await changes.apply(
+            [Delete(kind=Kind.PRESET, name=CURRENT_PRESET, expected=mutation.expected(present))],
+            mutation=mutation,
+            action=mutation.action("delete", "presets/current"),
+            status=204,
+            shown=lambda _: None,
+        )
+
+    @router.get("/presets/{name}/{hardware}")
+    async def get_preset(name: PresetName, hardware: HardwareName) -> PresetView:
+        """A preset on hardware."""
+        try:
+            return _view(presets.preset(name, hardware))
+        except UnknownPresetError as error:
+            raise NotFoundError(str(error), code="preset_not_found") from None
+
+    return router
+
+
+def _reporting(registry: Registry) -> tuple[Instance, ...]:
+    return tuple(each for each in registry.all() if each.state is InstanceState.HEALTHY and each.stats is not None)
+
+
+async def _with_policies(registry: Registry, swap: PolicySwap) -> tuple[Instance, ...]:
+    """Return the instances that have policies of eviction at all: one without tiers has nothing to swap."""
+    found = []
+    for each in _reporting(registry):
+        try:
+            if EVICTION in await swap.running(each):
+                found.append(each)
+        except InstanceControlError as error:
+            if error.status != 404:  # noqa: PLR2004 - HTTP's Not Found: it has no such route
+                found.append(each)
+    return tuple(found)
+
+
+def _view(preset: Preset) -> PresetView:
+    return PresetView(
+        name=preset.name,
+        hardware=preset.hardware,
+        hot=dict(hot_values(preset)),
+        at_start=dict(start_values(preset)),
+        notes=list(preset.notes),
+        not_measured=list(preset.not_measured),
+    )
+
+
+def _none() -> NotFoundError:
+    return NotFoundError("no preset was applied here", code="preset_not_found")
+
+
+__all__ = ["presets_router"]

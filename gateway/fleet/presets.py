@@ -1,0 +1,71 @@
+"""What of a preset a running instance can take over, and what it would have to be started again for.
+
+An instance is told policies and quotas while it runs. Sizes, block sizes, batch sizes and the rest are fixed when it
+starts; those that it reports are compared, so that an operator sees which instances differ, and in what.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.control import InstanceStats, TierStats
+from kvcontrol.presets import Preset
+
+HOT: Final = ("ddr.policy", "nvme.policy", "quota.guaranteed_share", "quota.burst_share")
+EVICTION: Final = "eviction"
+
+Value = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A value that an instance was started with, and what the preset says."""
+
+    present: Value
+    wanted: Value
+
+
+def hot_values(preset: Preset) -> Mapping[str, Value]:
+    """Return what instances are told while they run."""
+    return {key: value for key, value in preset.values().items() if key in HOT}
+
+
+def start_values(preset: Preset) -> Mapping[str, Value]:
+    """Return what an instance has to be started with."""
+    return {key: value for key, value in preset.values().items() if key not in HOT}
+
+
+def eviction_policy(preset: Preset) -> str | None:
+    """Return the eviction policy that all tiers are to run, None where they are to run different ones."""
+    if preset.nvme is None or preset.nvme.policy == preset.ddr.policy:
+        return preset.ddr.policy
+    return None
+
+
+def differences(stats: InstanceStats, preset: Preset) -> Mapping[str, Difference]:
+    """Return the values of the preset that an instance reports to have been started without."""
+    nvme_bytes = None if preset.nvme is None else preset.nvme.size_bytes
+    compared: dict[str, tuple[Value, Value]] = {
+        "context_tokens": (stats.context_length_tokens, preset.context_tokens),
+        "max_batch_size": (stats.load.max_batch_size, preset.max_batch_size),
+        "block_tokens": (stats.identity.block_size_tokens, preset.block_tokens),
+        "ddr.size_bytes": _size(stats.tiers.get(CacheTier.DDR), preset.ddr.size_bytes),
+        "nvme.size_bytes": _size(stats.tiers.get(CacheTier.NVME), nvme_bytes),
+    }
+    return {
+        key: Difference(present=present, wanted=wanted)
+        for key, (present, wanted) in compared.items()
+        if present != wanted
+    }
+
+
+def _size(tier: TierStats | None, wanted: int | None) -> tuple[int | None, int | None]:
+    """A tier has whole blocks: one that holds as many as fit into the wanted size has that size."""
+    if tier is None or wanted is None or tier.block_bytes <= 0:
+        return None if tier is None else tier.capacity_blocks * tier.block_bytes, wanted
+    present = tier.capacity_blocks * tier.block_bytes
+    return (wanted, wanted) if present <= wanted < present + 2 * tier.block_bytes else (present, wanted)
+
+
+__all__ = ["EVICTION", "HOT", "Difference", "Value", "differences", "eviction_policy", "hot_values", "start_values"]
