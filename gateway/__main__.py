@@ -18,6 +18,7 @@ from prometheus_client import disable_created_metrics
 
 from gateway.app import build_app
 from gateway.errors import StartupError
+from gateway.server import bounded_protocol
 from gateway.settings import PREFIX, Settings, load_settings
 from gateway.telemetry import configure_logging
 from gateway.telemetry.siblings import Siblings, socket_path
@@ -94,7 +95,11 @@ def _serve(settings: Settings, listeners: list[socket.socket], siblings: Sibling
         uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=bounded_protocol(
+                header_timeout_s=settings.header_timeout_s,
+                body_timeout_s=settings.body_timeout_s,
+                max_header_bytes=settings.max_header_bytes,
+            ),
             lifespan="on",
             log_config=None,
             access_log=False,

@@ -8,6 +8,7 @@ budget.
 import re
 import uuid
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -165,8 +166,7 @@ class Pipeline:
             record.planned(plan)
             self._registry.picked(plan.instance.id)
             tried.add(plan.instance.id)
-            instances = tuple(each for each in self._admission.usable(call.model) if each.id not in tried)
-            attempts.begin(others=len(instances))
+            attempts.begin(others=lambda: len(self._untried(call.model, tried)))
             with self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold) as permit:
                 found.entry.placed()
                 this = _Try(plan, permit, found.entry, headers, attempts)
@@ -176,6 +176,11 @@ class Pipeline:
                 found.entry.settle(ended.status if ended.failure is None else HTTPStatus.BAD_GATEWAY, ended.usage)
                 return
             self._telemetry.retried(ended)
+            instances = self._untried(call.model, tried)
+
+    def _untried(self, model: str, tried: AbstractSet[InstanceId]) -> tuple[Instance, ...]:
+        """The instances that might take over at this moment."""
+        return tuple(each for each in self._admission.usable(model) if each.id not in tried)
 
     async def _attempt(self, exchange: Exchange, call: Call, this: _Try, record: RequestRecord) -> Relayed | str:
         """Try one instance: relay its answer, or return why another one is to be tried."""

@@ -162,6 +162,12 @@ class Settings(BaseSettings):
     )
 
     max_body_bytes: int = Field(64 * _MIB, ge=1024, le=1 << 30, description="Longest request body, in bytes.")
+    max_header_bytes: int = Field(
+        64 << 10, ge=4096, le=1 << 24, description="Longest request line and headers together, in bytes."
+    )
+    header_timeout_s: Seconds = Field(
+        20.0, description="Longest time for a client to send a request's line and headers, in seconds."
+    )
     body_timeout_s: Seconds = Field(60.0, description="Longest time for a client to send its body, in seconds.")
     send_timeout_s: Seconds = Field(
         60.0, description="Longest time for a client to take a piece of its answer, in seconds."

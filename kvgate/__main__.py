@@ -6,6 +6,7 @@ import typer
 
 from kvgate.admin import build_admin
 from kvgate.bench import build_bench
+from kvgate.conformance.command import conformance
 from kvgate.display import show_failure
 from kvgate.doctor import doctor
 from kvgate.engine import engine
@@ -30,6 +31,7 @@ def build_app() -> typer.Typer:
     app.command(context_settings={"allow_extra_args": True}, rich_help_panel="Run")(engine)
     app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel="Run")(gateway)
     app.add_typer(build_admin(), rich_help_panel="Run")
+    app.command(rich_help_panel="Look")(conformance)
     app.command(rich_help_panel="Look")(doctor)
     app.command(rich_help_panel="Look")(replay)
     app.add_typer(build_bench(), rich_help_panel="Look")

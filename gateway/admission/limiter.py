@@ -17,7 +17,8 @@ from gateway.registry import Instance, InstanceState
 from kvcontrol.core.ids import InstanceId
 
 LEAST: Final = 1
-_UNREPORTED: Final = 32
+_UNREPORTED: Final = 256
+"""An engine that says nothing of its batch is not held back on a guess: to wait for nothing is the worse mistake."""
 _SLACK: Final = 1.25
 _WAITING_SHARE: Final = 0.25
 _SHRINK_WAITING: Final = 0.9

@@ -6,6 +6,7 @@ those would come again and only multiply the load. A budget bounds the share of 
 worse.
 """
 
+from collections.abc import Callable
 from http import HTTPStatus
 
 from gateway.upstream.client import FailureKind
@@ -46,10 +47,10 @@ class Attempts:
         self._budget = budget
         self._left = most
         self._lost = 0
-        self._others = 0
+        self._others: Callable[[], int] = int
 
-    def begin(self, *, others: int) -> None:
-        """Start a try; ``others`` more instances are there that have not been tried."""
+    def begin(self, *, others: Callable[[], int]) -> None:
+        """Start a try; ``others`` says, once it has failed, how many instances are there that have not been tried."""
         self._left -= 1
         self._others = others
 
@@ -61,7 +62,7 @@ class Attempts:
         if ended not in _KINDS and ended not in _STATUSES:
             return False
         self._lost += ended in {FailureKind.NO_ANSWER, FailureKind.HUNG}
-        return self._lost <= _MOST_LOST and self._left > 0 and self._others > 0 and self._budget.take()
+        return self._lost <= _MOST_LOST and self._left > 0 and self._others() > 0 and self._budget.take()
 
 
 __all__ = ["Attempts", "RetryBudget"]

@@ -12,6 +12,7 @@ import aiohttp
 import uvicorn
 
 from gateway.app import build_app
+from gateway.server import bounded_protocol
 from gateway.settings import Settings
 
 DEADLINE_S = 20.0
@@ -79,10 +80,15 @@ async def running_gateway(state_dir: Path, **settings: Any) -> AsyncIterator[Run
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", 0))
+    chosen = Settings(**values)
     server = uvicorn.Server(
         uvicorn.Config(
-            build_app(Settings(**values)),
-            http="httptools",
+            build_app(chosen),
+            http=bounded_protocol(
+                header_timeout_s=chosen.header_timeout_s,
+                body_timeout_s=chosen.body_timeout_s,
+                max_header_bytes=chosen.max_header_bytes,
+            ),
             lifespan="on",
             log_config=None,
             access_log=False,

@@ -74,10 +74,10 @@ def test_overload_counts_once_a_second_and_leaves_one() -> None:
     limits = limiter(clock)
     for _ in range(5):
         limits.overloaded(PLAIN)
-    assert limits.limit(PLAIN) == 28
+    assert limits.limit(PLAIN) == 70
     clock.now_s = 1.0
     limits.answered(PLAIN, after_s=6.0, in_flight=1)  # a late first byte is overload, too
-    assert limits.limit(PLAIN) == 19
+    assert limits.limit(PLAIN) == 49
     for second in range(2, 40):
         clock.now_s = float(second)
         limits.overloaded(PLAIN)
@@ -88,6 +88,6 @@ def test_an_instance_that_was_away_starts_anew() -> None:
     limits = limiter(Clock())
     limits.overloaded(PLAIN)
     limits.watch((replace(PLAIN, state=InstanceState.UNHEALTHY),))
-    assert limits.limit(PLAIN) == 40
+    assert limits.limit(PLAIN) == 100
     limits.watch(())
     assert limits._limits == {}

@@ -28,7 +28,7 @@ def test_a_ratio_of_zero_allows_none() -> None:
 
 def attempts(*, most: int = 4, others: int = 1, ratio: float = 1.0) -> Attempts:
     made = Attempts(RetryBudget(ratio), most=most)
-    made.begin(others=others)
+    made.begin(others=lambda: others)
     return made
 
 
@@ -56,14 +56,14 @@ def test_there_is_no_other_try_without_another_instance_attempts_left_or_budget(
 def test_a_request_that_two_instances_died_under_is_given_up() -> None:
     tries = attempts()
     assert tries.again(FailureKind.NO_ANSWER)
-    tries.begin(others=1)
+    tries.begin(others=lambda: 1)
     assert tries.again(503)
-    tries.begin(others=1)
+    tries.begin(others=lambda: 1)
     assert not tries.again(FailureKind.NO_ANSWER)
 
 
 def test_an_instance_that_hangs_under_a_request_counts_like_one_that_dies() -> None:
     tries = attempts()
     assert tries.again(FailureKind.HUNG)
-    tries.begin(others=1)
+    tries.begin(others=lambda: 1)
     assert not tries.again(FailureKind.NO_ANSWER)

@@ -1,0 +1,132 @@
+"""The HTTP server's connections, with bounds that uvicorn's own don't have.
+
+They are on the time and the size of a request's line and headers, and on the time of its body.
+
+Without them a client that opens a connection and sends nothing, or one byte a second, holds it for ever, and a header
+without an end grows in memory. What the parser refuses is answered in OpenAI's envelope.
+"""
+
+from asyncio import TimerHandle, Transport
+from http import HTTPStatus
+from typing import ClassVar
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gateway.envelopes import envelope
+
+_LATE_S = 5.0
+"""A body's bound here is so much later than the one that answers with 408: it is for whoever doesn't read bodies."""
+
+
+class _HeadTooLongError(Exception):
+    """Raised within the parser's callbacks; ends the request."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. A timer runs whenever more of a request is awaited, except between two requests.
+
+    uvicorn makes its connections of a class, so the bounds are the class's: see ``bounded_protocol``.
+    """
+
+    header_timeout_s: ClassVar[float]
+    body_timeout_s: ClassVar[float]
+    max_header_bytes: ClassVar[int]
+
+    _head_bytes = 0
+    _in_head = True
+    _head_begun = False
+    _timer: TimerHandle | None = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._arm(self.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head and self._timer is None:  # the first bytes of a connection's next request
+            self._arm(self.header_timeout_s)
+        begun = self._head_begun
+        super().data_received(data)
+        if begun and self._head_begun:  # a header without an end is not passed on until it has one
+            self._head_bytes += len(data)
+            if self._head_bytes > self.max_header_bytes and not self.transport.is_closing():
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        self._head_begun = True
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = self._head_begun = False
+        self._disarm()
+        self._arm(self.body_timeout_s + _LATE_S)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._disarm()
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser could not take, and close."""
+        del msg
+        if self.transport.is_closing():
+            return
+        if self._in_head and self._head_bytes > self.max_header_bytes:
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            said = f"the request's line and headers are longer than {self.max_header_bytes} bytes, the most allowed"
+            code = "headers_too_large"
+        else:
+            status, said, code = HTTPStatus.BAD_REQUEST, "this is not a valid HTTP request", "invalid_http"
+        body = envelope(said, kind="invalid_request_error", code=code)
+        self.transport.write(
+            STATUS_LINE[status]
+            + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            + body
+        )
+        self.transport.close()
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self.max_header_bytes:
+            raise _HeadTooLongError
+
+    def _arm(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._too_late)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_late(self) -> None:
+        self._timer = None
+        self.transport.close()
+
+
+def bounded_protocol(*, header_timeout_s: float, body_timeout_s: float, max_header_bytes: int) -> type[BoundedProtocol]:
+    """Return the protocol class that uvicorn is to make its connections of."""
+
+    class Bounded(BoundedProtocol):
+        pass
+
+    Bounded.header_timeout_s = header_timeout_s
+    Bounded.body_timeout_s = body_timeout_s
+    Bounded.max_header_bytes = max_header_bytes
+    return Bounded
+
+
+__all__ = ["bounded_protocol"]

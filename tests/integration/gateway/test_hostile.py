@@ -1,0 +1,193 @@
+"""Clients that mean no good, or that are slow beyond measure; and what the log never holds."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import CHAT, Fleet, chat, running_fleet, script
+
+SECRET = "sk-secret-key-of-a-tenant"  # noqa: S105 - it must not be found
+PROMPT = "the-prompt-that-nobody-may-read"
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with running_fleet(tmp_path, header_timeout_s=0.5, body_timeout_s=0.6, max_header_bytes=8192) as running:
+        yield running
+
+
+async def connect(fleet: Fleet) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", int(fleet.gateway.url.rpartition(":")[2]))
+
+
+async def said(fleet: Fleet, data: bytes) -> bytes:
+    """Send bytes and return everything until the gateway closes the connection."""
+    reader, writer = await connect(fleet)
+    writer.write(data)
+    try:
+        async with asyncio.timeout(20):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+def post(body: bytes, *headers: bytes) -> bytes:
+    lines = [f"POST {CHAT} HTTP/1.1".encode(), b"host: x", b"content-type: application/json", *headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+@pytest.mark.parametrize("begin", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nx-slow: "])
+async def test_a_head_that_does_not_come_in_time_ends_the_connection(fleet: Fleet, begin: bytes) -> None:
+    reader, writer = await connect(fleet)
+    writer.write(begin)
+    began_s = time.monotonic()
+    async with asyncio.timeout(20):
+        while not reader.at_eof():
+            if begin:
+                writer.write(b"a")
+            try:
+                async with asyncio.timeout(0.1):
+                    assert await reader.read(100) == b""
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+    assert time.monotonic() - began_s >= 0.4
+    writer.close()
+
+
+async def test_the_second_request_of_a_connection_has_its_time_from_its_own_beginning(fleet: Fleet) -> None:
+    reader, writer = await connect(fleet)
+    body = json.dumps(chat()).encode()
+    for _ in range(3):
+        writer.write(post(body, b"content-length: %d" % len(body)))
+        async with asyncio.timeout(20):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            await reader.readexactly(length)
+        await asyncio.sleep(0.8)  # longer than a head may take: no request has begun
+    writer.write(b"POST /v1")
+    async with asyncio.timeout(20):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_body_that_does_not_come_in_time_is_a_408(fleet: Fleet) -> None:
+    answer = await said(fleet, post(b"{", b"content-length: 1000"))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"request_timeout"' in answer
+    assert fleet.requests == 0
+
+
+async def test_a_body_that_nobody_reads_does_not_hold_its_connection(fleet: Fleet) -> None:
+    reader, writer = await connect(fleet)
+    writer.write(b"POST /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+    async with asyncio.timeout(30):
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 405 ")
+    writer.close()
+
+
+async def test_a_long_answer_is_not_cut_by_the_bounds_on_its_request(fleet: Fleet) -> None:
+    async with fleet.gateway.post(CHAT, chat(stream=True), x_script=script(chunks=4, chunk_s=0.5)) as answer:
+        assert (await answer.text()).endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [[b"x-long: " + b"a" * 10_000], [b"x-%d: %s" % (number, b"a" * 100) for number in range(100)]],
+    ids=["one long header", "many headers"],
+)
+async def test_a_head_that_is_too_long_is_a_431(fleet: Fleet, lines: list[bytes]) -> None:
+    answer = await said(fleet, post(b"{}", *lines, b"content-length: 2"))
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "headers_too_large"
+
+
+async def test_a_url_that_is_too_long_is_a_431(fleet: Fleet) -> None:
+    answer = await said(fleet, b"GET /v1/models/" + b"a" * 10_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 431 ")
+
+
+async def test_a_header_without_an_end_is_not_collected(fleet: Fleet) -> None:
+    reader, writer = await connect(fleet)
+    writer.write(b"GET /healthz HTTP/1.1\r\nx-endless: ")
+    async with asyncio.timeout(20):
+        await asyncio.sleep(0.1)
+        writer.write(b"a" * 9000)
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    writer.close()
+
+
+async def test_a_long_body_in_one_piece_with_its_head_is_no_long_head(fleet: Fleet) -> None:
+    body = json.dumps(chat(padding="x" * 60_000)).encode()
+    answer = await said(fleet, post(body, b"content-length: %d" % len(body), b"connection: close"))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00\x01\x00", b"NOT HTTP\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"])
+async def test_what_is_no_http_is_a_400_with_an_envelope(fleet: Fleet, garbage: bytes) -> None:
+    answer = await said(fleet, garbage)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (b"content-length: 4", b"transfer-encoding: chunked"),
+        (b"transfer-encoding: chunked", b"content-length: 4"),
+        (b"content-length: 4", b"content-length: 5"),
+        (b"content-length: +4",),
+        (b"content-length: 4, 4",),
+        (b"transfer-encoding: xchunked",),
+        (b"transfer-encoding: chunked, identity",),
+        (b"transfer-encoding : chunked",),
+        (b" content-length: 4",),
+    ],
+)
+async def test_a_body_of_ambiguous_length_is_refused_and_nothing_of_it_reaches_an_engine(
+    fleet: Fleet, headers: tuple[bytes, ...]
+) -> None:
+    inner = json.dumps(chat()).encode()
+    hidden = post(inner, b"content-length: %d" % len(inner))
+    answer = await said(fleet, post(b"0\r\n\r\n" + hidden, *headers))
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer[9:12] in {b"400", b"408"}
+    assert fleet.requests == 0
+
+
+async def test_a_request_id_with_odd_bytes_is_not_echoed(fleet: Fleet) -> None:
+    for odd in ("a b", "a\tb", "é", "x" * 200, "<script>"):
+        async with fleet.gateway.post(CHAT, chat(), x_request_id=odd) as answer:
+            assert answer.status == 200
+            assert odd not in answer.headers["x-request-id"]
+
+
+async def test_neither_a_prompt_nor_a_key_gets_into_the_log(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    bodies: list[object] = [
+        chat(messages=[{"role": "user", "content": PROMPT}]),
+        chat(messages=[{"role": PROMPT, "content": 7}]),
+        chat(model=PROMPT),
+        b'{"' + PROMPT.encode(),
+    ]
+    for body in bodies:
+        for how in ({}, {"status": 500}, {"die_after": 0}, {"die_after": 1}):
+            for stream in (False, True):
+                sent = body if isinstance(body, bytes) else {**body, "stream": stream}  # type: ignore[dict-item]
+                headers = {"authorization": f"Bearer {SECRET}", "x_api_key": SECRET, "x_script": script(**how)}
+                async with fleet.gateway.post(CHAT, sent, **headers) as answer:
+                    await answer.read()
+    async with fleet.gateway.get(f"/v1/models/{PROMPT}", authorization=f"Bearer {SECRET}") as answer:
+        assert answer.status == 404
+    lines = [f"{record.getMessage()} {record.__dict__}" for record in caplog.records]
+    assert any("chat_completions" in line for line in lines)
+    assert [line for line in lines if SECRET in line or PROMPT in line] == []
