@@ -5,7 +5,13 @@
 The three coefficients are the state of a Kalman filter with a random walk: what is assumed at first gives way to what
 is seen, and slow changes are followed. One long or odd answer moves them little: an error counts for at most three of
 its standard deviations. Rejected: an average of tokens per second, which books queueing as slowness.
+
+What was seen of an instance grows old while only others answer: then it is taken to be more and more like the one that
+answered last, as one that nothing is known of is from the start. Otherwise an instance that once looked slow would get
+nothing any more, and so could never show that it isn't.
 """
+
+from dataclasses import replace
 
 from gateway.routing.base import CostModel, Speeds
 from kvcontrol.core.ids import InstanceId
@@ -19,18 +25,21 @@ _SLOWEST_S_PER_TOKEN = 1.0
 _FASTEST_S_PER_TOKEN = 1e-7
 _KILO = 1000.0
 _ANSWER_SHARE = 0.1
+_HALVED_AFTER = 4.0
+"""Answers of others that halve what an instance's own past counts for."""
 
 
 class _Filter:
     """State ``x`` (base_s, seconds per 1,000 tokens, seconds per running request) and its covariance ``p``."""
 
-    __slots__ = ("answer_s", "known", "p", "x")
+    __slots__ = ("answer_s", "known", "p", "seen", "x")
 
     def __init__(self, costs: CostModel) -> None:
         self.x = [0.0, _KILO / costs.prefill_tokens_per_s, costs.decode_load_s]
         spread = [0.05, self.x[1], max(self.x[2], 0.005)]
         self.p = [[spread[i] ** 2 if i == j else 0.0 for j in range(_FEATURES)] for i in range(_FEATURES)]
         self.known: Speeds | None = None
+        self.seen = 0
         self.answer_s = 0.0
 
     def observe(self, tokens: float, running: float, took_s: float) -> None:
@@ -61,13 +70,19 @@ class Calibration:
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
         self._filters: dict[InstanceId, _Filter] = {}
+        self._observed = 0
+        self._latest: Speeds | None = None
 
     def observe(self, instance: InstanceId, *, tokens: int, running: int, took_s: float) -> None:
         """Note an answer: ``tokens`` had to be computed before its first one (its own and those queued before it),
         ``running`` other requests ran there, and it took ``took_s``.
         """
         if took_s > 0:
-            self._filter(instance).observe(tokens, running, took_s)
+            each = self._filter(instance)
+            each.observe(tokens, running, took_s)
+            self._observed += 1
+            each.seen = self._observed
+            self._latest = each.known
 
     def ended(self, instance: InstanceId, took_s: float) -> None:
         """Note how long a request ran in all."""
@@ -75,18 +90,36 @@ class Calibration:
         each.answer_s += (took_s - each.answer_s) * (_ANSWER_SHARE if each.answer_s else 1.0)
 
     def speeds(self, instance: InstanceId) -> Speeds | None:
-        """Return what is known, None before the first answer."""
+        """Return what is known, None before anybody's first answer."""
+        latest = self._latest
         each = self._filters.get(instance)
-        return None if each is None else each.known
+        known = None if each is None else each.known
+        if each is None or known is None or latest is None:
+            return latest
+        old = self._observed - each.seen
+        return known if not old else _between(latest, known, 0.5 ** (old / _HALVED_AFTER))
 
     def forget(self, instance: InstanceId) -> None:
         self._filters.pop(instance, None)
+        if not self._filters:
+            self._latest = None
 
     def _filter(self, instance: InstanceId) -> _Filter:
         each = self._filters.get(instance)
         if each is None:
             each = self._filters[instance] = _Filter(self._costs)
         return each
+
+
+def _between(one: Speeds, other: Speeds, share: float) -> Speeds:
+    """What lies between two, ``share`` of the way from one to the other; times, not speeds, are what is linear."""
+    one_s, other_s = 1 / one.prefill_tokens_per_s, 1 / other.prefill_tokens_per_s
+    return replace(
+        other,
+        prefill_tokens_per_s=1 / (one_s + (other_s - one_s) * share),
+        decode_load_s=one.decode_load_s + (other.decode_load_s - one.decode_load_s) * share,
+        base_s=one.base_s + (other.base_s - one.base_s) * share,
+    )
 
 
 __all__ = ["Calibration"]

@@ -6,16 +6,19 @@
          + queue   (uncached tokens of requests before it / speed)
          + decode  (running requests x their delay)
          + slot    (wait for a place, when the instance runs all that it can)
+         + share   (what running requests lose to one more, where that was measured to be next to nothing)
          + work    (the prefill again: what the instance can't do for others meanwhile)
          + spread  (a share of the uncached work that it was given lately, beyond the others)
 
 Speeds are each instance's own, measured from the answers that it gave. A long cached prefix outweighs some load, a busy
 enough holder loses: there is no threshold that throws all affinity away. ``spread`` is small: it can't drive a
 conversation from its instance, but a system prompt that all conversations share is copied to where there is room,
-instead of drawing all of them to one place.
+instead of drawing all of them to one place. For a prompt that nobody has cached it only breaks ties, or one enormous
+prompt would keep all others away from its instance for minutes.
 
 Costs are estimates, so those within a few milliseconds, or a few percent, of the lowest tie. Ties go to who has most of
-the prompt, less ``spread``; cold ones so to who got least work lately, and then to who got no cold prompt for longest.
+the prompt, less ``spread``; cold ones to who runs least now, to who got least work lately, and then to who got no cold
+prompt for longest.
 """
 
 from typing import ClassVar
@@ -25,6 +28,9 @@ from gateway.routing.scoring import base_term, load_terms, prefill_terms
 
 _TIE_S = 0.005
 _TIE_SHARE = 0.05
+_LEAST_SHARE_S = 0.005
+"""Without it, two equal instances of which one once began an answer a little later would not share a burst."""
+_MOST_EXCESS_TOKENS = 8192
 
 
 class CostAware:
@@ -37,6 +43,7 @@ class CostAware:
         self._assumed = costs.speeds()
 
     def choose(self, query: Query) -> Decision:
+        warm = any(each.expected_tokens for each in query.candidates)
         least_recent = min(each.recent_tokens for each in query.candidates)
         terms: dict[str, dict[str, float]] = {}
         total: dict[str, float] = {}
@@ -46,8 +53,11 @@ class CostAware:
             if query.prompt_tokens is not None:
                 own |= prefill_terms(each, query.prompt_tokens, self._costs)
             own |= load_terms(each, self._costs)
-            excess[each.instance] = self._costs.spread * (each.recent_tokens - least_recent)
-            if excess[each.instance]:
+            if share := each.running * max(0.0, _LEAST_SHARE_S - (each.speeds or self._assumed).decode_load_s):
+                own["share"] = share
+            lately = self._costs.spread * (each.recent_tokens - least_recent)
+            excess[each.instance] = min(lately, _MOST_EXCESS_TOKENS)
+            if warm and excess[each.instance]:
                 speed = (each.speeds or self._assumed).prefill_tokens_per_s
                 own["spread"] = excess[each.instance] / speed
             terms[each.instance] = own
@@ -55,11 +65,13 @@ class CostAware:
         lowest = min(total.values())
         bound = lowest + max(_TIE_S, lowest * _TIE_SHARE)
 
-        def rank(each: Candidate) -> tuple[float, int, float, str]:
+        def rank(each: Candidate) -> tuple[int, float, int, float, str]:
             net = each.expected_tokens - excess[each.instance]
-            return -net, 0 if each.expected_tokens else each.last_cold_turn, total[each.instance], each.instance
+            turn = 0 if each.expected_tokens else each.last_cold_turn
+            return 0 if warm else each.running, -net, turn, total[each.instance], each.instance
 
-        chosen = min((each for each in query.candidates if total[each.instance] <= bound), key=rank)
+        tied = [each for each in query.candidates if total[each.instance] <= bound]
+        chosen = min(tied, key=rank)
         most = max(each.expected_tokens for each in query.candidates)
         if query.gap is not None:
             basis, reason = "load", query.gap

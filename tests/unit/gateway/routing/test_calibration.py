@@ -29,7 +29,29 @@ def test_speeds_are_found_whatever_was_assumed(speed: float, base_s: float, deco
     assert found.prefill_tokens_per_s == pytest.approx(speed, rel=0.15)
     assert found.base_s == pytest.approx(base_s, abs=0.1)
     assert found.decode_load_s == pytest.approx(decode_s, abs=0.02)
-    assert calibration.speeds(B) is None
+    assert calibration.speeds(B) == found, "one that nothing is known of is taken to be like the others"
+
+
+def test_an_instance_that_only_once_looked_slow_is_soon_taken_to_be_like_the_others() -> None:
+    calibration = Calibration(COSTS)
+    for _ in range(30):
+        calibration.observe(B, tokens=100, running=0, took_s=5.0)
+    slow = calibration.speeds(B)
+    shown(calibration, speed=50_000, base_s=0.005, decode_s=0.001, times=8)
+    halfway = calibration.speeds(B)
+    shown(calibration, speed=50_000, base_s=0.005, decode_s=0.001, times=40)
+    fast, old = calibration.speeds(A), calibration.speeds(B)
+    assert slow is not None
+    assert halfway is not None
+    assert fast is not None
+    assert old is not None
+    assert slow.base_s > halfway.base_s > old.base_s
+    assert old.base_s == pytest.approx(fast.base_s, abs=0.001)
+    assert old.prefill_tokens_per_s == pytest.approx(fast.prefill_tokens_per_s, rel=0.05)
+    calibration.observe(B, tokens=100, running=0, took_s=5.0)  # still slow: its own past counts again
+    again = calibration.speeds(B)
+    assert again is not None
+    assert again.base_s > old.base_s
 
 
 def test_a_change_of_speed_is_followed() -> None:
