@@ -26,6 +26,8 @@ from engines.lmdeploy.agent import COUNTERS, SNAPSHOT, STATS, EventCounters, Lau
 from engines.lmdeploy.availability import EngineGoneMiddleware
 from engines.lmdeploy.control_socket import private_endpoint
 from engines.lmdeploy.lifeline import engine_gone
+from engines.lmdeploy.policy_metrics import policy_series
+from engines.lmdeploy.policy_routes import mount_policy_routes
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tenancy import CacheSaltMiddleware
 from engines.lmdeploy.tier_metrics import tier_series
@@ -132,6 +134,8 @@ class EngineCollector(Collector):
             yield CounterMetricFamily(f"kvgate_engine_{name}", text, value=total)
         if counters.offload is not None:
             yield from tier_series(counters.tiers, counters.offload)
+        if counters.policies is not None:
+            yield from policy_series(counters.policies, counters.refused_swaps)
 
 
 def mount(app: FastAPI, client: ControlClient, *, metrics: bool) -> None:
@@ -146,6 +150,7 @@ def mount(app: FastAPI, client: ControlClient, *, metrics: bool) -> None:
     app.add_api_route(STATS_PATH, stats, methods=["GET"], response_model=None, tags=["kv"])
     app.add_api_route(SNAPSHOT_PATH, snapshot, methods=["GET"], response_model=None, tags=["kv"])
     mount_tier_routes(app, partial(_answered, client), _too_large)
+    mount_policy_routes(app, partial(_answered, client), _too_large)
     app.add_middleware(CacheSaltMiddleware)
     collector = EngineCollector(client)
     if metrics:

@@ -23,6 +23,7 @@ from engines.event_publisher import Endpoints, EventPublisher
 from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.events import TrieTracker, forget_cache
 from engines.lmdeploy.identity import identity_of
+from engines.lmdeploy.policy_operations import PolicyOperations
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tier_operations import TierOperations
 from engines.lmdeploy.tier_report import offload_stats, tier_stats
@@ -39,6 +40,7 @@ from kvcontrol.core.control import (
     TierStats,
 )
 from kvcontrol.core.ids import Epoch
+from kvcontrol.core.policy_control import PolicyReport
 
 STATS = b"stats"
 SNAPSHOT = b"snapshot"
@@ -71,6 +73,8 @@ class EventCounters(msgspec.Struct, frozen=True, kw_only=True):
     resident_blocks: dict[CacheTier, int]
     tiers: dict[CacheTier, TierStats] = {}
     offload: OffloadStats | None = None
+    policies: PolicyReport | None = None
+    refused_swaps: int = 0
 
 
 def freeze_garbage() -> None:
@@ -95,6 +99,7 @@ class EngineAgent:
         self._weight_updates = 0
         self.calls = EngineCalls()
         self.tiers = tiers_of(engine.cache_config)
+        self.policies = PolicyOperations(engine, self.tiers, self.calls)
 
         def make_log(on_pending: Callable[[], None]) -> EventLog:
             return EventLog(
@@ -117,6 +122,7 @@ class EngineAgent:
                 SNAPSHOT: lambda publisher, _body: msgspec.json.encode(self._snapshot(publisher)),
                 COUNTERS: lambda _publisher, _body: msgspec.json.encode(self.counters()),
                 **TierOperations(engine, self.tiers, self.calls).table(),
+                **self.policies.table(),
             },
         )
         self.tracker = TrieTracker(self.publisher.log, identity)
@@ -124,6 +130,7 @@ class EngineAgent:
         try:
             if self.tiers is not None:
                 self.tiers.start(partial(build_hierarchy, settings), identity, self.publisher.log, engine.scheduler)
+            self.policies.begin(settings)
         except BaseException:
             self.publisher.close()
             raise
@@ -184,6 +191,8 @@ class EngineAgent:
             resident_blocks=log.resident_blocks(),
             tiers={} if self.tiers is None else tier_stats(self.tiers),
             offload=None if self.tiers is None else offload_stats(self.tiers),
+            policies=self.policies.report(),
+            refused_swaps=self.policies.refused,
         )
 
     def weights_changed(self) -> None:

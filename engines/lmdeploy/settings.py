@@ -64,6 +64,14 @@ class EngineSettings(BaseSettings):
     tier_migrate: MigrationMode = MigrationMode.ALWAYS
     """Saves and writes to NVMe that cost more than they can save, by what was measured: made ``always``, or only where
     ``worthwhile``."""
+    hbm_policy: str | None = None
+    """What chooses who leaves the engine's own pool, like ``adaptive`` or ``mq(lifetime=2)``; absent: lru."""
+    ddr_policy: str | None = None
+    """The same of DDR; one for each tenant."""
+    nvme_policy: str | None = None
+    """The same of NVMe."""
+    shadow_policies: str = "lru,adaptive,s3fifo,arc,lru2"
+    """Candidates that are followed beside the one in charge, at less than 1 % of a core; empty: none."""
     ddr_high_watermark: Annotated[float | None, Field(gt=0, le=1)] = None
     """Share of DDR in use past which blocks go ahead of need; absent: all of it, with write_back 0.95."""
     ddr_low_watermark: Annotated[float | None, Field(gt=0, le=1)] = None

@@ -27,7 +27,7 @@ import numpy as np
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy import EvictionPolicy, LruPolicy, PolicyContext, TailsFirst
+from kvcontrol.kv_policy import EvictionPolicy, LruPolicy, PolicyContext, ShadowPolicies, TailsFirst
 
 _EVICTION = "kvgate_eviction"
 _CONTENT = "kvgate_content"
@@ -45,13 +45,23 @@ class TrieEviction:
         blocks = allocator._log_mem.num_blocks()  # noqa: SLF001 - the allocator has no name for it
         self._resident = np.zeros(blocks, dtype=bool)
         self._held = np.zeros(blocks, dtype=bool)
+        self.shadow: ShadowPolicies | None = None
+        """Told of every request, and of what requests decoded."""
+        self._decoded: dict[int, None] = {}
+        """Contents of fresh blocks that no request has asked for yet."""
         self.errors = 0
+        self.shadow_errors = 0
         self.evicted_blocks = 0
 
     @property
     def policy(self) -> EvictionPolicy:
         """The policy that decides now; ``use`` another to replace it."""
         return self._policy.policy
+
+    @property
+    def resident_blocks(self) -> int:
+        """How many blocks the trie holds, as the policy knows them."""
+        return len(self._nodes)
 
     @property
     def failed(self) -> bool:
@@ -79,6 +89,8 @@ class TrieEviction:
                 node = node.parent
             if fresh:
                 self._insert(fresh[::-1])
+                if self.shadow is not None:
+                    self._decoded.update((_content(each), None) for each in reversed(fresh))
         except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
             self._fail("following a new path")
 
@@ -96,6 +108,7 @@ class TrieEviction:
 
     def matched(self, sequence: Any) -> None:
         """Follow the prefix that an accepted request begins with. Never raises."""
+        self._show(sequence)
         start = sequence.prefix_cache.match_start_step
         if self.failed or start < 0:
             return
@@ -106,6 +119,29 @@ class TrieEviction:
                 self._policy.access(found)
         except Exception:  # noqa: BLE001  # likewise
             self._fail("following a match")
+
+    def _show(self, sequence: Any) -> None:
+        """Let shadow policies follow a request: its prompt's blocks, then, as stored, what others decoded before it."""
+        shadow = self.shadow
+        if shadow is None:
+            return
+        try:
+            prompt = []
+            node = sequence.prefix_cache.trie_cursor
+            while node is not None and node.parent is not None:
+                prompt.append(_content(node))
+                node = node.parent
+            prompt.reverse()
+            for content in prompt:
+                self._decoded.pop(content, None)
+            decoded, self._decoded = self._decoded, {}
+            if decoded:
+                shadow.stored(list(decoded))
+            shadow.requested(prompt)
+        except Exception:  # noqa: BLE001  # likewise, and shadows are never worth a request
+            self.shadow = None
+            self.shadow_errors += 1
+            _log.exception("following a request failed; shadow policies are switched off")
 
     def evict(self, leaves: set[Any], wanted_blocks: int) -> int:
         """Free up to ``wanted_blocks`` blocks of the trie and keep ``leaves`` right; fewer only when the rest is in use

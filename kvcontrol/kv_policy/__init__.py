@@ -21,6 +21,7 @@ from kvcontrol.kv_policy.prefill_speed import SHORT_PREFILL_TOKENS, PrefillSpeed
 from kvcontrol.kv_policy.qos import QosPolicy
 from kvcontrol.kv_policy.registry import POLICIES, Parameter, PolicyError, PolicyKind, make_policy
 from kvcontrol.kv_policy.s3fifo import S3FifoPolicy
+from kvcontrol.kv_policy.shadow import ShadowPolicies, ShadowReport, ShadowStanding
 from kvcontrol.kv_policy.tails_first import TailsFirst
 
 __all__ = [
@@ -60,6 +61,9 @@ __all__ = [
     "QosPolicy",
     "Quantity",
     "S3FifoPolicy",
+    "ShadowPolicies",
+    "ShadowReport",
+    "ShadowStanding",
     "TailsFirst",
     "jain_index",
     "make_policy",

@@ -1,0 +1,326 @@
+"""What chooses victims in an engine, tier by tier: shown, and exchanged between two steps of the engine.
+
+A change is checked as a whole before anything happens. The new policy is told of every resident block and of what is
+held, on the engine's thread, before it takes the old one's place; if that fails, the old one has never stopped. No
+block moves, no request notices. Counts of what was asked for and found go on; each policy's own are what has been added
+since its swap.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from engines.event_publisher import EventPublisher, Operation, RefusedError
+from engines.lmdeploy.engine_calls import EngineCalls
+from engines.lmdeploy.settings import EngineSettings
+from engines.lmdeploy.tiers import EngineTiers
+from engines.lmdeploy.trie_eviction import TrieEviction, eviction_of
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.policy_control import (
+    AdaptiveReport,
+    EvictionReport,
+    PolicyChange,
+    PolicyInCharge,
+    PolicyReport,
+    ShadowBody,
+    ShadowStandingBody,
+)
+from kvcontrol.kv_policy import (
+    POLICIES,
+    AdaptivePolicy,
+    EvictionPolicy,
+    LruPolicy,
+    PolicyError,
+    ShadowPolicies,
+    make_policy,
+)
+from kvcontrol.kv_policy.choice import PolicyChoice, parse_choice, parse_choices
+from kvcontrol.kv_runtime import HierarchyManager
+from kvcontrol.kv_runtime.residency import Loss
+
+POLICY = b"policy"
+SET_POLICY = b"set_policy"
+
+_CALL_TIMEOUT_S = 1.5
+"""Less than the api_server waits: a busy engine is told as busy."""
+_HBM = CacheTier.HBM
+_EVICTION = "eviction"
+_SHADOW = "shadow"
+
+_Answer = TypeVar("_Answer")
+
+
+class PolicySetupError(RuntimeError):
+    """A policy that the settings name can't be used; the message names the setting and what is possible."""
+
+
+class _InCharge:
+    """What decides in one tier, and what had been counted when it began to."""
+
+    __slots__ = ("began_s", "choice", "found", "swaps")
+
+    def __init__(self) -> None:
+        self.choice = PolicyChoice(text=LruPolicy.name, name=LruPolicy.name, parameters={})
+        self.began_s = time.monotonic()
+        self.found: tuple[int | None, int] = (None, 0)
+        self.swaps = 0
+
+    def replaced_by(self, choice: PolicyChoice, found: tuple[int | None, int]) -> None:
+        self.choice, self.found, self.began_s = choice, found, time.monotonic()
+
+
+class PolicyOperations:
+    """The policies of one engine. Operations come on the publisher's thread; changes run on the engine's."""
+
+    def __init__(self, engine: Any, tiers: EngineTiers | None, calls: EngineCalls) -> None:
+        self._engine = engine
+        self._tiers = tiers
+        self._calls = calls
+        self._in_charge: dict[CacheTier, _InCharge] = {}
+        self.refused = 0
+
+    def table(self) -> dict[bytes, Operation]:
+        """Return the operations by name."""
+        return {POLICY: self._show, SET_POLICY: self._set}
+
+    def begin(self, settings: EngineSettings) -> None:
+        """Put the settings' policies in charge, before the engine's first step. Raises ``PolicySetupError``."""
+        wanted = {_HBM: settings.hbm_policy, CacheTier.DDR: settings.ddr_policy, CacheTier.NVME: settings.nvme_policy}
+        try:
+            for tier, text in wanted.items():
+                if text is not None and (tier is _HBM or tier in self._below()):
+                    self._use(tier, parse_choice(text), counts=False)
+            self._watch(settings.shadow_policies)
+        except (PolicyError, RefusedError) as error:
+            raise PolicySetupError(f"a policy of the engine's settings can't be used: {error}") from error
+
+    def swaps(self) -> dict[CacheTier, int]:
+        """Return how often each tier's policy was exchanged; any thread."""
+        return {tier: self._of(tier).swaps for tier in self._tiers_there()}
+
+    def report(self) -> PolicyReport:
+        """Return what decides, and what else might; any thread (then numbers may be a moment apart)."""
+        shadow = self._shadow()
+        policies = [self._in_charge_of(tier) for tier in self._tiers_there()]
+        policies.append(
+            PolicyInCharge(kind=_SHADOW, name=",".join(shadow.candidates), params={}, shadow=_shadow_body(shadow))
+        )
+        return PolicyReport(policies=policies, available={name: kind.summary for name, kind in POLICIES.items()})
+
+    def _show(self, _: EventPublisher, body: bytes) -> bytes:
+        del body
+        return msgspec.json.encode(self.report())
+
+    def _set(self, _: EventPublisher, body: bytes) -> bytes:
+        try:
+            change = _parsed(body)
+            tier = self._tier_of(change)
+            if tier is None:
+                self._between_steps(partial(self._watch, change.name))
+            else:
+                parameters = _numbers(change)
+                choice = PolicyChoice(text=change.name, name=change.name, parameters=parameters)
+                self._between_steps(partial(self._use, tier, choice, counts=True))
+        except PolicyError as error:
+            self.refused += 1
+            raise RefusedError(str(error)) from error
+        except RefusedError:
+            self.refused += 1
+            raise
+        return msgspec.json.encode(self.report())
+
+    def _tier_of(self, change: PolicyChange) -> CacheTier | None:
+        """Return the tier whose policy is to be exchanged; None for the shadows."""
+        kinds = {_kind_of(tier): tier for tier in self._tiers_there()}
+        if change.kind == _SHADOW:
+            if change.params or change.tier is not None:
+                raise RefusedError("shadow policies have no params and no tier: write mq(lifetime=2) in their names")
+            return None
+        if change.kind not in kinds:
+            raise RefusedError(
+                f"there are no policies of kind {change.kind!r}; this instance has {_all(kinds)}, shadow"
+            )
+        if change.tier is None:
+            return kinds[change.kind]
+        if change.kind != _EVICTION:
+            raise RefusedError(f"kind {change.kind!r} names a tier already; leave out tier {change.tier!r}")
+        for tier in kinds.values():
+            if tier.value.lower() == change.tier.lower():
+                return tier
+        raise RefusedError(f"this instance has no tier {change.tier!r}; it has {_all(kinds.values())}")
+
+    def _use(self, tier: CacheTier, choice: PolicyChoice, *, counts: bool) -> None:
+        """Put a policy in charge of a tier; the engine's thread. Nothing has changed when it raises."""
+        make = self._maker(tier, choice)
+        found = self._found(tier)
+        if tier is _HBM:
+            eviction = self._trie_eviction()
+            if eviction.failed:
+                raise RefusedError("LMDeploy's own eviction has taken over after an error; restart the instance")
+            eviction.use(make())
+        else:
+            self._hierarchy().use_policy(tier, make)
+        in_charge = self._of(tier)
+        in_charge.replaced_by(choice, found)
+        in_charge.swaps += counts
+
+    def _watch(self, candidates: str) -> None:
+        eviction = eviction_of(self._engine.scheduler.block_trie)
+        choices: Sequence[PolicyChoice] = parse_choices(candidates) if candidates.strip() else ()
+        shadow = ShadowPolicies(choices, capacity_blocks=self._capacity(_HBM))
+        if eviction is not None:
+            eviction.shadow = shadow
+        elif choices:
+            raise RefusedError(_RECURRENT)
+
+    def _maker(self, tier: CacheTier, choice: PolicyChoice) -> Callable[[], EvictionPolicy]:
+        capacity_blocks = self._capacity(tier)
+        make = partial(make_policy, choice.name, capacity_blocks=capacity_blocks, parameters=choice.parameters)
+        make()  # is there such a policy?
+        return make
+
+    def _in_charge_of(self, tier: CacheTier) -> PolicyInCharge:
+        in_charge = self._of(tier)
+        query, hit = self._found(tier)
+        query_before, hit_before = in_charge.found
+        queried = None if query is None else query - (query_before or 0)
+        hits = hit - hit_before
+        name, adaptive, evicted, resident = in_charge.choice.name, None, 0, 0
+        if tier is _HBM:
+            eviction = eviction_of(self._engine.scheduler.block_trie)
+            if eviction is None or eviction.failed:
+                name = "lmdeploy"
+            else:
+                evicted, resident = eviction.evicted_blocks, eviction.resident_blocks
+                if isinstance(eviction.policy, AdaptivePolicy):
+                    adaptive = _adaptive(eviction.policy)
+        else:
+            stats = self._hierarchy().stats().tiers[tier]
+            resident = stats.used_blocks + stats.held_blocks
+            evicted = sum(stats.losses.get(loss, 0) for loss in (Loss.EVICTED, Loss.EVICTED_LAST))
+        report = EvictionReport(
+            tier=tier,
+            capacity_blocks=self._capacity(tier),
+            resident_blocks=resident,
+            evicted_blocks=evicted,
+            unit="tokens" if tier is _HBM else "blocks",
+            query=query,
+            hit=hit,
+            query_since_swap=queried,
+            hit_since_swap=hits,
+            hit_ratio_since_swap=hits / queried if queried else None,
+            swaps=in_charge.swaps,
+            in_charge_s=round(time.monotonic() - in_charge.began_s, 3),
+            adaptive=adaptive,
+        )
+        return PolicyInCharge(kind=_kind_of(tier), name=name, params=dict(in_charge.choice.parameters), eviction=report)
+
+    def _shadow(self) -> ShadowPolicies:
+        eviction = eviction_of(self._engine.scheduler.block_trie)
+        shadow = None if eviction is None else eviction.shadow
+        return ShadowPolicies((), capacity_blocks=1) if shadow is None else shadow
+
+    def _found(self, tier: CacheTier) -> tuple[int | None, int]:
+        """Return what was asked for (None where nobody counts it) and found, ever."""
+        if tier is _HBM:
+            stats = self._engine.scheduler.block_trie.stats
+            return int(stats.num_query_tokens), int(stats.num_hit_tokens)
+        return None, sum(self._hierarchy().stats().tiers[tier].hits.values())
+
+    def _capacity(self, tier: CacheTier) -> int:
+        if tier is _HBM:
+            blocks = self._engine.scheduler.block_manager.num_gpu_blocks
+            return int(blocks - self._engine.cache_config.num_reserved_gpu_blocks)
+        return self._hierarchy().stats().tiers[tier].capacity_blocks
+
+    def _of(self, tier: CacheTier) -> _InCharge:
+        return self._in_charge.setdefault(tier, _InCharge())
+
+    def _tiers_there(self) -> list[CacheTier]:
+        return [_HBM, *self._below()]
+
+    def _below(self) -> list[CacheTier]:
+        hierarchy = None if self._tiers is None else self._tiers.hierarchy
+        return [] if hierarchy is None else list(hierarchy.stats().tiers)
+
+    def _hierarchy(self) -> HierarchyManager:
+        if self._tiers is None or self._tiers.hierarchy is None:
+            raise RefusedError("this instance has no tiers below HBM")
+        return self._tiers.hierarchy
+
+    def _trie_eviction(self) -> TrieEviction:
+        eviction = eviction_of(self._engine.scheduler.block_trie)
+        if eviction is None:
+            raise RefusedError(_RECURRENT)
+        return eviction
+
+    def _between_steps(self, work: Callable[[], _Answer]) -> _Answer:
+        return self._calls(work, timeout_s=_CALL_TIMEOUT_S)
+
+
+_RECURRENT = "this model keeps recurrent state: LMDeploy's own eviction chooses what leaves HBM"
+
+
+def _parsed(body: bytes) -> PolicyChange:
+    try:
+        return msgspec.json.decode(body or b"{}", type=PolicyChange)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusedError(f"the body is not what is allowed: {error}") from error
+
+
+def _numbers(change: PolicyChange) -> Mapping[str, float]:
+    numbers: dict[str, float] = {}
+    for name, value in change.params.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise RefusedError(f"params: {name} is {value!r}; policies take numbers")
+        numbers[name] = float(value)
+    return numbers
+
+
+def _kind_of(tier: CacheTier) -> str:
+    return _EVICTION if tier is _HBM else f"{_EVICTION}:{tier.value.lower()}"
+
+
+def _all(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _shadow_body(shadow: ShadowPolicies) -> ShadowBody:
+    report = shadow.report()
+    return ShadowBody(
+        standings=[
+            ShadowStandingBody(
+                policy=each.policy,
+                lookups=each.lookups,
+                hits=each.hits,
+                hit_ratio=each.hits / each.lookups if each.lookups else None,
+                window_hit_ratio=each.window_hit_ratio,
+            )
+            for each in report.standings
+        ],
+        window_s=report.window_s,
+        sampled_ratio=report.sampled_ratio,
+        requests=report.requests,
+        skipped_requests=report.skipped_requests,
+        busy_s=report.busy_s,
+    )
+
+
+def _adaptive(policy: AdaptivePolicy) -> AdaptiveReport:
+    state = policy.state()
+    weight, follows = (None if math.isinf(each) else each for each in (state.weight, state.follows))
+    return AdaptiveReport(
+        weight=weight,
+        follows=follows,
+        hits=state.hits,
+        lru_hits=state.lru_hits,
+        behind_blocks=state.behind_blocks,
+        switches=state.switches,
+    )
+
+
+__all__ = ["POLICY", "SET_POLICY", "PolicyOperations", "PolicySetupError"]

@@ -1,0 +1,207 @@
+"""Shadow policies: what share of the prompts each candidate would have found, on the requests as they come.
+
+Every candidate runs a *ghost cache*: the policy over keys alone, no memory behind them. It follows every 2^n-th key,
+by hash, in a cache that is as much smaller (spatial sampling: Waldspurger and others, FAST 2015), with at most
+``SAMPLE_BLOCKS`` blocks. Keys are chained, so the sampled keys of a prompt are in its order, and a prompt's hits end
+at the first of them that is not there, as in a real prefix cache. As in a replay, what is there is counted before
+anything is touched, and the deepest block is touched first.
+
+The cost is bounded by measurement: the time spent is counted, and requests are skipped (for all candidates alike, and
+counted) whenever it would exceed ``MOST_LOAD`` of one core. Whoever owns the stream owns this; only ``report`` may be
+called from another thread.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.choice import PolicyChoice
+from kvcontrol.kv_policy.eviction import ContentKey, EvictionPolicy, PolicyContext
+from kvcontrol.kv_policy.ghost_lru import sampled, sampling_shift
+from kvcontrol.kv_policy.registry import PolicyError
+
+SAMPLE_BLOCKS: Final = 1024
+MOST_LOAD: Final = 0.01
+"""Share of one core that all candidates together may take."""
+MOST_CANDIDATES: Final = 16
+WINDOW_S: Final = 60.0
+_BURST_S: Final = 0.05
+"""What may be spent at once after a quiet time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowStanding:
+    """One candidate: sampled blocks asked for and found, ever and in the last whole window (None before its end)."""
+
+    policy: str
+    lookups: int
+    hits: int
+    window_hit_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowReport:
+    """All candidates beside each other. ``sampled_ratio`` of all keys is followed; the load is of one core."""
+
+    standings: tuple[ShadowStanding, ...]
+    window_s: float
+    sampled_ratio: float
+    requests: int
+    skipped_requests: int
+    busy_s: float
+
+
+class ShadowPolicies:
+    """See the module's text. ``PolicyError`` for candidates that there aren't, or too many of them."""
+
+    def __init__(
+        self,
+        candidates: Sequence[PolicyChoice],
+        *,
+        capacity_blocks: int,
+        clock: Callable[[], float] = time.monotonic,
+        timer: Callable[[], float] = time.perf_counter,
+        window_s: float = WINDOW_S,
+    ) -> None:
+        if len(candidates) > MOST_CANDIDATES:
+            raise PolicyError(f"{len(candidates)} shadow policies; allowed are {MOST_CANDIDATES} at most")
+        if capacity_blocks < 1:
+            raise PolicyError(f"a capacity of {capacity_blocks} blocks; allowed is 1 or more")
+        self._shift = sampling_shift(capacity_blocks, SAMPLE_BLOCKS)
+        room = max(1, capacity_blocks >> self._shift)
+        self._ghosts = tuple(_GhostCache(choice.text, choice.make(capacity_blocks=room), room) for choice in candidates)
+        self._clock, self._timer = clock, timer
+        self._window_s = window_s
+        self._began_s = self._window_began_s = self._refilled_s = clock()
+        self._budget_s = _BURST_S
+        self._busy_s = 0.0
+        self._requests = self._skipped = 0
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The candidates as they were written."""
+        return tuple(ghost.text for ghost in self._ghosts)
+
+    def requested(self, prompt: Sequence[ContentKey]) -> None:
+        """Follow a request: the keys of its whole blocks, in prompt order. O(keys), and O(candidates) a sampled one."""
+        if not self._ghosts or not self._affordable():
+            return
+        self._requests += 1
+        started = self._timer()
+        shift = self._shift
+        keys = [key for key in prompt if sampled(key, shift)]
+        if keys:
+            for ghost in self._ghosts:
+                ghost.look_up(keys)
+                ghost.touch(keys)
+        self._spent(self._timer() - started)
+
+    def stored(self, keys: Sequence[ContentKey]) -> None:
+        """Follow blocks that became resident without having been asked for: what a request decoded, in prompt order."""
+        if not self._ghosts or not self._affordable():
+            return
+        started = self._timer()
+        shift = self._shift
+        if found := [key for key in keys if sampled(key, shift)]:
+            for ghost in self._ghosts:
+                ghost.touch(found)
+        self._spent(self._timer() - started)
+
+    def report(self) -> ShadowReport:
+        """Return how the candidates stand; any thread (then numbers may be a moment apart)."""
+        return ShadowReport(
+            standings=tuple(ghost.standing() for ghost in self._ghosts),
+            window_s=self._window_s,
+            sampled_ratio=1 / (1 << self._shift),
+            requests=self._requests,
+            skipped_requests=self._skipped,
+            busy_s=self._busy_s,
+        )
+
+    def _affordable(self) -> bool:
+        now_s = self._clock()
+        if now_s - self._window_began_s >= self._window_s:
+            self._window_began_s = now_s
+            for ghost in self._ghosts:
+                ghost.end_window()
+        self._budget_s = min(_BURST_S, self._budget_s + (now_s - self._refilled_s) * MOST_LOAD)
+        self._refilled_s = now_s
+        if self._budget_s > 0:
+            return True
+        self._skipped += 1
+        return False
+
+    def _spent(self, seconds: float) -> None:
+        self._busy_s += seconds
+        self._budget_s -= seconds
+
+
+class _GhostCache:
+    """One policy over keys."""
+
+    def __init__(self, text: str, policy: EvictionPolicy, room: int) -> None:
+        self.text = text
+        self._policy = policy
+        self._room = room
+        self._places: dict[ContentKey, BlockId] = {}
+        self._keys: dict[BlockId, ContentKey] = {}
+        self._next = 0
+        self._lookups = self._hits = 0
+        self._window_lookups = self._window_hits = 0
+        self._ratio: float | None = None
+
+    def look_up(self, keys: Sequence[ContentKey]) -> None:
+        places = self._places
+        hits = 0
+        for key in keys:
+            if key not in places:
+                break
+            hits += 1
+        self._lookups += len(keys)
+        self._hits += hits
+        self._window_lookups += len(keys)
+        self._window_hits += hits
+
+    def touch(self, keys: Sequence[ContentKey]) -> None:
+        places, policy = self._places, self._policy
+        for key in reversed(keys):
+            place = places.get(key)
+            if place is not None:
+                policy.access((place,))
+                continue
+            if len(places) >= self._room:
+                context = PolicyContext(
+                    tier=CacheTier.HBM,
+                    wanted_blocks=1,
+                    used_blocks=len(places),
+                    capacity_blocks=self._room,
+                    incoming=(key,),
+                )
+                for victim in policy.select_victims(context).victims:
+                    del places[self._keys.pop(victim)]
+            place = BlockId(self._next)
+            self._next += 1
+            places[key] = place
+            self._keys[place] = key
+            policy.insert((place,), (key,))
+
+    def end_window(self) -> None:
+        self._ratio = self._window_hits / self._window_lookups if self._window_lookups else None
+        self._window_lookups = self._window_hits = 0
+
+    def standing(self) -> ShadowStanding:
+        return ShadowStanding(policy=self.text, lookups=self._lookups, hits=self._hits, window_hit_ratio=self._ratio)
+
+
+__all__ = [
+    "MOST_CANDIDATES",
+    "MOST_LOAD",
+    "SAMPLE_BLOCKS",
+    "WINDOW_S",
+    "ShadowPolicies",
+    "ShadowReport",
+    "ShadowStanding",
+]
