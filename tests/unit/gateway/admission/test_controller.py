@@ -1,0 +1,211 @@
+"""Turns under races: clients that leave at any moment, instances that come and go, deadlines, quotas."""
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from time import monotonic
+
+import pytest
+
+from gateway.admission import (
+    AdmissionController,
+    Ask,
+    ConcurrencyLimiter,
+    LocalQuotaMeter,
+    QueueRules,
+)
+from gateway.errors import NoInstanceError, NotFoundError, RateLimitedError
+from gateway.limits import Priority, SloClass, TenantLimits
+from gateway.registry import InstanceSpec, LoadTracker, Model, ProbeResult, Registry
+from gateway.types import Tenant, TenantId, Usage
+from kvcontrol.core.ids import InstanceId
+
+USAGE = Usage(prompt_tokens=10, completion_tokens=5, cached_tokens=0)
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.sheds: Counter[str] = Counter()
+        self.waits = 0
+
+    def waited(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.waits += 1
+
+    def shed(self, reason: str) -> None:
+        self.sheds[reason] += 1
+
+
+class House:
+    """A controller over instances that the test owns; each takes at most ``most`` requests."""
+
+    def __init__(self, *, instances: int = 2, most: int = 2, bound: int = 100, deadline_s: float = 30.0) -> None:
+        names = [InstanceId(f"i{number}") for number in range(instances)]
+        self.registry = Registry((InstanceSpec(id=name, url=f"http://{name}") for name in names), unhealthy_after=1)
+        self.load = LoadTracker()
+        self.meter = Meter()
+        self.quotas = LocalQuotaMeter(monotonic)
+        self.fullest = 0
+        self.admission = AdmissionController(
+            registry=self.registry,
+            load=self.load,
+            quotas=self.quotas,
+            limiter=ConcurrencyLimiter(most=most, slow_s=60.0, clock=monotonic),
+            rules=QueueRules(bound=bound, ageing_s=5.0, deadlines_s=dict.fromkeys(SloClass, deadline_s)),
+            meter=self.meter,
+            clock=monotonic,
+        )
+        for name in names:
+            self.up(name)
+
+    def up(self, name: InstanceId) -> None:
+        probe = ProbeResult(models=(Model(id="m", card={}),), stats=None, stats_problem=None, in_flight=0)
+        self.registry.probe_succeeded(name, probe)
+
+    def down(self, name: InstanceId) -> None:
+        self.registry.connection_failed(name, "gone")
+
+    async def request(self, tenant: str = "t", *, hold_s: float = 0.0, limits: TenantLimits | None = None) -> None:
+        """One request from its arrival to its end, as the pipeline does it."""
+        who = Tenant(id=TenantId(tenant), salt="s", limits=limits or TenantLimits())
+        ask = Ask(tenant=who, model="m", prompt_tokens=10, output_tokens=5, expected_output_tokens=5)
+        async with self.admission.enter(ask) as entry:
+            chosen = min(entry.instances(), key=lambda each: self.load.of(each.id).in_flight)
+            with self.load.placed(chosen.id, uncached_tokens=10, cold=True):
+                entry.placed()
+                self.fullest = max(self.fullest, self.load.of(chosen.id).in_flight)
+                await asyncio.sleep(hold_s)
+                entry.began()
+                await asyncio.sleep(hold_s)
+            entry.settle(200, USAGE)
+
+    def at_rest(self) -> None:
+        assert self.admission.waiting == 0
+        assert all(pool.given == 0 and not pool.turns for pool in self.admission._pools.values())
+        assert all(self.load.of(each.id).in_flight == 0 for each in self.registry.all())
+
+
+@contextlib.asynccontextmanager
+async def looping(house: House) -> AsyncIterator[None]:
+    task = asyncio.create_task(house.admission.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_nothing_is_lost_or_given_twice_however_clients_and_instances_behave(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311 - not for secrets
+    house = House(bound=20, deadline_s=0.3)
+    limits = [TenantLimits(priority=priority, concurrency=8, tokens_per_min=10**9) for priority in Priority]
+    ended: Counter[str] = Counter()
+
+    async def client(number: int) -> None:
+        await asyncio.sleep(chance.random() * 0.5)
+        task = asyncio.create_task(
+            house.request(f"t{number % 5}", hold_s=chance.random() * 0.02, limits=chance.choice(limits))
+        )
+        if chance.random() < 0.3:
+            await asyncio.sleep(chance.choice([0.0, 0.0, chance.random() * 0.1]))
+            task.cancel()
+        try:
+            await task
+            ended["served"] += 1
+        except asyncio.CancelledError:
+            ended["left"] += 1
+        except (RateLimitedError, NoInstanceError) as error:
+            ended[error.reason] += 1
+
+    async def flapping() -> None:
+        while True:
+            name = InstanceId(f"i{chance.randrange(2)}")
+            house.down(name)
+            await asyncio.sleep(chance.random() * 0.05)
+            house.up(name)
+            await asyncio.sleep(chance.random() * 0.05)
+
+    async with looping(house):
+        flaps = asyncio.create_task(flapping())
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(client(number) for number in range(300)))
+        flaps.cancel()
+        house.at_rest()
+    assert sum(ended.values()) == 300
+    assert ended["served"] > 50
+    assert house.fullest <= 4  # a turn that was given goes to another instance when its own has gone
+    for number in range(5):
+        assert (await house.quotas.usage(TenantId(f"t{number}"))).running == 0
+
+
+async def test_a_turn_that_its_client_no_longer_wants_goes_to_the_next() -> None:
+    """The client leaves in the very step in which its turn is given."""
+    house = House(instances=1, most=1)
+    async with looping(house):
+        first = asyncio.create_task(house.request(hold_s=0.02))
+        await asyncio.sleep(0.001)
+        second, third = (asyncio.create_task(house.request()) for _ in range(2))
+        await asyncio.sleep(0.001)
+        first.add_done_callback(lambda _: second.cancel())
+        async with asyncio.timeout(10):
+            await first
+            await third
+            with pytest.raises(asyncio.CancelledError):
+                await second
+        house.at_rest()
+
+
+async def test_room_that_an_instance_brings_is_used() -> None:
+    house = House(instances=2, most=1)
+    house.down(InstanceId("i1"))
+    async with looping(house):
+        long = asyncio.create_task(house.request(hold_s=5.0))
+        await asyncio.sleep(0.001)
+        waiting = asyncio.create_task(house.request())
+        await asyncio.sleep(0.05)
+        assert house.admission.waiting == 1
+        house.up(InstanceId("i1"))
+        async with asyncio.timeout(10):
+            await waiting
+        long.cancel()
+
+
+async def test_without_an_instance_it_is_a_503_and_an_unknown_model_a_404() -> None:
+    house = House(instances=1, deadline_s=0.05)
+    held = asyncio.create_task(house.request(hold_s=5.0))
+    held_too = asyncio.create_task(house.request(hold_s=5.0))
+    await asyncio.sleep(0.001)
+    waiting = asyncio.create_task(house.request())
+    await asyncio.sleep(0.001)
+    house.down(InstanceId("i0"))
+    with pytest.raises(NoInstanceError):
+        await waiting  # its deadline comes while nobody is there
+    with pytest.raises(NoInstanceError):
+        await house.request()
+    for each in (held, held_too):
+        each.cancel()
+    house.up(InstanceId("i0"))
+    with pytest.raises(NotFoundError):
+        house.admission.admit("other")
+
+
+async def test_tenants_share_what_there_is_as_their_weights_say() -> None:
+    house = House(instances=1, most=1, bound=1000)
+    served: list[str] = []
+
+    async def one(tenant: str, weight: float) -> None:
+        await house.request(tenant, limits=TenantLimits(weight=weight))
+        served.append(tenant)
+
+    async with looping(house), asyncio.timeout(30):
+        held = asyncio.create_task(house.request(hold_s=0.05))
+        await asyncio.sleep(0.001)
+        await asyncio.gather(*(one(name, weight) for name, weight in [("small", 1.0)] * 60 + [("big", 3.0)] * 60))
+        await held
+    assert Counter(served[:40]) == {"big": 30, "small": 10}
+    assert house.fullest == 1
+    house.at_rest()
