@@ -71,10 +71,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Cached:
-    """What is cached of a prompt under one identity, and where."""
+    """What is cached of a prompt under one identity, in blocks of so many tokens, and where."""
 
     hashes: Sequence[BlockHash]
     by_instance: Mapping[InstanceId, PrefixMatch]
+    block_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,20 +215,24 @@ class Planner:
     ) -> tuple[Plan, _Cached | None]:
         now_s = self._clock()
         cached: dict[CacheIdentity, _Cached] = {}
+        of_instance: dict[InstanceId, _Cached] = {}
         if isinstance(fingerprint, Fingerprint):
             for each in instances:
                 identity = self._identity(each, fingerprint)
-                if identity is not None and identity not in cached:
+                if identity is None:
+                    continue
+                known = cached.get(identity)
+                if known is None:
                     hashes = fingerprint.hashes(identity)
-                    cached[identity] = _Cached(hashes, self._index.match(hashes))
-        candidates = tuple(self._candidate(each, fingerprint, cached, now_s) for each in instances)
+                    known = cached[identity] = _Cached(hashes, self._index.match(hashes), identity.block_size_tokens)
+                of_instance[each.id] = known
+        candidates = tuple(self._candidate(each, of_instance.get(each.id), now_s) for each in instances)
         gap = _gap(fingerprint, known=bool(cached))
         tokens = fingerprint.tokens if isinstance(fingerprint, Fingerprint) and cached else None
         query = Query(prompt_tokens=tokens, gap=gap, candidates=candidates, key=session or _key(fingerprint))
         decision = self._policy.choose(query)
         chosen = next(each for each in instances if each.id == decision.candidate.instance)
         terms = decision.cost_s.get(chosen.id)
-        own = self._identity(chosen, fingerprint)
         plan = Plan(
             instance=chosen,
             policy=self._policy.name,
@@ -238,7 +243,7 @@ class Planner:
             candidates=candidates,
             textual=isinstance(fingerprint, Fingerprint) and fingerprint.textual,
         )
-        return plan, None if own is None else cached.get(own)
+        return plan, of_instance.get(chosen.id)
 
     def _identity(self, instance: Instance, fingerprint: Fingerprint | Gap) -> CacheIdentity | None:
         """Return what an instance's blocks of this prompt are named by; None where they can't be named here."""
@@ -251,8 +256,7 @@ class Planner:
     def _candidate(
         self,
         instance: Instance,
-        fingerprint: Fingerprint | Gap,
-        cached: Mapping[CacheIdentity, _Cached],
+        known: _Cached | None,
         now_s: float,
     ) -> Candidate:
         if instance.stats is None and self._lives.get(instance.id) != instance.life:
@@ -261,10 +265,8 @@ class Planner:
         load = self._load.of(instance.id)
         matched = expected = 0
         by_tier: dict[CacheTier, int] = {}
-        identity = self._identity(instance, fingerprint)
-        if identity is not None:
-            known = cached[identity]
-            size = identity.block_size_tokens
+        if known is not None:
+            size = known.block_tokens
             match = known.by_instance.get(instance.id)
             blocks = 0
             if match is not None:

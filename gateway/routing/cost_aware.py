@@ -49,17 +49,17 @@ class CostAware:
         total: dict[str, float] = {}
         excess: dict[str, float] = {}
         for each in query.candidates:
-            own = base_term(each.speeds)
+            speeds = each.speeds or self._assumed
+            own = base_term(speeds)
             if query.prompt_tokens is not None:
-                own |= prefill_terms(each, query.prompt_tokens, self._costs)
-            own |= load_terms(each, self._costs)
-            if share := each.running * max(0.0, _LEAST_SHARE_S - (each.speeds or self._assumed).decode_load_s):
+                own |= prefill_terms(each, query.prompt_tokens, speeds)
+            own |= load_terms(each, speeds)
+            if share := each.running * max(0.0, _LEAST_SHARE_S - speeds.decode_load_s):
                 own["share"] = share
             lately = self._costs.spread * (each.recent_tokens - least_recent)
             excess[each.instance] = min(lately, _MOST_EXCESS_TOKENS)
             if warm and excess[each.instance]:
-                speed = (each.speeds or self._assumed).prefill_tokens_per_s
-                own["spread"] = excess[each.instance] / speed
+                own["spread"] = excess[each.instance] / speeds.prefill_tokens_per_s
             terms[each.instance] = own
             total[each.instance] = sum(own.values())
         lowest = min(total.values())

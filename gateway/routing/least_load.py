@@ -12,10 +12,10 @@ class LeastLoad:
     name: ClassVar[str] = "least_load"
 
     def __init__(self, costs: CostModel) -> None:
-        self._costs = costs
+        self._assumed = costs.speeds()
 
     def choose(self, query: Query) -> Decision:
-        terms = {each.instance: load_terms(each, self._costs) for each in query.candidates}
+        terms = {each.instance: load_terms(each, each.speeds or self._assumed) for each in query.candidates}
         chosen = min(
             query.candidates, key=lambda each: (sum(terms[each.instance].values()), each.last_turn, each.instance)
         )

@@ -2,48 +2,49 @@
 
 from collections.abc import Mapping
 
-from gateway.routing.base import Candidate, CostModel, Speeds
+from gateway.routing.base import Candidate, Speeds
 
 WAIT_TERMS = ("base", "prefill", "load", "queue", "decode", "slot")
 """Terms that the request itself waits for: their sum is the predicted time to its first token. The others say what its
 placement costs somebody else."""
 
 
-def load_terms(candidate: Candidate, costs: CostModel) -> dict[str, float]:
+def load_terms(candidate: Candidate, speeds: Speeds) -> dict[str, float]:
     """What the work that is there already costs a new request: ``queue`` is the prefill before it, ``decode`` the steps
     that running requests take in between, ``slot`` the wait for a place when all that it runs at once are taken.
     """
-    speeds = candidate.speeds or costs.speeds()
+    running = candidate.in_flight + candidate.foreign_requests
     terms = {
         "queue": candidate.prefill_tokens / speeds.prefill_tokens_per_s,
-        "decode": candidate.running * speeds.decode_load_s,
+        "decode": running * speeds.decode_load_s,
     }
-    if candidate.slots and candidate.running >= candidate.slots:
-        before = candidate.running - candidate.slots + 1
+    if candidate.slots and running >= candidate.slots:
+        before = running - candidate.slots + 1
         terms["slot"] = before * speeds.answer_s / candidate.slots
     return terms
 
 
-def prefill_terms(candidate: Candidate, prompt_tokens: int, costs: CostModel) -> dict[str, float]:
+def prefill_terms(candidate: Candidate, prompt_tokens: int, speeds: Speeds) -> dict[str, float]:
     """What the prompt itself costs there: ``prefill`` is the request's wait for its uncached part, ``load`` for what
     lies below HBM, ``work`` the prefill again, which the instance can't give to anybody else.
 
     Without ``work``, waiting for a sibling that computes the same prefix would look as dear as computing it a second
     time on an idle instance, and a burst of siblings would scatter.
     """
-    speeds = candidate.speeds or costs.speeds()
     seconds = (prompt_tokens - candidate.expected_tokens) / speeds.prefill_tokens_per_s
     terms = {"prefill": seconds, "work": seconds}
-    if reload := sum(
-        tokens * speeds.reload_s_per_token.get(tier, 0.0) for tier, tokens in candidate.tokens_by_tier.items()
-    ):
-        terms["load"] = reload
+    if speeds.reload_s_per_token and candidate.tokens_by_tier:
+        reload_s = 0.0
+        for tier, tokens in candidate.tokens_by_tier.items():
+            reload_s += tokens * speeds.reload_s_per_token.get(tier, 0.0)
+        if reload_s:
+            terms["load"] = reload_s
     return terms
 
 
-def base_term(speeds: Speeds | None) -> dict[str, float]:
+def base_term(speeds: Speeds) -> dict[str, float]:
     """What every request waits there."""
-    return {"base": speeds.base_s} if speeds is not None and speeds.base_s else {}
+    return {"base": speeds.base_s} if speeds.base_s else {}
 
 
 def predicted_wait_s(terms: Mapping[str, float]) -> float:
