@@ -4,7 +4,9 @@ What belongs to an instance is read from the registry when Prometheus asks, so a
 series.
 """
 
+import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -152,6 +154,9 @@ class _Fleet(Collector):
         )
         waiting = GaugeMetricFamily("kvgate_requests_waiting", "Requests that wait for their turn.")
         waiting.add_metric([], self._admission.waiting)
+        tasks = GaugeMetricFamily("kvgate_tasks", "Tasks on this process's event loop.")
+        with suppress(RuntimeError):  # asked outside the loop there is nothing to count
+            tasks.add_metric([], len(asyncio.all_tasks()))
         for each in self._registry.all():
             limit.add_metric([each.id], self._admission.limit(each))
             for possible in InstanceState:
@@ -162,7 +167,7 @@ class _Fleet(Collector):
             in_flight.add_metric([each.id], self._load.of(each.id).in_flight)
             for tier, blocks in self._index.blocks_held(each.id).items():
                 resident.add_metric([each.id, tier], blocks)
-        return state, draining, breaker, in_flight, resident, limit, waiting
+        return state, draining, breaker, in_flight, resident, limit, waiting, tasks
 
 
 __all__ = ["Metrics"]
