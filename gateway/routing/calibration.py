@@ -26,7 +26,7 @@ _FASTEST_S_PER_TOKEN = 1e-7
 _KILO = 1000.0
 _ANSWER_SHARE = 0.1
 _HALVED_AFTER = 4.0
-"""Answers of others that halve what an instance's own past counts for."""
+"""Answers of each other instance that halve what an instance's own past counts for."""
 
 
 class _Filter:
@@ -97,7 +97,10 @@ class Calibration:
         if each is None or known is None or latest is None:
             return latest
         old = self._observed - each.seen
-        return known if not old else _between(latest, known, 0.5 ** (old / _HALVED_AFTER))
+        if not old:
+            return known
+        others = max(1, len(self._filters) - 1)
+        return _between(latest, known, 0.5 ** (old / (_HALVED_AFTER * others)))
 
     def forget(self, instance: InstanceId) -> None:
         self._filters.pop(instance, None)
