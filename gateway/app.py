@@ -29,6 +29,7 @@ from gateway.api.admin.instances import Roster, instances_router, leases_router
 from gateway.api.admin.policies import policies_router
 from gateway.api.admin.presets import presets_router
 from gateway.api.admin.routing import routing_router
+from gateway.api.admin.shadow import shadow_router
 from gateway.api.exchange import Receive, Scope, Send
 from gateway.api.openai import OpenAiApi, serves
 from gateway.api.ops import ops_router
@@ -285,6 +286,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                                 fingerprinter=fingerprinter,
                                 authenticator=authenticator,
                             ),
+                            shadow_router(registry=registry, control=control),
                             policies_router(changes, registry=registry, control=control, swap=swap, keeper=fleet),
                             presets_router(changes, presets=presets, registry=registry, swap=swap),
                         ),

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.fleet.policies import Policy
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import InstanceStats, TierStats
 from kvcontrol.presets import Preset
 
 HOT: Final = ("ddr.policy", "nvme.policy", "quota.guaranteed_share", "quota.burst_share")
-EVICTION: Final = "eviction"
+_KINDS: Final = {CacheTier.DDR: "eviction:ddr", CacheTier.NVME: "eviction:nvme"}
 
 Value = str | int | float | None
 
@@ -36,11 +37,12 @@ def start_values(preset: Preset) -> Mapping[str, Value]:
     return {key: value for key, value in preset.values().items() if key not in HOT}
 
 
-def eviction_policy(preset: Preset) -> str | None:
-    """Return the eviction policy that all tiers are to run, None where they are to run different ones."""
-    if preset.nvme is None or preset.nvme.policy == preset.ddr.policy:
-        return preset.ddr.policy
-    return None
+def wanted_policies(preset: Preset) -> tuple[Policy, ...]:
+    """Return the policies that a preset wants, one for each of its tiers."""
+    ddr = Policy(kind=_KINDS[CacheTier.DDR], name=preset.ddr.policy, params={})
+    if preset.nvme is None:
+        return (ddr,)
+    return ddr, Policy(kind=_KINDS[CacheTier.NVME], name=preset.nvme.policy, params={})
 
 
 def differences(stats: InstanceStats, preset: Preset) -> Mapping[str, Difference]:
@@ -68,4 +70,4 @@ def _size(tier: TierStats | None, wanted: int | None) -> tuple[int | None, int |
     return (wanted, wanted) if present <= wanted < present + 2 * tier.block_bytes else (present, wanted)
 
 
-__all__ = ["EVICTION", "HOT", "Difference", "Value", "differences", "eviction_policy", "hot_values", "start_values"]
+__all__ = ["HOT", "Difference", "Value", "differences", "hot_values", "start_values", "wanted_policies"]

@@ -20,6 +20,7 @@ _NAME = re.compile(NAME_PATTERN)
 _MOST = 10**12
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+PolicyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.,()=+ -]{0,500}$")]
 Text = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Count = Annotated[int, Field(ge=1, le=_MOST, strict=True)]
 Bytes = Annotated[int, Field(ge=0, le=1 << 60, strict=True)]
@@ -87,7 +88,9 @@ class PresetBody(_Body):
 class PolicyBody(_Body):
     """A policy that all instances are kept at."""
 
-    name: Name = Field(description="A policy that the instances know, like lru.")
+    name: PolicyName = Field(
+        description="A policy that the instances know, like lru; for shadow, candidates with commas."
+    )
     params: dict[Annotated[str, StringConstraints(max_length=64)], str | int | float | bool | None] = Field(
         default_factory=dict, max_length=64, description="Its parameters; none is its defaults."
     )

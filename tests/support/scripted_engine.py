@@ -230,14 +230,14 @@ class ScriptedEngine:
         del request
         if self.policy_status is not None:
             return web.json_response({"error": {"message": "scripted"}}, status=self.policy_status)
-        return web.json_response({"policies": list(self.policies.values())})
+        return web.json_response({"policies": list(self.policies.values()), "available": {}})
 
     async def put_policy(self, request: web.Request) -> web.Response:
         said = msgspec.json.decode(await request.read(), type=PolicyChange)
         self.told.append(said.name)
         if said.name in self.refused_policies:
             return web.json_response({"error": {"message": f"{said.name} is not for me"}}, status=409)
-        self.policies[said.kind] = msgspec.to_builtins(said)
+        self.policies[said.kind] = {"kind": said.kind, "name": said.name, "params": said.params}
         return web.json_response(self.policies[said.kind])
 
     async def reset(self, request: web.Request) -> web.Response:

@@ -23,7 +23,13 @@ from gateway.registry import Instance, InstanceState, Registry
 from gateway.state import Document, Kind, Put
 from gateway.state.bodies import NAME_PATTERN, PolicyBody
 
-PolicyKind = Annotated[str, Path(pattern=NAME_PATTERN, description="What the policy decides, like eviction.")]
+PolicyKind = Annotated[
+    str,
+    Path(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
+        description="What it decides: eviction (HBM), eviction:ddr, eviction:nvme, or shadow (what is tried beside).",
+    ),
+]
 
 
 class StepView(BaseModel):

@@ -9,8 +9,8 @@ from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes, etag
 from gateway.api.admin.tenants import MutationOf, must
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
-from gateway.fleet import InstanceControlError, Policy, PolicySwap
-from gateway.fleet.presets import EVICTION, Value, differences, eviction_policy, hot_values, start_values
+from gateway.fleet import InstanceControlError, Policy, PolicySwap, SwapReport
+from gateway.fleet.presets import Value, differences, hot_values, start_values, wanted_policies
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.state import Change, Delete, Document, Kind, Put
 from gateway.state.bodies import CURRENT_PRESET, NAME_PATTERN, PolicyBody, PresetBody
@@ -61,7 +61,7 @@ class CurrentPresetView(PresetView):
     restart: dict[str, dict[str, DifferenceView]]
 
 
-def presets_router(  # noqa: C901, PLR0915 - it is a list of routes
+def presets_router(  # noqa: C901 - it is a list of routes
     changes: Changes, *, presets: Presets, registry: Registry, swap: PolicySwap
 ) -> APIRouter:
     """Return the routes."""
@@ -108,34 +108,29 @@ def presets_router(  # noqa: C901, PLR0915 - it is a list of routes
 
     @router.put("/presets/current", response_model=CurrentPresetView)
     async def put_current(body: PresetBody, mutation: MutationOf) -> Response:
-        """Apply a preset: its eviction policy is swapped on all instances or on none, its quota shares are told for
-        tenants without a KV budget of their own, and the answer says what needs a restart.
+        """Apply a preset: its tiers' eviction policies are swapped on all instances that have them, or on none, its
+        quota shares are told for tenants without a KV budget of their own, and the answer says what needs a restart.
         """
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         preset = merged(body)
-        name = eviction_policy(preset)
         async with swap.lock:
             present = await store.document(Kind.PRESET, CURRENT_PRESET)
             wanted = mutation.expected(present)
             if wanted is not None and wanted != (0 if present is None else present.version):
                 raise mutation.stale(Kind.PRESET, CURRENT_PRESET, 0 if present is None else present.version)
-            instances = await _with_policies(registry, swap)
+            swapped = await _swap_all(swap, _reporting(registry), wanted_policies(preset))
             puts: list[Change] = [
                 Put(kind=Kind.PRESET, name=CURRENT_PRESET, body=body.model_dump_json(), expected=wanted)
             ]
-            if name is None or not instances:
-                return await _apply(puts, mutation, body)
-            puts.append(Put(kind=Kind.POLICY, name=EVICTION, body=PolicyBody(name=name).model_dump_json()))
-            report = await swap.swap(instances, Policy(kind=EVICTION, name=name, params={}))
-            if not report.done:
-                raise ConflictApiError(
-                    f"the preset's eviction policy {name!r} was not taken over; {report.why_not}", code="policy_refused"
-                )
+            puts += [
+                Put(kind=Kind.POLICY, name=policy.kind, body=PolicyBody(name=policy.name).model_dump_json())
+                for policy, _, _ in swapped
+            ]
             try:
                 return await _apply(puts, mutation, body)
             except Exception:
-                await swap.roll_back(instances, report)
+                await _roll_back(swap, swapped)
                 raise
 
     async def _apply(puts: list[Change], mutation: MutationOf, body: PresetBody) -> Response:
@@ -178,17 +173,41 @@ def _reporting(registry: Registry) -> tuple[Instance, ...]:
     return tuple(each for each in registry.all() if each.state is InstanceState.HEALTHY and each.stats is not None)
 
 
-async def _with_policies(registry: Registry, swap: PolicySwap) -> tuple[Instance, ...]:
-    """Return the instances that have policies of eviction at all: one without tiers has nothing to swap."""
-    found = []
-    for each in _reporting(registry):
-        try:
-            if EVICTION in await swap.running(each):
-                found.append(each)
-        except InstanceControlError as error:
-            if error.status != 404:  # noqa: PLR2004 - HTTP's Not Found: it has no such route
-                found.append(each)
-    return tuple(found)
+_Swapped = tuple[Policy, tuple[Instance, ...], SwapReport]
+
+
+async def _swap_all(swap: PolicySwap, instances: tuple[Instance, ...], policies: tuple[Policy, ...]) -> list[_Swapped]:
+    """Swap each policy on the instances that have its kind; all of them, or raise ``ConflictApiError`` and none."""
+    kinds = {each.id: await _kinds(swap, each) for each in instances}
+    done: list[_Swapped] = []
+    for policy in policies:
+        having = tuple(each for each in instances if policy.kind in kinds[each.id])
+        if not having:
+            continue
+        report = await swap.swap(having, policy)
+        if not report.done:
+            await _roll_back(swap, done)
+            raise ConflictApiError(
+                f"the preset's policy {policy.name!r} of kind {policy.kind!r} was not taken over; {report.why_not}",
+                code="policy_refused",
+            )
+        done.append((policy, having, report))
+    return done
+
+
+async def _kinds(swap: PolicySwap, instance: Instance) -> frozenset[str]:
+    """Which kinds of policies an instance has: none where it has no such route."""
+    try:
+        return frozenset(await swap.running(instance))
+    except InstanceControlError as error:
+        if error.status == 404:  # noqa: PLR2004 - HTTP's Not Found
+            return frozenset()
+        raise ConflictApiError(f"{instance.id}: {error}", code="policy_refused") from None
+
+
+async def _roll_back(swap: PolicySwap, done: list[_Swapped]) -> None:
+    for _, instances, report in reversed(done):
+        await swap.roll_back(instances, report)
 
 
 def _view(preset: Preset) -> PresetView:

@@ -44,6 +44,27 @@ async def test_a_policy_is_swapped_on_all_instances_and_kept(fleet: Fleet, admin
     assert {each["step"] for each in again["instances"].values()} == {"unchanged"}
 
 
+async def test_candidates_are_chosen_and_compared_over_the_fleet(fleet: Fleet, admin: Admin) -> None:
+    for name, hits in (("a", 30), ("b", 60)):
+        standings = [
+            {"policy": policy, "lookups": 100, "hits": found, "hit_ratio": found / 100, "window_hit_ratio": None}
+            for policy, found in (("lru", 20), ("mq(lifetime=2)", hits))
+        ]
+        shadow = {"standings": standings, "window_s": 1.0, "sampled_ratio": 1.0, "requests": 9, "skipped_requests": 0}
+        fleet.engines[name].policies["shadow"] = {
+            "kind": "shadow",
+            "name": "",
+            "params": {},
+            "shadow": shadow | {"busy_s": 0.1},
+        }
+    said = await admin.ok("GET", "/policies/shadow")
+    assert [(each["policy"], each["hits"]) for each in said["candidates"]] == [("mq(lifetime=2)", 90), ("lru", 40)]
+    assert said["instances"]["a"]["in_charge"] == "lru"
+    assert said["instances"]["b"]["candidates"][1]["hit_ratio"] == 0.6
+    await admin.ok("PUT", "/policies/shadow", {"name": "lru,mq(lifetime=2)"})
+    assert fleet.engines["a"].policies["shadow"]["name"] == "lru,mq(lifetime=2)"
+
+
 async def test_when_one_instance_refuses_the_others_go_back(fleet: Fleet, admin: Admin) -> None:
     fleet.engines["b"].refused_policies.add("s3fifo")
     status, _, said = await admin.call("PUT", "/policies/eviction", SAID)

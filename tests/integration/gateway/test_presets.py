@@ -15,6 +15,7 @@ from tests.support.scripted_engine import ScriptedEngine
 
 NAME, HARDWARE = "long-context-32k", "cpu"
 PRESET = Presets.shipped().preset(NAME, HARDWARE)
+KIND = "eviction:ddr"
 BODY = {"name": NAME, "hardware": HARDWARE}
 
 
@@ -22,7 +23,7 @@ BODY = {"name": NAME, "hardware": HARDWARE}
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
     engines = {"a": ScriptedEngine(), "b": ScriptedEngine()}
     for engine in engines.values():
-        engine.policies["eviction"]["name"] = "fifo"
+        engine.policies[KIND] = {"kind": KIND, "name": "fifo", "params": {}}
         engine.tiers[CacheTier.DDR] = TierStats(capacity_blocks=100, used_blocks=0, cached_blocks=0, block_bytes=4096)
     async with running_fleet(tmp_path, engines, admin_key=ADMIN_KEY) as running:
         yield running
@@ -52,7 +53,7 @@ async def test_applying_one_swaps_the_policy_tells_shares_and_names_what_needs_a
     await admin.ok("PUT", "/quotas/other", {"kv": {"DDR": {"burst_bytes": 777}}})
     said = await admin.ok("PUT", "/presets/current", BODY)
     engine = fleet.engines["a"]
-    assert engine.policies["eviction"]["name"] == PRESET.ddr.policy
+    assert engine.policies[KIND]["name"] == PRESET.ddr.policy
     assert said["restart"]["a"]["max_batch_size"] == {"present": 512, "wanted": PRESET.max_batch_size}
     assert said["restart"]["b"]["ddr.size_bytes"]["present"] == 100 * 4096
     await eventually(lambda: len(engine.quotas) == 2)
@@ -60,7 +61,7 @@ async def test_applying_one_swaps_the_policy_tells_shares_and_names_what_needs_a
         777,
         int(100 * 4096 * PRESET.quota.burst_share),
     ]
-    assert (await admin.ok("GET", "/policies/eviction"))["name"] == PRESET.ddr.policy
+    assert (await admin.ok("GET", f"/policies/{KIND}"))["name"] == PRESET.ddr.policy
     assert (await admin.call("DELETE", "/presets/current"))[0] == 204
     await eventually(lambda: [each["burst_bytes"] for each in engine.quotas.values()] == [777])
 
@@ -69,7 +70,7 @@ async def test_a_preset_whose_policy_one_refuses_is_not_applied(fleet: Fleet, ad
     fleet.engines["b"].refused_policies.add(PRESET.ddr.policy)
     status, _, said = await admin.call("PUT", "/presets/current", BODY)
     assert (status, said["error"]["code"]) == (409, "policy_refused")
-    assert [each.policies["eviction"]["name"] for each in fleet.engines.values()] == ["fifo", "fifo"]
+    assert [each.policies[KIND]["name"] for each in fleet.engines.values()] == ["fifo", "fifo"]
     assert (await admin.call("GET", "/presets/current"))[0] == 404
 
 

@@ -1,0 +1,98 @@
+"""``/admin/v1/policies/shadow``: what other eviction policies would have found in HBM, on each instance and over all.
+
+Which candidates are followed is a policy of kind ``shadow``: ``PUT /admin/v1/policies/shadow`` with their names.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from gateway.api.admin.access import AdminRoute
+from gateway.fleet import InstanceControl, InstanceControlError
+from gateway.registry import Instance, InstanceState, Registry
+from kvcontrol.core.policy_control import POLICY_PATH, PolicyReport
+
+_EVICTION = "eviction"
+_SHADOW = "shadow"
+
+
+class Standing(BaseModel):
+    """A policy: the share of sampled blocks that it found or would have found."""
+
+    policy: str
+    lookups: int
+    hits: int
+    hit_ratio: float | None
+
+
+class InstanceShadows(BaseModel):
+    """One instance: its policy, what that found since it is in charge, and the candidates; or why that is unknown."""
+
+    in_charge: str | None = None
+    hit_ratio_since_swap: float | None = None
+    candidates: list[Standing] = Field(default_factory=list)
+    problem: str | None = None
+
+
+class ShadowView(BaseModel):
+    """By instance, and the candidates over all instances, the one that found most first."""
+
+    candidates: list[Standing]
+    instances: dict[str, InstanceShadows]
+
+
+def shadow_router(*, registry: Registry, control: InstanceControl) -> APIRouter:
+    """Return the route."""
+    router = APIRouter(route_class=AdminRoute, tags=["fleet"])
+
+    @router.get("/policies/shadow")
+    async def shadow() -> ShadowView:
+        """How candidates would have done on the requests that instances had."""
+        instances = [each for each in registry.all() if each.state is InstanceState.HEALTHY and each.stats is not None]
+        told = await asyncio.gather(*(_ask(control, each) for each in instances))
+        by_instance = {str(each.id): view for each, view in zip(instances, told, strict=True)}
+        return ShadowView(candidates=_together(by_instance.values()), instances=by_instance)
+
+    return router
+
+
+async def _ask(control: InstanceControl, instance: Instance) -> InstanceShadows:
+    try:
+        report = msgspec.json.decode(await control.call(instance, "GET", POLICY_PATH), type=PolicyReport)
+    except InstanceControlError as error:
+        return InstanceShadows(problem=str(error))
+    except msgspec.DecodeError as error:
+        return InstanceShadows(problem=f"{POLICY_PATH} can't be read: {error}")
+    in_charge = next((each for each in report.policies if each.kind == _EVICTION), None)
+    shadows = next((each.shadow for each in report.policies if each.kind == _SHADOW and each.shadow is not None), None)
+    return InstanceShadows(
+        in_charge=None if in_charge is None else in_charge.name,
+        hit_ratio_since_swap=None
+        if in_charge is None or in_charge.eviction is None
+        else in_charge.eviction.hit_ratio_since_swap,
+        candidates=[]
+        if shadows is None
+        else [
+            Standing(policy=each.policy, lookups=each.lookups, hits=each.hits, hit_ratio=each.hit_ratio)
+            for each in shadows.standings
+        ],
+    )
+
+
+def _together(instances: Iterable[InstanceShadows]) -> list[Standing]:
+    sums: dict[str, tuple[int, int]] = {}
+    for each in instances:
+        for one in each.candidates:
+            lookups, hits = sums.get(one.policy, (0, 0))
+            sums[one.policy] = (lookups + one.lookups, hits + one.hits)
+    standings = [
+        Standing(policy=policy, lookups=lookups, hits=hits, hit_ratio=hits / lookups if lookups else None)
+        for policy, (lookups, hits) in sums.items()
+    ]
+    return sorted(standings, key=lambda each: -(each.hit_ratio or 0.0))
+
+
+__all__ = ["shadow_router"]
