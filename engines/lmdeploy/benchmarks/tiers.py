@@ -35,7 +35,7 @@ _SUFFIX_TOKENS = 64
 _ANSWER_TOKENS = 8
 _HIT_SAMPLES = 12
 _SETTLE_S = 1.5
-_CHILD_LIMIT_S = 540.0
+_CHILD_LIMIT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,9 +290,15 @@ def _run_child(plan: Plan, mode: str) -> dict[str, Any]:
             environment["KVGATE_ENGINE_WRITE_MODE"] = "write_through"
         command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "--child", json.dumps(asdict(plan))]
         sys.stderr.write(f"{mode} ...\n")
-        done = subprocess.run(  # noqa: S603 - this very program
-            command, env=environment, stdout=subprocess.PIPE, text=True, timeout=_CHILD_LIMIT_S, check=False
-        )
+        try:
+            done = subprocess.run(  # noqa: S603 - this very program
+                command, env=environment, stdout=subprocess.PIPE, text=True, timeout=_CHILD_LIMIT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(
+                f"the {mode} engine was not done after {_CHILD_LIMIT_S:.0f} s; give it less to do, "
+                "with fewer or shorter contexts or fewer rounds, or a smaller model"
+            ) from error
     if done.returncode != 0:
         raise RuntimeError(f"the {mode} engine ended with {done.returncode}; its own output says why")
     readings: dict[str, Any] = json.loads(done.stdout.rstrip().splitlines()[-1])

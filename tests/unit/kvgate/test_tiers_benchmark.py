@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.lmdeploy.benchmarks import tiers
 from kvgate.benchmarks.tiers import Revisits, plan_for, run
 from kvgate.failure import CommandError
 
@@ -68,3 +69,9 @@ def test_no_model_folder_is_a_clear_message(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(CommandError, match=r"config\.json can't be read"):
         plan_for(wanted, on_gpu=False)
+
+
+def test_an_engine_that_is_not_done_in_time_is_a_clear_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "_CHILD_LIMIT_S", 0.01)
+    with pytest.raises(CommandError, match=r"the ddr engine was not done after 0 s; give it less to do, with fewer"):
+        run(revisits(tmp_path, modes=("ddr",)))
