@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kvgate.admin_client import AdminClient, find_key
+from kvgate.failure import CommandError
 from kvgate.ports import free_ports
 from tests.support.processes import eventually, running
 
@@ -85,3 +86,35 @@ def test_a_reset_over_the_fleet_forgets_what_was_cached(stack: Stack) -> None:
     assert said["failed"] == 0
     assert said["instances"]["engine-0"]["dropped"]["HBM"] > 0
     assert stack.cached(key) == 0
+
+
+def policy_of(engine: str, kind: str) -> str:
+    said = call(f"{engine}/kv/v1/policy")
+    return next(str(each["name"]) for each in said["policies"] if each["kind"] == kind)
+
+
+@pytest.mark.parametrize("kind", ["eviction", "eviction:ddr"])
+def test_a_policy_is_swapped_while_blocks_stay_and_a_refused_one_changes_nothing(stack: Stack, kind: str) -> None:
+    key = stack.key(f"swapping-{kind.replace(':', '-')}")
+    prompt = f"cached before the policy of {kind} is swapped, " * 12
+    stack.cached(key, prompt)
+    before = stack.cached(key, prompt)
+    assert before > 0
+    said = stack.admin.call("PUT", f"/policies/{kind}", {"name": "s3fifo"}).body
+    assert said["instances"]["engine-0"]["step"] == "changed"
+    assert policy_of(stack.engine, kind) == "s3fifo"
+    assert stack.cached(key, prompt) == before
+    with pytest.raises(CommandError, match="no-such-policy"):
+        stack.admin.call("PUT", f"/policies/{kind}", {"name": "no-such-policy"})
+    assert policy_of(stack.engine, kind) == "s3fifo"
+    assert stack.admin.call("GET", f"/policies/{kind}").body["name"] == "s3fifo"
+
+
+def test_candidates_are_followed_beside_the_policy_in_charge(stack: Stack) -> None:
+    stack.admin.call("PUT", "/policies/shadow", {"name": "lru,lfu"})
+    key = stack.key("shadowed")
+    for _ in range(3):
+        stack.cached(key, "what candidates would have found of this prompt, " * 12)
+    said = stack.admin.call("GET", "/policies/shadow").body
+    assert {each["policy"] for each in said["candidates"]} == {"lru", "lfu"}
+    assert said["instances"]["engine-0"]["problem"] is None

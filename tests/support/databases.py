@@ -104,6 +104,18 @@ def _folder(name: str) -> Iterator[Path]:
 @contextmanager
 def postgres() -> Iterator[str]:
     """Run PostgreSQL and give its URL."""
+    with postgres_server() as server:
+        yield postgres_url(server)
+
+
+def postgres_url(server: Server) -> str:
+    """Return the URL of a server of ``postgres_server``."""
+    return f"postgresql://kvgate@127.0.0.1:{server.port}/postgres"
+
+
+@contextmanager
+def postgres_server() -> Iterator[Server]:
+    """Run PostgreSQL; the user ``kvgate`` needs no password."""
     initdb, server = _program("initdb", "postgresql"), _program("postgres", "postgresql")
     user = None
     with _folder("pg") as folder:
@@ -124,7 +136,7 @@ def postgres() -> Iterator[str]:
         running = Server(command, port, folder / "log", user=user, stop=signal.SIGINT)
         try:
             _accepting(port, folder)
-            yield f"postgresql://kvgate@127.0.0.1:{port}/postgres"
+            yield running
         finally:
             running.end()
 
@@ -156,4 +168,4 @@ def redis_server() -> Iterator[Server]:
             running.end()
 
 
-__all__ = ["Server", "free_port", "postgres", "redis_server"]
+__all__ = ["Server", "free_port", "postgres", "postgres_server", "postgres_url", "redis_server"]

@@ -1,0 +1,84 @@
+"""Gateways on several hosts: one PostgreSQL, one Redis, one secret; and what holds while either is away."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.admin import ADMIN_KEY, Admin
+from tests.support.databases import Server, postgres, postgres_server, postgres_url, redis_server
+from tests.support.fleet import CHAT, chat, instances, running_fleet
+from tests.support.running_gateway import RunningGateway, eventually, running_gateway
+
+SECRET = "the same secret everywhere"  # noqa: S105 - of no one
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[str, Server]]:
+    with postgres() as url, redis_server() as redis:
+        yield url, redis
+
+
+async def status_with(gateway: RunningGateway, key: str) -> int:
+    async with gateway.post(CHAT, chat(), authorization=f"Bearer {key}") as answer:
+        await answer.read()
+        return int(answer.status)
+
+
+async def test_two_hosts_are_one_gateway(tmp_path: Path, servers: tuple[str, Server]) -> None:
+    store_url, redis = servers
+    shared = {
+        "store_url": store_url,
+        "redis_url": f"redis://127.0.0.1:{redis.port}/0",
+        "salt_secret": SECRET,
+        "admin_key": ADMIN_KEY,
+        "store_poll_s": 0.05,
+    }
+    async with (
+        running_fleet(tmp_path / "one", **shared) as fleet,
+        running_gateway(tmp_path / "two", instances=instances(fleet.engines), **shared) as second,
+    ):
+        await second.usable(2)
+        one, two = Admin(fleet.gateway), Admin(second)
+        await one.ok("PUT", "/tenants/acme", {})
+        await one.ok("PUT", "/quotas/acme", {"requests_per_min": 6})
+        key = (await one.ok("POST", "/keys", {"tenant": "acme"}))["key"]
+
+        async def known() -> bool:
+            return (await two.ok("GET", "/quotas/acme/usage"))["requests"] > 0 or await status_with(second, key) == 200
+
+        await eventually(known)
+        await fleet.gateway.usable(2)
+        used = (await two.ok("GET", "/quotas/acme/usage"))["requests"]
+        got = [await status_with(gateway, key) for gateway in (fleet.gateway, second) * 4]
+        assert got.count(200) == 6 - used
+        assert got.count(429) == 8 - (6 - used)
+        salts = {each["x-kvgate-cache-salt"] for engine in fleet.engines.values() for each in engine.headers}
+        assert len(salts) == 1  # the same tenant finds its cached blocks through either
+        assert (await one.call("PUT", "/tenants/acme", {}, if_match='"9"'))[0] == 412
+
+
+async def test_without_the_store_known_keys_are_served_and_changes_are_a_503(tmp_path: Path) -> None:
+    with postgres_server() as server:
+        shared = {
+            "store_url": postgres_url(server),
+            "salt_secret": SECRET,
+            "admin_key": ADMIN_KEY,
+            "store_poll_s": 0.05,
+        }
+        async with running_fleet(tmp_path, **shared) as fleet:
+            admin = Admin(fleet.gateway)
+            await admin.ok("PUT", "/tenants/acme", {})
+            key = (await admin.ok("POST", "/keys", {"tenant": "acme"}))["key"]
+            server.end()
+            status, headers, said = await admin.call("PUT", "/tenants/other", {})
+            assert (status, said["error"]["code"]) == (503, "store_unavailable")
+            assert int(headers["retry-after"]) > 0
+            assert await status_with(fleet.gateway, key) == 200
+            assert await status_with(fleet.gateway, "wrong") == 401
+            server.again()
+
+            async def changed() -> bool:
+                return (await admin.call("PUT", "/tenants/other", {}))[0] == 200
+
+            await eventually(changed)
