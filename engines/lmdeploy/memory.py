@@ -12,7 +12,6 @@ from typing import Any
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime import BlockStatus, Fence, HostArena, Move
-from kvcontrol.kv_runtime.backend_protocol import Helpers
 from kvcontrol.kv_runtime.backends.torch import TorchBackend
 
 LEAVE_WITHIN_S = 30.0
@@ -91,26 +90,6 @@ class EngineMemory:
             if pool is None:
                 return self._closed(moves)
             return self._told(pool, pool.write_in_order(moves, arena, queued))
-
-    @property
-    def verifies(self) -> bool:
-        """See ``OrderedBackendProtocol``."""
-        pool = self._pool
-        return pool is not None and pool.verifies
-
-    def write_verified(
-        self,
-        moves: Sequence[Move],
-        arena: HostArena,
-        checksums: Sequence[int],
-        helpers: Helpers,
-        queued: Callable[[], None],
-    ) -> list[BlockStatus]:
-        """See ``OrderedBackendProtocol``."""
-        with self._through() as pool:
-            if pool is None:
-                return self._closed(moves)
-            return self._told(pool, pool.write_verified(moves, arena, checksums, helpers, queued))
 
     def join(self) -> None:
         """See ``OrderedBackendProtocol``; nothing while closed."""

@@ -92,42 +92,15 @@ class EngineBackendProtocol(KVBackendProtocol, Protocol):
         """
 
 
-class Helpers(Protocol):
-    """Threads for what lets go of the GIL."""
-
-    helpers: int
-    """How many pieces of work they do at once."""
-
-    def compute(self, work: Callable[[], list[int]]) -> Callable[[], list[int]]:
-        """Begin ``work`` beside the caller; what is returned waits for its result."""
-
-
 @runtime_checkable
 class OrderedBackendProtocol(EngineBackendProtocol, Protocol):
     """Engine memory on a device that works through queues: what is queued can be counted on before it is done."""
-
-    @property
-    def verifies(self) -> bool:
-        """Whether ``write_verified`` may be called."""
 
     def write_in_order(self, moves: Sequence[Move], arena: HostArena, queued: Callable[[], None]) -> list[BlockStatus]:
         """As ``write``, and call ``queued`` in between: all of it is queued, so that ``join`` covers it.
 
         ``queued`` is called at most once, on the calling thread, before ``write_in_order`` returns; never when the
         device has refused, and never where writes are done when they are asked for.
-        """
-
-    def write_verified(
-        self,
-        moves: Sequence[Move],
-        arena: HostArena,
-        checksums: Sequence[int],
-        helpers: Helpers,
-        queued: Callable[[], None],
-    ) -> list[BlockStatus]:
-        """As ``write_in_order`` for blocks whose bytes have their checksum (``record.checksum``).
-
-        The others are not moved: ``CORRUPT``; then ``queued`` is not called.
         """
 
     def join(self) -> None:
@@ -155,7 +128,6 @@ __all__ = [
     "DurableBackendProtocol",
     "EngineBackendProtocol",
     "Fence",
-    "Helpers",
     "KVBackendProtocol",
     "Move",
     "OrderedBackendProtocol",

@@ -1,12 +1,10 @@
 """A batch's transfer in one lane, with the checksums that belong to it.
 
 Of bytes that come from the engine a checksum is taken when they are in the arena; of bytes that leave the arena for
-the engine it is compared: block by block before its copy where the engine's backend can, else beside the copy. A
-durable tier compares its own (``DurableBackendProtocol``).
+the engine it is compared, beside the copy. A durable tier compares its own (``DurableBackendProtocol``).
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from kvcontrol.kv_runtime.arena import HostArena
@@ -92,11 +90,6 @@ class Carrier:
         if batch.hop > 0:  # the durable tier has compared them
             return self._write_engine(lane, moves, lambda: self._tell_queued(batch.plan_id, len(moves)))
         wanted = [batch.checksums[place] for place in places]
-        ordered = self._ordered
-        if ordered is not None and ordered.verifies and None not in wanted:
-            known = [value for value in wanted if value is not None]
-            told = partial(self._tell_queued, batch.plan_id, len(moves))
-            return ordered.write_verified(moves, self._arena, known, self._crew, told)
         sums = self._checksums([move.host for move in moves])
         found: list[int] = []
 

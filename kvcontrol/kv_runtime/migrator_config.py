@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class MigratorConfig:
     """``batch_bytes`` is what runs at once in a worker's hands (a block where that is larger) on a way that touches the
     durable tier, ``engine_batch_bytes`` from the engine to DDR, ``load_batch_bytes`` from DDR to the engine. A link
-    needs few and large batches, since each costs a few turns of the interpreter beside a busy engine, and what is
-    loaded is checked while it moves, all of a batch at once; a disk is slow enough to let urgent work wait for small
-    ones only.
+    needs few and large batches, since each costs a few turns of the interpreter beside a busy engine; what is loaded
+    is checked while it moves, and an engine that keeps an order goes on when all of it is checked, so a load is
+    best carried whole. A disk is slow enough to let urgent work wait for small ones only.
 
     ``queue_blocks`` may wait at each priority in each lane. ``stall_after_s``: a lane whose device has not answered
     for so long takes nothing new. ``fence_slice_s`` is how long a worker waits for one plan's fence before it looks
@@ -18,7 +18,7 @@ class MigratorConfig:
 
     batch_bytes: int = 16 << 20
     engine_batch_bytes: int = 128 << 20
-    load_batch_bytes: int = 512 << 20
+    load_batch_bytes: int = 8 << 30
     queue_blocks: int = 4096
     engine_workers: int = 2
     durable_workers: int = 4

@@ -28,27 +28,18 @@ _FLAGS: Final = ("-O2", "-shared", "-fPIC")
 
 
 class Native:
-    """The loaded helper: ``checksums`` and ``verified_copies`` as native.c describes them; both let go of the GIL.
-
-    ``hash`` is the address of XXH3_64bits.
-    """
+    """The loaded helper: ``checksums`` as native.c describes it, without the GIL; ``hash`` is where XXH3_64bits is."""
 
     def __init__(self, library: Path) -> None:
         try:
             loaded = ctypes.CDLL(str(library))
             self.checksums: Any = loaded.kv_checksums
-            self.verified_copies: Any = loaded.kv_verified_copies
             self.hash = ctypes.cast(_xxh3(), ctypes.c_void_p)
         except (OSError, AttributeError) as error:
             raise NativeError(f"{library} or the xxhash package can't be used: {error}") from error
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self.checksums.restype = None
         self.checksums.argtypes = [pointer, pointer, pointer, size, size, pointer]
-        self.verified_copies.restype = ctypes.c_int
-        self.verified_copies.argtypes = [
-            *(pointer, pointer, pointer, pointer, size),
-            *(pointer, pointer, pointer, pointer, size, size, pointer),
-        ]
 
 
 @cache

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvcontrol.kv_runtime import BlockFileSpec, BlockStatus, HostArena, Move, checksum
+from kvcontrol.kv_runtime import BlockFileSpec, BlockStatus, HostArena, Move
 from kvcontrol.kv_runtime.backends.torch import TorchBackend
-from kvcontrol.kv_runtime.crew import ThreadCrew
 
 pytestmark = [
     pytest.mark.gpu,
@@ -310,38 +309,6 @@ def test_nothing_is_told_of_a_transfer_that_the_device_refused(backend: TorchBac
     told: list[int] = []
     assert backend.write_in_order([Move(0, 0)], arena, lambda: told.append(1)) == [BlockStatus.FAILED]
     assert told == []
-
-
-def test_verified_blocks_move_and_corrupt_ones_do_not(
-    engine: Engine, backend: TorchBackend, arena: HostArena, rng: random.Random
-) -> None:
-    assert backend.verifies, "the machine has a C compiler, or Triton would not run"
-    crew = ThreadCrew(helpers=6)
-    try:
-        for number in range(ROUNDS // 4):
-            count = rng.choice((1, 3, 16, MOST))
-            blocks, slots = rng.sample(range(BLOCKS), count), rng.sample(range(arena.slots), count)
-            before = engine.pool[:, blocks].cpu()
-            for index, slot in enumerate(slots):
-                _put(arena, slot, engine.expected(index, number))
-            sums = [checksum(arena.view(slot)) for slot in slots]
-            broken = {rng.randrange(count)} if number % 3 == 0 else set()
-            for index in broken:
-                sums[index] ^= 1
-            told: list[int] = []
-            moves = [Move(block, slot) for block, slot in zip(blocks, slots, strict=True)]
-            with torch.cuda.stream(engine.stream):
-                engine.work(1)
-            statuses = backend.write_verified(moves, arena, sums, crew, lambda told=told: told.append(1))
-            assert [n for n, end in enumerate(statuses) if end is not BlockStatus.OK] == sorted(broken)
-            assert all(statuses[n] is BlockStatus.CORRUPT for n in broken)
-            assert told == ([] if broken else [1])
-            after = engine.pool[:, blocks].cpu()
-            for index in range(count):
-                wanted = before[:, index] if index in broken else engine.expected(index, number)
-                assert torch.equal(after[:, index], wanted), f"round {number}, block {index}"
-    finally:
-        assert crew.close(WAIT_S)
 
 
 def test_a_fence_with_grace_passes_later(engine: Engine, backend: TorchBackend) -> None:

@@ -6,7 +6,6 @@ They pass the contract suite of backends. Faults are statuses and delays, as dev
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime import BlockSeal, BlockStatus, HostArena, Move, Recovered, checksum
@@ -137,13 +136,6 @@ class QueueingTier(MemoryTier):
         super().__init__(CacheTier.HBM, capacity_blocks=shape["capacity_blocks"], block_bytes=shape["block_bytes"])
         self.refuses = False
         self.joins = 0
-
-    @property
-    def verifies(self) -> bool:
-        return False
-
-    def write_verified(self, *arguments: Any) -> list[BlockStatus]:
-        raise NotImplementedError(arguments)
 
     def fence(self, *, grace_s: float = 0.0) -> "QueueingTier":  # noqa: ARG002
         return self

@@ -10,6 +10,7 @@ from engines.lmdeploy.hooks.admission import admission_hooks
 from engines.lmdeploy.hooks.cpu import cpu_hooks
 from engines.lmdeploy.hooks.events import event_hooks
 from engines.lmdeploy.hooks.eviction import eviction_hooks
+from engines.lmdeploy.hooks.keys import key_hooks
 from engines.lmdeploy.hooks.lifeline import lifeline_hooks
 from engines.lmdeploy.hooks.server import server_hooks
 from engines.lmdeploy.hooks.tables import all_hooks
@@ -23,6 +24,7 @@ __all__ = [
     "cpu_hooks",
     "event_hooks",
     "eviction_hooks",
+    "key_hooks",
     "lifeline_hooks",
     "server_hooks",
     "tenant_hooks",

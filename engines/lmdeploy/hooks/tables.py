@@ -5,6 +5,7 @@ from engines.lmdeploy.hooks.admission import admission_hooks
 from engines.lmdeploy.hooks.cpu import cpu_hooks
 from engines.lmdeploy.hooks.events import event_hooks
 from engines.lmdeploy.hooks.eviction import eviction_hooks
+from engines.lmdeploy.hooks.keys import key_hooks
 from engines.lmdeploy.hooks.lifeline import lifeline_hooks
 from engines.lmdeploy.hooks.server import server_hooks
 from engines.lmdeploy.hooks.tenancy import tenant_hooks
@@ -21,6 +22,7 @@ def all_hooks(resources: CpuResources) -> list[Hook]:
         *lifeline_hooks(),
         *event_hooks(),
         *eviction_hooks(),
+        *key_hooks(),
         *tenant_hooks(),
         *tier_hooks(),
         *admission_hooks(),

@@ -70,11 +70,6 @@ class CudaRuntime:
             self._brief.cudaGetLastError()
         return self._copy_each(operations, stream)
 
-    @property
-    def copy_function(self) -> int:
-        """The address of ``cudaMemcpy2DAsync``, for native code."""
-        return ctypes.cast(self._long.cudaMemcpy2DAsync, c_void_p).value or 0
-
     def synchronize(self, stream: int) -> int:
         """Wait until all that was queued on the stream is done."""
         return int(self._long.cudaStreamSynchronize(stream))

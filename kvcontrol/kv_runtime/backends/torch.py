@@ -9,32 +9,23 @@ Python can't drive such copies beside an engine loop that polls: each return int
 of the GIL, whatever the number of blocks: ``_foreach_copy_`` on a CPU, a batch of strided DMA on CUDA.
 """
 
-import ctypes
 import logging
 import time
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 import torch
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime.arena import HostArena
-from kvcontrol.kv_runtime.backend_protocol import BlockStatus, Fence, Helpers, Move
+from kvcontrol.kv_runtime.backend_protocol import BlockStatus, Fence, Move
 from kvcontrol.kv_runtime.backends.cudart import NOT_READY, CudaRuntime
 from kvcontrol.kv_runtime.backends.dma import HostSlots, Stack, operations
-from kvcontrol.kv_runtime.checksums import usable_native
 from kvcontrol.kv_runtime.errors import BackendError
 
 _log = logging.getLogger(__name__)
 
 _ROW_DIMS = 2
-_PART_BYTES = 4 << 20
-"""A helper is not worth its while for less."""
-_CORRUPT, _REFUSED = 1, 2
-_END_OF = (BlockStatus.OK, BlockStatus.CORRUPT, BlockStatus.FAILED)
-"""What native.c says of a block."""
 _FENCE_POLL_S = 50e-6
 _FENCE_POLL_MAX_S = 1e-3
 
@@ -139,30 +130,6 @@ class TorchBackend:
         self._check(moves, arena)
         return self._copy(moves, arena, to_host=False, queued=queued)
 
-    @property
-    def verifies(self) -> bool:
-        """See ``OrderedBackendProtocol``; True on CUDA, with the native helper."""
-        return isinstance(self._copier, _CudaCopier) and self._copier.native is not None
-
-    def write_verified(
-        self,
-        moves: Sequence[Move],
-        arena: HostArena,
-        checksums: Sequence[int],
-        helpers: Helpers,
-        queued: Callable[[], None],
-    ) -> list[BlockStatus]:
-        """See ``OrderedBackendProtocol``; ``BackendError`` where this backend doesn't verify."""
-        if not isinstance(self._copier, _CudaCopier) or self._copier.native is None:
-            raise BackendError("blocks are verified while they move on CUDA alone, with the native helper")
-        self._check(moves, arena)
-        if not moves:
-            return []
-        ends, error = self._copier.copy_verified(moves, arena, checksums, helpers, queued)
-        if error or any(ends):
-            self.last_error = f"write of {len(moves)} blocks: {error or f'{len(ends) - ends.count(0)} are corrupt'}"
-        return [_END_OF[end] if not error or end == _CORRUPT else BlockStatus.FAILED for end in ends]
-
     def join(self) -> None:
         """See ``OrderedBackendProtocol``; on CUDA, the calling thread's current stream is what the engine queues on."""
         self._copier.join()
@@ -261,7 +228,6 @@ class _CudaCopier:
         )
         self._to_host = torch.cuda.Stream(self._device)
         self._to_device = torch.cuda.Stream(self._device)
-        self.native = usable_native()
 
     def fence(self, grace_s: float) -> Fence:
         return CudaFence(self._cuda, self._device, grace_s=grace_s)
@@ -294,63 +260,6 @@ class _CudaCopier:
                 # Also after a failure: what was queued before it still moves.
                 code = refused or cuda.synchronize(stream)
             return cuda.text(code) if code else ""
-
-    def copy_verified(
-        self,
-        moves: Sequence[Move],
-        arena: HostArena,
-        checksums: Sequence[int],
-        helpers: Helpers,
-        queued: Callable[[], None],
-    ) -> tuple[list[int], str]:
-        """Return how each block ended (native.c) and what the device said against it; blocks go as they are verified.
-
-        Verified beside a copy of the same blocks, both came to 43 GB/s, as each reads all from memory; a block that was
-        just verified is copied out of the processor's cache.
-        """
-        cuda, native = self._cuda, self.native
-        stream = self._to_device.cuda_stream
-        if native is None:
-            return [_REFUSED] * len(moves), "there is no native helper"
-        with cuda.on(self._device), arena.whole():
-            slots = array("Q", [slot for slot, _, _ in moves])
-            offsets = array("Q", [host * arena.pitch_bytes for _, host, _ in moves])
-            sums = array("Q", checksums)
-            stacks = array("Q")
-            for stack in self._stacks:
-                stacks.extend((stack.address, stack.rows, stack.pitch_bytes, stack.piece_bytes, stack.offset_bytes))
-            base, size = arena.address, arena.block_bytes
-
-            def verify(start: int, step: int) -> list[int]:
-                mine, theirs, values = offsets[start::step], slots[start::step], sums[start::step]
-                ends = bytearray(len(mine))
-                address = ctypes.addressof(ctypes.c_char.from_buffer(ends))
-                with cuda.on(self._device):
-                    code = native.verified_copies(
-                        *(native.hash, cuda.copy_function, stream, stacks.buffer_info()[0], len(self._stacks), base),
-                        *(mine.buffer_info()[0], theirs.buffer_info()[0], values.buffer_info()[0]),
-                        *(len(mine), size, address),
-                    )
-                return [int(code), *ends]
-
-            parts = max(1, min(helpers.helpers, len(moves), len(moves) * size // _PART_BYTES))
-            begun: list[Callable[[], list[int]]] = []
-            found: list[list[int]] = []
-            try:
-                begun += [helpers.compute(partial(verify, part, parts)) for part in range(1, parts)]
-                found.append(verify(0, parts))
-                found += [wait() for wait in begun]
-                code = next((codes[0] for codes in found if codes[0]), 0)
-                ends = [0] * len(moves)
-                for part, (_, *these) in enumerate(found):
-                    ends[part::parts] = these
-                if not any(ends):
-                    queued()
-            finally:
-                for wait in begun[max(0, len(found) - 1) :]:  # after an error: none may go on with memory that goes
-                    wait()
-                done = cuda.synchronize(stream)
-            return ends, cuda.text(code or done) if code or done else ""
 
     def close(self) -> None:
         self._rows.clear()
