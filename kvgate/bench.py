@@ -33,6 +33,7 @@ def build_bench() -> typer.Typer:
     bench.command("pool")(run_pool)
     bench.command("evict")(run_evict)
     bench.command("hierarchy")(run_hierarchy)
+    bench.command("predict")(run_predict)
     bench.command("tiers")(run_tiers)
     return bench
 
@@ -166,6 +167,30 @@ def run_hierarchy(  # noqa: PLR0913 - each is one option
 
     plan = hierarchy.HierarchyPlan(traces=traces, policies=policy, quick=quick, plots=plot)
     _show(hierarchy.run(plan, say), as_json=as_json, as_markdown=as_markdown)
+
+
+def run_predict(
+    *,
+    predictors: Annotated[
+        str, typer.Option(help="Which to run beside the statistical one, with commas.")
+    ] = "constant,statistical,lstm,transformer",
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="A folder with azure/, mooncake/ and agentic/ traces. Default: that beside a checkout."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few requests of each trace: to see that it runs.")] = False,
+    as_json: _AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """How long answers will be, when chats come back, what to prefetch: predicted on traces, the constant beside."""
+    from kvgate.benchmarks import predict
+
+    def say(step: str) -> None:
+        errors.print(f"  {step}", markup=False, soft_wrap=True)
+
+    names = tuple(name.strip() for name in predictors.split(",") if name.strip())
+    report = predict.run(predict.PredictPlan(traces=traces, predictors=names, quick=quick), say)
+    _show(report, as_json=as_json, as_markdown=as_markdown)
 
 
 def run_tiers(  # noqa: PLR0913 - each is one option

@@ -46,12 +46,16 @@ _WIDTHS: Final = tuple(start_of(bucket + 1) - start_of(bucket) for bucket in ran
 
 
 class ReuseTable:
-    """See the module's text. ``patience`` ticks are waited at most; counts are halved at ``window`` observations."""
+    """See the module's text. ``patience`` ticks are waited at most; counts are halved at ``window`` observations.
 
-    def __init__(self, classes: int, *, patience: int, window: int) -> None:
+    A class is worked out anew every ``work_every`` observations; by default seldom, for millions of observations.
+    """
+
+    def __init__(self, classes: int, *, patience: int, window: int, work_every: int | None = None) -> None:
         self.classes = classes
         self._patience = max(1, patience)
         self._window = max(_LEAST_WINDOW, window)
+        self._work_every = max(_LEAST_WINDOW // 8, self._window // 512) if work_every is None else work_every
         self._slot_ticks = max(1, window // _SLOTS)
         self._used = [[0.0] * BUCKETS for _ in range(classes + 1)]
         """By class and bucket; the last class is all of them together."""
@@ -103,6 +107,21 @@ class ReuseTable:
             worth = worths[bucket] = index_of(hazards, bucket, self._patience)
         return worth
 
+    def probability(self, klass: int, age: int, ahead: int) -> float:
+        """Return the probability of a use within the next ``ahead`` ticks, 0 before anything is known. O(buckets)."""
+        hazards = self._hazards[klass]
+        if hazards is None or ahead <= 0:
+            return 0.0
+        left, at = 1.0, max(0, age)
+        end = at + ahead
+        for bucket in range(bucket_of(at), BUCKETS):
+            upto = min(end, start_of(bucket + 1))
+            left *= (1 - min(hazards[bucket], 1.0)) ** (max(0, upto - at) / _WIDTHS[bucket])
+            at = max(at, upto)
+            if at >= end:
+                break
+        return 1 - left
+
     def hazards(self, klass: int, now: int) -> list[float]:
         """Return the share of what reached each bucket that was used in it, leaning on all classes. O(buckets)."""
         return self._hazards_of(klass, now, self._hazards_of(-1, now, None))
@@ -126,7 +145,7 @@ class ReuseTable:
                         counts[bucket] = count / 2
         self._until_work -= 1
         if self._until_work < 0:
-            self._until_work = max(_LEAST_WINDOW // 8, self._window // 512)
+            self._until_work = self._work_every
             self._next = (self._next + 1) % self.classes
             self._work_out(self._next, now)
 

@@ -159,3 +159,34 @@ def test_hierarchy_refuses_what_there_is_not(tmp_path: Path) -> None:
         bench("hierarchy", "--traces", str(tmp_path))
     with pytest.raises(CommandError, match="there is no such folder"):
         bench("hierarchy", "--plot", str(tmp_path / "none"))
+
+
+def test_predict_judges_the_named_predictors_beside_the_statistical_one(traces: Path) -> None:
+    (traces / "azure").mkdir()
+    rows = [
+        f"2023-11-16 18:15:{number % 60:02}.6805900,{100 * (1 + number % 3)},{10 * (1 + number % 3)}\n"
+        for number in range(90)
+    ]
+    with gzip.open(traces / "azure" / "AzureLLMInferenceTrace_conv.csv.gz", "wt", encoding="utf-8") as file:
+        file.writelines(["TIMESTAMP,ContextTokens,GeneratedTokens\n", *rows])
+    for name, line in (
+        ("mooncake/conversation_trace.jsonl.gz", {"hash_ids": [0, 1], "input_length": 700, "output_length": 5}),
+        ("agentic/agentic_dev.jsonl.gz", {"session": "a", "runs": [[0, 3]], "in": 192, "out": 7}),
+    ):
+        with gzip.open(traces / name, "wt", encoding="utf-8") as file:
+            for second in range(0, 1_200, 10):
+                file.write(json.dumps({"timestamp": 1_000 * second, "t": second} | line) + "\n")
+    result = bench("predict", "--traces", str(traces), "--predictors", "constant", "--quick", "--json")
+    report = json.loads(result.stdout)
+    assert report["bench"] == "predict"
+    assert {row["predictor"] for row in report["lifetimes"]} == {"constant", "statistical"}
+    assert report["metrics"]["azure_mae_gain"] > 0.5
+    assert report["metrics"]["conversation_returns_mae"] < 1
+    assert {row["trace"] for row in report["prefetches"]} == {"agentic", "conversation"}
+
+
+def test_predict_refuses_what_there_is_not(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="--predictors: there is no 'oracle': there are constant, statistical, lstm"):
+        bench("predict", "--predictors", "oracle")
+    with pytest.raises(CommandError, match="there is no agentic/agentic_dev"):
+        bench("predict", "--traces", str(tmp_path))

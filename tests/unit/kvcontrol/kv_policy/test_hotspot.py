@@ -1,0 +1,78 @@
+"""The lineage of prefixes: what follows what, what is used soon, and never more kept than allowed."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcontrol.kv_policy.hotspot import HotspotLineage
+
+
+def chained(*choices: int) -> list[tuple[int, ...]]:
+    """Return keys of a path: each names all before it, as a chained hash does."""
+    return [tuple(choices[: place + 1]) for place in range(len(choices))]
+
+
+def test_what_came_after_a_prompt_is_known_with_its_share() -> None:
+    lineage = HotspotLineage()
+    for way in (1, 1, 1, 2):
+        lineage.observe(chained(7, 8, way, 9), 0)
+    assert lineage.followers(chained(7, 8)) == [((7, 8, 1), 0.75), ((7, 8, 2), 0.25)]
+    assert lineage.followers([]) == [((7,), 1.0)]
+    assert lineage.followers(chained(7)) == [], "no run ends there"
+    assert lineage.followers(chained(5)) == []
+    lineage.check_integrity()
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=60), st.integers(1, 40))
+@settings(deadline=None, max_examples=80)
+def test_any_prompts_are_kept_whole_within_bounds(prompts: list[list[int]], most: int) -> None:
+    lineage = HotspotLineage(max_blocks=most)
+    for now, prompt in enumerate(prompts):
+        lineage.observe(chained(*prompt), now)
+        lineage.check_integrity()
+        assert lineage.blocks <= most
+    plan = lineage.plan(len(prompts), budget_blocks=5, least_probability=0, wanted=lambda _: True)
+    assert len(plan.keys) == len(set(plan.keys)) <= 5
+
+
+def regular(rounds: int, chats: int = 5, period_s: float = 20.0) -> HotspotLineage:
+    """Chats that come back every ``period_s``, and strangers that never do."""
+    lineage = HotspotLineage(horizon_s=4)
+    rng = random.Random(1)  # noqa: S311 - reproducible, not secret
+    for number in range(rounds * chats):
+        now_s = number * period_s / chats
+        lineage.observe(chained(1, number % chats, 5, 6), now_s)
+        lineage.observe(chained(2, rng.getrandbits(40), 1), now_s + 0.5)
+    return lineage
+
+
+def test_a_chat_that_is_due_is_planned_head_first_and_one_that_just_was_here_is_not() -> None:
+    lineage = regular(rounds=150)
+    now_s = 150 * 20.0 - 1  # chat 0 is due in a second, chat 4 was here 3 seconds ago
+    missing = {key for chat in range(5) for key in chained(1, chat, 5, 6)[1:]}
+    plan = lineage.plan(now_s, budget_blocks=100, least_probability=0.5, wanted=missing.__contains__)
+    assert plan.keys[:3] == tuple(chained(1, 0, 5, 6)[1:])
+    assert (1, 4) not in plan.keys
+    assert all(prefetch.probability >= 0.5 for prefetch in plan.prefetches)
+    assert "0.5" in plan.reason
+
+
+def test_what_is_there_already_is_not_planned() -> None:
+    lineage = regular(rounds=150)
+    plan = lineage.plan(150 * 20.0 - 1, budget_blocks=100, least_probability=0.5, wanted=lambda _: False)
+    assert plan.keys == ()
+
+
+def test_a_budget_is_kept() -> None:
+    lineage = regular(rounds=150)
+    plan = lineage.plan(150 * 20.0 - 1, budget_blocks=2, least_probability=0.0, wanted=lambda _: True)
+    assert len(plan.keys) == 2
+
+
+def test_bounds_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="both must be > 0"):
+        HotspotLineage(max_blocks=0)
+    with pytest.raises(ValueError, match="least_probability is 2; allowed is 0 to 1"):
+        HotspotLineage().plan(0, budget_blocks=1, least_probability=2, wanted=lambda _: True)
