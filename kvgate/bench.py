@@ -4,7 +4,7 @@ import asyncio
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.measure import Measurement
@@ -16,6 +16,9 @@ from kvgate.display import errors, output
 from kvgate.failure import CommandError
 from kvgate.model import embedded_model
 from kvgate.units import parse_bytes
+
+if TYPE_CHECKING:
+    from kvgate.benchmarks.gateway.subject import Peer
 
 _MAX_WIDTH = 250
 """Tables are as wide as they need, up to so many characters; folded cells could not be read."""
@@ -35,6 +38,7 @@ def build_bench() -> typer.Typer:
     bench.command("hierarchy")(run_hierarchy)
     bench.command("predict")(run_predict)
     bench.command("tiers")(run_tiers)
+    bench.command("gateway")(run_gateway)
     return bench
 
 
@@ -233,6 +237,59 @@ def run_tiers(  # noqa: PLR0913 - each is one option
         seed=seed,
     )
     _show(Report(bench=tiers.NAME, host=Host.here(), metrics=tiers.run(wanted)), as_json=as_json)
+
+
+def run_gateway(  # noqa: PLR0913 - each is one option
+    *,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer",
+            help="NAME=COMMAND of a gateway to measure too, with {port}, {a} and {b} (the ports of backends).",
+        ),
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Our routing policy.")] = "cost_aware",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A model folder, to route by tokens. Default: none, by text, as peers do.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 3,
+    requests: Annotated[int, typer.Option(min=100, help="Requests of each size in a round.")] = 3000,
+    streams: Annotated[int, typer.Option(min=1, help="Streams in a round; 64 at once.")] = 320,
+    quick: Annotated[bool, typer.Option("--quick", help="Send little: to see that it runs.")] = False,
+    as_json: _AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """Processor time for each request and streamed piece, and added latency: ours and other gateways, in turns."""
+    from kvgate.benchmarks.gateway import run as gateway
+
+    def say(step: str) -> None:
+        errors.print(f"  {step}", markup=False, soft_wrap=True)
+
+    plan = gateway.GatewayPlan(
+        peers=[_peer(each) for each in peers or ()],
+        policy=policy,
+        tokenizer=tokenizer,
+        repeats=1 if quick else repeats,
+        requests=200 if quick else requests,
+        streams=16 if quick else streams,
+    )
+    try:
+        report = gateway.run(plan, say)
+    except BenchmarkError as error:
+        raise CommandError(str(error)) from error
+    _show(report, as_json=as_json, as_markdown=as_markdown)
+
+
+def _peer(said: str) -> "Peer":
+    from kvgate.benchmarks.gateway.subject import Peer
+
+    name, given, command = said.partition("=")
+    if not given or not name.isidentifier() or "{port}" not in command:
+        raise CommandError(
+            f"--peer {said}: is not NAME=COMMAND with {{port}} in the command",
+            "for example smg='smg launch --port {port} --worker-urls http://127.0.0.1:{a} http://127.0.0.1:{b}'",
+        )
+    return Peer(name=name, command=command)
 
 
 def _show(report: Report, *, as_json: bool, as_markdown: bool = False) -> None:

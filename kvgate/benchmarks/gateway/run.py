@@ -1,0 +1,151 @@
+"""Runs ours and the peers in turns over the same work, several times, and reports the median of each."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from kvgate.benchmarks.gateway.backend import paced_backend, whole_backend
+from kvgate.benchmarks.gateway.subject import Peer, Subject, ours, peer
+from kvgate.benchmarks.gateway.work import Corpus, chat, corpus, latencies, streamed, whole
+from kvgate.benchmarks.report import Grid, Host, Report
+from kvgate.benchmarks.timed_chat import BenchmarkError
+from kvgate.ports import free_ports
+
+NAME = "gateway"
+_OURS = "kvgate"
+_SIZES = {"200b": 200, "16k": 16 << 10, "128k": 128 << 10}
+_CLIENTS = 16
+_STREAMERS = 64
+_PERIOD_S = 0.010
+_COLD_OF_TEN = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayPlan:
+    """How much work. Medians are over ``repeats`` rounds, in each of which every gateway does everything once."""
+
+    peers: Sequence[Peer] = ()
+    policy: str = "cost_aware"
+    tokenizer: Path | None = None
+    repeats: int = 3
+    requests: int = 3000
+    streams: int = 320
+    chunks: int = 64
+    seed: int = 1
+
+
+@dataclass(slots=True)
+class _Readings:
+    """Figures by gateway and name."""
+
+    found: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def add(self, gateway: str, name: str, value: float) -> None:
+        self.found.setdefault(gateway, {}).setdefault(name, []).append(value)
+
+    def medians(self) -> dict[str, dict[str, float]]:
+        return {
+            gateway: {name: median(values) for name, values in named.items()} for gateway, named in self.found.items()
+        }
+
+
+def run(plan: GatewayPlan, say: Callable[[str], None]) -> Report:
+    """Measure; raises ``BenchmarkError`` when our own gateway fails. A peer that fails is reported as not run."""
+    readings = _Readings()
+    not_run: dict[str, str] = {}
+    bodies = {
+        name: corpus(size, requests=_requests(plan, size), cold_of_ten=_COLD_OF_TEN, seed=plan.seed)
+        for name, size in _SIZES.items()
+    }
+    with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as made, ExitStack() as stack:
+        folder = Path(made)
+        whole_ports, paced_ports = _pair(), _pair()
+        backend = stack.enter_context(whole_backend(folder, whole_ports))
+        stack.enter_context(paced_backend(paced_ports, chunks=plan.chunks, period_s=_PERIOD_S))
+        if backend != "nginx":
+            not_run["nginx"] = f"it is not installed (Debian: apt-get install nginx-light); {backend} answered instead"
+        for turn in range(plan.repeats):
+            for name in [_OURS, *(each.name for each in plan.peers)]:
+                if name in not_run:
+                    continue
+                say(f"round {turn + 1} of {plan.repeats}: {name}")
+                try:
+                    with _started(plan, name, folder, whole_ports) as subject:
+                        _measure_whole(subject, bodies, plan, name, readings, direct=whole_ports[0])
+                    with _started(plan, name, folder, paced_ports) as subject:
+                        value = asyncio.run(
+                            streamed(subject, clients=_STREAMERS, streams=plan.streams, chunks=plan.chunks)
+                        )
+                        readings.add(name, "cpu_us_per_chunk", value)
+                except BenchmarkError as error:
+                    if name == _OURS:
+                        raise
+                    not_run[name] = str(error)
+    return _report(readings, not_run, backend)
+
+
+def _pair() -> tuple[int, int]:
+    first, second = free_ports(2)
+    return first, second
+
+
+def _requests(plan: GatewayPlan, size: int) -> int:
+    """Fewer of the long ones: they take their time."""
+    return plan.requests if size <= _SIZES["16k"] else plan.requests // 3
+
+
+@contextmanager
+def _started(plan: GatewayPlan, name: str, folder: Path, ports: tuple[int, int]) -> Iterator[Subject]:
+    settings = {"routing_policy": plan.policy}
+    if plan.tokenizer is not None:
+        settings["tokenizer"] = str(plan.tokenizer)
+    running: AbstractContextManager[Subject] = (
+        ours(folder, ports, settings)
+        if name == _OURS
+        else peer(folder, ports, next(each for each in plan.peers if each.name == name))
+    )
+    with running as subject:
+        yield subject
+
+
+def _measure_whole(  # noqa: PLR0913 - one place calls it
+    subject: Subject, bodies: dict[str, Corpus], plan: GatewayPlan, name: str, readings: _Readings, *, direct: int
+) -> None:
+    asyncio.run(whole(subject, bodies["200b"], requests=200, clients=_CLIENTS))
+    for size, each in bodies.items():
+        requests = _requests(plan, _SIZES[size])
+        readings.add(name, f"cpu_us_{size}", asyncio.run(whole(subject, each, requests=requests, clients=_CLIENTS)))
+    through = asyncio.run(latencies(subject.url, bodies["200b"].hot[0], requests=plan.requests // 4))
+    bare = asyncio.run(latencies(f"http://127.0.0.1:{direct}", chat("hi"), requests=plan.requests // 4))
+    for quantile, share in (("p50", 0.5), ("p99", 0.99)):
+        added = through[int(len(through) * share)] - bare[int(len(bare) * share)]
+        readings.add(name, f"added_{quantile}_us", added)
+    readings.add(name, "rss_mib", subject.rss_mib())
+
+
+def _report(readings: _Readings, not_run: dict[str, str], backend: str) -> Report:
+    medians = readings.medians()
+    metrics = dict(medians[_OURS])
+    for name, found in medians.items():
+        if name != _OURS:
+            metrics |= {f"peer_{name}_{metric}": value for metric, value in found.items()}
+    columns = list(medians[_OURS])
+    grid = Grid(
+        name="gateways",
+        columns=("gateway", *columns),
+        rows=tuple((name, *(found.get(each) for each in columns)) for name, found in medians.items()),
+    )
+    return Report(
+        bench=NAME,
+        host=Host.here(),
+        metrics=metrics,
+        grids=(grid, Grid(name="setup", columns=("backend",), rows=((backend,),))),
+        not_run=not_run,
+    )
+
+
+__all__ = ["NAME", "GatewayPlan", "Peer", "run"]

@@ -1,0 +1,34 @@
+"""``kvgate bench gateway`` runs, measures our gateway, and says of what it could not run why."""
+
+import json
+import subprocess
+import sys
+
+METRICS = {"cpu_us_200b", "cpu_us_16k", "cpu_us_128k", "cpu_us_per_chunk", "added_p50_us", "added_p99_us", "rss_mib"}
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kvgate", "bench", "gateway", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def test_it_prints_one_object_with_every_figure() -> None:
+    done = bench("--quick", "--json", "--peer", "broken=false {port}")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["bench"] == "gateway"
+    assert said["metrics"].keys() == METRICS
+    assert all(said["metrics"][name] > 0 for name in METRICS - {"added_p50_us", "added_p99_us"})
+    assert "ended with 1" in said["not_run"]["broken"]
+    assert said["setup"][0]["backend"] == "nginx" or "nginx" in said["not_run"]
+
+
+def test_a_peer_without_a_port_is_refused() -> None:
+    done = bench("--peer", "smg=smg launch")
+    assert done.returncode == 1
+    assert "{port}" in done.stderr
