@@ -35,6 +35,7 @@ def build_bench() -> typer.Typer:
     bench.command("prefix")(run_prefix)
     bench.command("pool")(run_pool)
     bench.command("evict")(run_evict)
+    bench.command("shadow")(run_shadow)
     bench.command("hierarchy")(run_hierarchy)
     bench.command("predict")(run_predict)
     bench.command("tiers")(run_tiers)
@@ -144,6 +145,27 @@ def run_evict(
         errors.print(f"  {step}", markup=False, soft_wrap=True)
 
     _show(evict.run(say, quick=quick), as_json=as_json, as_markdown=as_markdown)
+
+
+def run_shadow(
+    *,
+    policy: Annotated[str, typer.Option(help="Candidates, like lru,mq(lifetime=2).")] = "lru,adaptive,s3fifo,arc,lru2",
+    quick: Annotated[bool, typer.Option("--quick", help="Few requests: to see that it runs.")] = False,
+    as_json: _AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """Shadow policies beside an engine: what does following its requests cost?"""
+    from kvcontrol.kv_policy import PolicyError
+    from kvgate.benchmarks import shadow
+
+    def say(step: str) -> None:
+        errors.print(f"  {step}", markup=False, soft_wrap=True)
+
+    try:
+        report = shadow.run(say, candidates=policy, quick=quick)
+    except PolicyError as error:
+        raise CommandError(str(error)) from error
+    _show(report, as_json=as_json, as_markdown=as_markdown)
 
 
 def run_hierarchy(  # noqa: PLR0913 - each is one option

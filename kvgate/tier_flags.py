@@ -107,6 +107,8 @@ def tier_options(flags: TierFlags, preset: Preset | None, model_name: str, nvme_
         write_mode=(flags.write_mode or preset_mode) if nvme_bytes else None,
         ddr_watermarks=_marks(preset.ddr) if preset else None,
         nvme_watermarks=_marks(preset.nvme) if preset and preset.nvme and nvme_bytes else None,
+        ddr_policy=preset.ddr.policy if preset else None,
+        nvme_policy=preset.nvme.policy if preset and preset.nvme and nvme_bytes else None,
         load_deadline_s=preset.load_deadline_s if preset else None,
     )
 

@@ -29,6 +29,8 @@ class TierOptions:
     write_mode: WriteMode | None = None
     ddr_watermarks: Watermarks | None = None
     nvme_watermarks: Watermarks | None = None
+    ddr_policy: str | None = None
+    nvme_policy: str | None = None
     load_deadline_s: float | None = None
     shares: TenantShares = field(default_factory=TenantShares)
 
@@ -54,6 +56,8 @@ class TierOptions:
             "KVGATE_ENGINE_DDR_LOW_WATERMARK": self.ddr_watermarks and self.ddr_watermarks.low,
             "KVGATE_ENGINE_NVME_HIGH_WATERMARK": self.nvme_watermarks and self.nvme_watermarks.high,
             "KVGATE_ENGINE_NVME_LOW_WATERMARK": self.nvme_watermarks and self.nvme_watermarks.low,
+            "KVGATE_ENGINE_DDR_POLICY": self.ddr_policy,
+            "KVGATE_ENGINE_NVME_POLICY": self.nvme_policy,
             "KVGATE_ENGINE_LOAD_DEADLINE_S": self.load_deadline_s,
             "KVGATE_ENGINE_TENANT_BURST_SHARE": self.shares.burst if self.shares.burst < 1 else None,
             "KVGATE_ENGINE_TENANT_GUARANTEED_SHARE": self.shares.guaranteed or None,

@@ -13,7 +13,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engines.event_log import DEFAULT_PENDING_BLOCKS, DEFAULT_REPLAY_BATCHES
 from kvcontrol.core.tenant import SHARED_TENANT
-from kvcontrol.kv_policy import MigrationMode
+from kvcontrol.kv_policy import MigrationMode, ShadowPolicies
+from kvcontrol.kv_policy.choice import parse_choice, parse_choices
 from kvcontrol.kv_runtime import Watermarks, WriteMode
 
 ENV_PREFIX = "KVGATE_ENGINE_"
@@ -88,6 +89,20 @@ class EngineSettings(BaseSettings):
     """Share of each tier below HBM that each of ``guaranteed_tenants`` is never pushed below."""
     guaranteed_tenants: str = ""
     """Names of tenants as ``/kv/v1/quotas`` has them (16 hex digits, or ``shared``), with commas between them."""
+
+    @field_validator("hbm_policy", "ddr_policy", "nvme_policy")
+    @classmethod
+    def _is_policy(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_choice(text).make(capacity_blocks=1)  # what it raises is a ValueError that says what is allowed
+        return text
+
+    @field_validator("shadow_policies")
+    @classmethod
+    def _are_policies(cls, text: str) -> str:
+        if text.strip():
+            ShadowPolicies(parse_choices(text), capacity_blocks=1)
+        return text
 
     @field_validator("events_endpoint", "replay_endpoint")
     @classmethod

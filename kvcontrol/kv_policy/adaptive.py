@@ -164,7 +164,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
 
     def _count(self, key: ContentKey) -> None:
         self._uses += 1
-        if sampled(key, self._shift):
+        if not self._shift or sampled(key, self._shift):
             room = max(1, self._room >> self._shift)
             first, *others = self._candidates
             baseline = first.use(key, room)

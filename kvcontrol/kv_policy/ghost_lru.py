@@ -55,7 +55,7 @@ class LruGhost:
 
     def came(self, key: ContentKey, room: int) -> None:
         """A key that was not resident is now, in a cache with room for so many."""
-        if not sampled(key, self._shift):
+        if self._shift and not sampled(key, self._shift):
             return
         self._resident.add(key)
         if key in self._line:
@@ -68,7 +68,7 @@ class LruGhost:
 
     def used(self, key: ContentKey, room: int) -> None:
         """A resident key was used."""
-        if not sampled(key, self._shift):
+        if self._shift and not sampled(key, self._shift):
             return
         self.hits += 1
         if key in self._line:

@@ -23,7 +23,9 @@ from kvcontrol.kv_policy.eviction import ContentKey, EvictionPolicy, PolicyConte
 from kvcontrol.kv_policy.ghost_lru import sampled, sampling_shift
 from kvcontrol.kv_policy.registry import PolicyError
 
-SAMPLE_BLOCKS: Final = 1024
+SAMPLE_BLOCKS: Final = 512
+_LEAST_SHIFT: Final = 2
+"""At most every fourth key, where that leaves enough: following all of a small cache costs as much as the cache."""
 MOST_LOAD: Final = 0.01
 """Share of one core that all candidates together may take."""
 MOST_CANDIDATES: Final = 16
@@ -71,6 +73,8 @@ class ShadowPolicies:
         if capacity_blocks < 1:
             raise PolicyError(f"a capacity of {capacity_blocks} blocks; allowed is 1 or more")
         self._shift = sampling_shift(capacity_blocks, SAMPLE_BLOCKS)
+        if capacity_blocks >= SAMPLE_BLOCKS:
+            self._shift = max(self._shift, _LEAST_SHIFT)
         room = max(1, capacity_blocks >> self._shift)
         self._ghosts = tuple(_GhostCache(choice.text, choice.make(capacity_blocks=room), room) for choice in candidates)
         self._clock, self._timer = clock, timer

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from kvcontrol.kv_policy import LruPolicy
+from kvcontrol.kv_policy import POLICIES
 from kvcontrol.kv_runtime import WriteMode
 from kvcontrol.presets.section import Section
 
-SHIPPED_POLICIES: Final = (LruPolicy.name,)
+SHIPPED_POLICIES: Final = tuple(POLICIES)
 """A preset names no policy that isn't there."""
 DEVICES: Final = ("cuda", "cpu", "ascend", "camb", "none")
 """LMDeploy's names of devices, ``cpu`` (kvgate's own back end), and ``none``: LMDeploy has no back end for it."""

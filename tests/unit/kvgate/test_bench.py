@@ -141,6 +141,14 @@ def test_evict_prints_one_json_object_with_the_worst_of_all_policies() -> None:
     assert "--quick" in next(iter(report["not_run"].values()))
 
 
+def test_shadow_prints_what_following_a_request_costs() -> None:
+    report = json.loads(bench("shadow", "--quick", "--policy", "lru,mq(lifetime=2)", "--json").stdout)
+    assert report["bench"] == "shadow"
+    assert report["metrics"]["shadow_us_per_request"] > 0
+    assert [row["candidates"] for row in report["shadows"]] == [2, 2, 2]
+    assert report["shadows"][-1]["sampled_ratio"] < 0.02
+
+
 def test_hierarchy_serves_both_traces_through_all_tiers_and_draws_them(traces: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     result = bench("hierarchy", "--traces", str(traces), "--policy", "lru,mq", "--plot", str(tmp_path), "--json")

@@ -37,6 +37,9 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("CONTROL_ENDPOINT", "ipc:///" + "x" * 120, "may have at most 100 bytes"),
         ("CONTROL_TIMEOUT_S", "0", "greater than 0"),
         ("CPU_THREADS", "many", "valid integer"),
+        ("HBM_POLICY", "best", "there is no policy 'best': there are lru"),
+        ("DDR_POLICY", "mq(lifetime=0)", "lifetime is 0; allowed is a number from 0.01"),
+        ("SHADOW_POLICIES", "lru,lru", "policy lru is named twice"),
         ("EVENTS_PENDING_BLOCKS", "-1", "greater than or equal to 1"),
     ],
 )

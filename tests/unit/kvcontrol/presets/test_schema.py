@@ -80,7 +80,7 @@ def test_a_good_file_is_read() -> None:
             "path: shm/ddr",
             "mine.yaml:9: workloads.chat.ddr.path is 'shm/ddr'; it must be the absolute path of a file",
         ),
-        ("policy: lru}", "policy: arc}", "mine.yaml:9: workloads.chat.ddr.policy is 'arc'; allowed: lru"),
+        ("policy: lru}", "policy: best}", "mine.yaml:9: workloads.chat.ddr.policy is 'best'; allowed: lru, fifo, lfu"),
         (
             "write_mode: write_back",
             "write_mode: write_never",
