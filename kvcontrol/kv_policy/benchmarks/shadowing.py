@@ -1,8 +1,8 @@
 """What shadow policies cost: the CPU time of one thread per request, for all candidates together.
 
-Chats of up to 400 blocks (25,600 tokens in blocks of 64; as a mean longer than Mooncake's conversations), but of no more
-than a sixteenth of the cache: each request is a chat that has grown, or a new one after a shared beginning. The limit of load is off while it is measured. The shadows are full, and
-evict, before anything is timed.
+Chats of up to 400 blocks (25,600 tokens in blocks of 64; as a mean longer than Mooncake's conversations), but of no
+more than a sixteenth of the cache: each request is a chat that has grown, or a new one after a shared beginning. The
+limit of load is off while it is measured. The shadows are full, and evict, before anything is timed.
 """
 
 import random
