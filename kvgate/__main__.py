@@ -12,6 +12,7 @@ from kvgate.doctor import doctor
 from kvgate.engine import engine
 from kvgate.failure import CommandError
 from kvgate.gateway import gateway
+from kvgate.register import register
 from kvgate.replay import replay
 from kvgate.up import INTERRUPTED, up
 
@@ -30,6 +31,7 @@ def build_app() -> typer.Typer:
     app.command(rich_help_panel="Run")(up)
     app.command(context_settings={"allow_extra_args": True}, rich_help_panel="Run")(engine)
     app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel="Run")(gateway)
+    app.command(rich_help_panel="Run")(register)
     app.add_typer(build_admin(), rich_help_panel="Run")
     app.command(rich_help_panel="Look")(conformance)
     app.command(rich_help_panel="Look")(doctor)

@@ -2,27 +2,21 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.table import Table
 
 from kvgate.admin_client import AdminClient, find_key
-from kvgate.display import output, plain
+from kvgate.admin_desk import Operator, listed, one, operator_of, show, table_of
+from kvgate.admin_fleet import explain, instances, routing
+from kvgate.display import plain
 from kvgate.failure import CommandError
 from kvgate.paths import state_dir
 
 Name = Annotated[str, typer.Argument(help="A tenant's name.")]
 Note = Annotated[str, typer.Option(help="For people.")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Operator:
-    client: AdminClient
-    as_json: bool
 
 
 def build_admin() -> typer.Typer:
@@ -33,6 +27,9 @@ def build_admin() -> typer.Typer:
     admin.add_typer(_keys())
     admin.add_typer(_quotas())
     admin.add_typer(_policies())
+    admin.add_typer(instances())
+    admin.add_typer(routing())
+    admin.command("explain")(explain)
     admin.command("audit")(_audit)
     admin.command("reset")(_reset)
     return admin
@@ -51,7 +48,7 @@ def _connect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON and nothing else.")] = False,
 ) -> None:
     """Manage tenants, keys, quotas and policies of a running gateway."""
-    context.obj = _Operator(client=AdminClient(url, find_key(admin_key, state or state_dir())), as_json=as_json)
+    context.obj = Operator(client=AdminClient(url, find_key(admin_key, state or state_dir())), as_json=as_json)
 
 
 def _tenants() -> typer.Typer:
@@ -60,12 +57,12 @@ def _tenants() -> typer.Typer:
     @tenants.command("list")
     def list_tenants(context: typer.Context) -> None:
         """List them."""
-        _list(context, "/tenants", ("id", "suspended", "note", "version"))
+        listed(context, "/tenants", ("id", "suspended", "note", "version"))
 
     @tenants.command("add")
     def add(context: typer.Context, name: Name, note: Note = "") -> None:
         """Make a tenant; one that is there already is left alone and is an error."""
-        _one(context, "PUT", f"/tenants/{quote(name, safe='')}", {"note": note}, {"if-none-match": "*"})
+        one(context, "PUT", f"/tenants/{quote(name, safe='')}", {"note": note}, {"if-none-match": "*"})
 
     @tenants.command("suspend")
     def suspend(context: typer.Context, name: Name) -> None:
@@ -80,7 +77,7 @@ def _tenants() -> typer.Typer:
     @tenants.command("remove")
     def remove(context: typer.Context, name: Name) -> None:
         """Forget a tenant and its quota, and revoke its keys."""
-        _one(context, "DELETE", f"/tenants/{quote(name, safe='')}")
+        one(context, "DELETE", f"/tenants/{quote(name, safe='')}")
 
     return tenants
 
@@ -94,7 +91,7 @@ def _keys() -> typer.Typer:
     ) -> None:
         """List them; never the keys themselves."""
         where = "" if tenant is None else f"?tenant={quote(tenant, safe='')}"
-        _list(context, f"/keys{where}", ("id", "tenant", "note", "expires_at_s", "revoked_at_s"))
+        listed(context, f"/keys{where}", ("id", "tenant", "note", "expires_at_s", "revoked_at_s"))
 
     @keys.command("add")
     def add(
@@ -104,7 +101,7 @@ def _keys() -> typer.Typer:
         expires_in_s: Annotated[float | None, typer.Option(help="Seconds until it is refused.")] = None,
     ) -> None:
         """Make a key and print it, this once."""
-        operator = _operator(context)
+        operator = operator_of(context)
         body = {"tenant": tenant, "note": note, "expires_in_s": expires_in_s}
         made = operator.client.call("POST", "/keys", body).body
         if operator.as_json:
@@ -115,7 +112,7 @@ def _keys() -> typer.Typer:
     @keys.command("revoke")
     def revoke(context: typer.Context, key_id: Annotated[str, typer.Argument(help="As keys list shows it.")]) -> None:
         """Refuse a key from now on."""
-        _one(context, "DELETE", f"/keys/{quote(key_id, safe='')}")
+        one(context, "DELETE", f"/keys/{quote(key_id, safe='')}")
 
     return keys
 
@@ -127,22 +124,22 @@ def _quotas() -> typer.Typer:
     def list_quotas(context: typer.Context) -> None:
         """List them."""
         shown = ("tenant", "requests_per_min", "tokens_per_min", "concurrency", "context_tokens", "priority", "slo")
-        _list(context, "/quotas", (*shown, "weight", "kv"))
+        listed(context, "/quotas", (*shown, "weight", "kv"))
 
     @quotas.command("show")
     def show(context: typer.Context, tenant: Name) -> None:
         """Show one."""
-        _one(context, "GET", f"/quotas/{quote(tenant, safe='')}")
+        one(context, "GET", f"/quotas/{quote(tenant, safe='')}")
 
     @quotas.command("usage")
     def usage(context: typer.Context, tenant: Name) -> None:
         """Show what counts against it now."""
-        _one(context, "GET", f"/quotas/{quote(tenant, safe='')}/usage")
+        one(context, "GET", f"/quotas/{quote(tenant, safe='')}/usage")
 
     @quotas.command("remove")
     def remove(context: typer.Context, tenant: Name) -> None:
         """Take it back."""
-        _one(context, "DELETE", f"/quotas/{quote(tenant, safe='')}")
+        one(context, "DELETE", f"/quotas/{quote(tenant, safe='')}")
 
     @quotas.command("set")
     def change(  # noqa: PLR0913 - each is one option
@@ -186,18 +183,18 @@ def _policies() -> typer.Typer:
     @policies.command("list")
     def list_policies(context: typer.Context) -> None:
         """List what is chosen, and what each instance runs."""
-        operator = _operator(context)
+        operator = operator_of(context)
         said = operator.client.call("GET", "/policies").body
         if operator.as_json:
             plain(json.dumps(said))
             return
-        _table(said["data"], ("kind", "name", "params", "version"))
+        table_of(said["data"], ("kind", "name", "params", "version"))
         running = [
             {"instance": instance, "kind": one["kind"], "runs": one["name"], "params": one["params"]}
             for instance, each in said["instances"].items()
             for one in each["running"]
         ]
-        _table(running, ("instance", "kind", "runs", "params"))
+        table_of(running, ("instance", "kind", "runs", "params"))
         for instance, each in said["instances"].items():
             for problem in filter(None, [each["problem"], *each["problems"]]):
                 plain(f"{instance}: {problem}")
@@ -211,7 +208,7 @@ def _policies() -> typer.Typer:
     ) -> None:
         """Make all instances run a policy, or none when one refuses."""
         params = dict(map(_param, param or []))
-        _one(context, "PUT", f"/policies/{quote(kind, safe='')}", {"name": name, "params": params})
+        one(context, "PUT", f"/policies/{quote(kind, safe='')}", {"name": name, "params": params})
 
     return policies
 
@@ -220,7 +217,7 @@ def _audit(
     context: typer.Context, limit: Annotated[int, typer.Option(min=1, max=1000, help="Newest entries.")] = 20
 ) -> None:
     """Show who changed what, newest first."""
-    _list(context, f"/audit?limit={limit}", ("number", "at_s", "actor", "action", "target", "outcome"))
+    listed(context, f"/audit?limit={limit}", ("number", "at_s", "actor", "action", "target", "outcome"))
 
 
 def _reset(
@@ -228,69 +225,23 @@ def _reset(
     instance: Annotated[list[str] | None, typer.Option(help="Only this one; may be given several times.")] = None,
 ) -> None:
     """Empty the prefix caches of all instances, or of some."""
-    _one(context, "POST", "/prefix-cache/reset", {"instances": instance or None})
-
-
-def _operator(context: typer.Context) -> _Operator:
-    found = context.find_object(_Operator)
-    if found is None:
-        raise RuntimeError("the group's callback has not run")
-    return found
-
-
-def _one(
-    context: typer.Context, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
-) -> None:
-    operator = _operator(context)
-    _show(operator, operator.client.call(method, path, body, headers).body)
+    one(context, "POST", "/prefix-cache/reset", {"instances": instance or None})
 
 
 def _merge(
     context: typer.Context, path: str, changed: dict[str, Any], fields: Sequence[str], *, make: bool = False
 ) -> None:
     """Change some fields of a document, unless somebody else changes it meanwhile."""
-    operator = _operator(context)
+    operator = operator_of(context)
     try:
         found = operator.client.call("GET", path)
     except CommandError:
         if not make:
             raise
-        _show(operator, operator.client.call("PUT", path, changed, {"if-none-match": "*"}).body)
+        show(operator, operator.client.call("PUT", path, changed, {"if-none-match": "*"}).body)
         return
     body = {name: found.body[name] for name in fields} | changed
-    _show(operator, operator.client.call("PUT", path, body, {"if-match": found.etag or "*"}).body)
-
-
-def _show(operator: _Operator, said: Any) -> None:
-    if operator.as_json:
-        plain(json.dumps(said))
-    elif said is None:
-        plain("done")
-    else:
-        for name, value in said.items():
-            plain(f"{name}: {_text(value)}")
-
-
-def _list(context: typer.Context, path: str, columns: Sequence[str]) -> None:
-    operator = _operator(context)
-    said = operator.client.call("GET", path).body
-    if operator.as_json:
-        plain(json.dumps(said))
-    else:
-        _table(said["data"], columns)
-
-
-def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(_text(row[column]) for column in columns))
-    output.print(table)
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    return value if isinstance(value, str) else json.dumps(value)
+    show(operator, operator.client.call("PUT", path, body, {"if-match": found.etag or "*"}).body)
 
 
 def _budget(text: str) -> tuple[str, dict[str, int | None]]:

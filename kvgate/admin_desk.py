@@ -1,0 +1,75 @@
+"""What all commands of ``kvgate admin`` share: who calls, and how an answer is shown."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from kvgate.admin_client import AdminClient
+from kvgate.display import output, plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """Who calls, and how they want the answer."""
+
+    client: AdminClient
+    as_json: bool
+
+
+def operator_of(context: typer.Context) -> Operator:
+    """Return who was connected by the group's callback."""
+    found = context.find_object(Operator)
+    if found is None:
+        raise RuntimeError("the group's callback has not run")
+    return found
+
+
+def one(
+    context: typer.Context, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+) -> None:
+    """Make one call and show its answer."""
+    operator = operator_of(context)
+    show(operator, operator.client.call(method, path, body, headers).body)
+
+
+def show(operator: Operator, said: Any) -> None:
+    """Show an answer, field by field or as JSON."""
+    if operator.as_json:
+        plain(json.dumps(said))
+    elif said is None:
+        plain("done")
+    else:
+        for name, value in said.items():
+            plain(f"{name}: {text_of(value)}")
+
+
+def listed(context: typer.Context, path: str, columns: Sequence[str]) -> None:
+    """Show a list of the API as a table or as JSON."""
+    operator = operator_of(context)
+    said = operator.client.call("GET", path).body
+    if operator.as_json:
+        plain(json.dumps(said))
+    else:
+        table_of(said["data"], columns)
+
+
+def table_of(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    """Print rows as a table."""
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(text_of(row[column]) for column in columns))
+    output.print(table)
+
+
+def text_of(value: Any) -> str:
+    """Return a value as people read it."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+__all__ = ["Operator", "listed", "one", "operator_of", "show", "table_of", "text_of"]

@@ -1,0 +1,135 @@
+"""``kvgate admin instances``, ``routing`` and ``explain``: who is in the fleet, and where prompts go."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from kvgate.admin_desk import listed, one, operator_of, table_of
+from kvgate.display import plain
+from kvgate.failure import CommandError
+
+Id = Annotated[str, typer.Argument(help="An instance's id.")]
+
+
+def instances() -> typer.Typer:
+    """Return the commands about instances."""
+    group = typer.Typer(name="instances", help="Who is in the fleet.", no_args_is_help=True)
+
+    @group.command("list")
+    def list_instances(context: typer.Context) -> None:
+        """List them, and how they are."""
+        listed(context, "/instances", ("id", "url", "source", "state", "draining", "breaker", "in_flight", "models"))
+
+    @group.command("show")
+    def show(context: typer.Context, name: Id) -> None:
+        """Show all that is known of one."""
+        one(context, "GET", _path(name))
+
+    @group.command("add")
+    def add(
+        context: typer.Context, name: Id, url: Annotated[str, typer.Argument(help="Like http://10.0.0.7:9001.")]
+    ) -> None:
+        """Take one in: it is used once it is healthy."""
+        one(context, "POST", "/instances", {"id": name, "url": url})
+
+    @group.command("drain")
+    def drain(context: typer.Context, name: Id) -> None:
+        """Give one nothing new; what it has goes on."""
+        one(context, "POST", _path(name) + "/drain")
+
+    @group.command("resume")
+    def resume(context: typer.Context, name: Id) -> None:
+        """Give a drained one requests again."""
+        one(context, "POST", _path(name) + "/resume")
+
+    @group.command("remove")
+    def remove(context: typer.Context, name: Id) -> None:
+        """Take out one that was added here; it finishes what it has."""
+        one(context, "DELETE", _path(name))
+
+    return group
+
+
+def routing() -> typer.Typer:
+    """Return the commands about routing."""
+    group = typer.Typer(name="routing", help="How instances are chosen.", no_args_is_help=True)
+
+    @group.command("show")
+    def show(context: typer.Context) -> None:
+        """Show the policy and its assumptions."""
+        one(context, "GET", "/routing")
+
+    @group.command("set")
+    def change(
+        context: typer.Context,
+        policy: Annotated[str, typer.Argument(help="Like cost_aware; show lists them.")],
+        spread: Annotated[float | None, typer.Option(help="What work given lately counts.")] = None,
+    ) -> None:
+        """Choose by another policy from now on; what is known of caches stays."""
+        one(context, "PUT", "/routing", {"policy": policy, "spread": spread})
+
+    @group.command("reset")
+    def reset(context: typer.Context) -> None:
+        """Go back to what the settings say."""
+        one(context, "DELETE", "/routing")
+
+    return group
+
+
+def explain(  # noqa: PLR0913 - each is one option
+    context: typer.Context,
+    *,
+    model: Annotated[str, typer.Argument(help="The model that would be asked.")],
+    prompt: Annotated[str | None, typer.Option(help="Text, as for completions.")] = None,
+    messages: Annotated[Path | None, typer.Option(help="A JSON file with a list of chat messages.")] = None,
+    block: Annotated[list[str] | None, typer.Option(help="A block's hash in hex; in order, several times.")] = None,
+    tenant: Annotated[str, typer.Option(help="Whose prompt it is.")] = "anonymous",
+) -> None:
+    """Say where a prompt would go now, and why."""
+    operator = operator_of(context)
+    body: dict[str, Any] = {"model": model, "tenant": tenant, "prompt": prompt, "hashes": block or None}
+    if messages is not None:
+        body["messages"] = _messages(messages)
+    said = operator.client.call("POST", "/explain", body).body
+    if operator.as_json:
+        plain(json.dumps(said))
+        return
+    table_of(
+        [
+            {
+                "instance": ("* " if each["chosen"] else "  ") + each["instance"],
+                "matched": each["matched_tokens"],
+                "expected": each["expected_tokens"],
+                "in_flight": each["in_flight"],
+                "ttft_s": _seconds(each["predicted_ttft_s"]),
+                "cost_s": _seconds(each["total_s"]),
+                "terms": " ".join(f"{name}={value:.3f}" for name, value in each["cost_s"].items()),
+            }
+            for each in said["candidates"]
+        ],
+        ("instance", "matched", "expected", "in_flight", "ttft_s", "cost_s", "terms"),
+    )
+    for each in said["left_out"]:
+        plain(f"left out {each['instance']}: {each['why']}")
+    plain(f"{said['policy']}: {said['instance'] or 'nowhere'}, {said['reason']} (known by {said['fingerprint']})")
+
+
+def _messages(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{path} is no JSON file: {error}", "it holds a list of chat messages") from None
+
+
+def _path(name: str) -> str:
+    return f"/instances/{quote(name, safe='')}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+__all__ = ["explain", "instances", "routing"]

@@ -1,0 +1,113 @@
+"""``kvgate register``: keeps an engine registered at a gateway for as long as the engine is healthy.
+
+Runs beside any engine, of whatever kind. While the engine answers its health check, its lease is renewed three times
+within its life; when it stops doing so, the lease runs out by itself, and the gateway drains what it still can. A stop
+signal says goodbye first, so that the gateway gives the engine nothing new from that moment.
+"""
+
+import asyncio
+import signal
+from http import HTTPStatus
+from typing import Annotated, Final
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+import typer
+
+from kvgate.display import plain
+from kvgate.failure import CommandError
+
+_RENEWALS: Final = 3
+_LIMIT_S: Final = 10.0
+_HOPELESS: Final = frozenset({400, 401, 404, 405, 409})
+"""Answers that come again however often one asks."""
+
+
+def register(  # noqa: PLR0913 - each is one option
+    *,
+    name: Annotated[str, typer.Argument(help="The instance's id, the same after a restart.")],
+    url: Annotated[str, typer.Option(help="Where the engine listens, as the gateway reaches it.")],
+    gateway: Annotated[str, typer.Option(help="Where the gateway listens.")] = "http://127.0.0.1:8000",
+    key: Annotated[
+        str, typer.Option(envvar="KVGATE_REGISTRATION_KEY", help="The gateway's registration_key, or its admin key.")
+    ],
+    health: Annotated[
+        str | None, typer.Option(help="Where the engine is checked from here; default: --url with /health.")
+    ] = None,
+    ttl: Annotated[float, typer.Option(min=1, max=3600, help="Life of a lease in seconds.")] = 15.0,
+) -> None:
+    """Keep an engine registered at a gateway for as long as it is healthy."""
+    for option, value in (("--url", url), ("--gateway", gateway)):
+        if urlsplit(value).scheme not in {"http", "https"} or not urlsplit(value).hostname:
+            raise CommandError(f"{option} {value} is no address of a server", "it looks like http://10.0.0.7:9001")
+    lease = f"{gateway.rstrip('/')}/admin/v1/instances/{quote(name, safe='')}/lease"
+    asyncio.run(Registration(lease, url=url, key=key, health=health or f"{url.rstrip('/')}/health", ttl_s=ttl).run())
+
+
+class Registration:
+    """One engine's lease at one gateway."""
+
+    def __init__(self, lease: str, *, url: str, key: str, health: str, ttl_s: float) -> None:
+        self._lease = lease
+        self._url = url
+        self._headers = {"authorization": f"Bearer {key}"}
+        self._health = health
+        self._ttl_s = ttl_s
+        self._held = False
+        self._said = ""
+
+    async def run(self) -> None:
+        """Renew until a stop signal; raises ``CommandError`` when the gateway will never take this engine."""
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        timeout = aiohttp.ClientTimeout(total=min(_LIMIT_S, self._ttl_s))
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while not stop.is_set():
+                await self._renew(session)
+                try:
+                    async with asyncio.timeout(self._ttl_s / _RENEWALS):
+                        await stop.wait()
+                except TimeoutError:
+                    continue
+            if self._held:
+                await self._end(session)
+
+    async def _renew(self, session: aiohttp.ClientSession) -> None:
+        try:
+            async with session.get(self._health, allow_redirects=False) as answer:
+                if answer.status not in {HTTPStatus.OK, HTTPStatus.NOT_FOUND}:  # an engine may have no health check
+                    self._say(f"the engine is not healthy: {self._health} answered {answer.status}")
+                    return
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._say(f"the engine does not answer at {self._health}: {error or type(error).__name__}")
+            return
+        try:
+            body = {"url": self._url, "ttl_s": self._ttl_s}
+            async with session.put(self._lease, json=body, headers=self._headers, allow_redirects=False) as answer:
+                if answer.status == HTTPStatus.OK:
+                    self._held = True
+                    self._say(f"registered at {self._lease}")
+                    return
+                said = (await answer.text())[:500]
+                if answer.status in _HOPELESS:
+                    raise CommandError(f"the gateway refuses this engine ({answer.status}): {said}")
+                self._say(f"the gateway answered {answer.status}: {said}")
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._say(f"no gateway answers at {self._lease}: {error or type(error).__name__}")
+
+    async def _end(self, session: aiohttp.ClientSession) -> None:
+        try:
+            async with session.delete(self._lease, headers=self._headers) as answer:
+                self._say("said goodbye" if answer.status == HTTPStatus.NO_CONTENT else f"goodbye: {answer.status}")
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._say(f"could not say goodbye: {error or type(error).__name__}")
+
+    def _say(self, text: str) -> None:
+        """Once for each change, not at every renewal."""
+        if text != self._said:
+            self._said = text
+            plain(text)
+
+
+__all__ = ["Registration", "register"]
