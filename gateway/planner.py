@@ -19,7 +19,7 @@ from gateway.routing import (
     Speeds,
     learned_identity,
 )
-from gateway.routing.learned import BLOCK_TOKENS
+from gateway.routing.learned import BLOCK_TOKENS, TEXT_BLOCK_TOKENS
 from gateway.routing.scoring import predicted_wait_s
 from gateway.types import Usage
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
@@ -187,9 +187,10 @@ class Planner:
         if usage is None or usage.cached_tokens is None or not usage.prompt_tokens:
             return 0
         if plan.guess is not None:
-            blocks = len(plan.guess.hashes) + 1 if plan.textual else usage.prompt_tokens / BLOCK_TOKENS
+            size = TEXT_BLOCK_TOKENS if plan.textual else BLOCK_TOKENS
+            blocks = len(plan.guess.hashes) + 1 if plan.textual else usage.prompt_tokens / size
             held = int(usage.cached_tokens / usage.prompt_tokens * blocks)
-            return self._learned.answered(plan.guess, held=held) * BLOCK_TOKENS
+            return self._learned.answered(plan.guess, held=held) * size
         return self._compare(plan, usage.cached_tokens)
 
     def _compare(self, plan: Plan, cached_tokens: int) -> int:

@@ -12,12 +12,18 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from gateway.fingerprint.canonical import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Unreadable
 from gateway.fingerprint.tokenizer import ModelTokenizer
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, root_hash, token_bytes
 from kvcontrol.core.ids import BlockHash
 
+_MOST_TEXT_BYTES = 512 << 10
+"""What is beyond belongs to no block: a prompt's place is decided long before."""
+_INLINE_TEXT_BYTES = 64 << 10
+"""Longer texts are spelled out and hashed off the event loop, when they are not tokenized."""
 _INLINE_CHARS = 8192
 """Longer prompts are encoded off the event loop: about 2 ms of work, where a thread hop costs 0.1 ms."""
 
@@ -55,10 +61,10 @@ class Fingerprint:
         """Return a stand-in for a prompt that can't be tokenized here, and ``gap`` says why: its text.
 
         Four bytes count as a token, about what they are in English. It names no engine's blocks, but equal beginnings
-        have equal hashes: enough to learn where they were sent.
+        have equal hashes: enough to learn where they were sent. Of a very long one only the beginning is hashed.
         """
-        padded = text + b" " * (-len(text) % TOKEN_BYTES)
-        fingerprint = cls(padded, model=model, salt=salt)
+        fingerprint = cls(text[:_MOST_TEXT_BYTES], model=model, salt=salt)
+        fingerprint.tokens = -(-len(text) // TOKEN_BYTES)
         fingerprint.gap = gap
         return fingerprint
 
@@ -81,7 +87,7 @@ class Fingerprint:
         known = self._by_root.get(root)
         if known is None:
             size = identity.block_size_tokens
-            usable = max(0, self.tokens - 1) // size * size * TOKEN_BYTES
+            usable = max(0, min(self.tokens - 1, len(self._packed) // TOKEN_BYTES)) // size * size * TOKEN_BYTES
             known = self._by_root[root] = chain_hashes(root, self._packed[:usable], size)
         return known
 
@@ -129,9 +135,11 @@ class Fingerprinter:
 
         ``size_bytes`` is about how long the prompt is.
         """
-        if isinstance(prompt, TokenPrompt) or (
-            size_bytes <= _INLINE_CHARS and (self._tokenizer is None or self._tokenizer.thread_safe)
-        ):
+        if self._tokenizer is None:
+            inline = size_bytes <= _INLINE_TEXT_BYTES
+        else:
+            inline = size_bytes <= _INLINE_CHARS and self._tokenizer.thread_safe
+        if inline or isinstance(prompt, TokenPrompt):
             encoded = self._encode(prompt, salt)
         else:
             encoded = await asyncio.get_running_loop().run_in_executor(self._executor, self._encode, prompt, salt)
@@ -179,6 +187,10 @@ def _spelled(prompt: ChatPrompt) -> bytes:
     """A conversation as text of our own, what templates put first first: a new turn only adds to its end."""
     parts: list[object] = [prompt.kwargs] if prompt.kwargs else []
     parts += prompt.messages
+    try:
+        return b"\n".join(map(msgspec.json.encode, parts))
+    except (UnicodeEncodeError, TypeError):  # half a surrogate pair; rare enough to take the long way
+        pass
     text = "\n".join(json.dumps(each, ensure_ascii=False, default=str) for each in parts)
     return text.encode("utf-8", "surrogatepass")
 

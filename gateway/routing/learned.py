@@ -22,6 +22,7 @@ from kvcontrol.core.ids import BlockHash, InstanceId
 from kvcontrol.prefix_reuse import FleetIndex
 
 BLOCK_TOKENS = 64
+TEXT_BLOCK_TOKENS = 128
 _GROWTH = 200
 _LEAST_BLOCKS = 4
 
@@ -32,7 +33,7 @@ def learned_identity(model: str, *, textual: bool) -> CacheIdentity:
         model=model,
         revision="learned",
         kv_dtype="text" if textual else "tokens",
-        block_size_tokens=BLOCK_TOKENS,
+        block_size_tokens=TEXT_BLOCK_TOKENS if textual else BLOCK_TOKENS,
     )
 
 
@@ -135,4 +136,4 @@ class LearnedAffinity:
             self._index.apply(instance, BlockRemoved(block_hashes=gone))
 
 
-__all__ = ["BLOCK_TOKENS", "Guess", "LearnedAffinity", "learned_identity"]
+__all__ = ["BLOCK_TOKENS", "TEXT_BLOCK_TOKENS", "Guess", "LearnedAffinity", "learned_identity"]

@@ -186,7 +186,7 @@ def test_a_text_that_can_not_be_tokenized_gives_affinity_there_and_a_reason_else
     again = plain.serve(text)
     assert (again.instance.id, again.decision.basis) == (home, "prefix")
     longer = Fingerprint.of_text(b"word " * 400 + b"more", model="m", salt="s", gap=Gap.NO_TOKENIZER)
-    assert plain.serve(longer).matched_tokens > 400
+    assert plain.serve(longer).matched_tokens >= 384
     other = Fingerprint.of_text(b"word " * 400, model="m", salt="t", gap=Gap.NO_TOKENIZER)
     assert plain.serve(other).matched_tokens == 0
     assert World("a", "b").plan(text).decision.reason == "no_tokenizer"
