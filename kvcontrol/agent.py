@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import CostBenefitModel, PrefillSpeed
 from kvcontrol.kv_runtime import HierarchyManager
+from kvcontrol.prefetcher import Prefetcher
 from kvcontrol.prefix_reuse import PrefixReuseMetrics, PromptChain
 
 PROBE_EVERY_S = 1.0
@@ -53,9 +54,12 @@ class KVAgent:
         hierarchy: HierarchyManager,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        prefetcher: Prefetcher | None = None,
     ) -> None:
         self.hierarchy = hierarchy
         self.metrics = PrefixReuseMetrics()
+        self.prefetcher = prefetcher
+        """Learns of every prompt that is looked up; its owner lets it ``work`` where there is one."""
         self.declined = 0
         self._clock = clock
         self._tried_s = -math.inf
@@ -95,6 +99,8 @@ class KVAgent:
         that, loading is tried all the same. About 1 us a block.
         """
         started = self._clock()
+        if self.prefetcher is not None:
+            self.prefetcher.observe(chain.keys[:limit])
         found = self._run(chain, first, limit)
         self.metrics.looked_up(
             blocks=limit - first,

@@ -73,6 +73,8 @@ class EngineSettings(BaseSettings):
     """The same of NVMe."""
     shadow_policies: str = "lru,adaptive,s3fifo,arc,lru2"
     """Candidates that are followed beside the one in charge, at less than 1 % of a core; empty: none."""
+    prefetch_probability: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Blocks that are used within 30 s with this probability or more go from NVMe to DDR ahead; absent: none."""
     ddr_high_watermark: Annotated[float | None, Field(gt=0, le=1)] = None
     """Share of DDR in use past which blocks go ahead of need; absent: all of it, with write_back 0.95."""
     ddr_low_watermark: Annotated[float | None, Field(gt=0, le=1)] = None

@@ -104,6 +104,14 @@ def _cost_series(offload: OffloadStats) -> Iterator[Metric]:
     )
     for tier, count in offload.break_even_blocks.items():
         break_even.add_metric([tier.value], count)
+    prefetches = CounterMetricFamily(
+        "kvgate_engine_prefetch_blocks",
+        "KV blocks brought up from NVMe before a request came, and what became of them",
+        labels=["outcome"],
+    )
+    for outcome, count in offload.prefetches.items():
+        prefetches.add_metric([outcome], count)
+    yield prefetches
     yield from (predictions, error, bias, judged, benefit, break_even)
 
 

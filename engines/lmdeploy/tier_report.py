@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 from engines.lmdeploy.tiers import EngineTiers
+from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import BenefitStats, OffloadStats, PathStats, PredictionStats, TierStats
 from kvcontrol.core.hashing import HASH_BYTES
@@ -79,8 +80,20 @@ def offload_stats(tiers: EngineTiers) -> OffloadStats | None:
             )
             for (src, dst), each in stats.benefits.items()
         },
+        prefetches=_prefetches(agent),
         break_even_blocks=_break_evens(hierarchy, planner.identity.block_size_tokens),
     )
+
+
+def _prefetches(agent: KVAgent) -> dict[str, int]:
+    if agent.prefetcher is None:
+        return {}
+    counts = agent.prefetcher.counts
+    return {
+        "prefetched": counts.prefetched_blocks,
+        "used": counts.used_blocks,
+        "wasted": counts.wasted_blocks,
+    }
 
 
 def _break_evens(hierarchy: HierarchyManager, block_tokens: int) -> dict[CacheTier, float]:

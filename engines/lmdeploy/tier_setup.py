@@ -15,6 +15,7 @@ from kvcontrol.core.hashing import root_hash
 from kvcontrol.kv_policy import LruPolicy
 from kvcontrol.kv_runtime import BlockFileSpec, HierarchyConfig, HierarchyManager, HostArena
 from kvcontrol.kv_runtime.backends.file import FileBackend
+from kvcontrol.prefetcher import Prefetcher
 
 CONNECTOR = "KvgateOffload"
 FILE_NAME = "kv.blocks"
@@ -73,7 +74,12 @@ def build_hierarchy(settings: EngineSettings, memory: EngineMemory, identity: Ca
             durable.close()
         arena.close()
 
-    return Built(hierarchy, release)
+    prefetcher = (
+        None
+        if settings.prefetch_probability is None
+        else Prefetcher(hierarchy, least_probability=settings.prefetch_probability)
+    )
+    return Built(hierarchy, release, prefetcher)
 
 
 def _arena(settings: EngineSettings, block_bytes: int, digest: bytes) -> HostArena:

@@ -27,13 +27,15 @@ from engines.lmdeploy.offload_plan import LoadOrder, OffloadPlanner, SaveOrder
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.kv_runtime import BlockRecord, HierarchyManager, Loss, TicketId
+from kvcontrol.prefetcher import Prefetcher
 
 
 class Built(NamedTuple):
-    """A hierarchy over an engine's memory; ``release`` closes what it stands on."""
+    """A hierarchy over an engine's memory; ``release`` closes what it stands on; no prefetcher, no guesses."""
 
     hierarchy: HierarchyManager
     release: Callable[[], None]
+    prefetcher: Prefetcher | None = None
 
 
 BuildHierarchy = Callable[[EngineMemory, CacheIdentity], Built]
@@ -112,9 +114,9 @@ class EngineTiers:
         if self.memory is None:
             raise RuntimeError("the engine has registered no KV pool with its connector")
         self._log, self._scheduler = log, scheduler
-        self.hierarchy, self._release = build(self.memory, identity)
+        self.hierarchy, self._release, prefetcher = build(self.memory, identity)
         self.hierarchy.recover()
-        self.agent = KVAgent(self.hierarchy)
+        self.agent = KVAgent(self.hierarchy, prefetcher=prefetcher)
         self.planner = OffloadPlanner(agent=self.agent, identity=identity, pin=self._pin, guard=self.guard)
         self._announce()
 
@@ -342,6 +344,8 @@ class EngineTiers:
         if progress.changes:
             for (tier, gained), run in groupby(progress.changes, key=lambda change: (change.tier, change.gained)):
                 self.guard("announce blocks", None, self._tell, tier, gained, [change.record for change in run])
+        if self.agent is not None and self.agent.prefetcher is not None:
+            self.guard("prefetch", None, self.agent.prefetcher.work)
 
     def _tell(self, tier: CacheTier, gained: bool, records: Sequence[BlockRecord]) -> None:  # noqa: FBT001
         log = self._log

@@ -82,7 +82,8 @@ class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
     ``paths`` are named ``hbm_to_ddr`` and so on. ``lookup_p50_s`` and ``lookup_p99_s`` say how long the engine's
     loop was held by looking for a prompt's blocks below HBM, 0 before the first look-up. ``predictions`` are named
     ``load`` and ``compute``; ``break_even_blocks`` says from how many blocks on a load from a tier beats computing,
-    -1 where it never does, for tiers of which that is known.
+    -1 where it never does, for tiers of which that is known. ``prefetches`` counts blocks brought up ahead:
+    ``prefetched``, and of them ``used`` and ``wasted``; empty where nothing is.
     """
 
     loads: int
@@ -104,6 +105,7 @@ class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
     predictions: dict[str, PredictionStats] = {}
     benefits: dict[str, BenefitStats] = {}
     break_even_blocks: dict[CacheTier, float] = {}
+    prefetches: dict[str, int] = {}
 
 
 class LoadStats(msgspec.Struct, frozen=True, kw_only=True):

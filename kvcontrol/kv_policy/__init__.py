@@ -9,7 +9,9 @@ from kvcontrol.kv_policy.cost_benefit import CostBenefitModel, Estimate, Migrati
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, EvictionPolicy, PolicyContext
 from kvcontrol.kv_policy.fairness import jain_index
 from kvcontrol.kv_policy.fifo import FifoPolicy
+from kvcontrol.kv_policy.hotspot import HotspotLineage, Prefetch, PrefetchPlan
 from kvcontrol.kv_policy.lfu import LfuPolicy
+from kvcontrol.kv_policy.lifetime import LifetimeFeatures, LifetimePrediction, LifetimePredictor
 from kvcontrol.kv_policy.lru import LruPolicy
 from kvcontrol.kv_policy.lru2 import Lru2Policy
 from kvcontrol.kv_policy.migration import MigrationDecision, MigrationMode, MigrationPolicy, PathBenefits
@@ -39,7 +41,11 @@ __all__ = [
     "EvictionDecision",
     "EvictionPolicy",
     "FifoPolicy",
+    "HotspotLineage",
     "LfuPolicy",
+    "LifetimeFeatures",
+    "LifetimePrediction",
+    "LifetimePredictor",
     "Lru2Policy",
     "LruPolicy",
     "Migration",
@@ -56,6 +62,8 @@ __all__ = [
     "PolicyKind",
     "PredictionError",
     "PredictivePolicy",
+    "Prefetch",
+    "PrefetchPlan",
     "PrefillSpeed",
     "Prices",
     "QosPolicy",

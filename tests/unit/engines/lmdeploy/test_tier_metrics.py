@@ -40,6 +40,7 @@ def offload(metrics: PrefixReuseMetrics) -> OffloadStats:
         benefits={
             "ddr_to_nvme": BenefitStats(worth_blocks=9, not_worth_blocks=3, declined_blocks=2, net_benefit_s=1.5)
         },
+        prefetches={"prefetched": 8, "used": 5, "wasted": 2},
         break_even_blocks={CacheTier.DDR: 1.0, CacheTier.NVME: -1.0},
     )
 
@@ -100,4 +101,5 @@ def test_what_the_cost_model_expects_and_how_wrong_it_was_are_on_metrics() -> No
     assert value("migration_judged_blocks_total", path="ddr_to_nvme", verdict="declined") == 2
     assert value("migration_net_benefit_seconds", path="ddr_to_nvme") == 1.5
     assert value("load_break_even_blocks", tier="DDR") == 1
+    assert value("prefetch_blocks_total", outcome="used") == 5
     assert value("load_break_even_blocks", tier="NVME") == -1
