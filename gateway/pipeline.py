@@ -55,6 +55,8 @@ PATHS = {
 _ANSWERING = frozenset(
     {Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.MESSAGES, Operation.GENERATE}
 )
+_COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.TOKENIZE, Operation.DETOKENIZE})
+"""They cost a request and no tokens: nothing is computed from them."""
 _OVERLOAD = frozenset({FailureKind.CONNECT_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT, FailureKind.HUNG})
 _BYTES_PER_TOKEN = 4
 _MULTIMODAL_TOKENS = 4096
@@ -257,7 +259,9 @@ class Pipeline:
 
 def _ask(tenant: Tenant, call: Call, fingerprint: Fingerprint | Gap, limits: Limits) -> Ask:
     """What the request may cost, as far as it can be known before it runs."""
-    if isinstance(fingerprint, Fingerprint):
+    if call.operation in _COUNTING:
+        prompt_tokens = 0
+    elif isinstance(fingerprint, Fingerprint):
         prompt_tokens = fingerprint.tokens
     else:
         prompt_tokens = max(1, len(call.body) // _BYTES_PER_TOKEN)

@@ -4,6 +4,7 @@ Read whole, swapped whole.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,8 +12,10 @@ from types import MappingProxyType
 from gateway.limits import UNLIMITED, TenantLimits
 from gateway.state.bodies import CURRENT_PRESET, DEFAULT_QUOTA, KeyBody, PolicyBody, PresetBody, QuotaBody, TenantBody
 from gateway.state.documents import Kind
-from gateway.state.store import Store
+from gateway.state.store import Store, StoreUnavailableError
 from gateway.types import TenantId
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +96,18 @@ class DirectoryKeeper:
             self._publish(self.current)
 
     async def run(self, interval_s: float) -> None:
-        """Look again and again, for ever; raises ``StoreUnavailableError``, which ends one round of it."""
+        """Look again and again, for ever. While the store is away, what is known holds."""
+        away = False
         while True:
             await asyncio.sleep(interval_s)
-            await self.refresh()
+            try:
+                await self.refresh()
+            except StoreUnavailableError as error:
+                if not away:
+                    _log.warning("tenants, keys and quotas stay as they are known: %s", error)
+                away = True
+            else:
+                away = False
 
 
 __all__ = ["Directory", "DirectoryKeeper", "KnownKey", "read_directory"]

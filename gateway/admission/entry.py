@@ -14,6 +14,8 @@ from gateway.types import Tenant, Usage
 _OUTPUT_WORK: Final = 2.0
 """A completion token costs an engine about as much as two prompt tokens, as VTC's authors have it."""
 
+_MOST_WORK: Final = 1e8
+
 Header = tuple[bytes, bytes]
 
 
@@ -40,7 +42,13 @@ class Ask:
 
     @property
     def work(self) -> float:
-        return self.prompt_tokens + _OUTPUT_WORK * (self.output_tokens or self.expected_output_tokens)
+        """What it is expected to cost an engine, in prompt tokens; bounded, so that no claim blurs the counters."""
+        return work_of(self.prompt_tokens, self.output_tokens or self.expected_output_tokens)
+
+
+def work_of(prompt_tokens: int, output_tokens: int) -> float:
+    """Return what a request costs an engine, in prompt tokens, at most ``_MOST_WORK``."""
+    return min(_MOST_WORK, prompt_tokens + _OUTPUT_WORK * output_tokens)
 
 
 class Entry:
@@ -92,7 +100,7 @@ class Entry:
             self._end(
                 requests=1,
                 tokens=usage.prompt_tokens + usage.completion_tokens,
-                work=usage.prompt_tokens + _OUTPUT_WORK * usage.completion_tokens,
+                work=work_of(usage.prompt_tokens, usage.completion_tokens),
             )
 
     def close(self) -> None:
@@ -125,4 +133,4 @@ class Entry:
         return tuple(headers)
 
 
-__all__ = ["Ask", "Entry"]
+__all__ = ["Ask", "Entry", "work_of"]

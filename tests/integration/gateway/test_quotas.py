@@ -214,3 +214,9 @@ async def test_quotas_that_can_not_be_checked_are_a_503_and_unlimited_tenants_go
                 assert answer.status == 200
             server.again()
             assert await _status(fleet, chat()) == 200
+
+
+async def test_an_absurd_claim_does_not_blur_what_others_have_got(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, api_keys=KEYS) as fleet:
+        assert await _status(fleet, chat(max_tokens=10**18, n=10**18)) == 200
+        assert await statuses([fleet.gateway], 20) == {200: 20}
