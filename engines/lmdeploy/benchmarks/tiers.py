@@ -34,6 +34,7 @@ MODES = ("stock", "ddr", "nvme")
 _SUFFIX_TOKENS = 64
 _ANSWER_TOKENS = 8
 _HIT_SAMPLES = 12
+_LONG_SAMPLES = 3
 _SETTLE_S = 1.5
 _CHILD_LIMIT_S = 1800.0
 
@@ -174,9 +175,12 @@ async def _long(visitor: Visitor, plan: Plan) -> dict[str, Any]:
     cold = await visitor.visit(prompt)
     await asyncio.sleep(plan.pause_s)
     hit = await visitor.visit(prompt)
-    await visitor.visit(visitor.prompt(min(plan.long_tokens, (plan.kv_blocks - 16) * plan.block_size - 64)), answer=1)
-    await asyncio.sleep(plan.pause_s)
-    again = [await visitor.visit(prompt)]
+    again = []
+    for _ in range(_LONG_SAMPLES):
+        flood = min(plan.long_tokens, (plan.kv_blocks - 16) * plan.block_size - 64)
+        await visitor.visit(visitor.prompt(flood), answer=1)
+        await asyncio.sleep(plan.pause_s)
+        again.append(await visitor.visit(prompt))
     return {
         "cold_s": cold.ttft_s,
         "hit_s": hit.ttft_s,
