@@ -25,9 +25,20 @@ from typing import Any
 
 import numpy as np
 
+from engines.lmdeploy.tenancy import salt_of_identity
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy import EvictionPolicy, LruPolicy, PolicyContext, ShadowPolicies, TailsFirst
+from kvcontrol.core.tenant import tenant_of_salt
+from kvcontrol.kv_policy import (
+    BlockKey,
+    ContentKey,
+    EvictionPolicy,
+    LruPolicy,
+    PolicyContext,
+    QosPolicy,
+    ShadowPolicies,
+    TailsFirst,
+)
 
 _EVICTION = "kvgate_eviction"
 _CONTENT = "kvgate_content"
@@ -223,7 +234,10 @@ class TrieEviction:
                 raise ValueError(f"block {node.block_id} belongs to two nodes")
             setattr(node, _EVICTION, self)
         blocks = np.array([node.block_id for node in path])
-        self._policy.insert(blocks.tolist(), [_content(node) for node in path], [_content_above(node) for node in path])
+        keys: list[ContentKey] = [_content(node) for node in path]
+        if self._policy.name == QosPolicy.name:  # the only one that asks whose a block is: others need not pay for it
+            keys = [BlockKey(key, tenant=_tenant(node)) for key, node in zip(keys, path, strict=True)]
+        self._policy.insert(blocks.tolist(), keys, [_content_above(node) for node in path])
         self._resident[blocks] = True
         self._held[blocks] = False
         self._follow(blocks)
@@ -271,6 +285,10 @@ def _content(node: Any) -> int:
         known = hash((above, node.block_hash))
         setattr(node, _CONTENT, known)
     return known
+
+
+def _tenant(node: Any) -> str:
+    return tenant_of_salt(salt_of_identity(node.extra_identity))
 
 
 def _content_above(node: Any) -> int | None:

@@ -33,12 +33,18 @@ class Paging:
     def free(self) -> int:
         return int(self.blocks.get_num_free_gpu_blocks())
 
-    def begin(self, tokens: Sequence[int]) -> Any | None:
-        """Admit a request as LMDeploy's prefill does; None when there is no room for it."""
+    def begin(self, tokens: Sequence[int], *, salt: str = "") -> Any | None:
+        """Admit a request as LMDeploy's prefill does; None when there is no room for it.
+
+        A salt takes the way of the tenancy hooks, which must be in place.
+        """
         import torch
+        from lmdeploy.pytorch.messages import SamplingParam
 
         session = self.scheduler.add_session(next(self._sessions))
-        sequence = session.add_sequence(torch.tensor(tokens))
+        sequence = session.add_sequence(torch.tensor(tokens), sampling_param=SamplingParam())
+        if salt:
+            sequence.sampling_param.kvgate_cache_salt = salt
         self.trie.match(sequence)
         missing = self.blocks.num_required_blocks(sequence) - self.free
         if missing > 0:
@@ -54,9 +60,9 @@ class Paging:
     def end(self, sequence: Any) -> None:
         self.blocks.free(sequence)
 
-    def serve(self, tokens: Sequence[int]) -> int:
+    def serve(self, tokens: Sequence[int], *, salt: str = "") -> int:
         """A whole request; returns how many tokens it found cached."""
-        sequence = self.begin(tokens)
+        sequence = self.begin(tokens, salt=salt)
         assert sequence is not None
         self.end(sequence)
         return int(sequence.cached_tokens)

@@ -1,0 +1,38 @@
+"""QoS in LMDeploy's own block trie: blocks are their tenants', and a loud one doesn't push a quiet one out."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from engines.lmdeploy.hooks.eviction import eviction_hooks
+from engines.lmdeploy.hooks.tenancy import tenant_hooks
+from engines.lmdeploy.patching import install
+from engines.lmdeploy.trie_eviction import eviction_of
+from kvcontrol.kv_policy import make_policy
+from tests.support.block_trie import BLOCK_TOKENS, Paging, prompt
+
+BLOCKS = 32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hooks() -> Iterator[None]:
+    undo = install([*eviction_hooks(), *tenant_hooks()])
+    yield
+    undo()
+
+
+@pytest.mark.parametrize(("policy", "quiet_stays"), [("qos", True), ("lru", False)])
+def test_a_loud_tenant_pushes_a_quiet_one_out_only_where_tenants_are_not_asked_for(
+    policy: str,
+    quiet_stays: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    paging = Paging(BLOCKS)
+    eviction = eviction_of(paging.trie)
+    assert eviction is not None
+    eviction.use(make_policy(policy, capacity_blocks=BLOCKS))
+    paging.serve(prompt(1, 6), salt="quiet")
+    for number in range(10, 20):
+        paging.serve(prompt(number, 6), salt="loud")
+    assert paging.serve(prompt(1, 6), salt="quiet") == (6 * BLOCK_TOKENS if quiet_stays else 0)
+    eviction.check_integrity(paging.trie)
+    assert not eviction.failed
