@@ -250,7 +250,7 @@ class EngineTiers:
         return self._has_ended or self._must_join
 
     def join(self) -> None:
-        """Let the forward that comes next find what loads that count as ended still bring.
+        """Let the forward or the save that comes next find what loads that count as ended still bring.
 
         Not before it must be: what the engine queues from here on waits for the loads, answers to other requests too.
         """
@@ -291,6 +291,7 @@ class EngineTiers:
     def _start_save(self, order: SaveOrder) -> bool:
         if self.hierarchy is None or self.memory is None:
             return False
+        self.join()  # a block to save may be one whose load is still under way
         ticket = self.hierarchy.save(
             order.requests,
             heads_held=order.plan.heads_held,

@@ -12,9 +12,9 @@ import torch
 
 from engines.event_log import EventLog
 from engines.lmdeploy.memory import EngineMemory
-from engines.lmdeploy.offload_plan import LoadOrder
+from engines.lmdeploy.offload_plan import LoadOrder, SaveOrder
 from engines.lmdeploy.tiers import Built, EngineTiers
-from kvcontrol.agent import LoadPlan
+from kvcontrol.agent import LoadPlan, SavePlan
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.kv_policy import LruPolicy
 from kvcontrol.kv_runtime import (
@@ -108,6 +108,20 @@ def test_a_load_counts_as_ended_once_and_is_joined_by_the_next_step_that_may_rea
     assert rig.tiers.collect(0.0).loads == set()
     assert cast("Any", rig.tiers.hierarchy).held() == []
     assert rig.tiers.guard.errors == 0
+
+
+def test_a_save_joins_what_is_still_on_its_way(rig: Rig) -> None:
+    rig.device.write_gate.shut()
+    rig.load(2)
+    rig.collect_loads()
+    order = SaveOrder(
+        save_id=3,
+        requests=(SaveRequest(record(9), 8),),
+        logical_ids=(8,),
+        plan=SavePlan(places=(0,), held=(), heads_held=False),
+    )
+    rig.tiers.start_saves([order])
+    assert rig.device.joins == 1
 
 
 def test_a_load_that_has_ended_needs_no_join(rig: Rig) -> None:
