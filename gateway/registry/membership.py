@@ -50,6 +50,7 @@ class Membership:
         self._witnesses = tuple(witnesses)
         self._loops: dict[InstanceId, list[asyncio.Task[None]]] = {}
         self._leaving: dict[InstanceId, asyncio.Task[None]] = {}
+        self._waiting: dict[InstanceId, InstanceSpec] = {}
         self._departures: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -108,9 +109,10 @@ class Membership:
 
     def reconcile(self, source: Source, specs: Iterable[InstanceSpec], *, drain_s: float) -> None:
         """Make the members named by ``source`` those in ``specs``. An id or address that another source named first is
-        left to it, and said in the log.
+        left to it, and said in the log; one that is held by an instance which is leaving is taken over from it then.
         """
         wanted = {each.id: each for each in specs}
+        self._waiting = {name: spec for name, spec in self._waiting.items() if spec.source is not source}
         for each in self._registry.all():
             if each.source is not source:
                 continue
@@ -121,12 +123,19 @@ class Membership:
             elif each.id in self._leaving:
                 self.resume(each.id)
         for spec in wanted.values():
-            if self._registry.knows(spec.id):
-                continue  # it is there, or an earlier one of that name is still leaving: the next round takes it in
-            try:
-                self.add(spec)
-            except ValueError as error:
-                _log.warning("instance %s, named by %s, is not taken in: %s", spec.id, source, error)
+            self._take_in(spec)
+
+    def _take_in(self, spec: InstanceSpec) -> None:
+        for each in self._registry.all():
+            if each.id == spec.id and each.url == spec.url and each.source is spec.source:
+                return
+            if each.id in self._leaving and (each.id == spec.id or each.url == spec.url):
+                self._waiting[spec.id] = spec
+                return
+        try:
+            self.add(spec)
+        except ValueError as error:
+            _log.warning("instance %s, named by %s, is not taken in: %s", spec.id, spec.source, error)
 
     def _attend(self, instance: InstanceId) -> None:
         for witness in self._witnesses:
@@ -151,6 +160,9 @@ class Membership:
         self._load.forget(instance)
         for witness in self._witnesses:
             witness.left(instance)
+        waiting, self._waiting = self._waiting, {}
+        for spec in waiting.values():
+            self._take_in(spec)
         await asyncio.gather(*loops, return_exceptions=True)
 
 

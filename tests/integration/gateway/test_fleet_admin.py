@@ -108,6 +108,25 @@ async def test_what_an_operator_said_is_there_after_a_restart(tmp_path: Path) ->
             assert (await admin.ok("GET", "/routing"))["policy"] == "cost_aware"
 
 
+async def test_an_instance_that_moved_is_another_process(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        a, b = [await stack.enter_async_context(ScriptedEngine().started()) for _ in range(2)]
+        gateway = await stack.enter_async_context(running_gateway(tmp_path, admin_key=ADMIN_KEY))
+        admin = Admin(gateway)
+        await admin.ok("PUT", "/instances/x", {"url": a.url})
+        await gateway.usable(1)
+        assert await answered_by(gateway, [1] * 40) == "x"
+        await admin.ok("PUT", "/instances/x", {"url": b.url})
+
+        async def moved() -> bool:
+            shown = (await names(admin)).get("x")
+            return shown is not None and (shown["url"], shown["state"]) == (b.url, "healthy")
+
+        await eventually(moved)
+        assert await answered_by(gateway, [1] * 40) == "x"
+        assert (len(a.requests), len(b.requests)) == (1, 1)
+
+
 async def test_gateways_that_share_a_store_come_to_the_same(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         a = await stack.enter_async_context(ScriptedEngine().started())

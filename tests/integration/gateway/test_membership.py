@@ -91,7 +91,7 @@ async def test_dns_names_instances(tmp_path: Path) -> None:
                 tmp_path,
                 discovery_dns=[{"name": "_http._tcp.pool.test", "record": "SRV"}],
                 discovery_dns_servers=[zone.address],
-                discovery_interval_s=0.05,
+                discovery_interval_s=0.2,
             ) as gateway:
                 await gateway.usable(1)
                 async with gateway.post(CHAT, chat()) as answer:

@@ -128,8 +128,34 @@ async def test_a_source_owns_what_it_named_and_nothing_else(fleet: Fleet) -> Non
     assert fleet.names() == ["a", "y"]
     seen(spec("y", 13, Source.DNS))
     await asyncio.sleep(0.05)
-    seen(spec("y", 13, Source.DNS))
     assert fleet.registry.get(InstanceId("y")).url.endswith(":13")
     seen()
+    await asyncio.sleep(0.05)
+    assert fleet.names() == ["a"]
+
+
+async def test_an_address_or_a_name_that_a_leaving_instance_still_has_is_taken_over_from_it(fleet: Fleet) -> None:
+    def seen(*specs: InstanceSpec) -> None:
+        fleet.members.reconcile(Source.KUBERNETES, specs, drain_s=60)
+
+    pod = InstanceId("pod-0")
+    seen(spec("pod-0", 20, Source.KUBERNETES))
+    with fleet.load.placed(pod, uncached_tokens=1, cold=True):
+        seen(spec("pod-0", 21, Source.KUBERNETES), spec("pod-1", 20, Source.KUBERNETES))
+        await asyncio.sleep(0.01)
+        assert fleet.registry.get(pod).url.endswith(":20")
+        assert fleet.registry.get(pod).draining
+        assert fleet.names() == ["a", "pod-0"]
+    await asyncio.sleep(0.05)
+    assert {each.id: each.url[-2:] for each in fleet.registry.all()} == {"a": ":1", "pod-0": "21", "pod-1": "20"}
+    assert not fleet.registry.get(pod).draining
+
+
+async def test_who_waits_for_a_leaving_instance_and_is_no_longer_named_does_not_come(fleet: Fleet) -> None:
+    pod = InstanceId("pod-0")
+    fleet.members.reconcile(Source.KUBERNETES, [spec("pod-0", 20, Source.KUBERNETES)], drain_s=60)
+    with fleet.load.placed(pod, uncached_tokens=1, cold=True):
+        fleet.members.reconcile(Source.KUBERNETES, [spec("pod-0", 21, Source.KUBERNETES)], drain_s=60)
+        fleet.members.reconcile(Source.KUBERNETES, [], drain_s=60)
     await asyncio.sleep(0.05)
     assert fleet.names() == ["a"]
