@@ -94,7 +94,8 @@ class PolicyOperations:
             for tier, text in wanted.items():
                 if text is not None and (tier is _HBM or tier in self._below()):
                     self._use(tier, parse_choice(text), counts=False)
-            self._watch(settings.shadow_policies)
+            if eviction_of(self._engine.scheduler.block_trie) is not None:
+                self._watch(settings.shadow_policies)
         except (PolicyError, RefusedError) as error:
             raise PolicySetupError(f"a policy of the engine's settings can't be used: {error}") from error
 
@@ -154,8 +155,13 @@ class PolicyOperations:
         raise RefusedError(f"this instance has no tier {change.tier!r}; it has {_all(kinds.values())}")
 
     def _use(self, tier: CacheTier, choice: PolicyChoice, *, counts: bool) -> None:
-        """Put a policy in charge of a tier; the engine's thread. Nothing has changed when it raises."""
+        """Put a policy in charge of a tier; the engine's thread. Nothing has changed when it raises.
+
+        Nothing happens when it is in charge already: a client that didn't get the answer may ask again.
+        """
         make = self._maker(tier, choice)
+        if self._is_in_charge(tier, choice):
+            return
         found = self._found(tier)
         if tier is _HBM:
             eviction = self._trie_eviction()
@@ -167,6 +173,13 @@ class PolicyOperations:
         in_charge = self._of(tier)
         in_charge.replaced_by(choice, found)
         in_charge.swaps += counts
+
+    def _is_in_charge(self, tier: CacheTier, choice: PolicyChoice) -> bool:
+        present = self._of(tier).choice
+        if tier is _HBM and self._trie_eviction().policy.name != present.name:
+            return False
+        values = POLICIES[choice.name].values
+        return present.name == choice.name and values(present.parameters) == values(choice.parameters)
 
     def _watch(self, candidates: str) -> None:
         eviction = eviction_of(self._engine.scheduler.block_trie)
@@ -189,12 +202,15 @@ class PolicyOperations:
         query_before, hit_before = in_charge.found
         queried = None if query is None else query - (query_before or 0)
         hits = hit - hit_before
-        name, adaptive, evicted, resident = in_charge.choice.name, None, 0, 0
+        name, parameters = in_charge.choice.name, in_charge.choice.parameters
+        adaptive, evicted, resident = None, 0, 0
         if tier is _HBM:
             eviction = eviction_of(self._engine.scheduler.block_trie)
             if eviction is None or eviction.failed:
-                name = "lmdeploy"
+                name, parameters = "lmdeploy", {}
             else:
+                if eviction.policy.name != name:  # LMDeploy has made its trie anew
+                    name, parameters = eviction.policy.name, {}
                 evicted, resident = eviction.evicted_blocks, eviction.resident_blocks
                 if isinstance(eviction.policy, AdaptivePolicy):
                     adaptive = _adaptive(eviction.policy)
@@ -217,7 +233,7 @@ class PolicyOperations:
             in_charge_s=round(time.monotonic() - in_charge.began_s, 3),
             adaptive=adaptive,
         )
-        return PolicyInCharge(kind=_kind_of(tier), name=name, params=dict(in_charge.choice.parameters), eviction=report)
+        return PolicyInCharge(kind=_kind_of(tier), name=name, params=dict(parameters), eviction=report)
 
     def _shadow(self) -> ShadowPolicies:
         eviction = eviction_of(self._engine.scheduler.block_trie)

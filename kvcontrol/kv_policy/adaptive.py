@@ -8,9 +8,9 @@ at 50,000.
 
 *Choice.* For each weight of ``WEIGHTS`` a shadow cache follows a sample of the keys (every 2^n-th, by hash, so that
 about a thousand blocks of each are followed: a sampled cache that is as much smaller finds as large a share). Eight
-times per turnover the shadows' hits are compared with LRU's. A weight is taken when it wins by more than its spread:
-wins and losses come in prompts, not in blocks, so the spread is that of whole periods. What lies four turnovers back
-counts little.
+times per turnover the shadows' hits are compared with LRU's. A weight is taken when it wins by more than half its
+spread: wins and losses come in prompts, not in blocks, so the spread is that of whole periods. What lies four
+turnovers back counts little.
 
 *Guard.* An exact LRU ghost (``ghost_lru``) says at every eviction how many blocks LRU would hold that are missing
 here. That is all that can be lost by going back to LRU's order, and another order is followed only while what was
@@ -45,7 +45,7 @@ _PERIODS: Final = 8
 """Decisions per turnover: as many uses as there are blocks."""
 _FADE: Final = 1 - 1 / (4 * _PERIODS)
 _LEAST_PERIOD: Final = 64
-_SPREADS: Final = 1.0
+_SPREADS: Final = 0.5
 _MARGIN: Final = 0.01
 """A weight that wins by less than this share of LRU's hits isn't worth the change."""
 _STAY: Final = 1.1

@@ -133,6 +133,15 @@ def test_lru_adaptive_and_s3fifo_take_over_from_each_other_under_load(instance: 
     assert running["query"] >= running["query_since_swap"] > 0
 
 
+def test_a_policy_that_is_in_charge_stays_when_it_is_asked_for_again(instance: Instance) -> None:
+    swap(instance, kind="eviction", name="mq", params={"lifetime": 2})
+    before = shown(instance)["eviction"]["eviction"]["swaps"]
+    swap(instance, kind="eviction", name="mq", params={"lifetime": 2, "ghosts": 4})  # 4 is the default
+    assert shown(instance)["eviction"]["eviction"]["swaps"] == before
+    swap(instance, kind="eviction", name="mq", params={"lifetime": 3})
+    assert shown(instance)["eviction"]["eviction"]["swaps"] == before + 1
+
+
 def test_what_was_resident_is_still_found_after_a_swap(instance: Instance) -> None:
     ask(instance.url, TEXTS[0], new_tokens=NEW_TOKENS)
     for name in ("lfu", "arc", "lru2", "mq", "fifo", "adaptive", "lru"):
