@@ -49,6 +49,7 @@ from gateway.roster_keeper import RosterKeeper
 from gateway.routing import POLICIES, Calibration, CostModel, LearnedAffinity, RecentRoutes
 from gateway.settings import Settings
 from gateway.state import Store, load_admin_key, load_salt_secret, open_sqlite
+from gateway.state.bodies import DEFAULT_QUOTA
 from gateway.supervisor import running
 from gateway.telemetry import Metrics, Telemetry
 from gateway.telemetry.siblings import Siblings
@@ -337,9 +338,11 @@ def _wishes(directory: Directory, presets: Presets, configured: frozenset[Tenant
             shares = presets.preset(chosen.name, chosen.hardware).quota
         except UnknownPresetError as error:  # another version of kvgate knew it
             _log.warning("the preset of the fleet can't be kept: %s", error)
+    tenants = directory.tenants | configured | frozenset(directory.limits)
+    tenants -= {TenantId(DEFAULT_QUOTA)}
     return Wishes(
-        limits=directory.limits,
-        tenants=directory.tenants | configured,
+        limits={tenant: directory.limits_of(tenant) for tenant in tenants},
+        tenants=tenants,
         shares=shares,
         policies={
             kind: Policy(kind=kind, name=each.name, params=each.params) for kind, each in directory.policies.items()

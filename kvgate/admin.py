@@ -9,7 +9,7 @@ from urllib.parse import quote
 import typer
 
 from kvgate.admin_client import AdminClient, find_key
-from kvgate.admin_desk import Operator, listed, one, operator_of, show, table_of
+from kvgate.admin_desk import Operator, listed, one, operator_of, show, table_of, text_of
 from kvgate.admin_fleet import explain, instances, routing
 from kvgate.display import plain
 from kvgate.failure import CommandError
@@ -27,6 +27,7 @@ def build_admin() -> typer.Typer:
     admin.add_typer(_keys())
     admin.add_typer(_quotas())
     admin.add_typer(_policies())
+    admin.add_typer(_presets())
     admin.add_typer(instances())
     admin.add_typer(routing())
     admin.command("explain")(explain)
@@ -199,11 +200,21 @@ def _policies() -> typer.Typer:
             for problem in filter(None, [each["problem"], *each["problems"]]):
                 plain(f"{instance}: {problem}")
 
+    @policies.command("shadow")
+    def shadow(context: typer.Context) -> None:
+        """Compare the candidates of kind shadow: what each would have found in HBM, over all instances."""
+        operator = operator_of(context)
+        said = operator.client.call("GET", "/policies/shadow").body
+        if operator.as_json:
+            plain(json.dumps(said))
+        else:
+            table_of(said["candidates"], ("policy", "lookups", "hits", "hit_ratio"))
+
     @policies.command("set")
     def change(
         context: typer.Context,
-        kind: Annotated[str, typer.Argument(help="What it decides, like eviction.")],
-        name: Annotated[str, typer.Argument(help="Which policy, like s3fifo.")],
+        kind: Annotated[str, typer.Argument(help="eviction (HBM), eviction:ddr, eviction:nvme or shadow.")],
+        name: Annotated[str, typer.Argument(help="Which policy, like s3fifo; of shadow: candidates with commas.")],
         param: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be given several times.")] = None,
     ) -> None:
         """Make all instances run a policy, or none when one refuses."""
@@ -211,6 +222,43 @@ def _policies() -> typer.Typer:
         one(context, "PUT", f"/policies/{quote(kind, safe='')}", {"name": name, "params": params})
 
     return policies
+
+
+def _presets() -> typer.Typer:
+    presets = typer.Typer(name="presets", help="What the fleet is to be.", no_args_is_help=True)
+
+    @presets.command("list")
+    def list_presets(context: typer.Context) -> None:
+        """List them, and the hardware that they can be merged with."""
+        operator = operator_of(context)
+        said = operator.client.call("GET", "/presets").body
+        if operator.as_json:
+            plain(json.dumps(said))
+            return
+        table_of(said["data"], ("name", "summary"))
+        plain(f"hardware: {', '.join(said['hardware'])}")
+
+    @presets.command("apply")
+    def apply(
+        context: typer.Context,
+        name: Annotated[str, typer.Argument(help="As presets list shows it.")],
+        hardware: Annotated[str, typer.Argument(help="As presets list shows it.")],
+    ) -> None:
+        """Tell the fleet what can be told, and say which instances would have to be started again for the rest."""
+        operator = operator_of(context)
+        said = operator.client.call("PUT", "/presets/current", {"name": name, "hardware": hardware}).body
+        if operator.as_json:
+            plain(json.dumps(said))
+            return
+        plain(f"told: {', '.join(f'{key} {text_of(value)}' for key, value in said['hot'].items())}")
+        rows = [
+            {"instance": instance, "needs a restart for": key, "has": value["present"], "preset": value["wanted"]}
+            for instance, each in said["restart"].items()
+            for key, value in each.items()
+        ]
+        table_of(rows, ("instance", "needs a restart for", "has", "preset"))
+
+    return presets
 
 
 def _audit(

@@ -70,6 +70,11 @@ async def test_the_fleet_is_told(person: Person) -> None:
     assert (await person.types("policies", "set", "eviction", "s3fifo", "--param", "small=0.1"))[0] == 0
     assert [each.policies["eviction"]["params"] for each in person.fleet.engines.values()] == [{"small": 0.1}] * 2
     assert "s3fifo" in (await person.types("policies", "list"))[1]
+    assert (await person.types("policies", "shadow"))[0] == 0
+    code, said = await person.types("presets", "apply", "long-context-32k", "cpu")
+    assert code == 0
+    assert "max_batch_size" in said
+    assert "long-context-32k" in (await person.types("presets", "list"))[1]
     assert (await person.types("reset", "--instance", "b"))[0] == 0
     assert [each.resets for each in person.fleet.engines.values()] == [0, 1]
 

@@ -139,6 +139,15 @@ async def test_a_kv_budget_reaches_the_engines_under_the_name_they_know(fleet: F
     assert not fleet.engines["plain"].quotas
 
 
+async def test_the_default_quotas_budget_is_for_each_tenant_without_its_own(fleet: Fleet, admin: Admin) -> None:
+    for name in ("one", "two", "own"):
+        await admin.ok("PUT", f"/tenants/{name}", {})
+    await admin.ok("PUT", "/quotas/own", {"kv": {"DDR": {"burst_bytes": 5}}})
+    await admin.ok("PUT", "/quotas/_default", {"kv": {"DDR": {"burst_bytes": 9}}})
+    engine = fleet.engines["a"]
+    await eventually(lambda: sorted(each["burst_bytes"] for each in engine.quotas.values()) == [5, 9, 9])
+
+
 async def test_what_an_instance_refuses_is_shown(admin: Admin) -> None:
     await admin.ok("PUT", "/quotas/acme", {"kv": {"REMOTE": {"burst_bytes": 1}}})
 
