@@ -364,7 +364,9 @@ def _say_mode(settings: Settings, authenticator: Authenticator) -> None:
     if authenticator.open:
         _log.warning("there are no API keys yet: any API key is accepted, and each is a tenant of its own")
     if settings.tokenizer is None:
-        _log.warning("no tokenizer is configured: prompts are routed by load, not by what instances have cached")
+        _log.warning(
+            "no tokenizer is configured: texts are routed by load or by where their like went, not by announced blocks"
+        )
     _log.info("%d instances, routing policy %s", len(settings.instances), settings.routing_policy)
 
 

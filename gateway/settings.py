@@ -94,7 +94,8 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
     instances: tuple[InstanceSettings, ...] = Field((), description="Engine instances: a list of {id, url}.")
     tokenizer: Path | None = Field(
-        None, description="Model folder with tokenizer and chat template; without it prompts are routed by load alone."
+        None,
+        description="Model folder with tokenizer and chat template; without it no text is routed by announced blocks.",
     )
     tokenizer_memory_bytes: int = Field(
         64 * _MIB, ge=0, le=1 << 36, description="Memory for texts that were tokenized before, in bytes."

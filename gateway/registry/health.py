@@ -1,9 +1,10 @@
 """One loop for each instance: is it there, what does it serve, how is its cache.
 
 A check asks ``/health`` (a 404 there is an engine that has none: the model list decides), ``/v1/models`` and
-``/kv/v1/stats``. An engine without ``/kv/v1`` is healthy all the same and is routed by load. One that used to report
-and no longer does has failed the check: its HTTP server answers for an engine process that is stuck, long before
-``/health`` says so. A busy one misses a check now and then; its last report stands until it missed several in a row.
+``/kv/v1/stats``. An engine without ``/kv/v1`` is healthy all the same and is routed by what it was sent. One that used
+to report and no longer does has failed the check: its HTTP server answers for an engine process that is stuck, long
+before ``/health`` says so. A busy one misses a check now and then; its last report stands until it missed several in a
+row.
 """
 
 import asyncio
@@ -134,7 +135,7 @@ class HealthLoop:
         status, body = await self._get(STATS_PATH)
         if status == HTTPStatus.NOT_FOUND:
             self._reports = False
-            return None, "healthy; it serves no /kv/v1, so it is routed by load"
+            return None, "healthy; it serves no /kv/v1, so it is routed by what it was sent"
         if status != HTTPStatus.OK:
             return self._unreported(f"{STATS_PATH} answered {status}")
         try:
@@ -151,7 +152,7 @@ class HealthLoop:
         """An engine that never reported may be of another kind; one that did is stuck."""
         if self._reports:
             raise _CheckFailedError(problem)
-        return None, f"healthy; {problem}, so it is routed by load"
+        return None, f"healthy; {problem}, so it is routed by what it was sent"
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         async with self._session.get(self._registry.get(self._instance).url + path, allow_redirects=False) as answer:

@@ -96,7 +96,7 @@ class Instance:
         if self.state is not InstanceState.HEALTHY:
             return "unknown: it is not healthy"
         if self.stats is None:
-            return "unknown: it does not report them; it is routed by load"
+            return "not announced; it is routed by what it was sent and what its answers say"
         if not self.settled:
             return "being learned"
         if self.blocks_problem is not None:

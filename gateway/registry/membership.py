@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Witness(Protocol):
-    """Is told who joined and who has left."""
+    """Is told who joined (or came back while it was leaving) and who has left."""
 
     def joined(self, instance: InstanceId) -> None: ...
 
@@ -73,8 +73,7 @@ class Membership:
         The same instance that was leaving stays.
         """
         if spec.id in self._leaving and self._registry.get(spec.id).url == spec.url:
-            self._leaving.pop(spec.id).cancel()
-            return self._registry.drain(spec.id, draining=False)
+            return self.resume(spec.id)
         added = self._registry.add(spec)
         self._attend(spec.id)
         return added
@@ -84,11 +83,16 @@ class Membership:
         return self._registry.drain(instance)
 
     def resume(self, instance: InstanceId) -> Instance:
-        """Give a draining instance requests again, also one that was leaving; raises ``KeyError``."""
-        resumed = self._registry.drain(instance, draining=False)
+        """Give a draining instance requests again, also one that was leaving; raises ``KeyError``.
+
+        Witnesses are told that it joined, so that one of them may drain it again.
+        """
+        self._registry.drain(instance, draining=False)
         if (leaving := self._leaving.pop(instance, None)) is not None:
             leaving.cancel()
-        return resumed
+        for witness in self._witnesses:
+            witness.joined(instance)
+        return self._registry.get(instance)
 
     def retire(self, instance: InstanceId, *, drain_s: float) -> asyncio.Task[None]:
         """Drain an instance and forget it once it is idle, after ``drain_s`` at the latest; raises ``KeyError``.

@@ -100,6 +100,7 @@ async def test_one_that_is_named_again_while_it_leaves_stays(fleet: Fleet) -> No
         assert fleet.members.leaving(A)
         fleet.members.add(spec("a", 1))
         assert not fleet.members.leaving(A)
+        assert fleet.told == [("joined", A), ("joined", A)]
     await asyncio.sleep(0.01)
     assert (fleet.names(), fleet.running) == (["a"], {A})
     fleet.healthy(A)
