@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from http import HTTPStatus
 from time import monotonic
 
 from gateway.telemetry.logs import FIELDS
@@ -33,11 +34,7 @@ class Telemetry:
             decision = record.plan.decision
             metrics.routing.labels(record.plan.policy, decision.basis, decision.reason).inc()
             metrics.matched_tokens.inc(record.plan.matched_tokens)
-            if record.plan.predicted_s is not None and record.stream and record.first_byte_s is not None:
-                real_s = record.first_byte_s - record.sent_s
-                metrics.ttft_predicted.observe(record.plan.predicted_s)
-                metrics.ttft_real.observe(real_s)
-                metrics.ttft_error.observe(abs(record.plan.predicted_s - real_s))
+            self._judge(record, record.plan.predicted_s)
             metrics.overestimated_tokens.inc(record.overestimated_tokens)
         if record.usage is not None:
             metrics.prompt_tokens.inc(record.usage.prompt_tokens)
@@ -51,6 +48,16 @@ class Telemetry:
 
     def shed(self, reason: str) -> None:
         self._metrics.shed.labels(reason).inc()
+
+    def _judge(self, record: RequestRecord, predicted_s: float | None) -> None:
+        """Compare the predicted time to the first token with what it was: only of streams that have one."""
+        answered = record.status is not None and record.status < HTTPStatus.BAD_REQUEST
+        if predicted_s is None or record.first_byte_s is None or not (record.stream and answered):
+            return
+        real_s = record.first_byte_s - record.sent_s
+        self._metrics.ttft_predicted.observe(predicted_s)
+        self._metrics.ttft_real.observe(real_s)
+        self._metrics.ttft_error.observe(abs(predicted_s - real_s))
 
     def retried(self, cause: str) -> None:
         self._metrics.retries.labels(cause).inc()

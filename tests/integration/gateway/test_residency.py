@@ -380,3 +380,18 @@ async def test_residency_survives_a_few_missing_reports_and_not_many(fleet: Flee
     await holds(fleet.gateway, "a", 0)
     fleet.engines["a"].stats_failures = 0
     await holds(fleet.gateway, "a", 5)
+
+
+async def test_predicted_times_to_the_first_token_are_compared_with_real_ones(fleet: Fleet) -> None:
+    body = {"model": MODEL, "prompt": list(range(100)), "stream": True}
+    for script in ('{"ttft_s": 0.05}', '{"ttft_s": 0.05}', '{"status": 400}'):
+        async with fleet.gateway.post(COMPLETIONS, body, x_script=script) as answer:
+            await answer.read()
+    await fleet.gateway.counted("kvgate_ttft_real_seconds_count", 2)
+    assert await fleet.gateway.metric("kvgate_ttft_predicted_seconds_count") == 2
+    assert await fleet.gateway.metric("kvgate_ttft_error_seconds_count") == 2
+    assert await fleet.gateway.metric("kvgate_ttft_real_seconds_sum") >= 0.1
+    async with fleet.gateway.post(COMPLETIONS, body | {"stream": False}) as answer:
+        await answer.read()
+    await fleet.gateway.counted('kvgate_requests_total{operation="completions",outcome="ok"}', 3)
+    assert await fleet.gateway.metric("kvgate_ttft_real_seconds_count") == 2
