@@ -11,6 +11,7 @@ from gateway.registry import Instance
 
 _MAX_ANSWER_BYTES: Final = 4 << 20
 _MAX_SHOWN: Final = 300
+_BUSY_PAUSE_S: Final = 0.25
 
 
 class InstanceControlError(Exception):
@@ -30,25 +31,41 @@ class InstanceControl:
         self._timeout_s = timeout_s
 
     async def call(self, instance: Instance, method: str, path: str, body: Any = None) -> bytes:
-        """Return what an instance answers; raises ``InstanceControlError`` for anything but a success."""
+        """Return what an instance answers; raises ``InstanceControlError`` for anything but a success.
+
+        A 503 is an engine that did not get to it in time: it is asked again until the time is over. All calls of
+        ``/kv/v1`` may be made twice.
+        """
+        busy: InstanceControlError | None = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    try:
+                        return await self._once(instance, method, path, body)
+                    except InstanceControlError as error:
+                        if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                            raise
+                        busy = error
+                    await asyncio.sleep(_BUSY_PAUSE_S)
+        except TimeoutError:
+            raise busy or InstanceControlError(
+                f"no answer to {path} within {self._timeout_s:g} s", status=None, sure=False
+            ) from None
+
+    async def _once(self, instance: Instance, method: str, path: str, body: Any) -> bytes:
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if data is None else {"content-type": "application/json"}
         try:
-            async with (
-                asyncio.timeout(self._timeout_s),
-                self._session.request(
-                    method, instance.url + path, data=data, headers=headers, allow_redirects=False
-                ) as answer,
-            ):
+            async with self._session.request(
+                method, instance.url + path, data=data, headers=headers, allow_redirects=False
+            ) as answer:
                 said = await _bounded(answer.content)
                 status = answer.status
-        except TimeoutError:
-            raise InstanceControlError(
-                f"no answer to {path} within {self._timeout_s:g} s", status=None, sure=False
-            ) from None
         except aiohttp.ClientConnectorError as error:
             raise InstanceControlError(f"can't be reached: {error.strerror}", status=None, sure=True) from None
         except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                raise
             raise InstanceControlError(f"{path}: {error or type(error).__name__}", status=None, sure=False) from None
         if status >= HTTPStatus.MULTIPLE_CHOICES:
             refused = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR

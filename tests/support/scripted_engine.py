@@ -72,6 +72,7 @@ class ScriptedEngine:
         self.policies: dict[str, dict[str, Any]] = {"eviction": {"kind": "eviction", "name": "lru", "params": {}}}
         self.refused_policies: set[str] = set()
         self.policy_status: int | None = None  # answered to PUT /kv/v1/policy instead
+        self.busy_for = 0  # so many changes of a policy are answered with 503
         self.told: list[str] = []  # policies by name, in order
         self.resets = 0
         self.extra_card: dict[str, Any] = {}
@@ -234,6 +235,9 @@ class ScriptedEngine:
 
     async def put_policy(self, request: web.Request) -> web.Response:
         said = msgspec.json.decode(await request.read(), type=PolicyChange)
+        if self.busy_for:
+            self.busy_for -= 1
+            return web.json_response({"error": {"message": "busy"}}, status=503)
         self.told.append(said.name)
         if said.name in self.refused_policies:
             return web.json_response({"error": {"message": f"{said.name} is not for me"}}, status=409)

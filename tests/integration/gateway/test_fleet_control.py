@@ -87,6 +87,12 @@ async def test_an_instance_that_can_not_be_asked_ends_it_before_anything_changed
     assert fleet.engines["a"].told == fleet.engines["b"].told == []
 
 
+async def test_a_busy_engine_is_asked_again(fleet: Fleet, admin: Admin) -> None:
+    fleet.engines["b"].busy_for = 2
+    await admin.ok("PUT", "/policies/eviction", SAID)
+    assert running(fleet) == [S3_FIFO, S3_FIFO]
+
+
 async def test_an_unknown_kind_is_refused_and_says_which_there_are(admin: Admin) -> None:
     status, _, said = await admin.call("PUT", "/policies/migration", SAID)
     assert status == 409
