@@ -134,6 +134,7 @@ def run_pool(
 
 def run_evict(
     *,
+    policy: Annotated[str | None, typer.Option(help="Which to measure, with commas. Default: all that ship.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Measure small caches: to see that it runs.")] = False,
     as_json: _AsJson = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
@@ -144,7 +145,8 @@ def run_evict(
     def say(step: str) -> None:
         errors.print(f"  {step}", markup=False, soft_wrap=True)
 
-    _show(evict.run(say, quick=quick), as_json=as_json, as_markdown=as_markdown)
+    names = None if policy is None else tuple(name.strip() for name in policy.split(",") if name.strip())
+    _show(evict.run(say, quick=quick, policies=names), as_json=as_json, as_markdown=as_markdown)
 
 
 def run_shadow(

@@ -1,12 +1,13 @@
 """``kvgate bench evict``: what each shipped policy's decisions cost, put into one report; the worst is the figure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, fields
 from functools import partial
 
 from kvcontrol.kv_policy import POLICIES, EvictionPolicy, make_policy
 from kvcontrol.kv_policy.benchmarks.decisions import DecisionTimes, measure
 from kvgate.benchmarks.report import Grid, Host, Report
+from kvgate.failure import CommandError
 
 NAME = "evict"
 SIZES = {"1e5": 100_000, "1e6": 1_000_000}
@@ -17,15 +18,21 @@ MANY = 200
 Progress = Callable[[str], None]
 
 
-def run(say: Progress, *, quick: bool = False) -> Report:
-    """Measure all policies at all sizes, and tell ``say`` before each."""
+def run(say: Progress, *, quick: bool = False, policies: Sequence[str] | None = None) -> Report:
+    """Measure policies (None: all) at all sizes, and tell ``say`` before each; ``CommandError`` for strange ones."""
+    wanted = tuple(POLICIES) if policies is None else policies
+    for name in wanted:
+        if name not in POLICIES:
+            raise CommandError(f"--policy: there is no policy {name!r}: there are {', '.join(POLICIES)}")
+    if not wanted:
+        raise CommandError("--policy names none", f"there are {', '.join(POLICIES)}")
     times: list[DecisionTimes] = []
     metrics: dict[str, float] = {}
     sizes = QUICK_SIZES if quick else SIZES
     for size, blocks in sizes.items():
         ones: list[DecisionTimes] = []
         many: list[DecisionTimes] = []
-        for name in POLICIES:
+        for name in wanted:
             say(f"{name}: {blocks:,} blocks")
             one, more = measure(
                 partial(_make, name),

@@ -198,3 +198,12 @@ def test_predict_refuses_what_there_is_not(tmp_path: Path) -> None:
         bench("predict", "--predictors", "oracle")
     with pytest.raises(CommandError, match="there is no agentic/agentic_dev"):
         bench("predict", "--traces", str(tmp_path))
+
+
+def test_evict_measures_the_named_policies_and_refuses_what_there_is_not() -> None:
+    report = json.loads(bench("evict", "--quick", "--policy", "predictive,qos", "--json").stdout)
+    assert {row["policy"] for row in report["decisions"]} == {"predictive", "qos"}
+    with pytest.raises(CommandError, match="--policy: there is no policy 'lur': there are lru"):
+        bench("evict", "--policy", "lur")
+    with pytest.raises(CommandError, match="--policy names none"):
+        bench("evict", "--policy", ",")
