@@ -6,7 +6,7 @@ budget.
 """
 
 import re
-import uuid
+import secrets
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
@@ -281,7 +281,7 @@ def _request_id(exchange: Exchange) -> RequestId:
     given = exchange.header(b"x-request-id")
     if given is not None and _SANE_ID.fullmatch(given):
         return RequestId(given.decode())
-    return RequestId(uuid.uuid4().hex)
+    return RequestId(secrets.token_hex(16))
 
 
 def _engine_headers(exchange: Exchange, request_id: RequestId, tenant: Tenant) -> list[tuple[str, str]]:

@@ -144,9 +144,16 @@ class Exchange:
         except TimeoutError:
             raise ClientGoneError from None
 
-    async def finish(self) -> None:
+    async def finish(self, data: bytes = b"") -> None:
+        """Send the last piece of the body; raises ``ClientGoneError`` when the client has not taken what was before it
+        in time.
+        """
         self._finished = True
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        except TimeoutError:
+            raise ClientGoneError from None
 
     async def reply(self, status: int, body: bytes, headers: Sequence[Header] = ()) -> None:
         """Send a whole JSON answer."""

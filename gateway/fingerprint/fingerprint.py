@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
+from xxhash import xxh3_128_digest
 
 from gateway.fingerprint.canonical import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Unreadable
 from gateway.fingerprint.tokenizer import ModelTokenizer
@@ -88,8 +89,24 @@ class Fingerprint:
         if known is None:
             size = identity.block_size_tokens
             usable = max(0, min(self.tokens - 1, len(self._packed) // TOKEN_BYTES)) // size * size * TOKEN_BYTES
-            known = self._by_root[root] = chain_hashes(root, self._packed[:usable], size)
+            chain = _text_hashes if self.textual else chain_hashes
+            known = self._by_root[root] = chain(root, self._packed[:usable], size)
         return known
+
+
+def _text_hashes(root: BlockHash, text: bytes, block_size_tokens: int) -> list[BlockHash]:
+    """Chain blocks of text as ``chain_hashes`` does tokens, by a hash that is not cryptographic and 100 times as fast.
+
+    These name no block of any engine: whoever makes two of them equal misleads the routing of their own prompts, as the
+    root has their tenant's salt in it.
+    """
+    width = block_size_tokens * TOKEN_BYTES
+    hashes: list[BlockHash] = []
+    current = root
+    for start in range(0, len(text), width):
+        current = BlockHash(xxh3_128_digest(current + text[start : start + width]))
+        hashes.append(current)
+    return hashes
 
 
 class KnownBlocks(Fingerprint):

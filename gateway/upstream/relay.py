@@ -26,7 +26,7 @@ class Reply(Protocol):
 
     async def send(self, data: bytes) -> None: ...
 
-    async def finish(self) -> None: ...
+    async def finish(self, data: bytes = b"") -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +95,7 @@ async def _whole(response: UpstreamResponse, reply: Reply, headers: Sequence[Hea
     if not complete:
         return await _pass(response, reply, headers, first=body)
     await reply.start(response.status, [*headers, (b"content-length", str(len(body)).encode())])
-    await reply.send(body)
-    await reply.finish()
+    await reply.finish(body)
     return Relayed(status=response.status, usage=usage_of_answer(body), failure=None)
 
 
@@ -107,8 +106,7 @@ async def _error(response: UpstreamResponse, reply: Reply, headers: Sequence[Hea
         headers = [(name, value) for name, value in headers if name != b"content-type"]
         headers.append((b"content-type", b"application/json"))
     await reply.start(response.status, [*headers, (b"content-length", str(len(body)).encode())])
-    await reply.send(body)
-    await reply.finish()
+    await reply.finish(body)
     return Relayed(status=response.status, usage=None, failure=None)
 
 

@@ -26,7 +26,8 @@ JSON = st.recursive(
 def test_asking_for_usage_changes_nothing_else_in_any_body(
     *, more: dict[str, object], ascii_only: bool, indent: int | None, options: object
 ) -> None:
-    reserved = {"model", "stream", "stream_options", "prompt", "n", "max_tokens"}
+    internal = {"migration_request", "with_cache", "preserve_cache"}
+    reserved = internal | {"model", "stream", "stream_options", "prompt", "n", "max_tokens"}
     said = {key: value for key, value in more.items() if key not in reserved}
     said |= {"model": "m", "prompt": "x", "stream": True}
     if options != "absent":
