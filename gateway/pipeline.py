@@ -162,7 +162,7 @@ class Pipeline:
         attempts = Attempts(self._retries, most=self._limits.max_attempts)
         headers = _engine_headers(exchange, record.request_id, found.tenant)
         # An instance may leave between a turn and its use: then admission says that there is none.
-        instances = found.entry.instances() or self._admission.admit(call.model)
+        instances = found.entry.instances or self._admission.admit(call.model)
         tried: set[InstanceId] = set()
         while True:
             plan = self._planner.plan(found.fingerprint, instances, session=exchange.header(b"x-session-id"))

@@ -1,7 +1,7 @@
 """Whether and when a request goes on: its model must be served, its tenant's quota must have room, and an instance too.
 
     async with admission.enter(ask) as entry:      quota reserved, turn come
-        entry.instances() ... entry.placed() ...   planned and sent
+        entry.instances ... entry.placed()   ...   planned and sent
         entry.settle(...)                          what it really cost
                                                    at the end of the block all that is left is given back
 
@@ -11,7 +11,7 @@ given to two requests: a turn that was given but not used yet counts as taken.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -57,6 +57,10 @@ class _Pool:
         self.given = 0
         self.last_s = 0.0
         self.seconds_per_turn = 0.0
+
+    def placed(self) -> None:
+        """A turn that was given counts at an instance now, or has ended."""
+        self.given -= 1
 
     def turn_given(self, now_s: float) -> None:
         gap_s = min(now_s - self.last_s, float(_LONGEST_RETRY_S)) if self.last_s else 0.0
@@ -129,12 +133,18 @@ class AdmissionController:
         granted = await self._reserve(ask)
         entry = Entry(ask, granted, self._quotas)
         try:
-            self.admit(ask.model)
+            usable = self.admit(ask.model)
             pool = self._pools.get(ask.model)
             if pool is None:
                 pool = self._pools[ask.model] = _Pool(self._rules)
-            await self._turn(pool, ask)
-            entry.begin(pool.queue, self._candidates, self._placed(pool))
+            rooms = self._rooms(usable)
+            if not pool.queue and sum(rooms) > pool.given:
+                self._pass(pool, ask)
+            else:
+                await self._turn(pool, ask)
+                usable = self.usable(ask.model)
+                rooms = self._rooms(usable)
+            entry.begin(pool.queue, _with_room(usable, rooms), pool)
             try:
                 yield entry
             finally:
@@ -196,15 +206,16 @@ class AdmissionController:
             raise _over_quota(decision)
         return decision
 
+    def _pass(self, pool: _Pool, ask: Ask) -> None:
+        """Let a request in that finds room while nobody waits."""
+        pool.queue.let_in(ask.tenant.id, ask.tenant.limits.weight, ask.work)
+        pool.given += 1
+        pool.turn_given(self._clock())
+        self._meter.waited(0.0)
+
     async def _turn(self, pool: _Pool, ask: Ask) -> None:
         """Return when it is this request's turn; what ``given`` counts is the caller's from then on."""
         tenant, now_s = ask.tenant, self._clock()
-        if not pool.queue and self._room(ask.model, pool):
-            pool.queue.let_in(tenant.id, tenant.limits.weight, ask.work)
-            pool.given += 1
-            pool.turn_given(now_s)
-            self._meter.waited(0.0)
-            return
         waiting = Waiting(
             tenant=tenant.id,
             weight=tenant.limits.weight,
@@ -268,23 +279,11 @@ class AdmissionController:
             turn.set_result(True)
 
     def _room(self, model: str, pool: _Pool) -> bool:
-        left = pool.given
-        for each in self._registry.usable(model):
-            left -= self._limiter.room(each, self._load.of(each.id).in_flight)
-            if left < 0:
-                return True
-        return False
+        return sum(self._rooms(self._registry.usable(model))) > pool.given
 
-    def _candidates(self, model: str) -> tuple[Instance, ...]:
-        """Return the usable instances that have room, or all when none has: a turn that was given is kept."""
-        usable = self.usable(model)
-        return tuple(each for each in usable if self._limiter.room(each, self._load.of(each.id).in_flight)) or usable
-
-    def _placed(self, pool: _Pool) -> Callable[[], None]:
-        def placed() -> None:
-            pool.given -= 1
-
-        return placed
+    def _rooms(self, instances: Sequence[Instance]) -> list[int]:
+        """How many more requests each instance may be given."""
+        return [self._limiter.room(each, self._load.of(each.id).in_flight) for each in instances]
 
     def _saturated(self, pool: _Pool, reason: str, why: str) -> RateLimitedError:
         self._meter.shed(reason)
@@ -298,6 +297,11 @@ class AdmissionController:
             f"none of the {len(self._registry.all())} instances is usable for model {model!r} now",
             retry_after_s=_RETRY_AFTER_S,
         )
+
+
+def _with_room(usable: tuple[Instance, ...], rooms: list[int]) -> tuple[Instance, ...]:
+    """Return the instances that have room, or all when none has: a turn that was given is kept."""
+    return tuple(each for each, room in zip(usable, rooms, strict=True) if room) or usable
 
 
 def _over_quota(decision: Exceeded) -> RateLimitedError:

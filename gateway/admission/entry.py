@@ -1,10 +1,9 @@
 """One request on its way through: what it asked for, what was reserved for it, and how that ends."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.admission.fair_queue import FairQueue
 from gateway.admission.quota import Granted, QuotaMeter, Standing
@@ -51,6 +50,13 @@ def work_of(prompt_tokens: int, output_tokens: int) -> float:
     return min(_MOST_WORK, prompt_tokens + _OUTPUT_WORK * output_tokens)
 
 
+class Turn(Protocol):
+    """What was given to a request and not used yet."""
+
+    def placed(self) -> None:
+        """Is called once: the request counts at an instance now, or has ended."""
+
+
 class Entry:
     """Owned by the request; every part of it is given back exactly once, at the latest when it is closed.
 
@@ -63,28 +69,22 @@ class Entry:
         self._granted = granted
         self._quotas = quotas
         self._queue: FairQueue | None = None
-        self._instances: Callable[[str], tuple[Instance, ...]] = lambda _: ()
-        self._on_placed: Callable[[], None] | None = None
+        self._turn: Turn | None = None
+        self.instances: tuple[Instance, ...] = ()
         self._began = False
         self.headers: tuple[Header, ...] = () if granted is None else self.headers_of(granted.requests, granted.tokens)
 
-    def begin(
-        self, queue: FairQueue, instances: Callable[[str], tuple[Instance, ...]], placed: Callable[[], None]
-    ) -> None:
-        """Its turn has come; ``placed`` is called once, when it counts at an instance or has ended."""
+    def begin(self, queue: FairQueue, instances: tuple[Instance, ...], turn: Turn) -> None:
+        """Its turn has come: ``instances`` are those that it may be sent to now."""
         self._queue = queue
-        self._instances = instances
-        self._on_placed = placed
-
-    def instances(self) -> tuple[Instance, ...]:
-        """Return those that it may be sent to now; they serve its model."""
-        return self._instances(self._ask.model)
+        self.instances = instances
+        self._turn = turn
 
     def placed(self) -> None:
         """It counts at an instance from now on. Idempotent."""
-        if self._on_placed is not None:
-            placed, self._on_placed = self._on_placed, None
-            placed()
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.placed()
 
     def began(self) -> None:
         """Its answer has begun: from now on it costs something."""

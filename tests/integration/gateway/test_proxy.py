@@ -154,7 +154,7 @@ async def test_the_media_type_is_that_of_the_answer(
 
 async def test_three_hundred_slow_requests_run_at_once(fleet: Fleet) -> None:
     async def one() -> int:
-        async with fleet.gateway.post(CHAT, chat(), x_script=script(ttft_s=2)) as answer:
+        async with fleet.gateway.post(CHAT, chat(), x_script=script(ttft_s=5)) as answer:
             await answer.read()
             return int(answer.status)
 

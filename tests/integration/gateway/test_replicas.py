@@ -33,6 +33,7 @@ async def test_two_hosts_are_one_gateway(tmp_path: Path, servers: tuple[str, Ser
         "salt_secret": SECRET,
         "admin_key": ADMIN_KEY,
         "store_poll_s": 0.05,
+        "require_keys": True,
     }
     async with (
         running_fleet(tmp_path / "one", **shared) as fleet,

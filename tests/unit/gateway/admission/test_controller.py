@@ -72,7 +72,7 @@ class House:
         who = Tenant(id=TenantId(tenant), salt="s", limits=limits or TenantLimits())
         ask = Ask(tenant=who, model="m", prompt_tokens=10, output_tokens=5, expected_output_tokens=5)
         async with self.admission.enter(ask) as entry:
-            chosen = min(entry.instances(), key=lambda each: self.load.of(each.id).in_flight)
+            chosen = min(entry.instances, key=lambda each: self.load.of(each.id).in_flight)
             with self.load.placed(chosen.id, uncached_tokens=10, cold=True):
                 entry.placed()
                 self.fullest = max(self.fullest, self.load.of(chosen.id).in_flight)
