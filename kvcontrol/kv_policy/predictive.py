@@ -104,9 +104,12 @@ class PredictivePolicy(PathPolicy[_Entry]):
 
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """See ``EvictionPolicy``."""
-        now, untils, versions = self._now, self._untils, self._table.versions
+        now, lines, untils, versions = self._now, self._lines, self._untils, self._table.versions
         for klass, block in enumerate(self._fronts):
-            if block is None or now >= untils[klass] or self._versions[klass] != versions[klass]:
+            if block is None:
+                if lines[klass]:
+                    self._ask(klass)
+            elif now >= untils[klass] or self._versions[klass] != versions[klass]:
                 self._ask(klass)
         return super().select_victims(context)
 
@@ -140,6 +143,7 @@ class PredictivePolicy(PathPolicy[_Entry]):
         del self._lines[klass][block]
         if self._fronts[klass] == block:
             self._fronts[klass] = None
+            self._expected[klass] = _NONE_THERE
 
     def _remember(self, entry: _Entry) -> None:
         forgotten: tuple[int, int] | None = (entry.uses, entry.last)
