@@ -7,11 +7,13 @@ without an end grows in memory. What the parser refuses is answered in OpenAI's 
 """
 
 from asyncio import TimerHandle, Transport
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from gateway.api.exchange import CONNECTION
 from gateway.envelopes import envelope
 
 _LATE_S = 5.0
@@ -36,6 +38,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _in_head = True
     _head_begun = False
     _timer: TimerHandle | None = None
+    _gone: Callable[[], object] | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -44,6 +47,24 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
+        if self._gone is not None:
+            self._gone()
+
+    def watch(self, gone: Callable[[], object]) -> None:
+        """Call ``gone`` when the client goes away, at once when it has; one at a time, until ``unwatch``."""
+        self._gone = gone
+        if self.transport.is_closing():
+            gone()
+        else:
+            self.flow.resume_reading()  # a long body may have left it paused, and who doesn't read sees no end
+
+    def unwatch(self) -> None:
+        self._gone = None
+
+    @property
+    def full(self) -> bool:
+        """Whether what is sent now would have to wait for the client."""
+        return bool(self.flow.write_paused)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head and self._timer is None:  # the first bytes of a connection's next request
@@ -59,6 +80,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_begun = True
         super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))

@@ -7,7 +7,7 @@ costs here.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.errors import ApiError, BodyTimeoutError, BodyTooLargeError
 from gateway.interrupt import Interrupt, InterruptError
@@ -19,8 +19,22 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+CONNECTION = "kvgate.connection"
+"""The scope's key for the server's own connection, which knows more than ASGI tells."""
+
 _DRAIN_BYTES = 64 << 20
 _DRAIN_S = 2.0
+
+
+class Connection(Protocol):
+    """Tells when the client goes away and whether it keeps up, without the task and the timers that ASGI would need."""
+
+    @property
+    def full(self) -> bool: ...
+
+    def watch(self, gone: Callable[[], object]) -> None: ...
+
+    def unwatch(self) -> None: ...
 
 
 class ClientGoneError(Exception):
@@ -48,6 +62,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.started = False
         self._finished = False
+        self._connection: Connection | None = scope.get(CONNECTION)
         self._receive = receive
         self._send = send
         self._send_timeout_s = send_timeout_s
@@ -115,21 +130,27 @@ class Exchange:
         The body must have been read before.
         """
         interrupt = Interrupt()
-
-        async def watch() -> None:
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-            if not self._finished:  # a finished exchange is reported as disconnected, too
-                interrupt.fire()
-
-        watcher = asyncio.create_task(watch())
+        connection = self._connection
+        watcher = None if connection is not None else asyncio.create_task(self._watch(interrupt))
         try:
             with interrupt:
+                if connection is not None:
+                    connection.watch(interrupt.fire)
                 yield
         except InterruptError:
             raise ClientGoneError from None
         finally:
-            watcher.cancel()
+            if connection is not None:
+                connection.unwatch()
+            if watcher is not None:
+                watcher.cancel()
+
+    async def _watch(self, interrupt: Interrupt) -> None:
+        """What a server that isn't ours takes."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._finished:  # a finished exchange is reported as disconnected, too
+            interrupt.fire()
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
         self.started = True
@@ -138,20 +159,22 @@ class Exchange:
 
     async def send(self, data: bytes) -> None:
         """Send a piece of the body; raises ``ClientGoneError`` when the client has not taken it in time."""
-        try:
-            async with asyncio.timeout(self._send_timeout_s):
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        except TimeoutError:
-            raise ClientGoneError from None
+        await self._put({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, data: bytes = b"") -> None:
         """Send the last piece of the body; raises ``ClientGoneError`` when the client has not taken what was before it
         in time.
         """
         self._finished = True
+        await self._put({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _put(self, message: Message) -> None:
+        if self._connection is not None and not self._connection.full:  # then it doesn't wait
+            await self._send(message)
+            return
         try:
             async with asyncio.timeout(self._send_timeout_s):
-                await self._send({"type": "http.response.body", "body": data, "more_body": False})
+                await self._send(message)
         except TimeoutError:
             raise ClientGoneError from None
 
