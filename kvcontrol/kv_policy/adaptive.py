@@ -7,9 +7,9 @@ cache, and no fixed one is best: on a public chat trace infinity finds 36 % more
 at 50,000.
 
 *Choice.* For each weight of ``WEIGHTS`` a shadow cache follows a sample of the keys (every 2^n-th, by hash, so that
-about a thousand blocks of each are followed: a sampled cache that is as much smaller finds as large a share). Eight
-times per turnover the shadows' hits are compared with LRU's. A weight is taken when it wins by more than half its
-spread: wins and losses come in prompts, not in blocks, so the spread is that of whole periods. What lies four
+one or two thousand blocks of each are followed at most: a sampled cache that is as much smaller finds as large a
+share). Eight times per turnover the shadows' hits are compared with LRU's. A weight is taken when it wins by more than
+half its spread: wins and losses come in prompts, not in blocks, so the spread is that of whole periods. What lies four
 turnovers back counts little.
 
 *Guard.* An exact LRU ghost (``ghost_lru``) says at every eviction how many blocks LRU would hold that are missing
@@ -40,7 +40,10 @@ WEIGHTS: Final = (1.0, 1.7, 4.0, math.inf)
 RISK: Final = 0.008
 """The share of LRU's hits that may be lost at most."""
 _GHOSTS: Final = 4
-_SAMPLE_BLOCKS: Final = 1024
+_SAMPLE_BLOCKS: Final = 2048
+"""A shadow has at most so many."""
+_SPARSE_BLOCKS: Final = 512
+"""In caches of as many, shadows follow every second key at most: they would cost as much as the cache."""
 _PERIODS: Final = 8
 """Decisions per turnover: as many uses as there are blocks."""
 _FADE: Final = 1 - 1 / (4 * _PERIODS)
@@ -83,7 +86,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         self._lines: TwoLines[BlockId] = TwoLines()
         self._ghosts: GhostList[bool] = GhostList(_GHOSTS * capacity_blocks)
         self._lru = LruGhost(capacity_blocks)
-        self._shift = sampling_shift(capacity_blocks, 2 * _SAMPLE_BLOCKS)
+        self._shift = max(sampling_shift(capacity_blocks, _SAMPLE_BLOCKS), capacity_blocks >= _SPARSE_BLOCKS)
         self._candidates = tuple(_Shadow(weight) for weight in WEIGHTS)
         self._room = 0
         self._uses = 0
