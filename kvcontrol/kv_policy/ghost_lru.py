@@ -57,9 +57,10 @@ class LruGhost:
         """A key that was not resident is now, in a cache with room for so many."""
         if self._shift and not sampled(key, self._shift):
             return
+        is_second = key in self._resident  # two blocks of one content count as one
         self._resident.add(key)
         if key in self._line:
-            self.behind -= 1
+            self.behind -= not is_second
             self.lru_hits += 1
             self._line.move_to_end(key)
         else:

@@ -133,6 +133,16 @@ def test_a_block_lost_for_another_reason_is_lost_to_lru_too() -> None:
     assert (state.hits, state.lru_hits, state.behind_blocks) == (7, 7, 0)
 
 
+def test_two_blocks_of_one_content_are_one_to_the_guard() -> None:
+    policy = AdaptivePolicy(8)
+    policy.insert([BlockId(1)], ["same"])
+    policy.insert([BlockId(2)], ["same"])
+    assert policy.state().behind_blocks == 0
+    context = PolicyContext(tier=CacheTier.HBM, wanted_blocks=2, used_blocks=2, capacity_blocks=8)
+    assert len(policy.select_victims(context).victims) == 2
+    assert policy.state().behind_blocks == 1
+
+
 def test_a_held_block_stays_and_is_used_all_the_same() -> None:
     ours = Cache(AdaptivePolicy(8), 8)
     ours.use(0)
