@@ -162,9 +162,12 @@ def test_a_second_turn_goes_where_the_first_was_and_finds_all_of_it(client: open
 
 @contextmanager
 def others_busy(url: str, idle: str) -> Iterator[None]:
-    """Keep every instance but ``idle`` busy with an endless answer, so that a new prompt goes to ``idle``."""
+    """Keep every instance but ``idle`` busy with an endless answer, so that a new prompt goes to ``idle``.
+
+    Answers that begin on ``idle`` go on until another instance has one: one after the other alone, all might go to it.
+    """
     carol = sdk(url, "sk-carol")
-    with ExitStack() as streams:
+    with ExitStack() as streams, ExitStack() as on_idle:
         for _ in range(8):
             stream = carol.chat.completions.with_raw_response.create(
                 model=MODEL,
@@ -175,9 +178,10 @@ def others_busy(url: str, idle: str) -> Iterator[None]:
             )
             if stream.headers["x-kvgate-instance"] != idle:
                 streams.callback(stream.http_response.close)
+                on_idle.close()
                 yield
                 return
-            stream.http_response.close()
+            on_idle.callback(stream.http_response.close)
         pytest.fail("no request went to another instance")
 
 
