@@ -49,7 +49,7 @@ def _connect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON and nothing else.")] = False,
 ) -> None:
     """Manage tenants, keys, quotas and policies of a running gateway."""
-    context.obj = Operator(client=AdminClient(url, find_key(admin_key, state or state_dir())), as_json=as_json)
+    context.obj = Operator(connect=lambda: AdminClient(url, find_key(admin_key, state or state_dir())), as_json=as_json)
 
 
 def _tenants() -> typer.Typer:

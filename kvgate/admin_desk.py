@@ -1,7 +1,7 @@
 """What all commands of ``kvgate admin`` share: who calls, and how an answer is shown."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,15 @@ from kvgate.display import output, plain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """Who calls, and how they want the answer."""
+    """Who calls, and how they want the answer. The key is looked for with the first call: help needs none."""
 
-    client: AdminClient
+    connect: Callable[[], AdminClient]
     as_json: bool
+
+    @property
+    def client(self) -> AdminClient:
+        """The gateway; raises ``CommandError`` where there is no key or the address is none."""
+        return self.connect()
 
 
 def operator_of(context: typer.Context) -> Operator:

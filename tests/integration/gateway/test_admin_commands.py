@@ -92,3 +92,14 @@ async def test_what_is_refused_is_a_message(person: Person, tmp_path: Path) -> N
         assert code == 1
         assert part in said
         assert "Traceback" not in said
+
+
+async def test_help_needs_neither_a_key_nor_a_gateway(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvgate", "admin", "--state-dir", str(tmp_path), "tenants", "--help"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 0, said
+    assert b"suspend" in said
