@@ -8,6 +8,7 @@ of its own, and so is "no key". Two keys of different tenants never share cached
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from time import time
 
 from gateway.admission.directory import Directory
@@ -33,6 +34,7 @@ class Authenticator:
         clock: Callable[[], float] = time,
     ) -> None:
         self._secret = salt_secret
+        self._salts = lru_cache(maxsize=4096)(self._derived_salt)
         self._digest = KeyDigest(salt_secret)
         self._configured = {
             self._digest.of(each.key.get_secret_value().encode()): TenantId(each.tenant) for each in keys
@@ -89,7 +91,10 @@ class Authenticator:
         return self._digest.of(key.encode()).hex()
 
     def salt(self, tenant: TenantId) -> str:
-        """Return the salt that roots a tenant's blocks."""
+        """Return the salt that roots a tenant's blocks; the latest few thousand are remembered."""
+        return self._salts(tenant)
+
+    def _derived_salt(self, tenant: TenantId) -> str:
         return hmac.new(self._secret, tenant.encode(), hashlib.sha256).hexdigest()[:_SALT_HEX_CHARS]
 
     def _open_tenant(self, key: bytes | None) -> Tenant:

@@ -69,7 +69,10 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first value of a header, its name in lower case."""
-        return next((value for key, value in self.headers if key == name), None)
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
 
     @property
     def credential(self) -> bytes | None:

@@ -15,6 +15,7 @@ those of engines that publish events; this is the only writer of its instances' 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.events import BlockRemoved
@@ -27,6 +28,7 @@ _GROWTH = 200
 _LEAST_BLOCKS = 4
 
 
+@lru_cache(maxsize=256)
 def learned_identity(model: str, *, textual: bool) -> CacheIdentity:
     """Return what stands for the cache of an engine that says nothing about it. ``textual``: blocks are of text."""
     return CacheIdentity(

@@ -16,6 +16,7 @@ tuples (3-10x slower, differs between Python versions), LMDeploy's own trie hash
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from sys import byteorder
 from typing import cast
@@ -48,8 +49,14 @@ def token_bytes(token_ids: Sequence[int]) -> bytes:
 def root_hash(identity: CacheIdentity, *, salt: str = "", adapter: str = "") -> BlockHash:
     """Return the parent of every first block under this identity, adapter and tenant salt.
 
-    ``salt`` is at most 64 bytes of UTF-8 (``IdentityError`` otherwise); empty means "shared by all who give none".
+    ``salt`` is at most 64 bytes of UTF-8 (``IdentityError`` otherwise); empty means "shared by all who give none". The
+    latest few thousand are remembered: each request asks for one, and there are as many as tenants and models.
     """
+    return _root_hash(identity, salt, adapter)
+
+
+@lru_cache(maxsize=4096)
+def _root_hash(identity: CacheIdentity, salt: str, adapter: str) -> BlockHash:
     key = salt.encode()
     if len(key) > MAX_SALT_BYTES:
         raise IdentityError(f"salt is {len(key)} bytes long; at most {MAX_SALT_BYTES} are allowed")
