@@ -55,6 +55,14 @@ _STAY: Final = 1.1
 """Another weight is taken only when it wins by so much more than the present one."""
 
 
+_REASONS: Final = {
+    (weight, weight): f"adaptive: oldest, where what came again ages {weight:g} times as slowly" for weight in WEIGHTS
+} | {
+    (weight, 1.0): f"adaptive: used longest ago, until a weight of {weight:g} can't cost more than it has gained"
+    for weight in WEIGHTS[1:]
+}
+
+
 class _Entry:
     __slots__ = ("again", "key")
 
@@ -93,14 +101,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         self._chosen = 0
         self._switches = 0
         self._baseline = 0.0
-
-    @property
-    def reason(self) -> str:  # type: ignore[override]
-        """Which order is followed, and why not another."""
-        weight, follows = WEIGHTS[self._chosen], self._follows()
-        if follows == weight:
-            return f"adaptive: oldest, where what came again ages {weight:g} times as slowly"
-        return f"adaptive: used longest ago, until a weight of {weight:g} can't cost more than it has gained"
+        self.reason = _REASONS[1.0, 1.0]
 
     def state(self) -> AdaptiveState:
         """Return what it does now. O(1)."""
@@ -154,7 +155,10 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         self._lru.lost(entry.key)
 
     def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it learns at the insertion
-        block = self._lines.pop(self._follows())
+        weight = WEIGHTS[self._chosen]
+        follows = weight if weight == 1 or self._lru.may_risk(RISK) else 1.0
+        self.reason = _REASONS[weight, follows]
+        block = self._lines.pop(follows)
         if block is not None:
             key = self._entries.pop(block).key
             self._ghosts.put(key, True)  # noqa: FBT003
