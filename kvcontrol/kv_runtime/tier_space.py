@@ -23,8 +23,9 @@ from kvcontrol.kv_runtime.slab import SlabAllocator
 _TRIM_BLOCKS: Final = 64
 """A call takes away at most so many blocks more than it needs from a tenant whose burst has shrunk."""
 
-_ROUNDS: Final = 2
-"""Slots of blocks that are being written below come free only later: others are then asked for, once."""
+_ROUNDS: Final = 3
+"""Slots of blocks that are being written below come free only later, and a block that nobody holds must stay where one
+after it is held: others are then asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +85,17 @@ class TierSpace:
             wanted = max(0, wanted - max(0, allowance.own_first - (before - self.slots.used)))
         if allowance.reason:
             self._quotas.count_over_burst(tenant, self.tier, count - allowance.blocks + allowance.own_first)
+        spent: set[str] = set()
         for _ in range(_ROUNDS):
             short = wanted - self.slots.available
             if short <= 0 or not self.evictable_blocks:
                 break
-            for donor, blocks in self._quotas.donors(tenant, self.tier, short, self.evictable):
-                evict(self.victims(donor, blocks))
+            evictable = {name: free for name, free in self.evictable.items() if name not in spent}
+            for donor, blocks in self._quotas.donors(tenant, self.tier, short, evictable):
+                victims = self.victims(donor, blocks)
+                evict(victims)
+                if len(victims) < blocks:
+                    spent.add(donor)
         slots = self.slots.allocate(min(wanted, self.slots.available))
         if isinstance(slots, NoRoom):
             raise TypeError(f"{self.tier}: {slots.available} slots are free and {slots.wanted} can't be had")

@@ -163,3 +163,20 @@ def test_a_restart_finds_what_is_durable(make: Make) -> None:
     end = later.end_of(later.hierarchy.load(later.ids(records), range(5)))
     assert end.leading_ok == 5
     assert [later.engine.contents[slot] for slot in range(5)] == data
+
+
+def test_a_tenant_whose_rest_must_stay_for_its_held_tails_gets_room_from_others() -> None:
+    rig = Rig(ddr=8, nvme=0)
+    large, other = path(range(5), tenant="large"), path(range(10, 13), tenant="other")
+    rig.save(large)
+    rig.save(other)
+    rig.hierarchy.hold(rig.ids(large)[1:])  # the head is free, and has to stay
+    fresh = path([50], parent=4, tenant="large")
+    rig.fill([0])
+    ticket = rig.hierarchy.save([SaveRequest(fresh[0], 0)]).ticket_id
+    assert not rig.end_of(ticket).failed
+    assert rig.tiers(large[0]) == "DDR"
+    assert rig.tiers(other[-1]) == ""
+    rig.hierarchy.check_integrity()
+    rig.hierarchy.release(rig.ids(large)[1:])
+    rig.close()
