@@ -189,8 +189,8 @@ class Mix:
             how |= chance.choice(FAULTS)
         leaves_after = chance.choice((0.0, 0.005, 0.03)) if chance.random() < 0.3 else None
         stream = chance.random() < 0.7
-        family = chance.randrange(50)
-        prompt = [family * 1000 + number for number in range(64)] + [chance.randrange(50_000) for _ in range(64)]
+        family, member = chance.randrange(25), chance.randrange(20)  # a scripted cache never evicts, so few prompts
+        prompt = [family * 1000 + number for number in range(64)] + [member * 100 + number for number in range(64)]
         body = {"model": MODEL, "prompt": prompt, "stream": stream}
         asked = asyncio.create_task(self._ask(body, script(**how)))
         try:
