@@ -23,7 +23,7 @@ from kvcontrol.core.ids import BlockHash, InstanceId
 from kvcontrol.prefix_reuse import FleetIndex
 
 BLOCK_TOKENS = 64
-TEXT_BLOCK_TOKENS = 128
+TEXT_BLOCK_TOKENS = 256
 _GROWTH = 200
 _LEAST_BLOCKS = 4
 
@@ -109,16 +109,17 @@ class LearnedAffinity:
         memory = self._memories.get(instance)
         if memory is None:
             memory = self._memories[instance] = _Memory(self._most)
-        memory.turn += 1
+        memory.turn = turn = memory.turn + 1
+        blocks = memory.blocks
         new: list[tuple[BlockHash, BlockHash | None]] = []
-        parent: BlockHash | None = None
-        for block in hashes:
-            if block not in memory.blocks:
-                new.append((block, parent))
-            parent = block
+        if any(block not in blocks for block in hashes):
+            new = [
+                (block, parent) for block, parent in zip(hashes, (None, *hashes), strict=False) if block not in blocks
+            ]
+        to_end = blocks.move_to_end
         for block in reversed(hashes):  # heads are used last, so they stay longest
-            memory.blocks[block] = memory.turn
-            memory.blocks.move_to_end(block)
+            blocks[block] = turn
+            to_end(block)
         if new:
             self._index.extend(instance, CacheTier.HBM, new)
         self._trim(instance, memory, len(memory.blocks) - max(memory.capacity, len(hashes)))

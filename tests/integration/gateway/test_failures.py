@@ -358,7 +358,7 @@ async def test_a_plain_openai_engine_keeps_prompts_where_they_went_and_gets_new_
         homes: dict[int, str] = {}
         for turn, asked in enumerate(([0, 1, 2, 3], [2, 3])):
             for number in asked:
-                prompt = f"{number} " * 600 if text else [number] * 300
+                prompt = f"{number} " * 2000 if text else [number] * 300
                 async with fleet.gateway.post(COMPLETIONS, {"model": MODEL, "prompt": prompt}) as answer:
                     assert answer.status == 200
                     route, instance = answer.headers["x-kvgate-route"], answer.headers["x-kvgate-instance"]
