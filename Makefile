@@ -2,6 +2,8 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 VENV := .venv/bin
+# Processes that share the tests, a file at a time. Each may run an engine: more than cores make all of them slower.
+WORKERS ?= 2
 
 .PHONY: help
 help: ## list the targets
@@ -17,7 +19,7 @@ up: setup ## install, prepare the model, start two engines and the gateway; ARGS
 
 .PHONY: test
 test: setup ## the whole suite, but for the slow lane; ARGS="-k name" are handed on
-	@OMP_NUM_THREADS=1 $(VENV)/pytest -m "not slow" $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV)/pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
 
 .PHONY: slow
 slow: setup ## the slow lane: the real SmolLM2 (downloads 93 MB the first time)

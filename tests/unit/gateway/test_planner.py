@@ -180,14 +180,14 @@ def test_an_engine_that_publishes_nothing_gets_affinity_and_its_answers_correct_
 
 
 def test_a_text_that_can_not_be_tokenized_gives_affinity_there_and_a_reason_elsewhere() -> None:
-    text = Fingerprint.of_text(b"word " * 400, model="m", salt="s", gap=Gap.NO_TOKENIZER)
+    text = Fingerprint.of_text(b"word " * 1000, model="m", salt="s", gap=Gap.NO_TOKENIZER)
     plain = World("a", "b", publishes=False)
     home = plain.serve(text).instance.id
     again = plain.serve(text)
     assert (again.instance.id, again.decision.basis) == (home, "prefix")
-    longer = Fingerprint.of_text(b"word " * 400 + b"more", model="m", salt="s", gap=Gap.NO_TOKENIZER)
-    assert plain.serve(longer).matched_tokens >= 384
-    other = Fingerprint.of_text(b"word " * 400, model="m", salt="t", gap=Gap.NO_TOKENIZER)
+    longer = Fingerprint.of_text(b"word " * 1000 + b"more", model="m", salt="s", gap=Gap.NO_TOKENIZER)
+    assert plain.serve(longer).matched_tokens >= 1024
+    other = Fingerprint.of_text(b"word " * 1000, model="m", salt="t", gap=Gap.NO_TOKENIZER)
     assert plain.serve(other).matched_tokens == 0
     assert World("a", "b").plan(text).decision.reason == "no_tokenizer"
 
