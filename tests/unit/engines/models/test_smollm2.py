@@ -1,4 +1,6 @@
 import json
+import shutil
+import threading
 import zipfile
 from pathlib import Path
 
@@ -48,3 +50,24 @@ def test_the_released_model_is_fetched_verified_and_converted(tmp_path: Path) ->
     assert "Apache" in (folder / "LICENSE").read_text()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.decode(tokenizer.encode("The capital of France is Paris.")) == "The capital of France is Paris."
+
+
+def test_progress_is_read_from_a_folder_that_changes_meanwhile(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            nested = tmp_path / "build" / "tracker"
+            nested.mkdir(parents=True, exist_ok=True)
+            (nested / "part").write_bytes(b"x" * 10)
+            shutil.rmtree(tmp_path / "build")
+
+    (tmp_path / "kept").write_bytes(b"y" * 100)
+    other = threading.Thread(target=churn, daemon=True)
+    other.start()
+    try:
+        seen = {smollm2._bytes_below(tmp_path) for _ in range(2_000)}
+    finally:
+        stop.set()
+        other.join(30)
+    assert seen <= {100, 110}
