@@ -293,7 +293,10 @@ def _numbers(change: PolicyChange) -> Mapping[str, float]:
     for name, value in change.params.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise RefusedError(f"params: {name} is {value!r}; policies take numbers")
-        numbers[name] = float(value)
+        try:
+            numbers[name] = float(value)
+        except OverflowError:
+            raise RefusedError(f"params: {name} has {len(str(value))} digits; numbers up to 1e308 are taken") from None
     return numbers
 
 

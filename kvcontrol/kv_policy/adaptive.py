@@ -14,9 +14,10 @@ turnovers back counts little.
 
 *Guard.* An exact LRU ghost (``ghost_lru``) says at every eviction how many blocks LRU would hold that are missing
 here. That is all that can be lost by going back to LRU's order, and another order is followed only while what was
-gained over LRU so far, plus ``RISK`` of LRU's hits, is more than that. So hits are never below 1 - RISK of LRU's,
-whatever the shadows say; gains buy the freedom for more. The real blocks stay where they are when the weight changes:
-there is nothing to hand over.
+gained over LRU so far, plus ``RISK`` of LRU's hits, is more than that. So hits, block by block, are never below 1 -
+RISK of LRU's, whatever the shadows say; gains buy the freedom for more. Of prompts and tokens the guard knows nothing:
+where single prompts fill the cache, tokens found can fall further behind (docs/design/kv-policy.md). The real blocks
+stay where they are when the weight changes: there is nothing to hand over.
 
 Held blocks stand outside and return to the young end of their line. Paths keep tails before heads, as a head is used
 and remembered at least as often as its tails. Every hook is O(1) a block. Rejected: whole policies as candidates (a

@@ -41,7 +41,7 @@ def read_trace(path: Path) -> Iterator[Request]:
             if read is None:
                 read = _reader_of(said)
             yield read(said)
-    except (KeyError, TypeError, ValueError, OverflowError, EOFError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, EOFError, RecursionError) as error:
         raise TraceError(f"{path}, line {number}: {_why(error)}") from error
     if read is None:
         raise TraceError(f"{path} is empty")
@@ -112,6 +112,8 @@ def _why(error: Exception) -> str:
             return f"not JSON ({error})"
         case KeyError():
             return f"{error} is missing"
+        case RecursionError():
+            return "nested too deeply"
         case _:
             return str(error)
 

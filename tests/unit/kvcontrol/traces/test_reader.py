@@ -45,6 +45,7 @@ def test_sessions_of_the_agentic_format_share_no_blocks_and_can_be_laid_side_by_
     ("line", "why"),
     [
         ("{", "not JSON"),
+        ("[" * 200_000, "nested too deeply"),
         ('{"input_length": 5}', "requests without blocks"),
         ("[]", "requests without blocks"),
         ('{"hash_ids": [1]}', "'input_length' is missing"),
