@@ -13,7 +13,8 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
-from fastapi import Header, Request, Response
+from fastapi import Depends, Header, Request, Response
+from pydantic import BaseModel
 
 from gateway.errors import (
     ApiError,
@@ -28,8 +29,10 @@ from gateway.state import (
     Action,
     Change,
     ConflictError,
+    Delete,
     Document,
     Kind,
+    Put,
     Remembered,
     RepeatedKeyError,
     Store,
@@ -113,6 +116,45 @@ class Changes:
         body = done.body if secret is None else json.dumps({**json.loads(done.body), **secret})
         return _response(status, body, {"etag": done.etag} if done.etag else {})
 
+    async def put(  # noqa: PLR0913 - each call names them
+        self,
+        kind: Kind,
+        name: str,
+        body: BaseModel,
+        *,
+        mutation: "Mutation",
+        target: str,
+        view: Callable[[Document], BaseModel],
+    ) -> Response:
+        """Make one document or replace it, and answer with its ``view``. Raises ``ApiError``."""
+        if (replayed := await self.replayed(mutation)) is not None:
+            return replayed
+        present = await self._store.document(kind, name)
+        return await self.apply(
+            [Put(kind=kind, name=name, body=body.model_dump_json(), expected=mutation.expected(present))],
+            mutation=mutation,
+            action=mutation.action("put", target, body.model_dump(mode="json")),
+            status=200,
+            shown=lambda documents: view(must(documents[0])).model_dump(mode="json"),
+        )
+
+    async def delete(
+        self, kind: Kind, name: str, *, mutation: "Mutation", target: str, missing: Callable[[], ApiError]
+    ) -> Response:
+        """Take one document away; raises ``ApiError``, ``missing`` where there is none."""
+        if (replayed := await self.replayed(mutation)) is not None:
+            return replayed
+        present = await self._store.document(kind, name)
+        if present is None:
+            raise missing()
+        return await self.apply(
+            [Delete(kind=kind, name=name, expected=mutation.expected(present))],
+            mutation=mutation,
+            action=mutation.action("delete", target),
+            status=204,
+            shown=lambda _: None,
+        )
+
 
 class Mutation:
     """The headers of a request that changes something; a FastAPI dependency."""
@@ -187,6 +229,16 @@ class Mutation:
         return hashlib.sha256(head.encode() + await self._request.body()).hexdigest()
 
 
+MutationOf = Annotated[Mutation, Depends()]
+
+
+def must(document: Document | None) -> Document:
+    """Return a document that was just written."""
+    if document is None:
+        raise RuntimeError("a document that was just written is not there")
+    return document
+
+
 def etag(document: Document) -> str:
     """Return a document's ETag."""
     return f'"{document.version}"'
@@ -221,4 +273,4 @@ def _response(status: int, body: str, headers: Mapping[str, str]) -> Response:
     return Response(body, status_code=status, headers=dict(headers), media_type="application/json")
 
 
-__all__ = ["Changes", "Mutation", "etag", "store_unavailable"]
+__all__ = ["Changes", "Mutation", "MutationOf", "etag", "must", "store_unavailable"]

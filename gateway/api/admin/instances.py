@@ -11,14 +11,13 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.admin.access import AdminRoute, RegistrationRoute
-from gateway.api.admin.changes import Changes, Mutation, etag
-from gateway.api.admin.tenants import MutationOf, must
+from gateway.api.admin.changes import Changes, Mutation, MutationOf, etag, must
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.planner import Planner
 from gateway.registry import BreakerState, Instance, InstanceSpec, LoadTracker, Membership, Registry, Source
 from gateway.registry.addresses import AddressError, AddressRules
 from gateway.registry.leases import Leases
-from gateway.state import ABSENT, Delete, Document, Kind, Put
+from gateway.state import ABSENT, Document, Kind, Put
 from gateway.state.bodies import NAME_PATTERN, Name
 from gateway.state.fleet_bodies import InstanceBody, Url
 from kvcontrol.core.ids import InstanceId
@@ -221,18 +220,13 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C9
 
         What the settings or a discovery name comes back from there; drain that instead.
         """
-        if (replayed := await changes.replayed(mutation)) is not None:
-            return replayed
-        present = await store.document(Kind.INSTANCE, name)
-        if present is None:
+
+        def named_elsewhere() -> ConflictApiError:
             source = roster.get(name).source
-            raise ConflictApiError(f"instance {name!r} is named by {source}: take it out there, or drain it here")
-        return await changes.apply(
-            [Delete(kind=Kind.INSTANCE, name=name, expected=mutation.expected(present))],
-            mutation=mutation,
-            action=mutation.action("delete", f"instances/{name}"),
-            status=204,
-            shown=lambda _: None,
+            return ConflictApiError(f"instance {name!r} is named by {source}: take it out there, or drain it here")
+
+        return await changes.delete(
+            Kind.INSTANCE, name, mutation=mutation, target=f"instances/{name}", missing=named_elsewhere
         )
 
     @router.post("/instances/{name}/drain", response_model=InstanceChange)

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Path, Query, Response
 
 from gateway.admission import Authenticator
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, etag
-from gateway.api.admin.tenants import MutationOf, must, no_tenant
+from gateway.api.admin.changes import Changes, MutationOf, etag, must
+from gateway.api.admin.tenants import no_tenant
 from gateway.api.admin.views import KeyList, KeyView, NewKeyBody, NewKeyView, key_view
 from gateway.errors import NotFoundError
 from gateway.state import ABSENT, Kind, Put, make_key

@@ -6,8 +6,7 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, etag
-from gateway.api.admin.tenants import MutationOf, must
+from gateway.api.admin.changes import Changes, MutationOf, etag, must
 from gateway.errors import ApiError, ConflictApiError, InvalidRequestError, NoInstanceError, NotFoundError
 from gateway.fleet import (
     FleetKeeper,

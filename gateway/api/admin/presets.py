@@ -6,13 +6,12 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, etag
-from gateway.api.admin.tenants import MutationOf, must
+from gateway.api.admin.changes import Changes, MutationOf, etag, must
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.fleet import InstanceControlError, Policy, PolicySwap, SwapReport
 from gateway.fleet.presets import Value, differences, hot_values, start_values, wanted_policies
 from gateway.registry import Instance, InstanceState, Registry
-from gateway.state import Change, Delete, Document, Kind, Put
+from gateway.state import Change, Document, Kind, Put
 from gateway.state.bodies import CURRENT_PRESET, NAME_PATTERN, PolicyBody, PresetBody
 from kvcontrol.presets import Preset, Presets, UnknownPresetError
 
@@ -145,17 +144,8 @@ def presets_router(  # noqa: C901 - it is a list of routes
     @router.delete("/presets/current", status_code=204)
     async def delete_current(mutation: MutationOf) -> Response:
         """Forget the preset: its quota shares are taken back, the policy stays."""
-        if (replayed := await changes.replayed(mutation)) is not None:
-            return replayed
-        present = await store.document(Kind.PRESET, CURRENT_PRESET)
-        if present is None:
-            raise _none()
-        return await changes.apply(
-            [Delete(kind=Kind.PRESET, name=CURRENT_PRESET, expected=mutation.expected(present))],
-            mutation=mutation,
-            action=mutation.action("delete", "presets/current"),
-            status=204,
-            shown=lambda _: None,
+        return await changes.delete(
+            Kind.PRESET, CURRENT_PRESET, mutation=mutation, target="presets/current", missing=_none
         )
 
     @router.get("/presets/{name}/{hardware}")

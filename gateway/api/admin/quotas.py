@@ -6,11 +6,11 @@ from fastapi import APIRouter, Path, Response
 
 from gateway.admission import QuotaMeter, QuotaUnavailableError
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, etag
-from gateway.api.admin.tenants import MutationOf, TenantName, must
+from gateway.api.admin.changes import Changes, MutationOf, etag
+from gateway.api.admin.tenants import TenantName
 from gateway.api.admin.views import QuotaList, QuotaView, UsageView, quota_view
 from gateway.errors import NoInstanceError, NotFoundError
-from gateway.state import Delete, Kind, Put
+from gateway.state import Kind
 from gateway.state.bodies import DEFAULT_QUOTA, QuotaBody
 from gateway.types import TenantId
 
@@ -23,7 +23,7 @@ QuotaName = Annotated[
 ]
 
 
-def quotas_router(changes: Changes, meter: QuotaMeter) -> APIRouter:  # noqa: C901 - it is a list of routes
+def quotas_router(changes: Changes, meter: QuotaMeter) -> APIRouter:
     """Return the routes."""
     router = APIRouter(route_class=AdminRoute, tags=["quotas"])
     store = changes.store
@@ -45,32 +45,15 @@ def quotas_router(changes: Changes, meter: QuotaMeter) -> APIRouter:  # noqa: C9
     @router.put("/quotas/{tenant}", response_model=QuotaView)
     async def put_quota(tenant: QuotaName, body: QuotaBody, mutation: MutationOf) -> Response:
         """Say what a tenant may use; it counts at once. KV budgets reach the engines within seconds."""
-        if (replayed := await changes.replayed(mutation)) is not None:
-            return replayed
-        present = await store.document(Kind.QUOTA, tenant)
-        put = Put(kind=Kind.QUOTA, name=tenant, body=body.model_dump_json(), expected=mutation.expected(present))
-        return await changes.apply(
-            [put],
-            mutation=mutation,
-            action=mutation.action("put", f"quotas/{tenant}", body.model_dump(mode="json")),
-            status=200,
-            shown=lambda documents: quota_view(must(documents[0])).model_dump(mode="json"),
+        return await changes.put(
+            Kind.QUOTA, tenant, body, mutation=mutation, target=f"quotas/{tenant}", view=quota_view
         )
 
     @router.delete("/quotas/{tenant}", status_code=204)
     async def delete_quota(tenant: QuotaName, mutation: MutationOf) -> Response:
         """Take a quota back: the default's holds then, or no limit."""
-        if (replayed := await changes.replayed(mutation)) is not None:
-            return replayed
-        present = await store.document(Kind.QUOTA, tenant)
-        if present is None:
-            raise _no_quota(tenant)
-        return await changes.apply(
-            [Delete(kind=Kind.QUOTA, name=tenant, expected=mutation.expected(present))],
-            mutation=mutation,
-            action=mutation.action("delete", f"quotas/{tenant}"),
-            status=204,
-            shown=lambda _: None,
+        return await changes.delete(
+            Kind.QUOTA, tenant, mutation=mutation, target=f"quotas/{tenant}", missing=lambda: _no_quota(tenant)
         )
 
     @router.get("/quotas/{tenant}/usage")

@@ -4,12 +4,11 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict
 
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, etag
-from gateway.api.admin.tenants import MutationOf, must
+from gateway.api.admin.changes import Changes, MutationOf, etag
 from gateway.errors import NotFoundError
 from gateway.roster_keeper import RosterKeeper
 from gateway.routing import POLICIES
-from gateway.state import Delete, Document, Kind, Put
+from gateway.state import Document, Kind
 from gateway.state.fleet_bodies import ROUTING_NAME, PolicyName, RoutingBody
 
 
@@ -53,38 +52,17 @@ def routing_router(changes: Changes, keeper: RosterKeeper) -> APIRouter:
     @router.put("/routing", response_model=RoutingView)
     async def put_routing(body: RoutingBody, mutation: MutationOf) -> Response:
         """Choose by another policy from the next request on; other gateways follow within ``store_poll_s``."""
-        if (replayed := await changes.replayed(mutation)) is not None:
-            return replayed
-        present = await store.document(Kind.ROUTING, ROUTING_NAME)
-        return await changes.apply(
-            [
-                Put(
-                    kind=Kind.ROUTING,
-                    name=ROUTING_NAME,
-                    body=body.model_dump_json(),
-                    expected=mutation.expected(present),
-                )
-            ],
-            mutation=mutation,
-            action=mutation.action("put", "routing", body.model_dump(mode="json")),
-            status=200,
-            shown=lambda documents: view(must(documents[0])).model_dump(mode="json"),
-        )
+        return await changes.put(Kind.ROUTING, ROUTING_NAME, body, mutation=mutation, target="routing", view=view)
 
     @router.delete("/routing", status_code=204)
     async def delete_routing(mutation: MutationOf) -> Response:
         """Go back to what the settings say."""
-        if (replayed := await changes.replayed(mutation)) is not None:
-            return replayed
-        present = await store.document(Kind.ROUTING, ROUTING_NAME)
-        if present is None:
-            raise NotFoundError("routing is as the settings say already", code="routing_not_found")
-        return await changes.apply(
-            [Delete(kind=Kind.ROUTING, name=ROUTING_NAME, expected=mutation.expected(present))],
+        return await changes.delete(
+            Kind.ROUTING,
+            ROUTING_NAME,
             mutation=mutation,
-            action=mutation.action("delete", "routing"),
-            status=204,
-            shown=lambda _: None,
+            target="routing",
+            missing=lambda: NotFoundError("routing is as the settings say already", code="routing_not_found"),
         )
 
     return router

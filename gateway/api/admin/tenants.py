@@ -3,17 +3,16 @@
 from time import time
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Response
+from fastapi import APIRouter, Path, Response
 
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, Mutation, etag
+from gateway.api.admin.changes import Changes, MutationOf, etag
 from gateway.api.admin.views import TenantList, TenantView, tenant_view
 from gateway.errors import NotFoundError
-from gateway.state import Change, Delete, Document, Kind, Put
+from gateway.state import Change, Delete, Kind, Put
 from gateway.state.bodies import NAME_PATTERN, KeyBody, TenantBody
 
 TenantName = Annotated[str, Path(pattern=NAME_PATTERN, description="A tenant's name.")]
-MutationOf = Annotated[Mutation, Depends()]
 
 
 def tenants_router(changes: Changes) -> APIRouter:  # noqa: C901 - it is a list of routes
@@ -38,17 +37,7 @@ def tenants_router(changes: Changes) -> APIRouter:  # noqa: C901 - it is a list 
     @router.put("/tenants/{name}", response_model=TenantView)
     async def put_tenant(name: TenantName, body: TenantBody, mutation: MutationOf) -> Response:
         """Make a tenant, or replace what is said of it."""
-        if (replayed := await changes.replayed(mutation)) is not None:
-            return replayed
-        present = await store.document(Kind.TENANT, name)
-        put = Put(kind=Kind.TENANT, name=name, body=body.model_dump_json(), expected=mutation.expected(present))
-        return await changes.apply(
-            [put],
-            mutation=mutation,
-            action=mutation.action("put", f"tenants/{name}", body.model_dump(mode="json")),
-            status=200,
-            shown=lambda documents: tenant_view(must(documents[0])).model_dump(mode="json"),
-        )
+        return await changes.put(Kind.TENANT, name, body, mutation=mutation, target=f"tenants/{name}", view=tenant_view)
 
     @router.delete("/tenants/{name}", status_code=204)
     async def delete_tenant(name: TenantName, mutation: MutationOf) -> Response:
@@ -85,11 +74,4 @@ def no_tenant(name: str) -> NotFoundError:
     return NotFoundError(f"there is no tenant {name!r}", code="tenant_not_found")
 
 
-def must(document: Document | None) -> Document:
-    """Return a document that was just written."""
-    if document is None:
-        raise RuntimeError("a document that was just written is not there")
-    return document
-
-
-__all__ = ["MutationOf", "TenantName", "must", "no_tenant", "tenants_router"]
+__all__ = ["TenantName", "no_tenant", "tenants_router"]
