@@ -9,7 +9,7 @@ from urllib.parse import quote
 import typer
 
 from kvgate.admin_client import AdminClient, find_key
-from kvgate.admin_desk import Operator, listed, one, operator_of, show, table_of, text_of
+from kvgate.admin_desk import Operator, listed, one, operator_of, show, table_of, text_of, told
 from kvgate.admin_fleet import explain, instances, routing
 from kvgate.display import plain
 from kvgate.failure import CommandError
@@ -184,10 +184,7 @@ def _policies() -> typer.Typer:
     @policies.command("list")
     def list_policies(context: typer.Context) -> None:
         """List what is chosen, and what each instance runs."""
-        operator = operator_of(context)
-        said = operator.client.call("GET", "/policies").body
-        if operator.as_json:
-            plain(json.dumps(said))
+        if (said := told(context, "GET", "/policies")) is None:
             return
         table_of(said["data"], ("kind", "name", "params", "version"))
         running = [
@@ -203,11 +200,7 @@ def _policies() -> typer.Typer:
     @policies.command("shadow")
     def shadow(context: typer.Context) -> None:
         """Compare the candidates of kind shadow: what each would have found in HBM, over all instances."""
-        operator = operator_of(context)
-        said = operator.client.call("GET", "/policies/shadow").body
-        if operator.as_json:
-            plain(json.dumps(said))
-        else:
+        if (said := told(context, "GET", "/policies/shadow")) is not None:
             table_of(said["candidates"], ("policy", "lookups", "hits", "hit_ratio"))
 
     @policies.command("set")
@@ -230,10 +223,7 @@ def _presets() -> typer.Typer:
     @presets.command("list")
     def list_presets(context: typer.Context) -> None:
         """List them, and the hardware that they can be merged with."""
-        operator = operator_of(context)
-        said = operator.client.call("GET", "/presets").body
-        if operator.as_json:
-            plain(json.dumps(said))
+        if (said := told(context, "GET", "/presets")) is None:
             return
         table_of(said["data"], ("name", "summary"))
         plain(f"hardware: {', '.join(said['hardware'])}")
@@ -245,10 +235,7 @@ def _presets() -> typer.Typer:
         hardware: Annotated[str, typer.Argument(help="As presets list shows it.")],
     ) -> None:
         """Tell the fleet what can be told, and say which instances would have to be started again for the rest."""
-        operator = operator_of(context)
-        said = operator.client.call("PUT", "/presets/current", {"name": name, "hardware": hardware}).body
-        if operator.as_json:
-            plain(json.dumps(said))
+        if (said := told(context, "PUT", "/presets/current", {"name": name, "hardware": hardware})) is None:
             return
         plain(f"told: {', '.join(f'{key} {text_of(value)}' for key, value in said['hot'].items())}")
         rows = [

@@ -52,13 +52,19 @@ def show(operator: Operator, said: Any) -> None:
             plain(f"{name}: {text_of(value)}")
 
 
-def listed(context: typer.Context, path: str, columns: Sequence[str]) -> None:
-    """Show a list of the API as a table or as JSON."""
+def told(context: typer.Context, method: str, path: str, body: Any = None) -> Any:
+    """Make one call and return its answer for whoever shows it; None where it has been printed as JSON already."""
     operator = operator_of(context)
-    said = operator.client.call("GET", path).body
+    said = operator.client.call(method, path, body).body
     if operator.as_json:
         plain(json.dumps(said))
-    else:
+        return None
+    return said
+
+
+def listed(context: typer.Context, path: str, columns: Sequence[str]) -> None:
+    """Show a list of the API as a table or as JSON."""
+    if (said := told(context, "GET", path)) is not None:
         table_of(said["data"], columns)
 
 
@@ -77,4 +83,4 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-__all__ = ["Operator", "listed", "one", "operator_of", "show", "table_of", "text_of"]
+__all__ = ["Operator", "listed", "one", "operator_of", "show", "table_of", "text_of", "told"]

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from kvgate.admin_desk import listed, one, operator_of, table_of
+from kvgate.admin_desk import listed, one, table_of, told
 from kvgate.display import plain
 from kvgate.failure import CommandError
 
@@ -89,13 +89,10 @@ def explain(  # noqa: PLR0913 - each is one option
     tenant: Annotated[str, typer.Option(help="Whose prompt it is.")] = "anonymous",
 ) -> None:
     """Say where a prompt would go now, and why."""
-    operator = operator_of(context)
     body: dict[str, Any] = {"model": model, "tenant": tenant, "prompt": prompt, "hashes": block or None}
     if messages is not None:
         body["messages"] = _messages(messages)
-    said = operator.client.call("POST", "/explain", body).body
-    if operator.as_json:
-        plain(json.dumps(said))
+    if (said := told(context, "POST", "/explain", body)) is None:
         return
     table_of(
         [
