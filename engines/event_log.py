@@ -147,28 +147,11 @@ class EventLog:
         ``tokens`` are packed (``hashing.token_bytes``): exactly one block of them, or none. Raises ``ValueError``, and
         records nothing, for another length.
         """
-        if tokens and len(tokens) != self._block_size_tokens * TOKEN_BYTES:
-            raise ValueError(f"{len(tokens)} bytes of tokens for a block of {self._block_size_tokens} tokens")
-        with self._lock:
-            blocks = self._resident.get(tier)
-            if blocks is None:
-                blocks = self._resident[tier] = {}
-            blocks[block] = _Place(parent, adapter)
-            self._stored += 1
-            first = self._enqueue(_Stored(block, parent, tokens, tier, adapter))
-        if first:
-            self._on_pending()
+        self.stored_all([(block, parent, tokens)], tier=tier, adapter=adapter)
 
     def removed(self, block: BlockHash, *, tier: CacheTier = CacheTier.HBM) -> None:
         """Record that ``block`` is gone from ``tier``; one that was never there is recorded all the same; O(1)."""
-        with self._lock:
-            blocks = self._resident.get(tier)
-            if blocks is not None:
-                blocks.pop(block, None)
-            self._removed += 1
-            first = self._enqueue(_Removed(block, tier))
-        if first:
-            self._on_pending()
+        self.removed_all([block], tier=tier)
 
     def stored_all(
         self, blocks: Sequence[tuple[BlockHash, BlockHash | None, bytes]], *, tier: CacheTier, adapter: str = ""
@@ -186,7 +169,7 @@ class EventLog:
             for block, parent, _ in blocks:
                 resident[block] = new(_Place, (parent, adapter))
             self._stored += len(blocks)
-            first = self._enqueue_all([new(_Stored, (*block, tier, adapter)) for block in blocks])
+            first = self._enqueue([new(_Stored, (*block, tier, adapter)) for block in blocks])
         if first:
             self._on_pending()
 
@@ -197,7 +180,7 @@ class EventLog:
             for block in blocks:
                 resident.pop(block, None)
             self._removed += len(blocks)
-            first = self._enqueue_all([_Removed(block, tier) for block in blocks])
+            first = self._enqueue([_Removed(block, tier) for block in blocks])
         if first:
             self._on_pending()
 
@@ -206,15 +189,11 @@ class EventLog:
         with self._lock:
             self._resident = {}
             self._cleared += 1
-            first = self._enqueue(_Cleared())
+            first = self._enqueue((_Cleared(),))
         if first:
             self._on_pending()
 
-    def _enqueue(self, record: _Record) -> bool:
-        """Add a record, under the lock; return whether the publisher must be woken."""
-        return self._enqueue_all((record,))
-
-    def _enqueue_all(self, records: Sequence[_Record]) -> bool:
+    def _enqueue(self, records: Sequence[_Record]) -> bool:
         """Add records, under the lock; return whether the publisher must be woken."""
         if self._resync:  # the state will be told as a whole: these events are in it
             self._dropped += len(records)
