@@ -51,24 +51,18 @@ class NativeChecksums:
 
 
 @cache
-def usable_native() -> Native | None:
-    """Return the native helper where it can be had and computes what the xxhash package does; else say why, once."""
+def fastest() -> Checksums:
+    """Return the native one where it can be had and computes what the xxhash package does; else say why, once."""
     try:
-        helper = native()
+        found = NativeChecksums(native())
     except NativeError as error:
         problem = str(error)
     else:
-        if NativeChecksums(helper).of_bytes(_PROBE) == checksum(_PROBE):
-            return helper
+        if found.of_bytes(_PROBE) == checksum(_PROBE):
+            return found
         problem = "it computes something else than the xxhash package"
     _log.warning("blocks are checked one by one, slower beside a busy engine; the native helper: %s", problem)
-    return None
+    return one_by_one
 
 
-def fastest() -> Checksums:
-    """Return the native one where it is usable, else ``one_by_one``."""
-    helper = usable_native()
-    return one_by_one if helper is None else NativeChecksums(helper)
-
-
-__all__ = ["Checksums", "NativeChecksums", "fastest", "one_by_one", "usable_native"]
+__all__ = ["Checksums", "NativeChecksums", "fastest", "one_by_one"]

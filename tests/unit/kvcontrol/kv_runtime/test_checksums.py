@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvcontrol.kv_runtime import HostArena, checksum
-from kvcontrol.kv_runtime.checksums import NativeChecksums, fastest, one_by_one, usable_native
+from kvcontrol.kv_runtime.checksums import NativeChecksums, fastest, one_by_one
 from kvcontrol.kv_runtime.native import compiled, native
 
 needs_compiler = pytest.mark.skipif(
@@ -27,7 +27,7 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _forget() -> None:
     native.cache_clear()
-    usable_native.cache_clear()
+    fastest.cache_clear()
 
 
 @pytest.fixture(params=[1, 7, 240, 4_096, 100_003])
