@@ -3,7 +3,8 @@
 import subprocess
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -11,6 +12,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
+from kvgate.admin_client import AdminClient, find_key
 from tests.support.processes import Running, eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -161,36 +163,26 @@ def test_a_second_turn_goes_where_the_first_was_and_finds_all_of_it(client: open
 
 
 @contextmanager
-def others_busy(url: str, idle: str) -> Iterator[None]:
-    """Keep every instance but ``idle`` busy with an endless answer, so that a new prompt goes to ``idle``.
-
-    Answers that begin on ``idle`` go on until another instance has one: one after the other alone, all might go to it.
-    """
-    carol = sdk(url, "sk-carol")
-    with ExitStack() as streams, ExitStack() as on_idle:
-        for _ in range(8):
-            stream = carol.chat.completions.with_raw_response.create(
-                model=MODEL,
-                messages=[user(fresh())],
-                max_tokens=7000,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-            if stream.headers["x-kvgate-instance"] != idle:
-                streams.callback(stream.http_response.close)
-                on_idle.close()
-                yield
-                return
-            on_idle.callback(stream.http_response.close)
-        pytest.fail("no request went to another instance")
+def others_drained(url: str, kept: str, state: Path) -> Iterator[None]:
+    """Give new prompts to ``kept`` alone, as an operator would: the other instances are drained."""
+    admin = AdminClient(url, find_key(None, state))
+    others = [each["id"] for each in admin.call("GET", "/instances").body["data"] if each["id"] != kept]
+    assert others, "with one instance alone nothing is proven"
+    try:
+        for name in others:
+            admin.call("POST", f"/instances/{name}/drain")
+        yield
+    finally:
+        for name in others:
+            admin.call("POST", f"/instances/{name}/resume")
 
 
-def test_two_api_keys_share_no_kv_even_on_the_same_instance(url: str) -> None:
+def test_two_api_keys_share_no_kv_even_on_the_same_instance(url: str, environment: dict[str, str]) -> None:
     alice, bob = sdk(url, "sk-alice"), sdk(url, "sk-bob")
     messages = [user(fresh())]
     first = ask(alice, messages)
     eventually(lambda: ask(alice, messages).cached > 0, LIMIT_S, "alice's own prompt is cached for her")
-    with others_busy(url, first.instance):
+    with others_drained(url, first.instance, Path(environment["KVGATE_STATE_DIR"])):
         other = ask(bob, messages)
     assert other.instance == first.instance
     assert (other.matched, other.cached) == (0, 0)
