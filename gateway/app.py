@@ -165,6 +165,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                 fingerprinter = Fingerprinter(tokenizer, executor)
                 pipeline = Pipeline(
                     limits=Limits(
+                        request_timeout_s=settings.request_timeout_s,
                         max_body_bytes=settings.max_body_bytes,
                         body_timeout_s=settings.body_timeout_s,
                         max_attempts=settings.max_attempts,
@@ -204,6 +205,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                         registry=registry,
                         max_body_bytes=settings.max_body_bytes,
                         body_timeout_s=settings.body_timeout_s,
+                        request_timeout_s=settings.request_timeout_s,
                     ),
                     send_timeout_s=settings.send_timeout_s,
                 )

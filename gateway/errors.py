@@ -18,7 +18,8 @@ GatewayError
     ├── RateLimitedError          429  with Retry-After
     ├── UpstreamUnreachableError  502
     ├── NoInstanceError           503  with Retry-After
-    └── UpstreamTimeoutError      504
+    ├── UpstreamTimeoutError      504
+    └── DeadlineError             504  the request's own time is over
 
 The shapes in which they leave are in ``envelopes``.
 """
@@ -192,12 +193,21 @@ class UpstreamTimeoutError(ApiError):
     code = "upstream_timeout"
 
 
+class DeadlineError(ApiError):
+    """The time that the whole request may take is over, wherever it was spent."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+
 __all__ = [
     "ApiError",
     "AuthenticationError",
     "BodyTimeoutError",
     "BodyTooLargeError",
     "ConflictApiError",
+    "DeadlineError",
     "GatewayError",
     "IdempotencyError",
     "InvalidRequestError",

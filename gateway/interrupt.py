@@ -40,6 +40,19 @@ class Interrupt:
             self.fired = True
             self._task.cancel()
 
+    def absorb(self) -> bool:
+        """Whether ``fire``, and nothing else, is what has just cancelled the task inside the block; its cancellation is
+        taken back then, and the block goes on.
+        """
+        task = self._task
+        if task is None or not self.fired:
+            return False
+        if task.uncancel() > self._before:  # somebody else wants its end, too
+            task.cancel()
+            return False
+        self._task = None
+        return True
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:

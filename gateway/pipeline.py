@@ -19,7 +19,9 @@ from typing import NamedTuple
 from gateway.admission import AdmissionController, Ask, Authenticator, Entry
 from gateway.api.exchange import ClientGoneError, Exchange
 from gateway.api.schemas import Call, parse_call
-from gateway.errors import ApiError, NoInstanceError, UpstreamTimeoutError, UpstreamUnreachableError
+from gateway.deadline import HEADER as TIMEOUT_HEADER
+from gateway.deadline import Deadline, limit_of
+from gateway.errors import ApiError, DeadlineError, NoInstanceError, UpstreamTimeoutError, UpstreamUnreachableError
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
 from gateway.planner import Plan, Planner
 from gateway.registry import Instance, LoadTracker, Permit, Registry
@@ -35,6 +37,7 @@ from gateway.upstream import (
     relay,
 )
 from gateway.upstream.headers import Header, towards_engine
+from gateway.upstream.relay import DEADLINE
 from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.ids import InstanceId
 
@@ -68,6 +71,7 @@ _MOST_TOKENS = 1 << 40
 class Limits:
     """Bounds on one request."""
 
+    request_timeout_s: float
     max_body_bytes: int
     body_timeout_s: float
     max_attempts: int
@@ -80,6 +84,7 @@ class _Findings(NamedTuple):
     tenant: Tenant
     fingerprint: Fingerprint | Gap
     entry: Entry
+    deadline: Deadline
 
 
 class _Try(NamedTuple):
@@ -90,6 +95,7 @@ class _Try(NamedTuple):
     entry: Entry
     headers: Sequence[tuple[str, str]]
     attempts: Attempts
+    deadline: Deadline
 
 
 class Pipeline:
@@ -126,24 +132,33 @@ class Pipeline:
         try:
             tenant = self._authenticator.authenticate(exchange.credential)
             record.tenant = tenant.id
+            deadline = Deadline(
+                started_s=record.started_s,
+                limit_s=limit_of(exchange.header(TIMEOUT_HEADER), longest_s=self._limits.request_timeout_s),
+            )
             body = await exchange.read_body(
                 limit_bytes=self._limits.max_body_bytes, timeout_s=self._limits.body_timeout_s
             )
             async with exchange.until_disconnect():
-                call = parse_call(operation, body, models=self._registry.served_models)
-                record.stream = call.stream
-                self._admission.admit(call.model)
-                record.model = call.model  # only a name that exists gets into the log
-                fingerprint = await self._fingerprint(call, tenant, record)
-                async with self._admission.enter(_ask(tenant, call, fingerprint, self._limits)) as entry:
-                    record.limits = entry.headers
-                    await self._forward(exchange, call, _Findings(tenant, fingerprint, entry), record)
+                with deadline:
+                    call = parse_call(operation, body, models=self._registry.served_models)
+                    record.stream = call.stream
+                    self._admission.admit(call.model)
+                    record.model = call.model  # only a name that exists gets into the log
+                    fingerprint = await self._fingerprint(call, tenant, record)
+                    async with self._admission.enter(_ask(tenant, call, fingerprint, self._limits)) as entry:
+                        record.limits = entry.headers
+                        await self._forward(exchange, call, _Findings(tenant, fingerprint, entry, deadline), record)
         except ClientGoneError:
             record.outcome = Outcome.CANCELLED
         except ApiError as error:
             record.status = error.status
             record.outcome = record.outcome or Outcome.of_status(error.status)
             record.detail = error.reason
+            if isinstance(error, DeadlineError):
+                record.outcome = Outcome.DEADLINE
+            if exchange.started:  # a whole answer that its client doesn't take: the server ends the connection
+                return
             limits = () if error.headers else record.limits
             await exchange.refuse(error, [(b"x-request-id", record.request_id.encode()), *limits])
         finally:
@@ -172,11 +187,12 @@ class Pipeline:
             attempts.begin(others=lambda: len(self._untried(call.model, tried)))
             with self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold) as permit:
                 found.entry.placed()
-                this = _Try(plan, permit, found.entry, headers, attempts)
+                this = _Try(plan, permit, found.entry, headers, attempts, found.deadline)
                 ended = await self._attempt(exchange, call, this, record)
             if isinstance(ended, Relayed):
                 record.relayed(ended)
-                found.entry.settle(ended.status if ended.failure is None else HTTPStatus.BAD_GATEWAY, ended.usage)
+                if ended.failure != DEADLINE:  # then it pays like one whose client leaves
+                    found.entry.settle(ended.status if ended.failure is None else HTTPStatus.BAD_GATEWAY, ended.usage)
                 return
             self._telemetry.retried(ended)
             instances = self._untried(call.model, tried)
@@ -217,7 +233,12 @@ class Pipeline:
             own = _own_headers(this.plan, record)
             try:
                 relayed = await relay(
-                    response, exchange, operation=call.operation, own_headers=own, hide_usage=call.hide_usage
+                    response,
+                    exchange,
+                    operation=call.operation,
+                    own_headers=own,
+                    hide_usage=call.hide_usage,
+                    deadline=this.deadline,
                 )
             except UpstreamFailureError as failure:
                 self._note(instance, failure)
@@ -227,7 +248,7 @@ class Pipeline:
             record.overestimated_tokens = self._planner.ended(
                 this.plan, relayed.usage, took_s=monotonic() - record.sent_s
             )
-        elif relayed.failure is not None:
+        elif relayed.failure not in {None, DEADLINE}:
             self._registry.failed(instance.id, f"its answer ended early: {relayed.failure}")
         return relayed
 

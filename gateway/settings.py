@@ -173,6 +173,9 @@ class Settings(BaseSettings):
     send_timeout_s: Seconds = Field(
         60.0, description="Longest time for a client to take a piece of its answer, in seconds."
     )
+    request_timeout_s: Seconds = Field(
+        3600.0, description="Longest time for a request, from its arrival to the last byte of its answer, in seconds."
+    )
     connect_timeout_s: Seconds = Field(5.0, description="Longest time to connect to an instance, in seconds.")
     first_byte_timeout_s: Seconds = Field(
         600.0, description="Longest wait for the first byte of an instance's answer (queue and prefill), in seconds."

@@ -6,6 +6,7 @@ engines that have them.
 
 import asyncio
 from concurrent.futures import Executor
+from time import monotonic
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from gateway.admission import Authenticator
 from gateway.api.bodies import check_tokens
 from gateway.api.exchange import Exchange
+from gateway.deadline import HEADER, Deadline, limit_of
 from gateway.errors import InvalidRequestError, NotFoundError
 from gateway.fingerprint.canonical import canonical_chat
 from gateway.fingerprint.tokenizer import ModelTokenizer
@@ -50,6 +52,7 @@ class TokenApi:
         registry: Registry,
         max_body_bytes: int,
         body_timeout_s: float,
+        request_timeout_s: float,
     ) -> None:
         self._tokenizer = tokenizer
         self._executor = executor
@@ -57,14 +60,18 @@ class TokenApi:
         self._registry = registry
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
+        self._request_timeout_s = request_timeout_s
 
     async def serve(self, operation: Operation, exchange: Exchange) -> None:
         """Answer one request; raises ``ApiError``."""
+        started_s = monotonic()
         self._authenticator.authenticate(exchange.credential)
+        limit_s = limit_of(exchange.header(HEADER), longest_s=self._request_timeout_s)
         body = await exchange.read_body(limit_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
         work = self._tokenize if operation is Operation.TOKENIZE else self._detokenize
         async with exchange.until_disconnect():
-            answer = await asyncio.get_running_loop().run_in_executor(self._executor, work, body)
+            with Deadline(started_s=started_s, limit_s=limit_s):
+                answer = await asyncio.get_running_loop().run_in_executor(self._executor, work, body)
         await exchange.reply(200, msgspec.json.encode(answer))
 
     def _tokenize(self, body: bytes) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Self
 
 from gateway.planner import Plan
 from gateway.types import Operation, RequestId, TenantId, Usage
-from gateway.upstream.relay import Relayed
+from gateway.upstream.relay import DEADLINE, Relayed
 
 
 class Outcome(StrEnum):
@@ -19,6 +19,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"  # 503 by the gateway: no instance
     SHED = "shed"  # 429 by the gateway: a quota is used up, or it is saturated
     UPSTREAM_ERROR = "upstream_error"  # the engine answered 5xx, failed, or died within its answer
+    DEADLINE = "deadline"  # the time that the request may take was over, wherever it was spent
     CANCELLED = "cancelled"  # the client went away
     GATEWAY_ERROR = "gateway_error"  # a bug here
 
@@ -66,7 +67,9 @@ class RequestRecord:
         self.status = relayed.status
         self.usage = relayed.usage
         self.detail = relayed.failure
-        if relayed.failure is not None or relayed.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if relayed.failure == DEADLINE:
+            self.outcome = Outcome.DEADLINE
+        elif relayed.failure is not None or relayed.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.outcome = Outcome.UPSTREAM_ERROR
         elif relayed.status >= HTTPStatus.BAD_REQUEST:
             self.outcome = Outcome.CLIENT_ERROR

@@ -4,19 +4,25 @@ A stream goes out event by event as it comes. Anything else is read to its end f
 instance that dies within it leaves the client with a clear error instead of half a JSON text.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from gateway.deadline import Deadline
 from gateway.envelopes import after_error, envelope_of_answer, stream_error
-from gateway.errors import UpstreamTimeoutError, UpstreamUnreachableError
+from gateway.errors import DeadlineError, UpstreamTimeoutError, UpstreamUnreachableError
 from gateway.types import Dialect, Operation, Usage
 from gateway.upstream.client import FailureKind, UpstreamFailureError, UpstreamResponse
 from gateway.upstream.headers import Header, towards_client
 from gateway.upstream.sse import EventScanner, scanner_for, usage_of_answer
 
+DEADLINE = "deadline"
+"""The failure of an answer that was cut because its request's time was over."""
+
 _MAX_WHOLE_BYTES = 64 << 20
+_LAST_WORDS_S = 1.0
 
 
 class Reply(Protocol):
@@ -40,15 +46,19 @@ class Relayed:
     failure: str | None
 
 
-async def relay(
+async def relay(  # noqa: PLR0913 - called at one place, by name
     response: UpstreamResponse,
     reply: Reply,
     *,
     operation: Operation,
     own_headers: Sequence[Header],
     hide_usage: bool,
+    deadline: Deadline,
 ) -> Relayed:
-    """Pass one answer on. Raises ``UpstreamFailureError`` only while the client has not been sent anything."""
+    """Pass one answer on. Raises ``UpstreamFailureError`` only while the client has not been sent anything.
+
+    A stream whose ``deadline`` passes ends with an error event; any other answer lets the cancellation through.
+    """
     headers = [*towards_client(response.headers), *own_headers]
     if not response.readable:
         return await _pass(response, reply, headers)
@@ -56,14 +66,20 @@ async def relay(
         return await _error(response, reply, headers, operation.dialect)
     if response.is_event_stream:
         scanner = scanner_for(operation.dialect, hide_usage=hide_usage, generate=operation is Operation.GENERATE)
-        return await _stream(response, reply, headers, (scanner, operation.dialect))
+        return await _stream(response, reply, headers, _Watched(scanner, operation.dialect, deadline))
     return await _whole(response, reply, headers)
 
 
-async def _stream(
-    response: UpstreamResponse, reply: Reply, headers: Sequence[Header], watched: tuple[EventScanner, Dialect]
-) -> Relayed:
-    scanner, dialect = watched
+class _Watched(NamedTuple):
+    """What a stream is read by, and what may end it."""
+
+    scanner: EventScanner
+    dialect: Dialect
+    deadline: Deadline
+
+
+async def _stream(response: UpstreamResponse, reply: Reply, headers: Sequence[Header], watched: _Watched) -> Relayed:
+    scanner, dialect, deadline = watched
     failure: str | None = None
     data = await response.read()
     await reply.start(response.status, headers)
@@ -75,19 +91,30 @@ async def _stream(
     except UpstreamFailureError as error:
         failure = error.kind
         await reply.send(_error_events(error, dialect))
+    except asyncio.CancelledError:
+        if not deadline.passed():
+            raise
+        response.close()  # the engine stops now, whatever the client does
+        if not scanner.done:
+            await _last_words(reply, deadline.error, dialect)
+            return Relayed(status=response.status, usage=scanner.usage, failure=DEADLINE)
     else:
-        if rest := scanner.rest():
-            await reply.send(rest)
-        if scanner.failed:
-            failure = "error_event"
-            if not scanner.done and (end := after_error(dialect)):
-                await reply.send(end)
-        elif not scanner.done:
-            failure = FailureKind.CUT
-            cut = UpstreamFailureError(FailureKind.CUT, "the engine ended its stream without finishing it")
-            await reply.send(_error_events(cut, dialect))
+        ending, failure = _ending(scanner, dialect)
+        if ending:
+            await reply.send(ending)
     await reply.finish()
     return Relayed(status=response.status, usage=scanner.usage, failure=failure)
+
+
+def _ending(scanner: EventScanner, dialect: Dialect) -> tuple[bytes, str | None]:
+    """What has to follow when the engine has said all, and how it failed."""
+    rest = scanner.rest()
+    if scanner.failed:
+        return rest + (b"" if scanner.done else after_error(dialect)), "error_event"
+    if scanner.done:
+        return rest, None
+    cut = UpstreamFailureError(FailureKind.CUT, "the engine ended its stream without finishing it")
+    return rest + _error_events(cut, dialect), FailureKind.CUT
 
 
 async def _whole(response: UpstreamResponse, reply: Reply, headers: Sequence[Header]) -> Relayed:
@@ -139,6 +166,16 @@ async def _read(response: UpstreamResponse) -> tuple[bytes, bool]:
     return (first if len(parts) == 1 else b"".join(parts)), True
 
 
+async def _last_words(reply: Reply, error: DeadlineError, dialect: Dialect) -> None:
+    """End a stream with an error event. Not for long: a client that doesn't read gets a broken answer instead."""
+    events = stream_error(dialect, status=error.status, message=error.message, kind=error.type, code=error.code)
+    try:
+        async with asyncio.timeout(_LAST_WORDS_S):
+            await reply.finish(events)
+    except TimeoutError:
+        return
+
+
 def _error_events(error: UpstreamFailureError, dialect: Dialect) -> bytes:
     timed_out = error.kind in {FailureKind.IDLE_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT}
     kind = UpstreamTimeoutError if timed_out else UpstreamUnreachableError
@@ -146,4 +183,4 @@ def _error_events(error: UpstreamFailureError, dialect: Dialect) -> bytes:
     return stream_error(dialect, status=kind.status, message=str(error), kind=kind.type, code=code)
 
 
-__all__ = ["Relayed", "Reply", "relay"]
+__all__ = ["DEADLINE", "Relayed", "Reply", "relay"]

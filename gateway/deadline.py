@@ -1,0 +1,70 @@
+"""The bound on a whole request: its queue, all attempts and its answer to the last byte.
+
+    with deadline:
+        await what_takes_time()          raises DeadlineError at the latest when the time is over
+
+Whoever has begun an answer catches the cancellation, asks ``passed``, and ends the answer in its own words.
+"""
+
+import asyncio
+import re
+from types import TracebackType
+from typing import Self
+
+from gateway.errors import DeadlineError, InvalidRequestError
+from gateway.interrupt import Interrupt, InterruptError
+
+HEADER = b"x-kvgate-timeout-s"
+_SECONDS = re.compile(rb"\d{1,6}(\.\d{1,6})?")
+
+
+class Deadline:
+    """For one block, once. ``started_s`` is a time of the event loop's clock, which is the monotonic one."""
+
+    __slots__ = ("_at_s", "_interrupt", "_limit_s", "_timer")
+
+    def __init__(self, *, started_s: float, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._at_s = started_s + limit_s
+        self._interrupt = Interrupt()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        self._interrupt.__enter__()
+        self._timer = asyncio.get_running_loop().call_at(self._at_s, self._interrupt.fire)
+        return self
+
+    def passed(self) -> bool:
+        """Whether it is what has just cancelled this task; the cancellation is taken back then."""
+        return self._interrupt.absorb()
+
+    @property
+    def error(self) -> DeadlineError:
+        return DeadlineError(f"the request was not done within its {self._limit_s:g} s")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        try:
+            self._interrupt.__exit__(kind, error, traceback)
+        except InterruptError:
+            raise self.error from None
+
+
+def limit_of(said: bytes | None, *, longest_s: float) -> float:
+    """Return the seconds that a request may take, by its own header and at most ``longest_s``.
+
+    Raises ``InvalidRequestError``.
+    """
+    if said is None:
+        return longest_s
+    name = HEADER.decode()
+    if not _SECONDS.fullmatch(said) or not float(said):
+        raise InvalidRequestError(f"{name}: is a number of seconds above 0, like 30 or 2.5", param=name)
+    return min(float(said), longest_s)
+
+
+__all__ = ["HEADER", "Deadline", "limit_of"]
