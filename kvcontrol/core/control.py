@@ -11,6 +11,7 @@ import msgspec
 
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.ids import BlockHash, Epoch, Seq
+from kvcontrol.core.roles import EngineRole, KVTransport
 
 Residents = Mapping[CacheTier, Sequence[tuple[BlockHash, BlockHash | None]]]
 """What is held: in each tier, blocks with their parents (None for the first block of a prompt), parents first."""
@@ -124,7 +125,11 @@ class PrefixCacheStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """``GET /kv/v1/stats``. ``device`` is ``cpu`` or ``cuda``; ``identity`` is what block hashes are rooted in."""
+    """``GET /kv/v1/stats``. ``device`` is ``cpu`` or ``cuda``; ``identity`` is what block hashes are rooted in.
+
+    ``transports`` says how the instance can hand KV over or take it: by each transport, within which domain. Two
+    instances reach each other when both name the same domain (the same store, the same kind of link).
+    """
 
     epoch: Epoch
     engine: str
@@ -138,6 +143,8 @@ class InstanceStats(msgspec.Struct, frozen=True, kw_only=True):
     load: LoadStats
     prefix_cache: PrefixCacheStats
     offload: OffloadStats | None = None
+    role: EngineRole = EngineRole.HYBRID
+    transports: dict[KVTransport, str] = {}
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,1 @@
+"""Measurements of plans and of the order of those that wait."""

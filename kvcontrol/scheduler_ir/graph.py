@@ -1,0 +1,191 @@
+"""An immutable graph of steps: checked once, when it is made.
+
+``nodes`` stand in the order in which they are wished to run; ``topological_order`` keeps to it wherever dependencies
+allow, so the order of the nodes *is* the schedule, and a pass changes the schedule by moving nodes. A node depends on
+those that give what it takes; one that uses a value up also depends on everything else that takes that value.
+"""
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from kvcontrol.scheduler_ir.nodes import CONSUMING, IRError, IRNode, ValueName
+
+
+class IROptimizing(Protocol):
+    """What ``IRGraph.optimize`` asks."""
+
+    def optimize(self, graph: "IRGraph") -> "IRGraph":
+        """Return a graph that means the same."""
+        ...
+
+
+class IRGraph:
+    """Nodes, and the values that leave the graph (``results``): answers, and KV that stays.
+
+    Equal are graphs of equal nodes in equal order; ``same_structure`` looks past the names of values.
+    Raises ``IRError`` for a value that is given twice, taken and never given, taken after it was used up, given and
+    neither taken nor a result; and for a cycle, with its path.
+    """
+
+    __slots__ = ("_givers", "_nodes", "_order", "_results", "_takers")
+
+    def __init__(self, nodes: Sequence[IRNode], results: Sequence[ValueName]) -> None:
+        self._nodes = tuple(nodes)
+        self._results = tuple(results)
+        self._givers: dict[ValueName, int] = {}
+        self._takers: dict[ValueName, list[int]] = {}
+        self._index()
+        self._check_values()
+        self._order = self._sort()
+
+    @property
+    def nodes(self) -> tuple[IRNode, ...]:
+        return self._nodes
+
+    @property
+    def results(self) -> tuple[ValueName, ...]:
+        return self._results
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[IRNode]:
+        """Give the nodes in topological order."""
+        return (self._nodes[index] for index in self._order)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IRGraph) and self._nodes == other._nodes and self._results == other._results
+
+    def __hash__(self) -> int:
+        return hash((self._nodes, self._results))
+
+    def __repr__(self) -> str:
+        return f"IRGraph({len(self._nodes)} nodes, results {', '.join(f'%{each}' for each in self._results)})"
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The requests that it serves, each once, in the order of their first node."""
+        return tuple(dict.fromkeys(node.request for node in self))
+
+    def topological_order(self) -> tuple[IRNode, ...]:
+        """Return the nodes so that each comes after what it depends on; among free ones the first of ``nodes``."""
+        return tuple(self)
+
+    def giver(self, value: ValueName) -> IRNode:
+        """Return the node that gives a value; raises ``IRError`` when there is none."""
+        if value not in self._givers:
+            raise IRError(f"no node gives %{value}")
+        return self._nodes[self._givers[value]]
+
+    def takers(self, value: ValueName) -> tuple[IRNode, ...]:
+        """Return the nodes that take a value, in the order of ``nodes``."""
+        return tuple(self._nodes[index] for index in self._takers.get(value, ()))
+
+    def optimize(self, optimizer: IROptimizing) -> "IRGraph":
+        """Return a graph that means the same and should cost less; this one doesn't change."""
+        return optimizer.optimize(self)
+
+    def same_structure(self, other: "IRGraph") -> bool:
+        """Whether both are the same steps in the same topological order, whatever their values are called."""
+        return self.canonical() == other.canonical()
+
+    def canonical(self) -> "IRGraph":
+        """Return this graph with its nodes in topological order and its values named 0, 1, ... in that order."""
+        names: dict[ValueName, ValueName] = {}
+        for node in self:
+            for value in node.outputs:
+                names[value] = ValueName(str(len(names)))
+        return IRGraph(
+            [renamed(node, names) for node in self], sorted((names[each] for each in self._results), key=int)
+        )
+
+    def _index(self) -> None:
+        for index, node in enumerate(self._nodes):
+            node.check()
+            for value in node.outputs:
+                if value in self._givers:
+                    first = self._nodes[self._givers[value]].describe()
+                    raise IRError(f"%{value} is given twice, by {first} and by {node.describe()}")
+                self._givers[value] = index
+            if len(set(node.inputs)) != len(node.inputs):
+                raise IRError(f"{node.describe()}: it takes a value twice")
+            for value in node.inputs:
+                self._takers.setdefault(value, []).append(index)
+
+    def _check_values(self) -> None:
+        for value, takers in self._takers.items():
+            if value not in self._givers:
+                raise IRError(f"{self._nodes[takers[0]].describe()} takes %{value}, which no node gives")
+            consuming = [index for index in takers if self._nodes[index].node_type in CONSUMING]
+            if len(consuming) > 1:
+                first, second = (self._nodes[index].describe() for index in consuming[:2])
+                raise IRError(f"%{value} is used up twice, by {first} and by {second}")
+            if consuming and value in self._results:
+                raise IRError(f"%{value} is a result and used up by {self._nodes[consuming[0]].describe()}")
+        if len(set(self._results)) != len(self._results):
+            raise IRError("results: a value is named twice")
+        for value in self._results:
+            if value not in self._givers:
+                raise IRError(f"results: %{value} is given by no node")
+        leaving = set(self._results)
+        for value, giver in self._givers.items():
+            if value not in self._takers and value not in leaving:
+                raise IRError(
+                    f"%{value} dangles: {self._nodes[giver].describe()} gives it, nothing takes it and it is no result"
+                )
+
+    def _dependencies(self) -> list[set[int]]:
+        """For each node, those that it comes after."""
+        before: list[set[int]] = [{self._givers[value] for value in node.inputs} for node in self._nodes]
+        for takers in self._takers.values():
+            for index in takers:
+                if self._nodes[index].node_type in CONSUMING:
+                    before[index].update(taker for taker in takers if taker != index)
+        return before
+
+    def _sort(self) -> tuple[int, ...]:
+        before = self._dependencies()
+        after: list[list[int]] = [[] for _ in self._nodes]
+        missing = [len(each) for each in before]
+        for index, each in enumerate(before):
+            for earlier in each:
+                after[earlier].append(index)
+        free = [index for index, count in enumerate(missing) if not count]
+        order: list[int] = []
+        while free:
+            index = heapq.heappop(free)
+            order.append(index)
+            for later in after[index]:
+                missing[later] -= 1
+                if not missing[later]:
+                    heapq.heappush(free, later)
+        if len(order) < len(self._nodes):
+            raise IRError(f"a cycle: {self._cycle(before, set(order))}")
+        return tuple(order)
+
+    def _cycle(self, before: Sequence[set[int]], sorted_ones: set[int]) -> str:
+        """Name one cycle's path, each node after what it waits for."""
+        index = min(set(range(len(self._nodes))) - sorted_ones)
+        path: list[int] = []
+        while index not in path:
+            path.append(index)
+            index = min(before[index] - sorted_ones)
+        cycle = path[path.index(index) :][::-1]
+        first = cycle.index(min(cycle))
+        cycle = cycle[first:] + cycle[: first + 1]
+        return " -> ".join(self._nodes[each].describe() for each in cycle)
+
+
+def renamed(node: IRNode, names: Mapping[ValueName, ValueName]) -> IRNode:
+    """Return a node whose values have other names; those that ``names`` doesn't have keep theirs."""
+    return IRNode(
+        node_type=node.node_type,
+        inputs=tuple(names.get(each, each) for each in node.inputs),
+        outputs=tuple(names.get(each, each) for each in node.outputs),
+        config=node.config,
+        device=node.device,
+    )
+
+
+__all__ = ["IRGraph", "IROptimizing", "renamed"]

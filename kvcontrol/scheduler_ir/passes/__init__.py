@@ -1,0 +1,1 @@
+"""What makes a graph better without changing what it means: one pass a file."""

@@ -1,0 +1,145 @@
+"""What is to be done for one or more requests, and the calls to instances that it comes down to.
+
+A gateway can't tell an engine to run single steps: it calls instances, and each call makes its instance do several.
+``legs`` is that view: one leg for each stretch of nodes that one call to one instance carries out, in order.
+
+    hybrid      ANSWER(load, prefill, decode)
+    separated   PREFILL(load, prefill)  HANDOVER(transfer, evict)  ANSWER(load, decode)
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.roles import KVTransport
+from kvcontrol.scheduler_ir.graph import IRGraph
+from kvcontrol.scheduler_ir.nodes import Device, IRError, IRNode, NodeType, TransferConfig
+
+PlanId = NewType("PlanId", str)
+
+
+class LegKind(StrEnum):
+    """What a leg is for whoever walks the plan.
+
+    ``PREFILL``: have ``device`` compute the prompt and keep its KV; nobody sees an answer. ``HANDOVER``: the KV goes
+    from ``device`` to ``target`` by ``transport``, and ``device`` lets go of it. ``ANSWER``: ``device`` answers, and
+    that is what the client gets.
+    """
+
+    PREFILL = "prefill"
+    HANDOVER = "handover"
+    ANSWER = "answer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """One stretch of a plan. ``target`` and ``transport`` are a handover's, None for the others."""
+
+    kind: LegKind
+    device: Device
+    steps: tuple[NodeType, ...]
+    target: Device | None = None
+    transport: KVTransport | None = None
+
+
+class ExecutionPlan:
+    """A plan, immutable. ``target_instance_id`` is who answers. The graph may be worked out when it is first asked for:
+    on the way of a request only ``legs`` are needed, and they depend on its placement alone.
+    """
+
+    __slots__ = ("_build", "_graph", "legs", "plan_id", "request_ids", "target_instance_id")
+
+    def __init__(
+        self,
+        *,
+        plan_id: PlanId,
+        request_ids: tuple[str, ...],
+        target_instance_id: InstanceId,
+        legs: tuple[Leg, ...],
+        graph: IRGraph | Callable[[], IRGraph],
+    ) -> None:
+        self.plan_id = plan_id
+        self.request_ids = request_ids
+        self.target_instance_id = target_instance_id
+        self.legs = legs
+        self._graph = graph if isinstance(graph, IRGraph) else None
+        self._build = None if isinstance(graph, IRGraph) else graph
+
+    @property
+    def ir_graph(self) -> IRGraph:
+        if self._graph is None:
+            assert self._build is not None  # noqa: S101 - one of the two is there
+            self._graph = self._build()
+        return self._graph
+
+    @property
+    def answer(self) -> Leg:
+        """The last leg, whose answer the client gets."""
+        return self.legs[-1]
+
+    @property
+    def before_answer(self) -> tuple[Leg, ...]:
+        """The legs that come before it; none in a hybrid plan."""
+        return self.legs[:-1]
+
+    @classmethod
+    def of(cls, plan_id: PlanId, graph: IRGraph) -> "ExecutionPlan":
+        """Return the plan of a graph for one request, or for several that are answered by one instance."""
+        decoding = {node.device for node in graph if node.node_type is NodeType.DECODE}
+        if len(decoding) != 1:
+            raise IRError(f"plan {plan_id!r}: its answers come from {len(decoding)} instances; a plan has one")
+        return cls(
+            plan_id=plan_id,
+            request_ids=graph.request_ids,
+            target_instance_id=InstanceId(decoding.pop()),
+            legs=legs_of(graph),
+            graph=graph,
+        )
+
+
+def legs_of(graph: IRGraph) -> tuple[Leg, ...]:
+    """Return the calls that carry out a graph. Raises ``IRError`` when nothing in it answers.
+
+    All steps of one device on one side of a handover are one leg: the engine that is called orders them itself.
+    """
+    nodes = graph.topological_order()
+    answering = [node.device for node in nodes if node.node_type is NodeType.DECODE]
+    if not answering:
+        raise IRError("the graph has no decode: it answers nothing")
+    answer = answering[0]
+    others = [node for node in nodes if node.device != answer]
+    legs: list[Leg] = []
+    for device in dict.fromkeys(node.device for node in others):
+        legs += _handing_over(device, [node for node in others if node.device == device])
+    own = [node for node in nodes if node.device == answer]
+    legs.append(Leg(kind=LegKind.ANSWER, device=answer, steps=_kinds(own)))
+    return tuple(legs)
+
+
+def _handing_over(device: Device, nodes: Sequence[IRNode]) -> list[Leg]:
+    transfers = [node.config for node in nodes if isinstance(node.config, TransferConfig)]
+    computing = [node for node in nodes if node.node_type in {NodeType.LOAD, NodeType.PREFILL}]
+    legs = []
+    if computing:
+        legs.append(Leg(kind=LegKind.PREFILL, device=device, steps=_kinds(computing)))
+    if transfers:
+        legs.append(
+            Leg(
+                kind=LegKind.HANDOVER,
+                device=device,
+                steps=_kinds(node for node in nodes if node not in computing),
+                target=transfers[0].target,
+                transport=transfers[0].transport,
+            )
+        )
+    return legs
+
+
+def _kinds(nodes: Iterable[IRNode]) -> tuple[NodeType, ...]:
+    """The kinds of steps, each once, in order: chunks of a prompt and several requests are the engine's affair."""
+    return tuple(dict.fromkeys(node.node_type for node in nodes))
+
+
+__all__ = ["ExecutionPlan", "Leg", "LegKind", "PlanId", "legs_of"]
