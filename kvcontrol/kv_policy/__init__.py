@@ -21,7 +21,7 @@ from kvcontrol.kv_policy.prediction_error import ErrorReport, PredictionError
 from kvcontrol.kv_policy.predictive import PredictivePolicy
 from kvcontrol.kv_policy.prefill_speed import SHORT_PREFILL_TOKENS, PrefillSpeed
 from kvcontrol.kv_policy.qos import QosPolicy
-from kvcontrol.kv_policy.registry import POLICIES, Parameter, PolicyError, PolicyKind, make_policy
+from kvcontrol.kv_policy.registry import POLICIES, Parameter, PolicyError, PolicyKind, checked, make_policy
 from kvcontrol.kv_policy.s3fifo import S3FifoPolicy
 from kvcontrol.kv_policy.shadow import ShadowPolicies, ShadowReport, ShadowStanding
 from kvcontrol.kv_policy.tails_first import TailsFirst
@@ -73,6 +73,7 @@ __all__ = [
     "ShadowReport",
     "ShadowStanding",
     "TailsFirst",
+    "checked",
     "jain_index",
     "make_policy",
     "parse_choice",

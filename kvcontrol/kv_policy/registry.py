@@ -47,19 +47,23 @@ class PolicyKind:
 
     def values(self, given: Mapping[str, float]) -> Values:
         """Return all parameters, defaults where nothing is given; raises ``PolicyError``."""
-        allowed = self.parameters
-        for name, value in given.items():
-            if name not in allowed:
-                there = f"it has {', '.join(allowed)}" if allowed else "it has none"
-                raise PolicyError(f"policy {self.name} has no parameter {name!r}: {there}")
-            bounds = allowed[name]
-            if not bounds.least <= value <= bounds.most or (bounds.whole and value != int(value)):
-                kind = "a whole number" if bounds.whole else "a number"
-                raise PolicyError(
-                    f"policy {self.name}: {name} is {value:g}; allowed is {kind} from {bounds.least:g} to "
-                    f"{bounds.most:g} ({bounds.meaning})"
-                )
-        return {name: given.get(name, bounds.default) for name, bounds in allowed.items()}
+        return checked(f"policy {self.name}", self.parameters, given)
+
+
+def checked(whose: str, parameters: Mapping[str, Parameter], given: Mapping[str, float]) -> Values:
+    """Return all of ``parameters``, defaults where nothing is given; raises ``PolicyError``, which says ``whose``."""
+    for name, value in given.items():
+        if name not in parameters:
+            there = f"it has {', '.join(parameters)}" if parameters else "it has none"
+            raise PolicyError(f"{whose} has no parameter {name!r}: {there}")
+        bounds = parameters[name]
+        if not bounds.least <= value <= bounds.most or (bounds.whole and value != int(value)):
+            kind = "a whole number" if bounds.whole else "a number"
+            raise PolicyError(
+                f"{whose}: {name} is {value:g}; allowed is {kind} from {bounds.least:g} to "
+                f"{bounds.most:g} ({bounds.meaning})"
+            )
+    return {name: given.get(name, bounds.default) for name, bounds in parameters.items()}
 
 
 def _s3fifo(capacity_blocks: int, values: Values) -> EvictionPolicy:
@@ -168,4 +172,4 @@ def make_policy(
     return kind.make(capacity_blocks, kind.values(parameters))
 
 
-__all__ = ["POLICIES", "Parameter", "PolicyError", "PolicyKind", "make_policy"]
+__all__ = ["POLICIES", "Parameter", "PolicyError", "PolicyKind", "checked", "make_policy"]

@@ -1,5 +1,26 @@
-"""Who of those that wait goes next."""
+"""Who of those that wait goes next: six orders behind one contract, exchanged without losing anybody."""
 
-from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingId, WaitingQueue, WaitingRequest, hand_over
+from kvcontrol.scheduler_ir.strategies.aged import DEFAULT_AGEING_BOUND_S, AgedQueue
+from kvcontrol.scheduler_ir.strategies.base import (
+    EngineView,
+    WaitingId,
+    WaitingQueue,
+    WaitingRequest,
+    hand_over,
+)
+from kvcontrol.scheduler_ir.strategies.naive import NaiveQueue
+from kvcontrol.scheduler_ir.strategies.registry import STRATEGIES, StrategyKind, make_strategy
 
-__all__ = ["EngineView", "WaitingId", "WaitingQueue", "WaitingRequest", "hand_over"]
+__all__ = [
+    "DEFAULT_AGEING_BOUND_S",
+    "STRATEGIES",
+    "AgedQueue",
+    "EngineView",
+    "NaiveQueue",
+    "StrategyKind",
+    "WaitingId",
+    "WaitingQueue",
+    "WaitingRequest",
+    "hand_over",
+    "make_strategy",
+]

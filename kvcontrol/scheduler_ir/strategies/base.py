@@ -9,13 +9,13 @@ What holds for every strategy, and is tested for every one that ships:
 - *a permutation*: ``take`` until nothing is left gives every request that was added and not removed, each exactly once;
 - *nobody starves*: a request that has waited ``ageing_bound_s`` goes before every request that hasn't, and those that
   have go in the order of their arrival;
-- ``peek`` gives what ``take`` would, and changes nothing;
+- ``peek`` gives what ``take`` would, and changes nothing that the next one would show;
 - a call that raises has changed nothing.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NewType, Protocol
+from typing import NewType, Protocol
 
 WaitingId = NewType("WaitingId", str)
 """A request as its queue's owner names it; not reused while it waits."""
@@ -28,7 +28,8 @@ class WaitingRequest:
     ``arrived_s`` and ``deadline_s`` are on the clock of the queue's owner; ``deadline_s`` is when its first token is
     due, None where nobody said. ``priority`` is higher for what is more important, 0 for the ordinary.
     ``prefill_tokens`` are those that are not cached, ``output_tokens`` what its answer is expected to take (0: nothing
-    is known). ``tenant`` is who pays for it, ``model`` which model it asks for; both may be empty.
+    is known). ``tenant`` is who pays for it, ``model`` which model or adapter it asks for; both may be empty. Requests
+    of one ``prefix`` begin with the same block of tokens and may use the same cached ones; 0 where nobody knows.
     """
 
     request_id: WaitingId
@@ -39,6 +40,7 @@ class WaitingRequest:
     deadline_s: float | None = None
     tenant: str = ""
     model: str = ""
+    prefix: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,26 @@ class EngineView:
 class WaitingQueue(Protocol):
     """A queue with its strategy. ``ageing_bound_s`` > 0 is how long a request can be passed by others at most."""
 
-    name: ClassVar[str]
-    ageing_bound_s: float
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ageing_bound_s(self) -> float: ...
+
+    @property
+    def promotions(self) -> int:
+        """Requests that were started for their age: they had waited ``ageing_bound_s``."""
+        ...
+
+    @property
+    def oldest_s(self) -> float | None:
+        """When the one that waits longest arrived; None when nobody waits."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """What a strategy that chooses between orders follows now; empty for the others."""
+        ...
 
     def add(self, request: WaitingRequest) -> None:
         """Take in a request; raises ``ValueError`` when one of that id waits already."""
@@ -66,8 +86,14 @@ class WaitingQueue(Protocol):
         """Take out a request that leaves without its turn; raises ``KeyError`` when it doesn't wait."""
         ...
 
+    def start(self, request_id: WaitingId, now_s: float) -> WaitingRequest:
+        """Take out a request that goes on now, wherever it was in the order (what was next may not have fitted); raises
+        ``KeyError`` when it doesn't wait.
+        """
+        ...
+
     def take(self, most: int, now_s: float, view: EngineView = EngineView()) -> list[WaitingRequest]:
-        """Take out the next ``most`` requests, or all when there are fewer, in the order in which they go."""
+        """Start the next ``most`` requests, or all when there are fewer, in the order in which they go."""
         ...
 
     def peek(self, most: int, now_s: float, view: EngineView = EngineView()) -> list[WaitingRequest]:

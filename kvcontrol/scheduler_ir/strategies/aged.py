@@ -1,0 +1,120 @@
+"""The queue around every order: who waits, and that nobody waits for ever.
+
+The aged go first: requests that have waited ``ageing_bound_s``, in the order of their arrival. Behind them the order
+decides. That is in one place, so that no strategy can starve anybody, lose anybody or serve anybody twice.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from itertools import islice
+from math import isfinite
+from typing import Final
+
+from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingId, WaitingRequest
+from kvcontrol.scheduler_ir.strategies.order import Order
+
+DEFAULT_AGEING_BOUND_S: Final = 60.0
+
+_Arrival = tuple[float, int, WaitingRequest]
+_NOTHING_KNOWN: Final = EngineView()
+
+
+class AgedQueue:
+    """The ``WaitingQueue`` of an order.
+
+    ``add``, ``remove``, ``start`` are O(log n) and a memmove; ``peek`` is O(what it returns); both plus the order's.
+    """
+
+    def __init__(self, order: Order, *, ageing_bound_s: float = DEFAULT_AGEING_BOUND_S) -> None:
+        if not (isfinite(ageing_bound_s) and ageing_bound_s > 0):
+            raise ValueError(f"ageing_bound_s is {ageing_bound_s}; allowed is a number of seconds above 0")
+        self._order = order
+        self._ageing_bound_s = ageing_bound_s
+        self._waiting: dict[WaitingId, _Arrival] = {}
+        self._arrivals: list[_Arrival] = []
+        self._number = 0
+        self._promotions = 0
+
+    @property
+    def name(self) -> str:
+        return self._order.name
+
+    @property
+    def ageing_bound_s(self) -> float:
+        return self._ageing_bound_s
+
+    @property
+    def promotions(self) -> int:
+        return self._promotions
+
+    @property
+    def state(self) -> str:
+        return self._order.state
+
+    @property
+    def oldest_s(self) -> float | None:
+        return self._arrivals[0][0] if self._arrivals else None
+
+    def add(self, request: WaitingRequest) -> None:
+        if request.request_id in self._waiting:
+            raise ValueError(f"request {request.request_id} waits already")
+        if not isfinite(request.arrived_s) or (request.deadline_s is not None and not isfinite(request.deadline_s)):
+            raise ValueError(f"request {request.request_id} has a time that is no number")
+        self._number += 1
+        self._order.add(request, self._number)
+        arrival = self._waiting[request.request_id] = (request.arrived_s, self._number, request)
+        insort(self._arrivals, arrival)
+
+    def remove(self, request_id: WaitingId) -> WaitingRequest:
+        arrival = self._waiting.pop(request_id)
+        del self._arrivals[bisect_left(self._arrivals, arrival)]
+        self._order.remove(arrival[2])
+        return arrival[2]
+
+    def start(self, request_id: WaitingId, now_s: float) -> WaitingRequest:
+        arrival = self._waiting.pop(request_id)
+        del self._arrivals[bisect_left(self._arrivals, arrival)]
+        self._promotions += arrival[0] <= now_s - self._ageing_bound_s
+        self._order.start(arrival[2], now_s)
+        return arrival[2]
+
+    def take(self, most: int, now_s: float, view: EngineView = _NOTHING_KNOWN) -> list[WaitingRequest]:
+        chosen = self.peek(most, now_s, view)
+        for request in chosen:
+            self.start(request.request_id, now_s)
+        return chosen
+
+    def peek(self, most: int, now_s: float, view: EngineView = _NOTHING_KNOWN) -> list[WaitingRequest]:
+        if most <= 0:
+            return []
+        cutoff_s = now_s - self._ageing_bound_s
+        aged = bisect_right(self._arrivals, cutoff_s, key=_arrived)
+        chosen = [request for _, _, request in self._arrivals[: min(most, aged)]]
+        if len(chosen) < most and aged < len(self._arrivals):
+            most -= len(chosen)
+            chosen += islice(self._order.following(most, cutoff_s, now_s, view), most)
+        return chosen
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[WaitingRequest]:
+        return (request for _, _, request in self._arrivals)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._waiting
+
+    def check_integrity(self) -> None:
+        self._order.check_integrity()
+        if sorted(self._waiting.values()) != self._arrivals:
+            raise AssertionError("the arrivals are out of order or not whole")
+        found = {request.request_id for request in self._order.following(len(self), float("-inf"), 0.0, _NOTHING_KNOWN)}
+        if found != self._waiting.keys():
+            raise AssertionError(f"the order of {self.name} holds others than those that wait")
+
+
+def _arrived(arrival: _Arrival) -> float:
+    return arrival[0]
+
+
+__all__ = ["DEFAULT_AGEING_BOUND_S", "AgedQueue"]
