@@ -18,6 +18,7 @@ are ours.
 
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import ClassVar
 
 from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingRequest
 from kvcontrol.scheduler_ir.strategies.hybrid import HybridOrder
@@ -40,7 +41,7 @@ class State(StrEnum):
 class AdaptiveOrder:
     """By whatever fits the queue's state."""
 
-    name = "adaptive"
+    name: ClassVar[str] = "adaptive"
 
     def __init__(self, *, dwell_s: float = 2.0) -> None:
         self._dwell_s = dwell_s
