@@ -19,9 +19,7 @@ from gateway.admission import (
     ConcurrencyLimiter,
     Directory,
     DirectoryKeeper,
-    LocalQuotaMeter,
     QueueRules,
-    QuotaMeter,
 )
 from gateway.api.admin import AdminAccess, Changes, add_failure_handlers, admin_router
 from gateway.api.admin.explain import explain_router
@@ -48,7 +46,8 @@ from gateway.registry.membership import Loops
 from gateway.roster_keeper import RosterKeeper
 from gateway.routing import POLICIES, Calibration, CostModel, LearnedAffinity, RecentRoutes
 from gateway.settings import Settings
-from gateway.state import Store, load_admin_key, load_salt_secret, open_sqlite
+from gateway.shared import open_shared
+from gateway.state import load_admin_key, load_salt_secret
 from gateway.state.bodies import DEFAULT_QUOTA
 from gateway.supervisor import running
 from gateway.telemetry import Metrics, Telemetry
@@ -90,8 +89,8 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
     authenticator = Authenticator(
         settings.api_keys, salt_secret=salt_secret, require_keys=settings.require_keys, admin_key=admin_key
     )
-    store = _open_store(settings)
-    quotas = _quota_meter(settings)
+    shared = open_shared(settings)
+    store, quotas = shared.store, shared.quotas
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -240,7 +239,12 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     witnesses=(telemetry, planner, roster_keeper),
                 )
                 leases = Leases(
-                    membership=membership, registry=registry, drain_s=settings.drain_timeout_s, clock=monotonic
+                    membership=membership,
+                    registry=registry,
+                    board=shared.board,
+                    rules=rules,
+                    drain_s=settings.drain_timeout_s,
+                    clock=monotonic,
                 )
                 discovery: Loops = {
                     f"discovery:{each.source}": DiscoveryLoop(
@@ -311,8 +315,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                         async with running({**loops, **discovery}, on_failure=telemetry.loop_failed):
                             yield
                 finally:
-                    await quotas.close()
-                    await store.close()
+                    await shared.close()
 
     app = Gateway(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _http_error)
@@ -323,14 +326,6 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
         AdminAccess(settings.registration_key.get_secret_value()) if settings.registration_key else None
     )
     return app
-
-
-def _open_store(settings: Settings) -> Store:
-    if settings.store_url is None:
-        return open_sqlite(settings.state_dir)
-    from gateway.state.postgres import open_postgres
-
-    return open_postgres(settings.store_url.get_secret_value())
 
 
 def _wishes(directory: Directory, presets: Presets, configured: frozenset[TenantId]) -> Wishes:
@@ -350,16 +345,6 @@ def _wishes(directory: Directory, presets: Presets, configured: frozenset[Tenant
             kind: Policy(kind=kind, name=each.name, params=each.params) for kind, each in directory.policies.items()
         },
     )
-
-
-def _quota_meter(settings: Settings) -> QuotaMeter:
-    if settings.redis_url is None:
-        return LocalQuotaMeter(monotonic)
-    from gateway.admission.redis_quota import RedisQuotaMeter, check_redis
-
-    url = settings.redis_url.get_secret_value()
-    check_redis(url)
-    return RedisQuotaMeter(url)
 
 
 def _say_mode(settings: Settings, authenticator: Authenticator) -> None:

@@ -4,31 +4,27 @@ Sources, strongest first: ``KVGATE_<NAME>`` environment variables, the YAML file
 Lists are JSON in the environment. An unknown key in either is an error that names it.
 """
 
-import difflib
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
 from gateway.errors import SettingsError
 from gateway.fleet_settings import PRIVATE_NETWORKS, SCHEMES, DnsSettings, KubernetesSettings
+from gateway.settings_problems import PREFIX, not_json, problem, read_yaml, unknown
 
-PREFIX = "KVGATE_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OTHERS = ("KVGATE_ENGINE_", "KVGATE_UP_", "KVGATE_TEST_", "KVGATE_CACHE_", "KVGATE_MODEL_", "KVGATE_CONFIG")
 """Variables with these beginnings belong to other parts of kvgate and may stand in the same environment."""
 
 _MIB = 1 << 20
 _MIN_SECRET_CHARS = 16
-_MAX_SHOWN_CHARS = 80
 
 
 def _default_state_dir() -> Path:
@@ -130,7 +126,8 @@ class Settings(BaseSettings):
     )
     redis_url: SecretStr | None = Field(
         None,
-        description="Redis or Valkey for quotas that gateways share (redis://host:port/0); without it, each counts.",
+        description="Redis or Valkey for quotas and leases that gateways share (redis://host:port/0); "
+        "without it, each has its own.",
     )
     routing_policy: Literal["cost_aware", "prefix_affinity", "consistent_hash", "least_load", "round_robin"] = Field(
         "cost_aware", description="How instances are chosen."
@@ -329,12 +326,12 @@ def is_loopback(host: str) -> bool:
 
 def load_settings(config: Path | None = None) -> Settings:
     """Read file and environment; raises ``SettingsError`` with one line for each problem."""
-    values = {} if config is None else _read_yaml(config)
+    values = {} if config is None else read_yaml(config)
     known = Settings.model_fields
-    problems = [_unknown(str(config), key, key, list(known)) for key in values if key not in known]
+    problems = [unknown(str(config), key, key, list(known)) for key in values if key not in known]
     variables = {f"{PREFIX}{name.upper()}" for name in known}
     problems += [
-        _unknown("environment", name, name.upper(), sorted(variables))
+        unknown("environment", name, name.upper(), sorted(variables))
         for name in os.environ
         if name.upper().startswith(PREFIX) and not name.startswith(_OTHERS) and name.upper() not in variables
     ]
@@ -343,63 +340,9 @@ def load_settings(config: Path | None = None) -> Settings:
     try:
         return Settings(**values)
     except ValidationError as error:
-        raise SettingsError("\n".join(_problem(detail, config) for detail in error.errors())) from None
+        raise SettingsError("\n".join(problem(detail, config) for detail in error.errors())) from None
     except SourceError as error:
-        raise SettingsError(_not_json(error)) from None
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{path}: can't be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: is not YAML: {error}") from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise SettingsError(f"{path}: holds a {type(data).__name__}; a mapping of setting names to values is expected")
-    return data
-
-
-def _unknown(source: str, key: str, sought: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(sought, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-    return f"{source}: unknown setting {key}; {hint}"
-
-
-def _problem(detail: Mapping[str, Any], config: Path | None) -> str:
-    loc = detail["loc"]
-    message = detail["msg"].removeprefix("Value error, ")
-    if not loc:
-        return f"settings: {message}"
-    name = str(loc[0])
-    variable = f"{PREFIX}{name.upper()}"
-    from_environment = any(key.upper() == variable for key in os.environ)
-    source = "environment" if from_environment else str(config or "settings")
-    key = ".".join([variable if from_environment else name, *(str(part) for part in loc[1:])])
-    value = detail.get("input")
-    shown = (
-        "(hidden)"
-        if {"key", "admin_key", "registration_key", "salt_secret", "store_url", "redis_url"}
-        & {str(part) for part in loc}
-        else _short(value)
-    )
-    return f"{source}: {key} = {shown}: {message}"
-
-
-def _short(value: object) -> str:
-    """The value as text, without what could be a key inside it."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(str(key) for key in value) + "}"
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."
-
-
-def _not_json(error: SourceError) -> str:
-    match = re.search(r'field "(\w+)"', str(error))
-    name = f"{PREFIX}{match.group(1).upper()}" if match else "a list setting"
-    return f'environment: {name} is not valid JSON; lists are written as JSON, for example [{{"id": "engine-0", ...}}]'
+        raise SettingsError(not_json(error)) from None
 
 
 __all__ = ["PREFIX", "ApiKeySettings", "InstanceSettings", "Settings", "is_loopback", "load_settings"]

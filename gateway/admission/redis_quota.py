@@ -6,8 +6,6 @@ What is kept of a tenant goes by itself a minute or two after its last request.
 A place of the concurrency is a lease: it is renewed while its request runs, so a gateway that is killed gives its
 places back within ``LEASE_S``. Settlements are written in the background, in order, tried again while Redis is
 away, and given up once they no longer matter (the window has passed).
-
-The driver is the optional dependency ``kvgate[redis]``.
 """
 
 import asyncio
@@ -30,20 +28,12 @@ from gateway.admission.quota import (
     standing,
 )
 from gateway.admission.window import WINDOW_S
-from gateway.errors import StateError
 from gateway.limits import TenantLimits
+from gateway.state.redis_client import CALL_LIMIT_S, RedisError, redis_client
 from gateway.types import TenantId
-
-try:
-    import redis as blocking
-    import redis.asyncio as redis
-    from redis.exceptions import RedisError
-except ModuleNotFoundError as error:
-    raise StateError("redis_url is set, and the driver is not installed: pip install 'kvgate[redis]'") from error
 
 LEASE_S: Final = 30.0
 _RENEW_S: Final = 10.0
-_CALL_LIMIT_S: Final = 5.0
 _RETRY_S: Final = 0.5
 _KEPT_S: Final = WINDOW_S * 2
 _MOST_UNSETTLED: Final = 100_000
@@ -154,28 +144,11 @@ def _filled(script: str) -> str:
     return script.replace("@WINDOW@", str(WINDOW_S + 1)).replace("@KEPT@", str(_KEPT_S))
 
 
-def check_redis(url: str) -> None:
-    """Raise ``StateError`` when Redis can't be reached or refuses us; blocks for some seconds at most."""
-    try:
-        with blocking.Redis.from_url(url, socket_timeout=_CALL_LIMIT_S, socket_connect_timeout=_CALL_LIMIT_S) as client:
-            client.ping()
-    except (RedisError, OSError, ValueError) as error:
-        raise StateError(f"redis_url: can't be used for quotas: {error or type(error).__name__}") from None
-
-
 class RedisQuotaMeter:
     """One for each process. ``clock`` is for tests; None is Redis' own."""
 
     def __init__(self, url: str, *, prefix: str = "kvgate", clock: Callable[[], float] | None = None) -> None:
-        pool = redis.BlockingConnectionPool.from_url(
-            url,
-            max_connections=_CONNECTIONS,
-            timeout=_CALL_LIMIT_S,
-            socket_timeout=_CALL_LIMIT_S,
-            socket_connect_timeout=_CALL_LIMIT_S,
-            health_check_interval=30,
-        )
-        self._client: Any = redis.Redis.from_pool(pool)
+        self._client = redis_client(url, connections=_CONNECTIONS)
         self._prefix = prefix
         self._clock = clock
         self._reserve = self._client.register_script(_filled(_RESERVE))
@@ -241,7 +214,7 @@ class RedisQuotaMeter:
         while self._ended:
             batch = [self._ended.popleft() for _ in range(min(_BATCH, len(self._ended)))]
             try:
-                async with asyncio.timeout(_CALL_LIMIT_S), self._client.pipeline(transaction=False) as pipe:
+                async with asyncio.timeout(CALL_LIMIT_S), self._client.pipeline(transaction=False) as pipe:
                     for reservation, requests, tokens, _ in batch:
                         await self._settle(
                             keys=self._keys(reservation.tenant),
@@ -275,7 +248,7 @@ class RedisQuotaMeter:
             by_tenant.setdefault(tenant, []).append(number)
         for tenant, numbers in by_tenant.items():
             try:
-                async with asyncio.timeout(_CALL_LIMIT_S):
+                async with asyncio.timeout(CALL_LIMIT_S):
                     await self._renew(keys=[self._keys(tenant)[2]], args=[self._now(), LEASE_S, *numbers])
             except (RedisError, OSError, TimeoutError) as error:
                 self._log.warning("quota leases can't be renewed now: %s", error or type(error).__name__)
@@ -287,7 +260,7 @@ class RedisQuotaMeter:
 
     async def _call(self, script: Any, tenant: TenantId, arguments: list[Any]) -> Any:
         try:
-            async with asyncio.timeout(_CALL_LIMIT_S):
+            async with asyncio.timeout(CALL_LIMIT_S):
                 return await script(keys=self._keys(tenant), args=[self._now(), *arguments])
         except (RedisError, OSError, TimeoutError) as error:
             raise QuotaUnavailableError(f"Redis can't be used: {error or type(error).__name__}") from error
@@ -310,4 +283,4 @@ def _standings(
     return of(limits.requests_per_min, "r"), of(limits.tokens_per_min, "t")
 
 
-__all__ = ["LEASE_S", "RedisQuotaMeter", "check_redis"]
+__all__ = ["LEASE_S", "RedisQuotaMeter"]

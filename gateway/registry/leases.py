@@ -2,69 +2,152 @@
 
 A registration is a lease: one that isn't renewed in time drains and is forgotten. Nothing is stored: after a restart of
 the gateway they are back with their next renewal. An instance that comes back at another address replaces itself.
+
+Several gateways tell each other through a ``LeaseBoard``. While it can't be read, no lease runs out here: renewals may
+go to others. Afterwards each has all of its time again.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 
+from gateway.registry.addresses import AddressError, AddressRules
 from gateway.registry.instance import Instance, InstanceSpec, Source
+from gateway.registry.lease_board import BoardUnavailableError, LeaseBoard, Posted
 from gateway.registry.membership import Membership
 from gateway.registry.registry import Registry
 from kvcontrol.core.ids import InstanceId
 
 _LOOK_EVERY_S = 0.25
+_READ_EVERY_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Lease:
+    until_s: float
+    ttl_s: float
 
 
 class Leases:
     """Owns the members of ``Source.SELF``."""
 
-    def __init__(
-        self, *, membership: Membership, registry: Registry, drain_s: float, clock: Callable[[], float]
+    def __init__(  # noqa: PLR0913 - wired once, by name
+        self,
+        *,
+        membership: Membership,
+        registry: Registry,
+        board: LeaseBoard,
+        rules: AddressRules,
+        drain_s: float,
+        clock: Callable[[], float],
     ) -> None:
         self._membership = membership
         self._registry = registry
+        self._board = board
+        self._rules = rules
         self._drain_s = drain_s
         self._clock = clock
-        self._until_s: dict[InstanceId, float] = {}
+        self._leases: dict[InstanceId, _Lease] = {}
+        self._blind = False
+        self._refused: dict[InstanceId, str] = {}
 
-    async def renew(self, spec: InstanceSpec, *, ttl_s: float) -> Instance:
-        """Take an instance in, or keep it for another ``ttl_s``.
+    async def renew(self, instance: InstanceId, url: str, *, ttl_s: float) -> Instance:
+        """Take an instance in, or keep it for another ``ttl_s``, here and in the other gateways.
 
         Raises ``ValueError`` when its id or address is somebody else's.
         """
-        spec = replace(spec, source=Source.SELF)
-        if self._registry.knows(spec.id):
-            before = self._registry.get(spec.id)
-            if before.source is not Source.SELF:
-                raise ValueError(f"instance {spec.id!r} is named by {before.source}; it can't register itself")
-            if before.url != spec.url:  # another life of it: the former one is dead or dying
-                await self._membership.retire(spec.id, drain_s=0)
-                self._membership.add(spec)
-            elif self._membership.leaving(spec.id):
-                self._membership.resume(spec.id)
-        else:
-            self._membership.add(spec)
-        self._until_s[spec.id] = self._clock() + ttl_s
-        return self._registry.get(spec.id)
+        taken = await self._take(instance, Posted(url=url, ttl_s=ttl_s, left_s=ttl_s))
+        await self._tell(instance, url, ttl_s)
+        return taken
 
-    def end(self, instance: InstanceId) -> None:
+    async def end(self, instance: InstanceId) -> None:
         """Let an instance go that says goodbye: it drains; one without a lease is no error."""
-        if self._until_s.pop(instance, None) is not None and self._registry.knows(instance):
-            self._membership.retire(instance, drain_s=self._drain_s)
+        lease = self._leases.get(instance)
+        self._forget(instance)
+        if lease is not None:
+            await self._tell(instance, "", lease.ttl_s)
 
     def left_s(self, instance: InstanceId) -> float | None:
         """Return for how long an instance's lease still holds, None when it has none."""
-        until_s = self._until_s.get(instance)
-        return None if until_s is None else max(0.0, until_s - self._clock())
+        lease = self._leases.get(instance)
+        return None if lease is None else max(0.0, lease.until_s - self._clock())
 
     async def run(self) -> None:
-        """End leases that ran out, for ever."""
+        """Hear what others were told, and end leases that ran out, for ever."""
+        read_s = self._clock() - _READ_EVERY_S
         while True:
-            now_s = self._clock()
-            for instance in [each for each, until_s in self._until_s.items() if until_s <= now_s]:
-                self.end(instance)
+            if self._clock() - read_s >= _READ_EVERY_S:
+                await self._hear()
+                read_s = self._clock()
+            if not self._blind:
+                now_s = self._clock()
+                for instance in [each for each, lease in self._leases.items() if lease.until_s <= now_s]:
+                    self._forget(instance)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _take(self, instance: InstanceId, posted: Posted) -> Instance:
+        spec = InstanceSpec(id=instance, url=posted.url, source=Source.SELF)
+        if self._registry.knows(instance):
+            before = self._registry.get(instance)
+            if before.source is not Source.SELF:
+                raise ValueError(f"instance {instance!r} is named by {before.source}; it can't register itself")
+            if before.url != spec.url:  # another life of it: the former one is dead or dying
+                await self._membership.retire(instance, drain_s=0)
+                self._membership.add(spec)
+            elif self._membership.leaving(instance):
+                self._membership.resume(instance)
+        else:
+            self._membership.add(spec)
+        self._leases[instance] = _Lease(self._clock() + posted.left_s, posted.ttl_s)
+        return self._registry.get(instance)
+
+    def _forget(self, instance: InstanceId) -> None:
+        if self._leases.pop(instance, None) is not None and self._registry.knows(instance):
+            self._membership.retire(instance, drain_s=self._drain_s)
+
+    async def _tell(self, instance: InstanceId, url: str, ttl_s: float) -> None:
+        try:
+            await self._board.post(instance, url, ttl_s=ttl_s)
+        except BoardUnavailableError as error:
+            _log.warning("other gateways can't be told of instance %s now: %s", instance, error)
+
+    async def _hear(self) -> None:
+        try:
+            posted = await self._board.read()
+        except BoardUnavailableError as error:
+            if not self._blind:
+                _log.warning("leases that other gateways were told can't be read; none runs out until then: %s", error)
+            self._blind = True
+            return
+        if self._blind:
+            self._blind = False
+            now_s = self._clock()
+            for lease in self._leases.values():
+                lease.until_s = now_s + lease.ttl_s
+        for instance, said in posted.items():
+            if said.url:
+                await self._heard(instance, said)
+            else:
+                self._forget(instance)
+        self._refused = {each: why for each, why in self._refused.items() if each in posted}
+
+    async def _heard(self, instance: InstanceId, said: Posted) -> None:
+        held = self._leases.get(instance)
+        if held is not None and self._registry.knows(instance) and self._registry.get(instance).url == said.url:
+            until_s = self._clock() + said.left_s
+            if until_s > held.until_s or said.ttl_s != held.ttl_s:  # what was read may be older than what is held
+                self._leases[instance] = _Lease(until_s, said.ttl_s)
+            return
+        try:
+            self._rules.origin(said.url)  # written by other settings than these, maybe
+            await self._take(instance, said)
+        except (AddressError, ValueError) as error:
+            if self._refused.get(instance) != (why := str(error)):
+                self._refused[instance] = why
+                _log.warning("instance %s, registered at another gateway, is not taken in: %s", instance, why)
 
 
 __all__ = ["Leases"]

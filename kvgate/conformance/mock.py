@@ -7,6 +7,7 @@ unknown fields, but never what the user says.
 import asyncio
 import contextlib
 import gzip
+import hashlib
 import json
 import re
 import time
@@ -40,8 +41,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     gzip: bool = False
 
     def prompt(self) -> str:
-        """The text that carries it."""
-        return f"<<{msgspec.json.encode(self).decode()}>>"
+        """The text that carries it. No two begin alike: gateways that route by beginnings would keep them together."""
+        beginning = hashlib.sha256(self.id.encode()).hexdigest()
+        return f"{beginning} <<{msgspec.json.encode(self).decode()}>>"
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,8 +59,18 @@ def _end(process: "subprocess.Popen[bytes]", number: int) -> None:
 class Server:
     """A server process that a test may kill and start again on the same port with the same data."""
 
-    def __init__(self, command: list[str], port: int, log: Path, *, user: str | None, stop: int) -> None:
+    def __init__(  # noqa: PLR0913 - by name
+        self,
+        command: list[str],
+        port: int,
+        log: Path,
+        *,
+        user: str | None,
+        stop: int,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._command = command
+        self._environment = environment
         self._log = log
         self._user = user
         self._stop = stop
@@ -86,6 +96,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 user=self._user,
                 cwd=self._log.parent,
+                env=self._environment,
             )
         _wait_for(self.port, process, self._log)
         return process

@@ -14,7 +14,7 @@ from gateway.api.admin.access import AdminRoute, RegistrationRoute
 from gateway.api.admin.changes import Changes, Mutation, MutationOf, etag, must
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.planner import Planner
-from gateway.registry import BreakerState, Instance, InstanceSpec, LoadTracker, Membership, Registry, Source
+from gateway.registry import BreakerState, Instance, LoadTracker, Membership, Registry, Source
 from gateway.registry.addresses import AddressError, AddressRules
 from gateway.registry.leases import Leases
 from gateway.state import ABSENT, Document, Kind, Put
@@ -249,9 +249,9 @@ def leases_router(roster: Roster) -> APIRouter:
     @router.put("/instances/{name}/lease")
     async def put_lease(name: InstanceName, body: LeaseBody) -> InstanceView:
         """Register, or say that one is still there: to be repeated several times within ``ttl_s``."""
-        spec = InstanceSpec(id=InstanceId(name), url=await roster.vetted(body.url), source=Source.SELF)
+        url = await roster.vetted(body.url)
         try:
-            return roster.view(await roster.leases.renew(spec, ttl_s=body.ttl_s))
+            return roster.view(await roster.leases.renew(InstanceId(name), url, ttl_s=body.ttl_s))
         except ValueError as error:
             raise ConflictApiError(str(error)) from None
 
@@ -261,7 +261,7 @@ def leases_router(roster: Roster) -> APIRouter:
         instance = InstanceId(name)
         if roster.leases.left_s(instance) is None:
             raise NotFoundError(f"instance {name!r} has no lease", code="lease_not_found")
-        roster.leases.end(instance)
+        await roster.leases.end(instance)
 
     return router
 

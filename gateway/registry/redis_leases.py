@@ -1,0 +1,74 @@
+"""The board of leases in Redis or Valkey: one sorted set for how long each holds, one hash for what was said.
+
+Its clock is everybody's. A goodbye stays for a minute, so that each gateway gets to read it.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.registry.lease_board import BoardUnavailableError, Posted
+from gateway.state.redis_client import CALL_LIMIT_S, RedisError, redis_client
+from kvcontrol.core.ids import InstanceId
+
+GOODBYE_S: Final = 60.0
+_KEPT_S: Final = 7200
+
+_POST: Final = f"""
+local now = redis.call('TIME')
+redis.call('ZADD', KEYS[1], tonumber(now[1]) + tonumber(now[2]) / 1000000 + tonumber(ARGV[2]), ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
+for i = 1, 2 do redis.call('EXPIRE', KEYS[i], {_KEPT_S}) end
+return 1
+"""
+
+_READ: Final = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+for _, old in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now)) do
+  redis.call('ZREM', KEYS[1], old)
+  redis.call('HDEL', KEYS[2], old)
+end
+local found, said = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), {}
+for i = 1, #found, 2 do
+  local what = redis.call('HGET', KEYS[2], found[i])
+  if what then said[#said + 1] = {found[i], tostring(tonumber(found[i + 1]) - now), what} end
+end
+return said
+"""
+
+
+class RedisLeaseBoard:
+    """One for each process."""
+
+    def __init__(self, url: str, *, prefix: str = "kvgate") -> None:
+        self._client = redis_client(url, connections=4)
+        self._keys = [f"{prefix}:leases:{{all}}:{what}" for what in ("until", "said")]
+        self._post = self._client.register_script(_POST)
+        self._read = self._client.register_script(_READ)
+
+    async def post(self, instance: InstanceId, url: str, *, ttl_s: float) -> None:
+        try:
+            async with asyncio.timeout(CALL_LIMIT_S):
+                held_s = ttl_s if url else GOODBYE_S
+                await self._post(keys=self._keys, args=[instance, held_s, f"{ttl_s} {url}"])
+        except (RedisError, OSError, TimeoutError) as error:
+            raise BoardUnavailableError(f"Redis can't be used: {error or type(error).__name__}") from error
+
+    async def read(self) -> Mapping[InstanceId, Posted]:
+        try:
+            async with asyncio.timeout(CALL_LIMIT_S):
+                found = await self._read(keys=self._keys)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise BoardUnavailableError(f"Redis can't be used: {error or type(error).__name__}") from error
+        posted: dict[InstanceId, Posted] = {}
+        for name, left_s, said in found:
+            ttl_s, _, url = said.decode().partition(" ")
+            posted[InstanceId(name.decode())] = Posted(url=url, ttl_s=float(ttl_s), left_s=float(left_s))
+        return posted
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+__all__ = ["GOODBYE_S", "RedisLeaseBoard"]

@@ -1,0 +1,50 @@
+"""What several gateways share, as the settings say: the durable store, the quotas, the news of leases.
+
+Redis and PostgreSQL come with optional drivers, so their modules are imported only where they are used.
+"""
+
+from time import monotonic
+from typing import NamedTuple
+
+from gateway.admission import LocalQuotaMeter, QuotaMeter
+from gateway.registry.lease_board import LeaseBoard, NoBoard
+from gateway.settings import Settings
+from gateway.state import Store, open_sqlite
+
+
+class Shared(NamedTuple):
+    """Close it when nobody uses it any more."""
+
+    store: Store
+    quotas: QuotaMeter
+    board: LeaseBoard
+
+    async def close(self) -> None:
+        await self.board.close()
+        await self.quotas.close()
+        await self.store.close()
+
+
+def open_shared(settings: Settings) -> Shared:
+    """Open them; raises ``StateError`` for what can't be used."""
+    store = _store(settings)
+    if settings.redis_url is None:
+        return Shared(store, LocalQuotaMeter(monotonic), NoBoard())
+    from gateway.admission.redis_quota import RedisQuotaMeter
+    from gateway.registry.redis_leases import RedisLeaseBoard
+    from gateway.state.redis_client import check_redis
+
+    url = settings.redis_url.get_secret_value()
+    check_redis(url)
+    return Shared(store, RedisQuotaMeter(url), RedisLeaseBoard(url))
+
+
+def _store(settings: Settings) -> Store:
+    if settings.store_url is None:
+        return open_sqlite(settings.state_dir)
+    from gateway.state.postgres import open_postgres
+
+    return open_postgres(settings.store_url.get_secret_value())
+
+
+__all__ = ["Shared", "open_shared"]
