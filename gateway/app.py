@@ -50,7 +50,7 @@ from gateway.shared import open_shared
 from gateway.state import load_admin_key, load_salt_secret
 from gateway.state.bodies import DEFAULT_QUOTA
 from gateway.supervisor import running
-from gateway.telemetry import Metrics, Telemetry
+from gateway.telemetry import Metrics, Telemetry, Watched, watch_lag
 from gateway.telemetry.siblings import Siblings
 from gateway.types import TenantId
 from gateway.upstream import EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
@@ -125,7 +125,15 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
             meter=telemetry,
             clock=monotonic,
         )
-        metrics.watch(registry, load, index, admission)
+        metrics.watch(
+            Watched(
+                registry=registry,
+                load=load,
+                index=index,
+                admission=admission,
+                accounts=lambda: authenticator.accounts,
+            )
+        )
         timeouts = Timeouts(
             connect_s=settings.connect_timeout_s,
             first_byte_s=settings.first_byte_timeout_s,
@@ -306,6 +314,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     "directory": partial(keeper.run, settings.store_poll_s),
                     "roster": partial(roster_keeper.run, settings.store_poll_s),
                     "leases": leases.run,
+                    "lag": partial(watch_lag, telemetry.lagged),
                 }
                 try:
                     await keeper.refresh()

@@ -42,6 +42,7 @@ from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.ids import InstanceId
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 PATHS = {
     Operation.CHAT: "/v1/chat/completions",
     Operation.COMPLETIONS: "/v1/completions",
@@ -128,7 +129,12 @@ class Pipeline:
 
     async def serve(self, operation: Operation, exchange: Exchange) -> None:
         """Answer one request; every way it can end is settled exactly once."""
-        record = RequestRecord(operation=operation, request_id=_request_id(exchange), started_s=monotonic())
+        record = RequestRecord(
+            operation=operation,
+            request_id=_request_id(exchange),
+            started_s=monotonic(),
+            trace_id=_trace_id(exchange),
+        )
         try:
             tenant = self._authenticator.authenticate(exchange.credential)
             record.tenant = tenant.id
@@ -139,14 +145,18 @@ class Pipeline:
             body = await exchange.read_body(
                 limit_bytes=self._limits.max_body_bytes, timeout_s=self._limits.body_timeout_s
             )
+            record.received_s = monotonic()
             async with exchange.until_disconnect():
                 with deadline:
                     call = parse_call(operation, body, models=self._registry.served_models)
                     record.stream = call.stream
                     self._admission.admit(call.model)
                     record.model = call.model  # only a name that exists gets into the log
+                    record.parsed_s = monotonic()
                     fingerprint = await self._fingerprint(call, tenant, record)
+                    record.fingerprinted_s = monotonic()
                     async with self._admission.enter(_ask(tenant, call, fingerprint, self._limits)) as entry:
+                        record.admitted_s = monotonic()
                         record.limits = entry.headers
                         await self._forward(exchange, call, _Findings(tenant, fingerprint, entry, deadline), record)
         except ClientGoneError:
@@ -304,6 +314,13 @@ def _request_id(exchange: Exchange) -> RequestId:
     if given is not None and _SANE_ID.fullmatch(given):
         return RequestId(given.decode())
     return RequestId(secrets.token_hex(16))
+
+
+def _trace_id(exchange: Exchange) -> str | None:
+    """Return the trace that the client says its request belongs to (W3C ``traceparent``)."""
+    given = exchange.header(b"traceparent")
+    found = None if given is None else _TRACEPARENT.fullmatch(given)
+    return None if found is None else found[1].decode()
 
 
 def _engine_headers(exchange: Exchange, request_id: RequestId, tenant: Tenant) -> list[tuple[str, str]]:

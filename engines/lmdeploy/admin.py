@@ -17,7 +17,7 @@ import zmq
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import REGISTRY
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engines.event_publisher import OK, REFUSED
@@ -25,14 +25,16 @@ from engines.lmdeploy import admission
 from engines.lmdeploy.agent import COUNTERS, SNAPSHOT, STATS, EventCounters, LaunchInfo, launch_of, note_launch
 from engines.lmdeploy.availability import EngineGoneMiddleware
 from engines.lmdeploy.control_socket import private_endpoint
+from engines.lmdeploy.families import family, single
 from engines.lmdeploy.lifeline import engine_gone
 from engines.lmdeploy.policy_metrics import policy_series
 from engines.lmdeploy.policy_routes import mount_policy_routes
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tenancy import CacheSaltMiddleware
-from engines.lmdeploy.tier_metrics import tier_series
+from engines.lmdeploy.tier_metrics import offload_series, tenant_series, tier_series
 from engines.lmdeploy.tier_routes import mount_tier_routes
 from kvcontrol.core.control import SNAPSHOT_PATH, STATS_PATH
+from kvcontrol.series import engine as catalogue
 
 SCRAPE_TIMEOUT_S = 0.25
 """A scrape runs on the api_server's event loop: better a gap in the series than a stalled stream."""
@@ -104,36 +106,26 @@ class EngineCollector(Collector):
             body = self._client.ask_now(COUNTERS, timeout_s=SCRAPE_TIMEOUT_S)
             counters = msgspec.json.decode(body, type=EventCounters)
         except (EngineUnavailableError, msgspec.DecodeError):
-            yield GaugeMetricFamily("kvgate_engine_up", "1 when the engine process answers", value=0)
+            yield single(catalogue.UP, 0)
             return
-        yield GaugeMetricFamily("kvgate_engine_up", "1 when the engine process answers", value=1)
-        resident = GaugeMetricFamily(
-            "kvgate_engine_resident_blocks", "KV blocks that a later request can reuse", labels=["tier"]
-        )
-        for tier, blocks in counters.resident_blocks.items():
-            resident.add_metric([tier.value], blocks)
-        yield resident
-        events = CounterMetricFamily("kvgate_engine_kv_events", "KV events recorded, in blocks", labels=["kind"])
-        for kind, total in (
-            ("stored", counters.stored),
-            ("removed", counters.removed),
-            ("cleared", counters.cleared),
+        yield single(catalogue.UP, 1)
+        resident = counters.resident_blocks
+        yield family(catalogue.RESIDENT_BLOCKS, (((tier.value,), blocks) for tier, blocks in resident.items()))
+        kinds = (("stored", counters.stored), ("removed", counters.removed), ("cleared", counters.cleared))
+        yield family(catalogue.KV_EVENTS, (((kind,), total) for kind, total in kinds))
+        for series, value in (
+            (catalogue.KV_EVENTS_SEQ, counters.seq),
+            (catalogue.KV_EVENTS_DROPPED, counters.dropped),
+            (catalogue.KV_EVENTS_RESYNCS, counters.resyncs),
+            (catalogue.HOOK_ERRORS, counters.hook_errors),
+            (catalogue.EVICTION_ERRORS, counters.eviction_errors),
+            (catalogue.PUBLISHER_ERRORS, counters.publisher_errors),
         ):
-            events.add_metric([kind], total)
-        yield events
-        yield GaugeMetricFamily(
-            "kvgate_engine_kv_events_seq", "Number of the last published event batch, -1 before it", value=counters.seq
-        )
-        for name, text, total in (
-            ("kv_events_dropped", "KV events lost to a full queue", counters.dropped),
-            ("kv_events_resyncs", "Times the whole state was published anew", counters.resyncs),
-            ("hook_errors", "Changes of the block trie that could not be announced", counters.hook_errors),
-            ("eviction_errors", "1 when LMDeploy's own eviction took over from the policy", counters.eviction_errors),
-            ("publisher_errors", "Failed turns of the event publisher", counters.publisher_errors),
-        ):
-            yield CounterMetricFamily(f"kvgate_engine_{name}", text, value=total)
+            yield single(series, value)
+        yield from tier_series(counters.tiers, counters.counts)
         if counters.offload is not None:
-            yield from tier_series(counters.tiers, counters.offload)
+            yield from tenant_series(counters.counts)
+            yield from offload_series(counters.offload)
         if counters.policies is not None:
             yield from policy_series(counters.policies, counters.refused_swaps)
 

@@ -25,8 +25,9 @@ from engines.lmdeploy.events import TrieTracker, forget_cache
 from engines.lmdeploy.identity import identity_of
 from engines.lmdeploy.policy_operations import PolicyOperations
 from engines.lmdeploy.settings import EngineSettings
+from engines.lmdeploy.tier_metrics import TierCounts
 from engines.lmdeploy.tier_operations import TierOperations
-from engines.lmdeploy.tier_report import offload_stats, tier_stats
+from engines.lmdeploy.tier_report import offload_stats, tier_counts, tier_stats
 from engines.lmdeploy.tier_setup import build_hierarchy, tiers_of
 from engines.lmdeploy.trie_eviction import eviction_of
 from kvcontrol.core.blocks import CacheTier
@@ -72,6 +73,7 @@ class EventCounters(msgspec.Struct, frozen=True, kw_only=True):
     publisher_errors: int
     resident_blocks: dict[CacheTier, int]
     tiers: dict[CacheTier, TierStats] = {}
+    counts: dict[CacheTier, TierCounts] = {}
     offload: OffloadStats | None = None
     policies: PolicyReport | None = None
     refused_swaps: int = 0
@@ -145,10 +147,9 @@ class EngineAgent:
 
     def stats(self) -> InstanceStats:
         """Read the engine's state now; any thread: only reads of single values, none of which creates anything."""
-        engine, log = self._engine, self.publisher.log
+        engine = self._engine
         scheduler, counters = engine.scheduler, self.publisher.log.counters()
-        trie, blocks = scheduler.block_trie, scheduler.block_manager
-        capacity = int(blocks.num_gpu_blocks - engine.cache_config.num_reserved_gpu_blocks)
+        trie = scheduler.block_trie
         hits = trie.stats
         return InstanceStats(
             epoch=self.epoch,
@@ -165,15 +166,7 @@ class EngineAgent:
                 dropped=counters.dropped,
                 hook_errors=self.tracker.errors,
             ),
-            tiers={
-                CacheTier.HBM: TierStats(
-                    capacity_blocks=capacity,
-                    used_blocks=capacity - int(blocks.get_num_free_gpu_blocks()),
-                    cached_blocks=log.resident_blocks().get(CacheTier.HBM, 0),
-                    block_bytes=_block_bytes(engine),
-                )
-            }
-            | ({} if self.tiers is None else tier_stats(self.tiers)),
+            tiers=self._tier_stats(),
             load=_load(scheduler),
             prefix_cache=PrefixCacheStats(query_tokens=int(hits.num_query_tokens), hit_tokens=int(hits.num_hit_tokens)),
             offload=None if self.tiers is None else offload_stats(self.tiers),
@@ -183,16 +176,37 @@ class EngineAgent:
         """Return the totals for ``/metrics``; any thread."""
         log = self.publisher.log
         eviction = eviction_of(self._engine.scheduler.block_trie)
+        stats = self._tier_stats()
         return EventCounters(
             **dataclasses.asdict(log.counters()),
             hook_errors=self.tracker.errors,
             eviction_errors=0 if eviction is None else eviction.errors,
             publisher_errors=self.publisher.errors,
             resident_blocks=log.resident_blocks(),
-            tiers={} if self.tiers is None else tier_stats(self.tiers),
+            tiers=stats,
+            counts={CacheTier.HBM: self._hbm_counts(stats[CacheTier.HBM])}
+            | ({} if self.tiers is None else tier_counts(self.tiers)),
             offload=None if self.tiers is None else offload_stats(self.tiers),
             policies=self.policies.report(),
             refused_swaps=self.policies.refused,
+        )
+
+    def _tier_stats(self) -> dict[CacheTier, TierStats]:
+        engine, blocks = self._engine, self._engine.scheduler.block_manager
+        capacity = int(blocks.num_gpu_blocks - engine.cache_config.num_reserved_gpu_blocks)
+        hbm = TierStats(
+            capacity_blocks=capacity,
+            used_blocks=capacity - int(blocks.get_num_free_gpu_blocks()),
+            cached_blocks=self.publisher.log.resident_blocks().get(CacheTier.HBM, 0),
+            block_bytes=_block_bytes(engine),
+        )
+        return {CacheTier.HBM: hbm} | ({} if self.tiers is None else tier_stats(self.tiers))
+
+    def _hbm_counts(self, hbm: TierStats) -> TierCounts:
+        """Blocks in use that the trie doesn't have: partly filled ones, and those of one request alone."""
+        return TierCounts(
+            hit_tokens=int(self._engine.scheduler.block_trie.stats.num_hit_tokens),
+            fragmentation_ratio=max(0.0, 1 - hbm.cached_blocks / hbm.used_blocks) if hbm.used_blocks else None,
         )
 
     def weights_changed(self) -> None:

@@ -1,118 +1,137 @@
 """The tiers' series on an instance's ``/metrics``; the counts come from the engine process."""
 
 from collections.abc import Iterator, Mapping
+from heapq import nlargest
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+import msgspec
+from prometheus_client.core import Metric
 
+from engines.lmdeploy.families import family, single
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import OffloadStats, TierStats
+from kvcontrol.series import MOST_TENANTS, OTHER
+from kvcontrol.series import engine as catalogue
 
 
-def tier_series(tiers: Mapping[CacheTier, TierStats], offload: OffloadStats) -> Iterator[Metric]:
-    """Yield one family after the other."""
-    capacity = GaugeMetricFamily(
-        "kvgate_engine_tier_capacity_blocks", "KV blocks that a tier can hold", labels=["tier"]
+class TenantCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant in one tier, for ``/metrics``; ``burst_bytes`` None is all of the tier."""
+
+    used_bytes: int
+    guaranteed_bytes: int
+    burst_bytes: int | None
+    over_burst_blocks: int
+    hit_blocks: int
+
+
+class TierCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tier exposes beside its ``TierStats``; ``tenants`` are bounded by ``bounded``."""
+
+    hit_tokens: int
+    fragmentation_ratio: float | None = None
+    tenants: dict[str, TenantCounts] = {}
+
+
+def bounded(tenants: Mapping[str, TenantCounts]) -> dict[str, TenantCounts]:
+    """Return the tenants that get series of their own: those with a guarantee or most bytes; the rest is one."""
+    if len(tenants) <= MOST_TENANTS:
+        return dict(tenants)
+
+    def rank(name: str) -> tuple[int, int]:
+        return tenants[name].guaranteed_bytes, tenants[name].used_bytes
+
+    kept = nlargest(MOST_TENANTS, tenants, key=rank)
+    rest = [tenants[name] for name in tenants.keys() - set(kept)]
+    return {name: tenants[name] for name in kept} | {
+        OTHER: TenantCounts(
+            used_bytes=sum(each.used_bytes for each in rest),
+            guaranteed_bytes=sum(each.guaranteed_bytes for each in rest),
+            burst_bytes=None,
+            over_burst_blocks=sum(each.over_burst_blocks for each in rest),
+            hit_blocks=sum(each.hit_blocks for each in rest),
+        )
+    }
+
+
+def tier_series(tiers: Mapping[CacheTier, TierStats], counts: Mapping[CacheTier, TierCounts]) -> Iterator[Metric]:
+    """Yield what every instance has: of its pool, and of the tiers below where there are any."""
+    yield family(catalogue.TIER_CAPACITY, (((tier.value,), each.capacity_blocks) for tier, each in tiers.items()))
+    yield family(catalogue.TIER_USED, (((tier.value,), each.used_blocks) for tier, each in tiers.items()))
+    yield family(catalogue.TIER_BLOCK_BYTES, (((tier.value,), each.block_bytes) for tier, each in tiers.items()))
+    yield family(catalogue.TIER_HIT_TOKENS, (((tier.value,), each.hit_tokens) for tier, each in counts.items()))
+    yield family(
+        catalogue.TIER_FRAGMENTATION,
+        (
+            ((tier.value,), each.fragmentation_ratio)
+            for tier, each in counts.items()
+            if each.fragmentation_ratio is not None
+        ),
     )
-    used = GaugeMetricFamily("kvgate_engine_tier_used_blocks", "KV blocks that take room in a tier", labels=["tier"])
-    for tier, stats in tiers.items():
-        capacity.add_metric([tier.value], stats.capacity_blocks)
-        used.add_metric([tier.value], stats.used_blocks)
-    yield from (capacity, used)
-    for name, text, total in (
-        ("offload_loads", "Requests restored from below HBM", offload.loads),
-        ("offload_failed_loads", "Requests whose restore failed and were computed", offload.failed_loads),
-        ("offload_declined_loads", "Restores that computing was expected to beat", offload.declined_loads),
-        ("offload_saves", "Paths of blocks given to the tiers", offload.saves),
-        ("offload_tail_saves", "Those at the end of a request, with decoded blocks", offload.tail_saves),
-        ("offload_looked_up_tokens", "Prompt tokens that HBM did not hold, looked up below", offload.looked_up_tokens),
-        ("offload_found_tokens", "Those that were found", offload.found_tokens),
-        ("offload_collisions", "Blocks whose hash was equal and whose tokens were not", offload.collisions),
-        ("offload_guard_errors", "Failures of the connector, kept from the engine's loop", offload.guard_errors),
-        ("offload_worker_faults", "Failures of transfer workers", offload.worker_faults),
+
+
+def tenant_series(counts: Mapping[CacheTier, TierCounts]) -> Iterator[Metric]:
+    """Yield what tenants have in the tiers below HBM."""
+    rows = [((tier.value, name), each) for tier, tier_ in counts.items() for name, each in tier_.tenants.items()]
+    yield family(catalogue.TENANT_USED, ((labels, each.used_bytes) for labels, each in rows))
+    yield family(catalogue.TENANT_GUARANTEED, ((labels, each.guaranteed_bytes) for labels, each in rows))
+    yield family(
+        catalogue.TENANT_BURST, ((labels, each.burst_bytes) for labels, each in rows if each.burst_bytes is not None)
+    )
+    yield family(catalogue.TENANT_VIOLATIONS, ((labels, each.over_burst_blocks) for labels, each in rows))
+    yield family(catalogue.TENANT_HITS, ((labels, each.hit_blocks) for labels, each in rows))
+
+
+def offload_series(offload: OffloadStats) -> Iterator[Metric]:
+    """Yield what the tiers below HBM did for the engine."""
+    for series, value in (
+        (catalogue.OFFLOAD_LOADS, offload.loads),
+        (catalogue.OFFLOAD_FAILED_LOADS, offload.failed_loads),
+        (catalogue.OFFLOAD_DECLINED_LOADS, offload.declined_loads),
+        (catalogue.OFFLOAD_SAVES, offload.saves),
+        (catalogue.OFFLOAD_TAIL_SAVES, offload.tail_saves),
+        (catalogue.OFFLOAD_LOOKED_UP, offload.looked_up_tokens),
+        (catalogue.OFFLOAD_FOUND, offload.found_tokens),
+        (catalogue.OFFLOAD_COLLISIONS, offload.collisions),
+        (catalogue.OFFLOAD_GUARD_ERRORS, offload.guard_errors),
+        (catalogue.OFFLOAD_WORKER_FAULTS, offload.worker_faults),
+        (catalogue.PREFILL_SPEED, offload.prefill_tokens_per_s),
+        (catalogue.OFFLOAD_LOOKUP_P50, offload.lookup_p50_s),
+        (catalogue.OFFLOAD_LOOKUP_P99, offload.lookup_p99_s),
     ):
-        yield CounterMetricFamily(f"kvgate_engine_{name}", text, value=total)
-    for name, text, value in (
-        ("prefill_tokens_per_second", "Measured speed of computing, 0 before", offload.prefill_tokens_per_s),
-        ("offload_lookup_p50_seconds", "Median time of a look-up below HBM, 0 before", offload.lookup_p50_s),
-        ("offload_lookup_p99_seconds", "99th percentile of the same", offload.lookup_p99_s),
-    ):
-        yield GaugeMetricFamily(f"kvgate_engine_{name}", text, value=value)
-    blocks = CounterMetricFamily(
-        "kvgate_engine_offload_blocks",
-        "KV blocks by what was asked and how it ended",
-        labels=["operation", "status", "reason"],
-    )
-    for name, total in offload.outcomes.items():
-        blocks.add_metric(name.split(":"), total)
-    losses = CounterMetricFamily(
-        "kvgate_engine_tier_lost_blocks", "KV blocks that left a tier, by reason", labels=["tier", "reason"]
-    )
-    for name, total in offload.losses.items():
-        losses.add_metric(name.split(":"), total)
-    moved = CounterMetricFamily("kvgate_engine_path_moved_bytes", "Bytes moved between two tiers", labels=["path"])
-    failed = CounterMetricFamily(
-        "kvgate_engine_path_failed_blocks", "KV blocks that a path failed to move", labels=["path"]
-    )
-    queued = GaugeMetricFamily("kvgate_engine_path_queued_blocks", "KV blocks that wait for a path", labels=["path"])
-    speed = GaugeMetricFamily(
-        "kvgate_engine_path_bytes_per_second", "Measured bandwidth of a path, 0 before", labels=["path"]
-    )
-    for path, each in offload.paths.items():
-        moved.add_metric([path], each.moved_bytes)
-        failed.add_metric([path], each.failed_blocks)
-        queued.add_metric([path], each.queued_blocks)
-        speed.add_metric([path], each.bandwidth_bytes_per_s)
-    yield from (blocks, losses, moved, failed, queued, speed)
+        yield single(series, value)
+    yield family(catalogue.OFFLOAD_BLOCKS, ((tuple(name.split(":")), n) for name, n in offload.outcomes.items()))
+    yield family(catalogue.TIER_LOST, ((tuple(name.split(":")), n) for name, n in offload.losses.items()))
+    paths = offload.paths
+    yield family(catalogue.PATH_MOVED_BYTES, (((path,), each.moved_bytes) for path, each in paths.items()))
+    yield family(catalogue.PATH_FAILED_BLOCKS, (((path,), each.failed_blocks) for path, each in paths.items()))
+    yield family(catalogue.PATH_QUEUED_BLOCKS, (((path,), each.queued_blocks) for path, each in paths.items()))
+    yield family(catalogue.PATH_BANDWIDTH, (((path,), each.bandwidth_bytes_per_s) for path, each in paths.items()))
     yield from _cost_series(offload)
 
 
 def _cost_series(offload: OffloadStats) -> Iterator[Metric]:
-    predictions = CounterMetricFamily(
-        "kvgate_engine_cost_predictions", "Predicted seconds whose outcome was seen", labels=["quantity"]
+    errors = offload.predictions
+    yield family(catalogue.COST_PREDICTIONS, (((what,), each.predictions) for what, each in errors.items()))
+    yield family(catalogue.COST_ERROR, (((what,), each.relative_error) for what, each in errors.items()))
+    yield family(catalogue.COST_BIAS, (((what,), each.bias) for what, each in errors.items()))
+    yield family(
+        catalogue.MIGRATION_JUDGED,
+        (
+            ((path, verdict), blocks)
+            for path, made in offload.benefits.items()
+            for verdict, blocks in (
+                ("worth", made.worth_blocks),
+                ("not_worth", made.not_worth_blocks),
+                ("declined", made.declined_blocks),
+            )
+        ),
     )
-    error = GaugeMetricFamily(
-        "kvgate_engine_cost_relative_error",
-        "|predicted - actual| / actual of the cost model's seconds, a fading average; 0 before",
-        labels=["quantity"],
+    yield family(
+        catalogue.MIGRATION_BENEFIT, (((path,), made.net_benefit_s) for path, made in offload.benefits.items())
     )
-    bias = GaugeMetricFamily(
-        "kvgate_engine_cost_bias_ratio", "(predicted - actual) / actual, likewise", labels=["quantity"]
+    yield family(
+        catalogue.LOAD_BREAK_EVEN, (((tier.value,), blocks) for tier, blocks in offload.break_even_blocks.items())
     )
-    for quantity, each in offload.predictions.items():
-        predictions.add_metric([quantity], each.predictions)
-        error.add_metric([quantity], each.relative_error)
-        bias.add_metric([quantity], each.bias)
-    judged = CounterMetricFamily(
-        "kvgate_engine_migration_judged_blocks",
-        "KV blocks whose way down a path was judged: worth it, not worth it, and declined therefore",
-        labels=["path", "verdict"],
-    )
-    benefit = GaugeMetricFamily(
-        "kvgate_engine_migration_net_benefit_seconds",
-        "Seconds that the moves made so far are expected to save, less what they cost",
-        labels=["path"],
-    )
-    for path, made in offload.benefits.items():
-        judged.add_metric([path, "worth"], made.worth_blocks)
-        judged.add_metric([path, "not_worth"], made.not_worth_blocks)
-        judged.add_metric([path, "declined"], made.declined_blocks)
-        benefit.add_metric([path], made.net_benefit_s)
-    break_even = GaugeMetricFamily(
-        "kvgate_engine_load_break_even_blocks",
-        "Blocks from which on a load from a tier beats computing, -1 where it never does",
-        labels=["tier"],
-    )
-    for tier, count in offload.break_even_blocks.items():
-        break_even.add_metric([tier.value], count)
-    prefetches = CounterMetricFamily(
-        "kvgate_engine_prefetch_blocks",
-        "KV blocks brought up from NVMe before a request came, and what became of them",
-        labels=["outcome"],
-    )
-    for outcome, count in offload.prefetches.items():
-        prefetches.add_metric([outcome], count)
-    yield prefetches
-    yield from (predictions, error, bias, judged, benefit, break_even)
+    yield family(catalogue.PREFETCH_BLOCKS, (((what,), blocks) for what, blocks in offload.prefetches.items()))
 
 
-__all__ = ["tier_series"]
+__all__ = ["TenantCounts", "TierCounts", "bounded", "offload_series", "tenant_series", "tier_series"]

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 
+from engines.lmdeploy.tier_metrics import TenantCounts, TierCounts, bounded
 from engines.lmdeploy.tiers import EngineTiers
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheTier
@@ -14,6 +15,7 @@ from kvcontrol.core.hashing import HASH_BYTES
 from kvcontrol.core.ids import BlockHash
 from kvcontrol.core.tier_control import BlockInfo, BlockList, BlockQuery, QuotaBody, Quotas, TenantUsageBody
 from kvcontrol.kv_runtime import HierarchyManager
+from kvcontrol.kv_runtime.block_file import padded
 
 _HASH = re.compile(rf"[0-9a-fA-F]{{{2 * HASH_BYTES}}}")
 
@@ -28,6 +30,32 @@ def tier_stats(tiers: EngineTiers) -> dict[CacheTier, TierStats]:
             used_blocks=stats.capacity_blocks - stats.free_blocks,
             cached_blocks=stats.used_blocks + stats.held_blocks,
             block_bytes=stats.block_bytes,
+        )
+        for tier, stats in tiers.hierarchy.stats().tiers.items()
+    }
+
+
+def tier_counts(tiers: EngineTiers) -> dict[CacheTier, TierCounts]:
+    """Return what the tiers below HBM found and whose they are, for ``/metrics``; any thread."""
+    if tiers.hierarchy is None or tiers.planner is None:
+        return {}
+    block_tokens = tiers.planner.identity.block_size_tokens
+    return {
+        tier: TierCounts(
+            hit_tokens=sum(stats.hits.values()) * block_tokens,
+            fragmentation_ratio=1 - stats.block_bytes / padded(stats.block_bytes),
+            tenants=bounded(
+                {
+                    tenant: TenantCounts(
+                        used_bytes=usage.used_bytes,
+                        guaranteed_bytes=usage.quota.guaranteed_bytes,
+                        burst_bytes=usage.quota.burst_bytes,
+                        over_burst_blocks=usage.over_burst_blocks,
+                        hit_blocks=stats.hits.get(tenant, 0),
+                    )
+                    for tenant, usage in stats.tenants.items()
+                }
+            ),
         )
         for tier, stats in tiers.hierarchy.stats().tiers.items()
     }
@@ -168,4 +196,4 @@ def known_hashes(hashes: list[str]) -> tuple[list[BlockHash], list[str]]:
     return good, bad
 
 
-__all__ = ["block_list", "known_hashes", "offload_stats", "quotas", "tier_stats"]
+__all__ = ["block_list", "known_hashes", "offload_stats", "quotas", "tier_counts", "tier_stats"]

@@ -7,15 +7,17 @@ of its own, and so is "no key". Two keys of different tenants never share cached
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from time import time
+from types import MappingProxyType
 
 from gateway.admission.directory import Directory
 from gateway.errors import AuthenticationError, PermissionDeniedError
 from gateway.settings import ApiKeySettings
 from gateway.state.api_key import KeyDigest
 from gateway.types import Tenant, TenantId
+from kvcontrol.series import MOST_TENANTS
 
 _SALT_HEX_CHARS = 32
 _ANONYMOUS = TenantId("anonymous")
@@ -44,6 +46,8 @@ class Authenticator:
         self._clock = clock
         self._directory = Directory()
         self._tenants: dict[bytes, tuple[Tenant, float | None]] = {}
+        self.accounts: Mapping[TenantId, Tenant] = {}
+        """Tenants that are known by name, the first hundred of them: those that metrics may name."""
         self.publish(Directory())
 
     @property
@@ -63,6 +67,9 @@ class Authenticator:
         known = {digest: (tenant(name), None) for digest, name in self._configured.items()}
         stored = {digest: (tenant(each.tenant), each.expires_at_s) for digest, each in directory.keys.items()}
         self._directory, self._tenants = directory, stored | known
+        names = sorted({*self.configured, *directory.tenants, *(each.tenant for each in directory.keys.values())})
+        named = names if not self.open else [_ANONYMOUS, *names]
+        self.accounts = MappingProxyType({name: tenant(name) for name in named[:MOST_TENANTS]})
 
     def authenticate(self, authorization: bytes | None) -> Tenant:
         """Return who sent this ``Authorization`` header.

@@ -1,6 +1,6 @@
 """For operators: is it alive, is it ready, what does it measure, how does it look."""
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from gateway.dashboard import status_page
@@ -49,12 +49,13 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
         )
 
     @router.get("/metrics")
-    async def exposition(worker: str | None = None) -> Response:
-        """Prometheus text."""
-        series = metrics.exposition()
+    async def exposition(request: Request, worker: str | None = None) -> Response:
+        """Prometheus text, or OpenMetrics (which has examples with trace ids) for a client that accepts it."""
+        accept = request.headers.get("accept", "")
+        series, content_type = metrics.exposition(accept)
         if siblings is not None and worker != "own":
-            series = await siblings.exposition(series)
-        return Response(series, media_type="text/plain; version=0.0.4; charset=utf-8")
+            series = await siblings.exposition(series, accept)
+        return Response(series, headers={"content-type": content_type})
 
     @router.get("/dashboard", response_class=HTMLResponse)
     async def dashboard() -> str:

@@ -1,8 +1,9 @@
 """What the gateway says about itself: metrics, and one log line for each request."""
 
+from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.logs import configure_logging
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.metrics import Metrics, Watched
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.telemetry.telemetry import Telemetry
 
-__all__ = ["Metrics", "Outcome", "RequestRecord", "Telemetry", "configure_logging"]
+__all__ = ["Metrics", "Outcome", "RequestRecord", "Telemetry", "Watched", "configure_logging", "watch_lag"]

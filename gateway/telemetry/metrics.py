@@ -1,173 +1,183 @@
-"""The catalogue: every series of the gateway, declared once. Labels take values from small fixed sets only.
+"""The gateway's series as they are counted. What they are called and mean is in ``kvcontrol.series.gateway``.
 
 What belongs to an instance is read from the registry when Prometheus asks, so an instance that is gone leaves no
-series.
+series. What belongs to tenants is counted for those that are known by name.
 """
 
 import asyncio
-from collections.abc import Iterable
+import importlib.metadata
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gateway.admission import AdmissionController
 from gateway.registry import BreakerState, InstanceState, LoadTracker, Registry
+from gateway.telemetry.meters import CounterMeter, HistogramMeter, Labels, gauge_of
+from gateway.types import Tenant, TenantId
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.prefix_reuse import FleetIndex
+from kvcontrol.series import OTHER
+from kvcontrol.series import gateway as catalogue
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_QUOTAS: Final = ("requests_per_min", "tokens_per_min", "concurrency", "context_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What is read at each scrape."""
+
+    registry: Registry
+    load: LoadTracker
+    index: FleetIndex
+    admission: AdmissionController
+    accounts: Callable[[], Mapping[TenantId, Tenant]]
+    """Tenants that are known by name: those alone have series of their own."""
 
 
 class Metrics:
-    """Owns its own registry: nothing global, nothing of other libraries."""
+    """Owns its own registry: nothing global, nothing of other libraries but what the process costs."""
 
     def __init__(self) -> None:
+        self.requests = CounterMeter(catalogue.REQUESTS)
+        self.model_requests = CounterMeter(catalogue.MODEL_REQUESTS)
+        self.duration = HistogramMeter(catalogue.DURATION)
+        self.first_byte = HistogramMeter(catalogue.FIRST_BYTE)
+        self.time_per_token = HistogramMeter(catalogue.TIME_PER_TOKEN)
+        self.stage = HistogramMeter(catalogue.STAGE)
+        self.queue_wait = HistogramMeter(catalogue.QUEUE_WAIT)
+        self.shed = CounterMeter(catalogue.SHED)
+        self.retries = CounterMeter(catalogue.RETRIES)
+        self.prompt_tokens = CounterMeter(catalogue.PROMPT_TOKENS)
+        self.completion_tokens = CounterMeter(catalogue.COMPLETION_TOKENS)
+        self.cached_tokens = CounterMeter(catalogue.CACHED_TOKENS)
+        self.matched_tokens = CounterMeter(catalogue.MATCHED_TOKENS)
+        self.matched_tier_tokens = CounterMeter(catalogue.MATCHED_TIER_TOKENS)
+        self.overestimated_tokens = CounterMeter(catalogue.OVERESTIMATED_TOKENS)
+        self.routing = CounterMeter(catalogue.ROUTING)
+        self.ttft_predicted = HistogramMeter(catalogue.TTFT_PREDICTED)
+        self.ttft_real = HistogramMeter(catalogue.TTFT_REAL)
+        self.ttft_error = HistogramMeter(catalogue.TTFT_ERROR)
+        self.tenant_requests = CounterMeter(catalogue.TENANT_REQUESTS)
+        self.tenant_tokens = CounterMeter(catalogue.TENANT_TOKENS)
+        self.events = CounterMeter(catalogue.KV_EVENTS)
+        self.undecodable = CounterMeter(catalogue.KV_EVENTS_UNDECODABLE)
+        self.resyncs = CounterMeter(catalogue.KV_RESYNCS)
+        self.loop_failures = CounterMeter(catalogue.BACKGROUND_FAILURES)
+        self.loop_lag = HistogramMeter(catalogue.LOOP_LAG)
+        self.tenants: frozenset[str] = frozenset()
+        """Whose series are kept; ``watch`` keeps it true."""
+        self._watched: Watched | None = None
         self.registry = CollectorRegistry()
-        own = self.registry
-        self.requests = Counter(
-            "kvgate_requests", "Inference requests by how they ended.", ["operation", "outcome"], registry=own
-        )
-        self.duration = Histogram(
-            "kvgate_request_seconds",
-            "From a request's arrival to the end of its answer.",
-            ["operation"],
-            buckets=_SECONDS,
-            registry=own,
-        )
-        self.first_byte = Histogram(
-            "kvgate_first_byte_seconds",
-            "From a request's arrival to the first byte of the engine's answer; for streams, the first token.",
-            ["operation"],
-            buckets=_SECONDS,
-            registry=own,
-        )
-        self.prompt_tokens = Counter("kvgate_prompt_tokens", "Prompt tokens as engines counted them.", registry=own)
-        self.completion_tokens = Counter(
-            "kvgate_completion_tokens", "Generated tokens as engines counted them.", registry=own
-        )
-        self.cached_tokens = Counter(
-            "kvgate_cached_tokens", "Prompt tokens that engines report to have taken from their cache.", registry=own
-        )
-        self.matched_tokens = Counter(
-            "kvgate_matched_tokens", "Prompt tokens that the chosen instance was known to hold.", registry=own
-        )
-        self.overestimated_tokens = Counter(
-            "kvgate_overestimated_tokens",
-            "Prompt tokens that were expected in the chosen instance's cache and not found there.",
-            registry=own,
-        )
-        self.ttft_predicted = Histogram(
-            "kvgate_ttft_predicted_seconds",
-            "Predicted time from sending a stream's request to its first token.",
-            buckets=_SECONDS,
-            registry=own,
-        )
-        self.ttft_real = Histogram(
-            "kvgate_ttft_real_seconds",
-            "What it was, of the same requests.",
-            buckets=_SECONDS,
-            registry=own,
-        )
-        self.ttft_error = Histogram(
-            "kvgate_ttft_error_seconds",
-            "How far the prediction was off, either way.",
-            buckets=_SECONDS,
-            registry=own,
-        )
-        self.routing = Counter(
-            "kvgate_routing_decisions",
-            "Routing decisions by policy, what decided, and why.",
-            ["policy", "basis", "reason"],
-            registry=own,
-        )
-        self.shed = Counter(
-            "kvgate_shed_requests", "Requests refused before they were sent anywhere.", ["reason"], registry=own
-        )
-        self.queue_wait = Histogram(
-            "kvgate_queue_seconds",
-            "How long requests that were let in had waited for their turn.",
-            buckets=_SECONDS,
-            registry=own,
-        )
-        self.retries = Counter("kvgate_retries", "Requests tried again on another instance.", ["cause"], registry=own)
-        self.events = Counter("kvgate_kv_events", "KV events taken in.", ["instance"], registry=own)
-        self.undecodable = Counter(
-            "kvgate_kv_events_undecodable",
-            "KV events, batches and snapshots that could not be read: each makes a new snapshot necessary.",
-            ["instance"],
-            registry=own,
-        )
-        self.resyncs = Counter(
-            "kvgate_kv_resyncs",
-            "Times an instance's residency was repaired, by what made it necessary.",
-            ["instance", "reason"],
-            registry=own,
-        )
-        self.loop_failures = Counter(
-            "kvgate_background_failures", "Failures of background loops; they start again.", ["loop"], registry=own
-        )
+        self.registry.register(_Own(self._families))
+        ProcessCollector(registry=self.registry)
 
-    def watch(self, registry: Registry, load: LoadTracker, index: FleetIndex, admission: AdmissionController) -> None:
+    def watch(self, watched: Watched) -> None:
         """Add what is read from the live objects at each scrape."""
-        self.registry.register(_Fleet(registry, load, index, admission))
+        self._watched = watched
+
+    def tenant(self, tenant: TenantId | None) -> str:
+        """Return what a tenant is called here: its name where that is known, ``other`` for the rest."""
+        if self._watched is None or tenant is None:
+            return OTHER
+        return tenant if tenant in self._watched.accounts() else OTHER
 
     def forget(self, instance: InstanceId) -> None:
         """Drop what is counted for an instance."""
-        for series in (self.events, self.undecodable):
-            series.remove_by_labels({"instance": instance})
-        self.resyncs.remove_by_labels({"instance": instance})
+        for series in (self.events, self.undecodable, self.resyncs):
+            series.forget("instance", instance)
 
-    def exposition(self) -> bytes:
-        """Return all series as Prometheus text."""
-        return generate_latest(self.registry)
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Return all series, and their content type: OpenMetrics for who asks for it, otherwise Prometheus text."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def _families(self) -> Iterator[Metric]:
+        if self._watched is not None:
+            self._drop_tenants(self._watched.accounts())
+        for each in vars(self).values():
+            if isinstance(each, CounterMeter | HistogramMeter):
+                yield each.family()
+        yield gauge_of(catalogue.BUILD_INFO, iter([((_version(),), 1)]))
+        with suppress(RuntimeError):  # asked outside the loop there is nothing to count
+            yield gauge_of(catalogue.TASKS, iter([((), len(asyncio.all_tasks()))]))
+        if self._watched is not None:
+            yield from _fleet(self._watched)
+            yield from _tenants(self._watched.accounts())
+
+    def _drop_tenants(self, accounts: Mapping[TenantId, Tenant]) -> None:
+        """Forget the series of tenants that are gone."""
+        gone, self.tenants = self.tenants - accounts.keys(), frozenset(accounts)
+        for tenant in gone:
+            self.tenant_requests.forget("tenant", tenant)
+            self.tenant_tokens.forget("tenant", tenant)
 
 
-class _Fleet(Collector):
-    def __init__(
-        self, registry: Registry, load: LoadTracker, index: FleetIndex, admission: AdmissionController
-    ) -> None:
-        self._admission = admission
-        self._registry = registry
-        self._load = load
-        self._index = index
+class _Own(Collector):
+    """Registering asks for nothing: ``describe`` is empty."""
+
+    def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
+        self._families = families
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
 
     def collect(self) -> Iterable[Metric]:
-        state = GaugeMetricFamily(
-            "kvgate_instance_state", "1 for the state an instance is in.", labels=["instance", "state"]
-        )
-        draining = GaugeMetricFamily(
-            "kvgate_instance_draining", "1 for an instance that is given nothing new.", labels=["instance"]
-        )
-        breaker = GaugeMetricFamily(
-            "kvgate_instance_breaker", "1 for the state an instance's breaker is in.", labels=["instance", "state"]
-        )
-        in_flight = GaugeMetricFamily(
-            "kvgate_requests_in_flight", "Requests of this gateway at an instance.", labels=["instance"]
-        )
-        resident = GaugeMetricFamily(
-            "kvgate_resident_blocks", "KV blocks that an instance is known to hold.", labels=["instance", "tier"]
-        )
-        limit = GaugeMetricFamily(
-            "kvgate_instance_request_limit", "Requests that an instance is given at once.", labels=["instance"]
-        )
-        waiting = GaugeMetricFamily("kvgate_requests_waiting", "Requests that wait for their turn.")
-        waiting.add_metric([], self._admission.waiting)
-        tasks = GaugeMetricFamily("kvgate_tasks", "Tasks on this process's event loop.")
-        with suppress(RuntimeError):  # asked outside the loop there is nothing to count
-            tasks.add_metric([], len(asyncio.all_tasks()))
-        for each in self._registry.all():
-            limit.add_metric([each.id], self._admission.limit(each))
-            for possible in InstanceState:
-                state.add_metric([each.id, possible], float(each.state is possible))
-            draining.add_metric([each.id], float(each.draining))
-            for setting in BreakerState:
-                breaker.add_metric([each.id, setting], float(self._registry.breaker(each.id) is setting))
-            in_flight.add_metric([each.id], self._load.of(each.id).in_flight)
-            for tier, blocks in self._index.blocks_held(each.id).items():
-                resident.add_metric([each.id, tier], blocks)
-        return state, draining, breaker, in_flight, resident, limit, waiting, tasks
+        return self._families()
 
 
-__all__ = ["Metrics"]
+def _version() -> str:
+    try:
+        return importlib.metadata.version("kvgate")
+    except importlib.metadata.PackageNotFoundError:
+        return "source"  # it runs from a checkout
+
+
+def _fleet(watched: Watched) -> Iterator[Metric]:
+    registry = watched.registry
+    everyone = registry.all()
+    yield gauge_of(
+        catalogue.INSTANCE_STATE,
+        (((each.id, state), float(each.state is state)) for each in everyone for state in InstanceState),
+    )
+    yield gauge_of(catalogue.INSTANCE_DRAINING, (((each.id,), float(each.draining)) for each in everyone))
+    yield gauge_of(
+        catalogue.INSTANCE_BREAKER,
+        (
+            ((each.id, setting), float(registry.breaker(each.id) is setting))
+            for each in everyone
+            for setting in BreakerState
+        ),
+    )
+    yield gauge_of(catalogue.IN_FLIGHT, (((each.id,), watched.load.of(each.id).in_flight) for each in everyone))
+    yield gauge_of(catalogue.INSTANCE_LIMIT, (((each.id,), watched.admission.limit(each)) for each in everyone))
+    yield gauge_of(
+        catalogue.RESIDENT_BLOCKS,
+        (((each.id, tier), blocks) for each in everyone for tier, blocks in watched.index.blocks_held(each.id).items()),
+    )
+    yield gauge_of(catalogue.WAITING, iter([((), watched.admission.waiting)]))
+
+
+def _tenants(accounts: Mapping[TenantId, Tenant]) -> Iterator[Metric]:
+    yield gauge_of(
+        catalogue.TENANT_INFO, (((name, tenant_of_salt(tenant.salt)), 1) for name, tenant in accounts.items())
+    )
+
+    def quotas() -> Iterator[tuple[Labels, float]]:
+        for name, tenant in accounts.items():
+            limits = tenant.limits
+            values = (limits.requests_per_min, limits.tokens_per_min, limits.concurrency, limits.context_tokens)
+            for quota, value in zip(_QUOTAS, values, strict=True):
+                if value is not None:
+                    yield (name, quota), value
+
+    yield gauge_of(catalogue.TENANT_QUOTA, quotas())
+
+
+__all__ = ["Metrics", "Watched"]

@@ -34,13 +34,19 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """Times are monotonic seconds. ``route`` and ``sent_s`` are the last attempt's, ``limits`` the headers about the
+    """Times are monotonic seconds; ``received_s`` to ``admitted_s`` are the ends of its steps, ``trace_id`` comes with
+    the client's ``traceparent``. ``route`` and ``sent_s`` are the last attempt's, ``limits`` the headers about the
     tenant's quota; ``overestimated_tokens`` were expected in its instance's cache and not found there.
     """
 
     operation: Operation
     request_id: RequestId
     started_s: float
+    trace_id: str | None = None
+    received_s: float | None = None
+    parsed_s: float | None = None
+    fingerprinted_s: float | None = None
+    admitted_s: float | None = None
     tenant: TenantId | None = None
     model: str | None = None
     stream: bool = False

@@ -13,12 +13,17 @@ from typing import Final
 
 import aiohttp
 
+from kvcontrol.series import gateway as catalogue
+
 OWN_QUERY: Final = "worker=own"
 _LIMIT_S: Final = 2.0
 _MAX_BYTES: Final = 16 << 20
-_SAMPLE: Final = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)$")
-_HEAD: Final = re.compile(r"^# (?:HELP|TYPE) (\S+) ")
-_UP: Final = "kvgate_worker_up"
+_SAMPLE: Final = re.compile(
+    r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*)\})? (\S+(?: # \{.*)?)$"
+)
+_HEAD: Final = re.compile(r"^# (?:HELP|TYPE|UNIT) (\S+) ")
+_END: Final = "# EOF"
+_UP: Final = catalogue.WORKER_UP
 
 
 class Siblings:
@@ -29,20 +34,21 @@ class Siblings:
         self._own = own
         self._count = count
 
-    async def exposition(self, own: bytes) -> bytes:
-        """Return the series of all workers; ``own`` are this one's."""
+    async def exposition(self, own: bytes, accept: str) -> bytes:
+        """Return the series of all workers in one format; ``own`` are this one's, ``accept`` the scrape's header."""
         others = [number for number in range(self._count) if number != self._own]
-        texts = dict(zip(others, await asyncio.gather(*(self._ask(each) for each in others)), strict=True))
+        asked = asyncio.gather(*(self._ask(each, accept) for each in others))
+        texts = dict(zip(others, await asked, strict=True))
         texts[self._own] = own.decode()
         return merged({number: texts[number] for number in sorted(texts)}).encode()
 
-    async def _ask(self, number: int) -> str | None:
+    async def _ask(self, number: int, accept: str) -> str | None:
         connector = aiohttp.UnixConnector(path=str(socket_path(self._folder, number)))
         try:
             async with (
                 asyncio.timeout(_LIMIT_S),
                 aiohttp.ClientSession(connector=connector) as session,
-                session.get(f"http://worker/metrics?{OWN_QUERY}") as answer,
+                session.get(f"http://worker/metrics?{OWN_QUERY}", headers={"accept": accept or "*/*"}) as answer,
             ):
                 body = await answer.content.read(_MAX_BYTES)
                 while chunk := await answer.content.read(_MAX_BYTES):
@@ -74,8 +80,10 @@ def merged(texts: Mapping[int, str | None]) -> str:
                 labels = f'worker="{number}"' + (f",{sample[2]}" if sample[2] else "")
                 samples.setdefault(family, []).append(f"{sample[1]}{{{labels}}} {sample[3]}")
     lines = [line for family in heads for line in (*heads[family], *samples.get(family, ()))]
-    lines += [f"# HELP {_UP} 1 for a worker that answered this scrape.", f"# TYPE {_UP} gauge"]
-    lines += [f'{_UP}{{worker="{number}"}} {int(text is not None)}' for number, text in texts.items()]
+    lines += [f"# HELP {_UP.name} {_UP.help}", f"# TYPE {_UP.name} {_UP.kind}"]
+    lines += [f'{_UP.name}{{worker="{number}"}} {int(text is not None)}' for number, text in texts.items()]
+    if any(text is not None and text.endswith(f"{_END}\n") for text in texts.values()):
+        lines.append(_END)
     return "\n".join(lines) + "\n"
 
 

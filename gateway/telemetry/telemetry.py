@@ -8,7 +8,9 @@ from time import monotonic
 from gateway.telemetry.logs import FIELDS
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, RequestRecord
+from gateway.types import Usage
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.series import OTHER
 
 _log = logging.getLogger("gateway.request")
 
@@ -24,30 +26,61 @@ class Telemetry:
         """Account one finished request."""
         outcome = record.outcome or Outcome.GATEWAY_ERROR
         now_s = monotonic()
-        metrics = self._metrics
+        metrics, operation, trace_id = self._metrics, record.operation, record.trace_id
         self.outcomes[outcome] += 1
-        metrics.requests.labels(record.operation, outcome).inc()
-        metrics.duration.labels(record.operation).observe(now_s - record.started_s)
+        metrics.requests.inc(operation, outcome)
+        metrics.model_requests.inc(record.model or OTHER, outcome)
+        tenant = metrics.tenant(record.tenant)
+        metrics.tenant_requests.inc(tenant, outcome)
+        metrics.duration.observe(now_s - record.started_s, operation, trace_id=trace_id)
         if record.first_byte_s is not None:
-            metrics.first_byte.labels(record.operation).observe(record.first_byte_s - record.started_s)
+            metrics.first_byte.observe(record.first_byte_s - record.started_s, operation, trace_id=trace_id)
+        self._stages(record)
         if record.plan is not None:
             decision = record.plan.decision
-            metrics.routing.labels(record.plan.policy, decision.basis, decision.reason).inc()
-            metrics.matched_tokens.inc(record.plan.matched_tokens)
+            metrics.routing.inc(record.plan.policy, decision.basis, decision.reason)
+            metrics.matched_tokens.inc(by=record.plan.matched_tokens)
+            for tier, tokens in decision.candidate.tokens_by_tier.items():
+                metrics.matched_tier_tokens.inc(tier, by=tokens)
             self._judge(record, record.plan.predicted_s)
-            metrics.overestimated_tokens.inc(record.overestimated_tokens)
+            metrics.overestimated_tokens.inc(by=record.overestimated_tokens)
         if record.usage is not None:
-            metrics.prompt_tokens.inc(record.usage.prompt_tokens)
-            metrics.completion_tokens.inc(record.usage.completion_tokens)
-            metrics.cached_tokens.inc(record.usage.cached_tokens or 0)
+            self._used(record, record.usage, tenant, now_s)
         if _log.isEnabledFor(logging.INFO):
-            _log.info("%s %s", record.operation, outcome, extra={FIELDS: _fields(record, now_s)})
+            _log.info("%s %s", operation, outcome, extra={FIELDS: _fields(record, now_s)})
+
+    def _stages(self, record: RequestRecord) -> None:
+        """Count what each step before sending took, as far as the request came; the plan of a first attempt only."""
+        begun_s = record.started_s
+        for stage, ended_s in (
+            ("receive", record.received_s),
+            ("parse", record.parsed_s),
+            ("fingerprint", record.fingerprinted_s),
+            ("admission", record.admitted_s),
+            ("plan", record.sent_s if record.attempts == 1 else None),
+        ):
+            if ended_s is None:
+                return
+            self._metrics.stage.observe(ended_s - begun_s, stage)
+            begun_s = ended_s
+
+    def _used(self, record: RequestRecord, usage: Usage, tenant: str, now_s: float) -> None:
+        metrics, cached = self._metrics, usage.cached_tokens or 0
+        metrics.prompt_tokens.inc(by=usage.prompt_tokens)
+        metrics.completion_tokens.inc(by=usage.completion_tokens)
+        metrics.cached_tokens.inc(by=cached)
+        metrics.tenant_tokens.inc(tenant, "prompt", by=usage.prompt_tokens)
+        metrics.tenant_tokens.inc(tenant, "completion", by=usage.completion_tokens)
+        metrics.tenant_tokens.inc(tenant, "cached", by=cached)
+        if record.stream and record.first_byte_s is not None and usage.completion_tokens > 1:
+            between_s = (now_s - record.first_byte_s) / (usage.completion_tokens - 1)
+            metrics.time_per_token.observe(between_s, record.operation, trace_id=record.trace_id)
 
     def waited(self, seconds: float) -> None:
         self._metrics.queue_wait.observe(seconds)
 
     def shed(self, reason: str) -> None:
-        self._metrics.shed.labels(reason).inc()
+        self._metrics.shed.inc(reason)
 
     def _judge(self, record: RequestRecord, predicted_s: float | None) -> None:
         """Compare the predicted time to the first token with what it was: only of streams that have one."""
@@ -56,31 +89,34 @@ class Telemetry:
             return
         real_s = record.first_byte_s - record.sent_s
         self._metrics.ttft_predicted.observe(predicted_s)
-        self._metrics.ttft_real.observe(real_s)
+        self._metrics.ttft_real.observe(real_s, trace_id=record.trace_id)
         self._metrics.ttft_error.observe(abs(predicted_s - real_s))
 
     def retried(self, cause: str) -> None:
-        self._metrics.retries.labels(cause).inc()
+        self._metrics.retries.inc(cause)
 
     def joined(self, instance: InstanceId) -> None:
         """Begin an instance's series: one that exists only after its first event can't be alarmed on."""
-        self._metrics.events.labels(instance)
-        self._metrics.undecodable.labels(instance)
+        self._metrics.events.begin(instance)
+        self._metrics.undecodable.begin(instance)
 
     def left(self, instance: InstanceId) -> None:
         """End the series of an instance that is gone."""
         self._metrics.forget(instance)
 
     def events(self, instance: InstanceId, applied: int, undecodable: int) -> None:
-        self._metrics.events.labels(instance).inc(applied)
+        self._metrics.events.inc(instance, by=applied)
         if undecodable:
-            self._metrics.undecodable.labels(instance).inc(undecodable)
+            self._metrics.undecodable.inc(instance, by=undecodable)
 
     def resync(self, instance: InstanceId, reason: str) -> None:
-        self._metrics.resyncs.labels(instance, reason).inc()
+        self._metrics.resyncs.inc(instance, reason)
+
+    def lagged(self, seconds: float) -> None:
+        self._metrics.loop_lag.observe(seconds)
 
     def loop_failed(self, name: str) -> None:
-        self._metrics.loop_failures.labels(name.partition(":")[0]).inc()
+        self._metrics.loop_failures.inc(name.partition(":")[0])
 
 
 def _fields(record: RequestRecord, now_s: float) -> dict[str, object]:

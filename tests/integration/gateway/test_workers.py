@@ -156,3 +156,24 @@ def test_series_of_several_workers_are_told_apart() -> None:
         'kvgate_worker_up{worker="1"} 1',
         'kvgate_worker_up{worker="2"} 0',
     ]
+
+
+def test_openmetrics_of_several_workers_keeps_examples_and_ends_once() -> None:
+    first = (
+        "# HELP w_seconds W.\n# TYPE w_seconds histogram\n# UNIT w_seconds seconds\n"
+        'w_seconds_bucket{le="1.0"} 1.0 # {trace_id="ab"} 0.5 1700000000.5\n# EOF\n'
+    )
+    second = (
+        "# HELP w_seconds W.\n# TYPE w_seconds histogram\n# UNIT w_seconds seconds\n"
+        'w_seconds_bucket{le="1.0",x="\\"}"} 2.0\n# EOF\n'
+    )
+    lines = merged({0: first, 1: second}).splitlines()
+    assert lines[:5] == [
+        "# HELP w_seconds W.",
+        "# TYPE w_seconds histogram",
+        "# UNIT w_seconds seconds",
+        'w_seconds_bucket{worker="0",le="1.0"} 1.0 # {trace_id="ab"} 0.5 1700000000.5',
+        'w_seconds_bucket{worker="1",le="1.0",x="\\"}"} 2.0',
+    ]
+    assert lines[-1] == "# EOF"
+    assert lines.count("# EOF") == 1

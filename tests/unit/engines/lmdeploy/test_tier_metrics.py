@@ -5,12 +5,37 @@ import pytest
 from prometheus_client.core import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from engines.lmdeploy.tier_metrics import tier_series
+from engines.lmdeploy.tier_metrics import (
+    TenantCounts,
+    TierCounts,
+    bounded,
+    offload_series,
+    tenant_series,
+    tier_series,
+)
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import BenefitStats, OffloadStats, PathStats, PredictionStats, TierStats
 from kvcontrol.prefix_reuse import PrefixReuseMetrics
+from kvcontrol.series import MOST_TENANTS, OTHER
 
 TIERS = {CacheTier.DDR: TierStats(capacity_blocks=10, used_blocks=4, cached_blocks=3, block_bytes=64)}
+
+
+def tenant(used_bytes: int, *, guaranteed_bytes: int = 0, burst_bytes: int | None = None) -> TenantCounts:
+    return TenantCounts(
+        used_bytes=used_bytes,
+        guaranteed_bytes=guaranteed_bytes,
+        burst_bytes=burst_bytes,
+        over_burst_blocks=2,
+        hit_blocks=3,
+    )
+
+
+COUNTS = {
+    CacheTier.DDR: TierCounts(
+        hit_tokens=192, fragmentation_ratio=0.25, tenants={"ab12": tenant(128, burst_bytes=256), "shared": tenant(64)}
+    )
+}
 
 
 def offload(metrics: PrefixReuseMetrics) -> OffloadStats:
@@ -48,7 +73,9 @@ def offload(metrics: PrefixReuseMetrics) -> OffloadStats:
 def exported(stats: OffloadStats) -> CollectorRegistry:
     class Tiers(Collector):
         def collect(self):  # type: ignore[no-untyped-def]  # noqa: ANN202 - the type is prometheus_client's
-            yield from tier_series(TIERS, stats)
+            yield from tier_series(TIERS, COUNTS)
+            yield from tenant_series(COUNTS)
+            yield from offload_series(stats)
 
     registry = CollectorRegistry()
     registry.register(Tiers())
@@ -103,3 +130,25 @@ def test_what_the_cost_model_expects_and_how_wrong_it_was_are_on_metrics() -> No
     assert value("load_break_even_blocks", tier="DDR") == 1
     assert value("prefetch_blocks_total", outcome="used") == 5
     assert value("load_break_even_blocks", tier="NVME") == -1
+
+
+def test_what_tenants_have_in_a_tier_and_what_their_quotas_cost_them_is_on_metrics() -> None:
+    value = exported(offload(PrefixReuseMetrics())).get_sample_value
+    assert value("kvgate_engine_tier_hit_tokens_total", {"tier": "DDR"}) == 192
+    assert value("kvgate_engine_tier_fragmentation_ratio", {"tier": "DDR"}) == 0.25
+    mine = {"tier": "DDR", "tenant": "ab12"}
+    assert value("kvgate_engine_tenant_used_bytes", mine) == 128
+    assert value("kvgate_engine_tenant_burst_bytes", mine) == 256
+    assert value("kvgate_engine_tenant_over_burst_blocks_total", mine) == 2
+    assert value("kvgate_engine_tenant_burst_bytes", {"tier": "DDR", "tenant": "shared"}) is None
+
+
+def test_only_so_many_tenants_have_series_of_their_own_and_guaranteed_ones_come_first() -> None:
+    many = {f"t{place}": tenant(place) for place in range(MOST_TENANTS + 50)}
+    many["t0"] = tenant(0, guaranteed_bytes=64)
+    kept = bounded(many)
+    assert len(kept) == MOST_TENANTS + 1
+    assert {"t0", f"t{MOST_TENANTS + 49}", OTHER} <= kept.keys()
+    assert "t1" not in kept
+    assert kept[OTHER].used_bytes == sum(range(1, 51))
+    assert sum(each.hit_blocks for each in kept.values()) == sum(each.hit_blocks for each in many.values())

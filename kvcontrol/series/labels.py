@@ -1,0 +1,40 @@
+"""Every label of the catalogue, and what bounds its values: no label ever takes what a client wrote."""
+
+from typing import Final
+
+OTHER: Final = "other"
+"""What an unknown model or tenant is called."""
+
+MOST_TENANTS: Final = 100
+"""So many tenants have series of their own at a gateway, and in a tier of an engine; the rest is ``OTHER``."""
+
+LABELS: Final[dict[str, str]] = {
+    "basis": "what decided: `prefix`, `learned`, `load` and so on; a fixed set of the routing policies",
+    "cause": "a status (`status_503`) or a kind of failure; a fixed set",
+    "instance": "an instance's id; its series go when it does",
+    "kind": "a fixed set, see the series",
+    "kv_tenant": "a tenant as engines know it: a digest of its salt",
+    "loop": "a background loop of the gateway; a fixed set",
+    "model": f"a model that an instance serves; `{OTHER}` for any name that nobody serves",
+    "operation": "an inference route at the gateway; `save`, `load`, `prefetch` or `demote` at an engine",
+    "outcome": "how it ended; a fixed set",
+    "path": "`hbm_to_ddr`, `ddr_to_hbm`, `ddr_to_nvme`, `nvme_to_ddr`",
+    "policy": "a policy that ships with kvgate, with its parameters as they were set",
+    "quantity": "`load` or `compute`",
+    "quota": "`requests_per_min`, `tokens_per_min`, `concurrency` or `context_tokens`",
+    "reason": "why; a fixed set",
+    "stage": "`receive`, `parse`, `fingerprint`, `admission` or `plan`",
+    "state": "a fixed set, one of them 1",
+    "status": "how a transfer ended; a fixed set",
+    "tenant": (
+        f"at the gateway a tenant that has a key or an entry, `anonymous`, or `{OTHER}`; at an engine the digest that "
+        f"`kvgate_tenant_info` joins with its name, `shared` for requests without a tenant, or `{OTHER}`: at most "
+        f"{MOST_TENANTS} of each"
+    ),
+    "tier": "`HBM`, `DDR`, `NVME`, `REMOTE`",
+    "verdict": "`worth`, `not_worth` or `declined`",
+    "version": "of kvgate",
+    "worker": "the number of one of several gateway processes on a host, on every series; absent where there is one",
+}
+
+__all__ = ["LABELS", "MOST_TENANTS", "OTHER"]

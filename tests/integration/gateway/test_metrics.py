@@ -1,0 +1,135 @@
+"""What a gateway says of its requests on ``/metrics``: who, how long, in which step; and with which trace."""
+
+from pathlib import Path
+
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families as text_families
+
+from kvcontrol.core.control import CACHE_SALT_HEADER
+from kvcontrol.core.tenant import tenant_of_salt
+from kvcontrol.series import GATEWAY, LABELS, MOST_TENANTS, Kind
+from tests.support.admin import ADMIN_KEY, Admin
+from tests.support.fleet import CHAT, Fleet, chat, running_fleet
+from tests.support.running_gateway import eventually
+from tests.support.scripted_engine import MODEL
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+
+
+async def ask(fleet: Fleet, *, stream: bool = False, **headers: str) -> int:
+    async with fleet.gateway.post(CHAT, chat(stream=stream), **headers) as answer:
+        await answer.read()
+        return int(answer.status)
+
+
+async def families(fleet: Fleet) -> dict[str, Metric]:
+    async with fleet.gateway.get("/metrics") as answer:
+        assert answer.headers["content-type"].startswith("text/plain")
+        return {each.name: each for each in text_families(await answer.text())}
+
+
+async def test_every_series_of_the_catalogue_is_exposed_as_it_says_and_no_other(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path) as fleet:
+        await ask(fleet)
+        await fleet.gateway.counted(f'kvgate_model_requests_total{{model="{MODEL}",outcome="ok"}}', 1)
+        found = await families(fleet)
+        own = {name: each for name, each in found.items() if not name.startswith("process_")}
+        declared = {each.name: each for each in GATEWAY if each.appears != "with several workers"}
+        assert own.keys() == declared.keys()
+        for name, family in own.items():
+            series = declared[name]
+            assert family.type == series.kind
+            assert family.documentation == series.help
+            extra = {"le"} if series.kind is Kind.HISTOGRAM else set()
+            for sample in family.samples:
+                assert set(sample.labels) - extra == set(series.labels), sample
+                assert sample.labels.keys() - extra <= LABELS.keys()
+
+
+async def test_each_step_of_a_request_is_timed(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path) as fleet:
+        await ask(fleet)
+        for stage in ("receive", "parse", "fingerprint", "admission", "plan"):
+            await fleet.gateway.counted(f'kvgate_stage_seconds_count{{stage="{stage}"}}', 1)
+
+
+async def test_a_refused_request_is_timed_as_far_as_it_came(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path) as fleet:
+        async with fleet.gateway.post(CHAT, chat(model="nobody-serves-this")) as answer:
+            assert answer.status == 404
+        await fleet.gateway.counted('kvgate_model_requests_total{model="other",outcome="client_error"}', 1)
+        assert await fleet.gateway.metric('kvgate_stage_seconds_count{stage="receive"}') == 1
+        assert await fleet.gateway.metric('kvgate_stage_seconds_count{stage="parse"}') == 0
+        async with fleet.gateway.get("/metrics") as answer:
+            assert "nobody-serves-this" not in await answer.text()
+
+
+async def test_only_tenants_that_are_known_by_name_have_series_and_they_go_with_the_tenant(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, admin_key=ADMIN_KEY) as fleet:
+        await ask(fleet, authorization="Bearer whoever")  # as long as there is no key, any is accepted
+        await ask(fleet)
+        await fleet.gateway.counted('kvgate_tenant_requests_total{outcome="ok",tenant="other"}', 1)
+        await fleet.gateway.counted('kvgate_tenant_requests_total{outcome="ok",tenant="anonymous"}', 1)
+        admin = Admin(fleet.gateway)
+        await admin.ok("PUT", "/tenants/acme", {})
+        key = (await admin.ok("POST", "/keys", {"tenant": "acme"}))["key"]
+        await admin.ok("PUT", "/quotas/acme", {"requests_per_min": 600})
+        assert await ask(fleet, authorization=f"Bearer {key}") == 200
+        await fleet.gateway.counted('kvgate_tenant_requests_total{outcome="ok",tenant="acme"}', 1)
+        await fleet.gateway.counted('kvgate_tenant_quota{quota="requests_per_min",tenant="acme"}', 600)
+        salts = {sent[CACHE_SALT_HEADER] for each in fleet.engines.values() for sent in each.headers[-1:]}
+        infos = [f'kvgate_tenant_info{{kv_tenant="{tenant_of_salt(salt)}",tenant="acme"}}' for salt in salts]
+        assert [await fleet.gateway.metric(each) for each in infos].count(1) == 1
+        for made in (await admin.ok("GET", "/keys"))["data"]:
+            await admin.ok("DELETE", f"/keys/{made['id']}")
+        await admin.ok("DELETE", "/tenants/acme")
+
+        async def gone() -> bool:
+            async with fleet.gateway.get("/metrics") as answer:
+                return 'tenant="acme"' not in await answer.text()
+
+        await eventually(gone)
+
+
+async def test_more_tenants_than_may_have_series_are_one(tmp_path: Path) -> None:
+    keys = [{"key": f"k{place:03}", "tenant": f"t{place:03}"} for place in range(MOST_TENANTS + 2)]
+    async with running_fleet(tmp_path, api_keys=keys) as fleet:
+        for key in keys[-3:]:
+            assert await ask(fleet, authorization=f"Bearer {key['key']}") == 200
+        await fleet.gateway.counted('kvgate_tenant_requests_total{outcome="ok",tenant="other"}', 2)
+        assert await fleet.gateway.metric(f'kvgate_tenant_requests_total{{outcome="ok",tenant="t{99:03}"}}') == 1
+
+
+async def test_who_accepts_openmetrics_gets_examples_with_the_clients_trace(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path) as fleet:
+        await ask(fleet, stream=True, traceparent=TRACEPARENT)
+        await ask(fleet, traceparent=f"00-{'0' * 32}-b7ad6b7169203331-01")  # no trace's id
+        await fleet.gateway.counted('kvgate_requests_total{operation="chat_completions",outcome="ok"}', 2)
+        async with fleet.gateway.get("/metrics", accept=OPENMETRICS) as answer:
+            assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+            read = list(openmetrics_families(await answer.text()))
+        traced = {
+            sample.name: sample.exemplar.labels for family in read for sample in family.samples if sample.exemplar
+        }
+        assert traced.keys() >= {"kvgate_request_seconds_bucket", "kvgate_first_byte_seconds_bucket"}
+        assert all(labels == {"trace_id": TRACE} for labels in traced.values())
+
+
+async def test_the_time_between_tokens_is_of_streams_that_tell_their_usage(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path) as fleet:
+        await ask(fleet)
+        await ask(fleet, stream=True)
+        name = 'kvgate_time_per_output_token_seconds_count{operation="chat_completions"}'
+        await fleet.gateway.counted(name, 1)
+
+
+async def test_the_event_loops_lag_is_sampled(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path) as fleet:
+
+        async def sampled() -> bool:
+            return await fleet.gateway.metric("kvgate_event_loop_lag_seconds_count") >= 2
+
+        await eventually(sampled)
