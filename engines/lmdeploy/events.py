@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,14 @@ _MAX_ROOTS = 65_536
 _ALL_BLOCKS = 1 << 62
 
 _log = logging.getLogger(__name__)
+
+
+class NamedPath(NamedTuple):
+    """The events of a path of blocks (key, parent, tokens), worked out under ``identity``."""
+
+    identity: CacheIdentity
+    adapter: str
+    blocks: list[tuple[BlockHash, BlockHash | None, bytes]]
 
 
 class TrieTracker:
@@ -63,6 +71,31 @@ class TrieTracker:
     def detached(self, node: Any) -> None:
         """Note a node that hangs no more; O(1)."""
         self._changes.append((node, None))
+
+    def named(self, nodes: list[Any], parent: Any) -> NamedPath | None:
+        """Name a path that may be hung below ``parent`` later, so that it is told quickly then; None where that fails.
+
+        Each node is the parent of the next. Changes nothing but what was to be told before. Never raises.
+        """
+        self.settle()
+        try:
+            return self._named(nodes, parent)
+        except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
+            self._failed()
+            return None
+
+    def hung(self, nodes: list[Any], parent: Any, named: NamedPath | None) -> None:
+        """Record a whole path that hangs below ``parent`` now; O(nodes). Never raises."""
+        self.settle()
+        for node in nodes:
+            setattr(node, _TRACKER, self)
+        try:
+            if named is None or named.identity is not self.identity:
+                named = self._named(nodes, parent)
+            if named is not None:
+                self._tell_named(nodes, named)
+        except Exception:  # noqa: BLE001  # likewise
+            self._failed()
 
     def settle(self) -> None:
         """Record what has changed since the last call, in order; O(changed blocks). Never raises."""
@@ -97,25 +130,32 @@ class TrieTracker:
 
     def _tell_stored(self, path: list[tuple[Any, Any]]) -> None:
         """Record a run of nodes, each the parent of the next."""
-        head, parent = path[0]
-        adapter = head.adapter_name or ""
+        nodes = [node for node, _ in path]
+        named = self._named(nodes, path[0][1])
+        if named is not None:
+            self._tell_named(nodes, named)
+
+    def _tell_named(self, nodes: list[Any], named: NamedPath) -> None:
+        self._log.stored_all(named.blocks, tier=CacheTier.HBM, adapter=named.adapter)
+        for node, (key, _, _) in zip(nodes, named.blocks, strict=True):
+            setattr(node, _HASH, key)
+
+    def _named(self, nodes: list[Any], parent: Any) -> NamedPath | None:
+        adapter = nodes[0].adapter_name or ""
         known: BlockHash | None
         if parent.block_id < 0:
-            known, above = None, self._root(adapter, salt_of_identity(head.extra_identity))
+            known, above = None, self._root(adapter, salt_of_identity(nodes[0].extra_identity))
         else:
             known = getattr(parent, _HASH, None)
             if known is None:  # the parent's own failure was counted
-                return
+                return None
             above = known
-        nodes = [node for node, _ in path]
         packed = np.concatenate([node.token_ids for node in nodes]).astype("<u4").tobytes()
         size = self.identity.block_size_tokens
         width = size * TOKEN_BYTES
         tokens = [packed[start : start + width] for start in range(0, len(packed), width)]
         keys = self._keys(nodes, tokens, packed, above)
-        self._log.stored_all(list(zip(keys, [known, *keys], tokens, strict=False)), tier=CacheTier.HBM, adapter=adapter)
-        for node, key in zip(nodes, keys, strict=True):
-            setattr(node, _HASH, key)
+        return NamedPath(self.identity, adapter, list(zip(keys, [known, *keys], tokens, strict=False)))
 
     def _keys(self, nodes: list[Any], tokens: list[bytes], packed: bytes, above: BlockHash) -> list[BlockHash]:
         extras = [_extra(node.extra_identity) for node in nodes]
@@ -142,6 +182,12 @@ class TrieTracker:
             _log.exception("a change of the prefix cache could not be announced (%d failures so far)", self.errors)
 
 
+def tracker_of(trie: Any) -> TrieTracker | None:
+    """Return who follows a ``BlockTrie``, None where nobody does."""
+    tracker: TrieTracker | None = getattr(trie, _TRACKER, None)
+    return tracker
+
+
 def _paths(run: Iterable[tuple[Any, Any]]) -> Iterator[list[tuple[Any, Any]]]:
     """Cut nodes with their parents wherever one isn't the child of the one before it."""
     path: list[tuple[Any, Any]] = []
@@ -165,7 +211,7 @@ def forget_cache(engine: Any) -> None:
     evict_unused(engine)
     if held := len(trie.leaves):
         _log.error("%d prefix-cache paths are still held by requests; their KV is stale", held)
-    tracker = getattr(trie, _TRACKER, None)
+    tracker = tracker_of(trie)
     if tracker is not None:
         tracker.forgotten()
 
@@ -219,7 +265,7 @@ def trie_change(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(self, *args, **named)
         finally:
-            tracker = getattr(self, _TRACKER, None)
+            tracker = tracker_of(self)
             if tracker is not None:
                 tracker.settle()
 
@@ -228,20 +274,23 @@ def trie_change(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _extra(extra_identity: tuple[Any, ...]) -> bytes:
     """What else than tokens and salt a block depends on, with every field's length: no two identities alike."""
-    if not extra_identity:
+    others = without_salt(extra_identity) if extra_identity else ()
+    if not others:
         return b""
     return b"".join(
         f"{span.start}:{span.end}:{len(span.modality)}:{span.modality}{len(span.content_hash)}:{span.content_hash}".encode()
-        for span in without_salt(extra_identity)
+        for span in others
     )
 
 
 __all__ = [
+    "NamedPath",
     "TrieTracker",
     "evict_unused",
     "forget_cache",
     "node_attach_to",
     "node_detach_leaf",
+    "tracker_of",
     "trie_change",
     "trie_root",
 ]

@@ -117,17 +117,20 @@ class OffloadPlanner:
         request.plan = plan
         return plan.last_block * size - computed_tokens
 
-    def allocated(self, seq: Any, slots: Sequence[int]) -> bool:
-        """Bind a request's plan to the engine's slots, fewer than planned for a shorter load; True: it will run."""
+    def allocated(self, seq: Any, slots: Sequence[int]) -> int:
+        """Bind a request's plan to the engine's slots, fewer than planned for a shorter load.
+
+        Returns how many of the request's blocks there will be once it has run; 0: it will not run.
+        """
         request = self._requests[int(seq.seq_id)]
         if request.plan is None:
-            return False
+            return 0
         plan = self.agent.shorten(request.plan, len(slots))
         request.plan = None
         order = LoadOrder(request_id=int(seq.seq_id), plan=plan, slots=tuple(map(int, slots)))
         self._new_loads.append(order)
         self._loading.add(order.request_id)
-        return True
+        return plan.last_block
 
     def loaded(self, request_id: int, *, success: bool) -> bool:
         """Note the end of a load and return whether its KV may be used; otherwise its request isn't loaded for again.

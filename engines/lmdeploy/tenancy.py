@@ -18,6 +18,7 @@ from kvcontrol.core.hashing import MAX_SALT_BYTES
 
 _HEADER = CACHE_SALT_HEADER.encode()
 _ATTRIBUTE = "kvgate_cache_salt"
+_SPANS = "kvgate_salt_spans"
 _MODALITY = "kvgate.cache_salt"
 
 _current_salt: ContextVar[str] = ContextVar("kvgate_cache_salt", default="")
@@ -123,7 +124,8 @@ def block_extra_identity(original: Callable[[Any, int, int], tuple[Any, ...]]) -
     """``SchedulerSequence.get_prefix_cache_extra_identity``: the salt comes first."""
 
     def get_prefix_cache_extra_identity(self: Any, start: int, end: int) -> tuple[Any, ...]:
-        return _salt_spans(self) + original(self, start, end)
+        others = original(self, start, end)
+        return _salt_spans(self) + others if others else _salt_spans(self)
 
     return get_prefix_cache_extra_identity
 
@@ -138,9 +140,19 @@ def request_extra_identity(original: Callable[[Any, int], tuple[Any, ...]]) -> A
 
 
 def _salt_spans(seq: Any) -> tuple[Any, ...]:
+    """The salt as a span, made once a request: it is asked for with every block, on the engine's thread."""
     salt = salt_of_sequence(seq)
     if not salt:
         return ()
+    param = seq.sampling_param
+    spans: tuple[Any, ...] = getattr(param, _SPANS, ())
+    if not spans or spans[0].content_hash != salt:
+        spans = _spans_of(salt)
+        setattr(param, _SPANS, spans)
+    return spans
+
+
+def _spans_of(salt: str) -> tuple[Any, ...]:
     from lmdeploy.pytorch.prefix_cache_state import MultimodalSpan
 
     return (MultimodalSpan(0, 0, _MODALITY, salt),)

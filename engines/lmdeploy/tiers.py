@@ -24,6 +24,7 @@ from engines.event_log import EventLog
 from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.memory import EngineMemory
 from engines.lmdeploy.offload_plan import LoadOrder, OffloadPlanner, SaveOrder
+from engines.lmdeploy.trie_path import PathMaker
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.kv_runtime import BlockRecord, HierarchyManager, Loss, TicketId
@@ -83,6 +84,7 @@ class EngineTiers:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._loads: dict[int, LoadOrder] = {}
+        self._paths = PathMaker(self.guard)
         self._load_tickets: dict[TicketId, _UnderWay[LoadOrder]] = {}
         self._save_tickets: dict[TicketId, _UnderWay[SaveOrder]] = {}
         self._usable: set[TicketId] = set()
@@ -177,7 +179,10 @@ class EngineTiers:
     def allocated(self, seq: Any, slots: Sequence[int]) -> None:
         """Never raises: LMDeploy has taken the blocks already. A load that can't be ordered is one that failed."""
         planner = self.planner
-        if planner is None or not self.guard("bind a load", False, planner.allocated, seq, slots):  # noqa: FBT003
+        last_block = 0 if planner is None else self.guard("bind a load", 0, planner.allocated, seq, slots)
+        if last_block:
+            self.guard("begin a path", None, lambda: self._paths.begin(self._scheduler.block_trie, seq, last_block))
+        else:
             self._ended.loads.add(int(seq.seq_id))
             self._ended.invalid_slots.update(map(int, slots))
 
@@ -215,6 +220,7 @@ class EngineTiers:
         return [(request_id, self._load_usable(request_id, invalid)) for request_id in sorted(request_ids)]
 
     def _load_usable(self, request_id: int, invalid: set[int]) -> bool:
+        self._paths.end(request_id)
         order = self._loads.pop(request_id, None)
         success = order is not None and (not invalid or invalid.isdisjoint(order.slots))
         planner = self.planner
@@ -233,6 +239,7 @@ class EngineTiers:
         for ticket, under_way in list(self._load_tickets.items()):
             self._load_ended(ticket, under_way.order, range(len(under_way.order.slots)))
         self._loads.clear()
+        self._paths.clear()
         self._load_tickets.clear()
         self._save_tickets.clear()
         self._usable.clear()
@@ -317,11 +324,15 @@ class EngineTiers:
         return ended
 
     def _wait(self, wait_s: float) -> None:
-        """Let the transfers have the GIL until one that is waited for has ended; the loop has nothing else to do."""
+        """Prepare what comes after the transfers, then let them have the GIL, until one that is waited for has ended;
+        the loop has nothing else to do.
+        """
         hierarchy = self.hierarchy
         until_s = time.monotonic() + wait_s
         while not self._has_ended and (left_s := until_s - time.monotonic()) > 0:
-            if hierarchy is None:
+            if self._paths.work():
+                self._announce()
+            elif hierarchy is None:
                 time.sleep(left_s)
             elif hierarchy.wait(left_s):
                 self._announce()

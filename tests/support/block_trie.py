@@ -1,6 +1,6 @@
 """LMDeploy's own block manager and block trie, without an engine around them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -33,10 +33,13 @@ class Paging:
     def free(self) -> int:
         return int(self.blocks.get_num_free_gpu_blocks())
 
-    def begin(self, tokens: Sequence[int], *, salt: str = "") -> Any | None:
+    def begin(
+        self, tokens: Sequence[int], *, salt: str = "", between: Callable[[Any], None] | None = None
+    ) -> Any | None:
         """Admit a request as LMDeploy's prefill does; None when there is no room for it.
 
-        A salt takes the way of the tenancy hooks, which must be in place.
+        A salt takes the way of the tenancy hooks, which must be in place. ``between`` is called with the sequence when
+        it has its blocks and the trie doesn't have them yet.
         """
         import torch
         from lmdeploy.pytorch.messages import SamplingParam
@@ -53,6 +56,8 @@ class Paging:
             self.blocks.truncate(sequence, 0)
             return None
         self.blocks.allocate(sequence)
+        if between is not None:
+            between(sequence)
         self.trie.allocate(sequence)
         self.trie.finalize_match(sequence)
         return sequence

@@ -1,5 +1,6 @@
 """What is replaced so that an engine's KV blocks find their way below HBM and back."""
 
+from engines.lmdeploy.hooks.names import TRIE
 from engines.lmdeploy.patching import Hook
 
 _FACTORY = "lmdeploy.pytorch.kv_connector.factory"
@@ -7,7 +8,7 @@ _FACTORY = "lmdeploy.pytorch.kv_connector.factory"
 
 def tier_hooks() -> list[Hook]:
     """In the engine process: kvgate's connector, where tiers are configured."""
-    from engines.lmdeploy import tier_setup
+    from engines.lmdeploy import tier_setup, trie_path
 
     return [
         Hook(
@@ -27,6 +28,15 @@ def tier_hooks() -> list[Hook]:
             ),
             replace=tier_setup.build_connector,
             why="LMDeploy's factory knows one connector by name",
+        ),
+        Hook(
+            target=f"{TRIE}.trie:BlockTrie._extend_trie_path",
+            signature=(
+                "(self, seq: lmdeploy.pytorch.messages.SchedulerSequence, "
+                f"node: {TRIE}.node.Node, num_complete_blocks: int)"
+            ),
+            replace=trie_path.trie_extend_path,
+            why="what was loaded is hung up at once, made while it was loading",
         ),
     ]
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from engines.lmdeploy.trie_path import TriePath
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.tenant import SHARED_TENANT, tenant_of_salt
 from tests.support.models import random_prompt
@@ -34,6 +35,26 @@ def test_identical_prompts_at_once_over_a_tiny_pool_all_get_the_same_tokens(
         assert answers == [expected[place]] * 16
     mixed = tiered.run(*PROMPTS * 3, new_tokens=NEW_TOKENS)
     assert mixed == expected * 3
+
+
+def test_a_path_of_the_trie_is_made_while_its_blocks_are_loading(
+    tiered: TieredEngine, expected: list[list[int]], faults: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = []
+    hang = TriePath.hang
+
+    def watched(self: TriePath, node: object, blocks: int) -> object:
+        hung.append(hang(self, node, blocks) is not None)
+        return self._seq.prefix_cache.trie_cursor if hung[-1] else None
+
+    monkeypatch.setattr(TriePath, "hang", watched)
+    visit(tiered, expected, rounds=1)
+    tiered.rest()
+    faults(engine_write={"delay_s": 0.2})
+    tiered.evict_hbm()
+    assert tiered.run(PROMPTS[0], new_tokens=NEW_TOKENS) == [expected[0]]
+    assert hung[-1:] == [True]
+    tiered.check()
 
 
 def test_blocks_that_decoding_filled_are_found_by_the_next_turn(tiered: TieredEngine) -> None:
