@@ -1,0 +1,108 @@
+"""What each value of a graph is: which tokens of which request, and where they lie."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvcontrol.scheduler_ir.graph import IRGraph
+from kvcontrol.scheduler_ir.nodes import (
+    DecodeConfig,
+    Device,
+    IRError,
+    IRNode,
+    LoadConfig,
+    NodeType,
+    PrefillConfig,
+    TransferConfig,
+    ValueName,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """The KV of tokens ``[start, end)`` of one request on one device, under the name of its value."""
+
+    name: ValueName
+    request: str
+    device: Device
+    start: int
+    end: int
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.start
+
+
+def given_piece(node: IRNode, taken: list[Piece]) -> Piece | None:
+    """Return the piece that a node gives, from those that it takes; None when it gives none.
+
+    Raises ``IRError`` for a join of pieces that aren't adjacent, in order and on its device.
+    """
+    config = node.config
+    match config:
+        case LoadConfig() | PrefillConfig():
+            return Piece(
+                name=node.outputs[0], request=config.request, device=node.device, start=config.start, end=config.end
+            )
+        case TransferConfig():
+            return Piece(
+                name=node.outputs[0], request=config.request, device=config.target, start=config.start, end=config.end
+            )
+        case DecodeConfig():
+            return Piece(
+                name=node.outputs[1],
+                request=config.request,
+                device=node.device,
+                start=config.start,
+                end=config.start + config.max_tokens,
+            )
+        case _ if node.node_type is NodeType.JOIN:
+            start, end = covered(taken, of=node.describe())
+            if any(each.device != node.device for each in taken):
+                raise IRError(f"{node.describe()}: its pieces lie on other devices than {node.device}")
+            return Piece(name=node.outputs[0], request=config.request, device=node.device, start=start, end=end)
+        case _:
+            return None
+
+
+def covered(pieces: Iterable[Piece], *, of: str) -> tuple[int, int]:
+    """Return the tokens that adjacent pieces, in their order, cover together; raises ``IRError`` for a hole, an overlap
+    or two requests, in the name of ``of``.
+    """
+    whole = list(pieces)
+    for left, right in pairwise(whole):
+        if left.end != right.start or left.request != right.request:
+            raise IRError(
+                f"{of}: %{right.name} has tokens [{right.start}, {right.end}) of {right.request} after "
+                f"%{left.name} with [{left.start}, {left.end}) of {left.request}; pieces follow each other"
+            )
+    return whole[0].start, whole[-1].end
+
+
+def pieces_of(graph: IRGraph) -> dict[ValueName, Piece]:
+    """Return all pieces of a graph by name. O(nodes)."""
+    known: dict[ValueName, Piece] = {}
+    for node in graph:
+        piece = given_piece(node, [known[each] for each in node.inputs if each in known])
+        if piece is not None:
+            known[piece.name] = piece
+    return known
+
+
+class Namer:
+    """Gives names that a graph doesn't have yet."""
+
+    def __init__(self, graph: IRGraph) -> None:
+        self._taken = {value for node in graph.nodes for value in node.outputs}
+
+    def fresh(self, base: str) -> ValueName:
+        """Return ``base``, or with a number after it, and keep it."""
+        name, number = ValueName(base), 0
+        while name in self._taken:
+            number += 1
+            name = ValueName(f"{base}.{number}")
+        self._taken.add(name)
+        return name
+
+
+__all__ = ["Namer", "Piece", "covered", "given_piece", "pieces_of"]
