@@ -45,6 +45,7 @@ from gateway.registry.leases import Leases
 from gateway.registry.membership import Loops
 from gateway.roster_keeper import RosterKeeper
 from gateway.routing import POLICIES, Calibration, CostModel, LearnedAffinity, RecentRoutes
+from gateway.separation import Separation
 from gateway.settings import Settings
 from gateway.shared import open_shared
 from gateway.state import load_admin_key, load_salt_secret
@@ -56,9 +57,11 @@ from gateway.types import TenantId
 from gateway.upstream import EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
 from gateway.upstream.client import make_session
 from gateway.upstream.resolver import GuardedResolver
+from gateway.walk import Walker
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.prefix_reuse import FleetIndex
 from kvcontrol.presets import Presets, UnknownPresetError
+from kvcontrol.scheduler_ir import PhaseLimits, ThresholdSeparator
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +98,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         registry = Registry(
-            (InstanceSpec(id=InstanceId(each.id), url=each.url) for each in settings.instances),
+            (InstanceSpec(id=InstanceId(each.id), url=each.url, role=each.role) for each in settings.instances),
             unhealthy_after=settings.unhealthy_after,
             breaker=BreakerRules(failures=settings.breaker_failures, pause_s=settings.breaker_pause_s),
         )
@@ -111,7 +114,10 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
             load=load,
             quotas=quotas,
             limiter=ConcurrencyLimiter(
-                most=settings.max_instance_requests, slow_s=settings.slow_first_byte_s, clock=monotonic
+                most=settings.max_instance_requests,
+                slow_s=settings.slow_first_byte_s,
+                clock=monotonic,
+                most_decoding=settings.decode_max_requests,
             ),
             rules=QueueRules(
                 bound=settings.queue_length,
@@ -154,6 +160,14 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
             calibration=Calibration(costs),
             clock=monotonic,
             on_contradiction=registry.doubt,
+            separation=Separation(
+                ThresholdSeparator(
+                    min_uncached_tokens=settings.pd_min_uncached_tokens,
+                    limits=PhaseLimits(requests=settings.prefill_max_requests, tokens=settings.prefill_max_tokens),
+                    transports=settings.pd_transports,
+                )
+            ),
+            prefilling=registry.prefilling,
         )
         roster_keeper = RosterKeeper(
             store,
@@ -185,6 +199,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     load=load,
                     registry=registry,
                     client=UpstreamClient(session, timeouts),
+                    walker=Walker(load=load, runners={}),
                     retries=RetryBudget(settings.retry_budget_ratio),
                     telemetry=telemetry,
                 )
@@ -300,6 +315,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                                 planner=planner,
                                 fingerprinter=fingerprinter,
                                 authenticator=authenticator,
+                                expected_output_tokens=settings.expected_output_tokens,
                             ),
                             shadow_router(registry=registry, control=control),
                             policies_router(changes, registry=registry, control=control, swap=swap, keeper=fleet),

@@ -1,13 +1,47 @@
-"""Settings about where instances come from that have parts of their own, and where they may be."""
+"""Settings about instances that have parts of their own: which there are, where they come from and may be."""
 
+import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from kvcontrol.core.roles import EngineRole
 
 SCHEMES: tuple[Literal["http"], Literal["https"]] = ("http", "https")
 PRIVATE_NETWORKS = ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
+SANE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""What instances and tenants may be called."""
+
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class InstanceSettings(BaseModel):
+    """One engine instance: a name that is stable over restarts, where its HTTP server listens, and what it is for where
+    that is not what it says itself.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    url: str
+    role: EngineRole | None = None
+
+    @field_validator("id")
+    @classmethod
+    def _sane_id(cls, value: str) -> str:
+        if not SANE_NAME.fullmatch(value):
+            raise ValueError("an instance id is 1 to 64 of A-Z a-z 0-9 . _ - and starts with a letter or digit")
+        return value
+
+    @field_validator("url")
+    @classmethod
+    def _http_url(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("an instance url looks like http://127.0.0.1:9001")
+        return value.rstrip("/")
 
 
 class DnsSettings(BaseModel):
@@ -41,4 +75,4 @@ class KubernetesSettings(BaseModel):
     ca_file: Path | None = _ACCOUNT / "ca.crt"
 
 
-__all__ = ["PRIVATE_NETWORKS", "SCHEMES", "DnsSettings", "KubernetesSettings"]
+__all__ = ["PRIVATE_NETWORKS", "SANE_NAME", "SCHEMES", "DnsSettings", "InstanceSettings", "KubernetesSettings"]

@@ -7,7 +7,6 @@ budget.
 
 import re
 import secrets
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from gateway.errors import ApiError, DeadlineError, NoInstanceError, UpstreamTim
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
 from gateway.planner import Plan, Planner
 from gateway.registry import Instance, LoadTracker, Permit, Registry
+from gateway.separation import RequestSize
 from gateway.telemetry import Outcome, RequestRecord, Telemetry
 from gateway.types import Operation, RequestId, Tenant
 from gateway.upstream import (
@@ -38,6 +38,7 @@ from gateway.upstream import (
 )
 from gateway.upstream.headers import Header, towards_engine
 from gateway.upstream.relay import DEADLINE
+from gateway.walk import EngineCall, LegFailedError, Walker
 from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.ids import InstanceId
 
@@ -59,6 +60,8 @@ PATHS = {
 _ANSWERING = frozenset(
     {Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.MESSAGES, Operation.GENERATE}
 )
+_SEPARABLE = frozenset({Operation.CHAT, Operation.COMPLETIONS})
+"""Their prompts may be computed by one instance and answered by another."""
 _COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.TOKENIZE, Operation.DETOKENIZE})
 """They cost a request and no tokens: nothing is computed from them."""
 _OVERLOAD = frozenset({FailureKind.CONNECT_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT, FailureKind.HUNG})
@@ -86,6 +89,7 @@ class _Findings(NamedTuple):
     fingerprint: Fingerprint | Gap
     entry: Entry
     deadline: Deadline
+    size: RequestSize
 
 
 class _Try(NamedTuple):
@@ -94,9 +98,10 @@ class _Try(NamedTuple):
     plan: Plan
     permit: Permit
     entry: Entry
-    headers: Sequence[tuple[str, str]]
+    call: EngineCall
     attempts: Attempts
     deadline: Deadline
+    tried: set[InstanceId]
 
 
 class Pipeline:
@@ -113,6 +118,7 @@ class Pipeline:
         load: LoadTracker,
         registry: Registry,
         client: UpstreamClient,
+        walker: Walker,
         retries: RetryBudget,
         telemetry: Telemetry,
     ) -> None:
@@ -124,6 +130,7 @@ class Pipeline:
         self._load = load
         self._registry = registry
         self._client = client
+        self._walker = walker
         self._retries = retries
         self._telemetry = telemetry
 
@@ -155,10 +162,12 @@ class Pipeline:
                     record.parsed_s = monotonic()
                     fingerprint = await self._fingerprint(call, tenant, record)
                     record.fingerprinted_s = monotonic()
-                    async with self._admission.enter(_ask(tenant, call, fingerprint, self._limits)) as entry:
+                    ask = _ask(tenant, call, fingerprint, self._limits)
+                    async with self._admission.enter(ask) as entry:
                         record.admitted_s = monotonic()
                         record.limits = entry.headers
-                        await self._forward(exchange, call, _Findings(tenant, fingerprint, entry, deadline), record)
+                        found = _Findings(tenant, fingerprint, entry, deadline, _size(call, ask, record.request_id))
+                        await self._forward(exchange, call, found, record)
         except ClientGoneError:
             record.outcome = Outcome.CANCELLED
         except ApiError as error:
@@ -185,19 +194,29 @@ class Pipeline:
     async def _forward(self, exchange: Exchange, call: Call, found: _Findings, record: RequestRecord) -> None:
         """Plan and try until an instance answers; raises ``ApiError`` when none does."""
         attempts = Attempts(self._retries, most=self._limits.max_attempts)
-        headers = _engine_headers(exchange, record.request_id, found.tenant)
+        engine_call = EngineCall(
+            operation=call.operation,
+            request_id=record.request_id,
+            headers=_engine_headers(exchange, record.request_id, found.tenant),
+            body=call.body,
+        )
         # An instance may leave between a turn and its use: then admission says that there is none.
         instances = found.entry.instances or self._admission.admit(call.model)
         tried: set[InstanceId] = set()
         while True:
-            plan = self._planner.plan(found.fingerprint, instances, session=exchange.header(b"x-session-id"))
+            plan = self._planner.plan(
+                found.fingerprint,
+                instances,
+                session=exchange.header(b"x-session-id"),
+                size=found.size,
+                without=tried,
+            )
             record.planned(plan)
             self._registry.picked(plan.instance.id)
-            tried.add(plan.instance.id)
             attempts.begin(others=lambda: len(self._untried(call.model, tried)))
             with self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold) as permit:
                 found.entry.placed()
-                this = _Try(plan, permit, found.entry, headers, attempts, found.deadline)
+                this = _Try(plan, permit, found.entry, engine_call, attempts, found.deadline, tried)
                 ended = await self._attempt(exchange, call, this, record)
             if isinstance(ended, Relayed):
                 record.relayed(ended)
@@ -212,17 +231,21 @@ class Pipeline:
         return tuple(each for each in self._admission.usable(model) if each.id not in tried)
 
     async def _attempt(self, exchange: Exchange, call: Call, this: _Try, record: RequestRecord) -> Relayed | str:
-        """Try one instance: relay its answer, or return why another one is to be tried."""
+        """Walk one plan: relay its answer, or return why another one is to be tried."""
         instance = this.plan.instance
-        sent_s = monotonic()
         try:
+            answering = await self._walker.before_answer(this.plan, this.call)
+            sent_s = monotonic()
             response = await self._client.open(
                 instance.url + PATHS[call.operation],
-                headers=this.headers,
-                body=call.body,
+                headers=answering.headers,
+                body=answering.body,
                 hung=partial(self._registry.hung, instance.id),
             )
         except UpstreamFailureError as failure:
+            if isinstance(failure, LegFailedError):
+                instance = failure.instance
+            this.tried.add(instance.id)
             self._note(instance, failure)
             if this.attempts.again(failure.kind):
                 return failure.kind
@@ -230,6 +253,7 @@ class Pipeline:
             raise _refusal(failure) from None
         with closing(response):
             self._answered(instance, response.status, after_s=monotonic() - sent_s)
+            this.tried.add(instance.id)
             if this.attempts.again(response.status):
                 return f"status_{response.status}"
             this.permit.first_byte()
@@ -306,6 +330,15 @@ def _ask(tenant: Tenant, call: Call, fingerprint: Fingerprint | Gap, limits: Lim
         prompt_tokens=prompt_tokens,
         output_tokens=min(asked, _MOST_TOKENS),
         expected_output_tokens=limits.expected_output_tokens * call.answers if call.operation in _ANSWERING else 0,
+    )
+
+
+def _size(call: Call, ask: Ask, request_id: RequestId) -> RequestSize:
+    return RequestSize(
+        request_id=request_id,
+        prompt_tokens=ask.prompt_tokens,
+        max_tokens=ask.output_tokens or ask.expected_output_tokens,
+        separable=call.operation in _SEPARABLE and call.answers == 1,
     )
 
 

@@ -3,6 +3,7 @@ answer back to what is known.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from gateway.fingerprint import Fingerprint, Gap
@@ -21,11 +22,13 @@ from gateway.routing import (
 )
 from gateway.routing.learned import BLOCK_TOKENS, TEXT_BLOCK_TOKENS
 from gateway.routing.scoring import predicted_wait_s
+from gateway.separation import PrefillSide, RequestSize, Separation
 from gateway.types import Usage
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.ids import BlockHash, InstanceId
 from kvcontrol.prefix_reuse import FleetIndex, PrefixMatch
+from kvcontrol.scheduler_ir import ExecutionPlan, HybridOnly, Split
 
 _KEY_TOKENS = 256
 _ASSUMED_BYTES_PER_S = {CacheTier.DDR: 8e9, CacheTier.NVME: 1e9, CacheTier.REMOTE: 0.5e9}
@@ -33,6 +36,7 @@ _PATHS_UP = {
     CacheTier.DDR: ("ddr_to_hbm",),
     CacheTier.NVME: ("nvme_to_ddr", "ddr_to_hbm"),
 }
+_UNSIZED = RequestSize()
 _CONTRADICTIONS = 5
 """So many answers in a row that found less in HBM than their instance had announced are no coincidence."""
 
@@ -41,22 +45,37 @@ _CONTRADICTIONS = 5
 class Plan:
     """Where one request goes, and why. ``matched_tokens`` are those that the instance is known to hold.
     ``predicted_s`` is the expected time to the first token, None where the policy doesn't count in seconds. ``guess``
-    is set for an instance that publishes nothing, ``textual`` when its blocks are of text.
+    is set for an instance that publishes nothing, ``textual`` when its blocks are of text. ``execution`` is what is to
+    be done, call by call; ``split`` says whether the prompt is computed elsewhere first, by ``prefill``, and why (None:
+    nobody computes prompts for others). ``uncached_tokens`` are those that ``instance`` computes itself.
     """
 
     instance: Instance
     policy: str
     decision: Decision
+    execution: ExecutionPlan
     matched_tokens: int
     uncached_tokens: int
     predicted_s: float | None = None
     guess: Guess | None = None
     textual: bool = False
     candidates: tuple[Candidate, ...] = ()
+    split: Split | None = None
+    prefill: PrefillSide | None = None
 
     @property
     def cold(self) -> bool:
         return not self.decision.candidate.expected_tokens
+
+    @property
+    def others(self) -> Mapping[InstanceId, Instance]:
+        """The instances that have legs before the answer."""
+        return {} if self.prefill is None else {self.prefill.instance.id: self.prefill.instance}
+
+    @property
+    def elsewhere_tokens(self) -> int:
+        """Tokens of the prompt that another instance computes."""
+        return 0 if self.prefill is None or self.split is None else self.split.uncached_tokens or 0
 
     def route(self, attempt: int) -> str:
         """Return the ``x-kvgate-route`` header: ``prefix;matched=1536;tier=hbm;reason=longest_match``."""
@@ -64,6 +83,10 @@ class Plan:
         if self.decision.candidate.matched_tiers:
             parts.append("tier=" + "+".join(tier.lower() for tier in self.decision.candidate.matched_tiers))
         parts.append(f"reason={self.decision.reason}")
+        if self.split is not None:
+            parts.append(f"pd={self.split.reason}")
+        if self.prefill is not None:
+            parts.append(f"prefill={self.prefill.instance.id}")
         if attempt > 1:
             parts.append(f"attempt={attempt}")
         return ";".join(parts)
@@ -101,7 +124,12 @@ class Planner:
         calibration: Calibration,
         clock: Callable[[], float],
         on_contradiction: Callable[[InstanceId, str], None] = lambda *_: None,
+        separation: Separation | None = None,
+        prefilling: Callable[[str], Sequence[Instance]] = lambda _: (),
     ) -> None:
+        """``prefilling`` says who may compute a prompt of a model for others; ``separation`` whether that is done, None
+        that it never is.
+        """
         self._policy = policy
         self._index = index
         self._load = load
@@ -110,6 +138,9 @@ class Planner:
         self._calibration = calibration
         self._clock = clock
         self._on_contradiction = on_contradiction
+        self._separation = separation or Separation(HybridOnly())
+        self._prefilling = prefilling
+        self._plans = 0
         self._speeds: dict[InstanceId, _Known] = {}
         self._lives: dict[InstanceId, int] = {}
         self._contradictions: dict[InstanceId, int] = {}
@@ -130,6 +161,7 @@ class Planner:
         self._recent.forget(instance)
         self._learned.forget(instance)
         self._calibration.forget(instance)
+        self._separation.forget(instance)
         self._speeds.pop(instance, None)
         self._lives.pop(instance, None)
         self._contradictions.pop(instance, None)
@@ -146,10 +178,19 @@ class Planner:
         return known.speeds
 
     def plan(
-        self, fingerprint: Fingerprint | Gap, instances: Sequence[Instance], *, session: bytes | None = None
+        self,
+        fingerprint: Fingerprint | Gap,
+        instances: Sequence[Instance],
+        *,
+        session: bytes | None = None,
+        size: RequestSize = _UNSIZED,
+        without: AbstractSet[InstanceId] = frozenset(),
     ) -> Plan:
-        """Choose among ``instances`` (at least one), and remember it. O(blocks of the prompt + instances)."""
-        plan, cached = self._decide(fingerprint, instances, session)
+        """Choose among ``instances`` (at least one), and remember it; nobody of ``without`` computes the prompt for
+        another. O(blocks of the prompt + instances).
+        """
+        self._plans += 1
+        plan, cached = self._decide(fingerprint, instances, session, size, without)
         if cached is None:
             return plan
         match = cached.by_instance.get(plan.instance.id)
@@ -160,13 +201,22 @@ class Planner:
         return replace(plan, guess=self._learned.guess(plan.instance.id, cached.hashes, held))
 
     def consider(
-        self, fingerprint: Fingerprint | Gap, instances: Sequence[Instance], *, session: bytes | None = None
+        self,
+        fingerprint: Fingerprint | Gap,
+        instances: Sequence[Instance],
+        *,
+        session: bytes | None = None,
+        size: RequestSize = _UNSIZED,
     ) -> Plan:
-        """Return what ``plan`` would, and change nothing."""
-        return self._decide(fingerprint, instances, session)[0]
+        """Return what ``plan`` would, and change nothing that it depends on."""
+        return self._decide(fingerprint, instances, session, size, frozenset())[0]
 
     def began(self, plan: Plan, *, took_s: float) -> None:
-        """Note that a request's first token has come, ``took_s`` after it was sent."""
+        """Note that a request's first token has come, ``took_s`` after it was sent. What another instance's work took
+        says nothing about this one's speed.
+        """
+        if plan.prefill is not None:
+            return
         candidate = plan.decision.candidate
         self._calibration.observe(
             plan.instance.id,
@@ -212,7 +262,12 @@ class Planner:
         return missing
 
     def _decide(
-        self, fingerprint: Fingerprint | Gap, instances: Sequence[Instance], session: bytes | None
+        self,
+        fingerprint: Fingerprint | Gap,
+        instances: Sequence[Instance],
+        session: bytes | None,
+        size: RequestSize,
+        without: AbstractSet[InstanceId],
     ) -> tuple[Plan, _Cached | None]:
         now_s = self._clock()
         cached: dict[CacheIdentity, _Cached] = {}
@@ -238,13 +293,43 @@ class Planner:
             instance=chosen,
             policy=self._policy.name,
             decision=decision,
+            execution=self._separation.hybrid(f"plan-{self._plans}", size, decision.candidate),
             matched_tokens=decision.candidate.matched_tokens,
             uncached_tokens=max(0, (tokens or 0) - decision.candidate.expected_tokens),
             predicted_s=predicted_wait_s(terms) if terms and tokens is not None else None,
             candidates=candidates,
             textual=isinstance(fingerprint, Fingerprint) and fingerprint.textual,
         )
+        if isinstance(fingerprint, Fingerprint) and (prefilling := self._prefilling(fingerprint.model)):
+            plan = self._separated(plan, [each for each in prefilling if each.id not in without], cached, size)
         return plan, of_instance.get(chosen.id)
+
+    def _separated(
+        self,
+        plan: Plan,
+        prefilling: Sequence[Instance],
+        cached: Mapping[CacheIdentity, _Cached],
+        size: RequestSize,
+    ) -> Plan:
+        """The same plan, with its prompt computed elsewhere if that is better."""
+        sides = {}
+        for each in prefilling:
+            known = None if each.stats is None else cached.get(each.stats.identity)
+            sides[each.id] = PrefillSide(each, self._candidate(each, known, self._clock()))
+        split = self._separation.split(size, plan.instance, plan.decision.candidate, list(sides.values()))
+        if split.placement.handover is None:
+            return replace(plan, split=split)
+        prefill = sides[InstanceId(split.placement.prefill)]
+        return replace(
+            plan,
+            split=split,
+            prefill=prefill,
+            uncached_tokens=0,
+            predicted_s=None,
+            execution=self._separation.plan(
+                plan.execution.plan_id, size, split.placement, plan.decision.candidate, prefill.candidate
+            ),
+        )
 
     def _identity(self, instance: Instance, fingerprint: Fingerprint | Gap) -> CacheIdentity | None:
         """Return what an instance's blocks of this prompt are named by; None where they can't be named here."""

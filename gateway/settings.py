@@ -6,20 +6,25 @@ Lists are JSON in the environment. An unknown key in either is an error that nam
 
 import ipaddress
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
 from gateway.errors import SettingsError
-from gateway.fleet_settings import PRIVATE_NETWORKS, SCHEMES, DnsSettings, KubernetesSettings
+from gateway.fleet_settings import (
+    PRIVATE_NETWORKS,
+    SANE_NAME,
+    SCHEMES,
+    DnsSettings,
+    InstanceSettings,
+    KubernetesSettings,
+)
 from gateway.settings_problems import PREFIX, not_json, problem, read_yaml, unknown
+from kvcontrol.core.roles import KVTransport
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OTHERS = ("KVGATE_ENGINE_", "KVGATE_UP_", "KVGATE_TEST_", "KVGATE_CACHE_", "KVGATE_MODEL_", "KVGATE_CONFIG")
 """Variables with these beginnings belong to other parts of kvgate and may stand in the same environment."""
 
@@ -29,30 +34,6 @@ _MIN_SECRET_CHARS = 16
 
 def _default_state_dir() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kvgate"
-
-
-class InstanceSettings(BaseModel):
-    """One engine instance: a name that is stable over restarts, and where its HTTP server listens."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    id: str
-    url: str
-
-    @field_validator("id")
-    @classmethod
-    def _sane_id(cls, value: str) -> str:
-        if not _NAME.fullmatch(value):
-            raise ValueError("an instance id is 1 to 64 of A-Z a-z 0-9 . _ - and starts with a letter or digit")
-        return value
-
-    @field_validator("url")
-    @classmethod
-    def _http_url(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError("an instance url looks like http://127.0.0.1:9001")
-        return value.rstrip("/")
 
 
 class ApiKeySettings(BaseModel):
@@ -73,7 +54,7 @@ class ApiKeySettings(BaseModel):
     @field_validator("tenant")
     @classmethod
     def _sane_tenant(cls, value: str) -> str:
-        if not _NAME.fullmatch(value):
+        if not SANE_NAME.fullmatch(value):
             raise ValueError("a tenant is 1 to 64 of A-Z a-z 0-9 . _ - and starts with a letter or digit")
         return value
 
@@ -88,7 +69,9 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on. Without API keys only a loopback one is allowed.")
     port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
-    instances: tuple[InstanceSettings, ...] = Field((), description="Engine instances: a list of {id, url}.")
+    instances: tuple[InstanceSettings, ...] = Field(
+        (), description="Engine instances: a list of {id, url}, with a role where it isn't their own."
+    )
     tokenizer: Path | None = Field(
         None,
         description="Model folder with tokenizer and chat template; without it no text is routed by announced blocks.",
@@ -218,6 +201,28 @@ class Settings(BaseSettings):
         60.0, description="A first byte later than this lowers the limit of its instance, in seconds."
     )
 
+    pd_min_uncached_tokens: int = Field(
+        1024,
+        ge=1,
+        le=1 << 30,
+        description="Uncached tokens of a prompt from which on a prefill instance computes it.",
+    )
+    pd_transports: tuple[KVTransport, ...] = Field(
+        tuple(KVTransport),
+        description="Ways for KV from prefill to decode instances, the first that both have is taken.",
+    )
+    prefill_max_requests: int = Field(
+        0, ge=0, le=1 << 16, description="Prompts that one prefill instance computes at once; 0: no limit."
+    )
+    prefill_max_tokens: int = Field(
+        0,
+        ge=0,
+        le=1 << 30,
+        description="Uncached tokens that one prefill instance computes at once, one longer prompt aside; 0: no limit.",
+    )
+    decode_max_requests: int = Field(
+        0, ge=0, le=1 << 16, description="Requests that one decode instance has at once; 0: no limit of its own."
+    )
     prefill_tokens_per_s: float = Field(
         2000.0, gt=0, description="Prefill speed of an instance in tokens per second, assumed until it is measured."
     )

@@ -15,6 +15,7 @@ from typing import Final
 
 from gateway.registry import Instance, InstanceState
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.roles import EngineRole
 
 LEAST: Final = 1
 _UNREPORTED: Final = 256
@@ -34,17 +35,23 @@ class _Limit:
 
 
 class ConcurrencyLimiter:
-    """Owns the limits. ``most`` bounds them, ``slow_s`` is when a first byte is late."""
+    """Owns the limits. ``most`` bounds them, and ``most_decoding`` besides those of decode instances (0: it doesn't);
+    ``slow_s`` is when a first byte is late.
+    """
 
-    def __init__(self, *, most: int, slow_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, *, most: int, slow_s: float, clock: Callable[[], float], most_decoding: int = 0) -> None:
         self._most = most
+        self._most_decoding = most_decoding
         self._slow_s = slow_s
         self._clock = clock
         self._limits: dict[InstanceId, _Limit] = {}
 
     def limit(self, instance: Instance) -> int:
         """Return how many requests this instance may have now."""
-        return int(self._of(instance).value)
+        limit = int(self._of(instance).value)
+        if self._most_decoding and instance.role is EngineRole.DECODE:
+            return min(limit, self._most_decoding)
+        return limit
 
     def room(self, instance: Instance, in_flight: int) -> int:
         """Return how many more requests this instance may be given."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.roles import EngineRole
 
 
 class Source(StrEnum):
@@ -21,11 +22,14 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSpec:
-    """An instance as it is named: an id that is stable over its restarts, and where its HTTP server listens."""
+    """An instance as it is named: an id that is stable over its restarts, and where its HTTP server listens. ``role``
+    is what it is for; None is what it says itself.
+    """
 
     id: InstanceId
     url: str
     source: Source = Source.SETTINGS
+    role: EngineRole | None = None
 
 
 class InstanceState(StrEnum):
@@ -63,7 +67,8 @@ class Instance:
     been learned since it became healthy, or that this was tried in vain: then ``blocks_problem`` says why they are
     unknown, and the instance is routed by load until a later try succeeds. A ``draining`` one finishes what it has and
     is given nothing new. ``life`` counts how often it became healthy: it may be another process each
-    time; ``doubts`` how often answers have contradicted what it announces.
+    time; ``doubts`` how often answers have contradicted what it announces. ``named_role`` is what it is for according
+    to whoever named it, None where that says nothing; ``role`` is that, or what it says itself.
     """
 
     id: InstanceId
@@ -74,6 +79,8 @@ class Instance:
     draining: bool = False
     life: int = 0
     doubts: int = 0
+    named_role: EngineRole | None = None
+    role: EngineRole = EngineRole.HYBRID
     models: tuple[Model, ...] = ()
     stats: InstanceStats | None = None
     foreign_requests: int = 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -11,6 +11,7 @@ from gateway.registry.breaker import Breaker, BreakerRules, BreakerState
 from gateway.registry.instance import Instance, InstanceSpec, InstanceState, ProbeResult
 from gateway.registry.outliers import OutlierDetector, OutlierRules
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.roles import EngineRole
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Registry:
         self._clock = clock
         self._outliers = OutlierDetector(outliers or OutlierRules())
         self._instances: dict[InstanceId, Instance] = {}
+        self._prefilling: dict[InstanceId, None] = {}
         self._failures: dict[InstanceId, int] = {}
         self._breakers: dict[InstanceId, Breaker] = {}
         self._hung: dict[InstanceId, asyncio.Future[None]] = {}
@@ -65,6 +67,7 @@ class Registry:
         if self._instances.pop(instance, None) is None:
             return
         del self._failures[instance], self._breakers[instance]
+        self._prefilling.pop(instance, None)
         self._hung.pop(instance, None)
         self._outliers.forget(instance)
         self._wake()
@@ -86,12 +89,29 @@ class Registry:
         return instance in self._instances
 
     def usable(self, model: str | None = None) -> tuple[Instance, ...]:
-        """Return the instances that may be given a request (for ``model``) at this moment."""
-        candidates = [
-            each
-            for each in self._instances.values()
-            if each.state is InstanceState.HEALTHY and not each.draining and (model is None or each.serves(model))
-        ]
+        """Return the instances that may be asked for an answer (for ``model``) at this moment."""
+        return self._not_left_alone(
+            [
+                each
+                for each in self._instances.values()
+                if each.state is InstanceState.HEALTHY
+                and not each.draining
+                and each.role is not EngineRole.PREFILL
+                and (model is None or each.serves(model))
+            ]
+        )
+
+    def prefilling(self, model: str) -> tuple[Instance, ...]:
+        """Return the instances that may be given a prompt for ``model`` to compute for others. O(such instances)."""
+        if not self._prefilling:
+            return ()
+        those = [self._instances[each] for each in self._prefilling]
+        return self._not_left_alone(
+            [each for each in those if each.state is InstanceState.HEALTHY and not each.draining and each.serves(model)]
+        )
+
+    def _not_left_alone(self, candidates: Sequence[Instance]) -> tuple[Instance, ...]:
+        """Those whose breakers let requests through, or more where that would leave too few."""
         now_s = self._clock()
         closed = [each for each in candidates if self._breakers[each.id].allows(now_s)]
         most = int(len(candidates) * _MOST_LEFT_ALONE)
@@ -140,6 +160,7 @@ class Registry:
                 reason=probe.stats_problem or "health check passed",
                 models=probe.models or before.models,
                 stats=probe.stats,
+                role=before.named_role or (EngineRole.HYBRID if probe.stats is None else probe.stats.role),
                 foreign_requests=foreign,
                 life=life,
             )
@@ -244,8 +265,16 @@ class Registry:
 
     def _enter(self, spec: InstanceSpec) -> None:
         self._instances[spec.id] = Instance(
-            id=spec.id, url=spec.url, source=spec.source, state=InstanceState.STARTING, reason="not checked yet"
+            id=spec.id,
+            url=spec.url,
+            source=spec.source,
+            state=InstanceState.STARTING,
+            reason="not checked yet",
+            named_role=spec.role,
+            role=spec.role or EngineRole.HYBRID,
         )
+        if spec.role is EngineRole.PREFILL:
+            self._prefilling[spec.id] = None
         self._failures[spec.id] = 0
         self._breakers[spec.id] = Breaker(self._breaker_rules)
 
@@ -264,6 +293,11 @@ class Registry:
         if after == before:
             return
         self._instances[after.id] = after
+        if after.role is not before.role:
+            _log.info("instance %s is a %s instance now", after.id, after.role)
+            self._prefilling.pop(after.id, None)
+            if after.role is EngineRole.PREFILL:
+                self._prefilling[after.id] = None
         if after.state is not before.state:
             level = logging.WARNING if after.state is InstanceState.UNHEALTHY else logging.INFO
             _log.log(level, "instance %s is %s: %s", after.id, after.state, after.reason)

@@ -18,6 +18,16 @@ from kvcontrol.scheduler_ir.nodes import (
     TransferConfig,
     ValueName,
 )
+from kvcontrol.scheduler_ir.optimizer import (
+    DeviceLimits,
+    IROptimizer,
+    IRPass,
+    Optimized,
+    PassContext,
+    PassReport,
+    Rewritten,
+)
+from kvcontrol.scheduler_ir.passes import PrefixCacheAwarePass
 from kvcontrol.scheduler_ir.pd_separation import (
     HybridOnly,
     PDSeparator,
@@ -35,6 +45,7 @@ __all__ = [
     "CachedRun",
     "DecodeConfig",
     "Device",
+    "DeviceLimits",
     "EvictConfig",
     "ExecutionPlan",
     "ExecutorAPI",
@@ -44,6 +55,8 @@ __all__ = [
     "IRError",
     "IRGraph",
     "IRNode",
+    "IROptimizer",
+    "IRPass",
     "IRRequest",
     "JoinConfig",
     "Leg",
@@ -51,7 +64,10 @@ __all__ = [
     "LoadConfig",
     "NodeConfig",
     "NodeType",
+    "Optimized",
     "PDSeparator",
+    "PassContext",
+    "PassReport",
     "PhaseLimits",
     "PinConfig",
     "Placement",
@@ -59,6 +75,8 @@ __all__ = [
     "PlanState",
     "PlanStatus",
     "PrefillConfig",
+    "PrefixCacheAwarePass",
+    "Rewritten",
     "SharedPrefix",
     "Side",
     "Split",

@@ -74,6 +74,17 @@ class ExecutionPlan:
             self._graph = self._build()
         return self._graph
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ExecutionPlan) and (self.plan_id, self.request_ids, self.legs, self.ir_graph) == (
+            other.plan_id,
+            other.request_ids,
+            other.legs,
+            other.ir_graph,
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.plan_id)
+
     @property
     def answer(self) -> Leg:
         """The last leg, whose answer the client gets."""

@@ -14,9 +14,12 @@ from gateway.fingerprint.fingerprint import KnownBlocks
 from gateway.planner import Plan, Planner
 from gateway.registry import BreakerState, Instance, InstanceState, Registry
 from gateway.routing.scoring import predicted_wait_s
+from gateway.separation import RequestSize
 from gateway.state.bodies import NAME_PATTERN, Name
 from gateway.types import TenantId
 from kvcontrol.core.ids import BlockHash
+from kvcontrol.core.roles import EngineRole
+from kvcontrol.scheduler_ir import render
 
 _MOST_HASHES = 10_000
 
@@ -73,6 +76,15 @@ class LeftOutView(BaseModel):
     why: str
 
 
+class SeparationView(BaseModel):
+    """Where the prompt would be computed, and why."""
+
+    prefill: str = Field(description="The instance that would compute it.")
+    reason: str
+    transport: str | None
+    uncached_tokens: int | None
+
+
 class Explanation(BaseModel):
     """Where the prompt would go now, and why."""
 
@@ -85,14 +97,21 @@ class Explanation(BaseModel):
     matched_tokens: int
     uncached_tokens: int
     predicted_ttft_s: float | None
+    plan: str | None = Field(description="What would be done, step by step; null where no instance can take it.")
+    separation: SeparationView | None = Field(description="Null where no instance computes prompts for others.")
     candidates: list[CandidateView]
     left_out: list[LeftOutView]
 
 
 def explain_router(
-    *, registry: Registry, planner: Planner, fingerprinter: Fingerprinter, authenticator: Authenticator
+    *,
+    registry: Registry,
+    planner: Planner,
+    fingerprinter: Fingerprinter,
+    authenticator: Authenticator,
+    expected_output_tokens: int,
 ) -> APIRouter:
-    """Return the routes."""
+    """Return the routes; answers are taken for ``expected_output_tokens`` long."""
     router = APIRouter(route_class=AdminRoute, tags=["routing"])
 
     async def explained(body: ExplainBody) -> Explanation:
@@ -102,7 +121,13 @@ def explain_router(
         usable = registry.usable(body.model)
         left_out = [_left_out(each, registry, body.model) for each in registry.all() if each not in usable]
         session = None if body.session is None else body.session.encode()
-        plan = planner.consider(fingerprint, usable, session=session) if usable else None
+        size = RequestSize(
+            request_id="explained",
+            prompt_tokens=fingerprint.tokens if isinstance(fingerprint, Fingerprint) else 0,
+            max_tokens=expected_output_tokens,
+            separable=True,
+        )
+        plan = planner.consider(fingerprint, usable, session=session, size=size) if usable else None
         return _explanation(planner.policy, fingerprint, plan, left_out)
 
     @router.get("/explain")
@@ -154,6 +179,8 @@ async def _fingerprint(
 def _left_out(instance: Instance, registry: Registry, model: str) -> LeftOutView:
     if instance.state is not InstanceState.HEALTHY:
         why = f"{instance.state}: {instance.reason}"
+    elif instance.role is EngineRole.PREFILL:
+        why = "it computes prompts for others and answers nothing itself"
     elif instance.draining:
         why = "it is draining"
     elif not instance.serves(model):
@@ -184,6 +211,8 @@ def _explanation(
             matched_tokens=0,
             uncached_tokens=tokens or 0,
             predicted_ttft_s=None,
+            plan=None,
+            separation=None,
             candidates=[],
             left_out=left_out,
         )
@@ -197,8 +226,22 @@ def _explanation(
         matched_tokens=plan.matched_tokens,
         uncached_tokens=plan.uncached_tokens,
         predicted_ttft_s=plan.predicted_s,
+        plan=render(plan.execution.ir_graph),
+        separation=_separation(plan),
         candidates=_candidates(plan),
         left_out=left_out,
+    )
+
+
+def _separation(plan: Plan) -> SeparationView | None:
+    if plan.split is None:
+        return None
+    handover = plan.split.placement.handover
+    return SeparationView(
+        prefill=plan.split.placement.prefill,
+        reason=plan.split.reason,
+        transport=None if handover is None else handover.transport,
+        uncached_tokens=plan.split.uncached_tokens,
     )
 
 

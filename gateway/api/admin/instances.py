@@ -21,6 +21,7 @@ from gateway.state import ABSENT, Document, Kind, Put
 from gateway.state.bodies import NAME_PATTERN, Name
 from gateway.state.fleet_bodies import InstanceBody, Url
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.roles import EngineRole
 
 InstanceName = Annotated[str, Path(pattern=NAME_PATTERN, description="An instance's id.")]
 
@@ -45,6 +46,7 @@ class InstanceView(_View):
     url: str
     source: Source
     state: str
+    role: EngineRole = Field(description="What it is for: hybrid, prefill (computes prompts for others) or decode.")
     reason: str
     draining: bool
     leaving: bool = Field(description="Whether it will be forgotten once it has finished what it has.")
@@ -125,6 +127,7 @@ class Roster:
             url=each.url,
             source=each.source,
             state=each.state,
+            role=each.role,
             reason=each.reason,
             draining=each.draining,
             leaving=self.membership.leaving(each.id),

@@ -64,7 +64,9 @@ class FileWatcher:
         for what, values in (("id", [each.id for each in named]), ("url", [each.url for each in named])):
             if twice := {value for value in values if values.count(value) > 1}:
                 raise DiscoveryError(f"{self.place}: the {what} {min(twice)} appears twice")
-        return [InstanceSpec(id=InstanceId(each.id), url=each.url, source=self.source) for each in named]
+        return [
+            InstanceSpec(id=InstanceId(each.id), url=each.url, source=self.source, role=each.role) for each in named
+        ]
 
 
 __all__ = ["FileWatcher"]

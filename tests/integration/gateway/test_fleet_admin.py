@@ -276,6 +276,13 @@ async def test_an_explanation_says_where_a_prompt_would_go_and_the_prompt_then_g
         assert (said["prompt_tokens"], said["uncached_tokens"], said["fingerprint"]) == (300, 108, "tokens")
         terms = {each["instance"]: each["cost_s"] for each in said["candidates"]}
         assert terms[home]["prefill"] < next(each for name, each in terms.items() if name != home)["prefill"]
+        assert said["separation"] is None  # nobody computes prompts for others here
+        assert said["plan"] == (
+            f"%cached = load @{home} {{request=explained, start=0, end=192, tier=HBM}}\n"
+            f"%kv = prefill(%cached) @{home} {{request=explained, start=192, end=300}}\n"
+            f"%answer, %tail = decode(%cached, %kv) @{home} {{request=explained, start=300, max_tokens=256}}\n"
+            "results %answer, %tail\n"
+        )
         assert said["predicted_ttft_s"] == pytest.approx(
             sum(value for name, value in terms[home].items() if name not in {"work", "spread"})
         )

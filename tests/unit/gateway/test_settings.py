@@ -40,7 +40,7 @@ def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(
         ("port: 70000", ["kvgate.yaml", "port", "70000", "65535"]),
         ("routing_policy: best", ["kvgate.yaml", "routing_policy", "'best'", "round_robin"]),
         ("instances: [{id: a}]", ["kvgate.yaml", "instances.0.url"]),
-        ("instances: [{id: a, url: 'http://h', role: x}]", ["kvgate.yaml", "instances.0.role"]),
+        ("instances: [{id: a, url: 'http://h', role: x}]", ["instances.0.role", "'hybrid', 'prefill' or 'decode'"]),
         ("instances: [{id: a, url: ftp://h}]", ["instances.0.url", "ftp://h", "http://127.0.0.1:9001"]),
         ("instances: [{id: a, url: 'http://h:1'}, {id: a, url: 'http://h:2'}]", ["instance id", "once"]),
         ("host: 192.0.2.1", ["192.0.2.1", "loopback", "api_keys"]),

@@ -4,6 +4,7 @@ from gateway.admission.limiter import ConcurrencyLimiter
 from gateway.registry import Instance, InstanceState
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats
 from kvcontrol.core.ids import Epoch, InstanceId
+from kvcontrol.core.roles import EngineRole
 from tests.support.scripted_engine import IDENTITY
 
 PLAIN = Instance(id=InstanceId("a"), url="http://a", state=InstanceState.HEALTHY, reason="")
@@ -91,3 +92,11 @@ def test_an_instance_that_was_away_starts_anew() -> None:
     assert limits.limit(PLAIN) == 100
     limits.watch(())
     assert limits._limits == {}
+
+
+def test_decode_instances_have_a_limit_of_their_own() -> None:
+    limits = ConcurrencyLimiter(most=100, slow_s=5.0, clock=Clock(), most_decoding=4)
+    decoding = replace(reporting(), id=InstanceId("d"), role=EngineRole.DECODE)
+    assert limits.limit(decoding) == 4
+    assert limits.room(decoding, 3) == 1
+    assert limits.limit(reporting()) == 10

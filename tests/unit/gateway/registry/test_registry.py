@@ -6,6 +6,7 @@ import pytest
 from gateway.registry import BreakerState, InstanceSpec, InstanceState, Model, ProbeResult, Registry
 from kvcontrol.core import CacheIdentity, Epoch, InstanceId
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats
+from kvcontrol.core.roles import EngineRole
 
 A, B = InstanceId("a"), InstanceId("b")
 
@@ -19,7 +20,7 @@ def spec(name: str, port: int) -> InstanceSpec:
     return InstanceSpec(id=InstanceId(name), url=f"http://127.0.0.1:{port}")
 
 
-def stats(running: int = 0, waiting: int = 0) -> InstanceStats:
+def stats(running: int = 0, waiting: int = 0, role: EngineRole = EngineRole.HYBRID) -> InstanceStats:
     return InstanceStats(
         epoch=Epoch("e"),
         engine="x",
@@ -32,6 +33,7 @@ def stats(running: int = 0, waiting: int = 0) -> InstanceStats:
         tiers={},
         load=LoadStats(running=running, waiting=waiting, max_batch_size=1),
         prefix_cache=PrefixCacheStats(query_tokens=0, hit_tokens=0),
+        role=role,
     )
 
 
@@ -206,3 +208,43 @@ async def test_what_is_said_of_one_that_has_left_is_ignored(registry: Registry) 
     assert not hung.done()
     assert not registry.hung(A).done()
     assert [each.id for each in registry.all()] == [B]
+
+
+async def test_an_instance_that_computes_prompts_for_others_is_asked_for_no_answer(registry: Registry) -> None:
+    registry.probe_succeeded(A, probe({"id": "m"}, said=stats(role=EngineRole.PREFILL)))
+    registry.probe_succeeded(B, probe({"id": "m"}, said=stats(role=EngineRole.DECODE)))
+    assert [each.id for each in registry.usable("m")] == [B]
+    assert [each.id for each in registry.prefilling("m")] == [A]
+    assert registry.prefilling("another") == ()
+    registry.drain(A)
+    assert registry.prefilling("m") == ()
+
+
+async def test_an_instance_may_change_its_role(registry: Registry) -> None:
+    registry.probe_succeeded(A, probe({"id": "m"}, said=stats(role=EngineRole.PREFILL)))
+    registry.probe_succeeded(A, probe({"id": "m"}, said=stats()))
+    assert [each.id for each in registry.usable("m")] == [A]
+    assert registry.prefilling("m") == ()
+
+
+async def test_what_an_instance_is_named_to_be_goes_before_what_it_says() -> None:
+    named = InstanceSpec(id=A, url="http://127.0.0.1:1", role=EngineRole.PREFILL)
+    registry = Registry((named,), unhealthy_after=2)
+    registry.probe_succeeded(A, probe({"id": "m"}, said=stats()))
+    assert registry.get(A).role is EngineRole.PREFILL
+    assert [each.id for each in registry.prefilling("m")] == [A]
+    registry.remove(A)
+    assert registry.prefilling("m") == ()
+
+
+async def test_prompts_are_kept_from_a_prefill_instance_that_fails_them_unless_there_is_no_other(
+    registry: Registry,
+) -> None:
+    for each in (A, B):
+        registry.probe_succeeded(each, probe({"id": "m"}, said=stats(role=EngineRole.PREFILL)))
+    for _ in range(5):
+        registry.failed(A, "it refuses")
+    assert [each.id for each in registry.prefilling("m")] == [B]
+    for _ in range(5):
+        registry.failed(B, "it refuses")
+    assert registry.prefilling("m")

@@ -1,0 +1,144 @@
+"""From a chosen instance to a request's plan: is its prompt computed there, or elsewhere first, and what is called.
+
+On the way of a request this costs a few microseconds: what a plan's calls are depends on its placement alone and is
+kept; the graph itself is worked out when somebody looks.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from gateway.registry import Instance
+from gateway.routing import Candidate
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.roles import KVTransport
+from kvcontrol.scheduler_ir import (
+    CachedRun,
+    Device,
+    ExecutionPlan,
+    IRBuilder,
+    IRGraph,
+    IROptimizer,
+    IRRequest,
+    Leg,
+    PassContext,
+    PDSeparator,
+    Placement,
+    PlanId,
+    PrefixCacheAwarePass,
+    Side,
+    Split,
+    legs_of,
+)
+
+_MOST_SHAPES: Final = 4096
+"""Placements whose calls are kept; they are worked out again when there are more."""
+_NO_DOMAINS: Final[Mapping[KVTransport, str]] = {}
+
+
+class RequestSize(NamedTuple):
+    """What a plan says of its request: tokens of the prompt (counted or estimated, 0 where nothing is known) and of the
+    answer. ``separable`` says whether its prompt may be computed elsewhere.
+    """
+
+    request_id: str = ""
+    prompt_tokens: int = 0
+    max_tokens: int = 1
+    separable: bool = False
+
+
+class PrefillSide(NamedTuple):
+    """An instance that could compute a prompt for others, with what it has to do and what it holds."""
+
+    instance: Instance
+    candidate: Candidate
+
+
+class Separation:
+    """Owns what is kept of plans; ``separator`` decides."""
+
+    def __init__(self, separator: PDSeparator) -> None:
+        self._separator = separator
+        self._legs: dict[tuple[Placement, bool, bool], tuple[Leg, ...]] = {}
+        self._here: dict[InstanceId, Placement] = {}
+
+    def split(self, size: RequestSize, instance: Instance, answer: Candidate, prefills: Sequence[PrefillSide]) -> Split:
+        """Say where the prompt is computed. O(prefill instances)."""
+        return self._separator.split(
+            size.prompt_tokens if size.separable and size.prompt_tokens else None,
+            _side(instance, answer),
+            [_side(each.instance, each.candidate) for each in prefills],
+        )
+
+    def hybrid(self, plan_id: str, size: RequestSize, answer: Candidate) -> ExecutionPlan:
+        """Return the plan of a request that one instance serves whole."""
+        here = self._here.get(answer.instance)
+        if here is None:
+            here = self._here[answer.instance] = Placement(answer=Device(answer.instance))
+        return self.plan(plan_id, size, here, answer, None)
+
+    def plan(
+        self, plan_id: str, size: RequestSize, placement: Placement, answer: Candidate, prefill: Candidate | None
+    ) -> ExecutionPlan:
+        """Return the plan of a placement; ``prefill`` is who computes the prompt, None where that is who answers."""
+        shape = (placement, bool(answer.matched_tokens), prefill is not None and bool(prefill.matched_tokens))
+        legs = self._legs.get(shape)
+        if legs is None:
+            if len(self._legs) >= _MOST_SHAPES:
+                self._legs.clear()
+            legs = self._legs[shape] = legs_of(_graph(size, placement, answer, prefill))
+        return ExecutionPlan(
+            plan_id=PlanId(plan_id),
+            request_ids=(size.request_id,),
+            target_instance_id=answer.instance,
+            legs=legs,
+            graph=partial(_graph, size, placement, answer, prefill),
+        )
+
+    def forget(self, instance: InstanceId) -> None:
+        """An instance is gone."""
+        self._here.pop(instance, None)
+        device = Device(instance)
+        for shape in [each for each in self._legs if device in {each[0].answer, each[0].prefill}]:
+            del self._legs[shape]
+
+
+def _graph(size: RequestSize, placement: Placement, answer: Candidate, prefill: Candidate | None) -> IRGraph:
+    """The graph of one request, with what is cached of it loaded."""
+    prompt_tokens = max(
+        1, size.prompt_tokens, answer.matched_tokens + 1, 0 if prefill is None else prefill.matched_tokens + 1
+    )
+    request = IRRequest(
+        request_id=size.request_id or "request",
+        prompt_tokens=prompt_tokens,
+        max_tokens=max(1, size.max_tokens),
+        placement=placement,
+        cached=(*_runs(answer), *(() if prefill is None else _runs(prefill))),
+    )
+    return IRBuilder().build([request]).optimize(IROptimizer([PrefixCacheAwarePass()], PassContext.of([request])))
+
+
+def _runs(candidate: Candidate) -> tuple[CachedRun, ...]:
+    """What an instance holds, fastest tier first: it is known how much lies in which tier, not where in the prompt."""
+    runs: list[CachedRun] = []
+    end = 0
+    for tier in CacheTier:
+        tokens = candidate.tokens_by_tier.get(tier, 0)
+        if tokens:
+            end += tokens
+            runs.append(CachedRun(device=Device(candidate.instance), tier=tier, end=end))
+    return tuple(runs)
+
+
+def _side(instance: Instance, candidate: Candidate) -> Side:
+    return Side(
+        device=Device(instance.id),
+        held_tokens=candidate.expected_tokens,
+        requests=candidate.in_flight,
+        computing_tokens=candidate.prefill_tokens,
+        domains=_NO_DOMAINS if instance.stats is None else instance.stats.transports,
+    )
+
+
+__all__ = ["PrefillSide", "RequestSize", "Separation"]
