@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from time import monotonic
 from urllib.parse import urlsplit
@@ -54,9 +54,9 @@ from gateway.supervisor import running
 from gateway.telemetry import Metrics, Telemetry, Watched, watch_lag
 from gateway.telemetry.siblings import Siblings
 from gateway.types import TenantId
-from gateway.upstream import EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
-from gateway.upstream.client import make_session
+from gateway.upstream import ConnectionPool, EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
 from gateway.upstream.resolver import GuardedResolver
+from gateway.upstream.session import make_session
 from gateway.walk import Walker
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.prefix_reuse import FleetIndex
@@ -181,6 +181,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
         with (
             ThreadPoolExecutor(max_workers=2, thread_name_prefix="fingerprint") as executor,
             zmq.asyncio.Context() as context,
+            closing(ConnectionPool(resolver)) as pool,
         ):
             async with make_session(timeouts, resolver) as session:
                 fingerprinter = Fingerprinter(tokenizer, executor)
@@ -198,7 +199,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     planner=planner,
                     load=load,
                     registry=registry,
-                    client=UpstreamClient(session, timeouts),
+                    client=UpstreamClient(pool, timeouts),
                     walker=Walker(load=load, runners={}),
                     retries=RetryBudget(settings.retry_budget_ratio),
                     telemetry=telemetry,

@@ -56,6 +56,7 @@ PATHS = {
     Operation.DETOKENIZE: "/detokenize",
 }
 """Where each operation is asked for, here and at an engine."""
+_PATHS = {operation: path.encode() for operation, path in PATHS.items()}
 
 _ANSWERING = frozenset(
     {Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.MESSAGES, Operation.GENERATE}
@@ -64,6 +65,7 @@ _SEPARABLE = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 """Their prompts may be computed by one instance and answered by another."""
 _COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.TOKENIZE, Operation.DETOKENIZE})
 """They cost a request and no tokens: nothing is computed from them."""
+_SALT_HEADER = CACHE_SALT_HEADER.lower().encode()
 _OVERLOAD = frozenset({FailureKind.CONNECT_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT, FailureKind.HUNG})
 _BYTES_PER_TOKEN = 4
 _MULTIMODAL_TOKENS = 4096
@@ -237,7 +239,8 @@ class Pipeline:
             answering = await self._walker.before_answer(this.plan, this.call)
             sent_s = monotonic()
             response = await self._client.open(
-                instance.url + PATHS[call.operation],
+                instance.url,
+                _PATHS[call.operation],
                 headers=answering.headers,
                 body=answering.body,
                 hung=partial(self._registry.hung, instance.id),
@@ -356,10 +359,11 @@ def _trace_id(exchange: Exchange) -> str | None:
     return None if found is None else found[1].decode()
 
 
-def _engine_headers(exchange: Exchange, request_id: RequestId, tenant: Tenant) -> list[tuple[str, str]]:
-    headers = [*towards_engine(exchange.headers), ("x-request-id", request_id), (CACHE_SALT_HEADER, tenant.salt)]
+def _engine_headers(exchange: Exchange, request_id: RequestId, tenant: Tenant) -> list[Header]:
+    headers = towards_engine(exchange.headers)
+    headers += ((b"x-request-id", request_id.encode()), (_SALT_HEADER, tenant.salt.encode()))
     if exchange.header(b"content-type") is None:
-        headers.append(("content-type", "application/json"))
+        headers.append((b"content-type", b"application/json"))
     return headers
 
 

@@ -13,6 +13,7 @@ from gateway.planner import Plan
 from gateway.registry import Instance, LoadTracker
 from gateway.types import Operation, RequestId
 from gateway.upstream import FailureKind, UpstreamFailureError
+from gateway.upstream.headers import Header
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.scheduler_ir import Leg, LegKind
 
@@ -23,7 +24,7 @@ class EngineCall:
 
     operation: Operation
     request_id: RequestId
-    headers: Sequence[tuple[str, str]]
+    headers: Sequence[Header]
     body: bytes
 
 

@@ -1,7 +1,9 @@
 """Talking to engine instances: requests, their answers, and the KV events that they publish."""
 
-from gateway.upstream.client import FailureKind, UpstreamClient, UpstreamFailureError, UpstreamResponse
+from gateway.upstream.client import UpstreamClient, UpstreamResponse
 from gateway.upstream.event_feed import EventFeed
+from gateway.upstream.failure import FailureKind, UpstreamFailureError
+from gateway.upstream.pool import ConnectionPool
 from gateway.upstream.relay import Relayed, relay
 from gateway.upstream.retry import Attempts, RetryBudget
 from gateway.upstream.timeouts import Timeouts
@@ -9,6 +11,7 @@ from gateway.upstream.turns import Turns
 
 __all__ = [
     "Attempts",
+    "ConnectionPool",
     "EventFeed",
     "FailureKind",
     "Relayed",

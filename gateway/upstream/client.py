@@ -1,55 +1,20 @@
-"""One request to one instance. The only place that knows the HTTP library and its exceptions."""
+"""One request to one instance, over a pooled connection, with a bound on every wait."""
 
 import asyncio
-import io
 import zlib
 from collections.abc import Callable, Sequence
-from enum import StrEnum
-from typing import Protocol
-
-import aiohttp
-from aiohttp.abc import AbstractResolver
+from functools import lru_cache, partial
+from time import monotonic
 
 from gateway.interrupt import Interrupt, InterruptError
+from gateway.upstream.connection import Connection, ConnectionLostError
+from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.headers import Header
+from gateway.upstream.pool import ConnectionPool, Origin
 from gateway.upstream.timeouts import Timeouts
-
-_ONE_WRITE_BYTES = 1 << 20
-"""Longer bodies are written piece by piece, so that the event loop goes on in between."""
-
-
-class FailureKind(StrEnum):
-    """How an instance failed a request."""
-
-    CONNECT = "connect"  # refused or unreachable
-    CONNECT_TIMEOUT = "connect_timeout"
-    NO_ANSWER = "no_answer"  # the connection ended before any byte of the answer
-    HUNG = "hung"  # it failed its health checks while the request waited for its first byte
-    FIRST_BYTE_TIMEOUT = "first_byte_timeout"
-    CUT = "cut"  # the connection ended within the answer
-    IDLE_TIMEOUT = "idle_timeout"
-    BAD_ENCODING = "bad_encoding"  # the answer's content-encoding doesn't fit its bytes
-
-
-class UpstreamFailureError(Exception):
-    """An instance failed a request; the message is fit for the client."""
-
-    def __init__(self, kind: FailureKind, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
 
 Hung = Callable[[], asyncio.Future[None]]
 """Gives what is done while the instance is out because of its failed health checks, and pending otherwise."""
-
-
-class _Decoder(Protocol):
-    def decode(self, data: bytes) -> bytes: ...
-
-
-class _Identity:
-    def decode(self, data: bytes) -> bytes:
-        return data
 
 
 class _Inflate:
@@ -72,141 +37,201 @@ class UpstreamResponse:
     the engine stop working on it.
     """
 
-    def __init__(
-        self,
-        answer: aiohttp.ClientResponse,
-        first: bytes,
-        *,
-        timeouts: Timeouts,
-        hung: Hung,
-    ) -> None:
-        self._answer = answer
-        self._first: bytes | None = first
-        self._timeouts = timeouts
-        self._hung = hung
-        self.status = answer.status
-        headers: list[Header] = list(answer.raw_headers)
-        coding = answer.headers.get("Content-Encoding", "identity").strip().lower()
-        self._decoder: _Decoder = _Identity()
-        if coding in {"gzip", "x-gzip", "deflate"}:
+    def __init__(self, connection: Connection, watch: "_Watch", give_back: Callable[[Connection], None]) -> None:
+        self._connection = connection
+        self._watch = watch
+        self._give_back: Callable[[Connection], None] | None = give_back
+        self.status = connection.status
+        headers = connection.headers
+        self.is_event_stream = False
+        coding = b"identity"
+        for name, value in headers:
+            if name == b"content-type":
+                self.is_event_stream = value.partition(b";")[0].strip().lower() == b"text/event-stream"
+            elif name == b"content-encoding":
+                coding = value.strip().lower()
+        self._decoder: _Inflate | None = None
+        if coding in _INFLATED:
             self._decoder = _Inflate()
-            headers = [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
-        self.readable = coding in {"identity", "", "gzip", "x-gzip", "deflate"}
+            headers = [(name, value) for name, value in headers if name != b"content-encoding"]
+        self.readable = self._decoder is not None or coding in _PLAIN
         self.headers: Sequence[Header] = headers
-        self.is_event_stream = answer.content_type == "text/event-stream"
 
     async def read(self) -> bytes:
         """Return the next bytes of the body, decoded, as soon as there are any; empty at its end.
 
         Raises ``UpstreamFailureError`` when it ends too early, or is silent for too long.
         """
+        connection = self._connection
         while True:
-            if self._first is not None:
-                data, self._first = self._first, None
-            else:
-                data = await self._next()
+            data = connection.take()
             if not data:
-                return b""
+                if connection.ended:
+                    return b""
+                try:
+                    await connection.arrival()
+                except ConnectionLostError:
+                    raise UpstreamFailureError(
+                        FailureKind.CUT, "the engine's connection ended within its answer"
+                    ) from None
+                continue
+            if self._decoder is None:
+                return data
             if decoded := self._decoder.decode(data):
                 return decoded
 
-    async def _next(self) -> bytes:
-        silent_s = 0.0
-        idle_s = self._timeouts.idle_s
-        try:
-            while silent_s < idle_s:
-                wait_s = min(self._timeouts.hung_s, idle_s - silent_s)
-                try:
-                    async with asyncio.timeout(wait_s):
-                        return await self._answer.content.readany()
-                except TimeoutError:
-                    silent_s += wait_s
-                if self._hung().done():
-                    raise UpstreamFailureError(
-                        FailureKind.IDLE_TIMEOUT, "the engine stopped answering within its answer"
-                    )
-            raise UpstreamFailureError(
-                FailureKind.IDLE_TIMEOUT, f"the engine was silent for {idle_s:g} s within its answer"
-            )
-        except (aiohttp.ClientError, OSError):
-            raise UpstreamFailureError(FailureKind.CUT, "the engine's connection ended within its answer") from None
+    @property
+    def exhausted(self) -> bool:
+        """Whether all of it has been read: then ``read`` returns nothing, at once."""
+        return self._connection.exhausted
 
     def close(self) -> None:
         """Idempotent. A fully read answer gives its connection back, any other one closes it."""
-        self._answer.close() if not self._answer.content.at_eof() else self._answer.release()
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            self._watch.stop()
+            give_back(self._connection)
+
+
+class _Watch:
+    """Ends an answer that is late or silent: one timer for all of it, which looks when it may be time."""
+
+    __slots__ = ("_begins_until_s", "_connection", "_hung", "_loop", "_stuck", "_timeouts", "_timer")
+
+    def __init__(self, connection: Connection, timeouts: Timeouts, hung: Hung, *, left_s: float) -> None:
+        self._connection = connection
+        self._timeouts = timeouts
+        self._hung = hung
+        self._loop = asyncio.get_running_loop()
+        self._begins_until_s: float | None = self._loop.time() + left_s
+        self._timer = self._loop.call_later(left_s, self._look)
+        self._stuck: asyncio.Future[None] | None = hung()
+        self._stuck.add_done_callback(self._hangs)
+
+    def begun(self) -> None:
+        """The first byte is there: from now on silence is what is watched."""
+        self._begins_until_s = None
+        self._forget_stuck()
+        if self._connection.ended:
+            self._timer.cancel()
+        elif self._timeouts.hung_s < self._timeouts.first_byte_s:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(self._timeouts.hung_s, self._look)
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self._timer.cancel()
+        self._forget_stuck()
+
+    def _forget_stuck(self) -> None:
+        stuck, self._stuck = self._stuck, None
+        if stuck is not None:
+            stuck.remove_done_callback(self._hangs)
+
+    def _hangs(self, _: object) -> None:
+        self._fail(FailureKind.HUNG, "the engine stopped answering")
+
+    def _look(self) -> None:
+        now_s = self._loop.time()
+        times = self._timeouts
+        if self._begins_until_s is not None:
+            if now_s < self._begins_until_s:
+                self._again(self._begins_until_s - now_s)
+            else:
+                self._fail(FailureKind.FIRST_BYTE_TIMEOUT, f"the engine sent nothing for {times.first_byte_s:g} s")
+            return
+        if not self._connection.waiting:
+            self._again(times.hung_s)
+            return
+        silent_s = now_s - self._connection.waiting_since_s
+        if silent_s >= times.idle_s:
+            self._fail(FailureKind.IDLE_TIMEOUT, f"the engine was silent for {times.idle_s:g} s within its answer")
+        elif silent_s < times.hung_s:
+            self._again(times.hung_s - silent_s)
+        elif self._hung().done():
+            self._fail(FailureKind.IDLE_TIMEOUT, "the engine stopped answering within its answer")
+        else:
+            self._again(min(times.hung_s, times.idle_s - silent_s))
+
+    def _again(self, after_s: float) -> None:
+        self._timer = self._loop.call_later(after_s, self._look)
+
+    def _fail(self, kind: FailureKind, message: str) -> None:
+        self._connection.fail(UpstreamFailureError(kind, message))
 
 
 class UpstreamClient:
-    """Sends requests over one pooled session, with a bound on every wait and none on the length of an answer."""
+    """Sends requests over pooled connections, with a bound on every wait and none on the length of an answer."""
 
-    def __init__(self, session: aiohttp.ClientSession, timeouts: Timeouts) -> None:
-        self._session = session
+    def __init__(self, pool: ConnectionPool, timeouts: Timeouts) -> None:
+        self._pool = pool
         self._timeouts = timeouts
+        self._origins = lru_cache(maxsize=4096)(Origin.of)
 
-    async def open(self, url: str, *, headers: Sequence[tuple[str, str]], body: bytes, hung: Hung) -> UpstreamResponse:
-        """POST a body and return once the first byte of the answer's body is there (or its empty end).
+    async def open(
+        self, url: str, path: bytes, *, headers: Sequence[Header], body: bytes, hung: Hung
+    ) -> UpstreamResponse:
+        """POST a body to ``path`` below an instance's URL, and return once the first byte of the answer's body is there
+        (or its empty end).
 
         ``hung`` ends the wait as soon as it is done, and a later silence soon. Raises ``UpstreamFailureError``.
         Cancelling it closes the connection.
         """
+        origin = self._origins(url)
+        left_s = self._timeouts.first_byte_s
+        connection = self._pool.idle(origin)
+        if connection is None:
+            began_s = monotonic()
+            connection = await self._connect(origin, hung)
+            left_s -= monotonic() - began_s
+        watch = _Watch(connection, self._timeouts, hung, left_s=left_s)
+        try:
+            connection.ask(_head(origin, path, headers, len(body)), body)
+            await connection.arrival()
+            watch.begun()
+        except ConnectionLostError:
+            watch.stop()
+            raise UpstreamFailureError(
+                FailureKind.NO_ANSWER, "the engine closed the connection before it answered"
+            ) from None
+        except BaseException:
+            watch.stop()
+            connection.abort()
+            raise
+        return UpstreamResponse(connection, watch, partial(self._pool.give_back, origin))
+
+    async def _connect(self, origin: Origin, hung: Hung) -> Connection:
         interrupt = Interrupt()
         stuck = hung()
         stuck.add_done_callback(interrupt.fire)
         try:
             with interrupt:
-                async with asyncio.timeout(self._timeouts.first_byte_s):
-                    answer, first = await self._open(url, headers, body)
+                async with asyncio.timeout(min(self._timeouts.connect_s, self._timeouts.first_byte_s)):
+                    return await self._pool.connect(origin)
         except InterruptError:
             raise UpstreamFailureError(FailureKind.HUNG, "the engine stopped answering") from None
-        except TimeoutError:
-            raise UpstreamFailureError(
-                FailureKind.FIRST_BYTE_TIMEOUT, f"the engine sent nothing for {self._timeouts.first_byte_s:g} s"
-            ) from None
+        except TimeoutError as error:
+            raise UpstreamFailureError(FailureKind.CONNECT_TIMEOUT, "connecting to the engine took too long") from error
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UpstreamFailureError(FailureKind.CONNECT, f"the engine can't be reached: {reason}") from error
         finally:
             stuck.remove_done_callback(interrupt.fire)
-        return UpstreamResponse(answer, first, timeouts=self._timeouts, hung=hung)
-
-    async def _open(
-        self, url: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> tuple[aiohttp.ClientResponse, bytes]:
-        try:
-            data = body if len(body) <= _ONE_WRITE_BYTES else io.BytesIO(body)
-            answer = await self._session.post(url, data=data, headers=headers, allow_redirects=False)
-        except aiohttp.ConnectionTimeoutError as error:
-            raise UpstreamFailureError(FailureKind.CONNECT_TIMEOUT, "connecting to the engine took too long") from error
-        except aiohttp.ClientConnectorError as error:
-            raise UpstreamFailureError(FailureKind.CONNECT, f"the engine can't be reached: {error.strerror}") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamFailureError(
-                FailureKind.NO_ANSWER, "the engine closed the connection before it answered"
-            ) from error
-        try:
-            first = await answer.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            answer.close()
-            raise UpstreamFailureError(
-                FailureKind.NO_ANSWER, "the engine closed the connection before it answered"
-            ) from error
-        except BaseException:
-            answer.close()
-            raise
-        return answer, first
 
 
-def make_session(timeouts: Timeouts, resolver: AbstractResolver | None = None) -> aiohttp.ClientSession:
-    """Return a session without a limit on connections, total time or decompression; close it at the end. ``resolver``
-    looks names up instead of the system's own.
-
-    Idle connections are dropped after 4 s: uvicorn's servers close theirs after 5 s, and a request must not meet that.
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0, ttl_dns_cache=30, resolver=resolver),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_s, connect=None, sock_read=None),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        read_bufsize=1 << 18,
-    )
+def _head(origin: Origin, path: bytes, headers: Sequence[Header], length: int) -> bytes:
+    lines = [origin.head, path, origin.host]
+    for name, value in headers:
+        lines += (name, b": ", value, b"\r\n")
+    lines.append(b"content-length: %d\r\n\r\n" % length)
+    head = b"".join(lines)
+    if head.count(b"\n") != len(headers) + _OWN_LINES + origin.host.count(b"\n"):
+        raise ValueError("a header with a line break in it would be two headers")
+    return head
 
 
-__all__ = ["FailureKind", "UpstreamClient", "UpstreamFailureError", "UpstreamResponse", "make_session"]
+_OWN_LINES = 2  # content-length, and the empty one
+_INFLATED = frozenset({b"gzip", b"x-gzip", b"deflate"})
+_PLAIN = frozenset({b"identity", b""})
+
+__all__ = ["UpstreamClient", "UpstreamResponse"]

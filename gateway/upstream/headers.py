@@ -35,32 +35,28 @@ _NOT_TO_ENGINE = _HOP_BY_HOP | {
 _NOT_TO_CLIENT = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-request-id"}
 
 
-def towards_engine(headers: Iterable[Header]) -> list[tuple[str, str]]:
-    """Return what an engine is sent of a client's headers (lower-case names)."""
-    return [(name.decode("latin-1"), _text(value)) for name, value in _crossing(headers, _NOT_TO_ENGINE)]
+def towards_engine(headers: Iterable[Header]) -> list[Header]:
+    """Return what an engine is sent of a client's headers, names in lower case."""
+    return _crossing(headers, _NOT_TO_ENGINE)
 
 
 def towards_client(headers: Iterable[Header]) -> list[Header]:
-    """Return what a client is sent of an engine's headers."""
+    """Return what a client is sent of an engine's headers, names in lower case."""
     return _crossing(headers, _NOT_TO_CLIENT)
 
 
 def _crossing(headers: Iterable[Header], dropped: frozenset[bytes]) -> list[Header]:
-    lowered = [(name.lower(), value) for name, value in headers]
-    named = {token.strip().lower() for name, value in lowered if name == b"connection" for token in value.split(b",")}
-    return [
-        (name, value)
-        for name, value in lowered
-        if name not in dropped and name not in named and not name.startswith(_OWN_PREFIX)
-    ]
-
-
-def _text(value: bytes) -> str:
-    """The client library writes header values as UTF-8, so this is what brings the same bytes out again."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
+    crossing: list[Header] = []
+    named: set[bytes] = set()
+    for given, value in headers:
+        name = given.lower()
+        if name == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+        elif name not in dropped and not name.startswith(_OWN_PREFIX):
+            crossing.append((name, value))
+    if named:
+        return [each for each in crossing if each[0] not in named]
+    return crossing
 
 
 __all__ = ["Header", "towards_client", "towards_engine"]

@@ -14,7 +14,8 @@ from gateway.deadline import Deadline
 from gateway.envelopes import after_error, envelope_of_answer, stream_error
 from gateway.errors import DeadlineError, UpstreamTimeoutError, UpstreamUnreachableError
 from gateway.types import Dialect, Operation, Usage
-from gateway.upstream.client import FailureKind, UpstreamFailureError, UpstreamResponse
+from gateway.upstream.client import UpstreamResponse
+from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.headers import Header, towards_client
 from gateway.upstream.sse import EventScanner, scanner_for, usage_of_answer
 
@@ -156,6 +157,8 @@ async def _pass(response: UpstreamResponse, reply: Reply, headers: Sequence[Head
 async def _read(response: UpstreamResponse) -> tuple[bytes, bool]:
     """Read a body whole; False with what has been read when it is longer than what may be held."""
     first = await response.read()
+    if response.exhausted:
+        return first, True
     parts = [first]
     size = len(first)
     while data := await response.read():

@@ -9,7 +9,7 @@ worse.
 from collections.abc import Callable
 from http import HTTPStatus
 
-from gateway.upstream.client import FailureKind
+from gateway.upstream.failure import FailureKind
 
 _KINDS = frozenset({FailureKind.CONNECT, FailureKind.CONNECT_TIMEOUT, FailureKind.NO_ANSWER, FailureKind.HUNG})
 _STATUSES = frozenset({int(HTTPStatus.BAD_GATEWAY), int(HTTPStatus.SERVICE_UNAVAILABLE)})

@@ -13,7 +13,7 @@ import zmq.asyncio
 from gateway.registry import HealthLoop, InstanceSpec, LoadTracker, Registry
 from gateway.telemetry import Metrics, Telemetry
 from gateway.upstream import EventFeed, Timeouts, Turns
-from gateway.upstream.client import make_session
+from gateway.upstream.session import make_session
 from kvcontrol.core import BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId
 from kvcontrol.core.wire import MAX_BATCH_BLOCKS, Decoded, decode_batch
 from kvcontrol.prefix_reuse import FleetIndex

@@ -19,12 +19,12 @@ def test_what_the_engine_never_gets() -> None:
         (b"x-kvgate-anything", b"s"),
     ]
     kept = [(b"X-Custom", b"1"), (b"traceparent", b"t"), (b"Cookie", b"c"), (b"Content-Type", b"application/json")]
-    assert towards_engine([*dropped, *kept]) == [(name.lower().decode(), value.decode()) for name, value in kept]
+    assert towards_engine([*dropped, *kept]) == [(name.lower(), value) for name, value in kept]
 
 
 def test_header_values_leave_as_the_bytes_that_came() -> None:
-    for value in ("grün".encode(), b"plain"):
-        assert towards_engine([(b"x-a", value)])[0][1].encode() == value
+    for value in ("grün".encode(), b"\xff", b"plain"):
+        assert towards_engine([(b"x-a", value)]) == [(b"x-a", value)]
 
 
 def test_what_the_client_never_gets_and_repeated_headers_stay() -> None:

@@ -1,0 +1,371 @@
+"""Requests over real sockets to servers that answer byte for byte what a test says."""
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import ThreadedResolver
+
+from gateway.upstream import ConnectionPool, FailureKind, Timeouts, UpstreamClient, UpstreamFailureError
+from gateway.upstream.pool import Origin
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+PATIENT = Timeouts(connect_s=10, first_byte_s=20, idle_s=20, hung_s=10)
+PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nContent-Type: text/plain\r\n\r\nhello"
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\ncontent-type: text/event-stream; charset=utf-8\r\n\r\n"
+    b"5\r\nhello\r\n6;x=y\r\n world\r\n0\r\nx-trailer: 1\r\n\r\n"
+)
+
+
+@dataclass
+class Server:
+    """Counts its connections and keeps what it was sent."""
+
+    url: str = ""
+    connections: int = 0
+    ended: int = 0
+    requests: list[bytes] = field(default_factory=list)
+
+    async def request(self, reader: asyncio.StreamReader) -> bytes:
+        """Read one request; empty when there is none any more."""
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return b""
+        length = next(int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
+        self.requests.append(head + await reader.readexactly(length))
+        return self.requests[-1]
+
+
+@asynccontextmanager
+async def serving(
+    script: Callable[[Server, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[Server]:
+    state = Server()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        state.connections += 1
+        try:
+            await script(state, reader, writer)
+        except ConnectionError:
+            pass
+        finally:
+            state.ended += 1
+            writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    state.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        yield state
+
+
+def answering(*answers: bytes) -> Callable[[Server, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """Answer each request of a connection with the next of these, then close."""
+
+    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in answers:
+            if not await server.request(reader):
+                return
+            writer.write(answer)
+            await writer.drain()
+
+    return script
+
+
+@asynccontextmanager
+async def client(
+    timeouts: Timeouts = PATIENT, resolver: AbstractResolver | None = None
+) -> AsyncIterator[UpstreamClient]:
+    pool = ConnectionPool(resolver or ThreadedResolver())
+    try:
+        yield UpstreamClient(pool, timeouts)
+    finally:
+        pool.close()
+
+
+def never() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+async def ask(
+    asked: UpstreamClient, url: str, body: bytes = b"{}", hung: Callable[[], asyncio.Future[None]] = never
+) -> tuple[int, bytes]:
+    """Return status and body."""
+    response = await asked.open(url, b"/v1/x", headers=[(b"x-a", b"\xff")], body=body, hung=hung)
+    parts = []
+    try:
+        while part := await response.read():
+            parts.append(part)
+    finally:
+        response.close()
+    return response.status, b"".join(parts)
+
+
+async def failure_of(asked: UpstreamClient, url: str, **more: Callable[[], asyncio.Future[None]]) -> FailureKind:
+    with pytest.raises(UpstreamFailureError) as caught:
+        await ask(asked, url, **more)
+    return caught.value.kind
+
+
+async def test_a_request_leaves_as_it_is_meant() -> None:
+    async with serving(answering(PLAIN)) as server, client() as asked:
+        assert await ask(asked, server.url, b'{"a": 1}') == (200, b"hello")
+    host = server.url.removeprefix("http://").encode()
+    assert server.requests == [
+        b"POST /v1/x HTTP/1.1\r\nhost: " + host + b"\r\nx-a: \xff\r\ncontent-length: 8\r\n\r\n" + b'{"a": 1}'
+    ]
+
+
+async def test_a_connection_is_used_again_after_a_whole_answer() -> None:
+    async with (
+        serving(answering(PLAIN, CHUNKED, PLAIN, b"HTTP/1.1 204 No Content\r\n\r\n", PLAIN)) as server,
+        client() as asked,
+    ):
+        said = [await ask(asked, server.url) for _ in range(5)]
+    assert said == [(200, b"hello"), (200, b"hello world"), (200, b"hello"), (204, b""), (200, b"hello")]
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\n\r\nhello",  # ends with its connection
+    ],
+)
+async def test_a_connection_that_is_to_be_closed_is_not_used_again(answer: bytes) -> None:
+    async with serving(answering(answer)) as server, client() as asked:
+        assert [await ask(asked, server.url) for _ in range(2)] == [(200, b"hello")] * 2
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    "answer", [PLAIN, CHUNKED, b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + PLAIN]
+)
+async def test_an_answer_is_the_same_however_the_network_cuts_it(answer: bytes) -> None:
+    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        cut = 0
+        while await server.request(reader):
+            cut += 1
+            for part in (answer[:cut], answer[cut:]):
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0)
+
+    async with serving(script) as server, client() as asked:
+        said = {await ask(asked, server.url) for _ in range(1, len(answer))}
+    assert said == {(200, b"hello world" if answer is CHUNKED else b"hello")}
+    assert server.connections == 1
+
+
+async def test_headers_and_trailers_are_kept_apart_and_interim_ones_are_dropped() -> None:
+    interim = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+    async with serving(answering(interim + CHUNKED)) as server, client() as asked:
+        response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+        assert response.is_event_stream
+        assert [name for name, _ in response.headers] == [b"transfer-encoding", b"content-type"]
+        while await response.read():
+            pass
+        assert [name for name, _ in response.headers] == [b"transfer-encoding", b"content-type"]
+        response.close()
+
+
+async def test_what_comes_behind_an_answer_is_no_answer_to_the_next_request() -> None:
+    forged = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\nx-forged: 1\r\n\r\nforged"
+    async with serving(answering(PLAIN + forged, PLAIN)) as server, client() as asked:
+        response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+        assert await response.read() == b"hello"
+        assert b"x-forged" not in dict(response.headers)
+        response.close()
+        assert await ask(asked, server.url) == (200, b"hello")
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"", FailureKind.NO_ANSWER),
+        (b"HTTP/1.1 200 OK\r\ncontent-le", FailureKind.NO_ANSWER),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", FailureKind.NO_ANSWER),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhe", FailureKind.CUT),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n", FailureKind.CUT),
+        (b"this is no HTTP\r\n\r\n", FailureKind.NO_ANSWER),
+        (b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n", FailureKind.NO_ANSWER),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", FailureKind.NO_ANSWER),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * (300 << 10), FailureKind.NO_ANSWER),
+    ],
+)
+async def test_an_answer_that_is_none_says_how(answer: bytes, kind: FailureKind) -> None:
+    async with serving(answering(answer)) as server, client() as asked:
+        assert await failure_of(asked, server.url) is kind
+
+
+async def test_bytes_that_came_before_a_cut_are_given_out() -> None:
+    async with serving(answering(b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\nhello")) as server, client() as asked:
+        response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+        while not server.ended:
+            await asyncio.sleep(0.01)
+        assert await response.read() == b"hello"
+        with pytest.raises(UpstreamFailureError, match="ended within"):
+            await response.read()
+        response.close()
+
+
+async def test_nobody_there() -> None:
+    async with serving(answering()) as server:
+        url = server.url
+    async with client() as asked:
+        assert await failure_of(asked, url) is FailureKind.CONNECT
+
+
+async def test_a_silent_instance_is_given_up() -> None:
+    async def silent(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if b"begin" in await server.request(reader):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello")
+        await reader.read()
+
+    short = Timeouts(connect_s=5, first_byte_s=0.05, idle_s=0.3, hung_s=0.05)
+    async with serving(silent) as server, client(short) as asked:
+        assert await failure_of(asked, server.url) is FailureKind.FIRST_BYTE_TIMEOUT
+    patient = Timeouts(connect_s=5, first_byte_s=20, idle_s=0.1, hung_s=0.05)
+    async with serving(silent) as server, client(patient) as asked:
+        with pytest.raises(UpstreamFailureError) as caught:
+            await ask(asked, server.url, b"begin")
+        assert caught.value.kind is FailureKind.IDLE_TIMEOUT
+
+
+async def test_an_instance_that_hangs_is_given_up_at_once_before_its_answer_and_soon_within_it() -> None:
+    async def silent(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if b"begin" in await server.request(reader):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello")
+        await reader.read()
+
+    times = Timeouts(connect_s=5, first_byte_s=600, idle_s=600, hung_s=0.05)
+    hung = never()
+    async with serving(silent) as server, client(times) as asked:
+        asyncio.get_running_loop().call_later(0.05, hung.set_result, None)
+        assert await failure_of(asked, server.url, hung=lambda: hung) is FailureKind.HUNG
+        now = never()
+        response = await asked.open(server.url, b"/", headers=[], body=b"begin", hung=lambda: now)
+        assert await response.read() == b"hello"
+        asyncio.get_running_loop().call_later(0.05, now.set_result, None)
+        with pytest.raises(UpstreamFailureError, match="stopped answering within"):
+            await response.read()
+        response.close()
+
+
+async def test_leaving_early_drops_the_connection() -> None:
+    async def endless(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if b"/never" not in await server.request(reader):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello")
+        await reader.read()
+
+    async with serving(endless) as server, client() as asked:
+        response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+        response.close()
+        response.close()
+        cancelled = asyncio.create_task(asked.open(server.url, b"/never", headers=[], body=b"", hung=never))
+        while server.ended < 1 or len(server.requests) < 2:
+            await asyncio.sleep(0.01)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        async with asyncio.timeout(20):
+            while server.ended < 2:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_reader_that_does_not_keep_up_holds_the_instance_back() -> None:
+    size = 64 << 20
+    sent = 0
+
+    async def flood(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await server.request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size)
+        while sent < size:
+            writer.write(b"x" * (1 << 20))
+            await writer.drain()
+            sent += 1 << 20
+
+    async with serving(flood) as server, client() as asked:
+        response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+        before = -1
+        while before != sent:  # until nothing moves any more
+            before = sent
+            await asyncio.sleep(0.3)
+        assert sent < size // 2
+        got = 0
+        while part := await response.read():
+            got += len(part)
+        response.close()
+        assert got == size
+
+
+async def test_a_compressed_answer_is_opened_and_a_damaged_one_is_a_failure() -> None:
+    packed = gzip.compress(b"hello" * 100)
+    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
+    async with serving(answering(head % len(packed) + packed, head % 5 + b"wrong")) as server, client() as asked:
+        assert await ask(asked, server.url) == (200, b"hello" * 100)
+        assert await failure_of(asked, server.url) is FailureKind.BAD_ENCODING
+
+
+async def test_an_idle_connection_that_was_closed_is_not_used() -> None:
+    async with serving(answering(PLAIN)) as server, client() as asked:
+        assert await ask(asked, server.url) == (200, b"hello")
+        while server.ended < 1:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert await ask(asked, server.url) == (200, b"hello")
+        assert server.connections == 2
+
+
+async def test_a_header_with_a_line_break_is_never_sent() -> None:
+    async with serving(answering(PLAIN)) as server, client() as asked:
+        with pytest.raises(ValueError, match="line break"):
+            await asked.open(server.url, b"/", headers=[(b"x", b"1\r\nevil: 1")], body=b"", hung=never)
+        assert not server.requests
+
+
+class Names(AbstractResolver):
+    def __init__(self, *found: str) -> None:
+        self.found = found
+        self.asked = 0
+
+    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
+        del family
+        self.asked += 1
+        if not self.found:
+            raise OSError(None, f"{host} has no address")
+        return [ResolveResult(hostname=host, host=each, port=port, family=2, proto=0, flags=0) for each in self.found]
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_name_is_looked_up_under_the_rules_and_each_of_its_addresses_is_tried() -> None:
+    closing = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello"
+    names = Names("127.0.0.2", "127.0.0.1")
+    async with serving(answering(closing)) as server, client(resolver=names) as asked:
+        url = server.url.replace("127.0.0.1", "engine.example")
+        assert [await ask(asked, url) for _ in range(2)] == [(200, b"hello")] * 2
+        assert b"host: engine.example:" in server.requests[0]
+        assert names.asked == 1
+    async with client(resolver=Names()) as asked:
+        assert await failure_of(asked, "http://engine.example:9000") is FailureKind.CONNECT
+
+
+def test_where_an_instance_is() -> None:
+    plain = Origin.of("http://10.0.0.7:9001")
+    assert (plain.name, plain.port, plain.tls, plain.head) == ("10.0.0.7", 9001, False, b"POST ")
+    assert plain.host == b" HTTP/1.1\r\nhost: 10.0.0.7:9001\r\n"
+    assert Origin.of("http://[::1]:80").host == b" HTTP/1.1\r\nhost: [::1]\r\n"
+    under = Origin.of("https://u:p%40@engine/base/")
+    assert (under.port, under.tls, under.head) == (443, True, b"POST /base")
+    assert under.host == b" HTTP/1.1\r\nhost: engine\r\nauthorization: Basic dTpwQA==\r\n"
