@@ -7,14 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
-
-
-class Priority(StrEnum):
-    """Who goes first when requests wait. A waiting request rises a class every ``queue_ageing_s``."""
-
-    HIGH = "high"
-    NORMAL = "normal"
-    LOW = "low"
+from kvcontrol.core.priority import Priority
 
 
 class SloClass(StrEnum):

@@ -25,6 +25,7 @@ from engines.lmdeploy import admission
 from engines.lmdeploy.agent import COUNTERS, SNAPSHOT, STATS, EventCounters, LaunchInfo, launch_of, note_launch
 from engines.lmdeploy.availability import EngineGoneMiddleware
 from engines.lmdeploy.control_socket import private_endpoint
+from engines.lmdeploy.door import DoorMiddleware
 from engines.lmdeploy.families import family, single
 from engines.lmdeploy.lifeline import engine_gone
 from engines.lmdeploy.policy_metrics import policy_series
@@ -33,6 +34,7 @@ from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tenancy import CacheSaltMiddleware
 from engines.lmdeploy.tier_metrics import offload_series, tenant_series, tier_series
 from engines.lmdeploy.tier_routes import mount_tier_routes
+from engines.lmdeploy.urgency import UrgencyMiddleware
 from kvcontrol.core.control import SNAPSHOT_PATH, STATS_PATH
 from kvcontrol.series import engine as catalogue
 
@@ -144,6 +146,7 @@ def mount(app: FastAPI, client: ControlClient, *, metrics: bool) -> None:
     mount_tier_routes(app, partial(_answered, client), _too_large)
     mount_policy_routes(app, partial(_answered, client), _too_large)
     app.add_middleware(CacheSaltMiddleware)
+    app.add_middleware(UrgencyMiddleware)
     collector = EngineCollector(client)
     if metrics:
         REGISTRY.register(collector)
@@ -209,9 +212,11 @@ def mount_metrics(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], 
         original(app, backend_config)
         launch = launch_of(backend_config)
         if launch is not None and launch.control_endpoint is not None:
-            client = ControlClient(launch.control_endpoint, timeout_s=EngineSettings.load().control_timeout_s)
+            settings = EngineSettings.load()
+            client = ControlClient(launch.control_endpoint, timeout_s=settings.control_timeout_s)
             mount(app, client, metrics=bool(backend_config.enable_metrics))
             admission.mount(app, backend_config)
+            app.add_middleware(DoorMiddleware, bound=settings.max_requests)
             app.add_middleware(EngineGoneMiddleware, gone=engine_gone)
 
     return mount_metrics

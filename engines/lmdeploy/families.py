@@ -1,8 +1,9 @@
 """From the catalogue's series to families of ``prometheus_client``, filled at a scrape."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from kvcontrol.series import Kind, Series
 
@@ -24,4 +25,16 @@ def single(series: Series, value: float) -> Metric:
     return family(series, [((), value)])
 
 
-__all__ = ["Sample", "family", "single"]
+def histogram(series: Series, samples: Iterable[tuple[tuple[str, ...], Sequence[int], float]]) -> Metric:
+    """Return a histogram: of each sample the labels' values, the count of each bucket alone (the last is of what is
+    above all bounds), and the sum of what was observed.
+    """
+    made = HistogramMetricFamily(series.name, series.help, labels=series.labels)
+    ends = [*map(str, series.buckets), "+Inf"]
+    for labels, counts, total in samples:
+        buckets = list(zip(ends, accumulate(counts), strict=True))
+        made.add_metric(labels, buckets=buckets, sum_value=total)
+    return made
+
+
+__all__ = ["Sample", "family", "histogram", "single"]

@@ -46,6 +46,7 @@ def prepare(*, serving: bool) -> None:
         eviction_hooks,
         key_hooks,
         lifeline_hooks,
+        schedule_hooks,
         server_hooks,
         tenant_hooks,
         tier_hooks,
@@ -57,6 +58,7 @@ def prepare(*, serving: bool) -> None:
         *eviction_hooks(),
         *key_hooks(),
         *tenant_hooks(),
+        *schedule_hooks(),
         *tier_hooks(),
         *admission_hooks(),
     ]

@@ -29,8 +29,8 @@ class Hook:
 
     ``target`` is ``package.module:Name`` or ``package.module:Class.name``. ``signature`` is
     ``str(inspect.signature(...))`` of the original, or None for what can't be called. ``replace`` gets the original
-    (for class methods and static methods: the raw ``classmethod`` / ``staticmethod`` object) and returns what takes
-    its place. ``why`` is one sentence.
+    (for class methods, static methods and properties: the raw object) and returns what takes its place; a property's
+    signature is its getter's. ``why`` is one sentence.
     """
 
     target: str
@@ -56,7 +56,11 @@ def problem_of(hook: Hook) -> str | None:
 
 def signature_of(original: Any) -> str:
     """Return the text that ``Hook.signature`` is compared with."""
-    function = original.__func__ if isinstance(original, classmethod | staticmethod) else original
+    function: Any = original
+    if isinstance(original, classmethod | staticmethod):
+        function = original.__func__
+    elif isinstance(original, property):
+        function = original.fget
     try:
         return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(function)))  # some annotations are objects
     except (TypeError, ValueError) as error:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from engines.lmdeploy.families import family, single
+from engines.lmdeploy.schedule_metrics import schedule_series
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.policy_control import EvictionReport, PolicyReport, ShadowBody
 from kvcontrol.series import engine as catalogue
@@ -13,7 +14,10 @@ from kvcontrol.series import engine as catalogue
 def policy_series(report: PolicyReport, refused: int) -> Iterator[Metric]:
     """Yield one family after the other. Counters go on when a policy is exchanged: hit rates have no seam."""
     evictions = [(each, each.eviction) for each in report.policies if each.eviction is not None]
-    yield family(catalogue.POLICY_SWAPS, ((("eviction", each.tier.value), each.swaps) for _, each in evictions))
+    schedules = [(each, each.schedule) for each in report.policies if each.schedule is not None]
+    swaps = [(("eviction", each.tier.value), each.swaps) for _, each in evictions]
+    swaps += [(("schedule", ""), each.swaps) for _, each in schedules]
+    yield family(catalogue.POLICY_SWAPS, swaps)
     yield family(catalogue.POLICY_EVICTED, (((each.tier.value,), each.evicted_blocks) for _, each in evictions))
     yield family(catalogue.POLICY_IN_CHARGE, (((each.tier.value, policy.name), 1) for policy, each in evictions))
     yield single(catalogue.POLICY_REFUSED, refused)
@@ -23,6 +27,8 @@ def policy_series(report: PolicyReport, refused: int) -> Iterator[Metric]:
     for policy in report.policies:
         if policy.shadow is not None:
             yield from _shadow_series(policy.shadow)
+    for policy, schedule in schedules:
+        yield from schedule_series(policy.name, schedule)
 
 
 def _hbm_series(hbm: EvictionReport) -> Iterator[Metric]:

@@ -1,5 +1,7 @@
 """What chooses victims in an engine, tier by tier: shown, and exchanged between two steps of the engine.
 
+What orders its waiting queue is shown and exchanged beside it (``schedule_operations.py``).
+
 A change is checked as a whole before anything happens. The new policy is told of every resident block and of what is
 held, on the engine's thread, before it takes the old one's place; if that fails, the old one has never stopped. No
 block moves, no request notices. Counts of what was asked for and found go on; each policy's own are what has been added
@@ -16,6 +18,7 @@ import msgspec
 
 from engines.event_publisher import EventPublisher, Operation, RefusedError
 from engines.lmdeploy.engine_calls import EngineCalls
+from engines.lmdeploy.schedule_operations import SCHEDULE, ScheduleOperations
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tiers import EngineTiers
 from engines.lmdeploy.trie_eviction import TrieEviction, eviction_of
@@ -41,6 +44,7 @@ from kvcontrol.kv_policy import (
 from kvcontrol.kv_policy.choice import PolicyChoice, parse_choice, parse_choices
 from kvcontrol.kv_runtime import HierarchyManager
 from kvcontrol.kv_runtime.residency import Loss
+from kvcontrol.scheduler_ir.strategies import STRATEGIES
 
 POLICY = b"policy"
 SET_POLICY = b"set_policy"
@@ -81,6 +85,7 @@ class PolicyOperations:
         self._tiers = tiers
         self._calls = calls
         self._in_charge: dict[CacheTier, _InCharge] = {}
+        self._schedule = ScheduleOperations(engine)
         self.refused = 0
 
     def table(self) -> dict[bytes, Operation]:
@@ -94,6 +99,7 @@ class PolicyOperations:
             for tier, text in wanted.items():
                 if text is not None and (tier is _HBM or tier in self._below()):
                     self._use(tier, parse_choice(text), counts=False)
+            self._schedule.use(parse_choice(settings.schedule), counts=False)
             if eviction_of(self._engine.scheduler.block_trie) is not None:
                 self._watch(settings.shadow_policies)
         except (PolicyError, RefusedError) as error:
@@ -110,7 +116,13 @@ class PolicyOperations:
         policies.append(
             PolicyInCharge(kind=_SHADOW, name=",".join(shadow.candidates), params={}, shadow=_shadow_body(shadow))
         )
-        return PolicyReport(policies=policies, available={name: kind.summary for name, kind in POLICIES.items()})
+        if (schedule := self._schedule.in_charge()) is not None:
+            policies.append(schedule)
+        return PolicyReport(
+            policies=policies,
+            available={name: kind.summary for name, kind in POLICIES.items()},
+            strategies={name: kind.summary for name, kind in STRATEGIES.items()},
+        )
 
     def _show(self, _: EventPublisher, body: bytes) -> bytes:
         del body
@@ -119,6 +131,9 @@ class PolicyOperations:
     def _set(self, _: EventPublisher, body: bytes) -> bytes:
         try:
             change = _parsed(body)
+            if change.kind == SCHEDULE:
+                self._between_steps(partial(self._schedule.use, _strategy(change), counts=True))
+                return msgspec.json.encode(self.report())
             tier = self._tier_of(change)
             if tier is None:
                 self._between_steps(partial(self._watch, change.name))
@@ -143,7 +158,7 @@ class PolicyOperations:
             return None
         if change.kind not in kinds:
             raise RefusedError(
-                f"there are no policies of kind {change.kind!r}; this instance has {_all(kinds)}, shadow"
+                f"there are no policies of kind {change.kind!r}; this instance has {_all(kinds)}, shadow, {SCHEDULE}"
             )
         if change.tier is None:
             return kinds[change.kind]
@@ -286,6 +301,12 @@ def _parsed(body: bytes) -> PolicyChange:
         return msgspec.json.decode(body or b"{}", type=PolicyChange)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RefusedError(f"the body is not what is allowed: {error}") from error
+
+
+def _strategy(change: PolicyChange) -> PolicyChoice:
+    if change.tier is not None:
+        raise RefusedError(f"a strategy of the schedule has no tier; leave out {change.tier!r}")
+    return PolicyChoice(text=change.name, name=change.name, parameters=_numbers(change))
 
 
 def _numbers(change: PolicyChange) -> Mapping[str, float]:

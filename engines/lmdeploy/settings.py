@@ -16,6 +16,7 @@ from kvcontrol.core.tenant import SHARED_TENANT
 from kvcontrol.kv_policy import MigrationMode, ShadowPolicies
 from kvcontrol.kv_policy.choice import parse_choice, parse_choices
 from kvcontrol.kv_runtime import Watermarks, WriteMode
+from kvcontrol.scheduler_ir.strategies import make_strategy
 
 ENV_PREFIX = "KVGATE_ENGINE_"
 MAX_IPC_PATH_BYTES = 100
@@ -73,6 +74,10 @@ class EngineSettings(BaseSettings):
     """The same of NVMe."""
     shadow_policies: str = "lru,adaptive,s3fifo,arc,lru2"
     """Candidates that are followed beside the one in charge, at less than 1 % of a core; empty: none."""
+    schedule: str = "priority"
+    """Which waiting request goes next, like ``hybrid`` or ``priority(ageing_bound_s=30)``."""
+    max_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000
+    """Requests that may wait and run in the instance; one more is answered 429."""
     prefetch_probability: Annotated[float | None, Field(gt=0, le=1)] = None
     """Blocks that are used within 30 s with this probability or more go from NVMe to DDR ahead; absent: none."""
     ddr_high_watermark: Annotated[float | None, Field(gt=0, le=1)] = None
@@ -97,6 +102,13 @@ class EngineSettings(BaseSettings):
     def _is_policy(cls, text: str | None) -> str | None:
         if text is not None:
             parse_choice(text).make(capacity_blocks=1)  # what it raises is a ValueError that says what is allowed
+        return text
+
+    @field_validator("schedule")
+    @classmethod
+    def _is_strategy(cls, text: str) -> str:
+        choice = parse_choice(text)
+        make_strategy(choice.name, choice.parameters)
         return text
 
     @field_validator("shadow_policies")

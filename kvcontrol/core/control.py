@@ -188,8 +188,20 @@ SNAPSHOT_PATH = "/kv/v1/snapshot"
 CACHE_SALT_HEADER = "x-kvgate-cache-salt"
 """Request header from the gateway to an engine: the tenant's salt. Only the gateway sets it; a client's is dropped."""
 
+PRIORITY_HEADER = "x-kvgate-priority"
+"""Request header from the gateway to an engine: the tenant's ``Priority``. Absent, it is normal; a client's is
+dropped.
+"""
+
+DEADLINE_HEADER = "x-kvgate-deadline-ms"
+"""Request header from the gateway to an engine: in how many milliseconds from now its first token is due. Absent, at no
+particular time; a client's is dropped.
+"""
+
 __all__ = [
     "CACHE_SALT_HEADER",
+    "DEADLINE_HEADER",
+    "PRIORITY_HEADER",
     "SNAPSHOT_PATH",
     "STATS_PATH",
     "BenefitStats",

@@ -1,7 +1,8 @@
 """The bodies of ``/kv/v1/policy``: which policy of each kind an instance runs, and how it is told to run another.
 
 JSON on the wire. Kinds of an LMDeploy instance: ``eviction`` (what leaves HBM), ``eviction:ddr`` and ``eviction:nvme``
-(what leaves the tiers below, where there are any) and ``shadow`` (the candidates that are followed beside them).
+(what leaves the tiers below, where there are any), ``shadow`` (the candidates that are followed beside them) and
+``schedule`` (which of the waiting requests goes next).
 """
 
 from typing import Literal
@@ -82,31 +83,78 @@ class ShadowBody(msgspec.Struct, frozen=True, kw_only=True):
     busy_s: float
 
 
+WAIT_BUCKETS_S = (0.005, 0.02, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""Upper ends of the buckets in ``ClassWaits.buckets``; one more holds the rest."""
+
+
+class ClassWaits(msgspec.Struct, frozen=True, kw_only=True):
+    """One priority class: how many wait now; since the instance started how many were started, and how many left before
+    that; how long the started ones had waited, in all, at most, and by ``WAIT_BUCKETS_S`` (each bucket alone).
+    """
+
+    waiting: int
+    started: int
+    left: int
+    wait_s: float
+    longest_wait_s: float
+    buckets: list[int]
+
+
+class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How the waiting queue does; counts are of the instance's life, whichever strategy was in charge.
+
+    ``oldest_s`` is how long the one that waits longest has waited, ``window`` how many the engine is shown at a step.
+    ``promotions`` are requests that were started for their age, ``returned`` those that came back (preempted, or loaded
+    from a tier). ``state`` is what an adaptive strategy follows. ``errors`` other than 0 is a defect: from the first on
+    LMDeploy's own order is in charge, until the next swap. ``repairs`` counts queues that were built anew.
+    """
+
+    waiting: int
+    oldest_s: float
+    window: int
+    ageing_bound_s: float
+    promotions: int
+    returned: int
+    classes: dict[str, ClassWaits]
+    swaps: int
+    in_charge_s: float
+    state: str
+    errors: int
+    repairs: int
+
+
 class PolicyInCharge(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides for one kind, and its statistics: of an eviction policy or of the shadows."""
+    """What decides for one kind, and its statistics: of an eviction policy, of the shadows, of the waiting queue."""
 
     kind: str
     name: str
     params: PolicyParams
     eviction: EvictionReport | None = None
     shadow: ShadowBody | None = None
+    schedule: ScheduleReport | None = None
 
 
 class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """``GET /kv/v1/policy``, and the answer to a change; ``available`` policies by name, each in a few words."""
+    """``GET /kv/v1/policy``, and the answer to a change; ``available`` eviction policies and ``strategies`` of the
+    schedule by name, each in a few words.
+    """
 
     policies: list[PolicyInCharge]
     available: dict[str, str]
+    strategies: dict[str, str] = {}
 
 
 __all__ = [
     "POLICY_PATH",
+    "WAIT_BUCKETS_S",
     "AdaptiveReport",
+    "ClassWaits",
     "EvictionReport",
     "PolicyChange",
     "PolicyInCharge",
     "PolicyParams",
     "PolicyReport",
+    "ScheduleReport",
     "ShadowBody",
     "ShadowStandingBody",
 ]

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from kvcontrol.core.policy_control import WAIT_BUCKETS_S
 from kvcontrol.series.series import Kind, Series, Unit
 
 _TIERS: Final = "with tiers below HBM"
@@ -269,6 +270,62 @@ SHADOW_SKIPPED = _counter(
 )
 SHADOW_BUSY = _counter(
     "shadow_busy_seconds", Unit.SECONDS, "Time of the engine's thread that they took.", appears=_SHADOWS
+)
+
+# The waiting queue.
+QUEUE_WAITING = _gauge(
+    "waiting_requests",
+    Unit.REQUESTS,
+    "Requests that wait in the engine's queue now, by their priority.",
+    "priority",
+    appears=_POLICIES,
+)
+QUEUE_WAIT = Series(
+    name="kvgate_engine_queue_wait_seconds",
+    kind=Kind.HISTOGRAM,
+    unit=Unit.SECONDS,
+    help="How long requests had waited in the engine when they were started, by their priority.",
+    labels=("priority",),
+    buckets=WAIT_BUCKETS_S,
+    appears=_POLICIES,
+)
+QUEUE_LEFT = _counter(
+    "queue_left",
+    Unit.REQUESTS,
+    "Requests that left the engine's queue without having been started.",
+    "priority",
+    appears=_POLICIES,
+)
+QUEUE_OLDEST = _gauge(
+    "queue_oldest_seconds", Unit.SECONDS, "How long the one that waits longest has waited.", appears=_POLICIES
+)
+QUEUE_PROMOTIONS = _counter(
+    "queue_promotions",
+    Unit.REQUESTS,
+    "Requests that were started for their age: they had waited the ageing bound.",
+    appears=_POLICIES,
+)
+QUEUE_RETURNED = _counter(
+    "queue_returned",
+    Unit.REQUESTS,
+    "Times that a request came back to the queue: preempted, or loaded from a tier.",
+    appears=_POLICIES,
+)
+QUEUE_ERRORS = _counter(
+    "queue_errors",
+    Unit.COUNT,
+    "Failures of the strategy, a defect of kvgate: from then on LMDeploy's own order is in charge.",
+    appears=_POLICIES,
+)
+QUEUE_REPAIRS = _counter(
+    "queue_repairs", Unit.COUNT, "Times the queue was built anew from LMDeploy's, a defect of kvgate.", appears=_POLICIES
+)
+SCHEDULE_IN_CHARGE = _gauge(
+    "schedule_in_charge",
+    Unit.STATE,
+    "1 for the strategy that orders what waits; `lmdeploy` after an error of the strategy.",
+    "strategy",
+    appears=_POLICIES,
 )
 
 ENGINE: Final = tuple(each for each in tuple(globals().values()) if isinstance(each, Series))

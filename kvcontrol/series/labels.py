@@ -20,12 +20,14 @@ LABELS: Final[dict[str, str]] = {
     "outcome": "how it ended; a fixed set",
     "path": "`hbm_to_ddr`, `ddr_to_hbm`, `ddr_to_nvme`, `nvme_to_ddr`",
     "policy": "a policy that ships with kvgate, with its parameters as they were set",
+    "priority": "`high`, `normal` or `low`",
     "quantity": "`load` or `compute`",
     "quota": "`requests_per_min`, `tokens_per_min`, `concurrency` or `context_tokens`",
     "reason": "why; a fixed set",
     "stage": "`receive`, `parse`, `fingerprint`, `admission` or `plan`",
     "state": "a fixed set, one of them 1",
     "status": "how a transfer ended; a fixed set",
+    "strategy": "a strategy that ships with kvgate, or `lmdeploy`",
     "tenant": (
         f"at the gateway a tenant that has a key or an entry, `anonymous`, or `{OTHER}`; at an engine the digest that "
         f"`kvgate_tenant_info` joins with its name, `shared` for requests without a tenant, or `{OTHER}`: at most "

@@ -1,0 +1,76 @@
+"""Where requests wait: in the engine's scheduler, which knows who is urgent, and nowhere before it.
+
+LMDeploy hands out as many handles in the api_server as a batch has places, and twice as many in the engine process; a
+request beyond them waits for one in the order of arrival, before any scheduler has heard of it, and a cancellation may
+wait behind it. A handle holds nothing but a number, so both pools make one whenever none is free. What bounds the queue
+instead is the count at the door (``door.py``).
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+_KEPT_MOST: Final = 1024
+
+
+class HandlePool:
+    """LMDeploy's ``RequestHandlePool`` without its limit. The api_server's event loop."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._free: deque[Any] = deque()
+        self.num_dispatched = 0
+        """How many are out: requests that wait or run."""
+
+    async def get(self) -> Any:
+        """Return a handle at once."""
+        handle = self._free.pop() if self._free else self._make()
+        self.num_dispatched += 1
+        return handle
+
+    def put(self, handle: Any) -> None:
+        """Take one back."""
+        if handle is None:
+            return
+        self.num_dispatched -= 1
+        if len(self._free) < _KEPT_MOST:
+            self._free.append(handle)
+
+    def clear(self) -> None:
+        self._free.clear()
+
+
+# What takes the place of LMDeploy's symbols (the tables are in hooks/).
+
+
+def build_request_handle_pool(original: Callable[[Any, Any, int], None]) -> Callable[[Any, Any, int], None]:
+    """``SessionManager.build_request_handle_pool``, in the api_server: nobody waits for a handle."""
+
+    def build_request_handle_pool(self: Any, engine: Any, size: int) -> None:
+        if not type(engine).__module__.startswith("lmdeploy.pytorch."):
+            original(self, engine, size)  # a handle of another engine is a real place
+            return
+        self.request_handle_pool = HandlePool(engine.create_instance)
+
+    return build_request_handle_pool
+
+
+def instance_pool_instance(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``EngineInstancePool.instance``, in the engine process: the same."""
+    del original
+
+    @asynccontextmanager
+    async def instance(self: Any) -> AsyncIterator[Any]:
+        free: deque[Any] = self.__dict__.setdefault("kvgate_free", deque())
+        handle = free.pop() if free else self.engine.create_instance()
+        try:
+            yield handle
+        finally:
+            if len(free) < _KEPT_MOST:
+                free.append(handle)
+
+    return instance
+
+
+__all__ = ["HandlePool", "build_request_handle_pool", "instance_pool_instance"]

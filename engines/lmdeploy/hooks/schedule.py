@@ -1,0 +1,87 @@
+"""What is replaced so that a strategy orders the waiting requests, all of them."""
+
+from engines.lmdeploy.hooks.names import MESSAGES
+from engines.lmdeploy.patching import Hook
+
+_PAGING = "lmdeploy.pytorch.paging"
+_MANAGER = "lmdeploy.pytorch.messages:SequenceManager"
+_STATUS = "lmdeploy.pytorch.messages.MessageStatus"
+
+
+def schedule_hooks() -> list[Hook]:
+    """In both processes: how urgent a request is travels with it, and decides when it is tried."""
+    from engines.lmdeploy import handles, scheduler, urgency
+
+    return [
+        Hook(
+            target=f"{MESSAGES}:GenerationConfig.__post_init__",
+            signature="(self)",
+            replace=urgency.generation_config_post_init,
+            why="it is made where the request is handled, and is sent to the engine process",
+        ),
+        Hook(
+            target="lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
+            signature=f"(cls, gen_config: {MESSAGES}.GenerationConfig)",
+            replace=urgency.sampling_param_from_gen_config,
+            why="it is what a sequence keeps of the request",
+        ),
+        Hook(
+            target=f"{_PAGING}.scheduler:Scheduler.__init__",
+            signature=(
+                "(self, scheduler_config: lmdeploy.pytorch.config.SchedulerConfig, "
+                "cache_config: lmdeploy.pytorch.config.CacheConfig, "
+                "seq_meta: lmdeploy.pytorch.messages.SequenceMeta | None = None, "
+                "kv_connector: 'KVConnectorBase | None' = None) -> None"
+            ),
+            replace=scheduler.scheduler_init,
+            why="a scheduler gets its queue",
+        ),
+        Hook(
+            target=f"{_PAGING}.scheduler:Scheduler.waiting",
+            signature="(self) -> list[lmdeploy.pytorch.messages.SchedulerSequence]",
+            replace=scheduler.scheduler_waiting,
+            why="all waiting sequences are listed, walked and sorted several times in a step",
+        ),
+        Hook(
+            target=f"{_PAGING}.prefill_scheduler:_PrefillReorderer.reorder",
+            signature=(
+                "(self, waiting: list[lmdeploy.pytorch.messages.SchedulerSequence], "
+                f"turn_policy: {_PAGING}.prefill_scheduler._PrefillTurnPolicy)"
+            ),
+            replace=scheduler.reorder,
+            why="it sorts by arrival, and short prompts by length",
+        ),
+        Hook(
+            target=f"{_MANAGER}.register_sequence",
+            signature="(self, seq: 'SchedulerSequence')",
+            replace=scheduler.manager_register,
+            why="the queue is told of each sequence that comes",
+        ),
+        Hook(
+            target=f"{_MANAGER}.unregister_sequence",
+            signature="(self, seq: 'SchedulerSequence')",
+            replace=scheduler.manager_unregister,
+            why="and of each that goes",
+        ),
+        Hook(
+            target=f"{_MANAGER}.update_sequence_status",
+            signature=f"(self, seq: 'SchedulerSequence', new_status: {_STATUS})",
+            replace=scheduler.manager_update,
+            why="and of each that begins or ceases to wait",
+        ),
+        Hook(
+            target="lmdeploy.pytorch.engine.mp_engine.base_worker:EngineInstancePool.instance",
+            signature="(self)",
+            replace=handles.instance_pool_instance,
+            why="requests beyond twice the batch wait there in the order of arrival, and cancellations behind them",
+        ),
+        Hook(
+            target="lmdeploy.serve.managers.session_manager:SessionManager.build_request_handle_pool",
+            signature="(self, engine, size)",
+            replace=handles.build_request_handle_pool,
+            why="requests beyond the batch wait there in the order of arrival",
+        ),
+    ]
+
+
+__all__ = ["schedule_hooks"]
