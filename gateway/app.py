@@ -109,6 +109,11 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
         index = FleetIndex()
         metrics = Metrics()
         telemetry = Telemetry(metrics)
+        waits_s = {
+            SloClass.INTERACTIVE: settings.queue_interactive_s,
+            SloClass.STANDARD: settings.queue_standard_s,
+            SloClass.BATCH: settings.queue_batch_s,
+        }
         admission = AdmissionController(
             registry=registry,
             load=load,
@@ -122,11 +127,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
             rules=QueueRules(
                 bound=settings.queue_length,
                 ageing_s=settings.queue_ageing_s,
-                deadlines_s={
-                    SloClass.INTERACTIVE: settings.queue_interactive_s,
-                    SloClass.STANDARD: settings.queue_standard_s,
-                    SloClass.BATCH: settings.queue_batch_s,
-                },
+                deadlines_s=waits_s,
             ),
             meter=telemetry,
             clock=monotonic,
@@ -188,6 +189,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                 pipeline = Pipeline(
                     limits=Limits(
                         request_timeout_s=settings.request_timeout_s,
+                        waits_s=waits_s,
                         max_body_bytes=settings.max_body_bytes,
                         body_timeout_s=settings.body_timeout_s,
                         max_attempts=settings.max_attempts,

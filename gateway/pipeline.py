@@ -7,6 +7,7 @@ budget.
 
 import re
 import secrets
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from gateway.deadline import HEADER as TIMEOUT_HEADER
 from gateway.deadline import Deadline, limit_of
 from gateway.errors import ApiError, DeadlineError, NoInstanceError, UpstreamTimeoutError, UpstreamUnreachableError
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
+from gateway.limits import SloClass
 from gateway.planner import Plan, Planner
 from gateway.registry import Instance, LoadTracker, Permit, Registry
 from gateway.separation import RequestSize
@@ -38,6 +40,7 @@ from gateway.upstream import (
 )
 from gateway.upstream.headers import Header, towards_engine
 from gateway.upstream.relay import DEADLINE
+from gateway.upstream.urgency import urgency_headers
 from gateway.walk import EngineCall, LegFailedError, Walker
 from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.ids import InstanceId
@@ -75,9 +78,10 @@ _MOST_TOKENS = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds on one request."""
+    """Bounds on one request. ``waits_s`` are those on its wait, here and in the engine, by its class."""
 
     request_timeout_s: float
+    waits_s: Mapping[SloClass, float]
     max_body_bytes: int
     body_timeout_s: float
     max_attempts: int
@@ -196,12 +200,9 @@ class Pipeline:
     async def _forward(self, exchange: Exchange, call: Call, found: _Findings, record: RequestRecord) -> None:
         """Plan and try until an instance answers; raises ``ApiError`` when none does."""
         attempts = Attempts(self._retries, most=self._limits.max_attempts)
-        engine_call = EngineCall(
-            operation=call.operation,
-            request_id=record.request_id,
-            headers=_engine_headers(exchange, record.request_id, found.tenant),
-            body=call.body,
-        )
+        headers = _engine_headers(exchange, record.request_id, found.tenant)
+        limits = found.tenant.limits
+        due_s = record.started_s + self._limits.waits_s[limits.slo]
         # An instance may leave between a turn and its use: then admission says that there is none.
         instances = found.entry.instances or self._admission.admit(call.model)
         tried: set[InstanceId] = set()
@@ -218,6 +219,12 @@ class Pipeline:
             attempts.begin(others=lambda: len(self._untried(call.model, tried)))
             with self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold) as permit:
                 found.entry.placed()
+                engine_call = EngineCall(
+                    operation=call.operation,
+                    request_id=record.request_id,
+                    headers=[*headers, *urgency_headers(limits, due_in_s=due_s - monotonic())],
+                    body=call.body,
+                )
                 this = _Try(plan, permit, found.entry, engine_call, attempts, found.deadline, tried)
                 ended = await self._attempt(exchange, call, this, record)
             if isinstance(ended, Relayed):

@@ -318,7 +318,10 @@ QUEUE_ERRORS = _counter(
     appears=_POLICIES,
 )
 QUEUE_REPAIRS = _counter(
-    "queue_repairs", Unit.COUNT, "Times the queue was built anew from LMDeploy's, a defect of kvgate.", appears=_POLICIES
+    "queue_repairs",
+    Unit.COUNT,
+    "Times the queue was built anew from LMDeploy's, a defect of kvgate.",
+    appears=_POLICIES,
 )
 SCHEDULE_IN_CHARGE = _gauge(
     "schedule_in_charge",

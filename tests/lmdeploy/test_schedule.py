@@ -166,7 +166,9 @@ def test_answers_are_those_of_lmdeploys_own_order(line: Line) -> None:
         holder = await line.held()
         chooser = random.Random(5)  # noqa: S311 - reproducible
         asked = [
-            line.ask(prompt, Urgency(priority=chooser.choice(list(Priority)), first_token_s=chooser.choice([None, 0.5])))
+            line.ask(
+                prompt, Urgency(priority=chooser.choice(list(Priority)), first_token_s=chooser.choice([None, 0.5]))
+            )
             for prompt in PROMPTS[:24]
         ]
         await line.until_waiting(24)
@@ -254,7 +256,7 @@ def test_a_strategy_that_fails_hands_over_to_lmdeploys_order_and_says_so(
 ) -> None:
     class Broken(AgedQueue):
         def peek(self, *args: Any, **kwargs: Any) -> Any:
-            raise ZeroDivisionError
+            raise ZeroDivisionError(args, kwargs)
 
     async def story() -> None:
         holder = await line.held()

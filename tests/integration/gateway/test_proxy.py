@@ -47,6 +47,8 @@ async def test_end_to_end_headers_reach_the_engine_and_our_own_and_hop_by_hop_on
         "x-request-id": "req-7",
         "user-agent": "mine/1",
         "x-kvgate-cache-salt": "stolen",
+        "x-kvgate-priority": "high",
+        "X-Kvgate-Deadline-Ms": "1",
         "X-KVGATE-Instance": "b",
         "Connection": "keep-alive, x-hop",
         "x-hop": "1",
@@ -65,6 +67,8 @@ async def test_end_to_end_headers_reach_the_engine_and_our_own_and_hop_by_hop_on
     assert not {"authorization", "x-hop", "te", "x-kvgate-instance", "transfer-encoding"} & set(got)
     assert got["x-kvgate-cache-salt"] != "stolen"
     assert len(got["x-kvgate-cache-salt"]) == 32
+    assert got["x-kvgate-priority"] == "normal"
+    assert int(got["x-kvgate-deadline-ms"]) > 1
 
 
 async def test_an_insane_request_id_is_replaced(fleet: Fleet) -> None:

@@ -220,3 +220,38 @@ async def test_an_absurd_claim_does_not_blur_what_others_have_got(tmp_path: Path
     async with running_fleet(tmp_path, api_keys=KEYS) as fleet:
         assert await _status(fleet, chat(max_tokens=10**18, n=10**18)) == 200
         assert await statuses([fleet.gateway], 20) == {200: 20}
+
+
+async def test_an_engine_is_told_the_tenants_class_and_what_is_left_of_its_wait(tmp_path: Path) -> None:
+    await put(tmp_path, Kind.QUOTA, "acme", priority="high", slo="interactive")
+    await put(tmp_path, Kind.QUOTA, "other", priority="low", slo="batch")
+    async with running_fleet(
+        tmp_path, {"a": ScriptedEngine()}, api_keys=KEYS, queue_interactive_s=7, queue_batch_s=900
+    ) as fleet:
+        told = []
+        for key in (ACME, OTHER):
+            async with fleet.gateway.post(CHAT, chat(), authorization=key) as answer:
+                assert answer.status == 200
+            sent = fleet.engines["a"].headers[-1]
+            told.append((sent["x-kvgate-priority"], int(sent["x-kvgate-deadline-ms"])))
+    assert [priority for priority, _ in told] == ["high", "low"]
+    assert 0 <= told[0][1] <= 7000
+    assert 7000 < told[1][1] <= 900_000
+
+
+async def test_the_wait_at_the_gateway_is_taken_off_what_an_engine_is_told(tmp_path: Path) -> None:
+    await put(tmp_path, Kind.QUOTA, "acme", slo="interactive")
+    async with running_fleet(
+        tmp_path, {"a": ScriptedEngine()}, api_keys=KEYS, max_instance_requests=1, queue_interactive_s=60
+    ) as fleet:
+        gateway = fleet.gateway
+        slow = script(chunks=2, stall_after=1)
+        async with gateway.post(CHAT, chat(stream=True), authorization=ACME, x_script=slow) as first:
+            await first.content.readany()
+            second = asyncio.create_task(statuses([gateway], 1))
+            await gateway.counted("kvgate_requests_waiting", 1)
+            await asyncio.sleep(0.5)
+        assert await second == {200: 1}
+        before, after = (int(each["x-kvgate-deadline-ms"]) for each in fleet.engines["a"].headers[-2:])
+    assert after <= 60_000 - 500
+    assert before <= 60_000
