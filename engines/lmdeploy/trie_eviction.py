@@ -3,10 +3,10 @@
 LMDeploy 0.18 looks at all of its trie's leaves on every eviction, orders them by a clock in whole seconds and lets
 the addresses of Python objects decide within one second. Here the policy knows every block of the trie:
 
+    a request's prefix match is accepted           requested, before its blocks are committed, and access after that
     a path of fresh nodes is committed             insert
     a second reference: a request, a save's lease  hold      (a block's first reference is the trie's own)
     the last of those is gone                      release
-    a request's prefix match is accepted           access
     the trie's reference goes in any other way     remove
 
 so those that it may choose are the ones that only the trie holds, always, and choosing costs O(1) a victim. The order
@@ -20,28 +20,28 @@ with trie nodes, has LMDeploy's own from the start.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from engines.lmdeploy.tenancy import salt_of_identity
+from engines.lmdeploy.trie_contents import content_above, content_of, prompt_contents, tenant_of
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
-from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.kv_policy import (
     BlockKey,
     ContentKey,
     EvictionPolicy,
-    LruPolicy,
     PolicyContext,
     QosPolicy,
     ShadowPolicies,
     TailsFirst,
 )
 
-_EVICTION = "kvgate_eviction"
-_CONTENT = "kvgate_content"
+EVICTION = "kvgate_eviction"
+
+_TURN = "kvgate_turn"
+"""On a sequence: the turn of which the policy was told."""
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +89,25 @@ class TrieEviction:
             raise RuntimeError("LMDeploy's own eviction has taken over after an error")
         self._policy = self._policy.hand_over(policy, [block for block in self._nodes if self._held[block]])
 
+    def requested(self, trie: Any, sequence: Any) -> None:
+        """Follow a prompt whose match was accepted, before what follows on the match is committed; later calls for the
+        same prompt (its further chunks, what it decodes) are nothing. O(blocks) where the policy asks. Never raises.
+        """
+        state = sequence.prefix_cache
+        start = state.match_start_step
+        if self.failed or start < 0 or state.suppress_match_stats or not self._policy.follows_prompts:
+            return
+        turn = (start, sequence.input_end_pos)
+        if getattr(sequence, _TURN, None) == turn:
+            return
+        setattr(sequence, _TURN, turn)
+        try:
+            contents = prompt_contents(trie, sequence)
+            size = sequence.block_size
+            self._policy.requested(contents, block_tokens=size, prompt_tokens=size * len(contents))
+        except Exception:  # noqa: BLE001  # likewise
+            self._fail("following a prompt")
+
     def committed(self, node: Any) -> None:
         """Follow what became reusable on the path that ends in ``node``; O(fresh nodes). Never raises."""
         if self.failed:
@@ -101,7 +120,7 @@ class TrieEviction:
             if fresh:
                 self._insert(fresh[::-1])
                 if self.shadow is not None:
-                    self._decoded.update((_content(each), None) for each in reversed(fresh))
+                    self._decoded.update((content_of(each), None) for each in reversed(fresh))
         except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
             self._fail("following a new path")
 
@@ -140,7 +159,7 @@ class TrieEviction:
             prompt = []
             node = sequence.prefix_cache.trie_cursor
             while node is not None and node.parent is not None:
-                prompt.append(_content(node))
+                prompt.append(content_of(node))
                 node = node.parent
             prompt.reverse()
             for content in prompt:
@@ -232,12 +251,12 @@ class TrieEviction:
             known = self._nodes.setdefault(node.block_id, node)
             if known is not node:
                 raise ValueError(f"block {node.block_id} belongs to two nodes")
-            setattr(node, _EVICTION, self)
+            setattr(node, EVICTION, self)
         blocks = np.array([node.block_id for node in path])
-        keys: list[ContentKey] = [_content(node) for node in path]
+        keys: list[ContentKey] = [content_of(node) for node in path]
         if self._policy.name == QosPolicy.name:  # the only one that asks whose a block is: others need not pay for it
-            keys = [BlockKey(key, tenant=_tenant(node)) for key, node in zip(keys, path, strict=True)]
-        self._policy.insert(blocks.tolist(), keys, [_content_above(node) for node in path])
+            keys = [BlockKey(key, tenant=tenant_of(node)) for key, node in zip(keys, path, strict=True)]
+        self._policy.insert(blocks.tolist(), keys, [content_above(node) for node in path])
         self._resident[blocks] = True
         self._held[blocks] = False
         self._follow(blocks)
@@ -268,32 +287,8 @@ class TrieEviction:
 
 def eviction_of(trie: Any) -> TrieEviction | None:
     """Return what chooses a ``BlockTrie``'s victims, None when that is LMDeploy's own."""
-    eviction: TrieEviction | None = getattr(trie.allocator, _EVICTION, None)
+    eviction: TrieEviction | None = getattr(trie.allocator, EVICTION, None)
     return eviction
-
-
-def _content(node: Any) -> int:
-    """Return a number for what a node holds and all before it: alike when the same tokens come again in this process.
-
-    O(1) where the parent's is known; they are asked for heads first. Two contents with one number would share their
-    history in a policy, nothing else.
-    """
-    known: int | None = getattr(node, _CONTENT, None)
-    if known is None:
-        parent = node.parent
-        above = hash(node.adapter_name) if parent is None or parent.parent is None else _content(parent)
-        known = hash((above, node.block_hash))
-        setattr(node, _CONTENT, known)
-    return known
-
-
-def _tenant(node: Any) -> str:
-    return tenant_of_salt(salt_of_identity(node.extra_identity))
-
-
-def _content_above(node: Any) -> int | None:
-    parent = node.parent
-    return None if parent is None or parent.parent is None else _content(parent)
 
 
 def _once(blocks: "np.ndarray[Any, np.dtype[np.int64]]") -> list[BlockId]:
@@ -305,91 +300,4 @@ def _require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads like 
         raise AssertionError(otherwise)
 
 
-# What takes the place of LMDeploy's symbols (the tables are in hooks/).
-
-
-def memory_init(original: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-    """``LogicalMemory.__init__``: access times keep their fractions of seconds."""
-
-    def __init__(self: Any, num_blocks: int) -> None:  # noqa: N807  # called by this name
-        original(self, num_blocks)
-        self.access_time = self.access_time.astype(np.float64)
-
-    return __init__
-
-
-def lifecycle_init(original: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
-    """``KVBlockLifecycle.__init__``: a trie gets its ``TrieEviction``, found through its allocator."""
-
-    def __init__(self: Any, allocator: Any, state_checkpoints: Any) -> None:  # noqa: N807
-        original(self, allocator, state_checkpoints)
-        if state_checkpoints._state_checkpoints_enabled:  # noqa: SLF001
-            _log.warning("this model keeps recurrent state: LMDeploy's own eviction chooses what leaves the trie")
-        else:
-            setattr(allocator, _EVICTION, TrieEviction(allocator, LruPolicy()))
-
-    return __init__
-
-
-def lifecycle_commit(original: Callable[..., None]) -> Callable[..., None]:
-    """``KVBlockLifecycle.commit_path_extension``: blocks became reusable."""
-
-    def commit_path_extension(self: Any, node: Any, ref_blocks: list[int], free_blocks: list[int]) -> None:
-        original(self, node, ref_blocks, free_blocks)
-        eviction = getattr(self.allocator, _EVICTION, None)
-        if eviction is not None:
-            eviction.committed(node)
-
-    return commit_path_extension
-
-
-def lifecycle_evict(original: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
-    """``KVBlockLifecycle.evict``: the policy chooses; LMDeploy's own does where there is none, or after an error."""
-
-    def evict(self: Any, max_num_blocks: int) -> int:
-        eviction = getattr(self.allocator, _EVICTION, None)
-        if eviction is None or eviction.failed:
-            return original(self, max_num_blocks)
-        freed: int = eviction.evict(self.leaves, max_num_blocks)
-        if eviction.failed:
-            freed += original(self, max_num_blocks - freed)
-        return freed
-
-    return evict
-
-
-def allocator_add_ref_count(original: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
-    """``LogicalAllocator.add_ref_count``, through which every reference but a block's first comes and goes."""
-
-    def add_ref_count(self: Any, blocks: Any, value: Any) -> None:
-        original(self, blocks, value)
-        eviction = getattr(self, _EVICTION, None)
-        if eviction is not None:
-            eviction.references_changed(blocks)
-
-    return add_ref_count
-
-
-def trie_finalize_match(original: Any) -> Any:
-    """``BlockTrie.finalize_match``: a match was accepted (the tentative ones before it may have been many)."""
-    function = original.__func__
-
-    def finalize_match(seq: Any) -> None:
-        eviction = getattr(seq.prefix_cache.trie_cursor, _EVICTION, None)
-        if eviction is not None:
-            eviction.matched(seq)
-        function(seq)
-
-    return staticmethod(finalize_match)
-
-
-__all__ = [
-    "TrieEviction",
-    "allocator_add_ref_count",
-    "eviction_of",
-    "lifecycle_commit",
-    "lifecycle_evict",
-    "lifecycle_init",
-    "memory_init",
-    "trie_finalize_match",
-]
+__all__ = ["EVICTION", "TrieEviction", "eviction_of"]

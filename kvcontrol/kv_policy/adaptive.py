@@ -12,12 +12,14 @@ share). Eight times per turnover the shadows' hits are compared with LRU's. A we
 half its spread: wins and losses come in prompts, not in blocks, so the spread is that of whole periods. What lies four
 turnovers back counts little.
 
-*Guard.* An exact LRU ghost (``ghost_lru``) says at every eviction how many blocks LRU would hold that are missing
-here. That is all that can be lost by going back to LRU's order, and another order is followed only while what was
-gained over LRU so far, plus ``RISK`` of LRU's hits, is more than that. So hits, block by block, are never below 1 -
-RISK of LRU's, whatever the shadows say; gains buy the freedom for more. Of prompts and tokens the guard knows nothing:
-where single prompts fill the cache, tokens found can fall further behind (docs/design/kv-policy.md). The real blocks
-stay where they are when the weight changes: there is nothing to hand over.
+*Guard.* An exact LRU ghost (``ghost_lru``) says of every prompt that comes how many of its tokens LRU would find, and
+at every eviction how many blocks LRU would hold that are missing here. Those are all that can be lost by going back to
+LRU's order, as long as no head goes before its tails, and another order is followed only while what was gained over LRU
+so far, plus ``RISK`` of LRU's tokens, is more than that. So tokens found are never below 1 - RISK of LRU's, whatever
+the shadows say; gains buy the freedom for more. A head whose tails are here is therefore left to LRU's order, in which
+its turn comes after theirs (or, of a prompt that is coming in tail first, just before it is used). Where the owner
+tells of no prompts, uses are counted instead. The real blocks stay where they are when the weight changes: there is
+nothing to hand over.
 
 Held blocks stand outside and return to the young end of their line. Paths keep tails before heads, as a head is used
 and remembered at least as often as its tails. Every hook is O(1) a block. Rejected: whole policies as candidates (a
@@ -28,6 +30,7 @@ then is lost).
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from kvcontrol.core.ids import BlockId
@@ -38,12 +41,12 @@ from kvcontrol.kv_policy.ghost_lru import LruGhost, sampled, sampling_shift
 from kvcontrol.kv_policy.two_lines import TwoLines
 
 WEIGHTS: Final = (1.0, 1.7, 4.0, math.inf)
-RISK: Final = 0.008
-"""The share of LRU's hits that may be lost at most."""
+RISK: Final = 0.009
+"""The share of LRU's tokens that may be lost at most."""
 _GHOSTS: Final = 4
 _SAMPLE_BLOCKS: Final = 2048
 """A shadow has at most so many."""
-_SPARSE_BLOCKS: Final = 512
+_SPARSE_BLOCKS: Final = 128
 """In caches of as many, shadows follow every second key at most: they would cost as much as the cache."""
 _PERIODS: Final = 8
 """Decisions per turnover: as many uses as there are blocks."""
@@ -65,15 +68,18 @@ _REASONS: Final = {
 
 
 class _Entry:
-    __slots__ = ("again", "key")
+    __slots__ = ("again", "key", "parent")
 
-    def __init__(self, key: ContentKey, again: bool) -> None:  # noqa: FBT001 - made in one place
+    def __init__(self, key: ContentKey, parent: ContentKey | None, again: bool) -> None:  # noqa: FBT001 - one place
         self.key = key
+        self.parent = parent
         self.again = again
 
 
 class AdaptiveState(NamedTuple):
-    """What it does and why, for whoever watches. ``hits`` and ``lru_hits`` are of uses followed by the guard."""
+    """What it does and why, for whoever watches. ``hits`` and ``lru_hits`` are what the guard counts: tokens of
+    prompts, or uses where nobody tells of prompts.
+    """
 
     weight: float
     follows: float
@@ -89,6 +95,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
 
     name = "adaptive"
     tails_first = True
+    follows_prompts = True
 
     def __init__(self, capacity_blocks: int) -> None:
         super().__init__()
@@ -102,6 +109,11 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         self._chosen = 0
         self._switches = 0
         self._baseline = 0.0
+        self._tails: dict[ContentKey, int] = {}
+        """How many resident blocks follow on a content, as far as prompts told; absent is none."""
+        self._parents: dict[ContentKey, ContentKey] = {}
+        """What comes before each content of the present prompt."""
+        self._told = False
         self.reason = _REASONS[1.0, 1.0]
 
     def state(self) -> AdaptiveState:
@@ -116,6 +128,18 @@ class AdaptivePolicy(PathPolicy[_Entry]):
             switches=self._switches,
         )
 
+    def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
+        """See ``EvictionPolicy``."""
+        self._told = True
+        self._lru.requested(prompt, block_tokens, prompt_tokens)
+        self._parents = dict(pairwise(reversed(prompt)))
+        keys = [key for key in prompt if sampled(key, self._shift)] if self._shift else prompt
+        first, *others = self._candidates
+        baseline = first.find(keys)
+        self._baseline += baseline
+        for shadow in others:
+            shadow.lead += shadow.find(keys) - baseline
+
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """See ``EvictionPolicy``."""
         self._room = len(self._entries)  # whoever makes room has none: that is how many fit
@@ -125,7 +149,10 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         if key is None:
             key = object()  # will never be known again
         again = self._ghosts.take(key) is not None
-        self._entries[block] = _Entry(key, again)
+        parent = self._parents.get(key)
+        self._entries[block] = _Entry(key, parent, again)
+        if parent is not None:
+            self._tails[parent] = self._tails.get(parent, 0) + 1
         self._lines.put(block, again=again)
         self._room = max(self._room, len(self._entries))
         self._lru.came(key, self._room)
@@ -146,25 +173,41 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         for block in reversed(path):
             entry = self._entries[block]
             self._lines.put(block, again=entry.again)
-            self._lru.refreshed(entry.key)
+            self._lru.refreshed(entry.key, self._room)
 
     def _drop(self, block: BlockId) -> None:
         entry = self._entries[block]
         if block not in self._holds:
             self._lines.drop(block, again=entry.again)
         self._ghosts.put(entry.key, True)  # noqa: FBT003 - a value that nobody reads
+        self._unlink(entry)
         self._lru.lost(entry.key)
 
     def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it learns at the insertion
         weight = WEIGHTS[self._chosen]
         follows = weight if weight == 1 or self._lru.may_risk(RISK) else 1.0
         self.reason = _REASONS[weight, follows]
-        block = self._lines.pop(follows)
-        if block is not None:
-            key = self._entries.pop(block).key
-            self._ghosts.put(key, True)  # noqa: FBT003
-            self._lru.went(key)
+        block = self._lines.first(follows)
+        if block is None:
+            return None
+        if follows != 1 and self._tails.get(self._entries[block].key):
+            older = self._lines.first(1.0)
+            block = block if older is None else older
+        entry = self._entries.pop(block)
+        self._lines.drop(block, again=entry.again)
+        self._unlink(entry)
+        self._ghosts.put(entry.key, True)  # noqa: FBT003
+        self._lru.went(entry.key)
         return block
+
+    def _unlink(self, entry: _Entry) -> None:
+        parent = entry.parent
+        if parent is not None:
+            left = self._tails[parent] - 1
+            if left:
+                self._tails[parent] = left
+            else:
+                del self._tails[parent]
 
     def _follows(self) -> float:
         weight = WEIGHTS[self._chosen]
@@ -176,9 +219,13 @@ class AdaptivePolicy(PathPolicy[_Entry]):
             room = max(1, self._room >> self._shift)
             first, *others = self._candidates
             baseline = first.use(key, room)
-            self._baseline += baseline
-            for shadow in others:
-                shadow.lead += shadow.use(key, room) - baseline
+            if self._told:
+                for shadow in others:
+                    shadow.use(key, room)
+            else:
+                self._baseline += baseline
+                for shadow in others:
+                    shadow.lead += shadow.use(key, room) - baseline
         if self._uses >= max(_LEAST_PERIOD, self._room // _PERIODS):
             self._uses = 0
             self._decide()
@@ -227,6 +274,14 @@ class _Shadow:
             ghosts.put(victim, True)  # noqa: FBT003
         lines.put(key, again=ghosts.take(key) is not None)
         return False
+
+    def find(self, keys: Sequence[ContentKey]) -> int:
+        """Return how many leading keys of a prompt are there."""
+        lines = self._lines
+        for place, key in enumerate(keys):
+            if key not in lines:
+                return place
+        return len(keys)
 
     def end_period(self) -> None:
         self.won = (self.won + self.lead) * _FADE

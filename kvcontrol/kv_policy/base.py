@@ -21,6 +21,7 @@ class PathPolicy(ABC, Generic[Entry]):
     name: str
     reason: str
     tails_first: bool
+    follows_prompts: bool = False
 
     def __init__(self) -> None:
         self._entries: dict[BlockId, Entry] = {}
@@ -28,6 +29,9 @@ class PathPolicy(ABC, Generic[Entry]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
+        """See ``EvictionPolicy``; most follow blocks alone."""
 
     def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
         """See ``EvictionPolicy``."""

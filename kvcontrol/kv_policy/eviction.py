@@ -55,9 +55,18 @@ class EvictionPolicy(Protocol):
 
     name: str
     tails_first: bool
+    follows_prompts: bool
+    """Whether ``requested`` is more than nothing: owners to whom telling costs something may leave it out otherwise."""
 
     def __len__(self) -> int:
         """Return the number of blocks that the policy knows, held ones included."""
+
+    def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
+        """Follow a prompt that came, before anything of it is used: the keys of its blocks in order, resident or not.
+
+        Every block has ``block_tokens``, but for the last, which has what is left of ``prompt_tokens``. Owners that
+        know of prompts tell of every one; a policy that is told of none counts uses one by one.
+        """
 
     def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
         """Follow blocks that became resident; ``ValueError`` for one that is resident already.

@@ -1,23 +1,33 @@
 """What an LRU cache in a policy's place would hold and find, so that the policy knows what it risks and what it gains.
 
-The shadow gets the same uses and the same room as the real cache. LRU has a property that makes this a guarantee: what
+The ghost gets the same uses and the same room as the real cache. LRU has a property that makes this a guarantee: what
 it holds are the blocks used last, so a cache that begins to evict in LRU's order first loses all that LRU would not
 hold. Whatever the policy did before, from then on it can miss at most the ``behind`` blocks that LRU holds and it
 doesn't, each once. So as long as
 
-    lead + share x LRU's hits  >=  behind        (lead: hits more than LRU's, so far)
+    found - LRU's found + share x LRU's found  >=  behind        (in tokens)
 
-is true whenever another order than LRU's is followed, hits are never below (1 - share) of LRU's, at no moment of no
-workload. In caches of more blocks than ``EXACT_BLOCKS`` only every 2^n-th key is followed, chosen by its hash, and the
-guarantee is that of a sample.
+is true after every eviction that isn't LRU's, what is found is never below (1 - share) of what LRU finds, at no moment
+of no workload: it is earned before it is spent.
+
+What is *found* are the tokens of a prompt's leading blocks that are there when it comes (``requested``). A prompt may
+push its own blocks out while it comes in, which block by block would look like misses, to LRU too. What a prompt finds
+less than LRU would are blocks that are behind, provided that no head is gone whose tails are here; they stop counting
+as behind then and there, because the loss is counted. Should a prompt lose more than the blocks that are missing of it
+(ids that aren't chained), each missing block is held capable of as much from then on. An owner that never tells of
+prompts has its uses counted one by one instead, a block as one token.
+
+In caches of more blocks than ``EXACT_BLOCKS`` only every 2^n-th key is followed, chosen by its hash, and the guarantee
+is that of a sample.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 from kvcontrol.kv_policy.eviction import ContentKey
 
-EXACT_BLOCKS: Final = 1 << 17
+EXACT_BLOCKS: Final = 1 << 18
 _MIX: Final = 0x9E3779B97F4A7C15
 _BITS: Final = (1 << 64) - 1
 
@@ -36,22 +46,62 @@ def sampled(key: ContentKey, shift: int) -> bool:
 
 
 class LruGhost:
-    """See the module's text. It is told of what the real cache does, each call O(1) amortised."""
+    """See the module's text. It is told of what the real cache does, each call O(1) amortised a block."""
 
-    __slots__ = ("_line", "_resident", "_shift", "behind", "hits", "lru_hits")
+    __slots__ = (
+        "_block_tokens",
+        "_line",
+        "_lost",
+        "_resident",
+        "_severity",
+        "_shift",
+        "_told",
+        "behind",
+        "hits",
+        "lru_hits",
+    )
 
     def __init__(self, capacity_blocks: int) -> None:
         self._shift = sampling_shift(capacity_blocks, EXACT_BLOCKS)
         self._line: OrderedDict[ContentKey, None] = OrderedDict()
         self._resident: set[ContentKey] = set()
+        self._lost: set[ContentKey] = set()
+        """Of the present prompt: what LRU would have found and the cache didn't, until it comes in."""
+        self._told = False
+        self._block_tokens = 1
+        self._severity = 1.0
+        """How many blocks of a prompt one that is missing may cost: 1 where no head goes before its tails."""
         self.hits = 0
+        """Tokens found, or uses where nobody tells of prompts."""
         self.lru_hits = 0
         self.behind = 0
-        """How many keys LRU would hold that the real cache doesn't."""
+        """How many keys LRU would hold that the real cache doesn't, beyond those whose loss is counted already."""
 
     def may_risk(self, share: float) -> bool:
         """Whether one more step away from LRU's order keeps the promise."""
-        return self.behind < self.hits - self.lru_hits + share * self.lru_hits
+        return (
+            self.behind + 1
+        ) * self._severity * self._block_tokens <= self.hits - self.lru_hits + share * self.lru_hits
+
+    def requested(self, prompt: Sequence[ContentKey], block_tokens: int, prompt_tokens: int) -> None:
+        """A prompt came, of which nothing is touched yet."""
+        if not self._told:
+            self._told = True
+            self.hits = self.lru_hits = 0
+        self._block_tokens = max(self._block_tokens, block_tokens)
+        self.behind += len(self._lost)  # of the prompt before, if not all of it came
+        self._lost.clear()
+        if self._shift:
+            prompt = [key for key in prompt if sampled(key, self._shift)]
+        ours = _leading(prompt, self._resident)
+        lru = _leading(prompt, self._line)
+        self.hits += min(ours * block_tokens, prompt_tokens)
+        self.lru_hits += min(lru * block_tokens, prompt_tokens)
+        if lru > ours:
+            missing = [key for key in prompt[ours:lru] if key not in self._resident]
+            self._severity = max(self._severity, (lru - ours) / len(missing))
+            self._lost.update(missing)
+            self.behind -= len(self._lost)
 
     def came(self, key: ContentKey, room: int) -> None:
         """A key that was not resident is now, in a cache with room for so many."""
@@ -60,8 +110,11 @@ class LruGhost:
         is_second = key in self._resident  # two blocks of one content count as one
         self._resident.add(key)
         if key in self._line:
-            self.behind -= not is_second
-            self.lru_hits += 1
+            self._count(0, 1)
+            if key in self._lost:
+                self._lost.remove(key)
+            else:
+                self.behind -= not is_second
             self._line.move_to_end(key)
         else:
             self._line[key] = None
@@ -71,18 +124,20 @@ class LruGhost:
         """A resident key was used."""
         if self._shift and not sampled(key, self._shift):
             return
-        self.hits += 1
         if key in self._line:
-            self.lru_hits += 1
+            self._count(1, 1)
             self._line.move_to_end(key)
         else:
+            self._count(1, 0)
             self._line[key] = None
             self._fit(room)
 
-    def refreshed(self, key: ContentKey) -> None:
-        """A resident key became recent without a use."""
-        if key in self._line:
+    def refreshed(self, key: ContentKey, room: int) -> None:
+        """A resident key became recent without a use, as when it is held no more: LRU would have it too."""
+        if key in self._resident:
+            self._line[key] = None
             self._line.move_to_end(key)
+            self._fit(room)
 
     def went(self, key: ContentKey) -> None:
         """The real cache chose a key to go."""
@@ -96,11 +151,26 @@ class LruGhost:
             self._resident.remove(key)
             self._line.pop(key, None)
 
+    def _count(self, hits: int, lru_hits: int) -> None:
+        if not self._told:
+            self.hits += hits
+            self.lru_hits += lru_hits
+
     def _fit(self, room: int) -> None:
         line = self._line
         while len(line) > max(1, room >> self._shift):
             key, _ = line.popitem(last=False)
-            self.behind -= key not in self._resident
+            if key in self._lost:
+                self._lost.remove(key)
+            else:
+                self.behind -= key not in self._resident
+
+
+def _leading(prompt: Sequence[ContentKey], there: "set[ContentKey] | OrderedDict[ContentKey, None]") -> int:
+    for place, key in enumerate(prompt):
+        if key not in there:
+            return place
+    return len(prompt)
 
 
 __all__ = ["EXACT_BLOCKS", "LruGhost", "sampled", "sampling_shift"]

@@ -24,6 +24,7 @@ class LruPolicy:
 
     name = "lru"
     tails_first = True
+    follows_prompts = False
 
     def __init__(self) -> None:
         self._line: OrderedDict[BlockId, None] = OrderedDict()
@@ -31,6 +32,9 @@ class LruPolicy:
 
     def __len__(self) -> int:
         return len(self._line) + len(self._holds)
+
+    def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
+        """See ``EvictionPolicy``; LRU follows blocks alone."""
 
     def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
         """See ``EvictionPolicy``; LRU remembers nothing by ``keys``."""

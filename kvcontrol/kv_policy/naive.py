@@ -12,6 +12,7 @@ class NaiveLruPolicy:
 
     name = "naive lru"
     tails_first = True
+    follows_prompts = False
 
     def __init__(self) -> None:
         self._ticks = count()
@@ -20,6 +21,9 @@ class NaiveLruPolicy:
 
     def __len__(self) -> int:
         return len(self._used)
+
+    def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
+        """See ``EvictionPolicy``; LRU follows blocks alone."""
 
     def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
         """See ``EvictionPolicy``; ``keys`` are counted, and of no further use."""

@@ -159,6 +159,7 @@ class _GhostCache:
 
     def look_up(self, keys: Sequence[ContentKey]) -> None:
         places = self._places
+        self._policy.requested(keys, block_tokens=1, prompt_tokens=len(keys))
         hits = 0
         for key in keys:
             if key not in places:

@@ -66,6 +66,15 @@ class TailsFirst:
         """Heads whose turn had come, that stay for their tails' sake."""
         return len(self._set_aside)
 
+    @property
+    def follows_prompts(self) -> bool:
+        """Whether the policy does."""
+        return self.policy.follows_prompts
+
+    def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
+        """Follow a prompt that came, before anything of it is used."""
+        self.policy.requested(prompt, block_tokens=block_tokens, prompt_tokens=prompt_tokens)
+
     def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey], parents: Sequence[ContentKey | None]) -> None:
         """Follow blocks that became resident, heads before tails, with what each holds and what comes before that.
 

@@ -47,17 +47,23 @@ class TwoLines(Generic[Key]):
         """Take a thing out of its line; ``KeyError`` if it isn't there."""
         del (self._again if again else self._once)[key]
 
-    def pop(self, weight: float) -> Key | None:
-        """Take out who goes next; None when nothing is left."""
+    def first(self, weight: float) -> Key | None:
+        """Return who goes next; None when nobody is there."""
         once, again = self._once, self._again
-        line = again
-        if once:
-            line = once
-            if again:
-                now = self._now
-                if (now - again[next(iter(again))]) / weight > now - once[next(iter(once))]:
-                    line = again
-        return line.popitem(last=False)[0] if line else None
+        if not again:
+            return next(iter(once), None)
+        oldest = next(iter(again))
+        if not once:
+            return oldest
+        first, now = next(iter(once)), self._now
+        return oldest if (now - again[oldest]) / weight > now - once[first] else first
+
+    def pop(self, weight: float) -> Key | None:
+        """Take out who goes next; None when nobody is there."""
+        key = self.first(weight)
+        if key is not None and self._once.pop(key, None) is None:
+            del self._again[key]
+        return key
 
 
 __all__ = ["TwoLines"]

@@ -69,6 +69,15 @@ def test_a_victim_may_come_back(make: Callable[[], EvictionPolicy]) -> None:
     assert policy.select_victims(wanted(1)).victims == ids(1)
 
 
+def test_being_told_of_a_prompt_changes_no_block(make: Callable[[], EvictionPolicy]) -> None:
+    policy, untold = make(), make()
+    for each in (policy, untold):
+        each.insert(ids(1, 2, 3), ("a", "b", "c"))
+    policy.requested(("a", "b", "x"), block_tokens=4, prompt_tokens=11)
+    assert len(policy) == 3
+    assert policy.select_victims(wanted(9)).victims == untold.select_victims(wanted(9)).victims
+
+
 def test_a_removed_block_is_unknown_whether_held_or_not(make: Callable[[], EvictionPolicy]) -> None:
     policy = make()
     policy.insert(ids(1, 2))

@@ -23,6 +23,7 @@ def replay(requests: Iterable[Request], policy: EvictionPolicy, *, capacity_bloc
     for request in requests:
         counter.add(request, resident)
         ids = request.block_ids.tolist()
+        policy.requested(ids, block_tokens=request.block_tokens, prompt_tokens=request.prompt_tokens)
         at = len(ids)
         while at:
             start = at

@@ -159,9 +159,10 @@ class TracedEngine:
         ids = request.block_ids[: self._sizes.hbm]
         hit = self._leading(ids)
         held = [BlockId(self._slots[content]) for content in ids[:hit]]
-        self._policy.hold(held)
-        self._policy.access(held)
         keys = [_key(content) for content in ids]
+        self._policy.hold(held)
+        self._policy.requested(keys, block_tokens=request.block_tokens, prompt_tokens=request.prompt_tokens)
+        self._policy.access(held)
         own = [content.to_bytes(2 * TOKEN_BYTES, "little") for content in ids]
         below, tiers = self._load(ids, keys, own, hit)
         self._take_in(ids, keys, hit, self._slots_for(len(ids) - hit - len(below), keys[hit + len(below) :], below))

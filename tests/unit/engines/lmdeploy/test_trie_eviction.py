@@ -1,7 +1,7 @@
 """Eviction through a policy, on LMDeploy's own block trie, allocator and sequences; no engine."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engines.lmdeploy.hooks import eviction_hooks
 from engines.lmdeploy.patching import install
+from engines.lmdeploy.trie_contents import content_of
 from engines.lmdeploy.trie_eviction import TrieEviction, eviction_of
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy import POLICIES, EvictionDecision, LruPolicy, NaiveLruPolicy, PolicyContext, make_policy
+from kvcontrol.kv_policy import (
+    POLICIES,
+    AdaptivePolicy,
+    ContentKey,
+    EvictionDecision,
+    LruPolicy,
+    NaiveLruPolicy,
+    PolicyContext,
+    make_policy,
+)
 from tests.support.block_trie import BLOCK_TOKENS, Paging, prompt
 
 LOGGER = "engines.lmdeploy.trie_eviction"
@@ -137,6 +147,36 @@ def test_a_prefix_in_use_again_and_again_survives_a_flood_of_prompts_used_once()
         paging.serve(prompt(seed, 5))
         assert paging.serve([*hot[:-1], seed]) == 6 * BLOCK_TOKENS
     check(paging)
+
+
+def test_a_policy_that_follows_prompts_counts_the_tokens_that_they_find() -> None:
+    paging, rng = Paging(40), random.Random(9)  # noqa: S311
+    policy = AdaptivePolicy(39)
+    eviction(paging).use(policy)
+    for _ in range(300):
+        paging.serve(prompt(rng.randrange(12), rng.randrange(1, 9)))
+    check(paging)
+    state = policy.state()
+    assert state.hits == paging.trie.stats.num_hit_tokens > 0
+    assert state.hits >= 0.99 * state.lru_hits > 0
+
+
+def test_a_prompt_that_comes_in_chunks_is_told_once_and_whole() -> None:
+    told: list[list[int]] = []
+
+    class Listening(AdaptivePolicy):
+        def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
+            told.append(list(prompt))  # type: ignore[arg-type]
+            super().requested(prompt, block_tokens=block_tokens, prompt_tokens=prompt_tokens)
+
+    paging = Paging(40)
+    eviction(paging).use(Listening(39))
+    sequence = paging.begin(prompt(1, 6))
+    paging.trie.allocate(sequence)
+    paging.trie.allocate(sequence)
+    assert [len(contents) for contents in told] == [6]
+    paging.end(sequence)
+    assert told[0] == [content_of(node) for node in sorted(nodes(paging), key=lambda node: node.prefix_len)]
 
 
 def test_what_a_request_uses_stays_whatever_is_asked_for() -> None:
