@@ -28,6 +28,7 @@ from engines.lmdeploy.control_socket import private_endpoint
 from engines.lmdeploy.door import DoorMiddleware
 from engines.lmdeploy.families import family, single
 from engines.lmdeploy.lifeline import engine_gone
+from engines.lmdeploy.pd_request import PdHeaderMiddleware
 from engines.lmdeploy.policy_metrics import policy_series
 from engines.lmdeploy.policy_routes import mount_policy_routes
 from engines.lmdeploy.settings import EngineSettings
@@ -147,6 +148,7 @@ def mount(app: FastAPI, client: ControlClient, *, metrics: bool) -> None:
     mount_policy_routes(app, partial(_answered, client), _too_large)
     app.add_middleware(CacheSaltMiddleware)
     app.add_middleware(UrgencyMiddleware)
+    app.add_middleware(PdHeaderMiddleware)
     collector = EngineCollector(client)
     if metrics:
         REGISTRY.register(collector)

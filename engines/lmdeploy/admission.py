@@ -12,10 +12,12 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from engines.lmdeploy.limits import EngineLimits, RefusedError, Sampling, check_ids, check_prompt, settle
+from engines.lmdeploy.pd_transport import transport_of
+from engines.lmdeploy.settings import EngineSettings, PdTransport
 
 _logger = logging.getLogger("lmdeploy.kvgate")
 _LIMITS = "kvgate_limits"
-_HYBRID_ONLY = "kvgate_hybrid"
+_TICKETS_ONLY = "kvgate_tickets_only"
 _BETWEEN_ENGINES = ("migration_request", "with_cache", "preserve_cache")
 
 
@@ -43,7 +45,11 @@ def mount(app: FastAPI, engine_config: Any) -> None:
         return response
 
     app.add_exception_handler(RequestError, refused)
-    setattr(app.state, _HYBRID_ONLY, engine_config.role is EngineRole.Hybrid)
+    hands_over_natively = (
+        engine_config.role is not EngineRole.Hybrid
+        and transport_of(EngineSettings.load(), engine_config.device_type) is PdTransport.NATIVE
+    )
+    setattr(app.state, _TICKETS_ONLY, not hands_over_natively)
 
 
 # What takes the place of LMDeploy's symbols (the tables are in hooks/).
@@ -174,10 +180,10 @@ def validate_json_request(original: Callable[[Request], None]) -> Callable[[Requ
         body = await raw_request.json()  # kept by the request, so that nothing is parsed twice
         if not isinstance(body, dict):
             return
-        if getattr(raw_request.app.state, _HYBRID_ONLY, False):
+        if getattr(raw_request.app.state, _TICKETS_ONLY, False):
             for field in _BETWEEN_ENGINES:
                 if body.get(field) not in (None, False):
-                    raise _bad_request(f"{field} is not allowed: this instance neither sends nor receives KV cache")
+                    raise _bad_request(f"{field} is not allowed: KV cache changes hands by the gateway's ticket alone")
         if "n" in body and body["n"] is None and "prompt" in body:
             raise _bad_request("n is null; leave it out, or give a positive number")
         if body.get("prompt") == []:

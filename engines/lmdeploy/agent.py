@@ -23,6 +23,8 @@ from engines.event_publisher import Endpoints, EventPublisher
 from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.events import TrieTracker, forget_cache
 from engines.lmdeploy.identity import identity_of
+from engines.lmdeploy.pd import PdPart
+from engines.lmdeploy.pd_request import role_of
 from engines.lmdeploy.policy_operations import PolicyOperations
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tier_metrics import TierCounts
@@ -129,11 +131,15 @@ class EngineAgent:
         )
         self.tracker = TrieTracker(self.publisher.log, identity)
         self.tracker.watch(engine.scheduler.block_trie)
+        self.pd: PdPart | None = None
         try:
+            self.pd = PdPart(engine, settings, self.calls, epoch=self.epoch, identity=lambda: self.tracker.identity)
             if self.tiers is not None:
                 self.tiers.start(partial(build_hierarchy, settings), identity, self.publisher.log, engine.scheduler)
             self.policies.begin(settings)
         except BaseException:
+            if self.pd is not None:
+                self.pd.close()
             self.publisher.close()
             raise
         self.publisher.start()
@@ -141,6 +147,8 @@ class EngineAgent:
             freeze_garbage()
 
     def close(self) -> None:
+        if self.pd is not None:
+            self.pd.close()
         if self.tiers is not None:
             self.tiers.close()
         self.publisher.close()
@@ -170,6 +178,9 @@ class EngineAgent:
             load=_load(scheduler),
             prefix_cache=PrefixCacheStats(query_tokens=int(hits.num_query_tokens), hit_tokens=int(hits.num_hit_tokens)),
             offload=None if self.tiers is None else offload_stats(self.tiers),
+            role=role_of(engine.engine_config),
+            transports={} if self.pd is None else self.pd.transports(),
+            pd=None if self.pd is None else self.pd.stats(),
         )
 
     def counters(self) -> EventCounters:
@@ -212,6 +223,8 @@ class EngineAgent:
     def weights_changed(self) -> None:
         """Forget what the old weights computed, and root later blocks in a new revision; the engine's thread."""
         forget_cache(self._engine)
+        if self.pd is not None:
+            self.pd.weights_changed()
         self._weight_updates += 1
         revision = f"{self._weights}+{self._weight_updates}"
         identity = dataclasses.replace(self.tracker.identity, revision=revision)

@@ -46,6 +46,7 @@ def prepare(*, serving: bool) -> None:
         eviction_hooks,
         key_hooks,
         lifeline_hooks,
+        pd_hooks,
         schedule_hooks,
         server_hooks,
         tenant_hooks,
@@ -61,6 +62,7 @@ def prepare(*, serving: bool) -> None:
         *schedule_hooks(),
         *tier_hooks(),
         *admission_hooks(),
+        *pd_hooks(),
     ]
     if serving:
         hooks += server_hooks()

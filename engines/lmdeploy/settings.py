@@ -5,6 +5,7 @@ Everything here has a default, so that LMDeploy's own command line works with ou
 
 import os
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -12,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engines.event_log import DEFAULT_PENDING_BLOCKS, DEFAULT_REPLAY_BATCHES
+from engines.lmdeploy.pd_networks import LOOPBACK, Network, parse_networks
 from kvcontrol.core.tenant import SHARED_TENANT
 from kvcontrol.kv_policy import MigrationMode, ShadowPolicies
 from kvcontrol.kv_policy.choice import parse_choice, parse_choices
@@ -21,6 +23,14 @@ from kvcontrol.scheduler_ir.strategies import make_strategy
 ENV_PREFIX = "KVGATE_ENGINE_"
 MAX_IPC_PATH_BYTES = 100
 """Linux allows 107 bytes for a Unix socket's path; ZMQ needs a few."""
+
+
+class PdTransport(StrEnum):
+    """By what a prefill instance's blocks reach a decode instance: our TCP, or LMDeploy's own GPU back ends."""
+
+    TCP = "tcp"
+    NATIVE = "native"
+
 
 WRITE_BACK_HIGH = 0.95
 WRITE_BACK_LOW = 0.9
@@ -94,8 +104,34 @@ class EngineSettings(BaseSettings):
     """Share of each tier below HBM that one tenant may fill; requests without a salt are no tenant."""
     tenant_guaranteed_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of each tier below HBM that each of ``guaranteed_tenants`` is never pushed below."""
+    pd_transport: PdTransport | None = None
+    """How a prefill instance's blocks reach a decode instance: ``tcp`` (host memory), or ``native``, LMDeploy's own
+    ``--migration-backend``; absent: tcp on a CPU, native on a GPU."""
+    pd_host: str = "127.0.0.1"
+    """Address that a prefill instance serves held prompts on."""
+    pd_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """Its port; 0: any free one, told by ``/kv/v1/stats``."""
+    pd_advertised_host: str | None = None
+    """Name or address under which decode instances reach it; absent: ``pd_host``."""
+    pd_peers: str = LOOPBACK
+    """Networks that may fetch held prompts here, or be asked for some, with commas between them."""
+    pd_lease_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    """How long a computed prompt waits to be fetched before its blocks are freed."""
+    pd_transfer_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    """How long one transfer may take before the prompt is computed at the decode instance."""
     guaranteed_tenants: str = ""
     """Names of tenants as ``/kv/v1/quotas`` has them (16 hex digits, or ``shared``), with commas between them."""
+
+    @field_validator("pd_peers")
+    @classmethod
+    def _are_networks(cls, text: str) -> str:
+        parse_networks(text)
+        return text
+
+    @property
+    def pd_networks(self) -> tuple[Network, ...]:
+        """Return the networks of ``pd_peers``."""
+        return parse_networks(self.pd_peers)
 
     @field_validator("hbm_policy", "ddr_policy", "nvme_policy")
     @classmethod

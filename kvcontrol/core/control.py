@@ -11,6 +11,7 @@ import msgspec
 
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.ids import BlockHash, Epoch, Seq
+from kvcontrol.core.pd import PdStats
 from kvcontrol.core.roles import EngineRole, KVTransport
 
 Residents = Mapping[CacheTier, Sequence[tuple[BlockHash, BlockHash | None]]]
@@ -129,6 +130,7 @@ class InstanceStats(msgspec.Struct, frozen=True, kw_only=True):
 
     ``transports`` says how the instance can hand KV over or take it: by each transport, within which domain. Two
     instances reach each other when both name the same domain (the same store, the same kind of link).
+    ``pd`` is what it has done of others' requests, absent for one that does whole requests alone.
     """
 
     epoch: Epoch
@@ -145,6 +147,7 @@ class InstanceStats(msgspec.Struct, frozen=True, kw_only=True):
     offload: OffloadStats | None = None
     role: EngineRole = EngineRole.HYBRID
     transports: dict[KVTransport, str] = {}
+    pd: PdStats | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from engines.lmdeploy.hooks.events import event_hooks
 from engines.lmdeploy.hooks.eviction import eviction_hooks
 from engines.lmdeploy.hooks.keys import key_hooks
 from engines.lmdeploy.hooks.lifeline import lifeline_hooks
+from engines.lmdeploy.hooks.pd import pd_hooks
 from engines.lmdeploy.hooks.schedule import schedule_hooks
 from engines.lmdeploy.hooks.server import server_hooks
 from engines.lmdeploy.hooks.tables import all_hooks
@@ -27,6 +28,7 @@ __all__ = [
     "eviction_hooks",
     "key_hooks",
     "lifeline_hooks",
+    "pd_hooks",
     "schedule_hooks",
     "server_hooks",
     "tenant_hooks",

@@ -6,24 +6,31 @@ from engines.lmdeploy.patching import Hook
 
 def server_hooks() -> list[Hook]:
     """In the api_server's process alone: ``/kv/v1``, our series, the salt's header, and what it refuses."""
-    from engines.lmdeploy import admin, admission
+    from engines.lmdeploy import admin, admission, pd_request
 
     serve = "lmdeploy.serve"
+    preprocess = (
+        f"(self, messages, session_id: int | {serve}.managers.session_manager.Session, "
+        f"gen_config: {MESSAGES}.GenerationConfig | None = None, tools: list[object] | None = None, "
+        "reasoning_effort: Optional[Literal['low', 'medium', 'high', 'max']] = None, "
+        "do_preprocess: bool = True, adapter_name: str | None = None, input_ids: list | None = None, "
+        "enable_thinking: bool | None = None, chat_template_kwargs: dict | None = None, "
+        "media_io_kwargs: dict[str, typing.Any] | None = None, "
+        "mm_processor_kwargs: dict[str, typing.Any] | None = None, **kwargs) "
+        f"-> {serve}.core.async_engine.PreprocessedRequest"
+    )
     return [
         Hook(
             target=f"{serve}.core.async_engine:AsyncEngine.preprocess",
-            signature=(
-                f"(self, messages, session_id: int | {serve}.managers.session_manager.Session, "
-                f"gen_config: {MESSAGES}.GenerationConfig | None = None, tools: list[object] | None = None, "
-                "reasoning_effort: Optional[Literal['low', 'medium', 'high', 'max']] = None, "
-                "do_preprocess: bool = True, adapter_name: str | None = None, input_ids: list | None = None, "
-                "enable_thinking: bool | None = None, chat_template_kwargs: dict | None = None, "
-                "media_io_kwargs: dict[str, typing.Any] | None = None, "
-                "mm_processor_kwargs: dict[str, typing.Any] | None = None, **kwargs) "
-                f"-> {serve}.core.async_engine.PreprocessedRequest"
-            ),
+            signature=preprocess,
             replace=admission.preprocess,
             why="every endpoint's request passes there with its tokens and final sampling",
+        ),
+        Hook(
+            target=f"{serve}.core.async_engine:AsyncEngine.preprocess",
+            signature=preprocess,
+            replace=pd_request.preprocess,
+            why="a prefill instance answered whole requests with one token",
         ),
         Hook(
             target=f"{MESSAGES}:GenerationConfig.__post_init__",

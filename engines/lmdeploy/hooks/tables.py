@@ -7,6 +7,7 @@ from engines.lmdeploy.hooks.events import event_hooks
 from engines.lmdeploy.hooks.eviction import eviction_hooks
 from engines.lmdeploy.hooks.keys import key_hooks
 from engines.lmdeploy.hooks.lifeline import lifeline_hooks
+from engines.lmdeploy.hooks.pd import pd_hooks
 from engines.lmdeploy.hooks.schedule import schedule_hooks
 from engines.lmdeploy.hooks.server import server_hooks
 from engines.lmdeploy.hooks.tenancy import tenant_hooks
@@ -28,6 +29,7 @@ def all_hooks(resources: CpuResources) -> list[Hook]:
         *schedule_hooks(),
         *tier_hooks(),
         *admission_hooks(),
+        *pd_hooks(),
         *server_hooks(),
     ]
 

@@ -1,0 +1,69 @@
+"""What is replaced so that one engine's prompts can be gone on with by another."""
+
+from engines.lmdeploy.hooks.names import ENGINE, MESSAGES
+from engines.lmdeploy.patching import Hook
+
+_LOOP = "lmdeploy.pytorch.engine.engine_loop:EngineLoop"
+_PROTOCOL = "lmdeploy.pytorch.disagg.conn.protocol"
+
+
+def pd_hooks() -> list[Hook]:
+    """In both processes: tickets, what is held for them, and LMDeploy's migration over TCP with its faults mended."""
+    from engines.lmdeploy import pd, pd_backend, pd_request
+
+    return [
+        Hook(
+            target=f"{MESSAGES}:GenerationConfig.__post_init__",
+            signature="(self)",
+            replace=pd_request.generation_config_post_init,
+            why="it is made where the request is handled, and is sent to the engine process",
+        ),
+        Hook(
+            target="lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
+            signature=f"(cls, gen_config: {MESSAGES}.GenerationConfig)",
+            replace=pd_request.sampling_param_from_gen_config,
+            why="it is what a sequence keeps of the request",
+        ),
+        Hook(
+            target=f"{ENGINE}._on_add_message",
+            signature="(self, reqs: list[lmdeploy.pytorch.engine.request.Request], **kwargs)",
+            replace=pd.on_add_message,
+            why="a ticket becomes LMDeploy's own fields where a request enters the engine",
+        ),
+        Hook(
+            target=f"{ENGINE}._on_end_session",
+            signature="(self, reqs: list[lmdeploy.pytorch.engine.request.Request], **kwargs)",
+            replace=pd.on_end_session,
+            why="a held prompt's blocks were evictable, and a cancelled one ended the engine's loop",
+        ),
+        Hook(
+            target=f"{ENGINE}.end_session",
+            signature="(self, session_id: int)",
+            replace=pd.end_session,
+            why="blocks must not be freed while a peer reads them",
+        ),
+        Hook(
+            target="lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.update_running_seqs",
+            signature="(self, running: 'SeqList', inputs: 'ModelInputs|None')",
+            replace=pd.update_running_seqs,
+            why="a prompt longer than one chunk was never finished at a prefill instance",
+        ),
+        Hook(
+            target=f"{_LOOP}.migration_loop",
+            signature="(self)",
+            replace=pd.migration_loop,
+            why="its first failure ended it, and with it every later transfer",
+        ),
+        Hook(
+            target="lmdeploy.pytorch.engine.cache_engine.engine:CacheEngine.p2p_initialize",
+            signature=(
+                f"(self, migration_init_request: {_PROTOCOL}.DistServeInitRequest) "
+                f"-> {_PROTOCOL}.DistServeKVTransferEndpointInfo"
+            ),
+            replace=pd_backend.cache_engine_p2p_initialize,
+            why="LMDeploy has no migration back end for a machine without RDMA or NVLink",
+        ),
+    ]
+
+
+__all__ = ["pd_hooks"]

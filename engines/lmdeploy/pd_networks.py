@@ -1,0 +1,18 @@
+"""Networks as an operator lists them: whose hosts may take a prompt's KV blocks from here, or be asked for some."""
+
+import ipaddress
+
+LOOPBACK = "127.0.0.0/8,::1/128"
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def parse_networks(text: str) -> tuple[Network, ...]:
+    """Read networks with commas between them; raises ``ValueError`` naming the one that is none."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError(f"no network is listed; {LOOPBACK} are those of one host")
+    return tuple(ipaddress.ip_network(name) for name in names)
+
+
+__all__ = ["LOOPBACK", "Network", "parse_networks"]

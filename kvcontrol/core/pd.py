@@ -1,0 +1,105 @@
+"""How a gateway names one prompt's KV cache to the two instances that share a request: one prefills, one decodes.
+
+A ticket is 128 random bits, made by the gateway for one request. The prefill instance keeps the prompt's blocks under
+it; whoever shows the ticket may fetch them, once. The header is set by the gateway alone; a client's is dropped.
+"""
+
+import re
+import secrets
+from dataclasses import dataclass
+from typing import NewType
+
+import msgspec
+
+PD_HEADER = "x-kvgate-pd"
+"""Request header from the gateway to an engine: ``hold;ticket=HEX`` or ``fetch;ticket=HEX;from=HOST:PORT``."""
+
+Ticket = NewType("Ticket", str)
+"""32 lower-case hex digits."""
+
+TICKET_BYTES = 16
+_HOLD = re.compile(r"hold;ticket=([0-9a-f]{32})")
+_FETCH = re.compile(r"fetch;ticket=([0-9a-f]{32});from=([^\s;]{1,253}):(\d{1,5})")
+_LARGEST_PORT = 65_535
+
+
+class PdHeaderError(ValueError):
+    """The header is not what is allowed; the message never repeats a ticket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Compute the prompt and its first token, and keep the blocks under this ticket."""
+
+    ticket: Ticket
+
+    def __str__(self) -> str:
+        return f"hold;ticket={self.ticket}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Take the prompt's blocks from ``host:port`` and go on from there."""
+
+    ticket: Ticket
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"fetch;ticket={self.ticket};from={self.host}:{self.port}"
+
+    @property
+    def source(self) -> str:
+        """Where the blocks come from, as ``host:port``."""
+        return f"{self.host}:{self.port}"
+
+
+class PdStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance's part in prefill/decode separation; totals since its start.
+
+    ``endpoint`` is where a prefill instance serves held blocks (``host:port``), empty elsewhere. ``held_requests`` and
+    ``held_blocks`` wait there to be fetched now; ``handed_over`` were fetched whole, ``expired`` ran into the end of
+    their lease, ``released`` ended some other way (a client left, an operator freed them). On a decode instance
+    ``fetched`` requests went on from another's blocks, ``recomputed`` could not, by reason, and prefilled themselves.
+    """
+
+    endpoint: str = ""
+    held_requests: int = 0
+    held_blocks: int = 0
+    handed_over: int = 0
+    expired: int = 0
+    released: int = 0
+    fetched: int = 0
+    fetched_bytes: int = 0
+    recomputed: dict[str, int] = {}
+
+
+def new_ticket() -> Ticket:
+    """Return one that nobody can guess."""
+    return Ticket(secrets.token_hex(TICKET_BYTES))
+
+
+def parse_pd_header(value: str) -> Hold | Fetch:
+    """Read a ``PD_HEADER``; raises ``PdHeaderError``."""
+    if hold := _HOLD.fullmatch(value):
+        return Hold(ticket=Ticket(hold.group(1)))
+    if fetch := _FETCH.fullmatch(value):
+        port = int(fetch.group(3))
+        if 0 < port <= _LARGEST_PORT:
+            return Fetch(ticket=Ticket(fetch.group(1)), host=fetch.group(2).strip("[]"), port=port)
+    raise PdHeaderError(
+        f"{PD_HEADER} is not hold;ticket=HEX or fetch;ticket=HEX;from=HOST:PORT with 32 lower-case hex digits"
+    )
+
+
+__all__ = [
+    "PD_HEADER",
+    "TICKET_BYTES",
+    "Fetch",
+    "Hold",
+    "PdHeaderError",
+    "PdStats",
+    "Ticket",
+    "new_ticket",
+    "parse_pd_header",
+]

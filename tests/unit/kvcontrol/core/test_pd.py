@@ -1,0 +1,40 @@
+import pytest
+
+from kvcontrol.core.pd import Fetch, Hold, PdHeaderError, new_ticket, parse_pd_header
+
+
+def test_what_is_written_is_read() -> None:
+    ticket = new_ticket()
+    for part in (Hold(ticket=ticket), Fetch(ticket=ticket, host="10.0.0.7", port=9000)):
+        assert parse_pd_header(str(part)) == part
+
+
+def test_a_bracketed_address_is_one_host() -> None:
+    part = parse_pd_header(f"fetch;ticket={new_ticket()};from=[::1]:80")
+    assert isinstance(part, Fetch)
+    assert (part.host, part.port) == ("::1", 80)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "hold",
+        "hold;ticket=abc",
+        "hold;ticket=" + "G" * 32,
+        "hold;ticket=" + "a" * 32 + " ",
+        "fetch;ticket=" + "a" * 32,
+        "fetch;ticket=" + "a" * 32 + ";from=host",
+        "fetch;ticket=" + "a" * 32 + ";from=host:0",
+        "fetch;ticket=" + "a" * 32 + ";from=host:70000",
+        "fetch;ticket=" + "a" * 32 + ";from=a b:80",
+    ],
+)
+def test_anything_else_is_refused_without_repeating_it(value: str) -> None:
+    with pytest.raises(PdHeaderError) as refused:
+        parse_pd_header(value)
+    assert "a" * 32 not in str(refused.value)
+
+
+def test_tickets_are_not_alike() -> None:
+    assert len({new_ticket() for _ in range(100)}) == 100
