@@ -26,13 +26,14 @@ slow: setup ## the slow lane: the real SmolLM2 (downloads 93 MB the first time)
 	@OMP_NUM_THREADS=1 $(VENV)/pytest -m slow $(ARGS)
 
 .PHONY: check
-check: setup ## formatting, lint, types, import rules, and the pinned set against pyproject.toml
+check: setup ## formatting, lint, types, import rules, what is generated, and the pinned set against pyproject.toml
 	@$(VENV)/ruff format --check .
 	@$(VENV)/ruff check .
 	@$(VENV)/mypy
 	@$(VENV)/mypy scripts
 	@$(VENV)/lint-imports
 	@$(VENV)/python scripts/lock.py --check
+	@$(VENV)/python -m dashboards.build --check
 
 .PHONY: format
 format: setup ## format the code and mend what the linter can mend
@@ -42,6 +43,10 @@ format: setup ## format the code and mend what the linter can mend
 .PHONY: lock
 lock: setup ## resolve requirements/cpu.txt anew from pyproject.toml
 	@$(VENV)/python scripts/lock.py
+
+.PHONY: docs
+docs: setup ## write docs/metrics.md and the dashboards' JSON anew from the catalogue and dashboards/
+	@$(VENV)/python -m dashboards.build
 
 .PHONY: clean
 clean: ## remove .venv and what tools have left

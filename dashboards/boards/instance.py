@@ -1,0 +1,150 @@
+"""One engine instance: what LMDeploy says of its requests, and what ours says of its cache and its events."""
+
+from typing import Final
+
+from dashboards.panel import Board, Row, Shown, lines, mean, number, quantiles, query, rate, stacked
+
+_ONE: Final = 'instance="$instance"'
+
+_REQUESTS: Final = Row(
+    title="Requests",
+    panels=(
+        number(
+            "Engine process",
+            "On while the engine process answers its api_server.",
+            Shown.STATE,
+            f"kvgate_engine_up{{{_ONE}}}",
+        ),
+        number("Running", "Requests in the batch.", Shown.REQUESTS, f"lmdeploy:num_requests_running{{{_ONE}}}"),
+        number(
+            "Waiting", "Requests that wait in the engine.", Shown.REQUESTS, f"lmdeploy:num_requests_waiting{{{_ONE}}}"
+        ),
+        number("KV pool in use", "LMDeploy's own pool (HBM).", Shown.SHARE, f"lmdeploy:gpu_cache_usage_perc{{{_ONE}}}"),
+        number(
+            "Prefix hits",
+            "Prompt tokens found in HBM, of those looked up.",
+            Shown.SHARE,
+            f"{rate('kvgate_engine_prefix_hit_tokens_total', where=_ONE)} / {rate('kvgate_engine_prefix_query_tokens_total', where=_ONE)}",
+        ),
+        number(
+            "Memory",
+            "Main memory of the api_server's process.",
+            Shown.BYTES,
+            f"process_resident_memory_bytes{{{_ONE}}}",
+        ),
+        lines(
+            "Time to first token",
+            "Measured in the api_server: without the gateway's part.",
+            Shown.SECONDS,
+            *quantiles("lmdeploy:time_to_first_token_seconds", _ONE),
+        ),
+        lines(
+            "Between tokens",
+            "Each pause between two tokens of one answer (ITL): decoding, held up by prefills.",
+            Shown.SECONDS,
+            *quantiles("lmdeploy:iter_token_latency", _ONE),
+        ),
+        lines(
+            "Per output token",
+            "Each request's mean (TPOT).",
+            Shown.SECONDS,
+            *quantiles("lmdeploy:time_per_output_token_seconds", _ONE),
+        ),
+        lines(
+            "In the engine's queue",
+            "Before its first step.",
+            Shown.SECONDS,
+            *quantiles("lmdeploy:request_queue_time_seconds", _ONE),
+        ),
+        lines(
+            "Prefill and decode",
+            "Mean time that a request spends in each.",
+            Shown.SECONDS,
+            query(mean("lmdeploy:request_prefill_time_seconds", where=_ONE), "prefill"),
+            query(mean("lmdeploy:request_decode_time_seconds", where=_ONE), "decode"),
+        ),
+        stacked(
+            "Tokens",
+            "Computed or found, and generated.",
+            Shown.TOKENS_PER_SECOND,
+            query(rate("lmdeploy:prompt_tokens_total", where=_ONE), "prompt"),
+            query(rate("lmdeploy:generation_tokens_total", where=_ONE), "generated"),
+        ),
+    ),
+)
+
+_CACHE: Final = Row(
+    title="Cache",
+    panels=(
+        lines(
+            "Prompt tokens looked up and found in HBM",
+            "The prefix cache of the engine's own pool.",
+            Shown.TOKENS_PER_SECOND,
+            query(rate("kvgate_engine_prefix_query_tokens_total", where=_ONE), "looked up"),
+            query(rate("kvgate_engine_prefix_hit_tokens_total", where=_ONE), "found"),
+        ),
+        stacked(
+            "Reusable KV blocks",
+            "What a later request can reuse, by tier.",
+            Shown.BLOCKS,
+            query(f"kvgate_engine_resident_blocks{{{_ONE}}}", "{{tier}}"),
+        ),
+        lines(
+            "Speed of computing",
+            "Prompt tokens a second, as measured where tiers are on.",
+            Shown.TOKENS_PER_SECOND,
+            query(f"kvgate_engine_prefill_tokens_per_second{{{_ONE}}}", "prefill", "no tiers below HBM"),
+            empty="no tiers below HBM",
+        ),
+    ),
+)
+
+_EVENTS: Final = Row(
+    title="KV events",
+    panels=(
+        lines(
+            "Events",
+            "Blocks announced as stored, removed or cleared.",
+            Shown.BLOCKS_PER_SECOND,
+            query(rate("kvgate_engine_kv_events_total", "kind", _ONE), "{{kind}}"),
+        ),
+        lines(
+            "Batches",
+            "Number of the last batch: a fall to -1 is a restart.",
+            Shown.COUNT,
+            query(f"kvgate_engine_kv_events_seq{{{_ONE}}}", "last batch"),
+        ),
+        lines(
+            "Lost and told anew",
+            "Events lost to a full queue; the whole state is published after it.",
+            Shown.PER_SECOND,
+            query(rate("kvgate_engine_kv_events_dropped_total", where=_ONE), "lost"),
+            query(rate("kvgate_engine_kv_events_resyncs_total", where=_ONE), "told anew"),
+        ),
+        lines(
+            "Failures of ours",
+            "Anything above 0 is a defect of kvgate: the engine goes on, its log has the traceback.",
+            Shown.PER_SECOND,
+            query(rate("kvgate_engine_hook_errors_total", where=_ONE), "block trie"),
+            query(rate("kvgate_engine_eviction_errors_total", where=_ONE), "eviction"),
+            query(rate("kvgate_engine_publisher_errors_total", where=_ONE), "publisher"),
+            query(rate("kvgate_engine_offload_guard_errors_total", where=_ONE), "connector", "no tiers below HBM"),
+            query(rate("kvgate_engine_offload_worker_faults_total", where=_ONE), "transfers", "no tiers below HBM"),
+            width=16,
+        ),
+        lines(
+            "Processor",
+            "Of the api_server's process; the engine is another one.",
+            Shown.CORES,
+            query(f"rate(process_cpu_seconds_total{{{_ONE}}}[$__rate_interval])", "api_server"),
+        ),
+    ),
+)
+
+BOARD: Final = Board(
+    uid="kvgate-instance",
+    title="kvgate: one instance",
+    about="An engine's requests, cache and events.",
+    rows=(_REQUESTS, _CACHE, _EVENTS),
+    by_instance=True,
+)

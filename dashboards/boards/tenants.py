@@ -1,0 +1,148 @@
+"""Tenants: what they ask for, what their quotas let in, and whose KV fills the tiers."""
+
+from typing import Final
+
+from dashboards.panel import Board, Query, Row, Shown, lines, query, rate, stacked
+
+_QUOTA: Final = "no tenant has a quota"
+_SHED: Final = 'outcome="shed"'
+_CACHED: Final = 'kind="cached"'
+_PROMPT: Final = 'kind="prompt"'
+_TIERS: Final = "no tiers below HBM"
+
+
+def _named(series: str, quiet: str = _TIERS) -> tuple[Query, Query]:
+    """An engine's series by the tenants' names; what no gateway can name, by the digest."""
+    of_engine = f'sum by (tier, kv_tenant) (label_replace({series}, "kv_tenant", "$1", "tenant", "(.*)"))'
+    names = "max by (kv_tenant, tenant) (kvgate_tenant_info)"
+    return (
+        query(f"{of_engine} * on (kv_tenant) group_left (tenant) {names}", "{{tenant}} {{tier}}", quiet),
+        query(f"{of_engine} unless on (kv_tenant) {names}", "{{kv_tenant}} {{tier}}", quiet),
+    )
+
+
+_TRAFFIC: Final = Row(
+    title="Requests",
+    panels=(
+        stacked(
+            "Requests",
+            "`other` are tenants without a name or beyond the first hundred.",
+            Shown.REQUESTS_PER_SECOND,
+            query(rate("kvgate_tenant_requests_total", "tenant"), "{{tenant}}"),
+        ),
+        lines(
+            "Share that was shed",
+            "429 by quota or saturation.",
+            Shown.SHARE,
+            query(
+                f"({rate('kvgate_tenant_requests_total', 'tenant', _SHED)} or {rate('kvgate_tenant_requests_total', 'tenant')} * 0) / {rate('kvgate_tenant_requests_total', 'tenant')}",
+                "{{tenant}}",
+            ),
+        ),
+        lines(
+            "Requests by outcome",
+            "Of each tenant.",
+            Shown.REQUESTS_PER_SECOND,
+            query(rate("kvgate_tenant_requests_total", "tenant, outcome"), "{{tenant}} {{outcome}}"),
+        ),
+        stacked(
+            "Tokens",
+            "Prompt and completion.",
+            Shown.TOKENS_PER_SECOND,
+            query(rate("kvgate_tenant_tokens_total", "tenant", 'kind!="cached"'), "{{tenant}}"),
+        ),
+        lines(
+            "Prompt tokens from cache",
+            "Share of the tenant's prompt tokens that were cached.",
+            Shown.SHARE,
+            query(
+                f"{rate('kvgate_tenant_tokens_total', 'tenant', _CACHED)} / {rate('kvgate_tenant_tokens_total', 'tenant', _PROMPT)}",
+                "{{tenant}}",
+            ),
+        ),
+        lines(
+            "Refused before sending, by reason",
+            "Of all tenants.",
+            Shown.REQUESTS_PER_SECOND,
+            query(rate("kvgate_shed_requests_total", "reason"), "{{reason}}", "no request was refused"),
+            empty="no request was refused",
+        ),
+    ),
+)
+
+_QUOTAS: Final = Row(
+    title="Quotas",
+    panels=(
+        lines(
+            "Quotas",
+            "As they are set.",
+            Shown.COUNT,
+            query("max by (tenant, quota) (kvgate_tenant_quota)", "{{tenant}} {{quota}}", _QUOTA),
+            empty=_QUOTA,
+        ),
+        lines(
+            "Use of the requests a minute",
+            "1 is all of it.",
+            Shown.SHARE,
+            query(
+                'sum by (tenant) (rate(kvgate_tenant_requests_total{outcome!="shed"}[$__rate_interval])) * 60 / max by (tenant) (kvgate_tenant_quota{quota="requests_per_min"})',
+                "{{tenant}}",
+                _QUOTA,
+            ),
+            empty=_QUOTA,
+        ),
+        lines(
+            "Use of the tokens a minute",
+            "Prompt and completion; 1 is all of it.",
+            Shown.SHARE,
+            query(
+                'sum by (tenant) (rate(kvgate_tenant_tokens_total{kind!="cached"}[$__rate_interval])) * 60 / max by (tenant) (kvgate_tenant_quota{quota="tokens_per_min"})',
+                "{{tenant}}",
+                _QUOTA,
+            ),
+            empty=_QUOTA,
+        ),
+    ),
+)
+
+_KV: Final = Row(
+    title="KV in the tiers below HBM",
+    panels=(
+        stacked("Bytes", "Over all instances.", Shown.BYTES, *_named("kvgate_engine_tenant_used_bytes"), empty=_TIERS),
+        lines(
+            "Guaranteed",
+            "What others never push a tenant below.",
+            Shown.BYTES,
+            *_named("kvgate_engine_tenant_guaranteed_bytes"),
+            empty=_TIERS,
+        ),
+        lines(
+            "Burst",
+            "What it may fill at most; past it, it evicts its own blocks.",
+            Shown.BYTES,
+            *_named("kvgate_engine_tenant_burst_bytes", "no tenant has a burst limit"),
+            empty="no tenant has a burst limit",
+        ),
+        lines(
+            "Quota violations",
+            "Blocks that a tenant's burst limit evicted or refused.",
+            Shown.BLOCKS_PER_SECOND,
+            *_named("rate(kvgate_engine_tenant_over_burst_blocks_total[$__rate_interval])"),
+            empty=_TIERS,
+        ),
+        lines(
+            "Hits",
+            "Blocks that loads found.",
+            Shown.BLOCKS_PER_SECOND,
+            *_named("rate(kvgate_engine_tenant_hit_blocks_total[$__rate_interval])"),
+            empty=_TIERS,
+        ),
+    ),
+)
+
+BOARD: Final = Board(
+    uid="kvgate-tenants",
+    title="kvgate: tenants and quotas",
+    about="Requests, quotas and KV of each tenant.",
+    rows=(_TRAFFIC, _QUOTAS, _KV),
+)

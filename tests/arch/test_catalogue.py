@@ -1,0 +1,127 @@
+"""One catalogue: what it declares is what is exposed, documented, shown and alarmed on, and nothing else is."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from dashboards.boards import BOARDS
+from dashboards.build import built, stale
+from dashboards.panel import Board, Panel, Query
+from dashboards.promql import selected, series_in, series_of_samples
+from dashboards.reference import usage
+from dashboards.rules import Rule, load_rules
+from kvcontrol.series import ENGINE, GATEWAY, LABELS, LMDEPLOY, Kind, Series
+from kvcontrol.series import engine as engine_catalogue
+from kvcontrol.series import gateway as gateway_catalogue
+
+ROOT = Path(__file__).parents[2]
+ALL = (*GATEWAY, *ENGINE)
+RULES = load_rules()
+QUERIES = [
+    pytest.param(board, panel, query, id=f"{board.uid}: {panel.title} {query.legend}")
+    for board in BOARDS
+    for panel in board.panels
+    for query in panel.queries
+]
+
+
+def test_every_series_has_one_name() -> None:
+    names = [each.exposed for each in ALL]
+    assert sorted(set(names)) == sorted(names)
+
+
+@pytest.mark.parametrize("series", ALL, ids=lambda each: each.name)
+def test_a_series_is_named_as_prometheus_wants(series: Series) -> None:
+    assert re.fullmatch(r"(kvgate|kv_policy)_[a-z0-9_]*[a-z0-9]", series.name)
+    assert not series.name.endswith(("_total", "_count", "_sum", "_bucket", "_created"))
+    assert not re.search(r"_(ms|milliseconds|kb|mb|gb|percent|counter|gauge|histogram)(_|$)", series.name)
+    assert not series.help[0].islower()
+    assert series.help.endswith(".")
+    assert (series.kind is Kind.HISTOGRAM) == bool(series.buckets)
+    assert list(series.buckets) == sorted(set(series.buckets))
+    assert set(series.labels) <= LABELS.keys()
+
+
+def test_no_label_is_explained_that_no_series_has() -> None:
+    assert LABELS.keys() - {label for each in ALL for label in each.labels} == set()
+
+
+@pytest.mark.parametrize(
+    ("catalogue", "folder"), [(gateway_catalogue, "gateway"), (engine_catalogue, "engines/lmdeploy")]
+)
+def test_every_series_of_the_catalogue_is_filled_somewhere(catalogue: object, folder: str) -> None:
+    declared = {name for name, value in vars(catalogue).items() if isinstance(value, Series)}
+    used = {
+        node.attr
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "catalogue"
+    }
+    assert used == declared
+
+
+@pytest.mark.parametrize("folder", ["gateway", "engines", "kvgate"])
+def test_no_series_is_declared_beside_the_catalogue(folder: str) -> None:
+    makers = {"Counter", "Gauge", "Histogram", "Summary", "CounterMetricFamily", "GaugeMetricFamily"}
+    beside = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in makers
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    ]
+    assert beside == []
+
+
+def test_pages_and_dashboards_are_what_the_catalogue_makes_of_them() -> None:
+    assert stale(built()) == []
+
+
+def test_every_series_is_shown_on_a_dashboard() -> None:
+    shown = {
+        name for board in BOARDS for panel in board.panels for each in panel.queries for name in series_in(each.expr)
+    }
+    assert {each.exposed for each in ALL} - shown == set()
+    assert LMDEPLOY.keys() - usage().keys() == set()
+
+
+@pytest.mark.parametrize(("board", "panel", "query"), QUERIES)
+def test_a_query_reads_what_exists(board: Board, panel: Panel, query: Query) -> None:
+    recorded = {each.name for each in RULES if not each.alert}
+    assert selected(query.expr) - series_of_samples().keys() - recorded - {"ALERTS"} == set()
+    assert "$instance" not in query.expr or board.by_instance
+    assert (query.legend == "") == (len(panel.queries) == 1 and panel.look == "number")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda each: each.name)
+def test_a_rule_reads_what_exists(rule: Rule) -> None:
+    recorded = {each.name for each in RULES if not each.alert}
+    assert selected(rule.expr) - series_of_samples().keys() - recorded == set()
+
+
+def test_every_recorded_series_is_read() -> None:
+    assert {each.name for each in RULES if not each.alert} - usage().keys() == set()
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda each: each.uid)
+def test_every_panel_has_a_unit_a_description_and_says_what_it_means_when_it_is_empty(board: Board) -> None:
+    for panel in board.panels:
+        assert panel.unit
+        assert panel.about.endswith("."), panel.title
+        assert panel.empty
+        assert panel.queries
+        assert panel.width in {4, 6, 8, 12, 16, 24}
+    assert len({(row.title, panel.title) for row in board.rows for panel in row.panels}) == len(board.panels)
+
+
+def test_every_alert_is_explained_and_tested() -> None:
+    alerts = [each.name for each in RULES if each.alert]
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    cases = (ROOT / "dashboards" / "prometheus" / "rules_test.yml").read_text(encoding="utf-8")
+    assert [name for name in alerts if f"`{name}`" not in page] == []
+    assert [name for name in alerts if cases.count(f"alertname: {name}\n") < 2] == []
