@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from dashboards.panel import Board, Row, Shown, lines, mean, number, quantiles, query, rate, stacked
+from dashboards.panel import Board, Row, Shown, lines, mean, number, quantile, quantiles, query, rate, stacked
 
 _ONE: Final = 'instance="$instance"'
 
@@ -69,6 +69,51 @@ _REQUESTS: Final = Row(
             Shown.TOKENS_PER_SECOND,
             query(rate("lmdeploy:prompt_tokens_total", where=_ONE), "prompt"),
             query(rate("lmdeploy:generation_tokens_total", where=_ONE), "generated"),
+        ),
+    ),
+)
+
+_QUEUE: Final = Row(
+    title="The engine's waiting queue",
+    panels=(
+        stacked(
+            "Waiting, by priority",
+            "Requests that have not been started, as the strategy sees them.",
+            Shown.REQUESTS,
+            query(f"kvgate_engine_waiting_requests{{{_ONE}}}", "{{priority}}"),
+        ),
+        lines(
+            "Waited before they were started, p95",
+            "By priority: a higher one should wait less.",
+            Shown.SECONDS,
+            query(quantile(0.95, "kvgate_engine_queue_wait_seconds", "priority", _ONE), "{{priority}}"),
+        ),
+        lines(
+            "Longest wait",
+            "Of the one that waits longest now.",
+            Shown.SECONDS,
+            query(f"kvgate_engine_queue_oldest_seconds{{{_ONE}}}", "oldest"),
+        ),
+        lines(
+            "Strategy in charge",
+            "What orders the queue; lmdeploy: ours failed, see the log.",
+            Shown.STATE,
+            query(f"kvgate_engine_schedule_in_charge{{{_ONE}}}", "{{strategy}}"),
+        ),
+        lines(
+            "Left, returned, promoted",
+            "Left without a start (the client went), came back (preempted or loaded), started for their age.",
+            Shown.REQUESTS_PER_SECOND,
+            query(rate("kvgate_engine_queue_left_total", "priority", _ONE), "left {{priority}}"),
+            query(rate("kvgate_engine_queue_returned_total", where=_ONE), "returned"),
+            query(rate("kvgate_engine_queue_promotions_total", where=_ONE), "promoted"),
+        ),
+        lines(
+            "Failures of the queue",
+            "Anything above 0 is a defect of kvgate.",
+            Shown.PER_SECOND,
+            query(rate("kvgate_engine_queue_errors_total", where=_ONE), "strategy"),
+            query(rate("kvgate_engine_queue_repairs_total", where=_ONE), "built anew"),
         ),
     ),
 )
@@ -145,6 +190,6 @@ BOARD: Final = Board(
     uid="kvgate-instance",
     title="kvgate: one instance",
     about="An engine's requests, cache and events.",
-    rows=(_REQUESTS, _CACHE, _EVENTS),
+    rows=(_REQUESTS, _QUEUE, _CACHE, _EVENTS),
     by_instance=True,
 )
