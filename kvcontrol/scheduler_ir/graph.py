@@ -72,6 +72,20 @@ class IRGraph:
         """Return the nodes so that each comes after what it depends on; among free ones the first of ``nodes``."""
         return tuple(self)
 
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The places of ``nodes`` in topological order."""
+        return self._order
+
+    def dependencies(self) -> list[set[int]]:
+        """Return for each of ``nodes`` the places of those that it comes after."""
+        before: list[set[int]] = [{self._givers[value] for value in node.inputs} for node in self._nodes]
+        for takers in self._takers.values():
+            for index in takers:
+                if self._nodes[index].node_type in CONSUMING:
+                    before[index].update(taker for taker in takers if taker != index)
+        return before
+
     def giver(self, value: ValueName) -> IRNode:
         """Return the node that gives a value; raises ``IRError`` when there is none."""
         if value not in self._givers:
@@ -135,17 +149,8 @@ class IRGraph:
                     f"%{value} dangles: {self._nodes[giver].describe()} gives it, nothing takes it and it is no result"
                 )
 
-    def _dependencies(self) -> list[set[int]]:
-        """For each node, those that it comes after."""
-        before: list[set[int]] = [{self._givers[value] for value in node.inputs} for node in self._nodes]
-        for takers in self._takers.values():
-            for index in takers:
-                if self._nodes[index].node_type in CONSUMING:
-                    before[index].update(taker for taker in takers if taker != index)
-        return before
-
     def _sort(self) -> tuple[int, ...]:
-        before = self._dependencies()
+        before = self.dependencies()
         after: list[list[int]] = [[] for _ in self._nodes]
         missing = [len(each) for each in before]
         for index, each in enumerate(before):

@@ -1,10 +1,12 @@
 """Runs whole graphs on the symbolic machine: the reference that every pass is held to."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import NamedTuple
 
 from kvcontrol.scheduler_ir.graph import IRGraph
 from kvcontrol.scheduler_ir.machine import Machine, Outcome
-from kvcontrol.scheduler_ir.nodes import DecodeConfig, Device, IRError, IRNode, NodeType, PrefillConfig, ValueName
+from kvcontrol.scheduler_ir.nodes import DecodeConfig, Device, IRError, IRNode, NodeType, PrefillConfig
 from kvcontrol.scheduler_ir.optimizer import DeviceLimits
 from kvcontrol.scheduler_ir.plan import PlanId
 from kvcontrol.scheduler_ir.request import IRRequest
@@ -25,30 +27,55 @@ def interpret(
 
 
 def check_batches(graph: IRGraph, limits: Mapping[Device, DeviceLimits]) -> None:
-    """Raise ``IRError`` when nodes of one batch depend on each other, or are more than one step can do."""
-    depends: dict[ValueName, frozenset[tuple[Device, NodeType, int]]] = {}
-    sizes: dict[tuple[Device, NodeType, int], list[tuple[str, int]]] = {}
-    for node in graph:
-        above = frozenset().union(*(depends[each] for each in node.inputs))
-        config = node.config
-        if isinstance(config, PrefillConfig | DecodeConfig) and config.batch is not None:
-            batch = (node.device, node.node_type, config.batch)
-            if batch in above:
-                raise IRError(f"{node.describe()}: batch {config.batch} on {node.device} depends on itself")
-            tokens = config.end - config.start if isinstance(config, PrefillConfig) else 1
-            sizes.setdefault(batch, []).append((config.request, tokens))
-            above |= {batch}
-        for value in node.outputs:
-            depends[value] = above
-    for (device, kind, number), parts in sizes.items():
-        most = limits.get(device, DeviceLimits())
-        tokens, requests = sum(each for _, each in parts), len({request for request, _ in parts})
-        prefill = kind is NodeType.PREFILL
-        allowed = most.prefill_batch_requests if prefill else most.decode_batch_requests
-        if allowed and requests > allowed:
-            raise IRError(f"{kind} batch {number} on {device} has {requests} requests; at most {allowed}")
-        if prefill and most.prefill_batch_tokens and tokens > most.prefill_batch_tokens:
-            raise IRError(f"{kind} batch {number} on {device} has {tokens} tokens; at most {most.prefill_batch_tokens}")
+    """Raise ``IRError`` when batches wait for each other, or hold more than one step can do."""
+    members: dict[Hashable, list[IRNode]] = {}
+    for index, node in enumerate(graph.nodes):
+        members.setdefault(_batch(node) or index, []).append(node)
+    _check_order(graph)
+    for batch, nodes in members.items():
+        if isinstance(batch, _Batch):
+            _check_size(batch, nodes, limits.get(batch.device, DeviceLimits()))
+
+
+class _Batch(NamedTuple):
+    device: Device
+    kind: NodeType
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} batch {self.number} on {self.device}"
+
+
+def _batch(node: IRNode) -> _Batch | None:
+    config = node.config
+    if isinstance(config, PrefillConfig | DecodeConfig) and config.batch is not None:
+        return _Batch(node.device, node.node_type, config.batch)
+    return None
+
+
+def _check_order(graph: IRGraph) -> None:
+    """All nodes of a batch taken as one, there is still an order."""
+    units = [_batch(node) or index for index, node in enumerate(graph.nodes)]
+    sorter: TopologicalSorter[Hashable] = TopologicalSorter()
+    for index, before in enumerate(graph.dependencies()):
+        if any(units[each] == units[index] for each in before):
+            raise IRError(f"{graph.nodes[index].describe()}: {units[index]} depends on itself")
+        sorter.add(units[index], *(units[each] for each in before))
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise IRError("batches wait for each other: " + " -> ".join(map(str, error.args[1]))) from None
+
+
+def _check_size(batch: _Batch, nodes: Sequence[IRNode], most: DeviceLimits) -> None:
+    requests = len({node.request for node in nodes})
+    prefill = batch.kind is NodeType.PREFILL
+    allowed = most.prefill_batch_requests if prefill else most.decode_batch_requests
+    if allowed and requests > allowed:
+        raise IRError(f"{batch} has {requests} requests; at most {allowed}")
+    tokens = sum(node.config.end - node.config.start for node in nodes if isinstance(node.config, PrefillConfig))
+    if prefill and most.prefill_batch_tokens and tokens > most.prefill_batch_tokens:
+        raise IRError(f"{batch} has {tokens} tokens; at most {most.prefill_batch_tokens}")
 
 
 class ReferenceRunner:

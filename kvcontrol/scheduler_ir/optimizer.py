@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+from kvcontrol.core.blocks import CacheTier
 from kvcontrol.scheduler_ir.graph import IRGraph
 from kvcontrol.scheduler_ir.nodes import DecodeConfig, Device, IRError, ValueName
 from kvcontrol.scheduler_ir.request import IRRequest
@@ -14,14 +15,16 @@ from kvcontrol.scheduler_ir.request import IRRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLimits:
-    """What a device can do; 0 is no limit. ``capacity_tokens`` of KV fit into its memory; one step computes at most
-    ``prefill_batch_tokens`` of ``prefill_batch_requests`` prompts, or goes on with ``decode_batch_requests`` answers.
+    """What a device can do; 0 is no limit. ``capacity_tokens`` of KV fit into its memory, and what leaves that may be
+    saved to its tier ``spill`` (None: it has none). One step computes at most ``prefill_batch_tokens`` of
+    ``prefill_batch_requests`` prompts, or goes on with ``decode_batch_requests`` answers.
     """
 
     capacity_tokens: int = 0
     prefill_batch_tokens: int = 0
     prefill_batch_requests: int = 0
     decode_batch_requests: int = 0
+    spill: CacheTier | None = None
 
 
 _UNLIMITED = DeviceLimits()

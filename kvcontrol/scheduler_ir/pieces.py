@@ -1,6 +1,6 @@
 """What each value of a graph is: which tokens of which request, and where they lie."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,6 +10,7 @@ from kvcontrol.scheduler_ir.nodes import (
     Device,
     IRError,
     IRNode,
+    JoinConfig,
     LoadConfig,
     NodeType,
     PrefillConfig,
@@ -89,6 +90,17 @@ def pieces_of(graph: IRGraph) -> dict[ValueName, Piece]:
     return known
 
 
+def joining(output: ValueName, inputs: Sequence[ValueName], request: str, device: Device) -> IRNode:
+    """Return the node that makes one piece of adjacent ones."""
+    return IRNode(
+        node_type=NodeType.JOIN,
+        inputs=tuple(inputs),
+        outputs=(output,),
+        config=JoinConfig(request=request),
+        device=device,
+    )
+
+
 class Namer:
     """Gives names that a graph doesn't have yet."""
 
@@ -105,4 +117,4 @@ class Namer:
         return name
 
 
-__all__ = ["Namer", "Piece", "covered", "given_piece", "pieces_of"]
+__all__ = ["Namer", "Piece", "covered", "given_piece", "joining", "pieces_of"]

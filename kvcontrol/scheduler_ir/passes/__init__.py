@@ -1,5 +1,37 @@
 """What makes a graph better without changing what it means: one pass a file."""
 
+from kvcontrol.scheduler_ir.optimizer import IRPass
+from kvcontrol.scheduler_ir.passes.batching import BatchingEfficiencyPass
+from kvcontrol.scheduler_ir.passes.fuse_transfers import FuseTransfersPass
+from kvcontrol.scheduler_ir.passes.lifetime import LifetimeAwarePass
+from kvcontrol.scheduler_ir.passes.memory import MemoryAwarePreemptionPass
+from kvcontrol.scheduler_ir.passes.overlap import OverlapPass
 from kvcontrol.scheduler_ir.passes.prefix_cache import PrefixCacheAwarePass
+from kvcontrol.scheduler_ir.passes.priority import PriorityBasedPass
 
-__all__ = ["PrefixCacheAwarePass"]
+
+def all_passes() -> tuple[IRPass, ...]:
+    """Return every pass, in the order in which they belong: what is cached decides what is computed, memory depends on
+    the final order.
+    """
+    return (
+        PrefixCacheAwarePass(),
+        FuseTransfersPass(),
+        PriorityBasedPass(),
+        BatchingEfficiencyPass(),
+        OverlapPass(),
+        LifetimeAwarePass(),
+        MemoryAwarePreemptionPass(),
+    )
+
+
+__all__ = [
+    "BatchingEfficiencyPass",
+    "FuseTransfersPass",
+    "LifetimeAwarePass",
+    "MemoryAwarePreemptionPass",
+    "OverlapPass",
+    "PrefixCacheAwarePass",
+    "PriorityBasedPass",
+    "all_passes",
+]

@@ -114,6 +114,8 @@ class _Rewriting:
             if theirs is None:
                 continue
             end = min(prefix.end, most)
+            if end <= start:
+                break
             return [
                 self._load(request, device, max(start, each.start), min(end, each.end), piece=each.name)
                 for each in theirs

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcontrol.core.roles import KVTransport
@@ -37,6 +37,7 @@ def test_a_text_is_read_back(text: str) -> None:
     assert render(parse(text)) == text
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=4, unique=True), st.text(min_size=1))
 def test_every_name_of_a_request_and_a_device_survives(ids: list[str], device: str) -> None:
     graph = IRBuilder().build([request(Placement(answer=Device(device)), each) for each in ids])
