@@ -269,7 +269,7 @@ def run_gateway(  # noqa: PLR0913 - each is one option
         list[str] | None,
         typer.Option(
             "--peer",
-            help="NAME=COMMAND of a gateway to measure too, with {port}, {a} and {b} (the ports of backends).",
+            help="NAME=COMMAND of a gateway to measure too, with {port} and {a} {b} {c} {d}, the ports of backends.",
         ),
     ] = None,
     policy: Annotated[str, typer.Option(help="Our routing policy.")] = "cost_aware",
@@ -283,7 +283,7 @@ def run_gateway(  # noqa: PLR0913 - each is one option
     as_json: _AsJson = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:
-    """Processor time for each request and streamed piece, and added latency: ours and other gateways, in turns."""
+    """Processor time of each request and streamed piece, added latency, placement: ours and others, in turns."""
     from kvgate.benchmarks.gateway import run as gateway
 
     def say(step: str) -> None:

@@ -21,11 +21,13 @@ _ANSWER = json.dumps(
         "object": "chat.completion",
         "created": 1,
         "model": MODEL,
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "on-PORT"}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
     },
     separators=(",", ":"),
 )
+"""What each backend says, with its own port: where a request went stands in its answer, which no gateway rewrites."""
+
 _MODELS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "bench"}]})
 _INFO = json.dumps({"status": "healthy", "model_path": MODEL, "model_id": MODEL, "served_model_name": MODEL})
 _CHUNK = json.dumps(
@@ -113,7 +115,7 @@ http {{
 {listens}
     location = /v1/models {{ return 200 '{_MODELS}'; }}
 {info}
-    location /v1/ {{ return 200 '{_ANSWER}'; }}
+    location /v1/ {{ return 200 '{_ANSWER.replace("PORT", "$server_port")}'; }}
     location / {{ return 404 '{{}}'; }}
   }}
 }}
@@ -123,7 +125,8 @@ http {{
 class _Paced(asyncio.Protocol):
     """One connection of the paced server: HTTP/1.1 with bodies of known length, which is all that gateways send."""
 
-    def __init__(self, chunks: int, period_s: float) -> None:
+    def __init__(self, port: int, chunks: int, period_s: float) -> None:
+        self._said = _ANSWER.replace("PORT", str(port))
         self._chunks = chunks
         self._period_s = period_s
         self._data = b""
@@ -173,7 +176,7 @@ class _Paced(asyncio.Protocol):
             self._left = self._chunks
             self._next()
         else:
-            self._whole(_ANSWER)
+            self._whole(self._said)
 
     def _whole(self, text: str, status: str = "200 OK") -> None:
         if self._transport is not None:
@@ -197,7 +200,7 @@ def _chunked(data: bytes) -> bytes:
 
 async def _serve(port: int, chunks: int, period_s: float) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Paced(chunks, period_s), "127.0.0.1", port, backlog=4096)
+    server = await loop.create_server(lambda: _Paced(port, chunks, period_s), "127.0.0.1", port, backlog=4096)
     async with server:
         await server.serve_forever()
 

@@ -25,7 +25,9 @@ _STOP_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A gateway to be measured beside ours: its name and its command, with ``{port}``, ``{a}`` and ``{b}`` in it."""
+    """A gateway to be measured beside ours: its name and its command, with ``{port}`` and the backends' ports ``{a}``,
+    ``{b}``, ``{c}`` and ``{d}`` in it.
+    """
 
     name: str
     command: str
@@ -76,7 +78,7 @@ def peer(folder: Path, backends: Sequence[int], said: Peer) -> Iterator[Subject]
     """Run a peer's command in front of these ports."""
     port = free_ports(1)[0]
     try:
-        command = shlex.split(said.command.format(port=port, a=backends[0], b=backends[-1]))
+        command = shlex.split(said.command.format(port=port, **dict(zip("abcd", backends, strict=True))))
     except (KeyError, IndexError, ValueError) as error:
         raise BenchmarkError(f"peer {said.name}: the command can't be read: {error}") from error
     with _running(command, dict(os.environ), folder / f"{said.name}.log", port) as subject:

@@ -1,67 +1,28 @@
-"""The work that a gateway is given: bodies of a size, sent by so many clients at once."""
+"""The work that a gateway is given: requests sent by so many clients at once, whole, in turns, or as streams."""
 
 import asyncio
-import json
-import random
+import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import aiohttp
 
-from kvgate.benchmarks.gateway.backend import MODEL
+from kvgate.benchmarks.gateway.corpus import Ask, chat
+from kvgate.benchmarks.gateway.placement import Placed
 from kvgate.benchmarks.gateway.subject import Subject
 from kvgate.benchmarks.timed_chat import BenchmarkError
 
 CHAT = "/v1/chat/completions"
 _HEADERS = {"content-type": "application/json"}
-_SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er", "in")]
-_HOT = 64
+_BACKEND = re.compile(rb'"content":\s*"on-(\d+)"')
 
 
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Bodies to send: ``hot`` ones come again and again, ``cold`` ones once; so of ten requests ``cold_of_ten``."""
+class Served(NamedTuple):
+    """The gateway's processor time for each request, in microseconds, and where each went, in the order of the ends."""
 
-    hot: Sequence[bytes]
-    cold: Sequence[bytes]
-    cold_of_ten: int
-
-    def body(self, number: int) -> bytes:
-        if number % 10 < self.cold_of_ten:
-            return self.cold[number // 10 * self.cold_of_ten + number % 10]
-        return self.hot[number * 7 % len(self.hot)]
-
-
-def corpus(size_bytes: int, *, requests: int, cold_of_ten: int, seed: int) -> Corpus:
-    """Return bodies of about this size: chats of made-up words."""
-    chance = random.Random(seed)  # noqa: S311 - texts, no secrets
-    cold = (requests // 10 + 1) * cold_of_ten
-    return Corpus(
-        hot=[chat(text(chance, size_bytes)) for _ in range(_HOT)],
-        cold=[chat(text(chance, size_bytes)) for _ in range(cold)],
-        cold_of_ten=cold_of_ten,
-    )
-
-
-def text(chance: random.Random, size_bytes: int) -> str:
-    """Return made-up words of about so many bytes."""
-    words = ["".join(chance.choices(_SYLLABLES, k=3)) for _ in range(64)]
-    parts: list[str] = []
-    length = 0
-    while length < size_bytes:
-        part = " ".join(chance.choices(words, k=32))
-        parts.append(part)
-        length += len(part) + 1
-    return " ".join(parts)[:size_bytes]
-
-
-def chat(content: str, *, stream: bool = False) -> bytes:
-    """Return a chat request's body."""
-    said: dict[str, object] = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 16}
-    if stream:
-        said["stream"] = True
-    return json.dumps(said, separators=(",", ":")).encode()
+    cpu_us: float
+    placed: Sequence[Placed]
 
 
 def session() -> aiohttp.ClientSession:
@@ -69,18 +30,26 @@ def session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=120))
 
 
-async def whole(subject: Subject, bodies: Corpus, *, requests: int, clients: int) -> float:
-    """Send so many requests; return the gateway's processor time for each, in microseconds."""
+async def whole(subject: Subject, asks: Sequence[Ask], *, clients: int) -> Served:
+    """Send these, ``clients`` at once."""
+    return await in_turns(subject, [[each] for each in asks], clients=clients)
+
+
+async def in_turns(subject: Subject, chats: Sequence[Sequence[Ask]], *, clients: int) -> Served:
+    """Send chats, ``clients`` at once: within one each turn waits for the answer of the one before."""
+    placed: list[Placed] = []
     async with session() as client:
-        numbers = iter(range(requests))
+        left = iter(chats)
 
         async def one() -> None:
-            for number in numbers:
-                await _ask(client, subject.url, bodies.body(number))
+            for turns in left:
+                for ask in turns:
+                    backend = await _ask(client, subject.url, ask.body)
+                    placed.append(Placed(ask.key, backend))
 
         before_s = subject.cpu_s()
         await asyncio.gather(*(one() for _ in range(clients)))
-        return (subject.cpu_s() - before_s) / requests * 1e6
+        return Served((subject.cpu_s() - before_s) / max(1, len(placed)) * 1e6, placed)
 
 
 async def latencies(url: str, body: bytes, *, requests: int) -> list[float]:
@@ -104,19 +73,23 @@ async def streamed(subject: Subject, *, clients: int, streams: int, chunks: int)
             for _ in numbers:
                 async with client.post(subject.url + CHAT, data=body, headers=_HEADERS) as answer:
                     data = await answer.read()
-                    if not data.endswith(b"data: [DONE]\n\n") or data.count(b'"delta"') != chunks:
-                        raise BenchmarkError(f"a stream of {chunks} pieces had {data.count(b'delta')}")
+                    pieces = data.count(b'" token"')
+                    if not data.rstrip().endswith(b"data: [DONE]") or pieces != chunks:
+                        raise BenchmarkError(f"a stream of {chunks} pieces had {pieces}, and ended {data[-40:]!r}")
 
         before_s = subject.cpu_s()
         await asyncio.gather(*(one() for _ in range(clients)))
         return (subject.cpu_s() - before_s) / (streams * chunks) * 1e6
 
 
-async def _ask(client: aiohttp.ClientSession, url: str, body: bytes) -> None:
+async def _ask(client: aiohttp.ClientSession, url: str, body: bytes) -> str:
+    """Send one request and return the backend that answered it."""
     async with client.post(url + CHAT, data=body, headers=_HEADERS) as answer:
         data = await answer.read()
-        if answer.status != 200:  # noqa: PLR2004 - the one status that counts
+        found = _BACKEND.search(data)
+        if answer.status != 200 or found is None:  # noqa: PLR2004 - the one status that counts
             raise BenchmarkError(f"{url} answered {answer.status}: {data[:200]!r}")
+        return found[1].decode()
 
 
-__all__ = ["Corpus", "chat", "corpus", "latencies", "streamed", "whole"]
+__all__ = ["Served", "in_turns", "latencies", "session", "streamed", "whole"]

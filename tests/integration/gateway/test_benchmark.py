@@ -4,7 +4,16 @@ import json
 import subprocess
 import sys
 
-METRICS = {"cpu_us_200b", "cpu_us_16k", "cpu_us_128k", "cpu_us_per_chunk", "added_p50_us", "added_p99_us", "rss_mib"}
+CORPORA = {"200b", "16k", "128k", "16k_hot", "16k_cold", "16k_shared"}
+METRICS = {
+    *(f"cpu_us_{each}" for each in CORPORA),
+    *(f"hotspot_{each}" for each in (*CORPORA, "turns")),
+    *(f"affinity_{each}" for each in ("200b", "16k", "128k", "16k_hot", "turns")),
+    "cpu_us_per_chunk",
+    "added_p50_us",
+    "added_p99_us",
+    "rss_mib",
+}
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,6 +33,8 @@ def test_it_prints_one_object_with_every_figure() -> None:
     assert said["bench"] == "gateway"
     assert said["metrics"].keys() == METRICS
     assert all(said["metrics"][name] > 0 for name in METRICS - {"added_p50_us", "added_p99_us"})
+    assert 1 <= said["metrics"]["hotspot_16k_cold"] < 2
+    assert said["metrics"]["affinity_turns"] > 0.5
     assert "ended with 1" in said["not_run"]["broken"]
     assert said["setup"][0]["backend"] == "nginx" or "nginx" in said["not_run"]
 
