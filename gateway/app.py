@@ -38,7 +38,7 @@ from gateway.fleet import FleetKeeper, InstanceControl, Policy, PolicySwap, Wish
 from gateway.limits import SloClass
 from gateway.pipeline import Limits, Pipeline
 from gateway.planner import Planner
-from gateway.registry import BreakerRules, HealthLoop, InstanceSpec, LoadTracker, Membership, Registry
+from gateway.registry import BreakerRules, HealthLoop, InstanceSpec, Isolation, LoadTracker, Membership, Registry
 from gateway.registry.addresses import AddressRules
 from gateway.registry.discovery import DiscoveryLoop, chosen_watchers
 from gateway.registry.leases import Leases
@@ -96,11 +96,12 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
     store, quotas = shared.store, shared.quotas
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:  # noqa: PLR0915 - likewise
         registry = Registry(
             (InstanceSpec(id=InstanceId(each.id), url=each.url, role=each.role) for each in settings.instances),
             unhealthy_after=settings.unhealthy_after,
             breaker=BreakerRules(failures=settings.breaker_failures, pause_s=settings.breaker_pause_s),
+            isolation=Isolation(settings.isolation),
         )
         rules = AddressRules.of(settings.instance_schemes, settings.instance_networks)
         own_hosts = {urlsplit(each.url).hostname for each in settings.instances}
@@ -278,7 +279,12 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     ).run
                     for each in chosen_watchers(settings)
                 }
-                keeper = DirectoryKeeper(store, authenticator.publish)
+
+                def publish(directory: Directory) -> None:
+                    authenticator.publish(directory)
+                    registry.tenants(several=authenticator.several)
+
+                keeper = DirectoryKeeper(store, publish)
                 presets = Presets.shipped()
                 control = InstanceControl(session, timeout_s=settings.control_timeout_s)
                 swap = PolicySwap(control)
@@ -336,6 +342,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     "lag": partial(watch_lag, telemetry.lagged),
                 }
                 try:
+                    registry.tenants(several=authenticator.several)
                     await keeper.refresh()
                     _say_mode(settings, authenticator)
                     async with membership:

@@ -80,6 +80,11 @@ class Settings(BaseSettings):
         64 * _MIB, ge=0, le=1 << 36, description="Memory for texts that were tokenized before, in bytes."
     )
     state_dir: Path = Field(default_factory=_default_state_dir, description="Folder for what must survive a restart.")
+    isolation: Literal["allow", "strict"] = Field(
+        "allow",
+        description="Whether an engine that keeps no tenants' cached prefixes apart is used (and warned of) where "
+        "there are several tenants, or not.",
+    )
     salt_secret: SecretStr | None = Field(
         None,
         description="Secret that tenant salts are derived from, at least 16 characters; otherwise kept in state_dir.",
@@ -107,6 +112,8 @@ class Settings(BaseSettings):
     store_poll_s: Seconds = Field(
         1.0, description="How often a gateway looks whether another one changed tenants, keys or quotas, in seconds."
     )
+    audit_entries: int = Field(100_000, ge=1, le=10**9, description="Newest entries of the audit log that are kept.")
+    audit_days: float = Field(365.0, gt=0, le=36_500, description="Days that an entry of the audit log is kept.")
     redis_url: SecretStr | None = Field(
         None,
         description="Redis or Valkey for quotas and leases that gateways share (redis://host:port/0); "

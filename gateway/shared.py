@@ -9,7 +9,9 @@ from typing import NamedTuple
 from gateway.admission import LocalQuotaMeter, QuotaMeter
 from gateway.registry.lease_board import LeaseBoard, NoBoard
 from gateway.settings import Settings
-from gateway.state import Store, open_sqlite
+from gateway.state import AuditBound, Store, open_sqlite
+
+_DAY_S = 86_400.0
 
 
 class Shared(NamedTuple):
@@ -40,11 +42,12 @@ def open_shared(settings: Settings) -> Shared:
 
 
 def _store(settings: Settings) -> Store:
+    audit = AuditBound(entries=settings.audit_entries, age_s=settings.audit_days * _DAY_S)
     if settings.store_url is None:
-        return open_sqlite(settings.state_dir)
+        return open_sqlite(settings.state_dir, audit)
     from gateway.state.postgres import open_postgres
 
-    return open_postgres(settings.store_url.get_secret_value())
+    return open_postgres(settings.store_url.get_secret_value(), audit)
 
 
 __all__ = ["Shared", "open_shared"]

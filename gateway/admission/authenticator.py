@@ -85,6 +85,11 @@ class Authenticator:
         return tenant
 
     @property
+    def several(self) -> bool:
+        """Whether requests of more than one tenant may come: in the open mode every key is one."""
+        return self.open or len({tenant.id for tenant, _ in self._tenants.values()}) > 1
+
+    @property
     def configured(self) -> frozenset[TenantId]:
         """The tenants of the settings' keys."""
         return frozenset(self._configured.values())

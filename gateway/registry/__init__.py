@@ -2,7 +2,7 @@
 
 from gateway.registry.breaker import Breaker, BreakerRules, BreakerState
 from gateway.registry.health import HealthLoop
-from gateway.registry.instance import Instance, InstanceSpec, InstanceState, Model, ProbeResult, Source
+from gateway.registry.instance import Instance, InstanceSpec, InstanceState, Isolation, Model, ProbeResult, Source
 from gateway.registry.load import Load, LoadTracker, Permit
 from gateway.registry.membership import Membership
 from gateway.registry.outliers import OutlierDetector, OutlierRules
@@ -16,6 +16,7 @@ __all__ = [
     "Instance",
     "InstanceSpec",
     "InstanceState",
+    "Isolation",
     "Load",
     "LoadTracker",
     "Membership",

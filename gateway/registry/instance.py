@@ -40,6 +40,13 @@ class InstanceState(StrEnum):
     UNHEALTHY = "unhealthy"
 
 
+class Isolation(StrEnum):
+    """What becomes of an instance without ``/kv/v1``, which takes no cache salt, where there are several tenants."""
+
+    ALLOW = "allow"
+    STRICT = "strict"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A model as an instance lists it; ``card`` is the whole object from its ``/v1/models``."""
@@ -114,4 +121,4 @@ class Instance:
         return any(served.id == model for served in self.models)
 
 
-__all__ = ["Instance", "InstanceSpec", "InstanceState", "Model", "ProbeResult", "Source"]
+__all__ = ["Instance", "InstanceSpec", "InstanceState", "Isolation", "Model", "ProbeResult", "Source"]

@@ -8,12 +8,14 @@ from time import monotonic
 from typing import Any
 
 from gateway.registry.breaker import Breaker, BreakerRules, BreakerState
-from gateway.registry.instance import Instance, InstanceSpec, InstanceState, ProbeResult
+from gateway.registry.instance import Instance, InstanceSpec, InstanceState, Isolation, ProbeResult
 from gateway.registry.outliers import OutlierDetector, OutlierRules
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole
 
 _log = logging.getLogger(__name__)
+
+_SHARES = "its prefix cache knows no tenants"
 
 _MOST_LEFT_ALONE = 0.5
 """Breakers keep requests from at most this share of the instances that could serve them: when everybody fails, leaving
@@ -25,17 +27,20 @@ class Registry:
     has been removed meanwhile is ignored.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - wired once, by name
         self,
         instances: Iterable[InstanceSpec] = (),
         *,
         unhealthy_after: int,
         breaker: BreakerRules | None = None,
         outliers: OutlierRules | None = None,
+        isolation: Isolation = Isolation.ALLOW,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._unhealthy_after = unhealthy_after
         self._breaker_rules = breaker or BreakerRules()
+        self._isolation = isolation
+        self._several_tenants = False
         self._clock = clock
         self._outliers = OutlierDetector(outliers or OutlierRules())
         self._instances: dict[InstanceId, Instance] = {}
@@ -144,12 +149,18 @@ class Registry:
         if before is None:
             return
         self._failures[instance] = 0
+        if probe.stats is None and self._several_tenants and self._isolation is Isolation.STRICT:
+            self._keep_out(replace(before, models=probe.models or before.models))
+            return
         if (hung := self._hung.get(instance)) is not None and hung.done():
             del self._hung[instance]
         if before.state is InstanceState.UNHEALTHY:
             self._breakers[instance].returned()
             self._outliers.forget(instance)
-        life = before.life + (before.state is not InstanceState.HEALTHY)
+        came = before.state is not InstanceState.HEALTHY
+        if came and probe.stats is None and self._several_tenants:
+            self._warn_of_sharing(instance)
+        life = before.life + came
         foreign = 0
         if probe.stats is not None:
             foreign = max(0, probe.stats.load.running + probe.stats.load.waiting - probe.in_flight)
@@ -165,6 +176,20 @@ class Registry:
                 life=life,
             )
         )
+
+    def tenants(self, *, several: bool) -> None:
+        """Note whether there are several tenants now: then an instance whose prefix cache is one for all of them is
+        said, or is not used any more from this moment on.
+        """
+        came, self._several_tenants = several and not self._several_tenants, several
+        if not came:
+            return  # with one left, the next good check brings an instance back
+        for each in self.all():
+            if each.state is InstanceState.HEALTHY and each.stats is None:
+                if self._isolation is Isolation.STRICT:
+                    self._keep_out(each)
+                else:
+                    self._warn_of_sharing(each.id)
 
     def hung(self, instance: InstanceId) -> asyncio.Future[None]:
         """Return what is done from the moment that failed checks take an instance out until a good one brings it back.
@@ -287,6 +312,18 @@ class Registry:
             breaker.trip(now_s, f"{verdict} (the last one: {last})")
             self._outliers.forget(instance)
             _log.warning("instance %s is left alone for a while: %s", instance, breaker.reason)
+
+    def _keep_out(self, instance: Instance) -> None:
+        reason = f"{_SHARES}, there are several, and isolation is strict"
+        self._set(_away(instance, InstanceState.UNHEALTHY, reason))
+
+    def _warn_of_sharing(self, instance: InstanceId) -> None:
+        _log.warning(
+            "instance %s: %s, so the times of answers tell one what another has asked; isolation=strict would not use "
+            "it",
+            instance,
+            _SHARES,
+        )
 
     def _set(self, after: Instance) -> None:
         before = self._instances[after.id]

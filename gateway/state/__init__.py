@@ -2,7 +2,18 @@
 
 from gateway.state.admin_key import load_admin_key
 from gateway.state.api_key import KeyDigest, NewKey, make_key
-from gateway.state.documents import ABSENT, Action, AuditEntry, Change, Delete, Document, Kind, Put, Remembered
+from gateway.state.documents import (
+    ABSENT,
+    Action,
+    AuditBound,
+    AuditEntry,
+    Change,
+    Delete,
+    Document,
+    Kind,
+    Put,
+    Remembered,
+)
 from gateway.state.salt import load_salt_secret
 from gateway.state.sqlite import open_sqlite
 from gateway.state.store import ConflictError, Remember, RepeatedKeyError, Store, StoreError, StoreUnavailableError
@@ -10,6 +21,7 @@ from gateway.state.store import ConflictError, Remember, RepeatedKeyError, Store
 __all__ = [
     "ABSENT",
     "Action",
+    "AuditBound",
     "AuditEntry",
     "Change",
     "ConflictError",

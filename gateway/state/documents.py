@@ -80,6 +80,14 @@ class AuditEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditBound:
+    """How much of the audit log is kept: the newest ``entries``, and none that is older than ``age_s``."""
+
+    entries: int = 100_000
+    age_s: float = 365 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
     """What was answered to a request that came with an idempotency key. ``request`` is a digest of that request."""
 
@@ -93,6 +101,7 @@ class Remembered:
 __all__ = [
     "ABSENT",
     "Action",
+    "AuditBound",
     "AuditEntry",
     "Change",
     "Delete",

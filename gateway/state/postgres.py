@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from gateway.errors import StateError
+from gateway.state.documents import AuditBound
 from gateway.state.sql import SCHEMA, Row, SqlStore
 
 try:
@@ -57,13 +58,13 @@ def _translated(statement: str) -> bytes:
     return statement.replace("?", "%s").encode()
 
 
-def open_postgres(url: str) -> SqlStore:
+def open_postgres(url: str, audit: AuditBound | None = None) -> SqlStore:
     """Return the store at ``url``; raises ``StateError`` when it can't be reached or used."""
     try:
         PostgresDatabase(url).close()
     except psycopg.Error as error:
         raise StateError(f"store_url: PostgreSQL can't be used: {str(error).strip()}") from error
-    return SqlStore(lambda: PostgresDatabase(url), unavailable=(psycopg.Error,))
+    return SqlStore(lambda: PostgresDatabase(url), unavailable=(psycopg.Error,), audit=audit)
 
 
 __all__ = ["PostgresDatabase", "open_postgres"]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from time import time
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from gateway.state.documents import ABSENT, Action, AuditEntry, Change, Delete, Document, Kind, Remembered
+from gateway.state.documents import ABSENT, Action, AuditBound, AuditEntry, Change, Delete, Document, Kind, Remembered
 from gateway.state.store import ConflictError, Remember, RepeatedKeyError, StoreUnavailableError
 
 Row = Sequence[Any]
@@ -36,6 +36,7 @@ SCHEMA = (
         "actor TEXT NOT NULL, action TEXT NOT NULL, target TEXT NOT NULL, outcome TEXT NOT NULL, detail TEXT NOT NULL, "
         "request_id TEXT NOT NULL)"
     ),
+    "CREATE INDEX IF NOT EXISTS kvgate_audit_at ON kvgate_audit (at_s)",
     (
         "CREATE TABLE IF NOT EXISTS kvgate_idempotency (key TEXT PRIMARY KEY, request TEXT NOT NULL, "
         "status INTEGER NOT NULL, body TEXT NOT NULL, etag TEXT NOT NULL, at_s DOUBLE PRECISION NOT NULL)"
@@ -68,10 +69,12 @@ class SqlStore:
         connect: Callable[[], Database],
         *,
         unavailable: tuple[type[Exception], ...],
+        audit: AuditBound | None = None,
         clock: Callable[[], float] = time,
     ) -> None:
         self._connect = connect
         self._unavailable = unavailable
+        self._bound = audit or AuditBound()
         self._clock = clock
         self._database: Database | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
@@ -89,14 +92,15 @@ class SqlStore:
         self, changes: Sequence[Change], *, action: Action, remember: Remember | None = None
     ) -> Sequence[Document | None]:
         now_s = self._clock()
-        return await self._run(lambda database: _apply(database, changes, action, remember, now_s))
+        return await self._run(lambda database: _apply(database, changes, _Audit(action, self._bound, now_s), remember))
 
     async def remembered(self, key: str) -> Remembered | None:
         since_s = self._clock() - _REMEMBERED_S
         return await self._run(lambda database: _remembered(database, key, since_s))
 
     async def audit(self, *, limit: int, before: int | None = None) -> Sequence[AuditEntry]:
-        return await self._run(lambda database: _audit(database, limit, before))
+        since_s = self._clock() - self._bound.age_s
+        return await self._run(lambda database: _audit(database, limit, before, since_s))
 
     async def close(self) -> None:
         def end() -> None:
@@ -158,9 +162,18 @@ def _as_document(kind: Kind, row: Row) -> Document:
     )
 
 
+class _Audit(NamedTuple):
+    """What is written of a change, and what of the log is kept then."""
+
+    action: Action
+    bound: AuditBound
+    now_s: float
+
+
 def _apply(
-    database: Database, changes: Sequence[Change], action: Action, remember: Remember | None, now_s: float
+    database: Database, changes: Sequence[Change], audit: _Audit, remember: Remember | None
 ) -> list[Document | None]:
+    action, bound, now_s = audit
     with database.transaction():
         after = [_change(database, change, now_s) for change in changes]
         if changes:
@@ -169,6 +182,10 @@ def _apply(
             "INSERT INTO kvgate_audit (at_s, actor, action, target, outcome, detail, request_id) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
             [now_s, action.actor, action.action, action.target, action.outcome, action.detail, action.request_id],
+        )
+        database.execute(
+            "DELETE FROM kvgate_audit WHERE at_s < ? OR number <= (SELECT MAX(number) FROM kvgate_audit) - ?",
+            [now_s - bound.age_s, bound.entries],
         )
         if remember is not None:
             _remember(database, remember(after), now_s)
@@ -228,10 +245,12 @@ def _remembered(database: Database, key: str, since_s: float) -> Remembered | No
     return Remembered(key=key, request=request, status=status, body=body, etag=etag)
 
 
-def _audit(database: Database, limit: int, before: int | None) -> list[AuditEntry]:
-    columns = "number, at_s, actor, action, target, outcome, detail, request_id"
-    where, parameters = ("WHERE number < ? ", [before, limit]) if before is not None else ("", [limit])
-    found = database.rows(f"SELECT {columns} FROM kvgate_audit {where}ORDER BY number DESC LIMIT ?", parameters)  # noqa: S608 - constants
+def _audit(database: Database, limit: int, before: int | None, since_s: float) -> list[AuditEntry]:
+    found = database.rows(
+        "SELECT number, at_s, actor, action, target, outcome, detail, request_id FROM kvgate_audit "
+        "WHERE at_s >= ? AND number < ? ORDER BY number DESC LIMIT ?",
+        [since_s, (1 << 63) - 1 if before is None else before, limit],
+    )
     return [
         AuditEntry(
             number=number,

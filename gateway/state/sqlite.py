@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gateway.errors import StateError
+from gateway.state.documents import AuditBound
 from gateway.state.sql import SCHEMA, Row, SqlStore
 
 FILE_NAME = "kvgate.sqlite3"
@@ -52,7 +53,7 @@ class SqliteDatabase:
         self._connection.close()
 
 
-def open_sqlite(folder: Path) -> SqlStore:
+def open_sqlite(folder: Path, audit: AuditBound | None = None) -> SqlStore:
     """Return the store in ``folder``, made when it isn't there; raises ``StateError`` when it can't be used."""
     path = folder / FILE_NAME
     if sqlite3.sqlite_version_info < _OLDEST:
@@ -63,7 +64,7 @@ def open_sqlite(folder: Path) -> SqlStore:
         SqliteDatabase(path).close()
     except (OSError, sqlite3.Error) as error:
         raise StateError(f"{path}: can't be used as the store: {error}") from error
-    return SqlStore(lambda: SqliteDatabase(path), unavailable=(sqlite3.DatabaseError,))
+    return SqlStore(lambda: SqliteDatabase(path), unavailable=(sqlite3.DatabaseError,), audit=audit)
 
 
 __all__ = ["FILE_NAME", "SqliteDatabase", "open_sqlite"]

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from gateway.state import (
     ABSENT,
     Action,
+    AuditBound,
     ConflictError,
     Delete,
     Kind,
@@ -24,7 +26,7 @@ from gateway.state.postgres import open_postgres
 from tests.support.databases import postgres
 
 ACT = Action(actor="admin", action="put", target="tenant/acme")
-Opener = Callable[[], Store]
+Opener = Callable[..., Store]
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +39,10 @@ def postgres_url() -> Iterator[str]:
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     """Opens the same store each time: each call is another gateway."""
     if request.param == "sqlite":
-        return lambda: open_sqlite(tmp_path)
+        return lambda audit=None: open_sqlite(tmp_path, audit)
     url = request.getfixturevalue("postgres_url")
     _emptied(url)
-    return lambda: open_postgres(url)
+    return lambda audit=None: open_postgres(url, audit)
 
 
 def _emptied(url: str) -> None:
@@ -144,6 +146,32 @@ async def test_what_one_gateway_wrote_another_one_reads(opener: Opener) -> None:
     finally:
         await writer.close()
         await reader.close()
+
+
+async def test_of_the_audit_log_the_newest_entries_are_kept(opener: Opener) -> None:
+    store = opener(AuditBound(entries=3))
+    for number in range(7):
+        await store.apply([], action=replace(ACT, target=f"tenant/{number}"))
+    kept = await store.audit(limit=100)
+    await store.close()
+    assert [each.action.target for each in kept] == ["tenant/6", "tenant/5", "tenant/4"]
+    more = opener(AuditBound(entries=100))  # what was let go is gone, whoever looks
+    assert len(await more.audit(limit=100)) == 3
+    await more.close()
+
+
+async def test_an_entry_of_the_audit_log_is_not_shown_beyond_its_age_and_gone_with_the_next(opener: Opener) -> None:
+    store = opener(AuditBound(age_s=0.3))
+    await store.apply([], action=ACT)
+    async with asyncio.timeout(20):
+        while await store.audit(limit=10):
+            await asyncio.sleep(0.05)
+    patient = opener(AuditBound())
+    assert len(await patient.audit(limit=10)) == 1
+    await store.apply([], action=ACT)
+    assert len(await patient.audit(limit=10)) == 1
+    await store.close()
+    await patient.close()
 
 
 async def test_the_audit_log_is_read_newest_first_and_page_by_page(store: Store) -> None:

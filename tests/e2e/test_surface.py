@@ -190,6 +190,68 @@ def test_seed_stop_and_response_format_reach_the_engine(client: openai.OpenAI) -
     assert len(cut.choices[0].text) < len(whole)
 
 
+IMAGE = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+LONG = "word " * 40_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        (CHAT, {"logprobs": True, "top_logprobs": 2}, "logprobs"),
+        (TEXT, {"prompt": "x", "logprobs": 2}, "logprobs"),
+        (CHAT, {"n": 0}, "n 0 must be"),
+        (CHAT, {"temperature": 9}, "temperature"),
+        (CHAT, {"max_tokens": -1}, "max_tokens"),
+        (CHAT, {"response_format": {"type": "nope"}}, "response_format"),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "z"}}}},
+            "z",
+        ),
+        (CHAT, {"logit_bias": {"99999999": 1}}, "logit_bias"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE}}]}]},
+            "Multi",
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "context length"),
+        (TEXT, {"prompt": [1 << 40]}, ""),
+    ],
+    ids=lambda value: value if isinstance(value, str) and not value.startswith("/") else None,
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_can_not_do_is_a_400_in_the_apis_shape(
+    url: str, path: str, body: dict[str, Any], said: str, *, stream: bool
+) -> None:
+    answer = post(url, path, {"model": MODEL, "messages": [user("hi")], "max_tokens": 4, "stream": stream, **body})
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert said in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_an_image_or_a_tool_that_messages_can_not_take_is_the_librarys_own_error(claude: anthropic.Anthropic) -> None:
+    image: Any = {"type": "base64", "media_type": "image/png", "data": IMAGE.partition(",")[2]}
+    shown: Any = {"role": "user", "content": [{"type": "image", "source": image}]}
+    with pytest.raises(anthropic.BadRequestError, match="Multimodal"):
+        claude.messages.create(model=MODEL, messages=[shown], max_tokens=4)
+    tool: Any = {"name": "f", "input_schema": {"type": "object", "properties": {}}}
+    with pytest.raises(anthropic.BadRequestError, match="tool-call-parser"):
+        claude.messages.create(model=MODEL, messages=[user("hi")], max_tokens=4, tools=[tool])
+
+
+def test_several_answers_are_streamed_side_by_side(client: openai.OpenAI) -> None:
+    chunks = client.chat.completions.create(model=MODEL, messages=[user("hi")], n=2, max_tokens=4, stream=True)
+    assert {choice.index for chunk in chunks for choice in chunk.choices} == {0, 1}
+
+
 def test_tools_are_passed_on_and_an_engine_without_a_parser_says_so(client: openai.OpenAI) -> None:
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     with pytest.raises(openai.BadRequestError, match="tool-call-parser") as error:
