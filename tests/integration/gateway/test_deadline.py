@@ -14,7 +14,7 @@ from tests.support.running_gateway import eventually
 from tests.support.scripted_engine import Script, ScriptedEngine
 
 NEVER = script(ttft_s=3600)
-ENDLESS = script(chunks=100_000, chunk_s=0.01)
+ENDLESS = script(chunks=4, stall_after=2)
 DEADLINES = 'kvgate_requests_total{operation="chat_completions",outcome="deadline"}'
 
 
@@ -47,7 +47,7 @@ async def test_before_the_first_byte_it_is_a_504_and_the_engine_is_free(fleet: F
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_within_a_stream_it_is_an_error_event_and_done(fleet: Fleet, path: str) -> None:
     async with fleet.gateway.post(
-        path, chat(stream=True, prompt="x"), x_script=ENDLESS, x_kvgate_timeout_s="1.5"
+        path, chat(stream=True, prompt="x"), x_script=ENDLESS, x_kvgate_timeout_s="3"
     ) as answer:
         assert answer.status == 200
         events = data_events(await answer.text())
@@ -97,11 +97,11 @@ async def test_what_is_done_in_time_is_not_touched_and_engines_are_not_told(flee
     assert "x-kvgate-timeout-s" not in fleet.last_headers()
 
 
-@pytest.mark.parametrize("said", ["0", "0.0", "-1", "soon", "1e3", "inf", "30s", "1234567"])
-async def test_a_time_that_is_none_is_a_400(fleet: Fleet, said: str) -> None:
-    status, text = await ended(fleet, said, script())
-    assert status == 400
-    assert json.loads(text)["error"]["param"] == "x-kvgate-timeout-s"
+async def test_a_time_that_is_none_is_a_400(fleet: Fleet) -> None:
+    for said in ("0", "0.0", "-1", "soon", "1e3", "inf", "30s", "1234567"):
+        status, text = await ended(fleet, said, script())
+        assert status == 400, said
+        assert json.loads(text)["error"]["param"] == "x-kvgate-timeout-s"
     assert fleet.requests == 0
 
 
@@ -109,8 +109,8 @@ async def test_a_client_that_does_not_read_keeps_nothing_beyond_its_time(fleet: 
     host, port = fleet.gateway.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port), limit=1024)
     body = json.dumps(chat(stream=True)).encode()
-    how = script(chunks=10_000, text="x" * 7_000)
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-script: {how}\r\nx-kvgate-timeout-s: 1.5\r\n"
+    how = script(chunks=3_000, text="x" * 7_000)
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-script: {how}\r\nx-kvgate-timeout-s: 3\r\n"
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     await eventually(lambda: fleet.requests == 1)
     await eventually(lambda: fleet.active == 0)
@@ -119,11 +119,9 @@ async def test_a_client_that_does_not_read_keeps_nothing_beyond_its_time(fleet: 
 
 
 async def test_a_clients_short_times_are_not_held_against_instances(tmp_path: Path) -> None:
-    async with running_fleet(tmp_path, {"a": ScriptedEngine()}, breaker_failures=2) as fleet:
-        statuses = [(await ended(fleet, "0.2", how, stream=True))[0] for how in (NEVER, NEVER, NEVER)]
-        assert statuses == [504, 504, 504]
-        for _ in range(3):
-            assert "deadline_exceeded" in (await ended(fleet, "1", ENDLESS, stream=True))[1]
+    async with running_fleet(tmp_path, {"a": ScriptedEngine()}, breaker_failures=1) as fleet:
+        assert (await ended(fleet, "0.2", NEVER, stream=True))[0] == 504
+        assert "deadline_exceeded" in (await ended(fleet, "3", ENDLESS, stream=True))[1]
         assert await fleet.gateway.metric('kvgate_instance_breaker{instance="a",state="closed"}') == 1
         assert (await ended(fleet, "30", script()))[0] == 200
 
@@ -144,6 +142,6 @@ async def test_an_answer_that_began_is_paid_for_and_one_that_did_not_is_free(tmp
                 return int(answer.headers["x-ratelimit-remaining-tokens"])
 
         await left(NEVER, "0.2")
-        before = await left(ENDLESS, "1.5", stream=True)
+        before = await left(ENDLESS, "3", stream=True)
         assert before >= 8_900
         assert await left(script(), "30") <= before - 1000
