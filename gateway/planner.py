@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
+from gateway.candidates import Cached, Candidates, Lookups
 from gateway.fingerprint import Fingerprint, Gap
 from gateway.registry import Instance, LoadTracker
 from gateway.routing import (
@@ -18,24 +19,17 @@ from gateway.routing import (
     RecentRoutes,
     RoutingPolicy,
     Speeds,
-    learned_identity,
 )
 from gateway.routing.learned import BLOCK_TOKENS, TEXT_BLOCK_TOKENS
 from gateway.routing.scoring import predicted_wait_s
 from gateway.separation import PrefillSide, RequestSize, Separation
 from gateway.types import Usage
-from kvcontrol.core.blocks import CacheIdentity, CacheTier
-from kvcontrol.core.control import InstanceStats
-from kvcontrol.core.ids import BlockHash, InstanceId
-from kvcontrol.prefix_reuse import FleetIndex, PrefixMatch
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import InstanceId
+from kvcontrol.prefix_reuse import FleetIndex
 from kvcontrol.scheduler_ir import ExecutionPlan, HybridOnly, Split
 
 _KEY_TOKENS = 256
-_ASSUMED_BYTES_PER_S = {CacheTier.DDR: 8e9, CacheTier.NVME: 1e9, CacheTier.REMOTE: 0.5e9}
-_PATHS_UP = {
-    CacheTier.DDR: ("ddr_to_hbm",),
-    CacheTier.NVME: ("nvme_to_ddr", "ddr_to_hbm"),
-}
 _UNSIZED = RequestSize()
 _CONTRADICTIONS = 5
 """So many answers in a row that found less in HBM than their instance had announced are no coincidence."""
@@ -92,24 +86,6 @@ class Plan:
         return ";".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cached:
-    """What is cached of a prompt under one identity, in blocks of so many tokens, and where."""
-
-    hashes: Sequence[BlockHash]
-    by_instance: Mapping[InstanceId, PrefixMatch]
-    block_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """An instance's speeds, and what they were worked out from."""
-
-    stats: InstanceStats
-    measured: Speeds
-    speeds: Speeds
-
-
 class Planner:
     """Joins the residency index, the load, the speeds and the policy."""
 
@@ -131,8 +107,9 @@ class Planner:
         that it never is.
         """
         self._policy = policy
-        self._index = index
-        self._load = load
+        self._candidates = Candidates(
+            index=index, load=load, recent=recent, learned=learned, calibration=calibration, clock=clock
+        )
         self._recent = recent
         self._learned = learned
         self._calibration = calibration
@@ -141,8 +118,6 @@ class Planner:
         self._separation = separation or Separation(HybridOnly())
         self._prefilling = prefilling
         self._plans = 0
-        self._speeds: dict[InstanceId, _Known] = {}
-        self._lives: dict[InstanceId, int] = {}
         self._contradictions: dict[InstanceId, int] = {}
 
     @property
@@ -162,20 +137,12 @@ class Planner:
         self._learned.forget(instance)
         self._calibration.forget(instance)
         self._separation.forget(instance)
-        self._speeds.pop(instance, None)
-        self._lives.pop(instance, None)
+        self._candidates.forget(instance)
         self._contradictions.pop(instance, None)
 
     def speeds(self, instance: Instance) -> Speeds | None:
         """Return how fast an instance is; None before anything is known."""
-        measured = self._calibration.speeds(instance.id)
-        if measured is None or instance.stats is None:
-            return measured
-        known = self._speeds.get(instance.id)
-        if known is None or known.stats is not instance.stats or known.measured is not measured:
-            speeds = replace(measured, reload_s_per_token=_reload_times(instance.stats))
-            known = self._speeds[instance.id] = _Known(instance.stats, measured, speeds)
-        return known.speeds
+        return self._candidates.speeds(instance)
 
     def plan(
         self,
@@ -193,8 +160,7 @@ class Planner:
         plan, cached = self._decide(fingerprint, instances, session, size, without)
         if cached is None:
             return plan
-        match = cached.by_instance.get(plan.instance.id)
-        held = 0 if match is None else match.blocks
+        held = cached.held(plan.instance.id)
         self._recent.remember(cached.hashes[held:], plan.instance.id, self._clock())
         if plan.instance.stats is not None:
             return plan
@@ -224,6 +190,7 @@ class Planner:
             running=candidate.running,
             took_s=took_s,
         )
+        self._candidates.observed(plan.instance.id)
 
     def computed(self, plan: Plan) -> None:
         """Note that an instance has taken a request's prompt into its cache."""
@@ -268,23 +235,11 @@ class Planner:
         session: bytes | None,
         size: RequestSize,
         without: AbstractSet[InstanceId],
-    ) -> tuple[Plan, _Cached | None]:
-        now_s = self._clock()
-        cached: dict[CacheIdentity, _Cached] = {}
-        of_instance: dict[InstanceId, _Cached] = {}
-        if isinstance(fingerprint, Fingerprint):
-            for each in instances:
-                identity = self._identity(each, fingerprint)
-                if identity is None:
-                    continue
-                known = cached.get(identity)
-                if known is None:
-                    hashes = fingerprint.hashes(identity)
-                    known = cached[identity] = _Cached(hashes, self._index.match(hashes), identity.block_size_tokens)
-                of_instance[each.id] = known
-        candidates = tuple(self._candidate(each, of_instance.get(each.id), now_s) for each in instances)
-        gap = _gap(fingerprint, known=bool(cached))
-        tokens = fingerprint.tokens if isinstance(fingerprint, Fingerprint) and cached else None
+    ) -> tuple[Plan, Cached | None]:
+        lookups = self._candidates.lookups(fingerprint)
+        candidates = self._candidates.of(instances, lookups)
+        gap = _gap(fingerprint, known=lookups.any)
+        tokens = fingerprint.tokens if isinstance(fingerprint, Fingerprint) and lookups.any else None
         query = Query(prompt_tokens=tokens, gap=gap, candidates=candidates, key=session or _key(fingerprint))
         decision = self._policy.choose(query)
         chosen = next(each for each in instances if each.id == decision.candidate.instance)
@@ -301,21 +256,19 @@ class Planner:
             textual=isinstance(fingerprint, Fingerprint) and fingerprint.textual,
         )
         if isinstance(fingerprint, Fingerprint) and (prefilling := self._prefilling(fingerprint.model)):
-            plan = self._separated(plan, [each for each in prefilling if each.id not in without], cached, size)
-        return plan, of_instance.get(chosen.id)
+            plan = self._separated(plan, [each for each in prefilling if each.id not in without], lookups, size)
+        return plan, self._candidates.cached(chosen, lookups)
 
     def _separated(
         self,
         plan: Plan,
         prefilling: Sequence[Instance],
-        cached: Mapping[CacheIdentity, _Cached],
+        lookups: Lookups,
         size: RequestSize,
     ) -> Plan:
         """The same plan, with its prompt computed elsewhere if that is better."""
-        sides = {}
-        for each in prefilling:
-            known = None if each.stats is None else cached.get(each.stats.identity)
-            sides[each.id] = PrefillSide(each, self._candidate(each, known, self._clock()))
+        candidates = self._candidates.of(prefilling, lookups)
+        sides = {each.id: PrefillSide(each, seen) for each, seen in zip(prefilling, candidates, strict=True)}
         split = self._separation.split(size, plan.instance, plan.decision.candidate, list(sides.values()))
         if split.placement.handover is None:
             return replace(plan, split=split)
@@ -331,52 +284,6 @@ class Planner:
             ),
         )
 
-    def _identity(self, instance: Instance, fingerprint: Fingerprint | Gap) -> CacheIdentity | None:
-        """Return what an instance's blocks of this prompt are named by; None where they can't be named here."""
-        if not isinstance(fingerprint, Fingerprint):
-            return None
-        if instance.stats is None:
-            return learned_identity(fingerprint.model, textual=fingerprint.textual)
-        return None if fingerprint.textual else instance.stats.identity
-
-    def _candidate(
-        self,
-        instance: Instance,
-        known: _Cached | None,
-        now_s: float,
-    ) -> Candidate:
-        if instance.stats is None and self._lives.get(instance.id) != instance.life:
-            self._learned.forget(instance.id)  # it was away: whoever is there now may have an empty cache
-            self._lives[instance.id] = instance.life
-        load = self._load.of(instance.id)
-        matched = expected = 0
-        by_tier: dict[CacheTier, int] = {}
-        if known is not None:
-            size = known.block_tokens
-            match = known.by_instance.get(instance.id)
-            blocks = 0
-            if match is not None:
-                blocks = match.blocks
-                by_tier = {tier: count * size for tier, count in match.by_tier.items()}
-            matched = blocks * size
-            coming = self._recent.expected(known.hashes[blocks:], instance.id, now_s)
-            expected = (blocks + coming) * size
-        stats = instance.stats
-        return Candidate(
-            instance=instance.id,
-            matched_tokens=matched,
-            tokens_by_tier=by_tier,
-            expected_tokens=expected,
-            in_flight=load.in_flight,
-            prefill_tokens=load.prefill_tokens,
-            foreign_requests=instance.foreign_requests,
-            slots=0 if stats is None else stats.load.max_batch_size,
-            recent_tokens=load.recent_tokens,
-            last_turn=load.last_turn,
-            last_cold_turn=load.last_cold_turn,
-            speeds=self.speeds(instance),
-        )
-
 
 def _gap(fingerprint: Fingerprint | Gap, *, known: bool) -> Gap | None:
     if isinstance(fingerprint, Gap):
@@ -387,23 +294,6 @@ def _gap(fingerprint: Fingerprint | Gap, *, known: bool) -> Gap | None:
 def _key(fingerprint: Fingerprint | Gap) -> bytes | None:
     """What requests with one beginning have in common, whatever instances there are now."""
     return fingerprint.beginning(_KEY_TOKENS) if isinstance(fingerprint, Fingerprint) else None
-
-
-def _reload_times(stats: InstanceStats) -> dict[CacheTier, float]:
-    """Seconds to bring one token's KV from each tier into HBM, by measured bandwidth where there is one."""
-    times: dict[CacheTier, float] = {}
-    for tier, assumed in _ASSUMED_BYTES_PER_S.items():
-        held = stats.tiers.get(tier)
-        if held is None or not held.block_bytes:
-            continue
-        bytes_per_token = held.block_bytes / stats.identity.block_size_tokens
-        seconds = 0.0
-        for path in _PATHS_UP.get(tier, ()):
-            measured = stats.offload.paths.get(path) if stats.offload is not None else None
-            speed = measured.bandwidth_bytes_per_s if measured is not None else 0.0
-            seconds += bytes_per_token / (speed if speed > 0 else assumed)
-        times[tier] = seconds or bytes_per_token / assumed
-    return times
 
 
 __all__ = ["Plan", "Planner"]

@@ -3,7 +3,7 @@
 from gateway.registry.breaker import Breaker, BreakerRules, BreakerState
 from gateway.registry.health import HealthLoop
 from gateway.registry.instance import Instance, InstanceSpec, InstanceState, Isolation, Model, ProbeResult, Source
-from gateway.registry.load import Load, LoadTracker, Permit
+from gateway.registry.load import Load, LoadTracker, Permit, Tally
 from gateway.registry.membership import Membership
 from gateway.registry.outliers import OutlierDetector, OutlierRules
 from gateway.registry.registry import Registry
@@ -27,4 +27,5 @@ __all__ = [
     "ProbeResult",
     "Registry",
     "Source",
+    "Tally",
 ]

@@ -26,7 +26,12 @@ class Load:
 
 
 @dataclass(slots=True)
-class _Counters:
+class Tally:
+    """One instance's counts as they are now, for who looks often: ``changes`` grows whenever any of them changes, other
+    than by ``recent_tokens`` growing old. Only the ``LoadTracker`` writes it.
+    """
+
+    changes: int = 0
     in_flight: int = 0
     prefill_tokens: int = 0
     last_turn: int = 0
@@ -41,21 +46,25 @@ class Permit:
 
     __slots__ = ("_counters", "_tokens")
 
-    def __init__(self, counters: _Counters, tokens: int) -> None:
+    def __init__(self, counters: Tally, tokens: int) -> None:
         self._counters = counters
         self._tokens = tokens
         counters.in_flight += 1
         counters.prefill_tokens += tokens
+        counters.changes += 1
 
     def first_byte(self) -> None:
         """Idempotent."""
-        self._counters.prefill_tokens -= self._tokens
-        self._tokens = 0
+        if self._tokens:
+            self._counters.prefill_tokens -= self._tokens
+            self._counters.changes += 1
+            self._tokens = 0
 
     def release(self) -> None:
         """Give the place back; once."""
         self.first_byte()
         self._counters.in_flight -= 1
+        self._counters.changes += 1
         if self._counters.idle and not self._counters.in_flight:
             for waiter in self._counters.idle:
                 if not waiter.done():
@@ -70,7 +79,7 @@ class LoadTracker:
     """
 
     def __init__(self, instances: Iterable[InstanceId] = (), *, clock: Callable[[], float] = monotonic) -> None:
-        self._counters = {instance: _Counters() for instance in instances}
+        self._counters = {instance: Tally() for instance in instances}
         self._clock = clock
         self._turn = 0
 
@@ -84,12 +93,17 @@ class LoadTracker:
             recent_tokens=counters.recent_tokens and self._decayed(counters),
         )
 
+    def tally(self, instance: InstanceId) -> Tally:
+        """Return an instance's own counts, which stay its own until it is forgotten."""
+        counters = self._counters.get(instance)
+        if counters is None:
+            counters = self._counters[instance] = Tally()
+        return counters
+
     @contextmanager
     def placed(self, instance: InstanceId, *, uncached_tokens: int, cold: bool) -> Iterator[Permit]:
         """Count a request at an instance while the block runs."""
-        counters = self._counters.get(instance)
-        if counters is None:
-            counters = self._counters[instance] = _Counters()
+        counters = self.tally(instance)
         self._turn += 1
         counters.last_turn = self._turn
         counters.recent_tokens = self._decayed(counters) + uncached_tokens
@@ -102,7 +116,7 @@ class LoadTracker:
         finally:
             permit.release()
 
-    def _decayed(self, counters: _Counters) -> float:
+    def _decayed(self, counters: Tally) -> float:
         return float(counters.recent_tokens * 0.5 ** ((self._clock() - counters.recent_at_s) / _HALF_LIFE_S))
 
     async def until_idle(self, instance: InstanceId) -> None:
@@ -118,6 +132,6 @@ class LoadTracker:
         self._counters.pop(instance, None)
 
 
-_NOTHING = _Counters()
+_NOTHING = Tally()
 
-__all__ = ["Load", "LoadTracker", "Permit"]
+__all__ = ["Load", "LoadTracker", "Permit", "Tally"]

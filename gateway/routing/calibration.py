@@ -11,8 +11,6 @@ answered last, as one that nothing is known of is from the start. Otherwise an i
 nothing any more, and so could never show that it isn't.
 """
 
-from dataclasses import replace
-
 from gateway.routing.base import CostModel, Speeds
 from kvcontrol.core.ids import InstanceId
 
@@ -27,6 +25,7 @@ _KILO = 1000.0
 _ANSWER_SHARE = 0.1
 _HALVED_AFTER = 4.0
 """Answers of each other instance that halve what an instance's own past counts for."""
+_PATIENCE = 4
 
 
 class _Filter:
@@ -73,6 +72,18 @@ class Calibration:
         self._observed = 0
         self._latest: Speeds | None = None
 
+    @property
+    def observed(self) -> int:
+        """How many answers have been observed."""
+        return self._observed
+
+    @property
+    def patience(self) -> int:
+        """How many more answers change an instance's speeds by no more than a few percent, if none is its own: for who
+        keeps them.
+        """
+        return max(1, len(self._filters) // _PATIENCE)
+
     def observe(self, instance: InstanceId, *, tokens: int, running: int, took_s: float) -> None:
         """Note an answer: ``tokens`` had to be computed before its first one (its own and those queued before it),
         ``running`` other requests ran there, and it took ``took_s``.
@@ -117,11 +128,11 @@ class Calibration:
 def _between(one: Speeds, other: Speeds, share: float) -> Speeds:
     """What lies between two, ``share`` of the way from one to the other; times, not speeds, are what is linear."""
     one_s, other_s = 1 / one.prefill_tokens_per_s, 1 / other.prefill_tokens_per_s
-    return replace(
-        other,
+    return Speeds(
         prefill_tokens_per_s=1 / (one_s + (other_s - one_s) * share),
         decode_load_s=one.decode_load_s + (other.decode_load_s - one.decode_load_s) * share,
         base_s=one.base_s + (other.base_s - one.base_s) * share,
+        answer_s=other.answer_s,
     )
 
 

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import repeat
 
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.events import BlockRemoved
@@ -70,7 +71,7 @@ class LearnedAffinity:
     def guess(self, instance: InstanceId, hashes: Sequence[BlockHash], matched: int) -> Guess:
         """Return what is to be compared with the answer: the first ``matched`` of ``hashes`` are believed held."""
         memory = self._memories.get(instance)
-        ages = () if memory is None else tuple(memory.blocks.get(each, 0) for each in hashes[:matched])
+        ages = () if memory is None else tuple(map(memory.blocks.get, hashes[:matched], repeat(0)))
         return Guess(instance=instance, hashes=hashes, ages=ages)
 
     def computed(self, guess: Guess) -> None:

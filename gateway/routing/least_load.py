@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
-from gateway.routing.base import CostModel, Decision, Query
-from gateway.routing.scoring import load_terms
+from gateway.routing.base import CostModel, Costs, Decision, Query
+from gateway.routing.scoring import load_s, load_terms
 
 
 class LeastLoad:
@@ -15,11 +15,12 @@ class LeastLoad:
         self._assumed = costs.speeds()
 
     def choose(self, query: Query) -> Decision:
-        terms = {each.instance: load_terms(each, each.speeds or self._assumed) for each in query.candidates}
+        assumed = self._assumed
         chosen = min(
-            query.candidates, key=lambda each: (sum(terms[each.instance].values()), each.last_turn, each.instance)
+            query.candidates, key=lambda each: (load_s(each, each.speeds or assumed), each.last_turn, each.instance)
         )
-        return Decision(candidate=chosen, basis="load", reason=query.gap or "least_busy", cost_s=terms)
+        costs = Costs(query.candidates, lambda each: load_terms(each, each.speeds or assumed))
+        return Decision(candidate=chosen, basis="load", reason=query.gap or "least_busy", cost_s=costs)
 
 
 __all__ = ["LeastLoad"]

@@ -6,7 +6,6 @@ would scatter over all instances and each would compute the prefix.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import takewhile
 
 from kvcontrol.core.ids import BlockHash, InstanceId
 
@@ -33,15 +32,19 @@ class RecentRoutes:
         while len(places) > self._capacity_blocks:
             places.popitem(last=False)
 
-    def expected(self, hashes: Sequence[BlockHash], instance: InstanceId, now_s: float) -> int:
-        """Return how many leading blocks were sent to ``instance`` lately. O(answer)."""
+    def expected(self, hashes: Sequence[BlockHash], instance: InstanceId, now_s: float, *, start: int = 0) -> int:
+        """Return how many blocks from the one at ``start`` on were sent to ``instance`` lately. O(answer)."""
         places = self._places
+        for count in range(start, len(hashes)):
+            place = places.get(hashes[count])
+            if place is None or place[0] != instance or place[1] <= now_s:
+                return count - start
+        return max(0, len(hashes) - start)
 
-        def there(block: BlockHash) -> bool:
-            place = places.get(block)
-            return place is not None and place[0] == instance and place[1] > now_s
-
-        return sum(1 for _ in takewhile(there, hashes))
+    def place(self, block: BlockHash, now_s: float) -> InstanceId | None:
+        """Return where a block was sent lately."""
+        place = self._places.get(block)
+        return None if place is None or place[1] <= now_s else place[0]
 
     def forget(self, instance: InstanceId) -> None:
         """Drop all that was sent to an instance, because it is gone or its cache was cleared. O(size)."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from gateway.routing.base import Candidate, Speeds
+from kvcontrol.core.blocks import CacheTier
 
 WAIT_TERMS = ("base", "prefill", "load", "queue", "decode", "slot")
 """Terms that the request itself waits for: their sum is the predicted time to its first token. The others say what its
@@ -33,12 +34,8 @@ def prefill_terms(candidate: Candidate, prompt_tokens: int, speeds: Speeds) -> d
     """
     seconds = (prompt_tokens - candidate.expected_tokens) / speeds.prefill_tokens_per_s
     terms = {"prefill": seconds, "work": seconds}
-    if speeds.reload_s_per_token and candidate.tokens_by_tier:
-        reload_s = 0.0
-        for tier, tokens in candidate.tokens_by_tier.items():
-            reload_s += tokens * speeds.reload_s_per_token.get(tier, 0.0)
-        if reload_s:
-            terms["load"] = reload_s
+    if speeds.reload_s_per_token and (load := reload_s(candidate.tokens_by_tier, speeds)):
+        terms["load"] = load
     return terms
 
 
@@ -47,9 +44,27 @@ def base_term(speeds: Speeds) -> dict[str, float]:
     return {"base": speeds.base_s} if speeds.base_s else {}
 
 
+def load_s(candidate: Candidate, speeds: Speeds) -> float:
+    """Return the sum of ``load_terms``, without making them."""
+    running = candidate.in_flight + candidate.foreign_requests
+    seconds = candidate.prefill_tokens / speeds.prefill_tokens_per_s + running * speeds.decode_load_s
+    slots = candidate.slots
+    if slots and running >= slots:
+        seconds += (running - slots + 1) * speeds.answer_s / slots
+    return seconds
+
+
+def reload_s(tokens_by_tier: Mapping[CacheTier, int], speeds: Speeds) -> float:
+    """Return the time to bring all of these tokens into HBM."""
+    seconds = 0.0
+    for tier, tokens in tokens_by_tier.items():
+        seconds += tokens * speeds.reload_s_per_token.get(tier, 0.0)
+    return seconds
+
+
 def predicted_wait_s(terms: Mapping[str, float]) -> float:
     """Return the predicted time to the first token."""
     return sum(terms.get(name, 0.0) for name in WAIT_TERMS)
 
 
-__all__ = ["WAIT_TERMS", "base_term", "load_terms", "predicted_wait_s", "prefill_terms"]
+__all__ = ["WAIT_TERMS", "base_term", "load_s", "load_terms", "predicted_wait_s", "prefill_terms", "reload_s"]

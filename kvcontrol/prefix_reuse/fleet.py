@@ -26,11 +26,14 @@ per instance (``NaiveFleetIndex``: O(instances x blocks)), a plain walk with mas
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar, overload
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
 from kvcontrol.core.control import Residents
 from kvcontrol.core.integrity import must
 from kvcontrol.prefix_reuse.match import PrefixMatch
+
+T = TypeVar("T")
 
 _TIERS = tuple(CacheTier)
 _TIER_BIT = {tier: 1 << place for place, tier in enumerate(_TIERS)}
@@ -77,11 +80,25 @@ class _Matches(Mapping[InstanceId, PrefixMatch]):
         self._in_hbm: dict[int, PrefixMatch] = {}
 
     def __getitem__(self, instance: InstanceId) -> PrefixMatch:
-        holder = self._by_instance[instance]
-        for bits, blocks in self._stops:
-            if bits & holder.bit:
-                return self._match(holder, blocks)
-        raise KeyError(instance)
+        match = self.get(instance)
+        if match is None:
+            raise KeyError(instance)
+        return match
+
+    @overload
+    def get(self, instance: InstanceId) -> PrefixMatch | None: ...
+
+    @overload
+    def get(self, instance: InstanceId, default: T) -> PrefixMatch | T: ...
+
+    def get(self, instance: InstanceId, default: T | None = None) -> PrefixMatch | T | None:
+        """As ``Mapping.get``, without an exception for each instance that holds nothing."""
+        holder = self._by_instance.get(instance)
+        if holder is not None:
+            for bits, blocks in self._stops:
+                if bits & holder.bit:
+                    return self._match(holder, blocks)
+        return default
 
     def __iter__(self) -> Iterator[InstanceId]:
         found = 0

@@ -190,7 +190,7 @@ def test_blocks_on_a_slow_disk_are_worth_less_than_computing_them_anew() -> None
         instance=A, matched_tokens=800, expected_tokens=800, tokens_by_tier={CacheTier.NVME: 800}, speeds=slow
     )
     assert prefix(on_disk, Candidate(instance=B)) == ("b", "load", "busy_holder")
-    in_memory = replace(on_disk, tokens_by_tier={CacheTier.HBM: 800})
+    in_memory = on_disk._replace(tokens_by_tier={CacheTier.HBM: 800})
     assert prefix(in_memory, Candidate(instance=B)) == ("a", "prefix", "longest_match")
 
 

@@ -1,0 +1,247 @@
+"""Candidates that are kept in seats, against ones that are made anew for each request."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.candidates import Candidates
+from gateway.fingerprint import Fingerprint, Gap
+from gateway.registry import Instance, InstanceSpec, InstanceState, LoadTracker
+from gateway.routing import Calibration, Candidate, CostAware, CostModel, LearnedAffinity, Query, RecentRoutes, Speeds
+from gateway.routing.learned import BLOCK_TOKENS, learned_identity
+from kvcontrol.core import BlockStored, CacheIdentity, CacheTier, Epoch, InstanceId
+from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats, TierStats
+from kvcontrol.core.hashing import token_bytes
+from kvcontrol.prefix_reuse import FleetIndex
+
+BLOCK = 4
+COSTS = CostModel(prefill_tokens_per_s=2000, decode_load_s=0.02, spread=0.1)
+
+
+def stats(revision: str, slots: int) -> InstanceStats:
+    return InstanceStats(
+        epoch=Epoch("e"),
+        engine="x",
+        engine_version="1",
+        device="cpu",
+        started_at_s=0,
+        context_length_tokens=8192,
+        identity=CacheIdentity(model="m", revision=revision, kv_dtype="f", block_size_tokens=BLOCK),
+        events=EventsInfo(endpoint="tcp://*:1", replay_endpoint="tcp://*:2", seq=-1),
+        tiers={CacheTier.DDR: TierStats(capacity_blocks=9, used_blocks=0, cached_blocks=0, block_bytes=4096)},
+        load=LoadStats(running=0, waiting=0, max_batch_size=slots),
+        prefix_cache=PrefixCacheStats(query_tokens=0, hit_tokens=0),
+    )
+
+
+class NaiveCandidates:
+    """The same answers, from everything there is, each time."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+
+    def of(self, prompt: Fingerprint | Gap, instances: Sequence[Instance]) -> list[Candidate]:
+        return [self.one(prompt, each) for each in instances]
+
+    def one(self, prompt: Fingerprint | Gap, instance: Instance) -> Candidate:
+        world, name = self.world, instance.id
+        load = world.load.of(name)
+        matched, expected, tiers = 0, 0, {}
+        identity = self.identity(prompt, instance)
+        if isinstance(prompt, Fingerprint) and identity is not None:
+            hashes, size = prompt.hashes(identity), identity.block_size_tokens
+            if (match := dict(world.index.match(hashes)).get(name)) is not None:
+                matched = match.blocks
+                tiers = {tier: blocks * size for tier, blocks in match.by_tier.items()}
+            expected = matched + world.recent.expected(hashes[matched:], name, world.now_s)
+            matched, expected = matched * size, expected * size
+        return Candidate(
+            instance=name,
+            matched_tokens=matched,
+            tokens_by_tier=tiers,
+            expected_tokens=expected,
+            in_flight=load.in_flight,
+            prefill_tokens=load.prefill_tokens,
+            foreign_requests=instance.foreign_requests,
+            slots=0 if instance.stats is None else instance.stats.load.max_batch_size,
+            recent_tokens=load.recent_tokens,
+            last_turn=load.last_turn,
+            last_cold_turn=load.last_cold_turn,
+            speeds=world.candidates.speeds(instance),
+        )
+
+    def identity(self, prompt: Fingerprint | Gap, instance: Instance) -> CacheIdentity | None:
+        if isinstance(prompt, Gap):
+            return None
+        if instance.stats is None:
+            return learned_identity("m", textual=prompt.textual)
+        return None if prompt.textual else instance.stats.identity
+
+
+class World:
+    """Instances of three kinds: two revisions that publish, and ones that publish nothing."""
+
+    def __init__(self, count: int) -> None:
+        self.now_s = 100.0
+        self.index = FleetIndex()
+        self.load = LoadTracker(clock=lambda: self.now_s)
+        self.recent = RecentRoutes(lifetime_s=10)
+        self.learned = LearnedAffinity(self.index, capacity_tokens=1 << 20)
+        self.calibration = Calibration(COSTS)
+        self.candidates = Candidates(
+            index=self.index,
+            load=self.load,
+            recent=self.recent,
+            learned=self.learned,
+            calibration=self.calibration,
+            clock=lambda: self.now_s,
+        )
+        self.instances = [self.instance(number) for number in range(count)]
+        self.places: list[ExitStack] = []
+
+    def instance(self, number: int, foreign: int = 0) -> Instance:
+        spec = InstanceSpec(id=InstanceId(f"i{number}"), url=f"http://{number}")
+        publishes = number % 3 < 2
+        return Instance(
+            id=spec.id,
+            url=spec.url,
+            state=InstanceState.HEALTHY,
+            reason="",
+            stats=stats(f"r{number % 3}", slots=number % 4) if publishes else None,
+            life=1,
+            foreign_requests=foreign,
+        )
+
+    def send(self, asked: Fingerprint | Gap, at: Instance, number: int, identity: CacheIdentity | None) -> None:
+        place = ExitStack()
+        place.enter_context(self.load.placed(at.id, uncached_tokens=number * 100, cold=number % 2 == 0))
+        self.places.append(place)
+        if isinstance(asked, Fingerprint) and identity is not None:
+            hashes = asked.hashes(identity)
+            self.recent.remember(hashes[: number + 1], at.id, self.now_s)
+            if at.stats is None:
+                self.learned.computed(self.learned.guess(at.id, hashes, 0))
+
+    def store(self, asked: Fingerprint | Gap, at: Instance, number: int) -> None:
+        if at.stats is None or isinstance(asked, Gap) or asked.textual:
+            return
+        hashes = tuple(asked.hashes(at.stats.identity))[: number + 1]
+        tier = CacheTier.HBM if number % 2 else CacheTier.DDR
+        event = BlockStored(block_hashes=hashes, parent=None, token_ids=(), block_size_tokens=BLOCK, tier=tier)
+        self.index.apply(at.id, event)
+
+
+def prompt(kind: int) -> Fingerprint | Gap:
+    if kind == 0:
+        return Gap.MULTIMODAL
+    if kind == 1:
+        return Fingerprint.of_text(b"x" * 5000, model="m", salt="s", gap=Gap.NO_TOKENIZER)
+    return Fingerprint(token_bytes([7] * 8 + [kind] * 3 * BLOCK_TOKENS), model="m", salt="s")
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["ask", "sent", "ends", "stored", "took", "checked", "later"]), st.integers(0, 9)),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=STEPS, count=st.integers(1, 7))
+def test_candidates_say_what_is_true_now(steps: list[tuple[str, int]], count: int) -> None:
+    world = World(count)
+    naive = NaiveCandidates(world)
+    for step, number in [*steps, ("ask", 2), ("ask", 0), ("ask", 1)]:
+        asked, at = prompt(number % 4), world.instances[number % count]
+        match step:
+            case "ask":
+                seen = list(world.candidates.of(world.instances, world.candidates.lookups(asked)))
+                assert [near(each) for each in seen] == [near(each) for each in naive.of(asked, world.instances)]
+            case "sent":
+                world.send(asked, at, number, naive.identity(asked, at))
+            case "ends" if world.places:
+                world.places.pop(number % len(world.places)).close()
+            case "stored":
+                world.store(asked, at, number)
+            case "took":
+                world.calibration.observe(at.id, tokens=number * 50, running=number, took_s=0.01 + number / 50)
+                world.candidates.observed(at.id)
+            case "checked":
+                world.instances[number % count] = world.instance(number % count, foreign=number)
+            case "later":
+                world.now_s += number / 3
+    for place in world.places:
+        place.close()
+
+
+def near(candidate: Candidate) -> tuple[object, ...]:
+    """What has to be equal; the work given lately may be a fifth of a second old."""
+    return (*candidate._replace(recent_tokens=0.0, speeds=None), pytest.approx(candidate.recent_tokens, rel=0.01))
+
+
+def test_speeds_of_others_answers_are_taken_in_with_patience_and_own_ones_at_once() -> None:
+    world = World(24)
+    for each in world.instances:
+        world.calibration.observe(each.id, tokens=1000, running=0, took_s=0.5)
+        world.candidates.observed(each.id)
+
+    def speed(number: int) -> float:
+        seen = world.candidates.of(world.instances, world.candidates.lookups(Gap.MULTIMODAL))[number].speeds
+        assert seen is not None
+        return seen.prefill_tokens_per_s
+
+    before = speed(0)
+    world.calibration.observe(world.instances[1].id, tokens=1000, running=0, took_s=5.0)
+    world.candidates.observed(world.instances[1].id)
+    assert speed(1) < before
+    for _ in range(world.calibration.patience):
+        world.calibration.observe(world.instances[1].id, tokens=1000, running=0, took_s=5.0)
+    exact = world.candidates.speeds(world.instances[0])
+    assert exact is not None
+    assert speed(0) == exact.prefill_tokens_per_s != before
+
+
+SPEEDS = st.none() | st.builds(
+    Speeds,
+    prefill_tokens_per_s=st.floats(1, 1e5),
+    decode_load_s=st.floats(0, 1),
+    base_s=st.floats(0, 1),
+    reload_s_per_token=st.dictionaries(st.sampled_from(CacheTier), st.floats(0, 0.01)),
+    answer_s=st.floats(0, 100),
+)
+CANDIDATES = st.builds(
+    Candidate,
+    instance=st.just(InstanceId("i")),
+    matched_tokens=st.integers(0, 500),
+    tokens_by_tier=st.dictionaries(st.sampled_from(CacheTier), st.integers(1, 300)),
+    expected_tokens=st.integers(0, 900),
+    in_flight=st.integers(0, 50),
+    prefill_tokens=st.integers(0, 10**6),
+    foreign_requests=st.integers(0, 9),
+    slots=st.integers(0, 8),
+    recent_tokens=st.floats(0, 1e6),
+    last_turn=st.integers(0, 3),
+    last_cold_turn=st.integers(0, 3),
+    speeds=SPEEDS,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(found=st.lists(CANDIDATES, min_size=1, max_size=5), tokens=st.none() | st.integers(900, 10**5))
+def test_the_cheapest_by_the_sum_is_the_cheapest_by_its_named_terms(found: list[Candidate], tokens: int | None) -> None:
+    named = tuple(
+        each._replace(
+            instance=InstanceId(f"i{number}"), tokens_by_tier=each.tokens_by_tier if each.matched_tokens else {}
+        )
+        for number, each in enumerate(found)
+    )
+    decision = CostAware(COSTS).choose(Query(prompt_tokens=tokens, gap=None, candidates=named))
+    total = {name: sum(terms.values()) for name, terms in decision.cost_s.items()}
+    assert set(total) == {each.instance for each in named}
+    lowest = min(total.values())
+    bound = lowest + max(0.005, lowest * 0.05)
+    assert total[decision.candidate.instance] <= bound * (1 + 1e-9)
+    assert replace(decision, candidate=named[0]).cost_s.get(InstanceId("nobody")) is None
