@@ -53,6 +53,10 @@ class Breaker:
             self._trial_until_s = 0.0
         return self._state
 
+    @property
+    def closed(self) -> bool:
+        return self._state is BreakerState.CLOSED
+
     def allows(self, now_s: float) -> bool:
         """Whether a request may go there now."""
         if self._state is BreakerState.CLOSED:

@@ -48,6 +48,10 @@ class Registry:
         self._failures: dict[InstanceId, int] = {}
         self._breakers: dict[InstanceId, Breaker] = {}
         self._hung: dict[InstanceId, asyncio.Future[None]] = {}
+        self._answering: dict[str | None, tuple[Instance, ...]] = {}
+        """Those that serve a model and are well, worked out once for each change of an instance."""
+        self._troubled: set[InstanceId] = set()
+        """Whose breakers are not closed."""
         self._changed = asyncio.Condition()
         self._notifications: set[asyncio.Task[None]] = set()
         for each in instances:
@@ -71,6 +75,8 @@ class Registry:
         """Forget an instance; requests that it still works on go on. One that isn't known is no error."""
         if self._instances.pop(instance, None) is None:
             return
+        self._answering.clear()
+        self._troubled.discard(instance)
         del self._failures[instance], self._breakers[instance]
         self._prefilling.pop(instance, None)
         self._hung.pop(instance, None)
@@ -95,16 +101,19 @@ class Registry:
 
     def usable(self, model: str | None = None) -> tuple[Instance, ...]:
         """Return the instances that may be asked for an answer (for ``model``) at this moment."""
-        return self._not_left_alone(
-            [
+        answering = self._answering.get(model)
+        if answering is None:
+            answering = tuple(
                 each
                 for each in self._instances.values()
                 if each.state is InstanceState.HEALTHY
                 and not each.draining
                 and each.role is not EngineRole.PREFILL
                 and (model is None or each.serves(model))
-            ]
-        )
+            )
+            if answering:  # names that nobody serves come from clients, in any number
+                self._answering[model] = answering
+        return self._not_left_alone(answering)
 
     def prefilling(self, model: str) -> tuple[Instance, ...]:
         """Return the instances that may be given a prompt for ``model`` to compute for others. O(such instances)."""
@@ -117,6 +126,8 @@ class Registry:
 
     def _not_left_alone(self, candidates: Sequence[Instance]) -> tuple[Instance, ...]:
         """Those whose breakers let requests through, or more where that would leave too few."""
+        if not self._troubled:
+            return tuple(candidates)
         now_s = self._clock()
         closed = [each for each in candidates if self._breakers[each.id].allows(now_s)]
         most = int(len(candidates) * _MOST_LEFT_ALONE)
@@ -156,6 +167,7 @@ class Registry:
             del self._hung[instance]
         if before.state is InstanceState.UNHEALTHY:
             self._breakers[instance].returned()
+            self._note_trouble(instance)
             self._outliers.forget(instance)
         came = before.state is not InstanceState.HEALTHY
         if came and probe.stats is None and self._several_tenants:
@@ -230,7 +242,8 @@ class Registry:
 
     def picked(self, instance: InstanceId) -> None:
         """Note that a request goes to an instance now: half open, it gets no other until that one has an answer."""
-        self._breakers[instance].picked(self._clock())
+        if instance in self._troubled:
+            self._breakers[instance].picked(self._clock())
 
     def answered(self, instance: InstanceId) -> None:
         """Note that an instance has begun to answer a request well (a refusal of a bad request is that, too)."""
@@ -238,9 +251,10 @@ class Registry:
         if breaker is None:
             return
         self._outliers.answered(instance, good=True, now_s=self._clock())
-        if self.breaker(instance) is BreakerState.HALF_OPEN:
+        if instance in self._troubled and self.breaker(instance) is BreakerState.HALF_OPEN:
             _log.info("instance %s answers again", instance)
         breaker.succeeded()
+        self._troubled.discard(instance)
 
     def answered_badly(self, instance: InstanceId, reason: str) -> None:
         """Note an error that may be the request's own fault (a 500): it counts only against better peers."""
@@ -257,6 +271,7 @@ class Registry:
         now_s = self._clock()
         before = breaker.state(now_s)
         breaker.failed(now_s, reason)
+        self._note_trouble(instance)
         if breaker.state(now_s) is not before:
             _log.warning("instance %s is left alone for a while: %s", instance, reason)
         self._outliers.answered(instance, good=False, now_s=now_s)
@@ -300,6 +315,7 @@ class Registry:
         )
         if spec.role is EngineRole.PREFILL:
             self._prefilling[spec.id] = None
+        self._answering.clear()
         self._failures[spec.id] = 0
         self._breakers[spec.id] = Breaker(self._breaker_rules)
 
@@ -310,8 +326,13 @@ class Registry:
         verdict = self._outliers.verdict(instance, now_s)
         if verdict is not None:
             breaker.trip(now_s, f"{verdict} (the last one: {last})")
+            self._note_trouble(instance)
             self._outliers.forget(instance)
             _log.warning("instance %s is left alone for a while: %s", instance, breaker.reason)
+
+    def _note_trouble(self, instance: InstanceId) -> None:
+        if not self._breakers[instance].closed:
+            self._troubled.add(instance)
 
     def _keep_out(self, instance: Instance) -> None:
         reason = f"{_SHARES}, there are several, and isolation is strict"
@@ -330,6 +351,7 @@ class Registry:
         if after == before:
             return
         self._instances[after.id] = after
+        self._answering.clear()
         if after.role is not before.role:
             _log.info("instance %s is a %s instance now", after.id, after.role)
             self._prefilling.pop(after.id, None)
