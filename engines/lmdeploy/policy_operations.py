@@ -248,7 +248,10 @@ class PolicyOperations:
             in_charge_s=round(time.monotonic() - in_charge.began_s, 3),
             adaptive=adaptive,
         )
-        return PolicyInCharge(kind=_kind_of(tier), name=name, params=dict(parameters), eviction=report)
+        effective = dict(POLICIES[name].values(parameters)) if name in POLICIES else {}
+        return PolicyInCharge(
+            kind=_kind_of(tier), name=name, params=dict(parameters), effective_params=effective, eviction=report
+        )
 
     def _shadow(self) -> ShadowPolicies:
         eviction = eviction_of(self._engine.scheduler.block_trie)

@@ -124,11 +124,15 @@ class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyInCharge(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides for one kind, and its statistics: of an eviction policy, of the shadows, of the waiting queue."""
+    """What decides for one kind, and its statistics: of an eviction policy, of the shadows, of the waiting queue.
+
+    ``params`` are those that somebody set; ``effective_params`` all that an eviction policy has, defaults among them.
+    """
 
     kind: str
     name: str
     params: PolicyParams
+    effective_params: PolicyParams = {}
     eviction: EvictionReport | None = None
     shadow: ShadowBody | None = None
     schedule: ScheduleReport | None = None

@@ -101,7 +101,7 @@ class _Agentic:
 
 
 def _tokens(said: Any) -> int:
-    if not isinstance(said, int) or said < 0:
+    if not isinstance(said, int) or isinstance(said, bool) or said < 0:  # true is 1 to Python
         raise ValueError(f"{said!r} is no number of tokens")
     return said
 

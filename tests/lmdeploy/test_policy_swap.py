@@ -138,6 +138,8 @@ def test_a_policy_that_is_in_charge_stays_when_it_is_asked_for_again(instance: I
     before = shown(instance)["eviction"]["eviction"]["swaps"]
     swap(instance, kind="eviction", name="mq", params={"lifetime": 2, "ghosts": 4})  # 4 is the default
     assert shown(instance)["eviction"]["eviction"]["swaps"] == before
+    running = shown(instance)["eviction"]
+    assert (running["params"], running["effective_params"]) == ({"lifetime": 2}, {"lifetime": 2, "ghosts": 4})
     swap(instance, kind="eviction", name="mq", params={"lifetime": 3})
     assert shown(instance)["eviction"]["eviction"]["swaps"] == before + 1
 

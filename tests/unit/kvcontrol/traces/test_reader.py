@@ -50,6 +50,7 @@ def test_sessions_of_the_agentic_format_share_no_blocks_and_can_be_laid_side_by_
         ("[]", "requests without blocks"),
         ('{"hash_ids": [1]}', "'input_length' is missing"),
         ('{"hash_ids": [1], "input_length": "many"}', "'many' is no number of tokens"),
+        ('{"hash_ids": [1], "input_length": true}', "True is no number of tokens"),
         ('{"hash_ids": ["x"], "input_length": 1}', "integer"),
         ('{"session": "a", "t": 0, "in": 1, "runs": [[0, 9000000]]}', "outside of a session"),
     ],
