@@ -28,6 +28,7 @@ from kvcontrol.core.policy_control import (
     EvictionReport,
     PolicyChange,
     PolicyInCharge,
+    PolicyParams,
     PolicyReport,
     ShadowBody,
     ShadowStandingBody,
@@ -248,7 +249,7 @@ class PolicyOperations:
             in_charge_s=round(time.monotonic() - in_charge.began_s, 3),
             adaptive=adaptive,
         )
-        effective = dict(POLICIES[name].values(parameters)) if name in POLICIES else {}
+        effective: PolicyParams = dict(POLICIES[name].values(parameters)) if name in POLICIES else {}
         return PolicyInCharge(
             kind=_kind_of(tier), name=name, params=dict(parameters), effective_params=effective, eviction=report
         )

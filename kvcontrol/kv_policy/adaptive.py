@@ -39,6 +39,7 @@ from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, PolicyCon
 from kvcontrol.kv_policy.ghost import GhostList
 from kvcontrol.kv_policy.ghost_lru import LruGhost, sampled, sampling_shift
 from kvcontrol.kv_policy.two_lines import TwoLines
+from kvcontrol.kv_policy.weight_shadow import WeightShadow
 
 WEIGHTS: Final = (1.0, 1.7, 4.0, math.inf)
 RISK: Final = 0.009
@@ -103,7 +104,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         self._ghosts: GhostList[bool] = GhostList(_GHOSTS * capacity_blocks)
         self._lru = LruGhost(capacity_blocks)
         self._shift = max(sampling_shift(capacity_blocks, _SAMPLE_BLOCKS), capacity_blocks >= _SPARSE_BLOCKS)
-        self._candidates = tuple(_Shadow(weight) for weight in WEIGHTS)
+        self._candidates = tuple(WeightShadow(weight, ghosts=_GHOSTS) for weight in WEIGHTS)
         self._room = 0
         self._uses = 0
         self._chosen = 0
@@ -233,7 +234,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
     def _decide(self) -> None:
         chosen, best = 0, 0.0
         for place, shadow in enumerate(self._candidates):
-            shadow.end_period()
+            shadow.end_period(_FADE)
             asked = 0.0 if place == self._chosen else _SPREADS * shadow.spread + _MARGIN * self._baseline
             if shadow.won > max(asked, best):
                 chosen, best = place, shadow.won
@@ -244,49 +245,6 @@ class AdaptivePolicy(PathPolicy[_Entry]):
             self._chosen = chosen
             self._switches += 1
         self._baseline *= _FADE
-
-
-class _Shadow:
-    """A sampled cache of keys at one weight, and what it won over LRU's of late."""
-
-    __slots__ = ("_ghosts", "_lines", "_squares", "_weight", "lead", "won")
-
-    def __init__(self, weight: float) -> None:
-        self._weight = weight
-        self._lines: TwoLines[ContentKey] = TwoLines()
-        self._ghosts: GhostList[bool] = GhostList(0)
-        self.lead = 0
-        """Hits more than LRU's shadow in this period."""
-        self.won = 0.0
-        self._squares = 0.0
-
-    @property
-    def spread(self) -> float:
-        return math.sqrt(self._squares)
-
-    def use(self, key: ContentKey, room: int) -> bool:
-        """Use a key, and return whether it was there."""
-        lines, ghosts = self._lines, self._ghosts
-        if lines.use(key):
-            return True
-        ghosts.room = _GHOSTS * room
-        while len(lines) >= room and (victim := lines.pop(self._weight)) is not None:
-            ghosts.put(victim, True)  # noqa: FBT003
-        lines.put(key, again=ghosts.take(key) is not None)
-        return False
-
-    def find(self, keys: Sequence[ContentKey]) -> int:
-        """Return how many leading keys of a prompt are there."""
-        lines = self._lines
-        for place, key in enumerate(keys):
-            if key not in lines:
-                return place
-        return len(keys)
-
-    def end_period(self) -> None:
-        self.won = (self.won + self.lead) * _FADE
-        self._squares = (self._squares + self.lead * self.lead) * _FADE
-        self.lead = 0
 
 
 __all__ = ["RISK", "WEIGHTS", "AdaptivePolicy", "AdaptiveState"]
