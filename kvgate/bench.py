@@ -38,6 +38,7 @@ def build_bench() -> typer.Typer:
     bench.command("shadow")(run_shadow)
     bench.command("hierarchy")(run_hierarchy)
     bench.command("predict")(run_predict)
+    bench.command("schedule")(run_schedule)
     bench.command("tiers")(run_tiers)
     bench.command("gateway")(run_gateway)
     return bench
@@ -218,6 +219,34 @@ def run_predict(
 
     names = tuple(name.strip() for name in predictors.split(",") if name.strip())
     report = predict.run(predict.PredictPlan(traces=traces, predictors=names, quick=quick), say)
+    _show(report, as_json=as_json, as_markdown=as_markdown)
+
+
+def run_schedule(
+    *,
+    strategy: Annotated[str | None, typer.Option(help="Which to measure, with commas. Default: all that ship.")] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="A folder with azure/, mooncake/ and agentic/ traces. Default: that beside a checkout."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Time few calls: to see that it runs.")] = False,
+    as_json: _AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """Plans over 64 instances, 1,000 and 10,000 requests waiting: what do decisions cost, and what do strategies do?"""
+    from kvgate.benchmarks import schedule
+
+    def say(step: str) -> None:
+        errors.print(f"  {step}", markup=False, soft_wrap=True)
+
+    there = schedule.all_strategies()
+    names = there if strategy is None else tuple(name.strip() for name in strategy.split(",") if name.strip())
+    for name in names:
+        if name not in there:
+            raise CommandError(f"--strategy: there is no strategy {name!r}: there are {', '.join(there)}")
+    if not names:
+        raise CommandError("--strategy names none", f"there are {', '.join(there)}")
+    report = schedule.run(schedule.SchedulePlan(traces=traces, strategies=names, quick=quick), say)
     _show(report, as_json=as_json, as_markdown=as_markdown)
 
 

@@ -27,7 +27,16 @@ from kvcontrol.scheduler_ir.optimizer import (
     PassReport,
     Rewritten,
 )
-from kvcontrol.scheduler_ir.passes import PrefixCacheAwarePass
+from kvcontrol.scheduler_ir.passes import (
+    BatchingEfficiencyPass,
+    FuseTransfersPass,
+    LifetimeAwarePass,
+    MemoryAwarePreemptionPass,
+    OverlapPass,
+    PrefixCacheAwarePass,
+    PriorityBasedPass,
+    all_passes,
+)
 from kvcontrol.scheduler_ir.pd_separation import (
     HybridOnly,
     PDSeparator,
@@ -42,6 +51,7 @@ from kvcontrol.scheduler_ir.request import CachedRun, Handover, IRRequest, Place
 from kvcontrol.scheduler_ir.text import parse, render
 
 __all__ = [
+    "BatchingEfficiencyPass",
     "CachedRun",
     "DecodeConfig",
     "Device",
@@ -49,6 +59,7 @@ __all__ = [
     "EvictConfig",
     "ExecutionPlan",
     "ExecutorAPI",
+    "FuseTransfersPass",
     "Handover",
     "HybridOnly",
     "IRBuilder",
@@ -61,10 +72,13 @@ __all__ = [
     "JoinConfig",
     "Leg",
     "LegKind",
+    "LifetimeAwarePass",
     "LoadConfig",
+    "MemoryAwarePreemptionPass",
     "NodeConfig",
     "NodeType",
     "Optimized",
+    "OverlapPass",
     "PDSeparator",
     "PassContext",
     "PassReport",
@@ -76,6 +90,7 @@ __all__ = [
     "PlanStatus",
     "PrefillConfig",
     "PrefixCacheAwarePass",
+    "PriorityBasedPass",
     "Rewritten",
     "SharedPrefix",
     "Side",
@@ -86,6 +101,7 @@ __all__ = [
     "ThresholdSeparator",
     "TransferConfig",
     "ValueName",
+    "all_passes",
     "legs_of",
     "parse",
     "render",
