@@ -112,7 +112,7 @@ def _served(plan: SchedulePlan, say: Progress) -> list[serving.Served]:
     served = []
     for workload in pool.workloads(plan.traces, say):
         lengths = islice(workload.endless(), 200 if plan.quick else 3_000)
-        asked = serving.requests_of(lengths, load=1.0, model=model)
+        asked = serving.requests_of(lengths, load=0.7, model=model)
         for name in plan.strategies:
             say(f"{name}: {workload.name}")
             served.append(serving.serve(partial(make_strategy, name), asked, workload=workload.name, model=model))

@@ -149,6 +149,26 @@ def test_shadow_prints_what_following_a_request_costs() -> None:
     assert report["shadows"][-1]["sampled_ratio"] < 0.02
 
 
+def test_schedule_prints_what_decisions_cost_and_what_strategies_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pool, "BESIDE_CHECKOUT", tmp_path / "nothing")
+    result = bench("schedule", "--quick", "--strategy", "fifo,priority", "--json")
+    report = json.loads(result.stdout)
+    assert report["bench"] == "schedule"
+    assert {"plan_p99_us", "order_1k_p99_us", "order_10k_p99_us"} <= report["metrics"].keys()
+    assert [(row["case"], row["instances"]) for row in report["plans"]] == [("hybrid", 64), ("separated", 64)]
+    assert {row["strategy"] for row in report["orders"]} == {"fifo", "priority"}
+    assert {row["strategy"] for row in report["served"]} == {"fifo", "priority"}
+    assert "--quick" in next(iter(report["not_run"].values()))
+
+
+@pytest.mark.parametrize("asked", ["best", ","])
+def test_a_strategy_that_is_not_there_is_named_with_those_that_are(asked: str) -> None:
+    with pytest.raises(CommandError, match="--strategy"):
+        bench("schedule", "--strategy", asked)
+
+
 def test_hierarchy_serves_both_traces_through_all_tiers_and_draws_them(traces: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     result = bench("hierarchy", "--traces", str(traces), "--policy", "lru,mq", "--plot", str(tmp_path), "--json")
