@@ -19,6 +19,8 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import REGISTRY
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from starlette.routing import Mount
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engines.event_publisher import OK, REFUSED
 from engines.lmdeploy import admission
@@ -176,6 +178,20 @@ async def _answered(client: ControlClient, operation: bytes, body: bytes = b"") 
         return _error(400, "invalid_request_error", str(error))
 
 
+def exposed_as_text(exposition: ASGIApp) -> ASGIApp:
+    """Return ``/metrics`` that answers Prometheus text whatever is accepted.
+
+    ``prometheus_client`` writes the colons of LMDeploy's names as underscores in OpenMetrics, which Prometheus asks for
+    first: every query for LMDeploy's series would find nothing.
+    """
+
+    async def as_text(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [each for each in scope.get("headers", ()) if each[0] != b"accept"]
+        await exposition({**scope, "headers": headers}, receive, send)
+
+    return as_text
+
+
 def _too_large(limit_bytes: int) -> Response:
     return _error(413, "request_too_large", f"the body is longer than {limit_bytes} bytes")
 
@@ -211,7 +227,11 @@ def mount_metrics(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], 
     """``api_server.mount_metrics``: the one place that sees the app and its configuration before it serves."""
 
     def mount_metrics(app: FastAPI, backend_config: Any) -> None:
+        before = len(app.routes)
         original(app, backend_config)
+        for route in app.routes[before:]:
+            if isinstance(route, Mount):
+                route.app = exposed_as_text(route.app)
         launch = launch_of(backend_config)
         if launch is not None and launch.control_endpoint is not None:
             settings = EngineSettings.load()
@@ -230,6 +250,7 @@ __all__ = [
     "EngineRefusedError",
     "EngineUnavailableError",
     "async_engine_init",
+    "exposed_as_text",
     "mount",
     "mount_metrics",
 ]

@@ -1,27 +1,63 @@
-"""``kvgate up`` with a preset and tiers: each engine has its own, of the sizes that were asked for."""
+"""``kvgate up`` with a preset and tiers: each engine has its own, and a Prometheus sees what all of it does."""
 
 import json
 import re
+import subprocess
+import threading
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from dashboards.boards import BOARDS
+from dashboards.promql import filled, selected, series_of_samples
+from dashboards.rules import RULES_FILE, load_rules
+from kvcontrol.series import ENGINE, GATEWAY, LMDEPLOY
 from kvgate.ports import free_ports
 from tests.support.processes import eventually, running
+from tests.support.prometheus import Prometheus, Target, lint, program, running_prometheus
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 MIB = 1 << 20
-
-
 KEYS = ("--api-key", "acme:k-acme", "--api-key", "umbra:k-umbra")
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
+PROMPTS = 12
+"""Different ones, more together than an engine's pool holds: some come back from DDR."""
+
+
+class Stack(NamedTuple):
+    gateway: str
+    engines: dict[str, str]
+    said: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def stack(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two engines with small pools and tiers, and two tenants."""
+    folder = tmp_path_factory.mktemp("tiers")
+    port = str(free_ports(1)[0])
+    asked = ("--preset", "long-context-64k", "--hardware", "cpu", "--ddr", "8MiB", "--nvme", "16MiB")
+    places = ("--ddr-path", str(folder / "ddr"), "--nvme-dir", str(folder / "nvme"))
+    command = ["up", "--tiny", "--device", "cpu", "--port", port, *asked, *places, *KEYS]
+    with running(command, folder / "up.log", environment) as up:
+        up.until_said("Ctrl-C stops everything")
+        engines = dict(re.findall(r"(engine-\d) +(http://\S+)   tiers: DDR 8 MiB", up.said))
+        yield Stack(f"http://127.0.0.1:{port}", engines, up.said, folder)
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - an engine of this test
+        return str(answer.read().decode())
 
 
 def read(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - an engine of this test
-        told: dict[str, Any] = json.load(answer)
+    told: dict[str, Any] = json.loads(fetch(url))
     return told
 
 
@@ -29,45 +65,157 @@ def saved_tenants(url: str) -> set[str]:
     return {block["tenant"] for block in read(f"{url}/kv/v1/blocks")["blocks"]}
 
 
-def ask(gateway: str, key: str) -> None:
-    body = {"model": "tiny-llama", "messages": [{"role": "user", "content": "a " * 200}], "max_tokens": 2}
+def ask(gateway: str, key: str, prompt: str = "a " * 200, **more: object) -> None:
+    body = {"model": "tiny-llama", "messages": [{"role": "user", "content": prompt}], "max_tokens": 4, **more}
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
     request = urllib.request.Request(f"{gateway}/v1/chat/completions", json.dumps(body).encode(), headers)  # noqa: S310
     with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - a gateway of this test
         assert answer.status == 200
+        answer.read()
 
 
-def test_each_engine_has_the_tiers_that_preset_and_options_ask_for(environment: dict[str, str], tmp_path: Path) -> None:
-    port = str(free_ports(1)[0])
-    asked = ("--preset", "long-context-64k", "--hardware", "cpu", "--ddr", "8MiB", "--nvme", "16MiB")
-    places = ("--ddr-path", str(tmp_path / "ddr"), "--nvme-dir", str(tmp_path / "nvme"))
-    with running(
-        ["up", "--tiny", "--device", "cpu", "--port", port, *asked, *places, *KEYS], tmp_path / "up.log", environment
-    ) as up:
-        up.until_said("Ctrl-C stops everything")
-        assert "Preset long-context-64k on cpu" in up.said
-        assert "not applied" not in up.said
-        urls = dict(re.findall(r"(engine-\d) +(http://\S+)   tiers: DDR 8 MiB", up.said))
-        assert set(urls) == {"engine-0", "engine-1"}
-        for url in urls.values():
-            tiers = read(f"{url}/kv/v1/stats")["tiers"]
-            sizes = {name: tiers[name]["capacity_blocks"] * tiers[name]["block_bytes"] for name in ("DDR", "NVME")}
-            block = tiers["DDR"]["block_bytes"]
-            assert 8 * MIB - block < sizes["DDR"] <= 8 * MIB
-            assert 16 * MIB - block < sizes["NVME"] <= 16 * MIB
-        ask(f"http://127.0.0.1:{port}", "k-acme")
-        eventually(lambda: any(map(saved_tenants, urls.values())), 60, "a saved block")
-        tenants = set().union(*map(saved_tenants, urls.values()))
-        assert len(tenants) == 1
-        for url in urls.values():
-            for tier, share in (("DDR", 8 * MIB), ("NVME", 16 * MIB)):
-                accounts = read(f"{url}/kv/v1/quotas")["tiers"][tier]
-                guaranteed = {name: each["quota"] for name, each in accounts.items() if name != "shared"}
-                assert len(guaranteed) == 2
-                assert tenants < set(guaranteed), "who has a key is who its requests are accounted to"
-                for quota in guaranteed.values():
-                    assert quota["guaranteed_bytes"] == pytest.approx(0.1 * share, abs=block)
-                    assert quota["burst_bytes"] == pytest.approx(0.6 * share, abs=block)
-    assert {path.name for path in tmp_path.iterdir()} >= {"ddr-0", "ddr-1", "nvme"}
-    assert {path.name for path in (tmp_path / "nvme").iterdir()} == {"engine-0", "engine-1"}
-    assert 8 * MIB <= (tmp_path / "ddr-0").stat().st_size < 16 * MIB
+@contextmanager
+def load(gateway: str) -> Iterator[None]:
+    """Two tenants that take turns over the same prompts, as long as the block runs."""
+    over = threading.Event()
+    failures: list[BaseException] = []
+
+    def work(key: str) -> None:
+        turn = 0
+        while not over.is_set():
+            try:
+                ask(gateway, key, f"{turn % PROMPTS} " * 150, stream=True)
+            except OSError as error:
+                failures.append(error)
+                return
+            turn += 1
+            over.wait(0.05)
+
+    threads = [threading.Thread(target=work, args=(key,)) for key in ("k-acme", "k-umbra")]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+def test_each_engine_has_the_tiers_that_preset_and_options_ask_for(stack: Stack) -> None:
+    assert "Preset long-context-64k on cpu" in stack.said
+    assert "not applied" not in stack.said
+    assert set(stack.engines) == {"engine-0", "engine-1"}
+    for url in stack.engines.values():
+        tiers = read(f"{url}/kv/v1/stats")["tiers"]
+        sizes = {name: tiers[name]["capacity_blocks"] * tiers[name]["block_bytes"] for name in ("DDR", "NVME")}
+        block = tiers["DDR"]["block_bytes"]
+        assert 8 * MIB - block < sizes["DDR"] <= 8 * MIB
+        assert 16 * MIB - block < sizes["NVME"] <= 16 * MIB
+    ask(stack.gateway, "k-acme")
+    eventually(lambda: any(map(saved_tenants, stack.engines.values())), 60, "a saved block")
+    tenants = set().union(*map(saved_tenants, stack.engines.values()))
+    assert len(tenants) == 1
+    for url in stack.engines.values():
+        for tier, share in (("DDR", 8 * MIB), ("NVME", 16 * MIB)):
+            accounts = read(f"{url}/kv/v1/quotas")["tiers"][tier]
+            guaranteed = {name: each["quota"] for name, each in accounts.items() if name != "shared"}
+            assert len(guaranteed) == 2
+            assert tenants < set(guaranteed), "who has a key is who its requests are accounted to"
+            for quota in guaranteed.values():
+                assert quota["guaranteed_bytes"] == pytest.approx(0.1 * share, abs=block)
+                assert quota["burst_bytes"] == pytest.approx(0.6 * share, abs=block)
+    assert {path.name for path in stack.folder.iterdir()} >= {"ddr-0", "ddr-1", "nvme"}
+    assert {path.name for path in (stack.folder / "nvme").iterdir()} == {"engine-0", "engine-1"}
+    assert 8 * MIB <= (stack.folder / "ddr-0").stat().st_size < 16 * MIB
+
+
+def test_an_engine_exposes_the_catalogue_and_nothing_beside_it_and_promtool_finds_no_fault(stack: Stack) -> None:
+    ask(stack.gateway, "k-acme")
+    declared = {each.name: each for each in ENGINE}
+    lmdeploy: set[str] = set()
+    for url in stack.engines.values():
+        text = fetch(f"{url}/metrics")
+        families = {each.name: each for each in text_string_to_metric_families(text)}
+        ours = {name: each for name, each in families.items() if name.startswith("kv")}
+        assert ours.keys() - declared.keys() == set()
+        assert {each.name for each in ENGINE if not each.appears} - ours.keys() == set()
+        for name, family in ours.items():
+            series = declared[name]
+            assert (family.type, family.documentation) == (series.kind, series.help)
+            for sample in family.samples:
+                assert set(sample.labels) - {"le"} == set(series.labels), sample
+        lmdeploy |= {sample.name.removesuffix("_bucket") for each in families.values() for sample in each.samples}
+        accepted = urllib.request.Request(f"{url}/metrics", headers={"accept": OPENMETRICS})  # noqa: S310
+        with urllib.request.urlopen(accepted, timeout=60) as answer:  # noqa: S310 - an engine of this test
+            assert b"lmdeploy:num_requests_running" in answer.read(), "its colons are its names' own"
+        assert [line for line in lint(text) if not line.startswith("lmdeploy:")] == []
+    assert {name for name in LMDEPLOY if name.startswith("lmdeploy:")} - lmdeploy == set()
+    assert lint(fetch(f"{stack.gateway}/metrics")) == []
+
+
+def test_every_query_of_every_dashboard_and_every_rule_finds_data_in_a_real_prometheus(
+    stack: Stack, tmp_path: Path
+) -> None:
+    def address(url: str) -> str:
+        return url.removeprefix("http://")
+
+    targets = [
+        Target("kvgate-gateway", address(stack.gateway), {"gateway": "g"}),
+        *(Target("kvgate-engine", address(url), {"instance": name}) for name, url in stack.engines.items()),
+    ]
+    queries = {
+        f"{board.title} / {panel.title}: {query.expr}": query
+        for board in BOARDS
+        for panel in board.panels
+        for query in panel.queries
+    }
+    with running_prometheus(tmp_path, targets) as prometheus, load(stack.gateway):
+        missing = {where: query.expr for where, query in queries.items() if not query.quiet}
+
+        def all_there() -> bool:
+            for where, expr in list(missing.items()):
+                if prometheus.values(filled(expr, rate_interval="30s")):
+                    del missing[where]
+            return set(prometheus.up().values()) == {"up"} and not missing and not prometheus.unhealthy_rules()
+
+        try:
+            eventually(all_there, 300.0, "data for every query")
+        except AssertionError:
+            pytest.fail(f"{prometheus.up()}\n{prometheus.unhealthy_rules()}\n" + "\n".join(missing))
+        for query in queries.values():  # those that may be quiet are right at least
+            prometheus.values(filled(query.expr, rate_interval="30s"))
+        assert missing_of_rules(prometheus) == []
+
+
+def missing_of_rules(prometheus: Prometheus) -> list[str]:
+    """What recording rules have not recorded, and what alerts read that isn't there."""
+    later = {sample for each in (*GATEWAY, *ENGINE) if each.appears for sample in each.samples}
+    recorded = [each.name for each in load_rules() if not each.alert]
+    read_by_alerts = {name for each in load_rules() if each.alert for name in selected(each.expr)}
+    return [
+        name
+        for name in (*recorded, *sorted(read_by_alerts & series_of_samples().keys() - later))
+        if not prometheus.values(f"count({name})")
+    ]
+
+
+def test_rules_fire_where_they_should_and_are_silent_where_all_is_well() -> None:
+    tests = RULES_FILE.with_name("rules_test.yml")
+    checked = subprocess.run(
+        [program("promtool"), "test", "rules", tests.name],
+        cwd=tests.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_configuration_of_prometheus_is_right() -> None:
+    file = RULES_FILE.with_name("prometheus.yml")
+    checked = subprocess.run(
+        [program("promtool"), "check", "config", str(file)], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
