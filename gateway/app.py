@@ -35,6 +35,7 @@ from gateway.api.tokens import TokenApi
 from gateway.errors import envelope
 from gateway.fingerprint import Fingerprinter, load_tokenizer
 from gateway.fleet import FleetKeeper, InstanceControl, Policy, PolicySwap, Wishes
+from gateway.handover import leg_runners
 from gateway.limits import SloClass
 from gateway.pipeline import Limits, Pipeline
 from gateway.planner import Planner
@@ -203,7 +204,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     load=load,
                     registry=registry,
                     client=UpstreamClient(pool, timeouts),
-                    walker=Walker(load=load, runners={}),
+                    walker=Walker(load=load, runners=leg_runners(UpstreamClient(pool, timeouts), registry)),
                     retries=RetryBudget(settings.retry_budget_ratio),
                     telemetry=telemetry,
                 )

@@ -221,6 +221,7 @@ class Pipeline:
                 found.entry.placed()
                 engine_call = EngineCall(
                     operation=call.operation,
+                    path=_PATHS[call.operation],
                     request_id=record.request_id,
                     headers=[*headers, *urgency_headers(limits, due_in_s=due_s - monotonic())],
                     body=call.body,
@@ -247,7 +248,7 @@ class Pipeline:
             sent_s = monotonic()
             response = await self._client.open(
                 instance.url,
-                _PATHS[call.operation],
+                answering.path,
                 headers=answering.headers,
                 body=answering.body,
                 hung=partial(self._registry.hung, instance.id),

@@ -12,7 +12,7 @@ from gateway.registry import Instance
 from gateway.routing import Candidate
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import InstanceId
-from kvcontrol.core.roles import KVTransport
+from kvcontrol.core.roles import EngineRole, KVTransport
 from kvcontrol.scheduler_ir import (
     CachedRun,
     Device,
@@ -132,9 +132,11 @@ def _runs(candidate: Candidate) -> tuple[CachedRun, ...]:
 
 
 def _side(instance: Instance, candidate: Candidate) -> Side:
+    """What was sent to an instance lately is no guess at what it holds where its role has no prefix cache."""
+    keeps = instance.role is EngineRole.HYBRID
     return Side(
         device=Device(instance.id),
-        held_tokens=candidate.expected_tokens,
+        held_tokens=candidate.expected_tokens if keeps else candidate.matched_tokens,
         requests=candidate.in_flight,
         computing_tokens=candidate.prefill_tokens,
         domains=_NO_DOMAINS if instance.stats is None else instance.stats.transports,

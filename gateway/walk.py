@@ -20,9 +20,10 @@ from kvcontrol.scheduler_ir import Leg, LegKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCall:
-    """The request as an instance is going to be sent it."""
+    """The request as an instance is going to be sent it, at ``path`` below its URL."""
 
     operation: Operation
+    path: bytes
     request_id: RequestId
     headers: Sequence[Header]
     body: bytes

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvcontrol.core.roles import EngineRole
 from kvgate.machine import Gpu
 from kvgate.model import Model
 from kvgate.ports import LOOPBACK
@@ -51,6 +52,7 @@ class Instance:
     replay_port: int
     control_endpoint: str
     gpu: Gpu | None
+    role: EngineRole = EngineRole.HYBRID
     limits: EngineLimits = field(default_factory=EngineLimits)
     extra: tuple[str, ...] = ()
 
@@ -85,7 +87,10 @@ class Instance:
         options |= {name: value for name, value in optional.items() if value is not None}
         launch = (sys.executable, "-m", "engines.lmdeploy.launch", "serve", "api_server", str(self.model.folder))
         pairs = (str(word) for pair in options.items() for word in pair)
-        return (*launch, *pairs, "--enable-prefix-caching", *self.extra)
+        mode: tuple[str, ...] = ("--enable-prefix-caching",)
+        if self.role is not EngineRole.HYBRID:  # LMDeploy has no prefix cache in the others
+            mode = ("--role", self.role.value.capitalize())
+        return (*launch, *pairs, *mode, *self.extra)
 
     def environment(self, base: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Return the process's environment: ``base`` without the gateway's keys, and this instance's own settings."""

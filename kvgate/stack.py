@@ -15,6 +15,7 @@ from kvgate.machine import Gpu, available_memory_bytes, core_count
 from kvgate.model import Model
 from kvgate.paths import socket_endpoint
 from kvgate.ports import LOOPBACK, is_loopback
+from kvgate.topology import ALL_HYBRID, Topology
 
 PORTS_PER_INSTANCE = 3
 MAX_INSTANCES = 64
@@ -100,6 +101,20 @@ def need_sane_count(count: int) -> None:
         raise CommandError(f"--instances is {count}; it is a number from 1 to {MAX_INSTANCES}")
 
 
+def need_possible_topology(topology: Topology, *, on_gpu: bool, tiers: bool) -> None:
+    """Raise ``CommandError`` for a separated topology where prompts can't be handed over."""
+    if topology.separated and on_gpu:
+        raise CommandError(
+            "--topology with prefill and decode instances is for CPUs: on GPUs LMDeploy needs DLSlime or Mooncake",
+            "docs/design/pd.md says how LMDeploy's own back ends are chosen; or leave --topology out",
+        )
+    if topology.separated and tiers:
+        raise CommandError(
+            "--topology with prefill and decode instances and tiers (--ddr, --preset) are not combined",
+            "LMDeploy has neither a prefix cache nor a KV connector in those roles; leave one out",
+        )
+
+
 def with_fair_threads(limits: EngineLimits, count: int, base: Mapping[str, str] = os.environ) -> EngineLimits:
     """Share the cores out among ``count`` engines on a CPU, unless options or environment say how many threads.
 
@@ -110,8 +125,14 @@ def with_fair_threads(limits: EngineLimits, count: int, base: Mapping[str, str] 
     return replace(limits, cpu_threads=max(1, core_count() // count))
 
 
-def plan_instances(
-    model: Model, ports: Sequence[int], gpus: Sequence[Gpu], limits: EngineLimits, sockets: Path
+def plan_instances(  # noqa: PLR0913 - what a machine has, and what is asked of it
+    model: Model,
+    ports: Sequence[int],
+    gpus: Sequence[Gpu],
+    limits: EngineLimits,
+    sockets: Path,
+    *,
+    topology: Topology = ALL_HYBRID,
 ) -> list[Instance]:
     """Make an instance of every ``PORTS_PER_INSTANCE`` ports, deal the GPUs round robin, share out the memory.
 
@@ -129,6 +150,7 @@ def plan_instances(
             replay_port=ports[PORTS_PER_INSTANCE * index + 2],
             control_endpoint=socket_endpoint(sockets, f"control-{index}"),
             gpu=gpus[index % len(gpus)] if gpus else None,
+            role=topology.role(index),
             limits=replace(limits, tiers=limits.tiers.of_instance(index)),
         )
         for index in range(count)
@@ -217,6 +239,7 @@ __all__ = [
     "engine_specs",
     "gateway_spec",
     "need_keys_beyond_loopback",
+    "need_possible_topology",
     "need_sane_count",
     "plan_instances",
     "with_fair_threads",

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from kvcontrol.core.roles import EngineRole
 from kvgate.display import StartBoard, output, plain
 from kvgate.failure import CommandError
 from kvgate.fit import need_fitting_tiers
@@ -30,6 +31,7 @@ from kvgate.stack import (
     engine_specs,
     gateway_spec,
     need_keys_beyond_loopback,
+    need_possible_topology,
     need_sane_count,
     plan_instances,
     with_fair_threads,
@@ -48,9 +50,11 @@ from kvgate.tier_flags import (
     nvme_root_dir,
     tier_options,
 )
+from kvgate.topology import Topology
 from kvgate.units import with_kv_memory
 
 DEFAULT_PORT = 8000
+DEFAULT_INSTANCES = 2
 INTERRUPTED = 130
 USABLE_LIMIT_S = 120.0
 QUESTION = "What is the capital of France?"
@@ -75,7 +79,16 @@ def up(  # noqa: PLR0913 - each is one option
     model_name: Annotated[
         str | None, typer.Option(help="The name that clients say. Default: the folder's.", rich_help_panel=_MODEL)
     ] = None,
-    instances: Annotated[int, typer.Option(help="How many engines.", rich_help_panel=_ENGINE)] = 2,
+    instances: Annotated[
+        int | None, typer.Option(help="How many engines. Default: 2.", rich_help_panel=_ENGINE)
+    ] = None,
+    topology: Annotated[
+        str,
+        typer.Option(
+            help="hybrid; or pd: one engine prefills, one decodes (1p1d, 1p2d, 2p1d: so many of each).",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "hybrid",
     device: Annotated[
         Device, typer.Option(help="Where to compute; auto: the GPUs if there are any.", rich_help_panel=_ENGINE)
     ] = Device.AUTO,
@@ -149,7 +162,9 @@ def up(  # noqa: PLR0913 - each is one option
         routing=routing,
         state_dir=state or state_dir(),
     )
-    need_sane_count(instances)
+    roles = Topology.parse(topology)
+    count = roles.count(instances, DEFAULT_INSTANCES)
+    need_sane_count(count)
     need_free(host, port)
     need_keys_beyond_loopback(gateway)
     gpus = choose_gpus(device)
@@ -160,23 +175,24 @@ def up(  # noqa: PLR0913 - each is one option
         kv_memory,
     )
     if not gpus:
-        limits = with_fair_threads(limits, instances)
+        limits = with_fair_threads(limits, count)
     served = _prepare(model, model_name, tiny=tiny)
     tiers = tier_options(flags, chosen, served.name, nvme_root_dir())
+    need_possible_topology(roles, on_gpu=bool(gpus), tiers=bool(tiers.ddr_bytes))
     not_applied: list[str] = []
     if chosen is not None and tiers.ddr_bytes:
         shares, not_applied = shares_of_preset(chosen, tenants_of_keys(gateway))
         tiers = replace(tiers, shares=shares)
     limits = replace(limits, tiers=tiers)
     if chosen is not None:
-        per_gpu = -(-instances // len(gpus)) if gpus else 1
+        per_gpu = -(-count // len(gpus)) if gpus else 1
         limits = with_preset(limits, chosen, served, per_gpu)
         plain(preset_line(chosen, not_applied))
     logs = make_run_dir(gateway.state_dir, pid=os.getpid(), now_s=time.time())
     sockets = make_socket_dir(os.getpid())
     try:
-        with reserved_ports(PORTS_PER_INSTANCE * instances) as ports:
-            planned = plan_instances(served, ports, gpus, limits, sockets)
+        with reserved_ports(PORTS_PER_INSTANCE * count) as ports:
+            planned = plan_instances(served, ports, gpus, limits, sockets, topology=roles)
             need_fitting_tiers([each.limits.tiers for each in planned])
             where = f"on {gpus[0].name}" if gpus else "on CPU"
             plain(f"Starting {len(planned)} x {served.name} {where} and the gateway; logs in {logs}")
@@ -270,8 +286,9 @@ def _announce(instances: list[Instance], gateway: GatewayOptions, took_s: float)
     plain(f"  {curl(gateway, model)}\n")
     plain(f"Dashboard  {gateway.url}/dashboard")
     for index, instance in enumerate(instances):
-        plain(f"engine-{index}   {instance.url}   tiers: {instance.limits.tiers}")
-    if not instances[0].limits.tiers.ddr_bytes:
+        does = f"role: {instance.role}" if instance.role is not EngineRole.HYBRID else f"tiers: {instance.limits.tiers}"
+        plain(f"engine-{index}   {instance.url}   {does}")
+    if not instances[0].limits.tiers.ddr_bytes and instances[0].role is EngineRole.HYBRID:
         plain("KV blocks that leave an engine's own memory are gone: --ddr or --preset keeps them in tiers.")
     if not gateway.api_keys:
         plain("No API key is set: the gateway listens on loopback only and accepts any key.")

@@ -10,7 +10,7 @@ from engines.lmdeploy.pd_decode import PdDecode
 from engines.lmdeploy.pd_prefill import PdPrefill
 from engines.lmdeploy.pd_request import part_of, role_of
 from engines.lmdeploy.pd_transport import transport_of
-from engines.lmdeploy.settings import EngineSettings, PdTransport
+from engines.lmdeploy.settings import EngineSettings, PdTransport, SettingsError
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.pd import Fetch, Hold, PdStats, new_ticket
 from kvcontrol.core.roles import EngineRole, KVTransport
@@ -34,9 +34,13 @@ class PdPart:
         identity: Callable[[], CacheIdentity],
     ) -> None:
         self.role = role_of(engine.engine_config)
+        if self.role is not EngineRole.HYBRID and settings.ddr_bytes:
+            raise SettingsError(
+                f"KVGATE_ENGINE_DDR_BYTES={settings.ddr_bytes} gives tiers to a {self.role} instance; "
+                "only hybrid ones have them: LMDeploy doesn't combine a KV connector with its migration"
+            )
         self.prefill: PdPrefill | None = None
         self.decode: PdDecode | None = None
-        self._engine = engine
         self._serves = transport_of(settings, str(engine.engine_config.device_type)) is PdTransport.TCP
         if self.role is EngineRole.PREFILL:
             self.prefill = PdPrefill(engine, settings, calls, epoch=epoch, identity=identity, serves=self._serves)

@@ -9,7 +9,9 @@ from gateway.walk import EngineCall, LegFailedError, Walker
 from kvcontrol.scheduler_ir import Leg, LegKind
 from tests.unit.gateway.test_separation import SIZE, Divided
 
-CALL = EngineCall(operation=Operation.CHAT, request_id=RequestId("r"), headers=(), body=b"{}")
+CALL = EngineCall(
+    operation=Operation.CHAT, path=b"/v1/chat/completions", request_id=RequestId("r"), headers=(), body=b"{}"
+)
 
 
 class Noting:

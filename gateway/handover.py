@@ -1,0 +1,88 @@
+"""The legs of a separated plan, by LMDeploy's migration: a prompt is computed and held under a ticket at one instance,
+and the answering instance is told where to fetch it.
+
+The prompt's instance gets the very request that the other will answer, with another header; it computes one token of
+it. Whatever goes wrong there costs the time that it took and not the request: the answering instance then computes the
+prompt itself, as it does when it can't fetch what is held. A held prompt that nobody fetches ends with its lease.
+"""
+
+import logging
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
+
+from gateway.registry import Instance, Registry
+from gateway.upstream import FailureKind, UpstreamClient, UpstreamFailureError
+from gateway.walk import EngineCall, LegRunner
+from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, new_ticket
+from kvcontrol.scheduler_ir import Leg, LegKind
+
+_HEADER = PD_HEADER.encode()
+_log = logging.getLogger(__name__)
+
+
+class PrefillRunner:
+    """Has an instance compute a prompt and hold it; see ``LegRunner``. Never raises for what the instance does."""
+
+    def __init__(self, client: UpstreamClient, registry: Registry) -> None:
+        self._client = client
+        self._registry = registry
+
+    async def run(self, leg: Leg, instance: Instance, call: EngineCall) -> EngineCall:
+        """Return the call with the ticket to fetch the prompt, or as it was when there is nothing to fetch."""
+        del leg
+        endpoint = "" if instance.stats is None or instance.stats.pd is None else instance.stats.pd.endpoint
+        host, _, port = endpoint.rpartition(":")
+        if not host or not port.isdecimal():
+            return call
+        ticket = new_ticket()
+        holding = replace(call, headers=(*call.headers, (_HEADER, str(Hold(ticket=ticket)).encode())))
+        if not await self._held(instance, holding):
+            return call
+        fetch = Fetch(ticket=ticket, host=host, port=int(port))
+        return replace(call, headers=(*call.headers, (_HEADER, str(fetch).encode())))
+
+    async def _held(self, instance: Instance, call: EngineCall) -> bool:
+        try:
+            response = await self._client.open(
+                instance.url,
+                call.path,
+                headers=call.headers,
+                body=call.body,
+                hung=partial(self._registry.hung, instance.id),
+            )
+            with closing(response):
+                while await response.read():
+                    pass
+        except UpstreamFailureError as failure:
+            if failure.kind is FailureKind.CONNECT:
+                self._registry.connection_failed(instance.id, str(failure))
+            else:
+                self._registry.failed(instance.id, str(failure))
+            _log.warning("%s holds no prompt for %s: %s", instance.id, call.request_id, failure)
+            return False
+        if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._registry.answered_badly(instance.id, f"it answered {response.status}")
+        else:
+            self._registry.answered(instance.id)
+        if response.status != HTTPStatus.OK:
+            _log.info("%s holds no prompt for %s: it answered %d", instance.id, call.request_id, response.status)
+        return response.status == HTTPStatus.OK
+
+
+class HandoverRunner:
+    """Nothing to call: the answering instance fetches by itself, with its ticket; see ``LegRunner``."""
+
+    async def run(self, leg: Leg, instance: Instance, call: EngineCall) -> EngineCall:
+        """Return the call as it is."""
+        del leg, instance
+        return call
+
+
+def leg_runners(client: UpstreamClient, registry: Registry) -> dict[LegKind, LegRunner]:
+    """Return who carries out the legs before an answer."""
+    return {LegKind.PREFILL: PrefillRunner(client, registry), LegKind.HANDOVER: HandoverRunner()}
+
+
+__all__ = ["HandoverRunner", "PrefillRunner", "leg_runners"]
