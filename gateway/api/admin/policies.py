@@ -26,7 +26,8 @@ PolicyKind = Annotated[
     str,
     Path(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
-        description="What it decides: eviction (HBM), eviction:ddr, eviction:nvme, or shadow (what is tried beside).",
+        description="What it decides: eviction (HBM), eviction:ddr, eviction:nvme, shadow (what is tried beside), "
+        "or schedule (which waiting request goes next).",
     ),
 ]
 

@@ -5,7 +5,7 @@
 
 A class is worth ``class_s`` seconds of waiting, so an ordinary request that has waited that long is level with a
 newcomer of the class above; a deadline can only bring a request forward. When a request starts, its prefix is about to
-be in HBM: the next four that share it gain ``locality_s``, and so do newcomers of that prefix, each once. That is
+be in HBM: the next two that share it gain ``locality_s``, and so do newcomers of that prefix, each once. That is
 bounded in seconds, so a popular prefix can't take the queue over.
 
 Source: the sum of slack and importance is the value-density idea of Jensen, Locke and Tokuda (RTSS 1985); following the
@@ -19,7 +19,7 @@ from kvcontrol.scheduler_ir.strategies.base import WaitingId, WaitingRequest
 from kvcontrol.scheduler_ir.strategies.order import RankedOrder
 
 RECENT_PREFIXES: Final = 64
-FOLLOWERS: Final = 4
+FOLLOWERS: Final = 2
 
 
 class HybridOrder(RankedOrder):

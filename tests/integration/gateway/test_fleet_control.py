@@ -44,6 +44,19 @@ async def test_a_policy_is_swapped_on_all_instances_and_kept(fleet: Fleet, admin
     assert {each["step"] for each in again["instances"].values()} == {"unchanged"}
 
 
+async def test_a_strategy_of_the_schedule_is_swapped_on_all_instances_or_on_none(fleet: Fleet, admin: Admin) -> None:
+    for name in ("a", "b"):
+        fleet.engines[name].policies["schedule"] = {"kind": "schedule", "name": "priority", "params": {}}
+    said = await admin.ok("PUT", "/policies/schedule", {"name": "hybrid", "params": {"class_s": 5}})
+    assert {each["step"] for each in said["instances"].values()} == {"changed"}
+    hybrid = {"kind": "schedule", "name": "hybrid", "params": {"class_s": 5}}
+    assert [fleet.engines[name].policies["schedule"] for name in ("a", "b")] == [hybrid, hybrid]
+    fleet.engines["b"].refused_policies.add("best")
+    status, _, _ = await admin.call("PUT", "/policies/schedule", {"name": "best", "params": {}})
+    assert status == 409
+    assert [fleet.engines[name].policies["schedule"] for name in ("a", "b")] == [hybrid, hybrid]
+
+
 async def test_candidates_are_chosen_and_compared_over_the_fleet(fleet: Fleet, admin: Admin) -> None:
     for name, hits in (("a", 30), ("b", 60)):
         standings = [
