@@ -49,7 +49,12 @@ class ScheduleOperations:
             return None
         report = queue.report(swaps=self._swaps, in_charge_s=round(time.monotonic() - self._began_s, 3))
         params: PolicyParams = {} if queue.failed else dict(self._choice.parameters)
-        return PolicyInCharge(kind=SCHEDULE, name=queue.strategy, params=params, schedule=report)
+        effective: PolicyParams = (
+            {} if queue.failed else dict(STRATEGIES[self._choice.name].values(self._choice.parameters))
+        )
+        return PolicyInCharge(
+            kind=SCHEDULE, name=queue.strategy, params=params, effective_params=effective, schedule=report
+        )
 
     def _queue(self) -> EngineQueue | None:
         return queue_of(self._engine.scheduler)
