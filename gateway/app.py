@@ -24,6 +24,7 @@ from gateway.admission import (
 from gateway.api.admin import AdminAccess, Changes, add_failure_handlers, admin_router
 from gateway.api.admin.explain import explain_router
 from gateway.api.admin.instances import Roster, instances_router, leases_router
+from gateway.api.admin.own_presets import own_presets_router
 from gateway.api.admin.policies import policies_router
 from gateway.api.admin.presets import presets_router
 from gateway.api.admin.routing import routing_router
@@ -34,7 +35,9 @@ from gateway.api.ops import ops_router
 from gateway.api.tokens import TokenApi
 from gateway.errors import envelope
 from gateway.fingerprint import Fingerprinter, load_tokenizer
-from gateway.fleet import FleetKeeper, InstanceControl, Policy, PolicySwap, Wishes
+from gateway.fleet import FleetKeeper, InstanceControl, PolicySwap
+from gateway.fleet.catalogue import PresetCatalogue
+from gateway.fleet.wishes import wishes_of
 from gateway.handover import leg_runners
 from gateway.limits import SloClass
 from gateway.pipeline import Limits, Pipeline
@@ -50,18 +53,16 @@ from gateway.separation import Separation
 from gateway.settings import Settings
 from gateway.shared import open_shared
 from gateway.state import load_admin_key, load_salt_secret
-from gateway.state.bodies import DEFAULT_QUOTA
 from gateway.supervisor import running
 from gateway.telemetry import Metrics, Telemetry, Watched, watch_lag
 from gateway.telemetry.siblings import Siblings
-from gateway.types import TenantId
 from gateway.upstream import ConnectionPool, EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
 from gateway.upstream.resolver import GuardedResolver
 from gateway.upstream.session import make_session
 from gateway.walk import Walker
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.prefix_reuse import FleetIndex
-from kvcontrol.presets import Presets, UnknownPresetError
+from kvcontrol.presets import Presets
 from kvcontrol.scheduler_ir import PhaseLimits, ThresholdSeparator
 
 _log = logging.getLogger(__name__)
@@ -286,14 +287,14 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     registry.tenants(several=authenticator.several)
 
                 keeper = DirectoryKeeper(store, publish)
-                presets = Presets.shipped()
+                presets = PresetCatalogue(Presets.shipped(), lambda: keeper.current.workloads)
                 control = InstanceControl(session, timeout_s=settings.control_timeout_s)
                 swap = PolicySwap(control)
                 fleet = FleetKeeper(
                     registry=registry,
                     control=control,
                     swap=swap,
-                    wishes=lambda: _wishes(keeper.current, presets, authenticator.configured),
+                    wishes=lambda: wishes_of(keeper.current, presets.all(), authenticator.configured),
                     salt=authenticator.salt,
                     clock=monotonic,
                 )
@@ -330,6 +331,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                             shadow_router(registry=registry, control=control),
                             policies_router(changes, registry=registry, control=control, swap=swap, keeper=fleet),
                             presets_router(changes, presets=presets, registry=registry, swap=swap),
+                            own_presets_router(changes, presets=presets),
                         ),
                     )
                 )
@@ -362,25 +364,6 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
         AdminAccess(settings.registration_key.get_secret_value()) if settings.registration_key else None
     )
     return app
-
-
-def _wishes(directory: Directory, presets: Presets, configured: frozenset[TenantId]) -> Wishes:
-    shares = None
-    if (chosen := directory.preset) is not None:
-        try:
-            shares = presets.preset(chosen.name, chosen.hardware).quota
-        except UnknownPresetError as error:  # another version of kvgate knew it
-            _log.warning("the preset of the fleet can't be kept: %s", error)
-    tenants = directory.tenants | configured | frozenset(directory.limits)
-    tenants -= {TenantId(DEFAULT_QUOTA)}
-    return Wishes(
-        limits={tenant: directory.limits_of(tenant) for tenant in tenants},
-        tenants=tenants,
-        shares=shares,
-        policies={
-            kind: Policy(kind=kind, name=each.name, params=each.params) for kind, each in directory.policies.items()
-        },
-    )
 
 
 def _say_mode(settings: Settings, authenticator: Authenticator) -> None:

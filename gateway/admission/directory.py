@@ -28,7 +28,9 @@ class KnownKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
-    """One revision of what the store says. ``keys`` are by digest; ``has_keys`` counts revoked ones, too."""
+    """One revision of what the store says. ``keys`` are by digest; ``has_keys`` counts revoked ones, too.
+    ``workloads`` are the presets that operators made, as they wrote them.
+    """
 
     revision: int = 0
     keys: Mapping[bytes, KnownKey] = field(default_factory=lambda: MappingProxyType({}))
@@ -38,6 +40,7 @@ class Directory:
     suspended: frozenset[TenantId] = frozenset()
     tenants: frozenset[TenantId] = frozenset()
     preset: PresetBody | None = None
+    workloads: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     policies: Mapping[str, PolicyBody] = field(default_factory=lambda: MappingProxyType({}))
 
     def limits_of(self, tenant: TenantId) -> TenantLimits:
@@ -75,6 +78,7 @@ async def read_directory(store: Store) -> Directory:
         suspended=suspended,
         tenants=frozenset(TenantId(each.name) for each in tenants),
         preset=None if preset is None else PresetBody.model_validate_json(preset.body),
+        workloads=MappingProxyType({each.name: each.body for each in await store.documents(Kind.WORKLOAD)}),
         policies=MappingProxyType(
             {each.name: PolicyBody.model_validate_json(each.body) for each in await store.documents(Kind.POLICY)}
         ),

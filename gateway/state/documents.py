@@ -19,6 +19,7 @@ class Kind(StrEnum):
     KEY = "key"
     QUOTA = "quota"
     PRESET = "preset"
+    WORKLOAD = "workload"
     POLICY = "policy"
     INSTANCE = "instance"
     ROUTING = "routing"

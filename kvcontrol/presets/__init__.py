@@ -2,6 +2,7 @@
 
 from kvcontrol.presets.catalogue import Presets
 from kvcontrol.presets.errors import PresetError, PresetFileError, UnknownPresetError
+from kvcontrol.presets.form import workload_form
 from kvcontrol.presets.parts import (
     Bounds,
     DdrPart,
@@ -31,4 +32,5 @@ __all__ = [
     "UnknownPresetError",
     "WorkloadPart",
     "merge",
+    "workload_form",
 ]

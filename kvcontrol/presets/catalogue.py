@@ -1,6 +1,7 @@
 """The presets that come along: ``kv_runtime_presets.yaml`` beside this module, or a file of the same form."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Final, Self
@@ -48,6 +49,18 @@ class Presets:
         root.finish()
         document.check()
         return cls(workloads=workloads, hardware=hardware)
+
+    @staticmethod
+    def workload(name: str, text: str) -> WorkloadPart:
+        """Read one workload, written as in the file or as JSON; raises ``PresetFileError``."""
+        document = parse(text, file=name)
+        part = read_workload(name, Section(document, document.root, ""))
+        document.check()
+        return part
+
+    def with_workloads(self, more: Iterable[WorkloadPart]) -> Self:
+        """Return these and more; a name that is there already keeps its meaning."""
+        return replace(self, workloads={each.name: each for each in more} | self.workloads)
 
     def preset(self, name: str, hardware: str) -> Preset:
         """Return a workload on hardware; raises ``UnknownPresetError``."""

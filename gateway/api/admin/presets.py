@@ -9,11 +9,12 @@ from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes, MutationOf, etag, must
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.fleet import InstanceControlError, Policy, PolicySwap, SwapReport
+from gateway.fleet.catalogue import PresetCatalogue
 from gateway.fleet.presets import Value, differences, hot_values, start_values, wanted_policies
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.state import Change, Document, Kind, Put
 from gateway.state.bodies import CURRENT_PRESET, NAME_PATTERN, PolicyBody, PresetBody
-from kvcontrol.presets import Preset, Presets, UnknownPresetError
+from kvcontrol.presets import Preset, UnknownPresetError
 
 PresetName = Annotated[str, Path(pattern=NAME_PATTERN, description="A preset's name, like long-context-32k.")]
 HardwareName = Annotated[str, Path(pattern=NAME_PATTERN, description="Hardware, like nvidia-h100.")]
@@ -24,6 +25,7 @@ class PresetSummary(BaseModel):
 
     name: str
     summary: str
+    shipped: bool = Field(description="Whether it comes along; others were made here.")
 
 
 class PresetList(BaseModel):
@@ -61,7 +63,7 @@ class CurrentPresetView(PresetView):
 
 
 def presets_router(  # noqa: C901 - it is a list of routes
-    changes: Changes, *, presets: Presets, registry: Registry, swap: PolicySwap
+    changes: Changes, *, presets: PresetCatalogue, registry: Registry, swap: PolicySwap
 ) -> APIRouter:
     """Return the routes."""
     router = APIRouter(route_class=AdminRoute, tags=["fleet"])
@@ -69,7 +71,7 @@ def presets_router(  # noqa: C901 - it is a list of routes
 
     def merged(body: PresetBody) -> Preset:
         try:
-            return presets.preset(body.name, body.hardware)
+            return presets.all().preset(body.name, body.hardware)
         except UnknownPresetError as error:
             raise InvalidRequestError(str(error)) from None
 
@@ -92,8 +94,11 @@ def presets_router(  # noqa: C901 - it is a list of routes
     async def list_presets() -> PresetList:
         """All presets."""
         return PresetList(
-            data=[PresetSummary(name=name, summary=each.summary) for name, each in presets.workloads.items()],
-            hardware=list(presets.hardware),
+            data=[
+                PresetSummary(name=name, summary=each.summary, shipped=not presets.is_own(name))
+                for name, each in presets.all().workloads.items()
+            ],
+            hardware=list(presets.all().hardware),
         )
 
     @router.get("/presets/current")
@@ -152,7 +157,7 @@ def presets_router(  # noqa: C901 - it is a list of routes
     async def get_preset(name: PresetName, hardware: HardwareName) -> PresetView:
         """A preset on hardware."""
         try:
-            return _view(presets.preset(name, hardware))
+            return _view(presets.all().preset(name, hardware))
         except UnknownPresetError as error:
             raise NotFoundError(str(error), code="preset_not_found") from None
 

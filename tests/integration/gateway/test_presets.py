@@ -84,3 +84,74 @@ async def test_instances_without_policies_keep_what_they_have(fleet: Fleet, admi
 @pytest.mark.parametrize("body", [{"name": "nothing", "hardware": HARDWARE}, {"name": NAME, "hardware": "abacus"}, {}])
 async def test_an_unknown_preset_is_refused(admin: Admin, body: dict[str, str]) -> None:
     assert (await admin.call("PUT", "/presets/current", body))[0] == 400
+
+
+OWN = {
+    "summary": "our chats",
+    "context_tokens": 4096,
+    "max_batch_size": 3,
+    "max_prefill_tokens": 1024,
+    "load_deadline_s": 2,
+    "ddr": {"size": "1GiB", "path": "/dev/shm/own", "high_watermark": 0.9, "low_watermark": 0.8, "policy": "s3fifo"},
+    "nvme": None,
+    "quota": {"guaranteed_share": 0.1, "burst_share": 0.5},
+}
+
+
+async def test_an_own_preset_is_made_applied_changed_and_taken_away(fleet: Fleet, admin: Admin) -> None:
+    made = await admin.ok("PUT", "/presets/our-chats", OWN, if_none_match="*")
+    assert (made["shipped"], made["version"], made["form"]["not_measured"]) == (False, 1, "all")
+    listed = {each["name"]: each["shipped"] for each in (await admin.ok("GET", "/presets"))["data"]}
+    assert (listed["our-chats"], listed[NAME]) == (False, True)
+    assert (await admin.ok("GET", f"/presets/our-chats/{HARDWARE}"))["hot"]["ddr.policy"] == "s3fifo"
+    said = await admin.ok("PUT", "/presets/current", {"name": "our-chats", "hardware": HARDWARE})
+    assert said["restart"]["a"]["max_batch_size"]["wanted"] == 3
+    engine = fleet.engines["a"]
+    assert engine.policies[KIND]["name"] == "s3fifo"
+    await admin.ok("PUT", "/tenants/acme", {})
+    await eventually(lambda: [each["burst_bytes"] for each in engine.quotas.values()] == [100 * 4096 // 2])
+    status, headers, _ = await admin.call("GET", "/presets/our-chats")
+    assert status == 200
+    wider = OWN | {"quota": {"guaranteed_share": 0.1, "burst_share": 0.75}}
+    await admin.ok("PUT", "/presets/our-chats", wider, if_match=headers["etag"])
+    await eventually(lambda: [each["burst_bytes"] for each in engine.quotas.values()] == [100 * 4096 * 3 // 4])
+    assert (await admin.call("PUT", "/presets/our-chats", OWN, if_match=headers["etag"]))[0] == 412
+    status, _, said = await admin.call("DELETE", "/presets/our-chats")
+    assert (status, said["error"]["code"]) == (409, "preset_in_use")
+    assert (await admin.call("DELETE", "/presets/current"))[0] == 204
+    assert (await admin.call("DELETE", "/presets/our-chats"))[0] == 204
+    assert (await admin.call("GET", "/presets/our-chats"))[0] == 404
+    assert (await admin.call("PUT", "/presets/current", {"name": "our-chats", "hardware": HARDWARE}))[0] == 400
+    actions = [(each["action"], each["target"]) for each in (await admin.ok("GET", "/audit"))["data"]]
+    assert actions.count(("put", "presets/our-chats")) == 2
+    assert ("delete", "presets/our-chats") in actions
+
+
+async def test_what_comes_along_is_shown_as_it_is_written_and_stays(admin: Admin) -> None:
+    shown = await admin.ok("GET", f"/presets/{NAME}")
+    assert shown["shipped"]
+    copied = await admin.ok("PUT", "/presets/copy", shown["form"])
+    assert copied["form"] == shown["form"]
+    for method, body in (("PUT", OWN), ("DELETE", None)):
+        status, _, said = await admin.call(method, f"/presets/{NAME}", body)
+        assert (status, said["error"]["code"]) == (409, "preset_shipped")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"context_tokens": 0}, "context_tokens is 0; it must be a whole number from 1"),
+        ({"nonsense": 1}, "nonsense is no known key"),
+        ({"summary": ""}, "summary is ''; it must be text"),
+        ({"ddr": {}}, "ddr.size is missing"),
+        ({"ddr": OWN["ddr"] | {"policy": "best"}}, "ddr.policy is 'best'; allowed: "),  # type: ignore[operator]
+        ({"quota": {"guaranteed_share": 0.6, "burst_share": 0.5}}, "must not be above burst_share"),
+    ],
+)
+async def test_a_preset_that_can_not_be_is_refused_with_the_reason(
+    admin: Admin, changes: dict[str, object], said: str
+) -> None:
+    status, _, answer = await admin.call("PUT", "/presets/wrong", OWN | changes)
+    assert (status, answer["error"]["code"]) == (400, "invalid_preset")
+    assert said in answer["error"]["message"]
+    assert (await admin.call("GET", "/presets/wrong"))[0] == 404

@@ -1,0 +1,118 @@
+"""``/admin/v1/presets/{name}``: presets that operators make beside those that come along.
+
+A preset is written as a workload of ``kv_runtime_presets.yaml`` is, in JSON, and read by the same reader. That file
+says what each key means; any preset can be read here as a beginning.
+"""
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Path, Response
+from pydantic import BaseModel, Field
+
+from gateway.api.admin.access import AdminRoute
+from gateway.api.admin.changes import Changes, Mutation, MutationOf, etag, must
+from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
+from gateway.fleet.catalogue import RESERVED, PresetCatalogue
+from gateway.state import Document, Kind, Put
+from gateway.state.bodies import CURRENT_PRESET, NAME_PATTERN, PresetBody
+from kvcontrol.presets import PresetFileError, Presets, workload_form
+
+PresetName = Annotated[str, Path(pattern=NAME_PATTERN, description="A preset's name, like long-context-32k.")]
+Form = Annotated[
+    dict[str, Any],
+    Body(
+        description="The keys of a workload of kv_runtime_presets.yaml; without not_measured, nothing is taken as "
+        "measured.",
+        examples=[{"summary": "our chats", "context_tokens": 16384, "ddr": {"size": "8GiB", "policy": "lru"}}],
+    ),
+]
+
+
+class PresetForm(BaseModel):
+    """A preset as it is written."""
+
+    name: str
+    shipped: bool = Field(description="Whether it comes along, and so can't be changed.")
+    form: dict[str, Any]
+    version: int | None = Field(None, description="Of one that was made here.")
+
+
+def own_presets_router(changes: Changes, *, presets: PresetCatalogue) -> APIRouter:  # noqa: C901 - it is a list of routes
+    """Return the routes."""
+    router = APIRouter(route_class=AdminRoute, tags=["fleet"])
+    store = changes.store
+
+    def changeable(name: str) -> None:
+        if name in presets.shipped.workloads:
+            raise ConflictApiError(
+                f"the preset {name!r} comes along and stays as it is; make one of another name", code="preset_shipped"
+            )
+        if name in RESERVED:
+            raise ConflictApiError(f"no preset can be called {name!r}", code="preset_name_reserved")
+
+    @router.get("/presets/{name}")
+    async def get_form(name: PresetName, response: Response) -> PresetForm:
+        """A preset as it is written: what ``PUT`` takes, under another name."""
+        if name in presets.shipped.workloads:
+            return PresetForm(name=name, shipped=True, form=workload_form(presets.shipped.workloads[name]))
+        found = await store.document(Kind.WORKLOAD, name)
+        if found is None:
+            raise _missing(name)
+        response.headers["etag"] = etag(found)
+        return _shown(found)
+
+    @router.put("/presets/{name}", response_model=PresetForm)
+    async def put_form(name: PresetName, form: Form, mutation: MutationOf) -> Response:
+        """Make a preset, or write it anew. Where it is the fleet's current one its quota shares are told at once, and
+        its policies when it is applied again.
+        """
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        changeable(name)
+        text = json.dumps({"not_measured": "all", **form})
+        try:
+            Presets.workload(name, text)
+        except PresetFileError as error:
+            said = "; ".join(line.removeprefix(f"{name}:1: ") for line in str(error).splitlines())
+            raise InvalidRequestError(said, code="invalid_preset") from None
+        present = await store.document(Kind.WORKLOAD, name)
+        return await changes.apply(
+            [Put(kind=Kind.WORKLOAD, name=name, body=text, expected=mutation.expected(present))],
+            mutation=mutation,
+            action=mutation.action("put", f"presets/{name}", form),
+            status=200,
+            shown=lambda documents: _shown(must(documents[0])).model_dump(mode="json"),
+        )
+
+    @router.delete("/presets/{name}", status_code=204)
+    async def delete_form(name: PresetName, mutation: MutationOf) -> Response:
+        """Take a preset away that was made here; not the fleet's current one."""
+        changeable(name)
+        await _refuse_current(name, mutation)
+        return await changes.delete(
+            Kind.WORKLOAD, name, mutation=mutation, target=f"presets/{name}", missing=lambda: _missing(name)
+        )
+
+    async def _refuse_current(name: str, mutation: Mutation) -> None:
+        if await changes.replayed(mutation) is not None:
+            return
+        current = await store.document(Kind.PRESET, CURRENT_PRESET)
+        if current is not None and PresetBody.model_validate_json(current.body).name == name:
+            raise ConflictApiError(
+                f"the fleet is kept at the preset {name!r}: apply another one, or DELETE /admin/v1/presets/current",
+                code="preset_in_use",
+            )
+
+    return router
+
+
+def _missing(name: str) -> NotFoundError:
+    return NotFoundError(f"no preset is called {name!r}", code="preset_not_found")
+
+
+def _shown(document: Document) -> PresetForm:
+    return PresetForm(name=document.name, shipped=False, form=json.loads(document.body), version=document.version)
+
+
+__all__ = ["own_presets_router"]

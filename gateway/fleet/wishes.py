@@ -1,0 +1,35 @@
+"""From what the store and the settings say to what the fleet is to be kept at."""
+
+import logging
+
+from gateway.admission import Directory
+from gateway.fleet.keeper import Wishes
+from gateway.fleet.policies import Policy
+from gateway.state.bodies import DEFAULT_QUOTA
+from gateway.types import TenantId
+from kvcontrol.presets import Presets, UnknownPresetError
+
+_log = logging.getLogger(__name__)
+
+
+def wishes_of(directory: Directory, presets: Presets, configured: frozenset[TenantId]) -> Wishes:
+    """Return what instances are to be told; ``configured`` are the tenants of the settings' keys."""
+    shares = None
+    if (chosen := directory.preset) is not None:
+        try:
+            shares = presets.preset(chosen.name, chosen.hardware).quota
+        except UnknownPresetError as error:  # another version of kvgate knew it
+            _log.warning("the preset of the fleet can't be kept: %s", error)
+    tenants = directory.tenants | configured | frozenset(directory.limits)
+    tenants -= {TenantId(DEFAULT_QUOTA)}
+    return Wishes(
+        limits={tenant: directory.limits_of(tenant) for tenant in tenants},
+        tenants=tenants,
+        shares=shares,
+        policies={
+            kind: Policy(kind=kind, name=each.name, params=each.params) for kind, each in directory.policies.items()
+        },
+    )
+
+
+__all__ = ["wishes_of"]
