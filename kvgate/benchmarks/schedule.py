@@ -76,8 +76,8 @@ class PlanTimes:
 
 
 def run(plan: SchedulePlan, say: Progress) -> Report:
-    """Measure, and tell ``say`` before each part. What is timed is timed in rounds, of which the calmest (the lowest p99)
-    counts: what else the machine does only adds.
+    """Measure, and tell ``say`` before each part. What is timed is timed in rounds, of which the calmest (with the
+    lowest p99) counts: what else the machine does only adds.
     """
     rounds = 1 if plan.quick else 3
     plans = _plans(say, count=100 if plan.quick else 3_000, rounds=rounds)
