@@ -215,7 +215,8 @@ class Pipeline:
                 without=tried,
             )
             record.planned(plan)
-            self._registry.picked(plan.instance.id)
+            for each in (plan.instance.id, *plan.others):
+                self._registry.picked(each)
             attempts.begin(others=lambda: len(self._untried(call.model, tried)))
             with self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold) as permit:
                 found.entry.placed()

@@ -19,7 +19,9 @@ from aiohttp import web
 
 from kvcontrol.core import CacheIdentity, CacheTier
 from kvcontrol.core.control import CACHE_SALT_HEADER, InstanceStats, LoadStats, PrefixCacheStats, TierStats
+from kvcontrol.core.pd import PdStats
 from kvcontrol.core.policy_control import PolicyChange
+from kvcontrol.core.roles import EngineRole, KVTransport
 from kvcontrol.core.tier_control import QuotaChange
 from tests.support.scripted_cache import ScriptedCache
 
@@ -77,6 +79,9 @@ class ScriptedEngine:
         self.resets = 0
         self.extra_card: dict[str, Any] = {}
         self.default = Script()
+        self.role = EngineRole.HYBRID
+        self.transports: dict[KVTransport, str] = {}
+        self.held_at = ""  # where a prefill instance says that held prompts are fetched
         self.url = ""
 
     async def reply(self, request: web.Request) -> web.StreamResponse:
@@ -202,6 +207,9 @@ class ScriptedEngine:
             tiers=self.tiers,
             load=LoadStats(running=self.active, waiting=0, max_batch_size=512),
             prefix_cache=PrefixCacheStats(query_tokens=0, hit_tokens=0),
+            role=self.role,
+            transports=self.transports,
+            pd=PdStats(endpoint=self.held_at) if self.held_at else None,
         )
         said = msgspec.to_builtins(stats)
         for section, fields in self.stats_changes.items():
