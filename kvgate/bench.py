@@ -35,6 +35,7 @@ def build_bench() -> typer.Typer:
     bench.command("prefix")(run_prefix)
     bench.command("pool")(run_pool)
     bench.command("evict")(run_evict)
+    bench.command("adaptive")(run_adaptive)
     bench.command("shadow")(run_shadow)
     bench.command("hierarchy")(run_hierarchy)
     bench.command("predict")(run_predict)
@@ -148,6 +149,44 @@ def run_evict(
 
     names = None if policy is None else tuple(name.strip() for name in policy.split(",") if name.strip())
     _show(evict.run(say, quick=quick, policies=names), as_json=as_json, as_markdown=as_markdown)
+
+
+def run_adaptive(  # noqa: PLR0913 - each is one option
+    *,
+    policy: Annotated[str, typer.Option(help="What to hold beside LRU.")] = "adaptive",
+    traces: Annotated[
+        Path | None,
+        typer.Option(help="A folder; all of its *.jsonl(.gz) are replayed. Default: that beside a checkout."),
+    ] = None,
+    capacity: Annotated[
+        str | None, typer.Option(help="Blocks in the cache, like 300,5859. Default: 8 to 50,000.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=0, help="Random workloads of each of three capacities.")] = 10,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Two capacities, one seed: to see that it runs.")] = False,
+    as_json: _AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """Beside LRU, on all traces at all capacities: does the adaptive policy ever find less? Fails where it does."""
+    from kvgate.benchmarks import adaptive
+    from kvgate.benchmarks.pool import BESIDE_CHECKOUT
+    from kvgate.replay import capacities_of, cores
+
+    def say(step: str) -> None:
+        errors.print(f"  {step}", markup=False, soft_wrap=True)
+
+    plan = adaptive.AdaptivePlan(
+        traces=BESIDE_CHECKOUT if traces is None else traces,
+        policy=policy,
+        capacities=adaptive.CAPACITIES if capacity is None else capacities_of(capacity),
+        seeds=seeds,
+        jobs=jobs or cores(),
+        quick=quick,
+    )
+    report, failed = adaptive.run(plan, say)
+    _show(report, as_json=as_json, as_markdown=as_markdown)
+    if failed:
+        raise CommandError(f"{policy} is behind what is promised: {'; '.join(failed)}")
 
 
 def run_shadow(

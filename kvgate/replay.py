@@ -68,9 +68,9 @@ def replay(  # noqa: PLR0913 - each is one option
         wanted = sweeps.Sweep(
             trace=trace,
             policies=parse_choices(policy),
-            capacities=(1,) if capacity is None else _capacities(capacity),
+            capacities=(1,) if capacity is None else capacities_of(capacity),
             by_time=order is Order.TIME,
-            jobs=jobs or _cores(),
+            jobs=jobs or cores(),
         )
         wanted.check()
         requests = sweeps.read(wanted)
@@ -109,11 +109,13 @@ def _refusals(trace: Path) -> Iterator[None]:
         raise CommandError("a process of the replay was killed, by lack of memory?", "try --jobs 1") from error
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _capacities(text: str) -> tuple[int, ...]:
+def capacities_of(text: str) -> tuple[int, ...]:
+    """Read capacities with commas between them; ``PolicyError`` for what is none, or one that is named twice."""
     capacities = []
     for part in text.split(","):
         try:
@@ -211,4 +213,4 @@ def _show(report: Report, *, as_markdown: bool) -> None:
         output.print(table, crop=False)
 
 
-__all__ = ["replay"]
+__all__ = ["capacities_of", "cores", "replay"]

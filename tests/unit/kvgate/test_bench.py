@@ -227,3 +227,35 @@ def test_evict_measures_the_named_policies_and_refuses_what_there_is_not() -> No
         bench("evict", "--policy", "lur")
     with pytest.raises(CommandError, match="--policy names none"):
         bench("evict", "--policy", ",")
+
+
+def test_adaptive_is_held_beside_lru_on_every_trace_of_a_folder(traces: Path) -> None:
+    result = bench("adaptive", "--quick", "--traces", str(traces), "--jobs", "1", "--json")
+    report = json.loads(result.stdout)
+    assert report["metrics"]["behind_floor"] == 0
+    rows = {(row["workload"], row["capacity_blocks"]) for row in report["beside_lru"]}
+    assert {("mooncake/conversation_trace.jsonl.gz", 8), ("agentic/agentic_dev.jsonl.gz", 200)} <= rows
+    assert any(row["workload"].startswith("random habits") for row in report["beside_lru"])
+
+
+def test_a_policy_that_falls_behind_lru_fails_with_where_it_does(traces: Path) -> None:
+    arguments = (
+        "adaptive",
+        "--policy",
+        "lfu",
+        "--traces",
+        str(traces),
+        "--capacity",
+        "8",
+        "--seeds",
+        "3",
+        "--jobs",
+        "1",
+    )
+    with pytest.raises(CommandError, match=r"lfu is behind what is promised: random habits, seed \d"):
+        CliRunner().invoke(build_bench(), list(arguments), catch_exceptions=False)
+
+
+def test_adaptive_refuses_a_folder_without_traces(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="there is no trace"):
+        CliRunner().invoke(build_bench(), ["adaptive", "--traces", str(tmp_path)], catch_exceptions=False)

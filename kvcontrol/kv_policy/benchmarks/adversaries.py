@@ -49,13 +49,13 @@ class Workload:
     def few(self) -> list[int]:
         """Some prompts much more often than others, with new ones between."""
         place = min(19, int(self.rng.expovariate(0.3)))
-        return self.popular[place] if self.rng.random() < 0.6 else self._new(self.room // 2)
+        return self.popular[place] if self._chance(0.6) else self._new(self.room // 2)
 
     def short(self) -> list[int]:
         """Mostly prompts of a part of a block, some of them again, beside long ones."""
-        if self.rng.random() < 0.7:
-            return [self.rng.randrange(-30, 0)] if self.rng.random() < 0.6 else self._new(1)
-        return self._new(self.room // 2) if self.rng.random() < 0.5 else self.rng.choice(self.popular)
+        if self._chance(0.7):
+            return [self.rng.randrange(-30, 0)] if self._chance(0.6) else self._new(1)
+        return self._new(self.room // 2) if self._chance(0.5) else self.rng.choice(self.popular)
 
     def chats(self) -> list[int]:
         """Any of the latest prompts goes on, or a new one begins."""
@@ -67,13 +67,16 @@ class Workload:
 
     def giants(self) -> list[int]:
         """Prompts about as long as the cache, or twice."""
-        return self._new(2 * self.room) if self.rng.random() < 0.5 else self._go_on(3, self.room)
+        return self._new(2 * self.room) if self._chance(0.5) else self._go_on(3, self.room)
+
+    def _chance(self, share: float) -> bool:
+        return self.rng.random() < share
 
     def _go_on(self, latest: int, blocks: int) -> list[int]:
-        if not self.prompts or self.rng.random() < 0.2:
+        if not self.prompts or self._chance(0.2):
             return self._new(blocks)
         before = self.rng.choice(self.prompts[-latest:])
-        if len(before) > 3 * self.room or self.rng.random() < 0.1:
+        if len(before) > 3 * self.room or self._chance(0.1):
             before = before[: self.rng.randrange(len(before) + 1)]
         return before + self._new(blocks)
 
