@@ -15,8 +15,8 @@ from engines.lmdeploy.tier_report import block_list, known_hashes, quotas
 from engines.lmdeploy.tiers import EngineTiers
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import HASH_BYTES
+from kvcontrol.core.tenant import SHARED_TENANT
 from kvcontrol.core.tier_control import (
-    LONGEST_TENANT,
     MOST_BLOCKS,
     MOST_BYTES,
     BlockQuery,
@@ -44,8 +44,9 @@ _ALLOWED: Mapping[type, str] = {
         f"hashes (1 to {MOST_BLOCKS} names of blocks, {2 * HASH_BYTES} hex digits each) and tier (DDR or NVME)"
     ),
     QuotaChange: (
-        f"tenant (1 to {LONGEST_TENANT} characters), tier (DDR or NVME) and quota: null, or guaranteed_bytes (0 to "
-        f"{MOST_BYTES}), burst_bytes (from guaranteed_bytes to {MOST_BYTES}, or null) and weight (above 0)"
+        f"tenant ({SHARED_TENANT}, or a digest of a salt: 16 hex digits), tier (DDR or NVME) and quota: null, or "
+        f"guaranteed_bytes (0 to {MOST_BYTES}), burst_bytes (from guaranteed_bytes to {MOST_BYTES}, or null) and "
+        "weight (above 0)"
     ),
 }
 

@@ -7,6 +7,9 @@ _DIGEST_BYTES = 8
 SHARED_TENANT = "shared"
 """Who unsalted requests are accounted to."""
 
+TENANT_PATTERN = rf"^({SHARED_TENANT}|[0-9a-f]{{{2 * _DIGEST_BYTES}}})\Z"
+"""What a tenant's name looks like: a quota for any other name would never be anybody's."""
+
 
 def tenant_of_salt(salt: str) -> str:
     """Return the name under which KV is accounted to a salt's tenant: 16 hex digits, ``SHARED_TENANT`` without salt."""
@@ -15,4 +18,4 @@ def tenant_of_salt(salt: str) -> str:
     return blake2b(salt.encode(), digest_size=_DIGEST_BYTES, person=b"kvgate.tenant").hexdigest()
 
 
-__all__ = ["SHARED_TENANT", "tenant_of_salt"]
+__all__ = ["SHARED_TENANT", "TENANT_PATTERN", "tenant_of_salt"]

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.tenant import TENANT_PATTERN
 
 BLOCKS_PATH = "/kv/v1/blocks"
 MIGRATE_PATH = "/kv/v1/migrate"
@@ -18,7 +19,6 @@ MOST_BLOCKS = 10_000
 """Blocks that one request may name, or be told of."""
 MOST_BYTES = (1 << 63) - 1
 """What JSON's readers can be relied on to take as a whole number."""
-LONGEST_TENANT = 64
 
 
 class BlockInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class QuotaBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class QuotaChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``PUT /kv/v1/quotas``: one tenant's quota in one tier; ``quota`` null takes it back."""
 
-    tenant: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_TENANT)]
+    tenant: Annotated[str, msgspec.Meta(pattern=TENANT_PATTERN)]
     tier: CacheTier
     quota: QuotaBody | None
 
@@ -99,7 +99,6 @@ class CacheReset(msgspec.Struct, frozen=True, kw_only=True):
 
 __all__ = [
     "BLOCKS_PATH",
-    "LONGEST_TENANT",
     "MIGRATE_PATH",
     "MOST_BLOCKS",
     "MOST_BYTES",

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvcontrol.core.control import STATS_PATH
+from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.core.tier_control import BLOCKS_PATH, MIGRATE_PATH, QUOTAS_PATH, RESET_PATH
 from tests.support.instance import Instance
 from tests.support.kv_events import Answer, answer_to, get
@@ -22,6 +23,7 @@ from tests.support.tiered_instance import TieredInstance
 pytestmark = pytest.mark.engine
 
 BLOCK_BYTES = 8192
+SOMEBODY = tenant_of_salt("a salt")
 TEXTS = [f"{number} Say it again, slowly and in other words, so that all may follow. " * 6 for number in range(6)]
 
 
@@ -110,22 +112,23 @@ def test_quotas_are_set_read_and_taken_back(instance: TieredInstance) -> None:
     before = get(instance.url + QUOTAS_PATH).body
     assert before["tiers"]["DDR"]["shared"]["used_blocks"] > 0
     quota = {"guaranteed_bytes": 8 * BLOCK_BYTES, "burst_bytes": 32 * BLOCK_BYTES, "weight": 2.0}
-    answer = send(instance.url + QUOTAS_PATH, "PUT", {"tenant": "somebody", "tier": "DDR", "quota": quota})
-    assert answer.body["tiers"]["DDR"]["somebody"]["quota"] == quota
-    assert get(instance.url + QUOTAS_PATH).body["tiers"]["DDR"]["somebody"]["quota"] == quota
-    answer = send(instance.url + QUOTAS_PATH, "PUT", {"tenant": "somebody", "tier": "DDR", "quota": None})
+    answer = send(instance.url + QUOTAS_PATH, "PUT", {"tenant": SOMEBODY, "tier": "DDR", "quota": quota})
+    assert answer.body["tiers"]["DDR"][SOMEBODY]["quota"] == quota
+    assert get(instance.url + QUOTAS_PATH).body["tiers"]["DDR"][SOMEBODY]["quota"] == quota
+    answer = send(instance.url + QUOTAS_PATH, "PUT", {"tenant": SOMEBODY, "tier": "DDR", "quota": None})
     assert answer.status == 200
-    assert answer.body["tiers"]["DDR"].get("somebody", {"quota": {"weight": 1.0}})["quota"]["weight"] == 1.0
+    assert answer.body["tiers"]["DDR"].get(SOMEBODY, {"quota": {"weight": 1.0}})["quota"]["weight"] == 1.0
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         ({"tier": "DDR", "quota": None}, "tenant"),
-        ({"tenant": "t", "tier": "HBM", "quota": {}}, "no HBM tier; it has DDR, NVME"),
-        ({"tenant": "t", "tier": "DDR", "quota": {"weight": 0}}, "weight"),
-        ({"tenant": "t", "tier": "DDR", "quota": {"guaranteed_bytes": 20, "burst_bytes": 10}}, "burst"),
-        ({"tenant": "t", "tier": "DDR", "quota": {"guaranteed_bytes": 1 << 50}}, "guarantee"),
+        ({"tenant": "acme", "tier": "DDR", "quota": None}, "shared, or a digest of a salt: 16 hex digits"),
+        ({"tenant": SOMEBODY, "tier": "HBM", "quota": {}}, "no HBM tier; it has DDR, NVME"),
+        ({"tenant": SOMEBODY, "tier": "DDR", "quota": {"weight": 0}}, "weight"),
+        ({"tenant": SOMEBODY, "tier": "DDR", "quota": {"guaranteed_bytes": 20, "burst_bytes": 10}}, "burst"),
+        ({"tenant": SOMEBODY, "tier": "DDR", "quota": {"guaranteed_bytes": 1 << 50}}, "guarantee"),
     ],
 )
 def test_a_bad_quota_is_named_and_changes_nothing(instance: TieredInstance, change: dict[str, Any], why: str) -> None:

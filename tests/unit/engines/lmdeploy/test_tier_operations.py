@@ -14,6 +14,7 @@ from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
 from engines.lmdeploy.tier_operations import BLOCKS, MIGRATE, QUOTAS, RESET, SET_QUOTA, TierOperations
 from engines.lmdeploy.tiers import EngineTiers
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.kv_runtime import TenantQuota
 from tests.support.tiers import BLOCK_BYTES, Rig, path
 
@@ -52,6 +53,9 @@ def rig() -> Iterator[Rig]:
     yield made
     made.hierarchy.check_integrity()
     made.close()
+
+
+SOMEBODY = tenant_of_salt("somebody's salt")
 
 
 def operations_of(rig: Rig | None, loop: Loop) -> TierOperations:
@@ -119,15 +123,17 @@ def test_blocks_are_moved_both_ways_each_once_and_unknown_ones_are_named(rig: Ri
 
 def test_quotas_are_set_and_taken_back(rig: Rig, ask: Ask) -> None:
     quota = {"guaranteed_bytes": 2 * BLOCK_BYTES, "burst_bytes": 4 * BLOCK_BYTES, "weight": 2.0}
-    assert ask(SET_QUOTA, {"tenant": "a", "tier": "DDR", "quota": quota})["tiers"]["DDR"]["a"]["quota"] == quota
-    assert rig.quotas.get("a", DDR) == TenantQuota(**quota)  # type: ignore[arg-type]
+    assert (
+        ask(SET_QUOTA, {"tenant": SOMEBODY, "tier": "DDR", "quota": quota})["tiers"]["DDR"][SOMEBODY]["quota"] == quota
+    )
+    assert rig.quotas.get(SOMEBODY, DDR) == TenantQuota(**quota)  # type: ignore[arg-type]
     assert ask(QUOTAS)["tiers"]["NVME"] == {}
-    assert ask(SET_QUOTA, {"tenant": "a", "tier": "DDR", "quota": {}})["tiers"]["DDR"]["a"]["quota"] == {
+    assert ask(SET_QUOTA, {"tenant": SOMEBODY, "tier": "DDR", "quota": {}})["tiers"]["DDR"][SOMEBODY]["quota"] == {
         "guaranteed_bytes": 0,
         "burst_bytes": None,
         "weight": 1.0,
     }
-    assert ask(SET_QUOTA, {"tenant": "a", "tier": "DDR", "quota": None})["tiers"]["DDR"] == {}
+    assert ask(SET_QUOTA, {"tenant": SOMEBODY, "tier": "DDR", "quota": None})["tiers"]["DDR"] == {}
 
 
 def test_a_reset_forgets_everything_and_counts_it_by_tier(rig: Rig, ask: Ask) -> None:
@@ -166,45 +172,50 @@ BAD_MIGRATIONS: list[tuple[object, str]] = [
 BAD_QUOTAS: list[tuple[object, str]] = [
     (b"null", "got `null`"),
     ({"tier": "DDR", "quota": None}, "missing required field `tenant`"),
-    ({"tenant": "t", "quota": None}, "missing required field `tier`"),
-    ({"tenant": "t", "tier": "DDR"}, "missing required field `quota`"),
-    ({"tenant": "", "tier": "DDR", "quota": None}, "length >= 1"),
-    ({"tenant": "t" * 65, "tier": "DDR", "quota": None}, "length <= 64"),
+    ({"tenant": SOMEBODY, "quota": None}, "missing required field `tier`"),
+    ({"tenant": SOMEBODY, "tier": "DDR"}, "missing required field `quota`"),
+    ({"tenant": "", "tier": "DDR", "quota": None}, "16 hex digits"),
+    ({"tenant": "acme", "tier": "DDR", "quota": None}, "16 hex digits"),
+    ({"tenant": SOMEBODY.upper(), "tier": "DDR", "quota": None}, "at `$.tenant`"),
+    ({"tenant": SOMEBODY + "\n", "tier": "DDR", "quota": None}, "at `$.tenant`"),
     ({"tenant": 7, "tier": "DDR", "quota": None}, "at `$.tenant`"),
-    ({"tenant": "t", "tier": "TAPE", "quota": None}, "'TAPE'"),
-    ({"tenant": "t", "tier": "DDR", "quota": []}, "at `$.quota`"),
-    ({"tenant": "t", "tier": "DDR", "quota": {"weigth": 1}}, "unknown field `weigth`"),
-    ({"tenant": "t", "tier": "DDR", "quota": {"guaranteed_bytes": -1}}, ">= 0"),
-    ({"tenant": "t", "tier": "DDR", "quota": {"guaranteed_bytes": 1 << 63}}, "<= 9223372036854775807"),
-    ({"tenant": "t", "tier": "DDR", "quota": {"guaranteed_bytes": "1GiB"}}, "at `$.quota.guaranteed_bytes`"),
-    ({"tenant": "t", "tier": "DDR", "quota": {"burst_bytes": -1}}, ">= 0"),
-    ({"tenant": "t", "tier": "DDR", "quota": {"burst_bytes": 1.5}}, "at `$.quota.burst_bytes`"),
-    ({"tenant": "t", "tier": "DDR", "quota": {"weight": 0}}, "> 0"),
-    ({"tenant": "t", "tier": "DDR", "quota": {"weight": None}}, "at `$.quota.weight`"),
-    (b'{"tenant": "t", "tier": "DDR", "quota": {"weight": NaN}}', "malformed"),
+    ({"tenant": SOMEBODY, "tier": "TAPE", "quota": None}, "'TAPE'"),
+    ({"tenant": SOMEBODY, "tier": "DDR", "quota": []}, "at `$.quota`"),
+    ({"tenant": SOMEBODY, "tier": "DDR", "quota": {"weigth": 1}}, "unknown field `weigth`"),
+    ({"tenant": SOMEBODY, "tier": "DDR", "quota": {"guaranteed_bytes": -1}}, ">= 0"),
+    ({"tenant": SOMEBODY, "tier": "DDR", "quota": {"guaranteed_bytes": 1 << 63}}, "<= 9223372036854775807"),
+    ({"tenant": SOMEBODY, "tier": "DDR", "quota": {"guaranteed_bytes": "1GiB"}}, "at `$.quota.guaranteed_bytes`"),
+    ({"tenant": SOMEBODY, "tier": "DDR", "quota": {"burst_bytes": -1}}, ">= 0"),
+    ({"tenant": SOMEBODY, "tier": "DDR", "quota": {"burst_bytes": 1.5}}, "at `$.quota.burst_bytes`"),
+    ({"tenant": SOMEBODY, "tier": "DDR", "quota": {"weight": 0}}, "> 0"),
+    ({"tenant": SOMEBODY, "tier": "DDR", "quota": {"weight": None}}, "at `$.quota.weight`"),
+    (b'{"tenant": SOMEBODY, "tier": "DDR", "quota": {"weight": NaN}}', "malformed"),
 ]
 REFUSED: list[tuple[bytes, object, str, str]] = [
     *((BLOCKS, body, why, "allowed: limit (1 to 10000), tier (DDR or NVME) and tenant") for body, why in BAD_BLOCKS),
     *((MIGRATE, body, why, "allowed: hashes (1 to 10000 names of blocks") for body, why in BAD_MIGRATIONS),
-    *((SET_QUOTA, body, why, "allowed: tenant (1 to 64 characters), tier (DDR or NVME)") for body, why in BAD_QUOTAS),
+    *(
+        (SET_QUOTA, body, why, "allowed: tenant (shared, or a digest of a salt: 16 hex digits), tier")
+        for body, why in BAD_QUOTAS
+    ),
     (MIGRATE, {"hashes": [NAME, "zz"], "tier": "DDR"}, "'zz' is no name of a block", "it is 32 hex digits"),
     (MIGRATE, {"hashes": ["00"], "tier": "DDR"}, "'00' is no name of a block", "it is 32 hex digits"),
     (MIGRATE, {"hashes": [" ".join(["00"] * 16)], "tier": "DDR"}, "is no name of a block", "it is 32 hex digits"),
     (MIGRATE, {"hashes": [NAME], "tier": "HBM"}, "no HBM tier", "it has DDR, NVME"),
-    (SET_QUOTA, {"tenant": "t", "tier": "REMOTE", "quota": None}, "no REMOTE tier", "it has DDR, NVME"),
+    (SET_QUOTA, {"tenant": SOMEBODY, "tier": "REMOTE", "quota": None}, "no REMOTE tier", "it has DDR, NVME"),
     (
         SET_QUOTA,
-        {"tenant": "t", "tier": "DDR", "quota": {"guaranteed_bytes": 20, "burst_bytes": 10}},
+        {"tenant": SOMEBODY, "tier": "DDR", "quota": {"guaranteed_bytes": 20, "burst_bytes": 10}},
         "burst_bytes is 10",
         "must be >= guaranteed_bytes (20)",
     ),
     (
         SET_QUOTA,
-        {"tenant": "t", "tier": "DDR", "quota": {"guaranteed_bytes": 9 * BLOCK_BYTES}},
+        {"tenant": SOMEBODY, "tier": "DDR", "quota": {"guaranteed_bytes": 9 * BLOCK_BYTES}},
         "guarantees in DDR add up to 9 blocks",
         "it has 8",
     ),
-    (SET_QUOTA, b'{"tenant": "t", "tier": "DDR", "quota": {"weight": 1e999}}', "weight", "a"),
+    (SET_QUOTA, b'{"tenant": "shared", "tier": "DDR", "quota": {"weight": 1e999}}', "weight", "a"),
 ]
 
 
@@ -228,7 +239,7 @@ def test_what_can_not_be_done_is_refused_with_what_is_wrong_and_what_is_allowed(
         (BLOCKS, {}),
         (MIGRATE, {"hashes": [NAME], "tier": "DDR"}),
         (QUOTAS, {}),
-        (SET_QUOTA, {"tenant": "t", "tier": "DDR", "quota": None}),
+        (SET_QUOTA, {"tenant": SOMEBODY, "tier": "DDR", "quota": None}),
     ],
 )
 def test_an_engine_without_tiers_says_how_to_get_them_and_knows_the_reset(
