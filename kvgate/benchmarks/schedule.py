@@ -71,6 +71,7 @@ class PlanTimes:
     instances: int
     plans: int
     p50_us: float
+    p90_us: float
     p99_us: float
     max_us: float
 
@@ -194,6 +195,7 @@ class _Fleet:
             instances=len(self._instances) + len(self._prefills),
             plans=count,
             p50_us=took_s[count // 2] * 1e6,
+            p90_us=took_s[count * 9 // 10] * 1e6,
             p99_us=took_s[count * 99 // 100] * 1e6,
             max_us=took_s[-1] * 1e6,
         )

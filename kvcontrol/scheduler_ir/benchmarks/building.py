@@ -44,7 +44,7 @@ def measure(*, requests: int, repeats: int, seed: int = 0) -> BuildTimes:
         asked = _asked(rng, requests)
         context = PassContext(
             requests={each.request_id: each for each in asked},
-            devices={each.placement.answer: _LIMITS for each in asked},
+            devices={each: _LIMITS for one in asked for each in (one.placement.answer, one.placement.prefill)},
         )
         begin_s = time.thread_time()
         graph = builder.build(asked)

@@ -24,6 +24,7 @@ class OrderTimes:
     waiting: int
     steps: int
     p50_us: float
+    p90_us: float
     p99_us: float
     max_us: float
 
@@ -77,6 +78,7 @@ def measure(make: Callable[[], WaitingQueue], *, waiting: int, steps: int, seed:
         waiting=waiting,
         steps=steps,
         p50_us=took_s[steps // 2] * 1e6,
+        p90_us=took_s[steps * 9 // 10] * 1e6,
         p99_us=took_s[steps * 99 // 100] * 1e6,
         max_us=took_s[-1] * 1e6,
     )

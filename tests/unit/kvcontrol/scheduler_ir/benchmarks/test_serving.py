@@ -52,4 +52,4 @@ def test_important_requests_wait_less_where_importance_counts() -> None:
 def test_a_step_is_timed_with_as_many_waiting_as_were_asked_for() -> None:
     times = measure(partial(make_strategy, "fifo"), waiting=200, steps=20)
     assert (times.strategy, times.waiting, times.steps) == ("fifo", 200, 20)
-    assert 0 < times.p50_us <= times.p99_us <= times.max_us
+    assert 0 < times.p50_us <= times.p90_us <= times.p99_us <= times.max_us
