@@ -42,6 +42,7 @@ def build_bench() -> typer.Typer:
     bench.command("schedule")(run_schedule)
     bench.command("tiers")(run_tiers)
     bench.command("gateway")(run_gateway)
+    bench.command("telemetry")(run_telemetry)
     return bench
 
 
@@ -370,6 +371,23 @@ def run_gateway(  # noqa: PLR0913 - each is one option
     except BenchmarkError as error:
         raise CommandError(str(error)) from error
     _show(report, as_json=as_json, as_markdown=as_markdown)
+
+
+def run_telemetry(
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="Few requests: to see that it runs.")] = False,
+    as_json: _AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """What metrics and the log line of a request cost the gateway: processor time for each request."""
+    from gateway.benchmarks import telemetry
+
+    plan = telemetry.TelemetryPlan(requests=200, rounds=3) if quick else telemetry.TelemetryPlan()
+    _show(
+        Report(bench="telemetry", host=Host.here(), metrics=telemetry.run(plan)),
+        as_json=as_json,
+        as_markdown=as_markdown,
+    )
 
 
 def _peer(said: str) -> "Peer":

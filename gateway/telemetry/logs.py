@@ -34,13 +34,18 @@ class _Text(logging.Formatter):
         return line if not fields else line + " " + " ".join(f"{key}={value}" for key, value in fields.items())
 
 
+def formatter(style: Literal["text", "json"]) -> logging.Formatter:
+    """Return what makes a line of a record."""
+    return _Json() if style == "json" else _Text()
+
+
 def configure_logging(style: Literal["text", "json"], level: str) -> None:
     """Set up the process's logging to standard error; call once, from ``__main__``."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if style == "json" else _Text())
+    handler.setFormatter(formatter(style))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for chatty in ("asyncio", "uvicorn.error"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
-__all__ = ["FIELDS", "configure_logging"]
+__all__ = ["FIELDS", "configure_logging", "formatter"]

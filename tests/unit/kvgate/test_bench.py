@@ -149,6 +149,15 @@ def test_shadow_prints_what_following_a_request_costs() -> None:
     assert report["shadows"][-1]["sampled_ratio"] < 0.02
 
 
+def test_telemetry_prints_what_accounting_a_request_costs() -> None:
+    report = json.loads(bench("telemetry", "--quick", "--json").stdout)
+    assert report["bench"] == "telemetry"
+    metrics = report["metrics"]
+    together = metrics["marks_us_per_request"] + metrics["settle_us_per_request"]
+    assert metrics["metrics_us_per_request"] == pytest.approx(together, rel=0.01)
+    assert all(value > 0 for value in metrics.values())
+
+
 def test_schedule_prints_what_decisions_cost_and_what_strategies_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
