@@ -183,12 +183,20 @@ class PolicyOperations:
             eviction = self._trie_eviction()
             if eviction.failed:
                 raise RefusedError("LMDeploy's own eviction has taken over after an error; restart the instance")
+            eviction.ways_back = self._ways_back
             eviction.use(make())
         else:
             self._hierarchy().use_policy(tier, make)
         in_charge = self._of(tier)
         in_charge.replaced_by(choice, found)
         in_charge.swaps += counts
+
+    def _ways_back(self) -> tuple[float | None, float | None]:
+        """Return what a block of HBM costs to get back: both are measured where there are tiers, and nowhere else."""
+        hierarchy = None if self._tiers is None else self._tiers.hierarchy
+        if hierarchy is None:
+            return None, None
+        return hierarchy.gate.ways_back(block_tokens=self._engine.cache_config.block_size)
 
     def _is_in_charge(self, tier: CacheTier, choice: PolicyChoice) -> bool:
         present = self._of(tier).choice

@@ -20,17 +20,20 @@ with trie nodes, has LMDeploy's own from the start.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from engines.lmdeploy.trie_contents import content_above, content_of, prompt_contents, tenant_of
+from engines.lmdeploy.urgency import urgency_of_sequence
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
+from kvcontrol.core.priority import Priority
 from kvcontrol.kv_policy import (
     BlockKey,
     ContentKey,
+    CostAwarePolicy,
     EvictionPolicy,
     PolicyContext,
     QosPolicy,
@@ -60,6 +63,10 @@ class TrieEviction:
         """Told of every request, and of what requests decoded."""
         self._decoded: dict[int, None] = {}
         """Contents of fresh blocks that no request has asked for yet."""
+        self._priority = 0
+        """Of the request whose blocks are being attached, as ``BlockKey`` counts."""
+        self.ways_back: Callable[[], tuple[float | None, float | None]] = _unknown
+        """What getting a block back costs now: seconds of computing it and of loading it, None where nobody knows."""
         self.errors = 0
         self.shadow_errors = 0
         self.evicted_blocks = 0
@@ -90,9 +97,11 @@ class TrieEviction:
         self._policy = self._policy.hand_over(policy, [block for block in self._nodes if self._held[block]])
 
     def requested(self, trie: Any, sequence: Any) -> None:
-        """Follow a prompt whose match was accepted, before what follows on the match is committed; later calls for the
-        same prompt (its further chunks, what it decodes) are nothing. O(blocks) where the policy asks. Never raises.
+        """Follow a prompt whose match was accepted, before what follows on the match is committed; the policy is told
+        once, and of later calls for the same prompt (its further chunks, what it decodes) nothing. O(blocks) where the
+        policy asks. Never raises.
         """
+        self._priority = urgency_of_sequence(sequence).priority.level - Priority.LOW.level
         state = sequence.prefix_cache
         start = state.match_start_step
         if self.failed or start < 0 or state.suppress_match_stats or not self._policy.follows_prompts:
@@ -254,12 +263,25 @@ class TrieEviction:
             setattr(node, EVICTION, self)
         blocks = np.array([node.block_id for node in path])
         keys: list[ContentKey] = [content_of(node) for node in path]
-        if self._policy.name == QosPolicy.name:  # the only one that asks whose a block is: others need not pay for it
-            keys = [BlockKey(key, tenant=tenant_of(node)) for key, node in zip(keys, path, strict=True)]
-        self._policy.insert(blocks.tolist(), keys, [content_above(node) for node in path])
+        self._policy.insert(blocks.tolist(), self._described(keys, path), [content_above(node) for node in path])
         self._resident[blocks] = True
         self._held[blocks] = False
         self._follow(blocks)
+
+    def _described(self, keys: list[ContentKey], path: Sequence[Any]) -> list[ContentKey]:
+        """Say more of blocks to the policies that ask for it: others need not pay for it."""
+        match self._policy.name:
+            case QosPolicy.name:
+                priority = self._priority
+                return [
+                    BlockKey(key, tenant=tenant_of(node), priority=priority)
+                    for key, node in zip(keys, path, strict=True)
+                ]
+            case CostAwarePolicy.name:
+                recompute_s, reload_s = self.ways_back()
+                return [BlockKey(key, recompute_s=recompute_s, reload_s=reload_s) for key in keys]
+            case _:
+                return keys
 
     def _follow(self, blocks: "np.ndarray[Any, np.dtype[np.int64]]") -> None:
         counts = self._allocator.get_ref_count(blocks)
@@ -289,6 +311,10 @@ def eviction_of(trie: Any) -> TrieEviction | None:
     """Return what chooses a ``BlockTrie``'s victims, None when that is LMDeploy's own."""
     eviction: TrieEviction | None = getattr(trie.allocator, EVICTION, None)
     return eviction
+
+
+def _unknown() -> tuple[float | None, float | None]:
+    return None, None
 
 
 def _once(blocks: "np.ndarray[Any, np.dtype[np.int64]]") -> list[BlockId]:

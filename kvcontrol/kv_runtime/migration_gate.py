@@ -55,5 +55,11 @@ class MigrationGate:
         more_s = None if first_s is None or second_s is None else second_s - first_s
         return self._costs.break_even_blocks(block_tokens=block_tokens, first_s=first_s, more_s=more_s)
 
+    def ways_back(self, *, block_tokens: int) -> tuple[float | None, float | None]:
+        """Return the seconds that computing a block takes, and those that loading it from DDR does, as measured lately;
+        None for what nobody has measured. O(1).
+        """
+        return self._costs.prefill.seconds_for(block_tokens), self._migrator.seconds_for(CacheTier.DDR, _HBM, 1)
+
 
 __all__ = ["MigrationGate"]

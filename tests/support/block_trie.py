@@ -34,12 +34,17 @@ class Paging:
         return int(self.blocks.get_num_free_gpu_blocks())
 
     def begin(
-        self, tokens: Sequence[int], *, salt: str = "", between: Callable[[Any], None] | None = None
+        self,
+        tokens: Sequence[int],
+        *,
+        salt: str = "",
+        urgency: Any = None,
+        between: Callable[[Any], None] | None = None,
     ) -> Any | None:
         """Admit a request as LMDeploy's prefill does; None when there is no room for it.
 
-        A salt takes the way of the tenancy hooks, which must be in place. ``between`` is called with the sequence when
-        it has its blocks and the trie doesn't have them yet.
+        A salt takes the way of the tenancy hooks, which must be in place; an urgency is noted as theirs would.
+        ``between`` is called with the sequence when it has its blocks and the trie doesn't have them yet.
         """
         import torch
         from lmdeploy.pytorch.messages import SamplingParam
@@ -48,6 +53,8 @@ class Paging:
         sequence = session.add_sequence(torch.tensor(tokens), sampling_param=SamplingParam())
         if salt:
             sequence.sampling_param.kvgate_cache_salt = salt
+        if urgency is not None:
+            sequence.sampling_param.kvgate_urgency = urgency
         self.trie.match(sequence)
         missing = self.blocks.num_required_blocks(sequence) - self.free
         if missing > 0:
@@ -65,9 +72,9 @@ class Paging:
     def end(self, sequence: Any) -> None:
         self.blocks.free(sequence)
 
-    def serve(self, tokens: Sequence[int], *, salt: str = "") -> int:
+    def serve(self, tokens: Sequence[int], *, salt: str = "", urgency: Any = None) -> int:
         """A whole request; returns how many tokens it found cached."""
-        sequence = self.begin(tokens, salt=salt)
+        sequence = self.begin(tokens, salt=salt, urgency=urgency)
         assert sequence is not None
         self.end(sequence)
         return int(sequence.cached_tokens)
