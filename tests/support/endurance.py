@@ -158,7 +158,7 @@ async def engines(*names: str) -> AsyncIterator[dict[str, ScriptedEngine]]:
 
 
 class Mix:
-    """Clients of which 30 % leave early, engines that fail 5 % of what they get."""
+    """Clients of which 30 % leave early and 5 % have little time, engines that fail 5 % of what they get."""
 
     def __init__(self, gateway: Gateway, *, seed: int = 1) -> None:
         self._gateway = gateway
@@ -192,7 +192,10 @@ class Mix:
         family, member = chance.randrange(25), chance.randrange(20)  # a scripted cache never evicts, so few prompts
         prompt = [family * 1000 + number for number in range(64)] + [member * 100 + number for number in range(64)]
         body = {"model": MODEL, "prompt": prompt, "stream": stream}
-        asked = asyncio.create_task(self._ask(body, script(**how)))
+        headers = {"x-script": script(**how)}
+        if chance.random() < 0.05:
+            headers["x-kvgate-timeout-s"] = chance.choice(("0.01", "0.05", "0.5"))
+        asked = asyncio.create_task(self._ask(body, headers))
         try:
             if leaves_after is not None:
                 await asyncio.sleep(leaves_after)
@@ -205,10 +208,10 @@ class Mix:
         finally:
             asked.cancel()
 
-    async def _ask(self, body: dict[str, Any], how: str) -> None:
+    async def _ask(self, body: dict[str, Any], headers: dict[str, str]) -> None:
         try:
             async with self._gateway.session.post(
-                self._gateway.url + COMPLETIONS, json=body, headers={"x-script": how}
+                self._gateway.url + COMPLETIONS, json=body, headers=headers
             ) as answer:
                 text = await answer.text()
         except aiohttp.ClientError as error:

@@ -70,9 +70,12 @@ def own_presets_router(changes: Changes, *, presets: PresetCatalogue) -> APIRout
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         changeable(name)
-        text = json.dumps({"not_measured": "all", **form})
+        text = json.dumps({"not_measured": "all", **form}, ensure_ascii=False)
         try:
+            text.encode()
             Presets.workload(name, text)
+        except UnicodeEncodeError:
+            raise InvalidRequestError("the preset holds half a surrogate pair", code="invalid_preset") from None
         except PresetFileError as error:
             said = "; ".join(line.removeprefix(f"{name}:1: ") for line in str(error).splitlines())
             raise InvalidRequestError(said, code="invalid_preset") from None

@@ -1,0 +1,72 @@
+"""Bodies and paths that mean the admin API no good: each is refused in the envelope, and changes nothing."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.admin import ADMIN_KEY, Admin
+from tests.support.fleet import Fleet, running_fleet
+
+DEEP = 100_000
+HOSTILE: dict[str, bytes] = {
+    "lists nested deeply": b'{"note":' + b"[" * DEEP + b"]" * DEEP + b"}",
+    "objects nested deeply": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+    "an endless number": b'{"requests_per_min":' + b"9" * 100_000 + b"}",
+    "an infinite number": b'{"weight": 1e999, "load_deadline_s": 1e999, "ttl_s": 1e999}',
+    "no number": b'{"weight": NaN, "load_deadline_s": NaN, "ttl_s": NaN}',
+    "half a surrogate pair": b'{"note": "\\ud800", "summary": "\\ud800", "url": "http://\\ud800"}',
+    "a key that is half a pair": b'{"\\ud800": 1}',
+    "no UTF-8": b'{"note": "\xff"}',
+    "a null byte": b'{"note": "\\u0000", "url": "http://127.0.0.1:1\\u0000"}',
+    "line breaks": b'{"note": "a\\r\\nset-cookie: x", "url": "http://127.0.0.1:1\\r\\nx: y"}',
+    "a key twice": b'{"suspended": false, "suspended": "yes"}',
+    "no object": b"[1, 2]",
+    "half of one": b'{"note": ',
+    "nothing": b"",
+}
+ROUTES = [
+    ("PUT", "/tenants/acme"),
+    ("PUT", "/quotas/acme"),
+    ("PUT", "/presets/mine"),
+    ("PUT", "/presets/current"),
+    ("PUT", "/instances/x/lease"),
+    ("POST", "/instances"),
+    ("POST", "/keys"),
+    ("POST", "/explain"),
+    ("PUT", "/policies/eviction"),
+    ("POST", "/prefix-cache/reset"),
+]
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with running_fleet(tmp_path, admin_key=ADMIN_KEY) as running:
+        yield running
+
+
+async def test_hostile_bodies_are_refused_and_change_nothing(fleet: Fleet) -> None:
+    key = {"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/json"}
+    wrong: list[str] = []
+    for name, body in HOSTILE.items():
+        for method, path in ROUTES:
+            url = f"{fleet.gateway.url}/admin/v1{path}"
+            async with fleet.gateway.session.request(method, url, data=body, headers=key) as answer:
+                text = await answer.text()
+            if answer.status == 200 and path == "/prefix-cache/reset":
+                continue  # it needs no body
+            if not 400 <= answer.status < 500 or not json.loads(text)["error"]["message"]:
+                wrong.append(f"{method} {path}, {name}: {answer.status} {text[:200]}")
+    assert wrong == []
+    assert [each["action"] for each in (await Admin(fleet.gateway).ok("GET", "/audit"))["data"]] == []
+
+
+@pytest.mark.parametrize("name", ["..%2Ftenants", "a%0d%0aset-cookie:x", "a%00", "%ff", "a" * 65, "-a", "é"])
+async def test_odd_names_are_refused_and_not_echoed_into_headers(fleet: Fleet, name: str) -> None:
+    admin = Admin(fleet.gateway)
+    for path in ("/tenants", "/quotas", "/presets", "/instances"):
+        status, headers, said = await admin.call("PUT", f"{path}/{name}", {})
+        assert 400 <= status < 500, (path, status)
+        assert said["error"]["message"]
+        assert "set-cookie" not in headers
