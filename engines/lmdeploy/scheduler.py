@@ -14,13 +14,13 @@ own order is in charge, which the report and the log say, until a strategy is ch
 import logging
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any, Final
 
 from engines.lmdeploy.tenancy import salt_of_sequence
 from engines.lmdeploy.urgency import urgency_of_sequence
 from engines.lmdeploy.waits import WaitCounts
 from kvcontrol.core.policy_control import ScheduleReport
-from kvcontrol.core.priority import Priority
 from kvcontrol.scheduler_ir.strategies import (
     EngineView,
     WaitingId,
@@ -33,7 +33,8 @@ from kvcontrol.scheduler_ir.strategies import (
 _QUEUE: Final = "kvgate_queue"
 _LEAST_WINDOW: Final = 64
 _PER_SLOT: Final = 2
-_BY_LEVEL: Final = {each.level: each for each in Priority}
+_SAME_STEP_S: Final = 0.005
+"""For so long the window stays as it is while nobody comes or goes: LMDeploy asks for it several times in a step."""
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +52,8 @@ class EngineQueue:
         self._clock = clock  # the one of ``arrive_time``
         self._queue = queue
         self._returned: dict[int, Any] = {}
+        self._shown: list[Any] = []
+        self._shown_s = inf  # nothing that may be shown again
         self._counts = WaitCounts()
         self._promotions = 0
         self._all_returned = 0
@@ -103,6 +106,7 @@ class EngineQueue:
             hand_over(self._queue, queue)
         self._promotions += self._queue.promotions
         self._queue = queue
+        self._shown_s = inf
 
     def report(self, *, swaps: int, in_charge_s: float) -> ScheduleReport:
         """Return the statistics; numbers may be a moment apart."""
@@ -124,6 +128,7 @@ class EngineQueue:
         )
 
     def _came(self, seq: Any) -> None:
+        self._shown_s = inf
         if not self.failed:
             self._queue.add(self._request(seq))
         self._counts.came(urgency_of_sequence(seq).priority)
@@ -134,6 +139,7 @@ class EngineQueue:
         self._came(seq)
 
     def _gone(self, seq: Any, after: Any) -> None:
+        self._shown_s = inf
         priority = urgency_of_sequence(seq).priority
         self._counts.gone(priority)
         came_back = self._returned.pop(int(seq.seq_id), None) is not None
@@ -152,11 +158,17 @@ class EngineQueue:
             self._counts.left(priority)
 
     def _front(self) -> list[Any]:
-        waiting = self._waiting()
+        waiting, now_s = self._waiting(), self._clock()
         if len(waiting) != len(self._queue):
             self._repair(waiting)
+        if not self._shown_s <= now_s < self._shown_s + _SAME_STEP_S:
+            self._shown = self._window_of(waiting, now_s)
+            self._shown_s = now_s
+        return list(self._shown)  # LMDeploy takes from it
+
+    def _window_of(self, waiting: dict[int, Any], now_s: float) -> list[Any]:
         view = EngineView(running=self._manager.num_sequences(self._running_status))
-        chosen = self._queue.peek(self.window, self._clock(), view)
+        chosen = self._queue.peek(self.window, now_s, view)
         window = [waiting[int(request.request_id)] for request in chosen]
         if self._returned:
             seen = {int(request.request_id) for request in chosen}

@@ -76,6 +76,15 @@ def schedule_hooks() -> list[Hook]:
             why="requests beyond twice the batch wait there in the order of arrival, and cancellations behind them",
         ),
         Hook(
+            target="lmdeploy.pytorch.engine.request:RequestSender.async_recv",
+            signature=(
+                "(self, resp: lmdeploy.pytorch.engine.request.Response, wait_main: bool = False) "
+                "-> lmdeploy.pytorch.engine.request.Response"
+            ),
+            replace=handles.sender_async_recv,
+            why="each request that waits wakes the engine's loop once a second",
+        ),
+        Hook(
             target="lmdeploy.serve.managers.session_manager:SessionManager.build_request_handle_pool",
             signature="(self, engine, size)",
             replace=handles.build_request_handle_pool,

@@ -5,8 +5,16 @@ import json
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+import pytest
+
+from engines.lmdeploy import handles
 from engines.lmdeploy.door import DoorMiddleware
-from engines.lmdeploy.handles import HandlePool, build_request_handle_pool, instance_pool_instance
+from engines.lmdeploy.handles import (
+    HandlePool,
+    build_request_handle_pool,
+    instance_pool_instance,
+    sender_async_recv,
+)
 
 
 async def test_a_handle_is_there_at_once_and_is_used_again() -> None:
@@ -123,3 +131,60 @@ async def test_one_more_than_the_bound_is_refused_at_once_and_leaves_no_trace() 
     release.set()
     await asyncio.gather(*inside, health, return_exceptions=True)
     assert door.inside == 0
+
+
+class Answer:
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self.type = "unset"
+
+
+class Sender:
+    """Stands where LMDeploy's ``RequestSender`` does."""
+
+    def __init__(self) -> None:
+        self.looked = 0
+        self.alive = True
+        self.prepared = 0
+        self.manager = self
+
+    async def prepare_send(self) -> None:
+        self.prepared += 1
+
+    def is_loop_alive(self) -> bool:
+        self.looked += 1
+        return self.alive
+
+    async_recv = sender_async_recv(lambda _: None)
+
+
+async def test_an_answer_that_is_there_is_given_at_once_and_can_be_waited_for_again() -> None:
+    sender, answer = Sender(), Answer()
+    answer.event.set()
+    assert await sender.async_recv(answer, wait_main=True) is answer
+    assert (answer.event.is_set(), sender.looked, sender.prepared, answer.type) == (False, 0, 1, "unset")
+
+
+async def test_who_waits_long_looks_ever_more_seldom_and_hears_of_a_loop_that_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+
+    class NoTime:
+        def __init__(self, pause_s: float) -> None:
+            pauses.append(pause_s)
+
+        async def __aenter__(self) -> None:
+            sender.alive = len(pauses) < 8
+            raise TimeoutError
+
+        async def __aexit__(self, *_: object) -> None:
+            raise AssertionError
+
+    sender, answer = Sender(), Answer()
+    monkeypatch.setattr(handles.asyncio, "timeout", NoTime)
+    from lmdeploy.messages import ResponseType
+
+    assert await sender.async_recv(answer) is answer
+    assert pauses == [1, 2, 4, 8, 16, 32, 32, 32]
+    assert answer.type is ResponseType.ENGINE_STOP_ERROR
