@@ -63,7 +63,11 @@ def render(board: Board) -> str:
         made.with_row(dashboard.Row(row.title).id(next(ids)))
         for panel in row.panels:
             made.with_panel(_panel(panel).id(next(ids)))
-    return json.dumps(json.loads(JSONEncoder(sort_keys=True).encode(made.build())), indent=2, sort_keys=True) + "\n"
+    board_json = json.loads(JSONEncoder(sort_keys=True).encode(made.build()))
+    for variable in board_json["templating"]["list"]:  # the SDK's model of variables has those of intervals in all
+        for name in ("auto", "auto_count", "auto_min"):
+            variable.pop(name, None)
+    return json.dumps(board_json, indent=2, sort_keys=True) + "\n"
 
 
 def _instances(*, several: bool) -> dashboard.QueryVariable:
