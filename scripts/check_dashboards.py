@@ -25,7 +25,7 @@ import type * as timeseries from '{_TYPES}/composable/timeseries/panelcfg/x/type
 import type * as stat from '{_TYPES}/composable/stat/panelcfg/x/types.gen';
 import type * as heatmap from '{_TYPES}/composable/heatmap/panelcfg/x/types.gen';
 """
-    + """\
+    """\
 // In JSON an enumeration's member is its value.
 type Json<T> = T extends string ? `${T}` : T extends number | boolean | null | undefined ? T
   : T extends (infer U)[] ? Json<U>[] : T extends object ? { [K in keyof T]: Json<T[K]> } : T;
