@@ -215,7 +215,11 @@ class Candidates:
 
     def cached(self, instance: Instance, lookups: Lookups) -> Cached | None:
         """Return what is cached of a prompt under an instance's identity; None where it can't be named so."""
-        return lookups.under(None if instance.stats is None else self._interned(instance.stats.identity))
+        if instance.stats is None:
+            return lookups.under(None)
+        seat = self._seats.get(instance.id)
+        known = seat is not None and seat.instance is instance
+        return lookups.under(seat.identity if seat is not None and known else self._interned(instance.stats.identity))
 
     def speeds(self, instance: Instance) -> Speeds | None:
         """Return how fast an instance is; None before anything is known."""
@@ -244,23 +248,23 @@ class Candidates:
             self._learned.forget(instance.id)  # it was away: whoever is there now may have an empty cache
             self._lives[instance.id] = instance.life
         tally = self._load.tally(instance.id)
-        load = self._load.of(instance.id)
+        recent_tokens = self._load.recent_tokens(tally)
         seat = self._seats[instance.id] = _Seat(
             instance=instance,
             tally=tally,
             changes=tally.changes,
             observed=self._calibration.observed,
-            until_s=now_s + _AGES_S if load.recent_tokens else _NEVER,
+            until_s=now_s + _AGES_S if recent_tokens else _NEVER,
             identity=None if stats is None else self._interned(stats.identity),
             candidate=Candidate(
                 instance=instance.id,
-                in_flight=load.in_flight,
-                prefill_tokens=load.prefill_tokens,
+                in_flight=tally.in_flight,
+                prefill_tokens=tally.prefill_tokens,
                 foreign_requests=instance.foreign_requests,
                 slots=0 if stats is None else stats.load.max_batch_size,
-                recent_tokens=load.recent_tokens,
-                last_turn=load.last_turn,
-                last_cold_turn=load.last_cold_turn,
+                recent_tokens=recent_tokens,
+                last_turn=tally.last_turn,
+                last_cold_turn=tally.last_cold_turn,
                 speeds=self.speeds(instance),
             ),
         )

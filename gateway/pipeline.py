@@ -5,6 +5,7 @@ another instance only while its client has not been sent a byte, only for the ca
 budget.
 """
 
+import random
 import re
 import secrets
 from collections.abc import Mapping
@@ -70,6 +71,10 @@ _COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.TOKENIZE, Operation.DET
 """They cost a request and no tokens: nothing is computed from them."""
 _SALT_HEADER = CACHE_SALT_HEADER.lower().encode()
 _OVERLOAD = frozenset({FailureKind.CONNECT_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT, FailureKind.HUNG})
+_TOO_BUSY = frozenset({int(HTTPStatus.TOO_MANY_REQUESTS), int(HTTPStatus.SERVICE_UNAVAILABLE)})
+_INSTANCE_FAILED = frozenset(
+    {int(HTTPStatus.BAD_GATEWAY), int(HTTPStatus.SERVICE_UNAVAILABLE), int(HTTPStatus.GATEWAY_TIMEOUT)}
+)
 _BYTES_PER_TOKEN = 4
 _MULTIMODAL_TOKENS = 4096
 """What a prompt with images is taken for at most: their bytes say nothing about their tokens."""
@@ -139,12 +144,14 @@ class Pipeline:
         self._walker = walker
         self._retries = retries
         self._telemetry = telemetry
+        # Requests' names are to be told apart, not to be secret; to ask the system for each is a call of its own.
+        self._names = random.Random(secrets.randbits(256))  # noqa: S311
 
     async def serve(self, operation: Operation, exchange: Exchange) -> None:
         """Answer one request; every way it can end is settled exactly once."""
         record = RequestRecord(
             operation=operation,
-            request_id=_request_id(exchange),
+            request_id=self._request_id(exchange),
             started_s=monotonic(),
             trace_id=_trace_id(exchange),
         )
@@ -159,21 +166,20 @@ class Pipeline:
                 limit_bytes=self._limits.max_body_bytes, timeout_s=self._limits.body_timeout_s
             )
             record.received_s = monotonic()
-            async with exchange.until_disconnect():
-                with deadline:
-                    call = parse_call(operation, body, models=self._registry.served_models)
-                    record.stream = call.stream
-                    self._admission.admit(call.model)
-                    record.model = call.model  # only a name that exists gets into the log
-                    record.parsed_s = monotonic()
-                    fingerprint = await self._fingerprint(call, tenant, record)
-                    record.fingerprinted_s = monotonic()
-                    ask = _ask(tenant, call, fingerprint, self._limits)
-                    async with self._admission.enter(ask) as entry:
-                        record.admitted_s = monotonic()
-                        record.limits = entry.headers
-                        found = _Findings(tenant, fingerprint, entry, deadline, _size(call, ask, record.request_id))
-                        await self._forward(exchange, call, found, record)
+            with exchange.until_disconnect(), deadline:
+                call = parse_call(operation, body, models=self._registry.served_models)
+                record.stream = call.stream
+                self._admission.admit(call.model)
+                record.model = call.model  # only a name that exists gets into the log
+                record.parsed_s = monotonic()
+                fingerprint = await self._fingerprint(call, tenant, record)
+                record.fingerprinted_s = monotonic()
+                ask = _ask(tenant, call, fingerprint, self._limits)
+                async with self._admission.enter(ask) as entry:
+                    record.admitted_s = monotonic()
+                    record.limits = entry.headers
+                    found = _Findings(tenant, fingerprint, entry, deadline, _size(call, ask, record.request_id))
+                    await self._forward(exchange, call, found, record)
         except ClientGoneError:
             record.outcome = Outcome.CANCELLED
         except ApiError as error:
@@ -188,6 +194,12 @@ class Pipeline:
             await exchange.refuse(error, [(b"x-request-id", record.request_id.encode()), *limits])
         finally:
             self._telemetry.settle(record)
+
+    def _request_id(self, exchange: Exchange) -> RequestId:
+        given = exchange.header(b"x-request-id")
+        if given is not None and _SANE_ID.fullmatch(given):
+            return RequestId(given.decode())
+        return RequestId(f"{self._names.getrandbits(128):032x}")
 
     async def _fingerprint(self, call: Call, tenant: Tenant, record: RequestRecord) -> Fingerprint | Gap:
         fingerprint = await self._fingerprinter.fingerprint(
@@ -302,11 +314,11 @@ class Pipeline:
         """Tell the registry what kind of answer this is, and admission whether the instance has enough to do. A 500 may
         be the request's own fault.
         """
-        if status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}:
+        if status in _TOO_BUSY:
             self._admission.overloaded(instance)
         elif status < HTTPStatus.INTERNAL_SERVER_ERROR:
             self._admission.answered(instance, after_s=after_s)
-        if status in {HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}:
+        if status in _INSTANCE_FAILED:
             self._registry.failed(instance.id, f"it answered {status}")
         elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._registry.answered_badly(instance.id, f"it answered {status}")
@@ -352,13 +364,6 @@ def _size(call: Call, ask: Ask, request_id: RequestId) -> RequestSize:
         max_tokens=ask.output_tokens or ask.expected_output_tokens,
         separable=call.operation in _SEPARABLE and call.answers == 1,
     )
-
-
-def _request_id(exchange: Exchange) -> RequestId:
-    given = exchange.header(b"x-request-id")
-    if given is not None and _SANE_ID.fullmatch(given):
-        return RequestId(given.decode())
-    return RequestId(secrets.token_hex(16))
 
 
 def _trace_id(exchange: Exchange) -> str | None:

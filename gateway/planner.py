@@ -158,13 +158,10 @@ class Planner:
         """
         self._plans += 1
         plan, cached = self._decide(fingerprint, instances, session, size, without)
-        if cached is None:
-            return plan
-        held = cached.held(plan.instance.id)
-        self._recent.remember(cached.hashes[held:], plan.instance.id, self._clock())
-        if plan.instance.stats is not None:
-            return plan
-        return replace(plan, guess=self._learned.guess(plan.instance.id, cached.hashes, held))
+        if cached is not None:
+            held = cached.held(plan.instance.id)
+            self._recent.remember(cached.hashes[held:], plan.instance.id, self._clock())
+        return plan
 
     def consider(
         self,
@@ -244,6 +241,10 @@ class Planner:
         decision = self._policy.choose(query)
         chosen = next(each for each in instances if each.id == decision.candidate.instance)
         terms = decision.cost_s.get(chosen.id)
+        cached = self._candidates.cached(chosen, lookups)
+        guess = None
+        if cached is not None and chosen.stats is None:
+            guess = self._learned.guess(chosen.id, cached.hashes, cached.held(chosen.id))
         plan = Plan(
             instance=chosen,
             policy=self._policy.name,
@@ -252,12 +253,13 @@ class Planner:
             matched_tokens=decision.candidate.matched_tokens,
             uncached_tokens=max(0, (tokens or 0) - decision.candidate.expected_tokens),
             predicted_s=predicted_wait_s(terms) if terms and tokens is not None else None,
+            guess=guess,
             candidates=candidates,
             textual=isinstance(fingerprint, Fingerprint) and fingerprint.textual,
         )
         if isinstance(fingerprint, Fingerprint) and (prefilling := self._prefilling(fingerprint.model)):
             plan = self._separated(plan, [each for each in prefilling if each.id not in without], lookups, size)
-        return plan, self._candidates.cached(chosen, lookups)
+        return plan, cached
 
     def _separated(
         self,

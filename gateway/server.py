@@ -9,9 +9,10 @@ without an end grows in memory. What the parser refuses is answered in OpenAI's 
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.api.exchange import CONNECTION
 from gateway.envelopes import envelope
@@ -38,10 +39,12 @@ class BoundedProtocol(HttpToolsProtocol):
     _in_head = True
     _head_begun = False
     _timer: TimerHandle | None = None
+    _writer: "_HeldWriter"
     _gone: Callable[[], object] | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._writer = _HeldWriter(transport)
         self._arm(self.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -60,6 +63,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def unwatch(self) -> None:
         self._gone = None
+
+    def hold(self) -> None:
+        """Keep what is written from now on, until ``release``."""
+        self._writer.hold()
+
+    def release(self) -> None:
+        """Write what was kept, in one piece: an answer's head and its body are one system call and one packet."""
+        self._writer.release()
+
+    @property
+    def received(self) -> bool:
+        """Whether the request that is being answered is there as a whole."""
+        return not self.cycle.more_body
 
     @property
     def full(self) -> bool:
@@ -95,6 +111,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         self._arm(self.body_timeout_s + _LATE_S)
         super().on_headers_complete()
+        self.cycle.body = _Body()  # type: ignore[assignment]
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        cycle.transport = self._writer  # type: ignore[assignment]
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         self._disarm()
@@ -137,6 +158,61 @@ class BoundedProtocol(HttpToolsProtocol):
     def _too_late(self) -> None:
         self._timer = None
         self.transport.close()
+
+
+class _HeldWriter:
+    """What uvicorn uses of a connection's transport to answer; may hold what is written back."""
+
+    __slots__ = ("_held", "_transport")
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._held: list[bytes] | None = None
+
+    def hold(self) -> None:
+        if self._held is None:
+            self._held = []
+
+    def release(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            self._transport.writelines(held)
+
+    def write(self, data: bytes) -> None:
+        if self._held is None:
+            self._transport.write(data)
+        else:
+            self._held.append(data)
+
+    def close(self) -> None:
+        self.release()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+
+class _Body:
+    """A request's body in the pieces that came, in place of uvicorn's ``bytearray``: mostly there is one, and it is not
+    copied twice.
+    """
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def __iadd__(self, piece: bytes) -> Self:
+        self._pieces.append(piece)
+        self._size += len(piece)
+        return self
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
 
 def bounded_protocol(*, header_timeout_s: float, body_timeout_s: float, max_header_bytes: int) -> type[BoundedProtocol]:

@@ -110,6 +110,8 @@ class Authenticator:
         return hmac.new(self._secret, tenant.encode(), hashlib.sha256).hexdigest()[:_SALT_HEX_CHARS]
 
     def _open_tenant(self, key: bytes | None) -> Tenant:
+        if key is None and (anonymous := self.accounts.get(_ANONYMOUS)) is not None:
+            return anonymous
         name = _ANONYMOUS if key is None else TenantId("open:" + hashlib.sha256(key).hexdigest()[:16])
         return self._tenant(name, self._directory)
 

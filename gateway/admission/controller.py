@@ -166,7 +166,7 @@ class AdmissionController:
 
     def answered(self, instance: Instance, *, after_s: float) -> None:
         """Note when an instance's answer began."""
-        self._limiter.answered(instance, after_s=after_s, in_flight=self._load.of(instance.id).in_flight)
+        self._limiter.answered(instance, after_s=after_s, in_flight=self._load.in_flight(instance.id))
 
     def overloaded(self, instance: Instance) -> None:
         """Note that an instance could not take a request."""
@@ -283,7 +283,7 @@ class AdmissionController:
 
     def _rooms(self, instances: Sequence[Instance]) -> list[int]:
         """How many more requests each instance may be given."""
-        return [self._limiter.room(each, self._load.of(each.id).in_flight) for each in instances]
+        return [self._limiter.room(each, self._load.in_flight(each.id)) for each in instances]
 
     def _saturated(self, pool: _Pool, reason: str, why: str) -> RateLimitedError:
         self._meter.shed(reason)

@@ -5,8 +5,8 @@ costs here.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
+from types import TracebackType
 from typing import Any, Protocol
 
 from gateway.errors import ApiError, BodyTimeoutError, BodyTooLargeError
@@ -27,14 +27,23 @@ _DRAIN_S = 2.0
 
 
 class Connection(Protocol):
-    """Tells when the client goes away and whether it keeps up, without the task and the timers that ASGI would need."""
+    """Tells when the client goes away and whether it keeps up, without the task and the timers that ASGI would need;
+    whether the whole request is there; and writes what is sent between ``hold`` and ``release`` at once.
+    """
 
     @property
     def full(self) -> bool: ...
 
+    @property
+    def received(self) -> bool: ...
+
     def watch(self, gone: Callable[[], object]) -> None: ...
 
     def unwatch(self) -> None: ...
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
 
 
 class ClientGoneError(Exception):
@@ -66,13 +75,13 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._send_timeout_s = send_timeout_s
+        self._by_name: dict[bytes, bytes] | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first value of a header, its name in lower case."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
+        if self._by_name is None:
+            self._by_name = dict(reversed(self.headers))
+        return self._by_name.get(name)
 
     @property
     def credential(self) -> bytes | None:
@@ -91,6 +100,8 @@ class Exchange:
         if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
             await self._drain()
             raise _too_large(limit_bytes)
+        if self._connection is not None and self._connection.received:  # then it doesn't wait
+            return await self._read(limit_bytes)
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._read(limit_bytes)
@@ -126,27 +137,12 @@ class Exchange:
         except TimeoutError:
             return
 
-    @asynccontextmanager
-    async def until_disconnect(self) -> AsyncIterator[None]:
-        """Run the block, and cancel it as soon as the client goes away: then ``ClientGoneError`` comes out of it.
+    def until_disconnect(self) -> "_UntilDisconnect":
+        """Run a block (``with``), and cancel it as soon as the client goes away: then ``ClientGoneError`` comes out.
 
         The body must have been read before.
         """
-        interrupt = Interrupt()
-        connection = self._connection
-        watcher = None if connection is not None else asyncio.create_task(self._watch(interrupt))
-        try:
-            with interrupt:
-                if connection is not None:
-                    connection.watch(interrupt.fire)
-                yield
-        except InterruptError:
-            raise ClientGoneError from None
-        finally:
-            if connection is not None:
-                connection.unwatch()
-            if watcher is not None:
-                watcher.cancel()
+        return _UntilDisconnect(self._connection, self._watch)
 
     async def _watch(self, interrupt: Interrupt) -> None:
         """What a server that isn't ours takes."""
@@ -157,6 +153,8 @@ class Exchange:
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
         self.started = True
+        if self._connection is not None:  # a head alone is not worth a packet
+            self._connection.hold()
         headers = [*headers, *self.extra_headers] if self.extra_headers else headers
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -172,14 +170,19 @@ class Exchange:
         await self._put({"type": "http.response.body", "body": data, "more_body": False})
 
     async def _put(self, message: Message) -> None:
-        if self._connection is not None and not self._connection.full:  # then it doesn't wait
+        connection = self._connection
+        if connection is not None and not connection.full:  # then it doesn't wait
             await self._send(message)
+            connection.release()
             return
         try:
             async with asyncio.timeout(self._send_timeout_s):
                 await self._send(message)
         except TimeoutError:
             raise ClientGoneError from None
+        finally:
+            if connection is not None:
+                connection.release()
 
     async def reply(self, status: int, body: bytes, headers: Sequence[Header] = ()) -> None:
         """Send a whole JSON answer."""
@@ -189,6 +192,8 @@ class Exchange:
         )
         self._finished = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        if self._connection is not None:
+            self._connection.release()
 
     async def refuse(self, error: ApiError, headers: Sequence[Header] = ()) -> None:
         """Send an error's envelope."""
@@ -200,6 +205,39 @@ class Exchange:
         if error.status == 401:  # noqa: PLR2004 - RFC 9110: a 401 names the scheme
             extra.append((b"www-authenticate", b"Bearer"))
         await self.reply(error.status, error.body(self.dialect), extra)
+
+
+class _UntilDisconnect:
+    """The block of ``Exchange.until_disconnect``."""
+
+    __slots__ = ("_connection", "_interrupt", "_watch", "_watcher")
+
+    def __init__(
+        self, connection: Connection | None, watch: Callable[[Interrupt], Coroutine[object, object, None]]
+    ) -> None:
+        self._connection = connection
+        self._watch = watch
+        self._interrupt = Interrupt()
+        self._watcher: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._interrupt.__enter__()
+        if self._connection is None:
+            self._watcher = asyncio.create_task(self._watch(self._interrupt))
+        else:
+            self._connection.watch(self._interrupt.fire)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            self._connection.unwatch()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        try:
+            self._interrupt.__exit__(kind, error, traceback)
+        except InterruptError:
+            raise ClientGoneError from None
 
 
 def _too_large(limit_bytes: int) -> BodyTooLargeError:

@@ -69,9 +69,8 @@ class TokenApi:
         limit_s = limit_of(exchange.header(HEADER), longest_s=self._request_timeout_s)
         body = await exchange.read_body(limit_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
         work = self._tokenize if operation is Operation.TOKENIZE else self._detokenize
-        async with exchange.until_disconnect():
-            with Deadline(started_s=started_s, limit_s=limit_s):
-                answer = await asyncio.get_running_loop().run_in_executor(self._executor, work, body)
+        with exchange.until_disconnect(), Deadline(started_s=started_s, limit_s=limit_s):
+            answer = await asyncio.get_running_loop().run_in_executor(self._executor, work, body)
         await exchange.reply(200, msgspec.json.encode(answer))
 
     def _tokenize(self, body: bytes) -> dict[str, Any]:

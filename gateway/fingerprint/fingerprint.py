@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import cast
 
 import msgspec
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128
 
 from gateway.fingerprint.canonical import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Unreadable
 from gateway.fingerprint.tokenizer import ModelTokenizer
@@ -23,8 +24,10 @@ from kvcontrol.core.ids import BlockHash
 
 _MOST_TEXT_BYTES = 512 << 10
 """What is beyond belongs to no block: a prompt's place is decided long before."""
-_INLINE_TEXT_BYTES = 64 << 10
-"""Longer texts are spelled out and hashed off the event loop, when they are not tokenized."""
+_INLINE_TEXT_BYTES = 512 << 10
+"""Longer texts are spelled out and hashed off the event loop, when they are not tokenized: half a millisecond of work.
+A thread would be a tenth of one for 128 KB, beside which its wake-ups are as much again.
+"""
 _INLINE_CHARS = 8192
 """Longer prompts are encoded off the event loop: about 2 ms of work, where a thread hop costs 0.1 ms."""
 
@@ -95,18 +98,20 @@ class Fingerprint:
 
 
 def _text_hashes(root: BlockHash, text: bytes, block_size_tokens: int) -> list[BlockHash]:
-    """Chain blocks of text as ``chain_hashes`` does tokens, by a hash that is not cryptographic and 100 times as fast.
+    """Name blocks of text, by a hash that is not cryptographic and 100 times as fast as ``chain_hashes``: each block by
+    the hash of all text up to its end, which one state gives in passing.
 
     These name no block of any engine: whoever makes two of them equal misleads the routing of their own prompts, as the
     root has their tenant's salt in it.
     """
     width = block_size_tokens * TOKEN_BYTES
-    hashes: list[BlockHash] = []
-    current = root
+    hashes: list[bytes] = []
+    append, view, state = hashes.append, memoryview(text), xxh3_128(root)
+    update, digest = state.update, state.digest
     for start in range(0, len(text), width):
-        current = BlockHash(xxh3_128_digest(current + text[start : start + width]))
-        hashes.append(current)
-    return hashes
+        update(view[start : start + width])
+        append(digest())
+    return cast("list[BlockHash]", hashes)
 
 
 class KnownBlocks(Fingerprint):

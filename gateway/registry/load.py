@@ -90,8 +90,13 @@ class LoadTracker:
             prefill_tokens=counters.prefill_tokens,
             last_turn=counters.last_turn,
             last_cold_turn=counters.last_cold_turn,
-            recent_tokens=counters.recent_tokens and self._decayed(counters),
+            recent_tokens=self.recent_tokens(counters),
         )
+
+    def in_flight(self, instance: InstanceId) -> int:
+        """Return how many requests of ours an instance has."""
+        counters = self._counters.get(instance)
+        return 0 if counters is None else counters.in_flight
 
     def tally(self, instance: InstanceId) -> Tally:
         """Return an instance's own counts, which stay its own until it is forgotten."""
@@ -106,7 +111,7 @@ class LoadTracker:
         counters = self.tally(instance)
         self._turn += 1
         counters.last_turn = self._turn
-        counters.recent_tokens = self._decayed(counters) + uncached_tokens
+        counters.recent_tokens = self.recent_tokens(counters) + uncached_tokens
         counters.recent_at_s = self._clock()
         if cold:
             counters.last_cold_turn = self._turn
@@ -116,7 +121,10 @@ class LoadTracker:
         finally:
             permit.release()
 
-    def _decayed(self, counters: Tally) -> float:
+    def recent_tokens(self, counters: Tally) -> float:
+        """Return the uncached tokens that an instance was given, each counting half after 30 s."""
+        if not counters.recent_tokens:
+            return 0.0
         return float(counters.recent_tokens * 0.5 ** ((self._clock() - counters.recent_at_s) / _HALF_LIFE_S))
 
     async def until_idle(self, instance: InstanceId) -> None:

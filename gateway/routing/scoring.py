@@ -64,7 +64,10 @@ def reload_s(tokens_by_tier: Mapping[CacheTier, int], speeds: Speeds) -> float:
 
 def predicted_wait_s(terms: Mapping[str, float]) -> float:
     """Return the predicted time to the first token."""
-    return sum(terms.get(name, 0.0) for name in WAIT_TERMS)
+    seconds = 0.0
+    for name in WAIT_TERMS:
+        seconds += terms.get(name, 0.0)
+    return seconds
 
 
 __all__ = ["WAIT_TERMS", "base_term", "load_s", "load_terms", "predicted_wait_s", "prefill_terms", "reload_s"]
