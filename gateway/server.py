@@ -9,7 +9,7 @@ without an end grows in memory. What the parser refuses is answered in OpenAI's 
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -39,12 +39,12 @@ class BoundedProtocol(HttpToolsProtocol):
     _in_head = True
     _head_begun = False
     _timer: TimerHandle | None = None
-    _writer: "_HeldWriter"
+    _writer: "HeldWriter"
     _gone: Callable[[], object] | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._writer = _HeldWriter(transport)
+        self._writer = HeldWriter(transport)
         self._arm(self.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -111,7 +111,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         self._arm(self.body_timeout_s + _LATE_S)
         super().on_headers_complete()
-        self.cycle.body = _Body()  # type: ignore[assignment]
+        self.cycle.body = Body()  # type: ignore[assignment]
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         cycle.transport = self._writer  # type: ignore[assignment]
@@ -160,12 +160,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-class _HeldWriter:
+class WritesAndCloses(Protocol):
+    """What is used of a transport."""
+
+    def write(self, data: bytes, /) -> None: ...
+
+    def writelines(self, list_of_data: list[bytes], /) -> None: ...
+
+    def close(self) -> None: ...
+
+    def is_closing(self) -> bool: ...
+
+
+class HeldWriter:
     """What uvicorn uses of a connection's transport to answer; may hold what is written back."""
 
     __slots__ = ("_held", "_transport")
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: WritesAndCloses) -> None:
         self._transport = transport
         self._held: list[bytes] | None = None
 
@@ -192,7 +204,7 @@ class _HeldWriter:
         return self._transport.is_closing()
 
 
-class _Body:
+class Body:
     """A request's body in the pieces that came, in place of uvicorn's ``bytearray``: mostly there is one, and it is not
     copied twice.
     """
@@ -227,4 +239,4 @@ def bounded_protocol(*, header_timeout_s: float, body_timeout_s: float, max_head
     return Bounded
 
 
-__all__ = ["bounded_protocol"]
+__all__ = ["Body", "HeldWriter", "bounded_protocol"]
