@@ -29,10 +29,13 @@ from gateway.api.admin.policies import policies_router
 from gateway.api.admin.presets import presets_router
 from gateway.api.admin.routing import routing_router
 from gateway.api.admin.shadow import shadow_router
+from gateway.api.admin.status import StatusBoard, status_router
+from gateway.api.dashboard import dashboard_router
 from gateway.api.exchange import Receive, Scope, Send
 from gateway.api.openai import OpenAiApi, serves
 from gateway.api.ops import ops_router
 from gateway.api.tokens import TokenApi
+from gateway.dashboard import Assets, FleetBoard
 from gateway.errors import envelope
 from gateway.fingerprint import Fingerprinter, load_tokenizer
 from gateway.fleet import FleetKeeper, InstanceControl, PolicySwap
@@ -95,6 +98,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
         settings.api_keys, salt_secret=salt_secret, require_keys=settings.require_keys, admin_key=admin_key
     )
     shared = open_shared(settings)
+    assets = Assets()
     store, quotas = shared.store, shared.quotas
 
     @asynccontextmanager
@@ -209,17 +213,9 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     retries=RetryBudget(settings.retry_budget_ratio),
                     telemetry=telemetry,
                 )
-                app.include_router(
-                    ops_router(
-                        registry=registry,
-                        load=load,
-                        index=index,
-                        planner=planner,
-                        metrics=metrics,
-                        telemetry=telemetry,
-                        siblings=siblings,
-                    )
-                )
+                app.include_router(ops_router(registry=registry, metrics=metrics, siblings=siblings))
+                board = FleetBoard(registry=registry, load=load, index=index, planner=planner, telemetry=telemetry)
+                app.include_router(dashboard_router(assets, board))
                 app.inference = OpenAiApi(
                     pipeline=pipeline,
                     authenticator=authenticator,
@@ -328,6 +324,17 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                                 authenticator=authenticator,
                                 expected_output_tokens=settings.expected_output_tokens,
                             ),
+                            status_router(
+                                StatusBoard(
+                                    fleet=board,
+                                    roster=roster,
+                                    admission=admission,
+                                    authenticator=authenticator,
+                                    meter=quotas,
+                                    telemetry=telemetry,
+                                    siblings=siblings,
+                                )
+                            ),
                             shadow_router(registry=registry, control=control),
                             policies_router(changes, registry=registry, control=control, swap=swap, keeper=fleet),
                             presets_router(changes, presets=presets, registry=registry, swap=swap),
@@ -343,6 +350,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     "roster": partial(roster_keeper.run, settings.store_poll_s),
                     "leases": leases.run,
                     "lag": partial(watch_lag, telemetry.lagged),
+                    "traffic": partial(telemetry.traffic.run, lambda: load.total, lambda: admission.waiting),
                 }
                 try:
                     registry.tenants(several=authenticator.several)

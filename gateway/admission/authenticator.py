@@ -98,6 +98,10 @@ class Authenticator:
         """Whether the settings have a key of this tenant."""
         return tenant in self._configured.values()
 
+    def suspended(self, tenant: TenantId) -> bool:
+        """Whether a tenant's requests are refused."""
+        return tenant in self._directory.suspended
+
     def digest(self, key: str) -> str:
         """Return what the store keeps of a key."""
         return self._digest.of(key.encode()).hex()

@@ -1,27 +1,15 @@
-"""For operators: is it alive, is it ready, what does it measure, how does it look."""
+"""For operators: is it alive, is it ready, what does it measure."""
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import JSONResponse
 
-from gateway.dashboard import status_page
-from gateway.planner import Planner
-from gateway.registry import LoadTracker, Registry
-from gateway.telemetry import Metrics, Telemetry
+from gateway.registry import Registry
+from gateway.telemetry import Metrics
 from gateway.telemetry.siblings import Siblings
-from kvcontrol.prefix_reuse import FleetIndex
 
 
-def ops_router(  # noqa: PLR0913 - wired once, by name
-    *,
-    registry: Registry,
-    load: LoadTracker,
-    index: FleetIndex,
-    planner: Planner,
-    metrics: Metrics,
-    telemetry: Telemetry,
-    siblings: Siblings | None = None,
-) -> APIRouter:
-    """Return ``/healthz``, ``/readyz``, ``/metrics`` and ``/dashboard``."""
+def ops_router(*, registry: Registry, metrics: Metrics, siblings: Siblings | None = None) -> APIRouter:
+    """Return ``/healthz``, ``/readyz`` and ``/metrics``."""
     router = APIRouter()
 
     @router.head("/healthz", include_in_schema=False)
@@ -56,11 +44,6 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
         if siblings is not None and worker != "own":
             series = await siblings.exposition(series, accept)
         return Response(series, headers={"content-type": content_type})
-
-    @router.get("/dashboard", response_class=HTMLResponse)
-    async def dashboard() -> str:
-        """The status page."""
-        return status_page(registry, load, index, policy=planner.policy, outcomes=telemetry.outcomes)
 
     return router
 

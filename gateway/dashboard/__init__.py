@@ -1,5 +1,6 @@
-"""The status page."""
+"""The status page: its files, and the fleet as everybody may see it."""
 
-from gateway.dashboard.page import status_page
+from gateway.dashboard.assets import Asset, Assets
+from gateway.dashboard.fleet import FleetBoard, FleetView, InstanceSummary
 
-__all__ = ["status_page"]
+__all__ = ["Asset", "Assets", "FleetBoard", "FleetView", "InstanceSummary"]

@@ -2,10 +2,11 @@
 
 from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.fleet.keeper import FleetKeeper, InstanceReport, Wishes
-from gateway.fleet.policies import Policy, PolicySwap, Step, SwapReport
+from gateway.fleet.policies import Choice, Policy, PolicySwap, Step, SwapReport
 from gateway.fleet.reset import reset_prefix_caches
 
 __all__ = [
+    "Choice",
     "FleetKeeper",
     "InstanceControl",
     "InstanceControlError",

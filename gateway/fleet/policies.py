@@ -70,6 +70,14 @@ class SwapReport:
         return ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What an instance runs, by kind, and the eviction policies that it could run, each in a few words."""
+
+    policies: Mapping[str, Policy]
+    available: Mapping[str, str]
+
+
 class PolicySwap:
     """Stateless but for ``lock``: one change at a time from this process."""
 
@@ -79,6 +87,10 @@ class PolicySwap:
 
     async def running(self, instance: Instance) -> Mapping[str, Policy]:
         """Return what an instance runs, by kind; raises ``InstanceControlError``."""
+        return (await self.look(instance)).policies
+
+    async def look(self, instance: Instance) -> "Choice":
+        """Return what an instance runs and could run; raises ``InstanceControlError``."""
         return read_policies(await self._control.call(instance, "GET", POLICY_PATH))
 
     async def tell(self, instance: Instance, policy: Policy) -> None:
@@ -156,15 +168,17 @@ class _Running(msgspec.Struct, frozen=True):
 
 class _AllRunning(msgspec.Struct, frozen=True):
     policies: list[_Running]
+    available: dict[str, str] = {}
 
 
-def read_policies(body: bytes) -> Mapping[str, Policy]:
+def read_policies(body: bytes) -> Choice:
     """Read an answer to ``GET /kv/v1/policy``; raises ``InstanceControlError``."""
     try:
-        said = msgspec.json.decode(body, type=_AllRunning).policies
+        said = msgspec.json.decode(body, type=_AllRunning)
     except msgspec.DecodeError as error:
         raise InstanceControlError(f"{POLICY_PATH} can't be read: {error}", status=None, sure=True) from None
-    return {each.kind: Policy(kind=each.kind, name=each.name, params=each.params) for each in said}
+    policies = {each.kind: Policy(kind=each.kind, name=each.name, params=each.params) for each in said.policies}
+    return Choice(policies=policies, available=said.available)
 
 
-__all__ = ["InstanceStep", "Policy", "PolicySwap", "Step", "SwapReport", "read_policies"]
+__all__ = ["Choice", "InstanceStep", "Policy", "PolicySwap", "Step", "SwapReport", "read_policies"]

@@ -105,6 +105,11 @@ class LoadTracker:
             counters = self._counters[instance] = Tally()
         return counters
 
+    @property
+    def total(self) -> int:
+        """Requests at all instances together."""
+        return sum(each.in_flight for each in self._counters.values())
+
     @contextmanager
     def placed(self, instance: InstanceId, *, uncached_tokens: int, cold: bool) -> Iterator[Permit]:
         """Count a request at an instance while the block runs."""

@@ -5,5 +5,16 @@ from gateway.telemetry.logs import configure_logging
 from gateway.telemetry.metrics import Metrics, Watched
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.traffic import Interval, Traffic
 
-__all__ = ["Metrics", "Outcome", "RequestRecord", "Telemetry", "Watched", "configure_logging", "watch_lag"]
+__all__ = [
+    "Interval",
+    "Metrics",
+    "Outcome",
+    "RequestRecord",
+    "Telemetry",
+    "Traffic",
+    "Watched",
+    "configure_logging",
+    "watch_lag",
+]

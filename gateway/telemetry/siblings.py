@@ -31,15 +31,15 @@ class Siblings:
 
     def __init__(self, folder: Path, *, own: int, count: int) -> None:
         self._folder = folder
-        self._own = own
-        self._count = count
+        self.own = own
+        self.count = count
 
     async def exposition(self, own: bytes, accept: str) -> bytes:
         """Return the series of all workers in one format; ``own`` are this one's, ``accept`` the scrape's header."""
-        others = [number for number in range(self._count) if number != self._own]
+        others = [number for number in range(self.count) if number != self.own]
         asked = asyncio.gather(*(self._ask(each, accept) for each in others))
         texts = dict(zip(others, await asked, strict=True))
-        texts[self._own] = own.decode()
+        texts[self.own] = own.decode()
         return merged({number: texts[number] for number in sorted(texts)}).encode()
 
     async def _ask(self, number: int, accept: str) -> str | None:

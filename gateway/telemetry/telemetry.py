@@ -8,6 +8,7 @@ from time import monotonic
 from gateway.telemetry.logs import FIELDS
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, RequestRecord
+from gateway.telemetry.traffic import Traffic
 from gateway.types import Usage
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.series import OTHER
@@ -21,6 +22,7 @@ class Telemetry:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self.outcomes: Counter[Outcome] = Counter()
+        self.traffic = Traffic()
 
     def settle(self, record: RequestRecord) -> None:
         """Account one finished request."""
@@ -28,6 +30,7 @@ class Telemetry:
         now_s = monotonic()
         metrics, operation, trace_id = self._metrics, record.operation, record.trace_id
         self.outcomes[outcome] += 1
+        self.traffic.settled(record, outcome)
         metrics.requests.inc(operation, outcome)
         metrics.model_requests.inc(record.model or OTHER, outcome)
         tenant = metrics.tenant(record.tenant)

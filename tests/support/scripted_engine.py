@@ -72,6 +72,7 @@ class ScriptedEngine:
         self.tiers: dict[CacheTier, TierStats] = {}
         self.quotas: dict[tuple[str, str], Any] = {}  # as the gateway told them, by tenant and tier
         self.policies: dict[str, dict[str, Any]] = {"eviction": {"kind": "eviction", "name": "lru", "params": {}}}
+        self.available: dict[str, str] = {}
         self.refused_policies: set[str] = set()
         self.policy_status: int | None = None  # answered to PUT /kv/v1/policy instead
         self.busy_for = 0  # so many changes of a policy are answered with 503
@@ -239,7 +240,7 @@ class ScriptedEngine:
         del request
         if self.policy_status is not None:
             return web.json_response({"error": {"message": "scripted"}}, status=self.policy_status)
-        return web.json_response({"policies": list(self.policies.values()), "available": {}})
+        return web.json_response({"policies": list(self.policies.values()), "available": self.available})
 
     async def put_policy(self, request: web.Request) -> web.Response:
         said = msgspec.json.decode(await request.read(), type=PolicyChange)

@@ -1,5 +1,6 @@
 """``/admin/v1/policies`` and ``/admin/v1/prefix-cache/reset``: what all instances are told at once."""
 
+import asyncio
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Response
@@ -9,6 +10,7 @@ from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes, MutationOf, etag, must
 from gateway.errors import ApiError, ConflictApiError, InvalidRequestError, NoInstanceError, NotFoundError
 from gateway.fleet import (
+    Choice,
     FleetKeeper,
     InstanceControl,
     InstanceControlError,
@@ -57,9 +59,10 @@ class RunningPolicy(BaseModel):
 
 
 class InstancePolicies(BaseModel):
-    """What one instance runs, or why that is unknown; ``problems`` are what it refused of what it should."""
+    """What one instance runs and could run, or why that is unknown; ``problems`` are what it refused."""
 
     running: list[RunningPolicy]
+    available: dict[str, str] = Field(description="Eviction policies that it knows, each in a few words.")
     problem: str | None
     problems: list[str]
 
@@ -94,7 +97,7 @@ class ResetView(BaseModel):
     failed: int
 
 
-def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
+def policies_router(  # noqa: C901 - it is a list of routes
     changes: Changes, *, registry: Registry, control: InstanceControl, swap: PolicySwap, keeper: FleetKeeper
 ) -> APIRouter:
     """Return the routes."""
@@ -104,19 +107,20 @@ def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
     @router.get("/policies")
     async def list_policies() -> PolicyList:
         """What all instances should run, and what each does run."""
+        present = _reporting(registry)
+        asked = await asyncio.gather(*(_ask(swap, each) for each in present))
         reports = keeper.report()
         instances = {}
-        for each in _reporting(registry):
-            running: list[RunningPolicy] = []
-            problem = None
-            try:
-                found = await swap.running(each)
-                running = [RunningPolicy(kind=one.kind, name=one.name, params=one.params) for one in found.values()]
-            except InstanceControlError as error:
-                problem = str(error)
+        for each, said in zip(present, asked, strict=True):
             report = reports.get(each.id)
+            unknown = isinstance(said, InstanceControlError)
             instances[each.id] = InstancePolicies(
-                running=running, problem=problem, problems=[] if report is None else list(report.problems)
+                running=[]
+                if isinstance(said, InstanceControlError)
+                else [RunningPolicy(kind=one.kind, name=one.name, params=one.params) for one in said.policies.values()],
+                available={} if isinstance(said, InstanceControlError) else dict(said.available),
+                problem=str(said) if unknown else None,
+                problems=[] if report is None else list(report.problems),
             )
         return PolicyList(data=[_view(each) for each in await store.documents(Kind.POLICY)], instances=instances)
 
@@ -193,6 +197,13 @@ def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
         )
 
     return router
+
+
+async def _ask(swap: PolicySwap, instance: Instance) -> Choice | InstanceControlError:
+    try:
+        return await swap.look(instance)
+    except InstanceControlError as error:
+        return error
 
 
 def _reporting(registry: Registry) -> tuple[Instance, ...]:
