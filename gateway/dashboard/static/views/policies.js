@@ -11,6 +11,7 @@ export class Policies {
   constructor(root, { confirm }) {
     this.confirm = confirm;
     this.policies = null;
+    this.turn = 0;
     this.problem = h("div", { role: "alert" });
     this.running = h("div", {});
     this.shadows = h("div", {});
@@ -47,8 +48,11 @@ export class Policies {
     );
   }
 
+  // An answer that a later question has overtaken is dropped: it may be older than a swap.
   async refresh() {
+    const turn = ++this.turn;
     const [policies, shadows] = await Promise.all([admin("GET", "/policies"), admin("GET", "/policies/shadow")]);
+    if (turn !== this.turn) return;
     this.policies = policies;
     this.show(policies, shadows);
   }
