@@ -14,7 +14,7 @@ from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.timed_chat import BenchmarkError
 from kvgate.display import errors, output
 from kvgate.failure import CommandError
-from kvgate.model import embedded_model
+from kvgate.model import embedded_model, model_from_folder, tiny_model
 from kvgate.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def build_bench() -> typer.Typer:
     bench.command("hierarchy")(run_hierarchy)
     bench.command("predict")(run_predict)
     bench.command("schedule")(run_schedule)
+    bench.command("pd")(run_pd)
     bench.command("tiers")(run_tiers)
     bench.command("gateway")(run_gateway)
     bench.command("telemetry")(run_telemetry)
@@ -288,6 +289,35 @@ def run_schedule(
         raise CommandError("--strategy names none", f"there are {', '.join(there)}")
     report = schedule.run(schedule.SchedulePlan(traces=traces, strategies=names, quick=quick), say)
     _show(report, as_json=as_json, as_markdown=as_markdown)
+
+
+def run_pd(  # noqa: PLR0913 - each is one option
+    *,
+    model: Annotated[Path | None, typer.Option(help="A model folder. Default: a tiny random Llama.")] = None,
+    answers: Annotated[int, typer.Option(min=1, help="Answers that run meanwhile.")] = 4,
+    prompts: Annotated[int, typer.Option(min=1, help="Long prompts that arrive in a round.")] = 6,
+    prompt_tokens: Annotated[int, typer.Option(min=64, help="Length of each, in letters, of about a token.")] = 3000,
+    period: Annotated[float, typer.Option(min=0.01, help="Seconds between two of them.")] = 0.5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each way.")] = 3,
+    seed: Annotated[int, typer.Option(help="Another seed, other prompts.")] = 1,
+    as_json: _AsJson = False,
+) -> None:
+    """Answers run while long prompts arrive: prefill and decode apart against two instances that do both."""
+    from kvgate.benchmarks import pd
+
+    def say(step: str) -> None:
+        errors.print(f"  {step}", markup=False, soft_wrap=True)
+
+    plan = pd.PdPlan(
+        model=tiny_model(None) if model is None else model_from_folder(model, None),
+        answers=answers,
+        prompts=prompts,
+        prompt_tokens=prompt_tokens,
+        period_s=period,
+        rounds=rounds,
+        seed=seed,
+    )
+    _show(pd.run(plan, say), as_json=as_json)
 
 
 def run_tiers(  # noqa: PLR0913 - each is one option

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,13 +120,15 @@ def used_blocks(instance: Instance) -> int:
 @contextmanager
 def pair_of(model: Path, logs: Path, *options: str, settings: Mapping[str, str] | None = None) -> Iterator[Pair]:
     """Start both, at once."""
-    started = [
-        Instance.start(
-            model, logs / f"{role.lower()}.log", "--role", role, "--num-gpu-blocks", "1024", *options, settings=settings
-        )
-        for role in ("Prefill", "Decode")
-    ]
-    with started[0], started[1]:
+    with ExitStack() as stack:
+        started = []
+        for role in ("Prefill", "Decode"):
+            log = logs / f"{role.lower()}.log"
+            more = ("--role", role, "--num-gpu-blocks", "1024", *options)
+            started.append(Instance.start(model, log, *more, settings=settings))
+            stack.push(started[-1].__exit__)
+        for each in started:
+            each.wait_healthy()
         yield Pair(*started)
 
 

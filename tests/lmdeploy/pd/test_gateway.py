@@ -105,7 +105,7 @@ async def test_clients_that_leave_at_any_moment_leave_no_block_behind(
 ) -> None:
     dice = random.Random(count)  # noqa: S311
     bodies = [body_of(dice.choice([70, 300, 900]), seed, max_tokens=40, stream=True) for seed in range(count)]
-    async with gateway_of(pair, tiny_llama, tmp_path, tenant_concurrency=0) as gateway:
+    async with gateway_of(pair, tiny_llama, tmp_path) as gateway:
 
         def leave(job: tuple[dict[str, Any], float]) -> bool:
             body, after_s = job
