@@ -181,7 +181,7 @@ class Pipeline:
                     found = _Findings(tenant, fingerprint, entry, deadline, _size(call, ask, record.request_id))
                     await self._forward(exchange, call, found, record)
         except ClientGoneError:
-            record.outcome = Outcome.CANCELLED
+            record.client_left()
         except ApiError as error:
             record.status = error.status
             record.outcome = record.outcome or Outcome.of_status(error.status)

@@ -9,8 +9,9 @@ from urllib.parse import quote
 import typer
 
 from kvgate.admin_client import AdminClient, find_key
-from kvgate.admin_desk import Operator, listed, one, operator_of, show, table_of, text_of, told
+from kvgate.admin_desk import Operator, listed, one, operator_of, show, table_of, told
 from kvgate.admin_fleet import explain, instances, routing
+from kvgate.admin_presets import presets
 from kvgate.display import plain
 from kvgate.failure import CommandError
 from kvgate.paths import state_dir
@@ -27,7 +28,7 @@ def build_admin() -> typer.Typer:
     admin.add_typer(_keys())
     admin.add_typer(_quotas())
     admin.add_typer(_policies())
-    admin.add_typer(_presets())
+    admin.add_typer(presets())
     admin.add_typer(instances())
     admin.add_typer(routing())
     admin.command("explain")(explain)
@@ -215,37 +216,6 @@ def _policies() -> typer.Typer:
         one(context, "PUT", f"/policies/{quote(kind, safe='')}", {"name": name, "params": params})
 
     return policies
-
-
-def _presets() -> typer.Typer:
-    presets = typer.Typer(name="presets", help="What the fleet is to be.", no_args_is_help=True)
-
-    @presets.command("list")
-    def list_presets(context: typer.Context) -> None:
-        """List them, and the hardware that they can be merged with."""
-        if (said := told(context, "GET", "/presets")) is None:
-            return
-        table_of(said["data"], ("name", "summary"))
-        plain(f"hardware: {', '.join(said['hardware'])}")
-
-    @presets.command("apply")
-    def apply(
-        context: typer.Context,
-        name: Annotated[str, typer.Argument(help="As presets list shows it.")],
-        hardware: Annotated[str, typer.Argument(help="As presets list shows it.")],
-    ) -> None:
-        """Tell the fleet what can be told, and say which instances would have to be started again for the rest."""
-        if (said := told(context, "PUT", "/presets/current", {"name": name, "hardware": hardware})) is None:
-            return
-        plain(f"told: {', '.join(f'{key} {text_of(value)}' for key, value in said['hot'].items())}")
-        rows = [
-            {"instance": instance, "needs a restart for": key, "has": value["present"], "preset": value["wanted"]}
-            for instance, each in said["restart"].items()
-            for key, value in each.items()
-        ]
-        table_of(rows, ("instance", "needs a restart for", "has", "preset"))
-
-    return presets
 
 
 def _audit(

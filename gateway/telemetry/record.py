@@ -10,6 +10,8 @@ from gateway.planner import Plan
 from gateway.types import Operation, RequestId, TenantId, Usage
 from gateway.upstream.relay import DEADLINE, Relayed
 
+_CLIENT_LEFT = 499
+
 
 class Outcome(StrEnum):
     """How a request ended."""
@@ -68,6 +70,11 @@ class RequestRecord:
         self.sent_s = monotonic()
         self.plan = plan
         self.route = plan.route(self.attempts)
+
+    def client_left(self) -> None:
+        """It ends with nobody to answer; a status that it never got is called what nginx calls it."""
+        self.outcome = Outcome.CANCELLED
+        self.status = self.status or _CLIENT_LEFT
 
     def relayed(self, relayed: Relayed) -> None:
         self.status = relayed.status

@@ -276,7 +276,7 @@ class ScriptedEngine:
         app.router.add_post("/kv/v1/prefix-cache/reset", self.reset)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
+        site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True, backlog=4096)
         await site.start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         try:

@@ -79,6 +79,21 @@ async def test_the_fleet_is_told(person: Person) -> None:
     assert [each.resets for each in person.fleet.engines.values()] == [0, 1]
 
 
+async def test_a_preset_of_ones_own_begins_as_a_copy(person: Person, tmp_path: Path) -> None:
+    code, form = await person.types("presets", "show", "long-context-32k")
+    assert code == 0
+    file = tmp_path / "ours.yaml"
+    file.write_text(form.replace("max_batch_size: 8", "max_batch_size: 7"))
+    assert (await person.types("presets", "put", "ours", str(file)))[0] == 0
+    assert "max_batch_size: 7" in (await person.types("presets", "show", "ours"))[1]
+    code, said = await person.types("presets", "put", "long-context-32k", str(file))
+    assert code == 1
+    assert "comes along" in said
+    assert (await person.types("presets", "remove", "ours"))[0] == 0
+    file.write_text("- no preset")
+    assert "is no preset" in (await person.types("presets", "put", "ours", str(file)))[1]
+
+
 async def test_what_is_refused_is_a_message(person: Person, tmp_path: Path) -> None:
     for arguments, options, part in (
         (("quotas", "set", "acme"), (), "nothing to change"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.telemetry.logs import FIELDS
 from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, running_fleet, script
 from tests.support.running_gateway import eventually, running_gateway
 from tests.support.scripted_engine import MODEL, Script, ScriptedEngine
@@ -306,8 +308,9 @@ async def test_an_instance_that_can_not_be_connected_to_keeps_nobody_waiting(tmp
     ids=["before the first token", "whole answer", "mid-stream"],
 )
 async def test_a_client_that_leaves_stops_the_engine_at_once(
-    fleet: Fleet, *, stream: bool, how: dict[str, object]
+    fleet: Fleet, caplog: pytest.LogCaptureFixture, *, stream: bool, how: dict[str, object]
 ) -> None:
+    caplog.set_level(logging.INFO, logger="gateway.request")
     host, port = fleet.gateway.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     body = json.dumps(chat(stream=stream)).encode()
@@ -323,6 +326,8 @@ async def test_a_client_that_leaves_stops_the_engine_at_once(
     await fleet.gateway.counted('kvgate_requests_total{operation="chat_completions",outcome="cancelled"}', 1)
     for name in NAMES:
         await fleet.gateway.counted(f'kvgate_requests_in_flight{{instance="{name}"}}', 0)
+    (logged,) = [record.__dict__[FIELDS] for record in caplog.records if record.name == "gateway.request"]
+    assert logged["status"] == (200 if "chunks" in how else 499)
 
 
 async def test_in_flight_returns_to_zero_after_a_mix_of_everything(fleet: Fleet) -> None:

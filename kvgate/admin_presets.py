@@ -1,0 +1,79 @@
+"""``kvgate admin presets``: those that come along and your own, and what the fleet is to be."""
+
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+import yaml
+
+from kvgate.admin_desk import one, table_of, text_of, told
+from kvgate.display import plain
+from kvgate.failure import CommandError
+
+Preset = Annotated[str, typer.Argument(help="A preset's name.")]
+
+
+def presets() -> typer.Typer:
+    """Return the commands."""
+    group = typer.Typer(name="presets", help="What the fleet is to be.", no_args_is_help=True)
+
+    @group.command("list")
+    def list_presets(context: typer.Context) -> None:
+        """List them, and the hardware that they can be merged with."""
+        if (said := told(context, "GET", "/presets")) is None:
+            return
+        table_of(said["data"], ("name", "shipped", "summary"))
+        plain(f"hardware: {', '.join(said['hardware'])}")
+
+    @group.command("apply")
+    def apply(
+        context: typer.Context,
+        name: Annotated[str, typer.Argument(help="As presets list shows it.")],
+        hardware: Annotated[str, typer.Argument(help="As presets list shows it.")],
+    ) -> None:
+        """Tell the fleet what can be told, and say which instances would have to be started again for the rest."""
+        if (said := told(context, "PUT", "/presets/current", {"name": name, "hardware": hardware})) is None:
+            return
+        plain(f"told: {', '.join(f'{key} {text_of(value)}' for key, value in said['hot'].items())}")
+        rows = [
+            {"instance": instance, "needs a restart for": key, "has": value["present"], "preset": value["wanted"]}
+            for instance, each in said["restart"].items()
+            for key, value in each.items()
+        ]
+        table_of(rows, ("instance", "needs a restart for", "has", "preset"))
+
+    @group.command("show")
+    def show_preset(context: typer.Context, name: Preset) -> None:
+        """Print a preset as it is written: the beginning of one of your own."""
+        if (said := told(context, "GET", f"/presets/{quote(name, safe='')}")) is not None:
+            plain(yaml.safe_dump(said["form"], sort_keys=False, allow_unicode=True).rstrip())
+
+    @group.command("put")
+    def put(
+        context: typer.Context,
+        name: Preset,
+        file: Annotated[Path, typer.Argument(help="YAML or JSON as presets show prints it.")],
+    ) -> None:
+        """Make a preset of your own, or write it anew."""
+        one(context, "PUT", f"/presets/{quote(name, safe='')}", _form_in(file))
+
+    @group.command("remove")
+    def remove(context: typer.Context, name: Preset) -> None:
+        """Take a preset of your own away."""
+        one(context, "DELETE", f"/presets/{quote(name, safe='')}")
+
+    return group
+
+
+def _form_in(file: Path) -> dict[str, object]:
+    try:
+        form = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CommandError(f"{file}: can't be read: {error}") from error
+    if not isinstance(form, dict):
+        raise CommandError(f"{file}: is no preset", "kvgate admin presets show prints one")
+    return form
+
+
+__all__ = ["presets"]
