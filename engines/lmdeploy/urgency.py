@@ -84,6 +84,11 @@ def urgency_of_headers(headers: list[tuple[bytes, bytes]]) -> Urgency:
     )
 
 
+def carry(param: Any, urgency: Urgency) -> None:
+    """Note how urgent a request is on LMDeploy's ``GenerationConfig`` or ``SamplingParam``."""
+    setattr(param, _ATTRIBUTE, urgency)
+
+
 def urgency_of_sequence(seq: Any) -> Urgency:
     """Return what LMDeploy's sequence was sent with."""
     urgency: Urgency = getattr(seq.sampling_param, _ATTRIBUTE, ORDINARY)
@@ -122,7 +127,7 @@ def generation_config_post_init(original: Callable[[Any], None]) -> Callable[[An
     def __post_init__(self: Any) -> None:  # noqa: N807  # it is called by this name
         original(self)
         if (urgency := _current.get()) is not ORDINARY:
-            setattr(self, _ATTRIBUTE, urgency)
+            carry(self, urgency)
 
     return __post_init__
 
@@ -135,7 +140,7 @@ def sampling_param_from_gen_config(original: Any) -> Any:
         param = function(cls, gen_config)
         urgency = getattr(gen_config, _ATTRIBUTE, None)
         if urgency is not None:
-            setattr(param, _ATTRIBUTE, urgency)
+            carry(param, urgency)
         return param
 
     return classmethod(from_gen_config)
@@ -146,6 +151,7 @@ __all__ = [
     "Urgency",
     "UrgencyError",
     "UrgencyMiddleware",
+    "carry",
     "generation_config_post_init",
     "sampling_param_from_gen_config",
     "urgency_of_headers",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engines.lmdeploy.scheduler import EngineQueue, queue_of
-from engines.lmdeploy.urgency import Urgency
+from engines.lmdeploy.urgency import Urgency, carry
 from kvcontrol.core.priority import Priority
 from kvcontrol.kv_policy.choice import parse_choice
 from kvcontrol.scheduler_ir.strategies import STRATEGIES, AgedQueue, make_strategy
@@ -104,7 +104,7 @@ class Asked:
         from lmdeploy.messages import GenerationConfig
 
         config = GenerationConfig(max_new_tokens=new_tokens, top_k=1, top_p=1.0, temperature=1.0, ignore_eos=True)
-        config.kvgate_urgency = urgency
+        carry(config, urgency)
         instance = line.local.engine.create_instance()
         async for output in instance.async_stream_infer(self.session, list(prompt), gen_config=config):
             self.tokens.extend(output.token_ids)
@@ -169,14 +169,14 @@ def test_answers_are_those_of_lmdeploys_own_order(line: Line) -> None:
             line.ask(
                 prompt, Urgency(priority=chooser.choice(list(Priority)), first_token_s=chooser.choice([None, 0.5]))
             )
-            for prompt in PROMPTS[:24]
+            for prompt in PROMPTS[:12]
         ]
-        await line.until_waiting(24)
+        await line.until_waiting(12)
         await holder.leave()
         return await finished(*asked)
 
     answers = {strategy: run(line, story(strategy)) for strategy in STRATEGIES}
-    alone = line.local.generate_each([(prompt, _two_tokens()) for prompt in PROMPTS[:24]])
+    alone = line.local.generate_each([(prompt, _two_tokens()) for prompt in PROMPTS[:12]])
     assert all(answer == alone for answer in answers.values()), answers.keys()
 
 
@@ -240,7 +240,7 @@ def test_nobody_is_lost_when_strategies_change_under_load(line: Line) -> None:
 def test_random_cancels_leave_no_block_and_no_session_behind(line: Line) -> None:
     async def story() -> None:
         chooser = random.Random(7)  # noqa: S311 - reproducible
-        for _ in range(4):
+        for _ in range(2):
             asked = [line.ask(prompt, chooser.choice([HIGH, NORMAL, LOW]), new_tokens=12) for prompt in PROMPTS]
             for each in chooser.sample(asked, 48):
                 await asyncio.sleep(chooser.choice([0.0, 0.0, 0.002]))
@@ -306,3 +306,12 @@ def test_engine_steps_look_at_a_window_of_what_waits(line: Line) -> None:
 
     run(line, story())
     line.queue.window = 64
+
+
+def test_the_benchmark_of_what_waits_measures_a_real_scheduler_and_leaves_nothing(line: Line) -> None:
+    from engines.lmdeploy.benchmarks.waiting import measure
+
+    times = measure(line.local.engine, waiting=200, steps=5, strategy="hybrid")
+    assert (times.order, times.waiting) == ("hybrid", 200)
+    assert min(times.front_p50_us, times.look_p50_us, times.schedule_p50_us) > 0
+    assert (len(line.queue), line.scheduler.num_waiting(), line.queue.errors) == (0, 0, 0)
