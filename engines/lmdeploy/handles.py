@@ -78,8 +78,8 @@ def instance_pool_instance(original: Callable[[Any], Any]) -> Callable[[Any], An
 def sender_async_recv(original: Callable[..., Any]) -> Callable[..., Any]:
     """``RequestSender.async_recv``, in the engine process: who waits long looks seldom whether the engine's loop lives.
 
-    LMDeploy's looks once a second for each request that waits: with ten thousand that takes half of the loop's time.
-    Here the pauses double up to ``_LONGEST_PAUSE_S``. A loop that ends takes the process with it (``lifeline.py``).
+    LMDeploy's looks once a second for each request that waits: with ten thousand that takes a quarter of the loop's
+    time. Here the pauses double up to ``_LONGEST_PAUSE_S``. A loop that ends takes the process with it (``lifeline``).
     """
     del original
 
