@@ -266,6 +266,8 @@ class ScriptedEngine:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self.reply)
         app.router.add_post("/v1/completions", self.reply)
+        app.router.add_post("/v1/messages", self.reply)
+        app.router.add_post("/v1/responses", self.reply)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/health", self.health)
         app.router.add_get("/kv/v1/stats", self.stats)

@@ -59,6 +59,26 @@ async def test_within_a_stream_it_is_an_error_event_and_done(fleet: Fleet, path:
         await fleet.gateway.counted(f'kvgate_requests_in_flight{{instance="{name}"}}', 0)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/messages", {"max_tokens": 5}), ("/v1/responses", {"messages": None, "input": "hi"})],
+    ids=["messages", "responses"],
+)
+async def test_within_a_stream_of_another_api_it_is_that_apis_error_event(
+    fleet: Fleet, path: str, body: dict[str, object]
+) -> None:
+    said = {name: value for name, value in chat(stream=True, **body).items() if value is not None}
+    async with fleet.gateway.post(path, said, x_script=ENDLESS, x_kvgate_timeout_s="3") as answer:
+        assert answer.status == 200
+        last = (await answer.text()).rstrip().rpartition("\n\n")[2]
+    kind, data = last.split("\n")
+    assert kind == "event: error"
+    told = json.loads(data.removeprefix("data: "))
+    assert told["type"] == "error"
+    assert (told.get("code") or told["error"]["type"]) in {"deadline_exceeded", "timeout_error"}
+    await eventually(lambda: fleet.active == 0)
+
+
 async def test_one_time_is_for_all_attempts(tmp_path: Path) -> None:
     async with running_fleet(tmp_path, routing_policy="round_robin") as fleet:
         fleet.engines["a"].default = Script(status=503)
