@@ -5,7 +5,9 @@ ARG BASE=python:3.11.13-slim-bookworm
 
 FROM ${BASE} AS build
 ARG TORCH=cpu
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 UV_NO_CACHE=1
+# A folder or page of wheels, where PyTorch's own index can't be reached.
+ARG PIP_FIND_LINKS=
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 UV_NO_CACHE=1 UV_NATIVE_TLS=1
 RUN python3 -m venv /opt/kvgate && /opt/kvgate/bin/pip install 'uv==0.9.5'
 WORKDIR /source
 COPY requirements/cpu.txt requirements/
