@@ -23,9 +23,9 @@ from kvcontrol.kv_policy.eviction import ContentKey, EvictionPolicy, PolicyConte
 from kvcontrol.kv_policy.ghost_lru import sampled, sampling_shift
 from kvcontrol.kv_policy.registry import PolicyError
 
-SAMPLE_BLOCKS: Final = 512
-_LEAST_SHIFT: Final = 2
-"""At most every fourth key, where that leaves enough: following all of a small cache costs as much as the cache."""
+SAMPLE_BLOCKS: Final = 256
+_LEAST_SHIFT: Final = 3
+"""At most every eighth key, where that leaves enough: following all of a small cache costs as much as the cache."""
 MOST_LOAD: Final = 0.01
 """Share of one core that all candidates together may take."""
 MOST_CANDIDATES: Final = 16
