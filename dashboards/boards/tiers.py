@@ -275,10 +275,10 @@ _POLICIES: Final = Row(
         ),
         lines(
             "Adaptive: its hits and LRU's",
-            "Uses of resident blocks; below LRU it returns to LRU.",
-            Shown.BLOCKS_PER_SECOND,
+            "Prompt tokens found; what it gains is what it may risk.",
+            Shown.TOKENS_PER_SECOND,
             _rate("adaptive_hits_total", "", "adaptive", _ADAPTIVE),
-            _rate("adaptive_lru_hits_total", "", "LRU would have had", _ADAPTIVE),
+            _rate("adaptive_lru_hits_total", "", "LRU would have found", _ADAPTIVE),
             empty=_ADAPTIVE,
         ),
         lines(

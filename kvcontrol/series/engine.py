@@ -242,10 +242,10 @@ ADAPTIVE_WEIGHT = _gauge(
     "adaptive_weight", Unit.COUNT, "How many times as slowly blocks that came again age; 1 is LRU.", appears=_ADAPTIVE
 )
 ADAPTIVE_HITS = _counter(
-    "adaptive_hits", Unit.BLOCKS, "Uses of resident blocks that the guard follows.", appears=_ADAPTIVE
+    "adaptive_hits", Unit.TOKENS, "Prompt tokens found, as the guard counts them.", appears=_ADAPTIVE
 )
 ADAPTIVE_LRU_HITS = _counter(
-    "adaptive_lru_hits", Unit.BLOCKS, "Those that an LRU cache would have had.", appears=_ADAPTIVE
+    "adaptive_lru_hits", Unit.TOKENS, "Those that an LRU cache would have found.", appears=_ADAPTIVE
 )
 ADAPTIVE_SWITCHES = _counter("adaptive_switches", Unit.COUNT, "Changes of the weight.", appears=_ADAPTIVE)
 SHADOW_LOOKUPS = _counter(
