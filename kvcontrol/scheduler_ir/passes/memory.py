@@ -13,6 +13,7 @@ so it is the last of those that move any.
 """
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -76,7 +77,8 @@ class _Sweep:
         self._old = graph
         self._context = context
         self._namer = Namer(graph)
-        self._footprint = Footprint(context.requests.values(), pieces_of(graph).values())
+        self._pieces = pieces_of(graph)
+        self._footprint = Footprint(context.requests.values(), _with_beginnings(self._pieces.values()))
         self._held: dict[ValueName, _Held] = {}
         self._nodes: list[IRNode] = []
         self._results = set(graph.results)
@@ -85,7 +87,6 @@ class _Sweep:
             for value in node.inputs:
                 uses.setdefault(value, []).append(place)
         self._uses = {value: places[::-1] for value, places in uses.items()}
-        self._pieces = pieces_of(graph)
         self._batches = max((_batch(node) or 0 for node in graph.nodes), default=0)
         self._numbers: dict[tuple[Device, NodeType, int], tuple[int, int]] = {}
         self._interruptions: Counter[Device] = Counter()
@@ -179,33 +180,36 @@ class _Sweep:
         return self._old.nodes[self._old.order[place]]
 
     def _can_come_back(self, each: _Held) -> bool:
-        config = each.giver.config
-        if self._context.limits(each.piece.device).spill is not None or each.saved is not None:
-            return True
-        if isinstance(config, LoadConfig) and not each.giver.inputs and config.tier is not CacheTier.HBM:
-            return True
-        return not isinstance(config, DecodeConfig) and self._preceding(each) is not None
+        """Any piece of a prompt can be computed again; what an answer added can't."""
+        spill = self._context.limits(each.piece.device).spill
+        return spill is not None or each.saved is not None or not isinstance(each.giver.config, DecodeConfig)
 
-    def _preceding(self, each: _Held) -> list[_Held] | None:
-        """Pieces of the same request and device that cover what precedes a piece; None when there is a hole."""
+    def _preceding(self, each: _Held) -> list[_Held]:
+        """Pieces of the same request and device that cover what precedes a piece. Where there is a hole (something has
+        not been loaded or moved there yet), a piece for it that is away.
+        """
         chain: list[_Held] = []
         start = each.piece.start
         while start:
-            found = next(
-                (
-                    other
-                    for other in self._held.values()
-                    if other.piece.device == each.piece.device
-                    and other.piece.request == each.piece.request
-                    and other.piece.end == start
-                ),
-                None,
-            )
-            if found is None:
-                return None
-            chain.append(found)
-            start = found.piece.start
+            before = [
+                other
+                for other in self._held.values()
+                if (other.piece.device, other.piece.request) == (each.piece.device, each.piece.request)
+                and other.piece.end <= start
+            ]
+            last = max(before, key=lambda other: (other.piece.end, -other.piece.start, other.piece.name), default=None)
+            if last is None or last.piece.end < start:
+                last = self._missing(each, 0 if last is None else last.piece.end, start)
+            chain.append(last)
+            start = last.piece.start
         return chain[::-1]
+
+    def _missing(self, each: _Held, start: int, end: int) -> _Held:
+        piece = replace(each.piece, name=self._namer.fresh(f"{each.piece.name}.before"), start=start, end=end)
+        config = PrefillConfig(request=piece.request, start=start, end=end)
+        giver = IRNode(node_type=NodeType.PREFILL, inputs=(), outputs=(piece.name,), config=config, device=piece.device)
+        self._held[piece.name] = held = _Held(piece=piece, giver=giver, uses=[])
+        return held
 
     def _leave(self, each: _Held) -> None:
         assert each.name is not None  # noqa: S101 - a victim is there
@@ -241,13 +245,9 @@ class _Sweep:
         if each.name is not None:
             return
         piece = each.piece
-        preceding: list[_Held] = []
         node = self._reload(each)
         if node is None:
-            found = self._preceding(each)
-            if found is None:
-                raise IRError(f"%{piece.name} can't come back: what precedes it is gone")
-            preceding = found
+            preceding = self._preceding(each)
             for other in preceding:
                 protected.add(id(other))
                 self._bring_back(other, protected)
@@ -297,6 +297,14 @@ class _Sweep:
             if number != config.batch:
                 node = replace(node, config=replace(config, batch=number))
         self._nodes.append(node)
+
+
+def _with_beginnings(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Pieces, and for each what precedes it: it may have to be computed again."""
+    for piece in pieces:
+        yield piece
+        if piece.start:
+            yield replace(piece, start=0, end=piece.start)
 
 
 def _batch(node: IRNode) -> int | None:

@@ -1,4 +1,5 @@
-"""The more important request goes first, and of equally important ones the one that is due first.
+"""The more important request goes first, of equally important ones the one that is due first, then the one that the
+context names first.
 
 What a request needs of another one (a prefix that both share and the other computes) inherits its importance, so that
 nothing in between goes before it.
@@ -19,10 +20,10 @@ class PriorityBasedPass:
 
     def run(self, graph: IRGraph, context: PassContext) -> Rewritten:
         """See ``IRPass``."""
-        places = {request: place for place, request in enumerate(graph.request_ids)}
+        places = {request: place for place, request in enumerate(context.requests)}
         own = {
-            request: (-facts.priority, _NEVER if facts.deadline_s is None else facts.deadline_s, place)
-            for request, place in places.items()
+            request: (-facts.priority, _NEVER if facts.deadline_s is None else facts.deadline_s, places[request])
+            for request in graph.request_ids
             for facts in [context.request(request)]
         }
         ranks = [own[node.request] for node in graph.nodes]

@@ -106,6 +106,14 @@ def test_the_more_important_request_goes_first_and_takes_along_what_it_needs() -
     )
 
 
+def test_what_inherits_importance_does_not_change_the_order_of_equals_when_the_pass_runs_again() -> None:
+    shared = (SharedPrefix(key=b"system", end=60),)
+    asked = [request("first"), request("second", shared=shared), request("high", priority=1, shared=shared)]
+    once = made(asked, PrefixCacheAwarePass(), PriorityBasedPass())
+    again = PriorityBasedPass().run(parse(once), PassContext.of(asked))
+    assert (render(again.graph), again.notes) == (once, ())
+
+
 def test_long_prompts_are_computed_in_chunks_and_short_ones_together() -> None:
     asked = [request("long", prompt_tokens=70), request("a", prompt_tokens=20), request("b", prompt_tokens=10)]
     limits = DeviceLimits(prefill_batch_tokens=32, decode_batch_requests=2)
@@ -191,6 +199,25 @@ def test_where_memory_is_short_the_less_important_request_leaves_and_comes_back(
             "%answer0, %tail0 = decode(%low.1) @d {request=low, start=100, max_tokens=8}\n"
             "results %answer0, %tail0, %answer1\n"
         )
+
+
+def test_a_piece_that_arrived_before_what_precedes_it_can_leave_and_come_back() -> None:
+    text = (
+        "%kv = prefill @p {request=r, start=0, end=100}\n"
+        "%moved = transfer(%kv) @p {request=r, start=40, end=100, target=d, transport=tiers}\n"
+        "%other = prefill @d {request=s, start=0, end=100}\n"
+        "%x, %y = decode(%other) @d {request=s, start=100, max_tokens=8}\n"
+        "%cached = load @d {request=r, start=0, end=40, tier=DDR}\n"
+        "%answer, %tail = decode(%cached, %moved) @d {request=r, start=100, max_tokens=8}\n"
+        "results %answer, %tail, %x, %y\n"
+    )
+    run = CachedRun(device=D, tier=CacheTier.DDR, end=40)
+    asked = [request(cached=(run,), placement=ELSEWHERE), request("s")]
+    context = PassContext.of(asked, d=DeviceLimits(capacity_tokens=110))
+    graph = MemoryAwarePreemptionPass().run(parse(text), context).graph
+    assert "evict(%moved) @d {request=r, reason=room}\n" in render(graph)
+    assert "%moved.1 = prefill(%cached) @d {request=r, start=40, end=100}\n" in render(graph)
+    assert interpret(graph, asked, context.devices).answers == interpret(parse(text), asked).answers
 
 
 def test_a_request_that_cannot_fit_is_an_error_that_says_by_how_much() -> None:
