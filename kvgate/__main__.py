@@ -14,6 +14,7 @@ from kvgate.failure import CommandError
 from kvgate.gateway import gateway
 from kvgate.register import register
 from kvgate.replay import replay
+from kvgate.top import top
 from kvgate.up import INTERRUPTED, up
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -36,6 +37,7 @@ def build_app() -> typer.Typer:
     app.command(rich_help_panel="Look")(conformance)
     app.command(rich_help_panel="Look")(doctor)
     app.command(rich_help_panel="Look")(replay)
+    app.command(rich_help_panel="Look")(top)
     app.add_typer(build_bench(), rich_help_panel="Look")
     return app
 

@@ -5,6 +5,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,10 @@ class Said:
 
     body: Any
     etag: str | None
+
+
+class WrongKeyError(CommandError):
+    """The gateway does not take this key."""
 
 
 class AdminClient:
@@ -83,8 +88,9 @@ def _refused(error: urllib.error.HTTPError) -> CommandError:
         message = json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = f"the gateway answered {error.code}"
-    advice = "the key is in the gateway's state folder, or its admin_key setting" if error.code == 401 else ""  # noqa: PLR2004
-    return CommandError(str(message), advice)
+    if error.code == HTTPStatus.UNAUTHORIZED:
+        return WrongKeyError(str(message), "the key is in the gateway's state folder, or its admin_key setting")
+    return CommandError(str(message))
 
 
-__all__ = ["AdminClient", "Said", "find_key"]
+__all__ = ["AdminClient", "Said", "WrongKeyError", "find_key"]
