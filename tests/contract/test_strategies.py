@@ -172,7 +172,7 @@ def test_a_queue_is_handed_to_any_other_strategy_whole(source: str, target: str)
     old.take(5, 6.0)
     waiting = {request.request_id for request in old}
     hand_over(old, new)
-    assert (len(old), {request.request_id for request in new}) == (0, waiting)
+    assert {request.request_id for request in new} == {request.request_id for request in old} == waiting
     new.check_integrity()
 
 

@@ -13,7 +13,7 @@ What holds for every strategy, and is tested for every one that ships:
 - a call that raises has changed nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
@@ -113,22 +113,25 @@ class WaitingQueue(Protocol):
         ...
 
 
-def hand_over(source: WaitingQueue, target: WaitingQueue) -> Sequence[WaitingRequest]:
-    """Move all that wait from one queue to another, oldest first, as when a strategy is exchanged; returns them.
+def hand_over(source: WaitingQueue, target: WaitingQueue) -> None:
+    """Let ``target``, which is empty, have all that wait in ``source``, as when a strategy is exchanged.
 
-    ``target`` is empty and stays so if one of them is refused. O(n log n).
+    ``source`` stays as it is, so that it can go on when one is refused (``target`` is empty again then); afterwards it
+    is to be thrown away. O(n log n).
     """
-    moved = sorted(source, key=lambda request: (request.arrived_s, request.request_id))
-    for number, request in enumerate(moved):
-        try:
+    added: list[WaitingId] = []
+    try:
+        for request in sorted(source, key=_arrival):
             target.add(request)
-        except Exception:
-            for added in moved[:number]:
-                target.remove(added.request_id)
-            raise
-    for request in moved:
-        source.remove(request.request_id)
-    return moved
+            added.append(request.request_id)
+    except Exception:
+        for request_id in added:
+            target.remove(request_id)
+        raise
+
+
+def _arrival(request: WaitingRequest) -> float:
+    return request.arrived_s
 
 
 __all__ = ["EngineView", "WaitingId", "WaitingQueue", "WaitingRequest", "hand_over"]
