@@ -23,6 +23,7 @@ const views = ["overview", "tenants", "policies", "explain"];
 let policiesAt = 0;
 let answeredAt = null;
 let rounds = Promise.resolve();
+let answer = () => {};
 
 function chosenView() {
   const name = location.hash.slice(1);
@@ -136,10 +137,16 @@ function confirmed(title, text) {
   const dialog = find("confirm");
   fill(find("confirm-title"), title);
   fill(find("confirm-text"), h("span", {}, text));
-  dialog.returnValue = "no";
   dialog.showModal();
   find("confirm-yes").focus();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+  return new Promise((resolve) => {
+    answer = resolve;
+  });
+}
+
+// The browser tells of a close later, perhaps only when the next question is asked already: that is no answer to it.
+function closed() {
+  if (!find("confirm").open) answer(false);
 }
 
 function themed(theme) {
@@ -162,6 +169,9 @@ find("login-cancel").addEventListener("click", () => find("login").close());
 find("login").addEventListener("close", () => {
   if (!session.key && location.hash && !PUBLIC.includes(location.hash.slice(1))) location.hash = "#overview";
 });
+find("confirm").addEventListener("submit", (event) => answer(event.submitter?.value === "yes"));
+find("confirm").addEventListener("cancel", () => answer(false));
+find("confirm").addEventListener("close", closed);
 window.addEventListener("hashchange", async () => {
   showView();
   scrollTo(0, 0);

@@ -188,6 +188,7 @@ async def test_a_fleet_without_anything_says_so_and_a_gateway_that_is_gone_is_no
         await page.eval("document.getElementById('sign').click()")
         await page.type(ADMIN_KEY)
         await page.press("Enter")
+        await page.says("Requests a second")
         for view, text in {
             "overview": "No request has ended yet",
             "tenants": "There is no API key yet",

@@ -11,7 +11,7 @@ export class Overview {
     this.numbers = h("dl", { class: "numbers" });
     this.legend = h("p", { class: "bar-legend muted" });
     this.map = h("div", { class: "map" });
-    this.outcomes = h("div", { class: "card" });
+    this.outcomes = h("div");
     this.charts = [
       new Chart({
         title: "Requests", note: "that ended, a second", format: rate,
@@ -99,7 +99,7 @@ function outcomes(counts) {
   if (!all) return empty("No request has ended yet.");
   return h(
     "ul",
-    { class: "outcomes" },
+    { class: "card outcomes" },
     Object.entries(counts)
       .filter(([name, value]) => value || name === "ok")
       .map(([name, value]) => h("li", {}, h("span", {}, words(name)), meter(value / all, `${words(name)}: ${percent(value / all)}`, name === "ok" ? "good" : name === "client_error" || name === "cancelled" ? "" : "bad"), h("b", {}, count(value)))),
