@@ -113,19 +113,59 @@ class TenantMemory:
         self._memory = memory
         self._named = blake2b(len(salt).to_bytes(8, "big") + salt, key=key, digest_size=_NAME_BYTES)
 
-    def ids_of(self, text: str, encode: Callable[[str], bytes]) -> bytes:
-        """Return a piece's packed ids, by ``encode`` for one that isn't held.
+    def find(self, text: str) -> tuple[bytes, bytes | None]:
+        """Return a piece's name and its packed ids, None for one that isn't held.
 
         Raises ``UnicodeEncodeError`` for half a surrogate pair.
         """
         state = self._named.copy()
         state.update(text.encode())
         name = state.digest()
-        ids = self._memory.get(name, len(text))
+        return name, self._memory.get(name, len(text))
+
+    def put(self, name: bytes, ids: bytes) -> None:
+        """Remember a piece by the name that ``find`` gave it."""
+        self._memory.put(name, ids)
+
+
+class Sought:
+    """The ids of a text as far as they are remembered. ``complete`` says whether that is all of them: then ``ids`` is a
+    join, otherwise it encodes the pieces that are missing, in whatever thread it is called in.
+    """
+
+    __slots__ = ("_encode", "_memory", "_missing", "_parts")
+
+    def __init__(self, memory: TenantMemory, encode: Callable[[str], bytes]) -> None:
+        self._memory = memory
+        self._encode = encode
+        self._parts: list[bytes] = []
+        self._missing: list[tuple[int, bytes, str]] = []
+
+    @property
+    def complete(self) -> bool:
+        return not self._missing
+
+    def known(self, ids: bytes) -> None:
+        """These come next."""
+        self._parts.append(ids)
+
+    def piece(self, text: str) -> None:
+        """The ids of this piece come next; raises ``UnicodeEncodeError`` for half a surrogate pair."""
+        name, ids = self._memory.find(text)
         if ids is None:
-            ids = encode(text)
-            self._memory.put(name, ids)
-        return ids
+            self._missing.append((len(self._parts), name, text))
+        self._parts.append(ids or b"")
+
+    def ids(self) -> bytes:
+        """Return them all."""
+        made: dict[bytes, bytes] = {}
+        for place, name, text in self._missing:
+            if name not in made:
+                made[name] = self._encode(text)
+                self._memory.put(name, made[name])
+            self._parts[place] = made[name]
+        self._missing.clear()
+        return b"".join(self._parts)
 
 
 class RememberingEncoder:
@@ -142,20 +182,25 @@ class RememberingEncoder:
 
     def encode(self, text: str, *, salt: str = "") -> bytes:
         """Return packed token ids with the help of what the tenant with this salt sent before."""
+        return self.look_up(text, salt=salt).ids()
+
+    def look_up(self, text: str, *, salt: str = "") -> Sought:
+        """Return what is remembered of a text's ids; raises ``UnicodeEncodeError`` for half a surrogate pair."""
+        sought = Sought(self._memory.of(salt), self._piece)
         if not text:
-            return self._always
-        memory = self._memory.of(salt)
-        parts = [self._before]
+            sought.known(self._always)
+            return sought
+        sought.known(self._before)
         end = 0
         for found in self._cut.finditer(text):
             if found.start() > end:
-                parts.append(memory.ids_of(text[end : found.start()], self._piece))
-            parts.append(self._special[found.group()])
+                sought.piece(text[end : found.start()])
+            sought.known(self._special[found.group()])
             end = found.end()
         if end < len(text):
-            parts.append(memory.ids_of(text[end:], self._piece))
-        parts.append(self._after)
-        return b"".join(parts)
+            sought.piece(text[end:])
+        sought.known(self._after)
+        return sought
 
     def _piece(self, text: str) -> bytes:
         whole = self._encoder.encode(text)
@@ -230,4 +275,12 @@ class _Marked:
         return self.encoder.encode(f"{self.marker}{text[:half]}{self.marker}{text[half:]}{self.marker}\n{text}")
 
 
-__all__ = ["MemoryStats", "Memoryless", "PieceMemory", "RememberingEncoder", "TenantMemory", "remembering"]
+__all__ = [
+    "MemoryStats",
+    "Memoryless",
+    "PieceMemory",
+    "RememberingEncoder",
+    "Sought",
+    "TenantMemory",
+    "remembering",
+]

@@ -113,7 +113,7 @@ class LearnedAffinity:
         memory.turn = turn = memory.turn + 1
         blocks = memory.blocks
         new: list[tuple[BlockHash, BlockHash | None]] = []
-        if any(block not in blocks for block in hashes):
+        if not all(map(blocks.__contains__, hashes)):
             new = [
                 (block, parent) for block, parent in zip(hashes, (None, *hashes), strict=False) if block not in blocks
             ]

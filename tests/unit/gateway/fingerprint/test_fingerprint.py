@@ -21,7 +21,7 @@ from gateway.fingerprint import (
     load_tokenizer,
 )
 from gateway.fingerprint.canonical import TextPrompt
-from kvcontrol.core import CacheIdentity, chain_hashes, root_hash, token_bytes
+from kvcontrol.core import BlockHash, CacheIdentity, chain_hashes, root_hash, token_bytes
 
 IDENTITY = CacheIdentity(model="m", revision="r", kv_dtype="float32", block_size_tokens=4)
 
@@ -82,6 +82,41 @@ async def test_long_and_short_prompts_have_the_same_fingerprint(
     assert isinstance(inline, Fingerprint)
     assert isinstance(elsewhere, Fingerprint)
     assert inline.hashes(IDENTITY) == elsewhere.hashes(IDENTITY)
+
+
+async def test_only_what_is_not_remembered_is_encoded_elsewhere(
+    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
+) -> None:
+    assert tokenizer.remembers
+    fingerprinter = Fingerprinter(tokenizer, executor)
+    prompt = ChatPrompt(messages=({"role": "user", "content": "some words that nobody has said " * 9},), kwargs={})
+    first = await take(fingerprinter, prompt, size_bytes=100_000)
+    gone = ThreadPoolExecutor(1)
+    gone.shutdown()
+    without_threads = Fingerprinter(tokenizer, gone)
+    again = await take(without_threads, prompt, size_bytes=100_000)
+    assert isinstance(first, Fingerprint)
+    assert isinstance(again, Fingerprint)
+    assert again.hashes(IDENTITY) == first.hashes(IDENTITY)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await take(without_threads, prompt, size_bytes=100_000, salt="another")
+
+
+async def test_a_turn_more_only_adds_to_a_conversation_that_is_spelled_out(executor: ThreadPoolExecutor) -> None:
+    said = ({"role": "system", "content": "be brief " * 99}, {"role": "user", "content": "what is a cache? " * 99})
+    parts = ({"role": "user", "content": [{"type": "text", "text": "more " * 300}]}, {"role": "user", "content": "x"})
+
+    async def blocks(*messages: dict[str, Any]) -> list[BlockHash]:
+        prompt = ChatPrompt(messages=messages, kwargs={"tools": None})
+        taken = await take(Fingerprinter(None, executor), prompt)
+        assert isinstance(taken, Fingerprint)
+        return list(taken.hashes(IDENTITY))
+
+    short, longer = await blocks(*said), await blocks(*said, *parts)
+    assert len(longer) > len(short) > 100
+    assert longer[: len(short)] == short
+    other = await blocks({"role": "user", "content": said[0]["content"]}, said[1])
+    assert other != short
 
 
 async def test_the_event_loop_goes_on_while_a_long_prompt_is_encoded(

@@ -173,7 +173,7 @@ def test_the_memory_counts_the_bytes_that_it_takes_in_any_script(letter: str) ->
     tracemalloc.start()
     try:
         for n in range(4_000):
-            owner.ids_of(f"{n}{letter * 400}", lambda _: bytes(bytearray(64)))
+            owner.put(owner.find(f"{n}{letter * 400}")[0], bytes(bytearray(64)))
         really = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
