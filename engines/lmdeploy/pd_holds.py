@@ -139,8 +139,8 @@ class Holds:
             self.counts.released += 1
 
     def held(self) -> tuple[int, int]:
-        """Return how many prompts are kept now, and their blocks."""
-        kept = [each.session_id for each in self._by_ticket.values() if self._sessions.is_held(each.session_id)]
+        """Return how many prompts are kept now, and their blocks; any thread."""
+        kept = [each.session_id for each in list(self._by_ticket.values()) if self._sessions.is_held(each.session_id)]
         return len(kept), sum(self._sessions.blocks(session_id) for session_id in kept)
 
     def _of_session(self, session_id: int) -> _Held | None:

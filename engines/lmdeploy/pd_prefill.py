@@ -135,7 +135,7 @@ class PdPrefill:
 
 
 class _EngineSessions:
-    """See ``Sessions``."""
+    """See ``Sessions``. Counting happens on other threads too: they take copies of what the engine's may change."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -145,7 +145,7 @@ class _EngineSessions:
 
         session = self._engine.scheduler.get_session(session_id)
         return session is not None and any(
-            seq.status is MessageStatus.TO_BE_MIGRATED for seq in session.sequences.values()
+            seq.status is MessageStatus.TO_BE_MIGRATED for seq in list(session.sequences.values())
         )
 
     def end(self, session_id: int) -> None:
@@ -153,7 +153,7 @@ class _EngineSessions:
 
     def blocks(self, session_id: int) -> int:
         session = self._engine.scheduler.get_session(session_id)
-        return 0 if session is None else sum(int(seq.num_blocks) for seq in session.sequences.values())
+        return 0 if session is None else sum(int(seq.num_blocks) for seq in list(session.sequences.values()))
 
 
 def _entry_bytes(pool: Any) -> int:
