@@ -5,8 +5,8 @@ from engines.lmdeploy.patching import Hook
 
 
 def server_hooks() -> list[Hook]:
-    """In the api_server's process alone: ``/kv/v1``, our series, the salt's header, and what it refuses."""
-    from engines.lmdeploy import admin, admission, pd_request
+    """In the api_server's process alone: ``/kv/v1``, our series, the salt's header, what it refuses, tokens to text."""
+    from engines.lmdeploy import admin, admission, detokenize, pd_request
 
     serve = "lmdeploy.serve"
     preprocess = (
@@ -52,6 +52,15 @@ def server_hooks() -> list[Hook]:
             ),
             replace=admission.logit_bias_logits_processor,
             why="it returns a local function, which can't be pickled to the engine process",
+        ),
+        Hook(
+            target="lmdeploy.tokenizer:HuggingFaceTokenizer.detokenize_incrementally",
+            signature=(
+                "(self, all_input_ids: collections.abc.Sequence[int], state: lmdeploy.tokenizer.DetokenizeState, "
+                "skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True)"
+            ),
+            replace=detokenize.detokenize_incrementally,
+            why="tokens that arrive together lose their text when the last leaves a character unfinished",
         ),
         Hook(
             target="lmdeploy.serve.core.async_engine:AsyncEngine.__init__",
