@@ -25,10 +25,10 @@ WITHIN_S = 60.0
 
 @pytest.fixture(scope="module", autouse=True)
 def _hooks(_cpu_engine: None) -> Iterator[None]:
-    from engines.lmdeploy.hooks import event_hooks, eviction_hooks, key_hooks, tenant_hooks
+    from engines.lmdeploy.hooks import event_hooks, eviction_hooks, key_hooks, schedule_hooks, tenant_hooks
     from engines.lmdeploy.patching import install
 
-    undo = install([*event_hooks(), *eviction_hooks(), *key_hooks(), *tenant_hooks()])
+    undo = install([*event_hooks(), *eviction_hooks(), *key_hooks(), *tenant_hooks(), *schedule_hooks()])
     yield
     undo()
 

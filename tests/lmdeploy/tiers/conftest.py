@@ -9,10 +9,17 @@ from tests.support.transfer_faults import FaultPlan, install_faults
 
 @pytest.fixture(scope="module")
 def _hooks(_cpu_engine: None) -> Iterator[None]:
-    from engines.lmdeploy.hooks import event_hooks, eviction_hooks, key_hooks, tenant_hooks, tier_hooks
+    from engines.lmdeploy.hooks import (
+        event_hooks,
+        eviction_hooks,
+        key_hooks,
+        schedule_hooks,
+        tenant_hooks,
+        tier_hooks,
+    )
     from engines.lmdeploy.patching import install
 
-    undo = install([*event_hooks(), *eviction_hooks(), *key_hooks(), *tenant_hooks(), *tier_hooks()])
+    undo = install([*event_hooks(), *eviction_hooks(), *key_hooks(), *tenant_hooks(), *schedule_hooks(), *tier_hooks()])
     yield
     undo()
 
