@@ -37,26 +37,6 @@ def test_identical_prompts_at_once_over_a_tiny_pool_all_get_the_same_tokens(
     assert mixed == expected * 3
 
 
-def test_a_path_of_the_trie_is_made_while_its_blocks_are_loading(
-    tiered: TieredEngine, expected: list[list[int]], faults: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hung = []
-    hang = TriePath.hang
-
-    def watched(self: TriePath, node: object, blocks: int) -> object:
-        hung.append(hang(self, node, blocks) is not None)
-        return self._seq.prefix_cache.trie_cursor if hung[-1] else None
-
-    monkeypatch.setattr(TriePath, "hang", watched)
-    visit(tiered, expected, rounds=1)
-    tiered.rest()
-    faults(engine_write={"delay_s": 0.2})
-    tiered.evict_hbm()
-    assert tiered.run(PROMPTS[0], new_tokens=NEW_TOKENS) == [expected[0]]
-    assert hung[-1:] == [True]
-    tiered.check()
-
-
 def test_blocks_that_decoding_filled_are_found_by_the_next_turn(tiered: TieredEngine) -> None:
     prompt = PROMPTS[0]
     [answer] = tiered.run(prompt, new_tokens=40)
@@ -165,3 +145,24 @@ def test_weights_that_change_during_a_load_make_it_useless(
     assert tiered.do(change_in_between) == expected[0]  # the same weights, in truth
     assert since(before, tiered, "failed_loads") == 1
     assert since(before, tiered, "loads") == 0
+
+
+def test_a_path_of_the_trie_is_made_while_its_blocks_are_loading(
+    tiered: TieredEngine, expected: list[list[int]], faults: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The last of this file: its slow loads are measured, and loads that are known to be slow aren't ordered.
+    hung = []
+    hang = TriePath.hang
+
+    def watched(self: TriePath, node: object, blocks: int) -> object:
+        hung.append(hang(self, node, blocks) is not None)
+        return self._seq.prefix_cache.trie_cursor if hung[-1] else None
+
+    monkeypatch.setattr(TriePath, "hang", watched)
+    visit(tiered, expected, rounds=1)
+    tiered.rest()
+    faults(engine_write={"delay_s": 0.2})
+    tiered.evict_hbm()
+    assert tiered.run(PROMPTS[0], new_tokens=NEW_TOKENS) == [expected[0]]
+    assert hung[-1:] == [True]
+    tiered.check()
