@@ -46,8 +46,12 @@ def _one_engine(tiny_llama: Path, tier_settings: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.fixture
-def tiered(_one_engine: TieredEngine) -> Iterator[TieredEngine]:
-    """The module's engine with nothing cached anywhere; afterwards nothing may be left over."""
+def tiered(_one_engine: TieredEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[TieredEngine]:
+    """The module's engine with nothing cached anywhere; afterwards nothing may be left over.
+
+    It tries every load, however slow one in an earlier test was: what that is worth is for other tests.
+    """
+    monkeypatch.setattr("kvcontrol.agent.PROBE_EVERY_S", 0.0)
     _one_engine.forget_all()
     yield _one_engine
     _one_engine.check()

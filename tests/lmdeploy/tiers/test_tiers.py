@@ -150,7 +150,6 @@ def test_weights_that_change_during_a_load_make_it_useless(
 def test_a_path_of_the_trie_is_made_while_its_blocks_are_loading(
     tiered: TieredEngine, expected: list[list[int]], faults: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The last of this file: its slow loads are measured, and loads that are known to be slow aren't ordered.
     hung = []
     hang = TriePath.hang
 
