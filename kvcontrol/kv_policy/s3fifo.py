@@ -87,6 +87,8 @@ class S3FifoPolicy(PathPolicy[_Entry]):
         block = first()
         if block is None:
             block = second()
+        if block is None:  # all that small had went to main, which may have been asked before that
+            block = self._from_main()
         if block is not None:
             del self._entries[block]
         return block

@@ -7,6 +7,8 @@ blocks, the last partial one included. Agentic: ``session``, ``t`` (s), ``in`` (
 
 import gzip
 import json
+import math
+import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from operator import attrgetter
@@ -41,7 +43,7 @@ def read_trace(path: Path) -> Iterator[Request]:
             if read is None:
                 read = _reader_of(said)
             yield read(said)
-    except (KeyError, TypeError, ValueError, OverflowError, EOFError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, EOFError, RecursionError, zlib.error) as error:
         raise TraceError(f"{path}, line {number}: {_why(error)}") from error
     if read is None:
         raise TraceError(f"{path} is empty")
@@ -71,10 +73,10 @@ def _reader_of(said: Any) -> Callable[[dict[str, Any]], Request]:
 
 def _mooncake(said: dict[str, Any]) -> Request:
     return Request(
-        block_ids=array("q", said["hash_ids"]),
+        block_ids=array("q", [_whole(each) for each in said["hash_ids"]]),
         block_tokens=_MOONCAKE_BLOCK_TOKENS,
         prompt_tokens=_tokens(said["input_length"]),
-        at_s=float(said.get("timestamp", 0)) / 1000,
+        at_s=_time(said.get("timestamp", 0)) / 1000,
         output_tokens=_tokens(said["output_length"]) if "output_length" in said else None,
     )
 
@@ -86,7 +88,8 @@ class _Agentic:
     def __call__(self, said: dict[str, Any]) -> Request:
         base = self._sessions.setdefault(said["session"], len(self._sessions)) * _SESSION_BLOCKS
         ids = array("q")
-        for start, length in said["runs"]:
+        for run in said["runs"]:
+            start, length = (_whole(each) for each in run)
             if not 0 <= start <= start + length <= _SESSION_BLOCKS:
                 raise ValueError(f"run [{start}, {length}] is outside of a session's {_SESSION_BLOCKS} blocks")
             ids.extend(range(base + start, base + start + length))
@@ -94,7 +97,7 @@ class _Agentic:
             block_ids=ids,
             block_tokens=_AGENTIC_BLOCK_TOKENS,
             prompt_tokens=_tokens(said["in"]),
-            at_s=float(said["t"]),
+            at_s=_time(said["t"]),
             output_tokens=_tokens(said["out"]) if "out" in said else None,
             session=str(said["session"]),
         )
@@ -104,6 +107,18 @@ def _tokens(said: Any) -> int:
     if not isinstance(said, int) or isinstance(said, bool) or said < 0:  # true is 1 to Python
         raise ValueError(f"{said!r} is no number of tokens")
     return said
+
+
+def _whole(said: Any) -> int:
+    if not isinstance(said, int) or isinstance(said, bool):
+        raise ValueError(f"{said!r} is no block")  # noqa: TRY004 - one kind of error for one kind of file
+    return said
+
+
+def _time(said: Any) -> float:
+    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said) or said < 0:
+        raise ValueError(f"{said!r} is no time")
+    return float(said)
 
 
 def _why(error: Exception) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from hypothesis import settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -76,6 +76,33 @@ def test_being_told_of_a_prompt_changes_no_block(make: Callable[[], EvictionPoli
     policy.requested(("a", "b", "x"), block_tokens=4, prompt_tokens=11)
     assert len(policy) == 3
     assert policy.select_victims(wanted(9)).victims == untold.select_victims(wanted(9)).victims
+
+
+_CALLS = st.lists(st.tuples(st.sampled_from(["insert", "access", "hold", "release"]), st.integers(0, 9)), max_size=60)
+
+
+@pytest.mark.parametrize("capacity", [CAPACITY, 64])
+@pytest.mark.parametrize("name", POLICIES)
+@given(calls=_CALLS)
+@example(calls=[("insert", 0), ("access", 0), ("access", 0)])
+def test_fewer_than_wanted_go_only_when_the_rest_is_held(
+    name: str, capacity: int, calls: list[tuple[str, int]]
+) -> None:
+    policy = make_policy(name, capacity_blocks=capacity)
+    resident, held = set[int](), set[int]()
+    for call, block in calls:
+        if call == "insert" and block not in resident:
+            policy.insert(ids(block), (f"key {block}",))
+            resident.add(block)
+        elif call == "access" and block in resident:
+            policy.access(ids(block))
+        elif call == "hold" and block in resident - held:
+            policy.hold(ids(block))
+            held.add(block)
+        elif call == "release" and block in held:
+            policy.release(ids(block))
+            held.remove(block)
+    assert set(policy.select_victims(wanted(len(resident))).victims) == resident - held
 
 
 def test_a_removed_block_is_unknown_whether_held_or_not(make: Callable[[], EvictionPolicy]) -> None:

@@ -51,7 +51,13 @@ def test_sessions_of_the_agentic_format_share_no_blocks_and_can_be_laid_side_by_
         ('{"hash_ids": [1]}', "'input_length' is missing"),
         ('{"hash_ids": [1], "input_length": "many"}', "'many' is no number of tokens"),
         ('{"hash_ids": [1], "input_length": true}', "True is no number of tokens"),
-        ('{"hash_ids": ["x"], "input_length": 1}', "integer"),
+        ('{"hash_ids": ["x"], "input_length": 1}', "'x' is no block"),
+        ('{"hash_ids": [true], "input_length": 1}', "True is no block"),
+        ('{"hash_ids": [1], "input_length": 1, "timestamp": NaN}', "nan is no time"),
+        ('{"hash_ids": [1], "input_length": 1, "timestamp": 1e999}', "inf is no time"),
+        ('{"hash_ids": [1], "input_length": 1, "timestamp": -7}', "-7 is no time"),
+        ('{"hash_ids": [1], "input_length": 1, "timestamp": true}', "True is no time"),
+        ('{"session": "a", "t": NaN, "in": 1, "runs": []}', "nan is no time"),
         ('{"session": "a", "t": 0, "in": 1, "runs": [[0, 9000000]]}', "outside of a session"),
     ],
 )
@@ -79,3 +85,12 @@ def test_the_public_traces_have_as_many_blocks_as_is_known_of_them(file: str, re
     read = list(read_trace(TRACES / file))
     assert len(read) == requests
     assert len({block for request in read for block in request.block_ids}) == distinct
+
+
+def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
+    line = json.dumps({"timestamp": 0, "input_length": 700, "hash_ids": list(range(500))}) + "\n"
+    whole = gzip.compress("".join(line.replace("700", str(700 + each)) for each in range(500)).encode())
+    path = tmp_path / "trace.gz"
+    path.write_bytes(whole[: len(whole) // 2] + bytes(range(255, 0, -1)) * 20)
+    with pytest.raises(TraceError, match="line"):
+        list(read_trace(path))
