@@ -18,18 +18,38 @@ Hung = Callable[[], asyncio.Future[None]]
 
 
 class _Inflate:
-    """gzip and deflate; an engine may send them although it wasn't asked to."""
+    """gzip and deflate, of one or more members; an engine may send them although it wasn't asked to."""
 
     def __init__(self) -> None:
-        self._inflate = zlib.decompressobj(wbits=47)
+        self._inflate = zlib.decompressobj(wbits=_ANY_HEADER)
+        self._left = b""
+        self._full = False
+        self._begun = False
 
-    def decode(self, data: bytes) -> bytes:
+    @property
+    def more(self) -> bool:
+        """Whether ``decode`` may give more without new data."""
+        return self._full or bool(self._left)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that came was given out, and nothing is missing."""
+        return not self.more and (self._inflate.eof or not self._begun)
+
+    def decode(self, data: bytes = b"") -> bytes:
+        """Return what these bytes and those before hold, at most ``_MOST_INFLATED_BYTES`` of it."""
+        self._begun = True
         try:
-            return self._inflate.decompress(data)
+            if self._inflate.eof and (self._left or data):
+                self._inflate = zlib.decompressobj(wbits=_ANY_HEADER)
+            decoded = self._inflate.decompress(self._left + data, _MOST_INFLATED_BYTES)
         except zlib.error as error:
             raise UpstreamFailureError(
                 FailureKind.BAD_ENCODING, f"the engine's compressed answer is damaged: {error}"
             ) from error
+        self._full = len(decoded) == _MOST_INFLATED_BYTES and not self._inflate.eof
+        self._left = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+        return decoded
 
 
 class UpstreamResponse:
@@ -62,11 +82,19 @@ class UpstreamResponse:
 
         Raises ``UpstreamFailureError`` when it ends too early, or is silent for too long.
         """
-        connection = self._connection
+        connection, decoder = self._connection, self._decoder
         while True:
+            if decoder is not None and decoder.more:
+                if decoded := decoder.decode():
+                    return decoded
+                continue
             data = connection.take()
             if not data:
                 if connection.ended:
+                    if decoder is not None and not decoder.whole:
+                        raise UpstreamFailureError(
+                            FailureKind.BAD_ENCODING, "the engine's compressed answer is cut off"
+                        )
                     return b""
                 try:
                     await connection.arrival()
@@ -75,15 +103,15 @@ class UpstreamResponse:
                         FailureKind.CUT, "the engine's connection ended within its answer"
                     ) from None
                 continue
-            if self._decoder is None:
+            if decoder is None:
                 return data
-            if decoded := self._decoder.decode(data):
+            if decoded := decoder.decode(data):
                 return decoded
 
     @property
     def exhausted(self) -> bool:
         """Whether all of it has been read: then ``read`` returns nothing, at once."""
-        return self._connection.exhausted
+        return self._connection.exhausted and (self._decoder is None or self._decoder.whole)
 
     def close(self) -> None:
         """Idempotent. A fully read answer gives its connection back, any other one closes it."""
@@ -174,31 +202,35 @@ class UpstreamClient:
         """POST a body to ``path`` below an instance's URL, and return once the first byte of the answer's body is there
         (or its empty end).
 
-        ``hung`` ends the wait as soon as it is done, and a later silence soon. Raises ``UpstreamFailureError``.
+        ``hung`` ends the wait as soon as it is done, and a later silence soon. A kept connection that turns out to be
+        closed, with nothing having come, is replaced by a new one, once. Raises ``UpstreamFailureError``.
         Cancelling it closes the connection.
         """
         origin = self._origins(url)
-        left_s = self._timeouts.first_byte_s
+        until_s = monotonic() + self._timeouts.first_byte_s
         connection = self._pool.idle(origin)
-        if connection is None:
-            began_s = monotonic()
-            connection = await self._connect(origin, hung)
-            left_s -= monotonic() - began_s
-        watch = _Watch(connection, self._timeouts, hung, left_s=left_s)
-        try:
-            connection.ask(_head(origin, path, headers, len(body)), body)
-            await connection.arrival()
-            watch.begun()
-        except ConnectionLostError:
-            watch.stop()
-            raise UpstreamFailureError(
-                FailureKind.NO_ANSWER, "the engine closed the connection before it answered"
-            ) from None
-        except BaseException:
-            watch.stop()
-            connection.abort()
-            raise
-        return UpstreamResponse(connection, watch, partial(self._pool.give_back, origin))
+        used_before = connection is not None
+        while True:
+            if connection is None:
+                connection = await self._connect(origin, hung)
+            watch = _Watch(connection, self._timeouts, hung, left_s=until_s - monotonic())
+            try:
+                connection.ask(_head(origin, path, headers, len(body)), body)
+                await connection.arrival()
+                watch.begun()
+            except ConnectionLostError:
+                watch.stop()
+                if used_before and not connection.answered:  # it was closed for being idle, as the request went out
+                    used_before, connection = False, None
+                    continue
+                raise UpstreamFailureError(
+                    FailureKind.NO_ANSWER, "the engine closed the connection before it answered"
+                ) from None
+            except BaseException:
+                watch.stop()
+                connection.abort()
+                raise
+            return UpstreamResponse(connection, watch, partial(self._pool.give_back, origin))
 
     async def _connect(self, origin: Origin, hung: Hung) -> Connection:
         interrupt = Interrupt()
@@ -231,6 +263,8 @@ def _head(origin: Origin, path: bytes, headers: Sequence[Header], length: int) -
 
 
 _OWN_LINES = 2  # content-length, and the empty one
+_ANY_HEADER = 47  # zlib's word for: gzip or zlib, as its header says
+_MOST_INFLATED_BYTES = 1 << 20
 _INFLATED = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _PLAIN = frozenset({b"identity", b""})
 

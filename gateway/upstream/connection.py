@@ -98,6 +98,11 @@ class Connection(asyncio.Protocol):
         return self._waiter is not None
 
     @property
+    def answered(self) -> bool:
+        """Whether anything has come since the last request."""
+        return self._head_bytes > 0
+
+    @property
     def exhausted(self) -> bool:
         """Whether the answer has ended and all of it was taken."""
         return self.ended and not self._parts
@@ -176,6 +181,9 @@ class Connection(asyncio.Protocol):
         if self._parser is None or not self._asked:
             return
         status = self._parser.get_status_code()
+        if not 100 <= status < 600:  # noqa: PLR2004 - RFC 9110, section 15
+            self.fail(ConnectionLostError(f"what came has the status {status}, which is none"))
+            return
         if status < 200:  # noqa: PLR2004 - RFC 9110: interim answers come before the real one
             self._interim = True
             return
@@ -184,19 +192,19 @@ class Connection(asyncio.Protocol):
         self._until_eof = not any(name in _FRAMING for name, _ in self.headers)
 
     def on_body(self, body: bytes) -> None:
-        if not self._asked:
+        if self._parser is None or not self._asked:
             return
         self._parts.append(body)
         self._held_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        if not self._asked:
+        if self._parser is None or not self._asked:
             return
         if self._interim:
             self._interim = False
             self.headers = []
             return
-        self._keep = self._parser is not None and self._parser.should_keep_alive()
+        self._keep = self._parser.should_keep_alive()
         self._end()
 
     def _end(self) -> None:

@@ -199,6 +199,9 @@ async def test_what_comes_behind_an_answer_is_no_answer_to_the_next_request() ->
         (b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n", FailureKind.NO_ANSWER),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", FailureKind.NO_ANSWER),
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * (300 << 10), FailureKind.NO_ANSWER),
+        (b"HTTP/1.1 999 OK\r\ncontent-length: 5\r\n\r\nhello", FailureKind.NO_ANSWER),
+        (b"HTTP/1.1 600 OK\r\n\r\n", FailureKind.NO_ANSWER),
+        (b"HTTP/1.1 099 OK\r\ncontent-length: 5\r\n\r\nhello", FailureKind.NO_ANSWER),
     ],
 )
 async def test_an_answer_that_is_none_says_how(answer: bytes, kind: FailureKind) -> None:
@@ -314,6 +317,50 @@ async def test_a_compressed_answer_is_opened_and_a_damaged_one_is_a_failure() ->
     async with serving(answering(head % len(packed) + packed, head % 5 + b"wrong")) as server, client() as asked:
         assert await ask(asked, server.url) == (200, b"hello" * 100)
         assert await failure_of(asked, server.url) is FailureKind.BAD_ENCODING
+
+
+async def test_a_compressed_answer_of_several_members_is_whole_and_one_that_is_cut_is_a_failure() -> None:
+    packed = gzip.compress(b"hello" * 100)
+    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
+    answers = (head % (2 * len(packed)) + 2 * packed, head % 0, head % 20 + packed[:20])
+    async with serving(answering(*answers)) as server, client() as asked:
+        assert await ask(asked, server.url) == (200, b"hello" * 200)
+        assert await ask(asked, server.url) == (200, b"")
+        assert await failure_of(asked, server.url) is FailureKind.BAD_ENCODING
+
+
+async def test_a_compressed_answer_is_opened_a_piece_at_a_time() -> None:
+    size = 20 << 20
+    packed = gzip.compress(bytes(size))
+    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed)
+    async with serving(answering(head + packed)) as server, client() as asked:
+        response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+        sizes = []
+        while part := await response.read():
+            sizes.append(len(part))
+        assert response.exhausted
+        response.close()
+    assert sum(sizes) == size
+    assert max(sizes) <= 1 << 20
+
+
+async def test_a_kept_connection_that_closes_as_the_request_goes_out_is_replaced_once() -> None:
+    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if server.connections == 3:
+            await server.request(reader)
+            return
+        await server.request(reader)
+        writer.write(PLAIN)
+        await writer.drain()
+        await server.request(reader)  # and no answer to it
+
+    async with serving(script) as server, client() as asked:
+        assert await ask(asked, server.url) == (200, b"hello")
+        assert await ask(asked, server.url, b"again") == (200, b"hello")
+        assert server.connections == 2
+        assert [request.rpartition(b"\r\n")[2] for request in server.requests] == [b"{}", b"again", b"again"]
+        assert await failure_of(asked, server.url) is FailureKind.NO_ANSWER, "the new one closes too"
+        assert server.connections == 3
 
 
 async def test_an_idle_connection_that_was_closed_is_not_used() -> None:
