@@ -6,17 +6,20 @@ Without them a client that opens a connection and sends nothing, or one byte a s
 without an end grows in memory. What the parser refuses is answered in OpenAI's envelope.
 """
 
+import sys
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import ClassVar, Protocol, Self
 
+from httptools import HttpRequestParser
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.api.exchange import CONNECTION
 from gateway.envelopes import envelope
 
+_OFFERS = frozenset({b"upgrade", b"http2-settings"})
 _LATE_S = 5.0
 """A body's bound here is so much later than the one that answers with 408: it is for whoever doesn't read bodies."""
 
@@ -35,6 +38,8 @@ class BoundedProtocol(HttpToolsProtocol):
     body_timeout_s: ClassVar[float]
     max_header_bytes: ClassVar[int]
 
+    _arrived = b""
+    _offered = False
     _head_bytes = 0
     _in_head = True
     _head_begun = False
@@ -86,6 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_head and self._timer is None:  # the first bytes of a connection's next request
             self._arm(self.header_timeout_s)
         begun = self._head_begun
+        self._arrived = data
         super().data_received(data)
         if begun and self._head_begun:  # a header without an end is not passed on until it has one
             self._head_bytes += len(data)
@@ -109,6 +115,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = self._head_begun = False
         self._disarm()
+        self._offered = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._offered:
+            return
         self._arm(self.body_timeout_s + _LATE_S)
         super().on_headers_complete()
         self.cycle.body = Body()  # type: ignore[assignment]
@@ -118,10 +127,36 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
+        if self._offered:
+            return
         self._disarm()
         self._in_head = True
         self._head_bytes = 0
         super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Decline another protocol, as any server may: the request is read again without the offer.
+
+        Called while the parser's refusal is handled. For it such a request has ended with its head, and a body that
+        follows (Java's client offers HTTP/2 with every request) would be lost.
+        """
+        refused = sys.exception()
+        if not self._offered or refused is None:
+            super()._unsupported_upgrade_warning()
+            return
+        self._offered = False
+        rest = self._arrived[refused.args[0] :]
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                kept = [each.strip() for each in value.split(b",") if each.strip().lower() not in _OFFERS]
+                if kept:
+                    lines.append(b"connection: " + b", ".join(kept))
+            elif name not in _OFFERS:
+                lines.append(name + b": " + value)
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser could not take, and close."""

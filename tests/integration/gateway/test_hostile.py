@@ -41,6 +41,26 @@ def post(body: bytes, *headers: bytes) -> bytes:
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
+@pytest.mark.parametrize("pieces", [1, 2, 7])
+async def test_an_offer_of_another_protocol_is_declined_and_the_request_answered(fleet: Fleet, pieces: int) -> None:
+    body = json.dumps(chat()).encode()
+    offer = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAMAAABkAAQCAAAAAAIAAAAA")
+    sent = post(body, b"content-length: %d" % len(body), *offer)
+    reader, writer = await connect(fleet)
+    size = -(-len(sent) // pieces)
+    async with asyncio.timeout(20):
+        for _ in range(2):  # the connection goes on as what it is
+            for start in range(0, len(sent), size):
+                writer.write(sent[start : start + size])
+                await writer.drain()
+                await asyncio.sleep(0.02)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            assert json.loads(await reader.readexactly(length))["object"] == "chat.completion"
+    writer.close()
+
+
 @pytest.mark.parametrize("begin", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nx-slow: "])
 async def test_a_head_that_does_not_come_in_time_ends_the_connection(fleet: Fleet, begin: bytes) -> None:
     reader, writer = await connect(fleet)
