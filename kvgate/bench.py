@@ -129,11 +129,8 @@ def run_pool(
     from kvcontrol.kv_runtime.benchmarks.pool import PoolPlan
     from kvgate.benchmarks import pool
 
-    def say(step: str) -> None:
-        errors.print(f"  {step}", markup=False, soft_wrap=True)
-
-    plan = PoolPlan(workloads=pool.workloads(traces, say), blocks=blocks, quick=quick)
-    _show(pool.run(plan, say), as_json=as_json, as_markdown=as_markdown)
+    plan = PoolPlan(workloads=pool.workloads(traces, _say), blocks=blocks, quick=quick)
+    _show(pool.run(plan, _say), as_json=as_json, as_markdown=as_markdown)
 
 
 def run_evict(
@@ -146,11 +143,8 @@ def run_evict(
     """Full caches of 10^5 and 10^6 blocks: how long does each eviction policy take to choose who goes?"""
     from kvgate.benchmarks import evict
 
-    def say(step: str) -> None:
-        errors.print(f"  {step}", markup=False, soft_wrap=True)
-
     names = None if policy is None else tuple(name.strip() for name in policy.split(",") if name.strip())
-    _show(evict.run(say, quick=quick, policies=names), as_json=as_json, as_markdown=as_markdown)
+    _show(evict.run(_say, quick=quick, policies=names), as_json=as_json, as_markdown=as_markdown)
 
 
 def run_adaptive(  # noqa: PLR0913 - each is one option
@@ -174,9 +168,6 @@ def run_adaptive(  # noqa: PLR0913 - each is one option
     from kvgate.benchmarks.pool import BESIDE_CHECKOUT
     from kvgate.replay import capacities_of, cores
 
-    def say(step: str) -> None:
-        errors.print(f"  {step}", markup=False, soft_wrap=True)
-
     plan = adaptive.AdaptivePlan(
         traces=BESIDE_CHECKOUT if traces is None else traces,
         policy=policy,
@@ -185,7 +176,7 @@ def run_adaptive(  # noqa: PLR0913 - each is one option
         jobs=jobs or cores(),
         quick=quick,
     )
-    report, failed = adaptive.run(plan, say)
+    report, failed = adaptive.run(plan, _say)
     _show(report, as_json=as_json, as_markdown=as_markdown)
     if failed:
         raise CommandError(f"{policy} is behind what is promised: {'; '.join(failed)}")
@@ -202,11 +193,8 @@ def run_shadow(
     from kvcontrol.kv_policy import PolicyError
     from kvgate.benchmarks import shadow
 
-    def say(step: str) -> None:
-        errors.print(f"  {step}", markup=False, soft_wrap=True)
-
     try:
-        report = shadow.run(say, candidates=policy, quick=quick)
+        report = shadow.run(_say, candidates=policy, quick=quick)
     except PolicyError as error:
         raise CommandError(str(error)) from error
     _show(report, as_json=as_json, as_markdown=as_markdown)
@@ -232,11 +220,8 @@ def run_hierarchy(  # noqa: PLR0913 - each is one option
         if not plot.is_dir():
             raise CommandError(f"--plot {plot}: there is no such folder")
 
-    def say(step: str) -> None:
-        errors.print(f"  {step}", markup=False, soft_wrap=True)
-
     plan = hierarchy.HierarchyPlan(traces=traces, policies=policy, quick=quick, plots=plot)
-    _show(hierarchy.run(plan, say), as_json=as_json, as_markdown=as_markdown)
+    _show(hierarchy.run(plan, _say), as_json=as_json, as_markdown=as_markdown)
 
 
 def run_predict(
@@ -255,11 +240,8 @@ def run_predict(
     """How long answers will be, when chats come back, what to prefetch: predicted on traces, the constant beside."""
     from kvgate.benchmarks import predict
 
-    def say(step: str) -> None:
-        errors.print(f"  {step}", markup=False, soft_wrap=True)
-
     names = tuple(name.strip() for name in predictors.split(",") if name.strip())
-    report = predict.run(predict.PredictPlan(traces=traces, predictors=names, quick=quick), say)
+    report = predict.run(predict.PredictPlan(traces=traces, predictors=names, quick=quick), _say)
     _show(report, as_json=as_json, as_markdown=as_markdown)
 
 
@@ -277,9 +259,6 @@ def run_schedule(
     """Plans over 64 instances, 1,000 and 10,000 requests waiting: what do decisions cost, and what do strategies do?"""
     from kvgate.benchmarks import schedule
 
-    def say(step: str) -> None:
-        errors.print(f"  {step}", markup=False, soft_wrap=True)
-
     there = schedule.all_strategies()
     names = there if strategy is None else tuple(name.strip() for name in strategy.split(",") if name.strip())
     for name in names:
@@ -287,7 +266,7 @@ def run_schedule(
             raise CommandError(f"--strategy: there is no strategy {name!r}: there are {', '.join(there)}")
     if not names:
         raise CommandError("--strategy names none", f"there are {', '.join(there)}")
-    report = schedule.run(schedule.SchedulePlan(traces=traces, strategies=names, quick=quick), say)
+    report = schedule.run(schedule.SchedulePlan(traces=traces, strategies=names, quick=quick), _say)
     _show(report, as_json=as_json, as_markdown=as_markdown)
 
 
@@ -305,9 +284,6 @@ def run_pd(  # noqa: PLR0913 - each is one option
     """Answers run while long prompts arrive: prefill and decode apart against two instances that do both."""
     from kvgate.benchmarks import pd
 
-    def say(step: str) -> None:
-        errors.print(f"  {step}", markup=False, soft_wrap=True)
-
     plan = pd.PdPlan(
         model=tiny_model(None) if model is None else model_from_folder(model, None),
         answers=answers,
@@ -317,7 +293,7 @@ def run_pd(  # noqa: PLR0913 - each is one option
         rounds=rounds,
         seed=seed,
     )
-    _show(pd.run(plan, say), as_json=as_json)
+    _show(pd.run(plan, _say), as_json=as_json)
 
 
 def run_tiers(  # noqa: PLR0913 - each is one option
@@ -385,9 +361,6 @@ def run_gateway(  # noqa: PLR0913 - each is one option
     """Processor time of each request and streamed piece, added latency, placement: ours and others, in turns."""
     from kvgate.benchmarks.gateway import run as gateway
 
-    def say(step: str) -> None:
-        errors.print(f"  {step}", markup=False, soft_wrap=True)
-
     plan = gateway.GatewayPlan(
         peers=[_peer(each) for each in peers or ()],
         policy=policy,
@@ -397,7 +370,7 @@ def run_gateway(  # noqa: PLR0913 - each is one option
         streams=16 if quick else streams,
     )
     try:
-        report = gateway.run(plan, say)
+        report = gateway.run(plan, _say)
     except BenchmarkError as error:
         raise CommandError(str(error)) from error
     _show(report, as_json=as_json, as_markdown=as_markdown)
@@ -430,6 +403,10 @@ def _peer(said: str) -> "Peer":
             "for example smg='smg launch --port {port} --worker-urls http://127.0.0.1:{a} http://127.0.0.1:{b}'",
         )
     return Peer(name=name, command=command)
+
+
+def _say(step: str) -> None:
+    errors.print(f"  {step}", markup=False, soft_wrap=True)
 
 
 def _show(report: Report, *, as_json: bool, as_markdown: bool = False) -> None:

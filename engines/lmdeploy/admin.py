@@ -30,14 +30,15 @@ from engines.lmdeploy.control_socket import private_endpoint
 from engines.lmdeploy.door import DoorMiddleware
 from engines.lmdeploy.families import family, single
 from engines.lmdeploy.lifeline import engine_gone
-from engines.lmdeploy.pd_request import PdHeaderMiddleware
+from engines.lmdeploy.pd_request import PART
 from engines.lmdeploy.policy_metrics import policy_series
 from engines.lmdeploy.policy_routes import mount_policy_routes
+from engines.lmdeploy.rider import RiderMiddleware
 from engines.lmdeploy.settings import EngineSettings
-from engines.lmdeploy.tenancy import CacheSaltMiddleware
+from engines.lmdeploy.tenancy import SALT
 from engines.lmdeploy.tier_metrics import offload_series, tenant_series, tier_series
 from engines.lmdeploy.tier_routes import mount_tier_routes
-from engines.lmdeploy.urgency import UrgencyMiddleware
+from engines.lmdeploy.urgency import URGENCY
 from kvcontrol.core.control import SNAPSHOT_PATH, STATS_PATH
 from kvcontrol.series import engine as catalogue
 
@@ -148,9 +149,8 @@ def mount(app: FastAPI, client: ControlClient, *, metrics: bool) -> None:
     app.add_api_route(SNAPSHOT_PATH, snapshot, methods=["GET"], response_model=None, tags=["kv"])
     mount_tier_routes(app, partial(_answered, client), _too_large)
     mount_policy_routes(app, partial(_answered, client), _too_large)
-    app.add_middleware(CacheSaltMiddleware)
-    app.add_middleware(UrgencyMiddleware)
-    app.add_middleware(PdHeaderMiddleware)
+    for rider in (SALT, URGENCY, PART):
+        app.add_middleware(RiderMiddleware, rider=rider)
     collector = EngineCollector(client)
     if metrics:
         REGISTRY.register(collector)

@@ -1,66 +1,39 @@
-"""The gateway's ticket on its way from the request header to LMDeploy's sequence, beside the tenant's salt:
-
-    header -> middleware -> ContextVar -> GenerationConfig -> (pickled to the engine process) -> SamplingParam
-
-and what the api_server refuses because its engine's role doesn't fit: LMDeploy would answer a whole request at a
-prefill instance with one token, silently.
+"""The gateway's ticket, as it travels (``rider.py``) from the request header to LMDeploy's sequence, and what the
+api_server refuses because its engine's role doesn't fit: LMDeploy would answer a whole request at a prefill instance
+with one token, silently.
 """
 
-import json
-from collections.abc import Awaitable, Callable, MutableMapping
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
+from engines.lmdeploy.rider import HeaderError, Headers, Rider, single
 from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, PdHeaderError, parse_pd_header
 from kvcontrol.core.roles import EngineRole
 
-_HEADER = PD_HEADER.encode()
-_ATTRIBUTE = "kvgate_pd"
 
-_Scope = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-_App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
+class PdRequestError(HeaderError):
+    """The ticket's header is not what is allowed; the message never repeats a ticket."""
 
-_current: ContextVar[Hold | Fetch | None] = ContextVar("kvgate_pd", default=None)
+    code = "invalid_pd_header"
 
 
-class PdHeaderMiddleware:
-    """Pure ASGI: makes the request's ticket the context's, or answers 400 in OpenAI's error envelope."""
-
-    def __init__(self, app: _App) -> None:
-        self._app = app
-
-    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            part = part_of_headers(scope["headers"])
-        except PdHeaderError as error:
-            await _send_400(send, str(error))
-            return
-        token = _current.set(part)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            _current.reset(token)
-
-
-def part_of_headers(headers: list[tuple[bytes, bytes]]) -> Hold | Fetch | None:
-    """Return a request's part in a separated prompt, None where it has none; raises ``PdHeaderError``."""
-    values = [value for name, value in headers if name.lower() == _HEADER]
-    if not values:
+def part_of_headers(headers: Headers) -> Hold | Fetch | None:
+    """Return a request's part in a separated prompt, None where it has none; raises ``PdRequestError``."""
+    value = single(headers, PD_HEADER, PdRequestError)
+    if value is None:
         return None
-    if len(values) > 1:
-        raise PdHeaderError(f"{PD_HEADER} is given {len(values)} times; give it once or not at all")
-    return parse_pd_header(values[0].decode("latin-1"))
+    try:
+        return parse_pd_header(value.decode("latin-1"))
+    except PdHeaderError as error:
+        raise PdRequestError(PD_HEADER, str(error).removeprefix(f"{PD_HEADER} ")) from error
+
+
+PART: Final[Rider[Hold | Fetch | None]] = Rider("kvgate_pd", absent=None, read=part_of_headers)
 
 
 def part_of(carrier: Any) -> Hold | Fetch | None:
     """Return what LMDeploy's ``GenerationConfig`` or ``SamplingParam`` carries."""
-    part: Hold | Fetch | None = getattr(carrier, _ATTRIBUTE, None)
-    return part
+    return PART.of(carrier)
 
 
 def role_of(engine_config: Any) -> EngineRole:
@@ -86,32 +59,6 @@ def refusal(part: Hold | Fetch | None, role: EngineRole, config: Any) -> str | N
 # What takes the place of LMDeploy's symbols (the tables are in hooks/).
 
 
-def generation_config_post_init(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``GenerationConfig.__post_init__``, in the api_server: note the ticket of the request that is being handled."""
-
-    def __post_init__(self: Any) -> None:  # noqa: N807  # it is called by this name
-        original(self)
-        part = _current.get()
-        if part is not None:
-            setattr(self, _ATTRIBUTE, part)
-
-    return __post_init__
-
-
-def sampling_param_from_gen_config(original: Any) -> Any:
-    """``SamplingParam.from_gen_config``, in the engine process: carry the ticket on."""
-    function = original.__func__
-
-    def from_gen_config(cls: Any, gen_config: Any) -> Any:
-        param = function(cls, gen_config)
-        part = part_of(gen_config)
-        if part is not None:
-            setattr(param, _ATTRIBUTE, part)
-        return param
-
-    return classmethod(from_gen_config)
-
-
 def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
     """``AsyncEngine.preprocess``, in the api_server: what doesn't fit the engine's role is a 400."""
 
@@ -133,21 +80,12 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
     return preprocess
 
 
-async def _send_400(send: _Send, message: str) -> None:
-    error = {"message": message, "type": "invalid_request_error", "param": PD_HEADER, "code": "invalid_pd_header"}
-    body = json.dumps({"error": error}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 400, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
 __all__ = [
-    "PdHeaderMiddleware",
-    "generation_config_post_init",
+    "PART",
+    "PdRequestError",
     "part_of",
     "part_of_headers",
     "preprocess",
     "refusal",
     "role_of",
-    "sampling_param_from_gen_config",
 ]

@@ -25,6 +25,7 @@ from engines.event_log import EventLog
 from engines.lmdeploy.events import TrieTracker
 from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.patching import install
+from engines.lmdeploy.tenancy import SALT
 from engines.lmdeploy.trie_path import PathMaker
 from kvcontrol.core.blocks import CacheIdentity
 
@@ -99,9 +100,8 @@ def _sequence(scheduler: Any, prompt: "np.ndarray[Any, np.dtype[np.int64]]", *, 
     from lmdeploy.messages import GenerationConfig
     from lmdeploy.pytorch.messages import SamplingParam
 
-    asked: Any = GenerationConfig()
-    if salt:
-        asked.kvgate_cache_salt = salt
+    asked = GenerationConfig()
+    SALT.carry(asked, salt)
     session = scheduler.add_session(0)
     return session.add_sequence(prompt, sampling_param=SamplingParam.from_gen_config(asked))
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engines.lmdeploy import tenancy
-from engines.lmdeploy.tenancy import CacheSaltError, CacheSaltMiddleware, salt_of_headers
+from engines.lmdeploy.rider import RiderMiddleware
+from engines.lmdeploy.tenancy import SALT, CacheSaltError, salt_of_headers
 
 HEADER = b"x-kvgate-cache-salt"
 
@@ -56,7 +56,7 @@ async def test_a_bad_salt_is_answered_400_in_openais_envelope() -> None:
         raise AssertionError("the request was let through")
 
     sent = Sent()
-    await CacheSaltMiddleware(never)(_scope(b"hush hush"), _nothing, sent)
+    await RiderMiddleware(never, SALT)(_scope(b"hush hush"), _nothing, sent)
     assert sent[0]["status"] == 400
     error = json.loads(sent[1]["body"])["error"]
     assert (error["type"], error["param"], error["code"]) == (
@@ -79,9 +79,9 @@ async def test_concurrent_requests_see_each_their_own_salt_and_none_remains() ->
         await asyncio.sleep(0)
         salt = salt_of_headers(scope["headers"])
         await asyncio.sleep(0)
-        seen[salt] = tenancy._current_salt.get()
+        seen[salt] = SALT.current
 
-    middleware = CacheSaltMiddleware(app)
+    middleware = RiderMiddleware(app, SALT)
     await asyncio.gather(
         middleware(_scope(b"acme"), _nothing, Sent()),
         middleware(_scope(), _nothing, Sent()),
@@ -89,4 +89,4 @@ async def test_concurrent_requests_see_each_their_own_salt_and_none_remains() ->
     )
     await middleware(_scope(b"last"), _nothing, Sent())
     assert seen == {"acme": "acme", "": "", "umbra": "umbra", "last": "last"}
-    assert tenancy._current_salt.get() == ""
+    assert SALT.current == ""
