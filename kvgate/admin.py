@@ -2,14 +2,25 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
 from kvgate.admin_client import AdminClient, find_key
-from kvgate.admin_desk import Operator, listed, one, operator_of, show, table_of, told
+from kvgate.admin_desk import (
+    GATEWAY_URL,
+    AdminKey,
+    GatewayUrl,
+    Operator,
+    StateFolder,
+    listed,
+    one,
+    operator_of,
+    show,
+    table_of,
+    told,
+)
 from kvgate.admin_fleet import explain, instances, routing
 from kvgate.admin_presets import presets
 from kvgate.display import plain
@@ -40,13 +51,9 @@ def build_admin() -> typer.Typer:
 def _connect(
     context: typer.Context,
     *,
-    url: Annotated[str, typer.Option(help="Where the gateway listens.")] = "http://127.0.0.1:8000",
-    admin_key: Annotated[
-        str | None, typer.Option(envvar="KVGATE_ADMIN_KEY", help="Default: the key in the state folder.")
-    ] = None,
-    state: Annotated[
-        Path | None, typer.Option("--state-dir", envvar="KVGATE_STATE_DIR", help="The gateway's state folder.")
-    ] = None,
+    url: GatewayUrl = GATEWAY_URL,
+    admin_key: AdminKey = None,
+    state: StateFolder = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON and nothing else.")] = False,
 ) -> None:
     """Manage tenants, keys, quotas and policies of a running gateway."""

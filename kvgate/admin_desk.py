@@ -1,15 +1,23 @@
-"""What all commands of ``kvgate admin`` share: who calls, and how an answer is shown."""
+"""What all commands of an operator share: which gateway with which key, who calls, and how an answer is shown."""
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 from rich.table import Table
 
 from kvgate.admin_client import AdminClient
 from kvgate.display import output, plain
+
+GATEWAY_URL: Final = "http://127.0.0.1:8000"
+GatewayUrl = Annotated[str, typer.Option(help="Where the gateway listens.")]
+AdminKey = Annotated[str | None, typer.Option(envvar="KVGATE_ADMIN_KEY", help="Default: the key in the state folder.")]
+StateFolder = Annotated[
+    Path | None, typer.Option("--state-dir", envvar="KVGATE_STATE_DIR", help="The gateway's state folder.")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,4 +91,17 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-__all__ = ["Operator", "listed", "one", "operator_of", "show", "table_of", "text_of", "told"]
+__all__ = [
+    "GATEWAY_URL",
+    "AdminKey",
+    "GatewayUrl",
+    "Operator",
+    "StateFolder",
+    "listed",
+    "one",
+    "operator_of",
+    "show",
+    "table_of",
+    "text_of",
+    "told",
+]

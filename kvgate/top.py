@@ -4,7 +4,6 @@ import json
 import signal
 import sys
 import time
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from kvgate.admin_client import AdminClient, WrongKeyError, find_key
+from kvgate.admin_desk import GATEWAY_URL, AdminKey, GatewayUrl, StateFolder
 from kvgate.display import output, plain
 from kvgate.failure import CommandError
 from kvgate.paths import state_dir
@@ -29,13 +29,9 @@ _FOOTER: Final = "q quits"
 
 def top(
     *,
-    url: Annotated[str, typer.Option(help="Where the gateway listens.")] = "http://127.0.0.1:8000",
-    admin_key: Annotated[
-        str | None, typer.Option(envvar="KVGATE_ADMIN_KEY", help="Default: the key in the state folder.")
-    ] = None,
-    state: Annotated[
-        Path | None, typer.Option("--state-dir", envvar="KVGATE_STATE_DIR", help="The gateway's state folder.")
-    ] = None,
+    url: GatewayUrl = GATEWAY_URL,
+    admin_key: AdminKey = None,
+    state: StateFolder = None,
     once: Annotated[bool, typer.Option("--once", help="Print one picture and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
