@@ -29,8 +29,10 @@ class Posted:
 class LeaseBoard(Protocol):
     """Both writes and the reading take some seconds at most, and raise ``BoardUnavailableError``."""
 
-    async def post(self, instance: InstanceId, url: str, *, ttl_s: float) -> None:
-        """Say that an instance is there for ``ttl_s``; with an empty ``url``, that it has left."""
+    async def post(self, instance: InstanceId, url: str, *, ttl_s: float, age_s: float = 0.0) -> None:
+        """Say that an instance said ``age_s`` ago that it is there for ``ttl_s``; with an empty ``url``, that it has
+        left. What it said after that, through another gateway, stays.
+        """
 
     async def read(self) -> Mapping[InstanceId, Posted]:
         """Return what holds still."""
@@ -41,8 +43,8 @@ class LeaseBoard(Protocol):
 class NoBoard:
     """There is one gateway: nobody to tell, and nothing to read."""
 
-    async def post(self, instance: InstanceId, url: str, *, ttl_s: float) -> None:
-        del instance, url, ttl_s
+    async def post(self, instance: InstanceId, url: str, *, ttl_s: float, age_s: float = 0.0) -> None:
+        del instance, url, ttl_s, age_s
 
     async def read(self) -> Mapping[InstanceId, Posted]:
         return {}

@@ -4,7 +4,7 @@ A registration is a lease: one that isn't renewed in time drains and is forgotte
 the gateway they are back with their next renewal. An instance that comes back at another address replaces itself.
 
 Several gateways tell each other through a ``LeaseBoard``. While it can't be read, no lease runs out here: renewals may
-go to others. Afterwards each has all of its time again.
+go to others. Afterwards each has all of its time again. What it couldn't be told is told later, with its age.
 """
 
 import asyncio
@@ -31,6 +31,15 @@ class _Lease:
     ttl_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """What an instance said here; an empty ``url`` is a goodbye."""
+
+    url: str
+    ttl_s: float
+    said_s: float
+
+
 class Leases:
     """Owns the members of ``Source.SELF``."""
 
@@ -53,6 +62,7 @@ class Leases:
         self._leases: dict[InstanceId, _Lease] = {}
         self._blind = False
         self._refused: dict[InstanceId, str] = {}
+        self._untold: dict[InstanceId, _Word] = {}
 
     async def renew(self, instance: InstanceId, url: str, *, ttl_s: float) -> Instance:
         """Take an instance in, or keep it for another ``ttl_s``, here and in the other gateways.
@@ -109,13 +119,23 @@ class Leases:
             self._membership.retire(instance, drain_s=self._drain_s)
 
     async def _tell(self, instance: InstanceId, url: str, ttl_s: float) -> None:
+        word = self._untold[instance] = _Word(url, ttl_s, self._clock())
         try:
-            await self._board.post(instance, url, ttl_s=ttl_s)
+            await self._pass_on(instance, word)
         except BoardUnavailableError as error:
-            _log.warning("other gateways can't be told of instance %s now: %s", instance, error)
+            _log.warning("other gateways will be told of instance %s later: %s", instance, error)
+
+    async def _pass_on(self, instance: InstanceId, word: _Word) -> None:
+        """Raises ``BoardUnavailableError``, and then it is still to be told."""
+        age_s = max(0.0, self._clock() - word.said_s)
+        await self._board.post(instance, word.url, ttl_s=word.ttl_s, age_s=age_s)
+        if self._untold.get(instance) is word:
+            del self._untold[instance]
 
     async def _hear(self) -> None:
         try:
+            for instance, word in list(self._untold.items()):
+                await self._pass_on(instance, word)
             posted = await self._board.read()
         except BoardUnavailableError as error:
             if not self._blind:

@@ -43,18 +43,25 @@ class Deployment:
 
     async def all_know(self, names: set[str]) -> None:
         """Wait until every gateway has just these instances, healthy."""
+        seen: list[object] = []
 
         async def known() -> bool:
+            seen.clear()
             for one in self.each:
                 try:
-                    found = (await Admin(one).ok("GET", "/instances"))["data"]
-                except aiohttp.ClientError:
-                    return False
-                if {each["id"] for each in found if each["state"] == "healthy" and not each["draining"]} != names:
-                    return False
-            return True
+                    seen.append((await Admin(one).ok("GET", "/instances"))["data"])
+                except aiohttp.ClientError as error:
+                    seen.append(error)
+            return all(
+                isinstance(found, list)
+                and {each["id"] for each in found if each["state"] == "healthy" and not each["draining"]} == names
+                for found in seen
+            )
 
-        await eventually(known, 60.0)
+        try:
+            await eventually(known, 60.0)
+        except TimeoutError:
+            pytest.fail(f"not all gateways know just {names}: {seen}")
 
     async def all_answer(self) -> None:
         async def answering() -> bool:

@@ -73,19 +73,38 @@ async def test_while_the_board_is_away_no_lease_runs_out_and_afterwards_each_has
         return all([(await two.leases(one)).get("self-1") == 0 for one in (two.first, two.second)])
 
     await eventually(run_out_on_paper, 60.0)
-    await two.lease(two.first, 600)  # it can't be passed on
+    await two.lease(two.first, 600)  # it can't be passed on now
     two.redis.again()
-
-    async def has_time() -> bool:
-        return (await two.leases(two.second)).get("self-1", 0) > 0
-
-    await eventually(has_time)
-    await two.lease(two.first, 600)
 
     async def has_all_of_it() -> bool:
         return (await two.leases(two.second)).get("self-1", 0) > 60
 
     await eventually(has_all_of_it)
+
+
+async def test_a_goodbye_while_the_board_is_away_reaches_the_others_later(two: Two) -> None:
+    await two.lease(two.first, 600)
+    await two.both_have({"self-1"})
+    two.redis.kill()
+    await Admin(two.first).ok("DELETE", "/instances/self-1/lease")
+    assert await two.leases(two.first) == {}
+    assert set(await two.leases(two.second)) == {"self-1"}
+    two.redis.again()
+    await two.both_have(set())
+
+
+async def test_a_word_that_is_passed_on_late_does_not_undo_what_was_said_after_it() -> None:
+    name = InstanceId("self-1")
+    with redis_server() as redis:
+        board = RedisLeaseBoard(f"redis://127.0.0.1:{redis.port}/0")
+        await board.post(name, "http://127.0.0.1:1", ttl_s=60)
+        await board.post(name, "", ttl_s=60, age_s=5)
+        assert (await board.read())[name].url == "http://127.0.0.1:1"
+        await board.post(name, "", ttl_s=60)
+        assert (await board.read())[name].url == ""
+        await board.post(name, "http://127.0.0.1:1", ttl_s=600, age_s=5)
+        assert (await board.read())[name].url == ""
+        await board.close()
 
 
 async def test_a_name_that_is_taken_elsewhere_is_said_and_left_alone(
