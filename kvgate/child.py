@@ -40,6 +40,7 @@ class ChildFailedError(CommandError):
 
     def __init__(self, child: str, what: str, log: Path) -> None:
         self.child = child
+        self.what = what
         self.log = log
         lines = last_lines(log)
         shown = "".join(f"\n    {line}" for line in lines) if lines else " nothing"

@@ -1,8 +1,9 @@
 """Several processes that live and die together.
 
-``Supervisor`` starts all at once, waits until all are ready, and then until it is told to stop or one of them ends: one
-that ends is a failure of the whole, since what is left would serve half of what was asked for. Leaving the context
-stops all, in the reverse order of their stages, in bounded time. If the supervisor is killed, the watchdog stops them.
+``Supervisor`` starts all at once and waits until all are ready; one that ends before that is a failure of the whole:
+somebody is there to mend it. Then it keeps them: one that ends starts again after a pause that doubles, until it has
+ended too often in a row. Leaving the context stops all, in the reverse order of their stages, in bounded time. If the
+supervisor is killed, the watchdog stops them.
 """
 
 import asyncio
@@ -22,6 +23,12 @@ from kvgate.child import Child, ChildFailedError, ChildSpec
 PROBE_EVERY_S = 0.2
 STOP_GRACE_S = 15.0
 """Longer than the gateway gives its running requests."""
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+STEADY_S = 60.0
+"""Who ran for so long was well: what ended before is forgiven."""
+TRIES = 5
+"""So often in a row a child may end without having been well."""
 
 
 class State(StrEnum):
@@ -38,6 +45,9 @@ Probe = Callable[[str], Awaitable[bool]]
 Watcher = Callable[[str, State, float], None]
 """Called with a child's name, its new state, and the seconds since it was started."""
 
+OnEnd = Callable[[ChildFailedError, float], None]
+"""Called with how a child ended that is to go on, and the seconds until it starts again."""
+
 
 class Supervisor:
     """Starts the children of ``stages`` in a context and stops them when it ends.
@@ -46,22 +56,25 @@ class Supervisor:
     started at once. ``folder`` gets the logs.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - wired once
         self,
         stages: Sequence[Sequence[ChildSpec]],
         folder: Path,
         probe: Probe,
         watcher: Watcher,
+        *,
         grace_s: float = STOP_GRACE_S,
+        first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
         self._stages = stages
         self._folder = folder
         self._probe = probe
         self._watcher = watcher
         self._grace_s = grace_s
+        self._first_pause_s = first_pause_s
         self._children: list[list[Child]] = []
         self._watchdog: asyncio.subprocess.Process | None = None
-        self._started_s = time.monotonic()
+        self._started_s: dict[str, float] = {}
 
     @property
     def children(self) -> list[Child]:
@@ -69,7 +82,6 @@ class Supervisor:
         return [child for stage in self._children for child in stage]
 
     async def __aenter__(self) -> Self:
-        self._started_s = time.monotonic()
         self._watchdog = await asyncio.create_subprocess_exec(
             sys.executable,
             "-IS",
@@ -82,11 +94,8 @@ class Supervisor:
             for stage in self._stages:
                 self._children.append([])
                 for spec in stage:
-                    child = await Child.start(spec, self._folder)
-                    self._children[-1].append(child)
-                    await self._tell_watchdog(f"+{child.pid}")
-                    await child.let_go()
-                    self._report(child, State.STARTING)
+                    self._children[-1].append(await self._born(spec))
+                    await self._let_go(self._children[-1][-1])
         except BaseException:
             await self._stop()
             raise
@@ -101,9 +110,22 @@ class Supervisor:
         """Return when every child is ready; raises ``ChildFailedError`` when one ends or exceeds its limit."""
         await self.unless_one_ends(*(self._until_child_ready(child) for child in self.children))
 
-    async def until_one_ends(self) -> None:
-        """Never return; raises ``ChildFailedError`` when a child ends."""
-        await self.unless_one_ends(asyncio.Event().wait())
+    async def keep(self, on_end: OnEnd) -> None:
+        """Keep the children, which are ready, running; never returns.
+
+        Raises ``ChildFailedError`` of one that ended ``TRIES`` times in a row without having run for ``STEADY_S``.
+        """
+        keepers = [
+            asyncio.ensure_future(self._keep(stage, place, on_end))
+            for stage in self._children
+            for place in range(len(stage))
+        ]
+        try:
+            await asyncio.gather(*keepers)
+        finally:
+            for each in keepers:
+                each.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
 
     async def unless_one_ends(self, *work: Awaitable[object]) -> None:
         """Await all of ``work``; a child that ends meanwhile cancels it and is raised as ``ChildFailedError``."""
@@ -120,6 +142,49 @@ class Supervisor:
             for task in (wanted, *ends):
                 task.cancel()
             await asyncio.gather(wanted, *ends, return_exceptions=True)
+
+    async def _keep(self, stage: list[Child], place: int, on_end: OnEnd) -> None:
+        await stage[place].wait()
+        ended, tries, since_s = stage[place].failure(), 0, self._started_s[stage[place].name]
+        while True:
+            tries = 1 if time.monotonic() - since_s >= STEADY_S else tries + 1
+            if tries > TRIES:
+                raise ended
+            pause_s = min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (tries - 1))
+            on_end(ended, pause_s)
+            await stage[place].stop(grace_s=self._grace_s)  # and all that it started
+            await self._tell_watchdog(f"-{stage[place].pid}")
+            await asyncio.sleep(pause_s)
+            child = stage[place] = await self._born(stage[place].spec)
+            await self._let_go(child)
+            since_s = self._started_s[child.name]
+            ended = await self._end_of(child)
+
+    async def _end_of(self, child: Child) -> ChildFailedError:
+        """Return how a child that was just started ended; one that isn't ready in time has."""
+        ends, ready = asyncio.ensure_future(child.wait()), asyncio.ensure_future(self._until_child_ready(child))
+        try:
+            await asyncio.wait({ends, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if not ends.done():
+                ready.result()
+                await ends
+        except ChildFailedError as late:
+            return late
+        else:
+            return child.failure()
+        finally:
+            for task in (ends, ready):
+                task.cancel()
+            await asyncio.gather(ends, ready, return_exceptions=True)
+
+    async def _born(self, spec: ChildSpec) -> Child:
+        self._started_s[spec.name] = time.monotonic()
+        return await Child.start(spec, self._folder)
+
+    async def _let_go(self, child: Child) -> None:
+        await self._tell_watchdog(f"+{child.pid}")
+        await child.let_go()
+        self._report(child, State.STARTING)
 
     async def _until_child_ready(self, child: Child) -> None:
         try:
@@ -156,7 +221,7 @@ class Supervisor:
                 await self._watchdog.stdin.drain()
 
     def _report(self, child: Child, state: State) -> None:
-        self._watcher(child.name, state, time.monotonic() - self._started_s)
+        self._watcher(child.name, state, time.monotonic() - self._started_s[child.name])
 
 
 async def _all(work: Sequence[Awaitable[object]]) -> None:
@@ -168,4 +233,4 @@ async def _all(work: Sequence[Awaitable[object]]) -> None:
             task.cancel()
 
 
-__all__ = ["PROBE_EVERY_S", "Probe", "State", "Supervisor", "Watcher"]
+__all__ = ["PROBE_EVERY_S", "TRIES", "OnEnd", "Probe", "State", "Supervisor", "Watcher"]

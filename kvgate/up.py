@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from kvcontrol.core.roles import EngineRole
+from kvgate.child import ChildFailedError
 from kvgate.display import StartBoard, output, plain
 from kvgate.failure import CommandError
 from kvgate.fit import need_fitting_tiers
@@ -151,7 +152,8 @@ def up(  # noqa: PLR0913 - each is one option
 
     Without --preset and --ddr engines have no tiers: blocks that leave their KV memory are computed again.
 
-    Ends with a curl to paste. If one of the processes dies, all are stopped and the exit code is 1.
+    Ends with a curl to paste. A process that dies later is started again; one that dies before all are ready, or five
+    times in a row, ends all with exit code 1.
     """
     started_s = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the event loop takes over
@@ -224,10 +226,14 @@ async def _serve(instances: list[Instance], gateway: GatewayOptions, logs: Path,
                 plain("Stopped before everything was ready.")
                 return INTERRUPTED
         _announce(instances, gateway, time.monotonic() - started_s)
-        await _unless_stopped(children.until_one_ends(), stop)
+        await _unless_stopped(children.keep(_say_end), stop)
         plain("Stopping ...")
     plain("Stopped.")
     return 0
+
+
+def _say_end(ended: ChildFailedError, pause_s: float) -> None:
+    plain(f"{ended.child} {ended.what}; it starts again in {pause_s:.0f} s ({ended.advice})")
 
 
 async def _until_all_serve(children: Supervisor, probe: HttpProbe, gateway: GatewayOptions, count: int) -> None:

@@ -39,13 +39,20 @@ def engine_of(up: Running) -> psutil.Process:
     return found[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_signal_leaves_nothing_behind(environment: dict[str, str], tmp_path: Path, number: int) -> None:
+def test_a_killed_engine_starts_again_and_a_stop_signal_leaves_nothing_behind(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     with running(up_arguments(), tmp_path / "up.log", environment) as up:
         up.until_said("Ctrl-C stops everything")
+        engine = engine_of(up)
+        before = up.family()
+        kill_now(engine.pid)
+        up.until_said("engine-0 was killed by SIGKILL (out of memory?); it starts again in 1 s")
+        eventually(lambda: up.said.count("engine-0 ready") == 2, LIMIT_S, "the engine is ready again")
+        assert all_gone([each for each in before if each.pid == engine.pid])
         family = up.family()
         assert len(family) >= 5, "itself, the watchdog, the gateway, and an engine of at least two processes"
-        up.signal(number)
+        up.signal(signal.SIGTERM)
         assert up.wait() == 0
         assert all_gone(family)
         assert up.said.rstrip().endswith("Stopped.")

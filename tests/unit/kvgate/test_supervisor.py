@@ -13,7 +13,7 @@ import pytest
 
 from kvgate.child import Child, ChildFailedError, ChildSpec, describe_exit, last_lines
 from kvgate.failure import CommandError
-from kvgate.supervisor import State, Supervisor
+from kvgate.supervisor import TRIES, State, Supervisor
 
 LIMIT_S = 60.0
 STUBBORN = (
@@ -92,15 +92,58 @@ async def test_a_child_that_dies_while_starting_is_named_with_the_end_of_its_log
     assert not any(psutil.pid_exists(child.pid) for child in children.children), "the others are stopped too"
 
 
-async def test_a_child_that_is_killed_later_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ChildFailedError, match="engine-0 was killed by SIGKILL"):  # noqa: PT012 - the whole life
+async def test_a_child_that_is_killed_later_starts_again_and_nothing_it_started_is_left(tmp_path: Path) -> None:
+    ends: list[ChildFailedError] = []
+    ready: list[str] = []
+
+    def watch(child: str, state: State, _elapsed_s: float) -> None:
+        if state is State.READY:
+            ready.append(child)
+
+    stages = [[spec("engine-0", PARENT), spec("engine-1", SLEEPER)]]
+    async with Supervisor(stages, tmp_path, logged(tmp_path, ""), watch, first_pause_s=0.01) as children:
+        await children.until_ready()
+        grandchild = int((await text_in(tmp_path / "engine-0.log", "child")).split()[1])
+        kept = asyncio.ensure_future(children.keep(lambda ended, _: ends.append(ended)))
+        (killed, other) = (child.pid for child in children.children)
+        os.kill(killed, signal.SIGKILL)
+        async with asyncio.timeout(LIMIT_S):
+            while ready.count("engine-0") < 2:
+                await asyncio.sleep(0.02)
+        await gone(grandchild)
+        assert [each.what for each in ends] == ["was killed by SIGKILL (out of memory?)"]
+        again, same = (child.pid for child in children.children)
+        assert again != killed
+        assert same == other
+        kept.cancel()
+    assert not psutil.pid_exists(again)
+
+
+async def test_a_child_that_ends_again_and_again_is_named_in_the_end(tmp_path: Path) -> None:
+    pauses: list[float] = []
+    flag = tmp_path / "ran"
+    once = f"""
+        import pathlib, time
+        flag = pathlib.Path({str(flag)!r})
+        if not flag.exists():
+            flag.touch()
+            time.sleep(0.5)
+        raise SystemExit('no memory')
+    """
+    with pytest.raises(ChildFailedError, match="no memory") as failure:  # noqa: PT012 - the whole life
         async with Supervisor(
-            [[spec("engine-0", SLEEPER), spec("engine-1", SLEEPER)]], tmp_path, logged(tmp_path, "up"), quiet
+            [[spec("engine-0", once), spec("engine-1", SLEEPER)]],
+            tmp_path,
+            logged(tmp_path, ""),
+            quiet,
+            first_pause_s=0.01,
         ) as children:
             await children.until_ready()
-            os.kill(children.children[0].pid, signal.SIGKILL)
             async with asyncio.timeout(LIMIT_S):
-                await children.until_one_ends()
+                await children.keep(lambda _, pause_s: pauses.append(pause_s))
+    assert failure.value.child == "engine-0"
+    assert pauses == [0.01 * 2**each for each in range(TRIES)]
+    assert not any(psutil.pid_exists(child.pid) for child in children.children), "the others are stopped too"
 
 
 async def test_a_child_that_never_becomes_ready_is_a_failure(tmp_path: Path) -> None:
@@ -146,7 +189,7 @@ async def main(folder, code):
         return True
     async with Supervisor([[spec]], folder, probe, lambda *_: None, grace_s=1.0) as children:
         print(children.children[0].pid, flush=True)
-        await children.until_one_ends()
+        await children.keep(lambda *_: None)
 
 asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
 """
