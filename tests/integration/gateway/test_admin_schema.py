@@ -16,6 +16,7 @@ from tests.support.fleet import running_fleet
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
 
+@pytest.mark.timeout(600)
 async def test_every_answer_of_the_admin_api_is_one_that_is_described(tmp_path: Path) -> None:
     pytest.importorskip("schemathesis", reason="schemathesis is not installed")
     async with running_fleet(tmp_path / "state", admin_key=ADMIN_KEY) as fleet:
@@ -25,7 +26,7 @@ async def test_every_answer_of_the_admin_api_is_one_that_is_described(tmp_path: 
             Path(sys.executable).with_name("schemathesis"),
             *("run", f"{fleet.gateway.url}/openapi.json", "--url", fleet.gateway.url),
             *("--include-path-regex", "^/admin/v1/", "--checks", CHECKS, "--phases", "examples,coverage,fuzzing"),
-            *("--max-examples", "8", "--seed", "7", "--workers", "1", "--no-color", "--request-timeout", "60"),
+            *("--max-examples", "3", "--seed", "7", "--workers", "1", "--no-color", "--request-timeout", "60"),
             *("-H", f"Authorization: Bearer {ADMIN_KEY}"),
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": ""},
@@ -33,7 +34,7 @@ async def test_every_answer_of_the_admin_api_is_one_that_is_described(tmp_path: 
             stderr=asyncio.subprocess.STDOUT,
         )
         try:
-            said, _ = await asyncio.wait_for(process.communicate(), 280)
+            said, _ = await asyncio.wait_for(process.communicate(), 540)
         finally:
             if process.returncode is None:
                 process.kill()
