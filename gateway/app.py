@@ -1,5 +1,6 @@
 """The only place that constructs and wires components."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +58,7 @@ from gateway.settings import Settings
 from gateway.shared import open_shared
 from gateway.state import load_admin_key, load_salt_secret
 from gateway.supervisor import running
-from gateway.telemetry import Metrics, Telemetry, Watched, watch_lag
+from gateway.telemetry import Metrics, Telemetry, Watched, open_traces, watch_lag
 from gateway.telemetry.siblings import Siblings
 from gateway.upstream import ConnectionPool, EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
 from gateway.upstream.resolver import GuardedResolver
@@ -99,6 +100,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
     )
     shared = open_shared(settings)
     assets = Assets()
+    traces = open_traces(settings.otlp_endpoint)
     store, quotas = shared.store, shared.quotas
 
     @asynccontextmanager
@@ -146,6 +148,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                 index=index,
                 admission=admission,
                 accounts=lambda: authenticator.accounts,
+                spans=traces.counts if traces else None,
             )
         )
         timeouts = Timeouts(
@@ -212,6 +215,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     walker=Walker(load=load, runners=leg_runners(UpstreamClient(pool, timeouts), registry)),
                     retries=RetryBudget(settings.retry_budget_ratio),
                     telemetry=telemetry,
+                    tracer=traces.tracer if traces else None,
                 )
                 app.include_router(ops_router(registry=registry, metrics=metrics, siblings=siblings))
                 board = FleetBoard(registry=registry, load=load, index=index, planner=planner, telemetry=telemetry)
@@ -362,6 +366,8 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                             yield
                 finally:
                     await shared.close()
+                    if traces is not None:
+                        await asyncio.to_thread(traces.close)
 
     app = Gateway(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _http_error)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from time import monotonic
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.admission import AdmissionController, Ask, Authenticator, Entry
 from gateway.api.exchange import ClientGoneError, Exchange
@@ -46,6 +46,9 @@ from gateway.walk import EngineCall, LegFailedError, Walker
 from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.ids import InstanceId
 
+if TYPE_CHECKING:
+    from gateway.telemetry.tracing import RequestTracer
+
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 PATHS = {
@@ -70,6 +73,7 @@ _SEPARABLE = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 _COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.TOKENIZE, Operation.DETOKENIZE})
 """They cost a request and no tokens: nothing is computed from them."""
 _SALT_HEADER = CACHE_SALT_HEADER.lower().encode()
+_CONTEXT_HEADERS = frozenset({b"traceparent", b"tracestate"})
 _OVERLOAD = frozenset({FailureKind.CONNECT_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT, FailureKind.HUNG})
 _TOO_BUSY = frozenset({int(HTTPStatus.TOO_MANY_REQUESTS), int(HTTPStatus.SERVICE_UNAVAILABLE)})
 _INSTANCE_FAILED = frozenset(
@@ -132,6 +136,7 @@ class Pipeline:
         walker: Walker,
         retries: RetryBudget,
         telemetry: Telemetry,
+        tracer: "RequestTracer | None" = None,
     ) -> None:
         self._limits = limits
         self._authenticator = authenticator
@@ -144,6 +149,7 @@ class Pipeline:
         self._walker = walker
         self._retries = retries
         self._telemetry = telemetry
+        self._tracer = tracer
         # Requests' names are to be told apart, not to be secret; to ask the system for each is a call of its own.
         self._names = random.Random(secrets.randbits(256))  # noqa: S311
 
@@ -153,8 +159,8 @@ class Pipeline:
             operation=operation,
             request_id=self._request_id(exchange),
             started_s=monotonic(),
-            trace_id=_trace_id(exchange),
         )
+        self._begin_trace(record, exchange)
         try:
             tenant = self._authenticator.authenticate(exchange.credential)
             record.tenant = tenant.id
@@ -195,6 +201,14 @@ class Pipeline:
         finally:
             self._telemetry.settle(record)
 
+    def _begin_trace(self, record: RequestRecord, exchange: Exchange) -> None:
+        if self._tracer is None:
+            record.trace_id = _trace_id(exchange)
+            return
+        context = {name: exchange.header(name.encode()) for name in ("traceparent", "tracestate")}
+        record.trace = self._tracer.begin(record, PATHS[record.operation], context)
+        record.trace_id = record.trace.trace_id
+
     def _request_id(self, exchange: Exchange) -> RequestId:
         given = exchange.header(b"x-request-id")
         if given is not None and _SANE_ID.fullmatch(given):
@@ -212,7 +226,7 @@ class Pipeline:
     async def _forward(self, exchange: Exchange, call: Call, found: _Findings, record: RequestRecord) -> None:
         """Plan and try until an instance answers; raises ``ApiError`` when none does."""
         attempts = Attempts(self._retries, most=self._limits.max_attempts)
-        headers = _engine_headers(exchange, record.request_id, found.tenant)
+        headers = _engine_headers(exchange, record, found.tenant)
         limits = found.tenant.limits
         due_s = record.started_s + self._limits.waits_s[limits.slo]
         # An instance may leave between a turn and its use: then admission says that there is none.
@@ -236,7 +250,7 @@ class Pipeline:
                     operation=call.operation,
                     path=_PATHS[call.operation],
                     request_id=record.request_id,
-                    headers=[*headers, *urgency_headers(limits, due_in_s=due_s - monotonic())],
+                    headers=[*headers, *urgency_headers(limits, due_in_s=due_s - monotonic()), *_context(record)],
                     body=call.body,
                 )
                 this = _Try(plan, permit, found.entry, engine_call, attempts, found.deadline, tried)
@@ -247,6 +261,7 @@ class Pipeline:
                     found.entry.settle(ended.status if ended.failure is None else HTTPStatus.BAD_GATEWAY, ended.usage)
                 return
             self._telemetry.retried(ended)
+            record.tried_in_vain(ended)
             instances = self._untried(call.model, tried)
 
     def _untried(self, model: str, tried: AbstractSet[InstanceId]) -> tuple[Instance, ...]:
@@ -258,7 +273,7 @@ class Pipeline:
         instance = this.plan.instance
         try:
             answering = await self._walker.before_answer(this.plan, this.call)
-            sent_s = monotonic()
+            sent_s = record.answering()
             response = await self._client.open(
                 instance.url,
                 answering.path,
@@ -373,9 +388,16 @@ def _trace_id(exchange: Exchange) -> str | None:
     return None if found is None else found[1].decode()
 
 
-def _engine_headers(exchange: Exchange, request_id: RequestId, tenant: Tenant) -> list[Header]:
+def _context(record: RequestRecord) -> list[Header]:
+    """The attempt's own trace context, where traces are made."""
+    return [] if record.trace is None else record.trace.headers
+
+
+def _engine_headers(exchange: Exchange, record: RequestRecord, tenant: Tenant) -> list[Header]:
     headers = towards_engine(exchange.headers)
-    headers += ((b"x-request-id", request_id.encode()), (_SALT_HEADER, tenant.salt.encode()))
+    if record.trace is not None:
+        headers = [each for each in headers if each[0] not in _CONTEXT_HEADERS]
+    headers += ((b"x-request-id", record.request_id.encode()), (_SALT_HEADER, tenant.salt.encode()))
     if exchange.header(b"content-type") is None:
         headers.append((b"content-type", b"application/json"))
     return headers

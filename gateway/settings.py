@@ -257,6 +257,11 @@ class Settings(BaseSettings):
         description="How long a fresh routing decision attracts siblings before KV events confirm it.",
     )
 
+    otlp_endpoint: str | None = Field(
+        None,
+        description="OpenTelemetry collector (OTLP over HTTP, like http://127.0.0.1:4318) that is sent a trace of each "
+        "request; or OTEL_EXPORTER_OTLP_ENDPOINT. Without one there are none.",
+    )
     log_format: Literal["text", "json"] = Field("text", description="How log lines look.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="The least important level shown."

@@ -263,6 +263,13 @@ _PROCESS: Final = Row(
             empty="no loop has failed",
         ),
         lines(
+            "Spans",
+            "Of traces: sent, not taken by the collector, or dropped as too many waited for it. Requests don't wait.",
+            Shown.PER_SECOND,
+            query(rate("kvgate_trace_spans_total", "outcome"), "{{outcome}}", "traces are off"),
+            empty="traces are off",
+        ),
+        lines(
             "Versions",
             "How many gateways run which version.",
             Shown.COUNT,

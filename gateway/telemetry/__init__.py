@@ -5,6 +5,7 @@ from gateway.telemetry.logs import configure_logging
 from gateway.telemetry.metrics import Metrics, Watched
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.telemetry.telemetry import Telemetry
+from gateway.telemetry.traces import Traces, open_traces
 from gateway.telemetry.traffic import Interval, Traffic
 
 __all__ = [
@@ -13,8 +14,10 @@ __all__ = [
     "Outcome",
     "RequestRecord",
     "Telemetry",
+    "Traces",
     "Traffic",
     "Watched",
     "configure_logging",
+    "open_traces",
     "watch_lag",
 ]

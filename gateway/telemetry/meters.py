@@ -103,4 +103,4 @@ def family_of(series: Series) -> Metric:
     return Metric(series.name, series.help, series.kind.value, unit)
 
 
-__all__ = ["CounterMeter", "HistogramMeter", "gauge_of"]
+__all__ = ["CounterMeter", "HistogramMeter", "family_of", "gauge_of"]

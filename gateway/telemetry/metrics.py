@@ -9,7 +9,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
@@ -18,13 +18,16 @@ from prometheus_client.registry import Collector
 
 from gateway.admission import AdmissionController
 from gateway.registry import BreakerState, InstanceState, LoadTracker, Registry
-from gateway.telemetry.meters import CounterMeter, HistogramMeter, Labels, gauge_of
+from gateway.telemetry.meters import CounterMeter, HistogramMeter, Labels, family_of, gauge_of
 from gateway.types import Tenant, TenantId
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.prefix_reuse import FleetIndex
 from kvcontrol.series import OTHER
 from kvcontrol.series import gateway as catalogue
+
+if TYPE_CHECKING:
+    from kvcontrol.tracing.outlet import SpanCounts
 
 _QUOTAS: Final = ("requests_per_min", "tokens_per_min", "concurrency", "context_tokens")
 
@@ -39,6 +42,8 @@ class Watched:
     admission: AdmissionController
     accounts: Callable[[], Mapping[TenantId, Tenant]]
     """Tenants that are known by name: those alone have series of their own."""
+    spans: "SpanCounts | None" = None
+    """What became of spans, where traces are made."""
 
 
 class Metrics:
@@ -110,6 +115,8 @@ class Metrics:
         if self._watched is not None:
             yield from _fleet(self._watched)
             yield from _tenants(self._watched.accounts())
+            if self._watched.spans is not None:
+                yield _spans(self._watched.spans)
 
     def _drop_tenants(self, accounts: Mapping[TenantId, Tenant]) -> None:
         """Forget the series of tenants that are gone."""
@@ -117,6 +124,13 @@ class Metrics:
         for tenant in gone:
             self.tenant_requests.forget("tenant", tenant)
             self.tenant_tokens.forget("tenant", tenant)
+
+
+def _spans(counts: "SpanCounts") -> Metric:
+    metric = family_of(catalogue.TRACE_SPANS)
+    for outcome, spans in (("exported", counts.exported), ("failed", counts.failed), ("dropped", counts.dropped)):
+        metric.add_sample(catalogue.TRACE_SPANS.exposed, {"outcome": outcome}, spans)
+    return metric
 
 
 class _Own(Collector):

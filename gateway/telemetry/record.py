@@ -4,11 +4,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
 from time import monotonic
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from gateway.planner import Plan
 from gateway.types import Operation, RequestId, TenantId, Usage
 from gateway.upstream.relay import DEADLINE, Relayed
+
+if TYPE_CHECKING:
+    from gateway.telemetry.tracing import RequestTrace
 
 _CLIENT_LEFT = 499
 
@@ -36,15 +39,17 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """Times are monotonic seconds; ``received_s`` to ``admitted_s`` are the ends of its steps, ``trace_id`` comes with
-    the client's ``traceparent``. ``route`` and ``sent_s`` are the last attempt's, ``limits`` the headers about the
-    tenant's quota; ``overestimated_tokens`` were expected in its instance's cache and not found there.
+    """Times are monotonic seconds; ``received_s`` to ``admitted_s`` are the ends of its steps. ``trace`` is there where
+    traces are made; ``trace_id`` is that one's, otherwise what the client's ``traceparent`` says. ``route`` and
+    ``sent_s`` are the last attempt's, ``limits`` the headers about the tenant's quota; ``overestimated_tokens`` were
+    expected in its instance's cache and not found there.
     """
 
     operation: Operation
     request_id: RequestId
     started_s: float
     trace_id: str | None = None
+    trace: "RequestTrace | None" = None
     received_s: float | None = None
     parsed_s: float | None = None
     fingerprinted_s: float | None = None
@@ -70,6 +75,20 @@ class RequestRecord:
         self.sent_s = monotonic()
         self.plan = plan
         self.route = plan.route(self.attempts)
+        if self.trace is not None:
+            self.trace.planned(plan)
+
+    def answering(self) -> float:
+        """What comes before the answer is done; return the time at which its instance is asked."""
+        now_s = monotonic()
+        if self.trace is not None:
+            self.trace.answering(now_s)
+        return now_s
+
+    def tried_in_vain(self, cause: str) -> None:
+        """Its attempt failed, and another one follows."""
+        if self.trace is not None:
+            self.trace.failed(cause, monotonic())
 
     def client_left(self) -> None:
         """It ends with nobody to answer; a status that it never got is called what nginx calls it."""

@@ -49,8 +49,10 @@ class Telemetry:
             metrics.overestimated_tokens.inc(by=record.overestimated_tokens)
         if record.usage is not None:
             self._used(record, record.usage, tenant, now_s)
+        if record.trace is not None:
+            record.trace.ended(outcome, now_s)
         if _log.isEnabledFor(logging.INFO):
-            _log.info("%s %s", operation, outcome, extra={FIELDS: _fields(record, now_s)})
+            _log.info("%s %s", operation, outcome, extra={FIELDS: _fields(record, outcome, now_s)})
 
     def _stages(self, record: RequestRecord) -> None:
         """Count what each step before sending took, as far as the request came; the plan of a first attempt only."""
@@ -122,21 +124,34 @@ class Telemetry:
         self._metrics.loop_failures.inc(name.partition(":")[0])
 
 
-def _fields(record: RequestRecord, now_s: float) -> dict[str, object]:
+def _fields(record: RequestRecord, outcome: Outcome, now_s: float) -> dict[str, object]:
+    """A request's log line; docs/operations.md lists the names. What isn't known has none."""
+    started_s = record.started_s
     fields: dict[str, object] = {
         "request_id": record.request_id,
+        "trace_id": record.trace_id,
+        "operation": record.operation.value,
+        "outcome": outcome.value,
         "tenant": record.tenant,
         "model": record.model,
         "stream": record.stream,
         "status": record.status,
         "detail": record.detail,
-        "seconds": round(now_s - record.started_s, 4),
-        "first_byte_s": None if record.first_byte_s is None else round(record.first_byte_s - record.started_s, 4),
+        "seconds": round(now_s - started_s, 4),
+        "first_byte_s": None if record.first_byte_s is None else round(record.first_byte_s - started_s, 4),
     }
-    if record.plan is not None:
-        fields |= {"instance": record.plan.instance.id, "route": record.route, "attempts": record.attempts}
-        if record.plan.predicted_s is not None:
-            fields["predicted_s"] = round(record.plan.predicted_s, 4)
+    if record.admitted_s is not None and record.fingerprinted_s is not None:
+        fields["queued_s"] = round(record.admitted_s - record.fingerprinted_s, 4)
+    plan = record.plan
+    if plan is not None:
+        fields |= {
+            "instance": plan.instance.id,
+            "route": record.route,
+            "attempts": record.attempts,
+            "matched_tokens": plan.matched_tokens,
+        }
+        if plan.predicted_s is not None:
+            fields["predicted_s"] = round(plan.predicted_s, 4)
     fields["fingerprint_tokens"] = record.prompt_tokens
     if record.usage is not None:
         fields |= {

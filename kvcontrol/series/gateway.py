@@ -170,6 +170,13 @@ BACKGROUND_FAILURES = _counter(
     "loop",
     appears="with the first failure",
 )
+TRACE_SPANS = _counter(
+    "trace_spans",
+    Unit.COUNT,
+    "Spans that ended: exported, failed (the collector didn't take them), or dropped as too many waited for it.",
+    "outcome",
+    appears="with tracing",
+)
 BUILD_INFO = _gauge("build_info", Unit.STATE, "1: the version that runs.", "version")
 WORKER_UP = _gauge(
     "worker_up", Unit.STATE, "1 for a worker that answered this scrape.", "worker", appears="with several workers"
