@@ -5,7 +5,7 @@ everything is known beforehand; its candidate is kept, in a *seat*, until one of
 
     the instance's snapshot  a health check brought another one
     its tally                a request came or went, or the work it was given lately has lost a half percent by age
-    its speeds               an answer of its own was observed, or as many of others as its ``patience`` allows
+    its speeds               an answer of its own was observed, or the calibration has a new ``version`` for all
 
 ``NaiveCandidates`` in the tests keeps nothing and is what this is compared with.
 """
@@ -145,7 +145,7 @@ class _Seat:
     instance: Instance
     tally: Tally
     changes: int
-    observed: int
+    version: int
     until_s: float
     identity: CacheIdentity | None
     candidate: Candidate
@@ -191,7 +191,7 @@ class Candidates:
     def of(self, instances: Sequence[Instance], lookups: Lookups) -> tuple[Candidate, ...]:
         """Return each instance as a candidate for a prompt, in their order."""
         now_s = self._clock()
-        late = self._calibration.observed - self._calibration.patience
+        version = self._calibration.version
         seats = self._seats
         found: list[Candidate] = []
         identity: CacheIdentity | None = _NOBODYS
@@ -203,7 +203,7 @@ class Candidates:
                 seat is None
                 or seat.instance is not each
                 or seat.changes != seat.tally.changes
-                or seat.observed <= late
+                or seat.version != version
                 or seat.until_s <= now_s
             ):
                 seat = self._seated(each, now_s)
@@ -253,7 +253,7 @@ class Candidates:
             instance=instance,
             tally=tally,
             changes=tally.changes,
-            observed=self._calibration.observed,
+            version=self._calibration.version,
             until_s=now_s + _AGES_S if recent_tokens else _NEVER,
             identity=None if stats is None else self._interned(stats.identity),
             candidate=Candidate(

@@ -196,8 +196,7 @@ class Planner:
 
     def ended(self, plan: Plan, usage: Usage | None, *, took_s: float) -> int:
         """Note that a request was answered in full. Returns how many tokens less than expected were found cached."""
-        instance = plan.instance.id
-        self._calibration.ended(instance, took_s)
+        self._calibration.ended(took_s)
         if usage is None or usage.cached_tokens is None or not usage.prompt_tokens:
             return 0
         if plan.guess is not None:

@@ -83,7 +83,7 @@ def test_one_odd_answer_moves_little_and_nothing_breaks_the_bounds() -> None:
 def test_how_long_answers_take_is_averaged_and_all_is_forgotten_with_the_instance() -> None:
     calibration = Calibration(COSTS)
     for _ in range(50):
-        calibration.ended(A, 2.0)
+        calibration.ended(2.0)
         calibration.observe(A, tokens=1, running=0, took_s=0.1)
     found = calibration.speeds(A)
     assert found is not None
