@@ -1,0 +1,577 @@
+"""One simulated engine: continuous batching with chunked prefill over real blocks, on a clock that somebody else has.
+
+Nothing here sleeps or looks at a clock. Whoever drives it says what time it is, gives it requests, and asks when
+something will happen next:
+
+    engine.submit(request, now_s)      engine.advance(now_s)      engine.next_event_s
+
+Between two events the engine does one piece of work: a prefill step, a *span* of decode steps, or it waits for a load.
+A span is as many steps as nothing interrupts: until a sequence ends, needs a block, or a load is over; a request
+that comes meanwhile cuts it at the end of the step that runs. So an answer of a thousand tokens is a few events, and
+with ``stream`` every step is one, and tells the listener.
+
+As LMDeploy's PyTorch engine, which it stands for, does: what waits is admitted in order as long as there are places in
+the batch and blocks for all of its prompt; a prefill step takes chunks of several prompts, up to
+``max_prefill_tokens``; between two of them, those that are answering make one step. A prompt's last token is always
+computed. Blocks are cached from the step on that fills them; blocks that decoding fills, when the sequence next needs
+room. A sequence that needs a block when there is none makes way for the others: the one that came last goes back to the
+head of the line and computes anew what it doesn't find in the cache.
+"""
+
+import heapq
+import math
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from engines.sim.gaps import GapHistogram
+from engines.sim.pool import PrefixPool
+from engines.sim.profile import Profile
+from engines.sim.sequence import Listener, Phase, SimRequest, SimSequence
+from engines.sim.sink import BlockSink, SilentSink
+from engines.sim.tiers import MakePolicy, SimTiers
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.integrity import must
+from kvcontrol.kv_policy import EvictionPolicy, make_policy
+
+_NEVER: Final = math.inf
+
+
+class DoesNotFitError(ValueError):
+    """A request that this engine could never serve; the message says what is allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour:
+    """How this engine differs from its profile. ``jitter`` is the spread (sigma of a log-normal) of steps' times, by
+    ``seed``; ``slow`` multiplies all times; ``corrupt_share`` of the blocks that are loaded come wrong.
+    """
+
+    seed: int = 0
+    jitter: float = 0.0
+    slow: float = 1.0
+    corrupt_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter is {self.jitter}; allowed is 0 to 1")
+        if not (self.slow > 0 and math.isfinite(self.slow)):
+            raise ValueError(f"slow is {self.slow}; it must be > 0 and finite")
+        if not 0 <= self.corrupt_share <= 1:
+            raise ValueError(f"corrupt_share is {self.corrupt_share}; allowed is 0 to 1")
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the engine began. ``computed_tokens`` are those of all prefills, preempted sequences' included."""
+
+    requests: int = 0
+    ended: int = 0
+    cancelled: int = 0
+    preemptions: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    busy_s: float = 0.0
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class _Prefill:
+    end_s: float
+    seconds: float
+    chunks: list[tuple[SimSequence, int]]
+
+
+@dataclass(slots=True)
+class _Span:
+    """``steps`` steps from ``start_s`` on; ``pace`` is how much slower than the model they are."""
+
+    end_s: float
+    start_s: float
+    steps: int
+    sequences: int
+    context: int
+    pace: float
+
+
+@dataclass(slots=True)
+class _Wait:
+    end_s: float
+
+
+class SimEngine:
+    """See the module's text. ``close`` it at the end."""
+
+    def __init__(  # noqa: PLR0913 - wired once, by name
+        self,
+        profile: Profile,
+        *,
+        listener: Listener,
+        sink: BlockSink | None = None,
+        behaviour: Behaviour | None = None,
+        stream: bool = False,
+        make: MakePolicy | None = None,
+    ) -> None:
+        shape, behaviour = profile.engine, behaviour or Behaviour()
+        sink, make = sink or SilentSink(), make or _shipped
+        self.profile = profile
+        self.counters = Counters()
+        self.gaps = GapHistogram()
+        self.pool = PrefixPool(
+            capacity_blocks=shape.hbm_blocks,
+            block_tokens=shape.block_tokens,
+            policy=make(shape.policy, shape.hbm_blocks),
+            sink=sink,
+        )
+        self._rng = random.Random(behaviour.seed)  # noqa: S311 - to be repeatable is what it is for
+        self.tiers: SimTiers | None = None
+        if shape.ddr_blocks:
+            self.tiers = SimTiers(
+                shape,
+                profile.links,
+                sink=sink,
+                make_policy=make,
+                rng=random.Random(f"{behaviour.seed} tiers"),  # noqa: S311
+                corrupt_share=behaviour.corrupt_share,
+            )
+        self._shape, self._time = shape, profile.time
+        self._behaviour = behaviour
+        self._listener = listener
+        self._stream = stream
+        self._number = 0
+        self._now_s = 0.0
+        self._waiting: deque[SimSequence] = deque()
+        self._loading: list[tuple[float, int, SimSequence]] = []
+        self._prefilling: deque[SimSequence] = deque()
+        self._running: dict[int, SimSequence] = {}
+        self._ending: list[tuple[int, int, SimSequence]] = []
+        """By the decode step after which they end; of those that are gone, entries stay until they come up."""
+        self._growing: list[tuple[int, int, SimSequence]] = []
+        """By the decode step before which they need a block, likewise."""
+        self._steps = 0
+        self._context = 0
+        self._leaving: list[SimSequence] = []
+        self._work: _Prefill | _Span | _Wait | None = None
+        self._decode_next = False
+        self._last_token_s = self._joined_s = 0.0
+        self._joined = 0
+        """Sequences whose first token came since the last decode step, the last of them at ``_joined_s``."""
+
+    # What somebody who drives it calls.
+
+    @property
+    def next_event_s(self) -> float:
+        """When ``advance`` would do something; infinite while there is nothing to do."""
+        return _NEVER if self._work is None else self._work.end_s
+
+    @property
+    def running(self) -> int:
+        """Sequences that have a place in the batch."""
+        return len(self._running) + len(self._prefilling) + len(self._loading)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have none."""
+        return len(self._waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return self._work is None
+
+    def check(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Raise ``DoesNotFitError`` for a request that could never be served."""
+        shape = self._shape
+        if prompt_tokens < 1 or output_tokens < 1:
+            raise DoesNotFitError(
+                f"a prompt of {prompt_tokens} tokens and an answer of {output_tokens}; there must be 1 of each"
+            )
+        total = prompt_tokens + output_tokens
+        room = min(shape.context_tokens, shape.hbm_blocks * shape.block_tokens)
+        if total > room:
+            raise DoesNotFitError(
+                f"{prompt_tokens} prompt tokens and {output_tokens} to answer; at most {room} together"
+            )
+
+    def submit(self, request: SimRequest, now_s: float) -> SimSequence:
+        """Take a request; raises ``DoesNotFitError``, and takes nothing then."""
+        self.check(request.prompt_tokens, request.output_tokens)
+        self.advance(now_s)
+        self._number += 1
+        self.counters.requests += 1
+        sequence = SimSequence(request=request, number=self._number, arrived_s=now_s, target=request.prompt_tokens)
+        self._waiting.append(sequence)
+        if self._work is None or isinstance(self._work, _Wait):
+            self._work = None
+            self._begin(now_s)
+        elif self.running < self._shape.max_batch and len(self._waiting) == 1:
+            self._cut(now_s)
+        return sequence
+
+    def cancel(self, sequence: SimSequence, now_s: float) -> None:
+        """Forget a request at once; one that has ended stays ended."""
+        self.advance(now_s)
+        if sequence.phase is Phase.ENDED:
+            return
+        if sequence.phase is Phase.WAITING:
+            self._waiting.remove(sequence)
+        elif sequence.phase is Phase.PREFILLING:
+            self._prefilling.remove(sequence)
+            if isinstance(self._work, _Prefill):  # its chunk is computed all the same, for nobody
+                self._work.chunks = [each for each in self._work.chunks if each[0] is not sequence]
+        elif sequence.phase is Phase.LOADING:
+            self._loading = [each for each in self._loading if each[2] is not sequence]
+            heapq.heapify(self._loading)
+        else:
+            self._leaving.append(sequence)  # with the end of the step that runs
+            self._cut(now_s)
+            return
+        sequence.phase = Phase.ENDED
+        self._let_go(sequence)
+        self.counters.cancelled += 1
+        if isinstance(self._work, _Wait):
+            self._work = None
+            self._begin(now_s)
+
+    def advance(self, now_s: float) -> None:
+        """Do all that happens until ``now_s``, that moment included."""
+        work = self._work
+        while work is not None and work.end_s <= now_s:
+            end_s = work.end_s
+            self._now_s = end_s
+            self._work = None
+            match work:
+                case _Prefill():
+                    self._prefilled(work)
+                case _Span():
+                    self._decoded(work, work.steps, end_s)
+            self._begin(end_s)
+            work = self._work
+        self._now_s = max(self._now_s, now_s)
+        if self.tiers is not None and work is None:
+            self.tiers.work(now_s)
+
+    def swap(self, policy: EvictionPolicy) -> None:
+        """Let another policy choose what leaves HBM."""
+        self.pool.swap(policy)
+
+    def close(self) -> None:
+        """Let go of the tiers."""
+        if self.tiers is not None:
+            self.tiers.close()
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when the parts contradict each other. O(blocks)."""
+        self.pool.check_integrity()
+        placed = [*self._running.values(), *self._prefilling, *(each for _, _, each in self._loading)]
+        own = [slot for each in placed for slot in each.own]
+        must(len(set(own)) == len(own), "two sequences have one slot")
+        must(
+            self.pool.used_blocks == self.pool.cached_blocks + len(own),
+            f"{self.pool.used_blocks} slots are used: {self.pool.cached_blocks} cached, {len(own)} of sequences",
+        )
+        must(all(not each.own and not each.attached for each in self._waiting), "one that waits has blocks")
+        must(self.running <= self._shape.max_batch, "more run than the batch has places")
+        if self.tiers is not None:
+            self.tiers.hierarchy.check_integrity()
+
+    # What happens next.
+
+    def _begin(self, now_s: float) -> None:
+        """Choose the next piece of work."""
+        if self._leaving:
+            self._dismiss()
+        while self._loading and self._loading[0][0] <= now_s:
+            sequence = heapq.heappop(self._loading)[2]
+            sequence.phase = Phase.PREFILLING
+            self._prefilling.append(sequence)
+        if self._waiting:
+            self._admit(now_s)
+        if self._prefilling and not (self._decode_next and self._running):
+            self._work = self._prefill(now_s)
+        elif self._running and self._grow(now_s):
+            self._work = self._span(now_s)
+        elif self._prefilling:  # everybody else has made way
+            self._work = self._prefill(now_s)
+        elif self._waiting and not self._loading:
+            self._admit(now_s)
+            self._work = self._prefill(now_s) if self._prefilling else None
+        if self._work is None and self._loading:
+            self._work = _Wait(self._loading[0][0])
+
+    def _dismiss(self) -> None:
+        """Let those go that nobody wants any more."""
+        leaving, self._leaving = self._leaving, []
+        for sequence in leaving:
+            if sequence.phase is Phase.RUNNING:
+                self._leave(sequence)
+            elif sequence.phase is Phase.WAITING:  # it was preempted meanwhile
+                self._waiting.remove(sequence)
+            else:
+                continue
+            sequence.phase = Phase.ENDED
+            self._let_go(sequence)
+            self.counters.cancelled += 1
+
+    def _admit(self, now_s: float) -> None:
+        """Give those that wait a place and blocks, in their order."""
+        shape, pool, tiers = self._shape, self.pool, self.tiers
+        size = shape.block_tokens
+        while self._waiting and self.running < shape.max_batch:
+            sequence = self._waiting[0]
+            request = sequence.request
+            chain = request.chain
+            limit = min((sequence.target - 1) // size, len(chain.keys))
+            total = -(-sequence.target // size)
+            hit = pool.leading(chain.keys, limit)
+            keys = chain.keys
+            head = keys[:hit]
+            if total - hit > pool.available_blocks:
+                return
+            pool.use(head)  # before anything is evicted for the rest; without room it is let go again
+            slots = pool.take(total - hit, keys[hit:limit])
+            if slots is None:
+                pool.release(head)
+                return
+            plan = None if tiers is None else tiers.plan_load(chain, hit, limit, now_s)
+            self._waiting.popleft()
+            pool.requested(keys[:limit], block_tokens=size, prompt_tokens=sequence.target)
+            sequence.attached, sequence.own = hit, slots
+            sequence.computed = hit * size
+            found = {CacheTier.HBM: hit * size} if hit else {}
+            ready_s = now_s
+            if plan is not None and tiers is not None:
+                loaded = tiers.load(plan, slots[: len(plan.block_ids)], now_s)
+                if loaded.blocks:
+                    last = hit + loaded.blocks
+                    self._attach(sequence, last)
+                    sequence.computed = last * size
+                    found |= {tier: blocks * size for tier, blocks in loaded.by_tier.items()}
+                ready_s = loaded.ready_s
+            if not sequence.preempted:
+                sequence.cached_tokens, sequence.cached_by_tier = sequence.computed, found
+                self.counters.query_tokens += request.prompt_tokens
+                self.counters.hit_tokens += hit * size
+            if ready_s > now_s:
+                sequence.phase = Phase.LOADING
+                heapq.heappush(self._loading, (ready_s, sequence.number, sequence))
+            else:
+                sequence.phase = Phase.PREFILLING
+                self._prefilling.append(sequence)
+
+    def _prefill(self, now_s: float) -> _Prefill:
+        """Begin a step that computes parts of prompts."""
+        left = self._shape.max_prefill_tokens
+        chunks: list[tuple[SimSequence, int]] = []
+        seconds = self._time.step_s
+        for sequence in self._prefilling:
+            tokens = min(left, sequence.target - sequence.computed)
+            chunks.append((sequence, tokens))
+            seconds += self._time.chunk_s(tokens, sequence.computed)
+            self._attach(sequence, (sequence.computed + tokens) // self._shape.block_tokens)
+            left -= tokens
+            if not left:
+                break
+        seconds *= self._pace()
+        self._decode_next = True
+        return _Prefill(end_s=now_s + seconds, seconds=seconds, chunks=chunks)
+
+    def _prefilled(self, work: _Prefill) -> None:
+        """A prefill step is over: prompts that are complete have their first token."""
+        now_s, counters = work.end_s, self.counters
+        counters.busy_s += work.seconds
+        counters.steps += 1
+        computed = 0
+        for sequence, tokens in work.chunks:
+            sequence.computed += tokens
+            computed += tokens
+            if sequence.computed < sequence.target:
+                continue
+            self._prefilling.remove(sequence)
+            self._save(sequence, now_s, tail=False)
+            sequence.generated += 1
+            counters.generated_tokens += 1
+            if sequence.first_token_s is None:
+                sequence.first_token_s = now_s
+            self._listener.produced(sequence, 1, now_s)
+            if sequence.generated >= sequence.request.output_tokens:
+                self._end(sequence, now_s)
+            else:
+                self._join(sequence)
+        counters.computed_tokens += computed
+        if self.tiers is not None:
+            self.tiers.computed(computed, work.seconds)
+
+    def _join(self, sequence: SimSequence) -> None:
+        """A sequence decodes from the next step on."""
+        self._joined += 1
+        self._joined_s = self._now_s
+        sequence.phase = Phase.RUNNING
+        sequence.joined_at, sequence.context = self._steps, sequence.computed
+        self._running[sequence.number] = sequence
+        self._context += sequence.computed
+        last = self._steps + sequence.request.output_tokens - sequence.generated
+        heapq.heappush(self._ending, (last, sequence.number, sequence))
+        self._plan_growth(sequence)
+
+    def _plan_growth(self, sequence: SimSequence) -> None:
+        """Note before which step a sequence needs a block; the last token's KV is never written."""
+        room = (sequence.attached + len(sequence.own)) * self._shape.block_tokens
+        heapq.heappush(self._growing, (sequence.joined_at + room - sequence.context, sequence.number, sequence))
+
+    def _span(self, now_s: float) -> _Span:
+        """Begin as many decode steps as nothing interrupts."""
+        sequences, context = len(self._running), self._context
+        ending, growing = self._ending, self._growing
+        while ending[0][2].phase is not Phase.RUNNING or self._stale(ending[0]):
+            heapq.heappop(ending)
+        steps = ending[0][0] - self._steps
+        while growing and (growing[0][2].phase is not Phase.RUNNING or self._outgrown(growing[0])):
+            heapq.heappop(growing)
+        if growing:
+            steps = min(steps, growing[0][0] - self._steps)
+        pace = self._pace()
+        if self._stream or self._prefilling:
+            steps = 1
+        elif self._loading:
+            steps = min(steps, 1 + self._time.steps_within((self._loading[0][0] - now_s) / pace, sequences, context))
+        self._decode_next = False
+        seconds = pace * self._time.span_s(steps, sequences, context)
+        return _Span(now_s + seconds, now_s, steps, sequences, context, pace)
+
+    def _stale(self, entry: tuple[int, int, SimSequence]) -> bool:
+        """Whether a sequence has joined anew since."""
+        sequence = entry[2]
+        return entry[0] != self._ends_at(sequence)
+
+    def _ends_at(self, sequence: SimSequence) -> int:
+        return sequence.joined_at + sequence.request.output_tokens - sequence.generated
+
+    def _outgrown(self, entry: tuple[int, int, SimSequence]) -> bool:
+        sequence = entry[2]
+        room = (sequence.attached + len(sequence.own)) * self._shape.block_tokens
+        return entry[0] != sequence.joined_at + room - sequence.context
+
+    def _cut(self, now_s: float) -> None:
+        """Let the running span end with the step that runs now."""
+        work = self._work
+        if isinstance(work, _Span) and work.steps > 1:
+            done = self._time.steps_within((now_s - work.start_s) / work.pace, work.sequences, work.context)
+            if done + 1 < work.steps:
+                work.steps = done + 1
+                work.end_s = work.start_s + work.pace * self._time.span_s(work.steps, work.sequences, work.context)
+
+    def _decoded(self, work: _Span, steps: int, end_s: float) -> None:
+        """So many steps of a span are over."""
+        sequences = work.sequences
+        counters = self.counters
+        counters.busy_s += end_s - work.start_s
+        counters.steps += steps
+        counters.generated_tokens += steps * sequences
+        each_s = (end_s - work.start_s) / steps
+        self.gaps.add(each_s + work.start_s - self._joined_s, self._joined)
+        self.gaps.add(each_s + work.start_s - self._last_token_s, sequences - self._joined)
+        self.gaps.add(each_s, sequences * (steps - 1))
+        self._last_token_s, self._joined = end_s, 0
+        self._steps += steps
+        self._context += steps * sequences
+        if self._stream:
+            for sequence in list(self._running.values()):
+                self._listener.produced(sequence, steps, end_s)
+        ending, now = self._ending, self._steps
+        while ending and ending[0][0] <= now:
+            sequence = heapq.heappop(ending)[2]
+            if sequence.phase is Phase.RUNNING and self._ends_at(sequence) <= now:
+                self._leave(sequence)
+                self._end(sequence, end_s)
+
+    def _leave(self, sequence: SimSequence) -> None:
+        """A sequence decodes no more; what it has is settled, and still its own."""
+        steps = self._steps - sequence.joined_at
+        del self._running[sequence.number]
+        sequence.generated += steps
+        sequence.computed = sequence.context + steps
+        self._context -= sequence.computed
+
+    def _end(self, sequence: SimSequence, now_s: float) -> None:
+        sequence.phase = Phase.ENDED
+        sequence.ended_s = now_s
+        self.counters.ended += 1
+        self._save(sequence, now_s, tail=True)
+        self._let_go(sequence)
+        self._listener.ended(sequence, now_s)
+
+    def _let_go(self, sequence: SimSequence) -> None:
+        """Release what a sequence has."""
+        self.pool.release(sequence.request.chain.keys[: sequence.attached])
+        self.pool.give(sequence.own)
+        sequence.attached, sequence.own = 0, []
+
+    def _grow(self, now_s: float) -> bool:
+        """Give those that need a block before the next step one; False when nobody is left to make a step."""
+        growing = self._growing
+        while growing and growing[0][0] <= self._steps:
+            entry = heapq.heappop(growing)
+            sequence = entry[2]
+            if sequence.phase is not Phase.RUNNING or self._outgrown(entry):
+                continue
+            slots = self.pool.take(1)
+            while slots is None:
+                last = self._running[next(reversed(self._running))]
+                self._preempt(last, now_s)
+                if last is sequence:
+                    break
+                slots = self.pool.take(1)
+            if slots is not None:
+                filled = sequence.attached + len(sequence.own)
+                self._attach(sequence, filled)
+                sequence.own += slots
+                self._plan_growth(sequence)
+        return bool(self._running)
+
+    def _preempt(self, sequence: SimSequence, now_s: float) -> None:
+        """Send a sequence back to the head of the line; what it computed stays in the cache for as long as it may."""
+        self._leave(sequence)
+        self._attach(sequence, min(sequence.computed // self._shape.block_tokens, len(sequence.request.chain.keys)))
+        self._save(sequence, now_s, tail=False)
+        self._let_go(sequence)
+        sequence.target = sequence.computed + 1
+        sequence.computed = 0
+        sequence.preempted += 1
+        sequence.phase = Phase.WAITING
+        self._waiting.appendleft(sequence)
+        self.counters.preemptions += 1
+
+    def _attach(self, sequence: SimSequence, upto: int) -> None:
+        """Cache a sequence's blocks up to one, as far as their names are known."""
+        chain, first = sequence.request.chain, sequence.attached
+        upto = min(upto, len(chain.keys))
+        if upto <= first:
+            return
+        self.pool.attach(chain.keys, first, upto, sequence.own[: upto - first], chain.block_tokens)
+        del sequence.own[: upto - first]
+        sequence.attached = upto
+
+    def _save(self, sequence: SimSequence, now_s: float, *, tail: bool) -> None:
+        """Save what a sequence has computed in whole blocks of which the names are known."""
+        chain = sequence.request.chain
+        limit = min(sequence.computed // self._shape.block_tokens, len(chain.keys))
+        if self.tiers is not None and limit:
+            slots = [*self.pool.slots_of(chain.keys[: sequence.attached]), *sequence.own]
+            self.tiers.save(chain, slots, sequence.request.tenant, limit, now_s, tail=tail)
+
+    def _pace(self) -> float:
+        behaviour = self._behaviour
+        if not behaviour.jitter:
+            return behaviour.slow
+        return behaviour.slow * math.exp(self._rng.gauss(0.0, behaviour.jitter))
+
+
+def _shipped(name: str, capacity_blocks: int) -> EvictionPolicy:
+    return make_policy(name, capacity_blocks=capacity_blocks)
+
+
+__all__ = ["Behaviour", "Counters", "DoesNotFitError", "SimEngine"]

@@ -1,0 +1,163 @@
+"""Continuous batching over blocks: what each request gets, when, and that nothing is lost."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.sim.engine import Behaviour, DoesNotFitError
+from engines.sim.sequence import Phase, SimRequest, SimSequence
+from kvcontrol.core.blocks import CacheTier
+from tests.support.simulated import BLOCK, TIME, Listening, Mirror, engine, finish, request, run
+
+ARRIVALS = st.lists(
+    st.tuples(
+        st.floats(0, 2),
+        st.lists(st.integers(0, 2), min_size=0, max_size=10),
+        st.integers(1, 3),
+        st.integers(1, 40),
+    ),
+    max_size=20,
+)
+
+
+def requests(arrivals: Sequence[tuple[float, list[int], int, int]]) -> list[tuple[float, SimRequest]]:
+    ordered = sorted(arrivals, key=lambda each: each[0])
+    return [
+        (at_s, request(str(number), contents, more=more, output=output))
+        for number, (at_s, contents, more, output) in enumerate(ordered)
+    ]
+
+
+def times(sequences: Sequence[SimSequence]) -> list[tuple[float, float, int]]:
+    return [(each.first_token_s or 0.0, each.ended_s or 0.0, each.cached_tokens) for each in sequences]
+
+
+def test_a_lone_request_takes_what_the_model_says() -> None:
+    heard = Listening()
+    (only,) = run(engine(heard), [(1.0, request("a", range(20), output=5))])
+    prompt_s = TIME.prompt_s(81, 0, 32)
+    assert only.first_token_s == pytest.approx(1.0 + prompt_s)
+    assert only.ended_s == pytest.approx(1.0 + prompt_s + TIME.span_s(4, 1, 81))
+    assert only.cached_tokens == 0
+    assert only.generated == 5
+
+
+def test_a_revisit_computes_only_what_is_new_and_always_the_last_token() -> None:
+    revisited = engine(Listening())
+    first, second = run(revisited, [(0.0, request("a", range(10), more=0)), (9.0, request("b", range(10), more=0))])
+    assert first.cached_tokens == 0
+    assert second.cached_tokens == 9 * BLOCK
+    assert second.first_token_s == pytest.approx(9.0 + TIME.prompt_s(BLOCK, 9 * BLOCK, 32))
+    assert revisited.counters.hit_tokens == 9 * BLOCK
+
+
+def test_an_answers_blocks_are_found_by_the_next_turn() -> None:
+    conversation = engine(Listening())
+    run(conversation, [(0.0, request("a", [1, 2], more=1, output=12, answer=[3, 4, 5]))])
+    (turn,) = run(conversation, [(9.0, request("b", [1, 2, 3, 4, 5, 6]))])
+    # 9 tokens of prompt and 12 of answer fill five blocks; the fifth was filled after the last time it needed room
+    assert turn.cached_tokens == 4 * BLOCK
+
+
+def test_prompts_are_computed_together_and_answers_go_on_between_them() -> None:
+    busy = engine(Listening())
+    answering = busy.submit(request("a", [], more=4, output=200), 0.0)
+    busy.advance(1.0)
+    first = busy.submit(request("b", range(100, 112)), 1.0)
+    second = busy.submit(request("c", range(200, 206)), 1.0)
+    finish(busy)
+    # 49 and 25 tokens in steps of 32: b, the rest of b and half of c, the rest of c
+    assert second.first_token_s is not None
+    assert first.first_token_s is not None
+    assert second.first_token_s > first.first_token_s
+    assert answering.ended_s is not None
+    assert busy.gaps.total == 199
+    # one step of decoding after each of the prefill steps that it met
+    assert busy.gaps.quantile_s(1.0) > TIME.step_s
+
+
+@given(ARRIVALS)
+@settings(max_examples=60, deadline=None)
+def test_spans_end_where_single_steps_do(arrivals: list[tuple[float, list[int], int, int]]) -> None:
+    heard, stepped = Listening(), Listening()
+    spans = run(engine(heard, hbm_blocks=24), requests(arrivals))
+    steps = run(engine(stepped, hbm_blocks=24, stream=True), requests(arrivals))
+    for one, other in zip(times(spans), times(steps), strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
+    assert stepped.tokens == {each.request.request_id: each.request.output_tokens for each in steps}
+
+
+@given(ARRIVALS, st.integers(21, 40), st.sampled_from([0, 30]), st.lists(st.floats(0, 4), max_size=5))
+@settings(max_examples=80, deadline=None)
+def test_every_request_ends_and_gives_its_blocks_back(
+    arrivals: list[tuple[float, list[int], int, int]], blocks: int, ddr: int, cancels: list[float]
+) -> None:
+    heard, mirror = Listening(), Mirror()
+    tight = engine(heard, sink=mirror, hbm_blocks=blocks, ddr_blocks=ddr, nvme_blocks=2 * ddr)
+    events: list[tuple[float, SimRequest | None]] = [*requests(arrivals), *((at_s, None) for at_s in cancels)]
+    sequences: list[SimSequence] = []
+    for at_s, each in sorted(events, key=lambda event: event[0]):
+        if each is not None:
+            sequences.append(tight.submit(each, at_s))
+        elif sequences:
+            tight.cancel(sequences[int(at_s * 1000) % len(sequences)], at_s)
+        tight.check_integrity()
+    while not tight.idle:
+        tight.advance(tight.next_event_s)
+        tight.check_integrity()
+    assert all(each.phase is Phase.ENDED for each in sequences)
+    assert tight.counters.ended + tight.counters.cancelled == len(sequences)
+    assert tight.pool.used_blocks == tight.pool.cached_blocks
+    assert tight.pool.available_blocks == blocks
+    assert len(mirror.held.get(CacheTier.HBM, {})) == tight.pool.cached_blocks
+    assert {each.request.request_id for each in heard.over} == {
+        each.request.request_id for each in sequences if each.ended_s is not None
+    }
+    tight.close()
+
+
+def test_one_that_needs_a_block_when_there_is_none_makes_way_and_still_gets_all_of_its_answer() -> None:
+    heard = Listening()
+    tight = engine(heard, hbm_blocks=16, stream=True)
+    run(tight, [(0.0, request(str(number), [], more=4, output=40)) for number in range(3)])
+    assert tight.counters.preemptions > 0
+    assert heard.tokens == dict.fromkeys("012", 40)
+    assert heard.over[0].request.request_id == "0"
+
+
+def test_what_waits_for_a_place_starts_when_there_is_one() -> None:
+    full = engine(Listening())
+    sequences = run(full, [(0.0, request(str(number), [number], output=10)) for number in range(9)])
+    assert all(each.ended_s is not None for each in sequences)
+    assert [each.first_token_s for each in sequences] == sorted(each.first_token_s or math.inf for each in sequences)
+
+
+def test_the_same_seed_gives_the_same_times_and_another_one_others() -> None:
+    def of(seed: int) -> list[tuple[float, float, int]]:
+        noisy = engine(Listening(), behaviour=Behaviour(seed=seed, jitter=0.1))
+        return times(run(noisy, [(0.1 * number, request(str(number), [number], output=9)) for number in range(6)]))
+
+    assert of(1) == of(1)
+    assert of(1) != of(2)
+
+
+def test_a_slow_engine_takes_longer_by_its_factor() -> None:
+    (quick,) = run(engine(Listening()), [(0.0, request("a", range(5), output=9))])
+    (slow,) = run(engine(Listening(), behaviour=Behaviour(slow=3.0)), [(0.0, request("a", range(5), output=9))])
+    assert slow.ended_s == pytest.approx(3 * (quick.ended_s or 0.0))
+
+
+def test_a_request_that_could_never_be_served_is_refused() -> None:
+    with pytest.raises(DoesNotFitError, match="at most 256 together"):
+        engine(Listening()).submit(request("a", range(60), output=40), 0.0)
+    with pytest.raises(DoesNotFitError, match="there must be 1 of each"):
+        engine(Listening()).submit(request("a", [], output=0), 0.0)
+
+
+@pytest.mark.parametrize("bad", [{"jitter": 2.0}, {"slow": 0.0}, {"corrupt_share": -1.0}])
+def test_a_behaviour_that_can_not_be_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Behaviour(**bad)
