@@ -178,6 +178,23 @@ _EVENTS: Final = Row(
             width=16,
         ),
         lines(
+            "Event loop lag, p99",
+            "How late the loops of an instance wake: the api_server's delays every stream, the engine's every step.",
+            Shown.SECONDS,
+            query(
+                f"histogram_quantile(0.99, sum by (le, process) "
+                f"(rate(kvgate_engine_event_loop_lag_seconds_bucket{{{_ONE}}}[$__rate_interval])))",
+                "{{process}}",
+            ),
+        ),
+        lines(
+            "Spans",
+            "Of traces: sent, not taken by the collector, or dropped as too many waited for it.",
+            Shown.PER_SECOND,
+            query(rate("kvgate_engine_trace_spans_total", "outcome", where=_ONE), "{{outcome}}", "traces are off"),
+            empty="traces are off",
+        ),
+        lines(
             "Processor",
             "Of the api_server's process; the engine is another one.",
             Shown.CORES,

@@ -10,7 +10,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -28,19 +28,24 @@ from engines.lmdeploy.agent import COUNTERS, SNAPSHOT, STATS, EventCounters, Lau
 from engines.lmdeploy.availability import EngineGoneMiddleware
 from engines.lmdeploy.control_socket import private_endpoint
 from engines.lmdeploy.door import DoorMiddleware
-from engines.lmdeploy.families import family, single
+from engines.lmdeploy.families import family, histogram, single
 from engines.lmdeploy.lifeline import engine_gone
 from engines.lmdeploy.pd_request import PART
 from engines.lmdeploy.policy_metrics import policy_series
 from engines.lmdeploy.policy_routes import mount_policy_routes
 from engines.lmdeploy.rider import RiderMiddleware
-from engines.lmdeploy.settings import EngineSettings
+from engines.lmdeploy.settings import EngineSettings, collector_of
 from engines.lmdeploy.tenancy import SALT
 from engines.lmdeploy.tier_metrics import offload_series, tenant_series, tier_series
 from engines.lmdeploy.tier_routes import mount_tier_routes
 from engines.lmdeploy.urgency import URGENCY
+from engines.loop_lag import LoopLag
 from kvcontrol.core.control import SNAPSHOT_PATH, STATS_PATH
 from kvcontrol.series import engine as catalogue
+from kvcontrol.tracing import start_tracing
+
+if TYPE_CHECKING:
+    from kvcontrol.tracing.outlet import SpanCounts, Tracing
 
 SCRAPE_TIMEOUT_S = 0.25
 """A scrape runs on the api_server's event loop: better a gap in the series than a stalled stream."""
@@ -100,8 +105,11 @@ class ControlClient:
 class EngineCollector(Collector):
     """Our series, asked for at each scrape; while the engine doesn't answer, ``kvgate_engine_up`` is 0 and alone."""
 
-    def __init__(self, client: ControlClient) -> None:
+    def __init__(self, client: ControlClient, lag: LoopLag, spans: "SpanCounts | None" = None) -> None:
+        """``lag`` is that of the api_server's loop, ``spans`` what became of its spans, None where there are none."""
         self._client = client
+        self._lag = lag
+        self._spans = spans
 
     def describe(self) -> Iterator[Metric]:
         """Nothing to declare in advance: registering must not ask the engine."""
@@ -128,6 +136,14 @@ class EngineCollector(Collector):
             (catalogue.PUBLISHER_ERRORS, counters.publisher_errors),
         ):
             yield single(series, value)
+        lags = [("api_server", self._lag.report()), ("engine", counters.loop_lag)]
+        yield histogram(
+            catalogue.LOOP_LAG,
+            (((process,), lag.buckets, lag.total_s) for process, lag in lags if lag is not None),
+        )
+        if (spans := self._spans) is not None:
+            outcomes = (("exported", spans.exported), ("failed", spans.failed), ("dropped", spans.dropped))
+            yield family(catalogue.TRACE_SPANS, (((outcome,), count) for outcome, count in outcomes))
         yield from tier_series(counters.tiers, counters.counts)
         if counters.offload is not None:
             yield from tenant_series(counters.counts)
@@ -136,8 +152,10 @@ class EngineCollector(Collector):
             yield from policy_series(counters.policies, counters.refused_swaps)
 
 
-def mount(app: FastAPI, client: ControlClient, *, metrics: bool) -> None:
-    """Add ``/kv/v1``, the salt's middleware and, with ``metrics``, our series to LMDeploy's app, for its lifespan."""
+def mount(app: FastAPI, client: ControlClient, *, metrics: bool, tracing: "Tracing | None" = None) -> None:
+    """Add ``/kv/v1``, the salt's middleware and, with ``metrics``, our series to LMDeploy's app, for its lifespan;
+    ``tracing`` ends with it.
+    """
 
     async def stats() -> Response:
         return await _answered(client, STATS)
@@ -151,20 +169,25 @@ def mount(app: FastAPI, client: ControlClient, *, metrics: bool) -> None:
     mount_policy_routes(app, partial(_answered, client), _too_large)
     for rider in (SALT, URGENCY, PART):
         app.add_middleware(RiderMiddleware, rider=rider)
-    collector = EngineCollector(client)
+    lag = LoopLag()
+    collector = EngineCollector(client, lag, None if tracing is None else tracing.counts)
     if metrics:
         REGISTRY.register(collector)
     inner = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+        lag.start(asyncio.get_running_loop())
         try:
             async with inner(app) as state:
                 yield state
         finally:
+            lag.stop()
             if metrics:
                 REGISTRY.unregister(collector)
             client.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
 
     app.router.lifespan_context = lifespan
 
@@ -198,6 +221,11 @@ def _too_large(limit_bytes: int) -> Response:
 
 def _error(status: int, code: str, message: str) -> Response:
     return JSONResponse({"error": {"message": message, "type": code, "param": None, "code": code}}, status_code=status)
+
+
+def _tracing(settings: EngineSettings) -> "Tracing | None":
+    collector = collector_of(settings)
+    return None if collector is None else start_tracing(collector, service="kvgate-engine")
 
 
 # What takes the place of LMDeploy's symbols (the tables are in hooks/).
@@ -236,10 +264,15 @@ def mount_metrics(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], 
         if launch is not None and launch.control_endpoint is not None:
             settings = EngineSettings.load()
             client = ControlClient(launch.control_endpoint, timeout_s=settings.control_timeout_s)
-            mount(app, client, metrics=bool(backend_config.enable_metrics))
+            tracing = _tracing(settings)
+            mount(app, client, metrics=bool(backend_config.enable_metrics), tracing=tracing)
             admission.mount(app, backend_config)
             app.add_middleware(DoorMiddleware, bound=settings.max_requests)
             app.add_middleware(EngineGoneMiddleware, gone=engine_gone)
+            if tracing is not None:
+                from engines.lmdeploy.spans import SpanMiddleware
+
+                app.add_middleware(SpanMiddleware, tracing=tracing)
 
     return mount_metrics
 

@@ -32,6 +32,7 @@ from engines.lmdeploy.tier_operations import TierOperations
 from engines.lmdeploy.tier_report import offload_stats, tier_counts, tier_stats
 from engines.lmdeploy.tier_setup import build_hierarchy, tiers_of
 from engines.lmdeploy.trie_eviction import eviction_of
+from engines.loop_lag import LagReport, LoopLag
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import (
     EventsInfo,
@@ -79,6 +80,7 @@ class EventCounters(msgspec.Struct, frozen=True, kw_only=True):
     offload: OffloadStats | None = None
     policies: PolicyReport | None = None
     refused_swaps: int = 0
+    loop_lag: LagReport | None = None
 
 
 def freeze_garbage() -> None:
@@ -102,6 +104,7 @@ class EngineAgent:
         self._weights = identity.revision
         self._weight_updates = 0
         self.calls = EngineCalls()
+        self.loop_lag = LoopLag()
         self.tiers = tiers_of(engine.cache_config)
         self.policies = PolicyOperations(engine, self.tiers, self.calls)
 
@@ -147,6 +150,7 @@ class EngineAgent:
             freeze_garbage()
 
     def close(self) -> None:
+        self.loop_lag.stop()
         if self.pd is not None:
             self.pd.close()
         if self.tiers is not None:
@@ -200,6 +204,7 @@ class EngineAgent:
             offload=None if self.tiers is None else offload_stats(self.tiers),
             policies=self.policies.report(),
             refused_swaps=self.policies.refused,
+            loop_lag=self.loop_lag.report(),
         )
 
     def _tier_stats(self) -> dict[CacheTier, TierStats]:
@@ -254,6 +259,7 @@ def loop_started(engine: Any) -> None:
     if agent is not None:
         loop = asyncio.get_running_loop()
         agent.calls.attach(loop)
+        agent.loop_lag.start(loop)
         if agent.tiers is not None:
             agent.tiers.follow(loop)
 

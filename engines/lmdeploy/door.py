@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-_INFERENCE: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"})
+INFERENCE: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"})
 _RETRY_AFTER_S: Final = b"1"
 _log = logging.getLogger("lmdeploy.kvgate")
 
@@ -29,7 +29,7 @@ class DoorMiddleware:
         self.refused = 0
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in _INFERENCE:
+        if scope["type"] != "http" or scope["path"] not in INFERENCE:
             await self._app(scope, receive, send)
             return
         if self.inside >= self._bound:
@@ -59,4 +59,4 @@ class DoorMiddleware:
         await send({"type": "http.response.body", "body": body})
 
 
-__all__ = ["DoorMiddleware"]
+__all__ = ["INFERENCE", "DoorMiddleware"]

@@ -17,7 +17,7 @@ from engines.lmdeploy.compat import IncompatibleEngineError, require_known_good
 from engines.lmdeploy.cpu.resources import CpuResources
 from engines.lmdeploy.lifeline import follow_parent
 from engines.lmdeploy.patching import HookMismatchError, install
-from engines.lmdeploy.settings import EngineSettings, SettingsError
+from engines.lmdeploy.settings import EngineSettings, SettingsError, collector_of
 
 
 class LaunchError(RuntimeError):
@@ -49,6 +49,7 @@ def prepare(*, serving: bool) -> None:
         pd_hooks,
         schedule_hooks,
         server_hooks,
+        span_hooks,
         tenant_hooks,
         tier_hooks,
     )
@@ -66,6 +67,8 @@ def prepare(*, serving: bool) -> None:
     ]
     if serving:
         hooks += server_hooks()
+        if collector_of(settings) is not None:
+            hooks += span_hooks()
     install(hooks)
 
 

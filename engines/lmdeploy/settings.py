@@ -14,11 +14,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engines.event_log import DEFAULT_PENDING_BLOCKS, DEFAULT_REPLAY_BATCHES
 from engines.lmdeploy.pd_networks import LOOPBACK, Network, parse_networks
+from kvcontrol import tracing
 from kvcontrol.core.tenant import SHARED_TENANT
 from kvcontrol.kv_policy import MigrationMode, ShadowPolicies
 from kvcontrol.kv_policy.choice import parse_choice, parse_choices
 from kvcontrol.kv_runtime import Watermarks, WriteMode
 from kvcontrol.scheduler_ir.strategies import make_strategy
+from kvcontrol.tracing import Collector, TracingError
 
 ENV_PREFIX = "KVGATE_ENGINE_"
 MAX_IPC_PATH_BYTES = 100
@@ -119,6 +121,9 @@ class EngineSettings(BaseSettings):
     """How long a computed prompt waits to be fetched before its blocks are freed."""
     pd_transfer_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     """How long one transfer may take before the prompt is computed at the decode instance."""
+    otlp_endpoint: str | None = None
+    """An OpenTelemetry collector (OTLP over HTTP, like http://127.0.0.1:4318) that is sent spans of each request; or
+    OTEL_EXPORTER_OTLP_ENDPOINT. Absent: none are made."""
     guaranteed_tenants: str = ""
     """Names of tenants as ``/kv/v1/quotas`` has them (16 hex digits, or ``shared``), with commas between them."""
 
@@ -256,9 +261,17 @@ class EngineSettings(BaseSettings):
             raise SettingsError("\n".join(lines)) from error
 
 
+def collector_of(settings: EngineSettings) -> Collector | None:
+    """Return where spans go, None where none are made; raises ``SettingsError``."""
+    try:
+        return tracing.collector_of(settings.otlp_endpoint, setting=f"{ENV_PREFIX}OTLP_ENDPOINT")
+    except TracingError as error:
+        raise SettingsError(str(error)) from None
+
+
 def _marks(high: float | None, low: float | None) -> tuple[float, float]:
     top = 1.0 if high is None else high
     return top, top if low is None else low
 
 
-__all__ = ["ENV_PREFIX", "MAX_IPC_PATH_BYTES", "EngineSettings", "SettingsError"]
+__all__ = ["ENV_PREFIX", "MAX_IPC_PATH_BYTES", "EngineSettings", "SettingsError", "collector_of"]

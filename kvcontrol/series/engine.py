@@ -3,6 +3,7 @@
 from typing import Final
 
 from kvcontrol.core.policy_control import WAIT_BUCKETS_S
+from kvcontrol.series.gateway import LAG_SECONDS
 from kvcontrol.series.series import Kind, Series, Unit
 
 _TIERS: Final = "with tiers below HBM"
@@ -31,6 +32,21 @@ KV_EVENTS_RESYNCS = _counter("kv_events_resyncs", Unit.COUNT, "Times the whole s
 HOOK_ERRORS = _counter("hook_errors", Unit.COUNT, "Changes of the block trie that could not be announced.")
 EVICTION_ERRORS = _counter("eviction_errors", Unit.COUNT, "1 when LMDeploy's own eviction took over from the policy.")
 PUBLISHER_ERRORS = _counter("publisher_errors", Unit.COUNT, "Failed turns of the event publisher.")
+LOOP_LAG = Series(
+    name="kvgate_engine_event_loop_lag_seconds",
+    kind=Kind.HISTOGRAM,
+    unit=Unit.SECONDS,
+    help="How much later than asked for an event loop of the instance woke: its api_server's, and the engine's.",
+    labels=("process",),
+    buckets=LAG_SECONDS,
+)
+TRACE_SPANS = _counter(
+    "trace_spans",
+    Unit.COUNT,
+    "Spans that ended: exported, failed (the collector didn't take them), or dropped as too many waited for it.",
+    "outcome",
+    appears="with tracing",
+)
 
 # Tiers.
 TIER_CAPACITY = _gauge("tier_capacity_blocks", Unit.BLOCKS, "KV blocks that a tier can hold.", "tier")

@@ -21,6 +21,7 @@ LABELS: Final[dict[str, str]] = {
     "path": "`hbm_to_ddr`, `ddr_to_hbm`, `ddr_to_nvme`, `nvme_to_ddr`",
     "policy": "a policy that ships with kvgate, with its parameters as they were set",
     "priority": "`high`, `normal` or `low`",
+    "process": "`api_server` or `engine`",
     "quantity": "`load` or `compute`",
     "quota": "`requests_per_min`, `tokens_per_min`, `concurrency` or `context_tokens`",
     "reason": "why; a fixed set",

@@ -51,13 +51,10 @@ def collector_of(
     endpoint: str | None, *, setting: str, environment: Mapping[str, str] = os.environ
 ) -> Collector | None:
     """Return where spans go, None when tracing is off; ``endpoint`` is the value of ``setting``, and goes before the
-    variables. Raises ``TracingError``.
+    variables. Raises ``TracingError`` for what won't do, and where OpenTelemetry isn't installed.
     """
     given = {name: value.strip() for name, value in environment.items() if name.startswith("OTEL_")}
-    if given.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    exporter = given.get("OTEL_TRACES_EXPORTER", "")
-    if exporter == "none":
+    if given.get("OTEL_SDK_DISABLED", "").lower() == "true" or given.get("OTEL_TRACES_EXPORTER") == "none":
         return None
     if endpoint:
         name, base, path = setting, endpoint, _PATH
@@ -69,11 +66,9 @@ def collector_of(
         base, path = given[name], _PATH
     else:
         return None
-    if exporter not in {"", "otlp"}:
-        raise TracingError(f"OTEL_TRACES_EXPORTER={exporter!r}: allowed are otlp and none")
-    for protocol in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        if given.get(protocol, "") not in {"", "http/protobuf"}:
-            raise TracingError(f"{protocol}={given[protocol]!r}: allowed is http/protobuf")
+    if not _has_exporter():
+        raise TracingError(f"{name}={base!r}: tracing needs OpenTelemetry: install kvgate[tracing], or unset it")
+    _check_exporter(given)
     _check_sampler(given)
     batch = _whole(given, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", _BATCH_SPANS)
     queue = _whole(given, "OTEL_BSP_MAX_QUEUE_SIZE", _QUEUE_SPANS)
@@ -90,9 +85,7 @@ def collector_of(
 
 
 def start_tracing(collector: Collector, *, service: str) -> "Tracing":
-    """Return what makes spans of a service and sends them; raises ``TracingError`` where OpenTelemetry is missing."""
-    if not _has_exporter():
-        raise TracingError("tracing needs OpenTelemetry: install kvgate[tracing], or unset the collector's endpoint")
+    """Return what makes spans of a service and sends them."""
     from kvcontrol.tracing.outlet import Tracing
 
     return Tracing(collector, service=service)
@@ -115,6 +108,15 @@ def _url(name: str, base: str, path: str) -> str:
         raise TracingError(f"{name}={base!r}: an OTLP/HTTP collector's address looks like http://127.0.0.1:4318")
     bare = base.rstrip("/")
     return base if not path or bare.endswith(path) else bare + path
+
+
+def _check_exporter(given: Mapping[str, str]) -> None:
+    exporter = given.get("OTEL_TRACES_EXPORTER", "")
+    if exporter not in {"", "otlp"}:
+        raise TracingError(f"OTEL_TRACES_EXPORTER={exporter!r}: allowed are otlp and none")
+    for protocol in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if given.get(protocol, "") not in {"", "http/protobuf"}:
+            raise TracingError(f"{protocol}={given[protocol]!r}: allowed is http/protobuf")
 
 
 def _check_sampler(given: Mapping[str, str]) -> None:

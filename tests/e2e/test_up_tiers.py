@@ -7,6 +7,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from dashboards.promql import filled, selected, series_of_samples
 from dashboards.rules import RULES_FILE, load_rules
 from kvcontrol.series import ENGINE, GATEWAY, LMDEPLOY
 from kvgate.ports import free_ports
+from tests.support.collector import Collector, running_collector
 from tests.support.processes import eventually, running
 from tests.support.prometheus import Prometheus, Target, lint, program, running_prometheus
 
@@ -35,6 +37,7 @@ class Stack(NamedTuple):
     engines: dict[str, str]
     said: str
     folder: Path
+    collector: Collector
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +48,12 @@ def stack(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     asked = ("--preset", "long-context-64k", "--hardware", "cpu", "--ddr", "8MiB", "--nvme", "16MiB")
     places = ("--ddr-path", str(folder / "ddr"), "--nvme-dir", str(folder / "nvme"))
     command = ["up", "--tiny", "--device", "cpu", "--port", port, *asked, *places, *KEYS]
-    with running(command, folder / "up.log", environment) as up:
-        up.until_said("Ctrl-C stops everything")
-        engines = dict(re.findall(r"(engine-\d) +(http://\S+)   tiers: DDR 8 MiB", up.said))
-        yield Stack(f"http://127.0.0.1:{port}", engines, up.said, folder)
+    with running_collector() as collector:
+        traced = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "200"}
+        with running(command, folder / "up.log", environment | traced) as up:
+            up.until_said("Ctrl-C stops everything")
+            engines = dict(re.findall(r"(engine-\d) +(http://\S+)   tiers: DDR 8 MiB", up.said))
+            yield Stack(f"http://127.0.0.1:{port}", engines, up.said, folder, collector)
 
 
 def fetch(url: str) -> str:
@@ -65,9 +70,11 @@ def saved_tenants(url: str) -> set[str]:
     return {block["tenant"] for block in read(f"{url}/kv/v1/blocks")["blocks"]}
 
 
-def ask(gateway: str, key: str, prompt: str = "a " * 200, **more: object) -> None:
+def ask(gateway: str, key: str, prompt: str = "a " * 200, traceparent: str = "", **more: object) -> None:
     body = {"model": "tiny-llama", "messages": [{"role": "user", "content": prompt}], "max_tokens": 4, **more}
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    if traceparent:
+        headers["traceparent"] = traceparent
     request = urllib.request.Request(f"{gateway}/v1/chat/completions", json.dumps(body).encode(), headers)  # noqa: S310
     with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - a gateway of this test
         assert answer.status == 200
@@ -129,6 +136,32 @@ def test_each_engine_has_the_tiers_that_preset_and_options_ask_for(stack: Stack)
     assert {path.name for path in stack.folder.iterdir()} >= {"ddr-0", "ddr-1", "nvme"}
     assert {path.name for path in (stack.folder / "nvme").iterdir()} == {"engine-0", "engine-1"}
     assert 8 * MIB <= (stack.folder / "ddr-0").stat().st_size < 16 * MIB
+
+
+def test_a_request_is_one_trace_over_gateway_and_engine(stack: Stack) -> None:
+    trace, caller = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    prompt = "nobody else reads this " * 8
+    ask(stack.gateway, "k-acme", prompt, stream=True, traceparent=f"00-{trace}-{caller}-01")
+    collector = stack.collector
+
+    def whole() -> bool:
+        return {each.service for each in collector.of(trace)} == {"kvgate-gateway", "kvgate-engine"}
+
+    eventually(whole, 60, "the spans of both")
+    spans = {(each.service.removeprefix("kvgate-"), each.name): each for each in collector.of(trace)}
+    path = "POST /v1/chat/completions"
+    root, attempt, engine = spans["gateway", path], spans["gateway", "chat tiny-llama"], spans["engine", path]
+    assert (root.parent, attempt.parent, engine.parent) == (caller, root.span_id, attempt.span_id)
+    phases = [spans["engine", name] for name in ("prepare", "queue", "prefill", "decode")]
+    assert {each.parent for each in phases} == {engine.span_id}
+    for before, after in pairwise(phases):
+        assert before.end_ns == after.start_ns
+    assert engine.start_ns <= phases[0].start_ns
+    assert phases[-1].end_ns <= engine.end_ns
+    used = attempt.attributes
+    assert engine.attributes["kvgate.prompt_tokens"] == used["gen_ai.usage.input_tokens"]
+    assert phases[-1].attributes["kvgate.tokens"] == used["gen_ai.usage.output_tokens"]
+    assert not any(b"nobody else reads" in each for each in collector.raw)
 
 
 def test_an_engine_exposes_the_catalogue_and_nothing_beside_it_and_promtool_finds_no_fault(stack: Stack) -> None:

@@ -15,6 +15,7 @@ from engines.lmdeploy.hooks.lifeline import lifeline_hooks
 from engines.lmdeploy.hooks.pd import pd_hooks
 from engines.lmdeploy.hooks.schedule import schedule_hooks
 from engines.lmdeploy.hooks.server import server_hooks
+from engines.lmdeploy.hooks.spans import span_hooks
 from engines.lmdeploy.hooks.tables import all_hooks
 from engines.lmdeploy.hooks.tenancy import tenant_hooks
 from engines.lmdeploy.hooks.tiers import tier_hooks
@@ -31,6 +32,7 @@ __all__ = [
     "pd_hooks",
     "schedule_hooks",
     "server_hooks",
+    "span_hooks",
     "tenant_hooks",
     "tier_hooks",
     "torch_hooks",

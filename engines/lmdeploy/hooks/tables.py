@@ -10,6 +10,7 @@ from engines.lmdeploy.hooks.lifeline import lifeline_hooks
 from engines.lmdeploy.hooks.pd import pd_hooks
 from engines.lmdeploy.hooks.schedule import schedule_hooks
 from engines.lmdeploy.hooks.server import server_hooks
+from engines.lmdeploy.hooks.spans import span_hooks
 from engines.lmdeploy.hooks.tenancy import tenant_hooks
 from engines.lmdeploy.hooks.tiers import tier_hooks
 from engines.lmdeploy.hooks.torch import torch_hooks
@@ -31,6 +32,7 @@ def all_hooks(resources: CpuResources) -> list[Hook]:
         *admission_hooks(),
         *pd_hooks(),
         *server_hooks(),
+        *span_hooks(),
     ]
 
 

@@ -16,6 +16,7 @@ from engines.event_log import EventLog
 from engines.event_publisher import Endpoints, EventPublisher
 from engines.lmdeploy.admin import ControlClient, EngineCollector, EngineUnavailableError, mount
 from engines.lmdeploy.agent import COUNTERS, SNAPSHOT, STATS, EventCounters
+from engines.loop_lag import LoopLag
 from kvcontrol.core.blocks import CacheTier
 
 ANY = "tcp://127.0.0.1:*"
@@ -116,7 +117,7 @@ def test_an_unknown_operation_is_an_error(endpoint: str) -> None:
 def test_the_series_show_the_counters_and_only_a_zero_when_the_engine_is_gone(endpoint: str) -> None:
     client = ControlClient(endpoint, timeout_s=5)
     registry = CollectorRegistry()
-    registry.register(EngineCollector(client))
+    registry.register(EngineCollector(client, LoopLag()))
     with agent_at(endpoint):
         # the scrape's own deadline is short: a machine under load gets several
         deadline = time.monotonic() + 20
