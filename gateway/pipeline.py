@@ -29,6 +29,7 @@ from gateway.planner import Plan, Planner
 from gateway.registry import Instance, LoadTracker, Permit, Registry
 from gateway.separation import RequestSize
 from gateway.telemetry import Outcome, RequestRecord, Telemetry
+from gateway.trace_context import begin_trace, with_context
 from gateway.types import Operation, RequestId, Tenant
 from gateway.upstream import (
     Attempts,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from gateway.telemetry.tracing import RequestTracer
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 PATHS = {
     Operation.CHAT: "/v1/chat/completions",
     Operation.COMPLETIONS: "/v1/completions",
@@ -73,7 +73,6 @@ _SEPARABLE = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 _COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.TOKENIZE, Operation.DETOKENIZE})
 """They cost a request and no tokens: nothing is computed from them."""
 _SALT_HEADER = CACHE_SALT_HEADER.lower().encode()
-_CONTEXT_HEADERS = frozenset({b"traceparent", b"tracestate"})
 _OVERLOAD = frozenset({FailureKind.CONNECT_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT, FailureKind.HUNG})
 _TOO_BUSY = frozenset({int(HTTPStatus.TOO_MANY_REQUESTS), int(HTTPStatus.SERVICE_UNAVAILABLE)})
 _INSTANCE_FAILED = frozenset(
@@ -160,7 +159,7 @@ class Pipeline:
             request_id=self._request_id(exchange),
             started_s=monotonic(),
         )
-        self._begin_trace(record, exchange)
+        begin_trace(self._tracer, record, exchange, PATHS[operation])
         try:
             tenant = self._authenticator.authenticate(exchange.credential)
             record.tenant = tenant.id
@@ -200,14 +199,6 @@ class Pipeline:
             await exchange.refuse(error, [(b"x-request-id", record.request_id.encode()), *limits])
         finally:
             self._telemetry.settle(record)
-
-    def _begin_trace(self, record: RequestRecord, exchange: Exchange) -> None:
-        if self._tracer is None:
-            record.trace_id = _trace_id(exchange)
-            return
-        context = {name: exchange.header(name.encode()) for name in ("traceparent", "tracestate")}
-        record.trace = self._tracer.begin(record, PATHS[record.operation], context)
-        record.trace_id = record.trace.trace_id
 
     def _request_id(self, exchange: Exchange) -> RequestId:
         given = exchange.header(b"x-request-id")
@@ -250,7 +241,7 @@ class Pipeline:
                     operation=call.operation,
                     path=_PATHS[call.operation],
                     request_id=record.request_id,
-                    headers=[*headers, *urgency_headers(limits, due_in_s=due_s - monotonic()), *_context(record)],
+                    headers=[*with_context(headers, record), *urgency_headers(limits, due_in_s=due_s - monotonic())],
                     body=call.body,
                 )
                 this = _Try(plan, permit, found.entry, engine_call, attempts, found.deadline, tried)
@@ -381,22 +372,8 @@ def _size(call: Call, ask: Ask, request_id: RequestId) -> RequestSize:
     )
 
 
-def _trace_id(exchange: Exchange) -> str | None:
-    """Return the trace that the client says its request belongs to (W3C ``traceparent``)."""
-    given = exchange.header(b"traceparent")
-    found = None if given is None else _TRACEPARENT.fullmatch(given)
-    return None if found is None else found[1].decode()
-
-
-def _context(record: RequestRecord) -> list[Header]:
-    """The attempt's own trace context, where traces are made."""
-    return [] if record.trace is None else record.trace.headers
-
-
 def _engine_headers(exchange: Exchange, record: RequestRecord, tenant: Tenant) -> list[Header]:
     headers = towards_engine(exchange.headers)
-    if record.trace is not None:
-        headers = [each for each in headers if each[0] not in _CONTEXT_HEADERS]
     headers += ((b"x-request-id", record.request_id.encode()), (_SALT_HEADER, tenant.salt.encode()))
     if exchange.header(b"content-type") is None:
         headers.append((b"content-type", b"application/json"))

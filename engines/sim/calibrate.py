@@ -22,9 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     lines = ["[time]", *(f"{name} = {value!r}" for name, value in asdict(model).items()), ""]
     for kind, off in errors(model, profile.measured, max_prefill_tokens=most).items():
-        lines.append(
-            f"# {kind}: {off.measurements} measured, {off.mean:.1%} off on average, {off.worst:.1%} at worst"
-        )
+        lines.append(f"# {kind}: {off.measurements} measured, {off.mean:.1%} off on average, {off.worst:.1%} at worst")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0 if model == profile.time else 1
 

@@ -244,4 +244,4 @@ def _too_large(limit_bytes: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"the request body is longer than {limit_bytes} bytes, the longest allowed here")
 
 
-__all__ = ["ClientGoneError", "Exchange", "Receive", "Scope", "Send"]
+__all__ = ["ClientGoneError", "Exchange", "Message", "Receive", "Scope", "Send"]

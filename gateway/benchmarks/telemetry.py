@@ -1,7 +1,9 @@
-"""What it costs to account a request: its marks on the way, and settling it, with and without its log line.
+"""What it costs to account a request: its marks on the way, and settling it, with and without its log line; what the
+places for traces cost while there are none, and what a trace does.
 
 The record is that of a stream that was planned by cost and answered, and whose usage is known: every series of a
-request is counted. No trace. Processor time of the thread, the median of several rounds.
+request is counted. Processor time of the thread, the median of several rounds. A trace's is that of the event loop:
+what waits for the collector is encoded and sent on another thread.
 """
 
 import logging
@@ -10,19 +12,31 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from gateway.api.exchange import Exchange, Message
 from gateway.fingerprint import Fingerprint
 from gateway.planner import Plan, Planner
 from gateway.registry import Instance, InstanceState, LoadTracker
 from gateway.routing import POLICIES, Calibration, CostModel, LearnedAffinity, RecentRoutes
 from gateway.telemetry import Metrics, Outcome, RequestRecord, Telemetry
 from gateway.telemetry.logs import formatter
+from gateway.trace_context import begin_trace, with_context
 from gateway.types import Operation, RequestId, TenantId, Usage
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import token_bytes
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.prefix_reuse import FleetIndex
+from kvcontrol.tracing import Collector
 
 _COSTS = CostModel(prefill_tokens_per_s=2000, decode_load_s=0.02)
+_HEADERS = [
+    (b"host", b"127.0.0.1:8000"),
+    (b"authorization", b"Bearer sk-0123456789abcdef"),
+    (b"content-type", b"application/json"),
+    (b"accept", b"application/json"),
+    (b"user-agent", b"OpenAI/Python 2.45.0"),
+    (b"content-length", b"4096"),
+]
+_SCOPE: dict[str, object] = {"headers": _HEADERS, "method": "POST", "path": "/v1/chat/completions"}
 _MARKS = ("received_s", "parsed_s", "fingerprinted_s", "admitted_s")
 
 
@@ -32,6 +46,8 @@ class TelemetryPlan:
 
     requests: int = 20_000
     rounds: int = 7
+    traces: int = 300
+    """Requests in a round with a trace: their spans are kept until the end."""
 
 
 def run(plan: TelemetryPlan) -> dict[str, float]:
@@ -54,12 +70,64 @@ def run(plan: TelemetryPlan) -> dict[str, float]:
         log.setLevel(kept[0])
         log.propagate = kept[1]
     marks_us = _median_us(lambda: _mark(record), plan)
+    exchange = _exchange()
+    off_us = _median_us(lambda: _untraced(record, exchange), plan)
     return {
         "marks_us_per_request": marks_us,
         "settle_us_per_request": settle_us,
         "metrics_us_per_request": marks_us + settle_us,
+        "tracing_off_us_per_request": off_us,
+        "metrics_and_tracing_off_us_per_request": marks_us + settle_us + off_us,
         "log_line_us_per_request": logged_us - settle_us,
+        "tracing_on_us_per_request": _traced_us(planned, plan),
     }
+
+
+def _untraced(record: RequestRecord, exchange: Exchange) -> None:
+    """All that is done about traces where there are none."""
+    begin_trace(None, record, exchange, "/v1/chat/completions")
+    with_context(_HEADERS, record)
+    record.answering()
+
+
+def _traced_us(planned: Plan, plan: TelemetryPlan) -> float:
+    """A trace of a stream with one attempt, and its context to the instance; nothing is sent meanwhile."""
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from gateway.telemetry.tracing import RequestTracer
+    from kvcontrol.tracing.outlet import Tracing
+
+    target = Collector(url="http://127.0.0.1:1/v1/traces", queue_spans=1 << 20, batch_spans=1 << 20, pause_s=86_400)
+    tracing = Tracing(target, service="kvgate-gateway", exporter=InMemorySpanExporter())
+    tracer = RequestTracer(tracing)
+
+    def trace() -> None:
+        record = _record(planned)
+        begin_trace(tracer, record, _exchange(), "/v1/chat/completions")
+        record.planned(planned)
+        with_context(_HEADERS, record)
+        record.answering()
+        if record.trace is not None:
+            record.trace.ended(Outcome.OK, time.monotonic())
+
+    def bare() -> None:
+        _record(planned)
+
+    bare_us = _median_us(bare, plan)
+    try:
+        return _median_us(trace, replace(plan, requests=min(plan.traces, plan.requests))) - bare_us
+    finally:
+        tracing.close()
+
+
+def _exchange() -> Exchange:
+    async def receive() -> Message:
+        return {}
+
+    async def send(_: Message) -> None:
+        """Nobody is there."""
+
+    return Exchange(_SCOPE, receive, send, send_timeout_s=1.0)
 
 
 class _Nowhere:

@@ -98,11 +98,14 @@ class _BoundedProcessor(SpanProcessor):
 class Tracing:
     """Makes a service's spans; ``counts`` says what became of those that ended. Nothing of it is global."""
 
-    def __init__(self, collector: Collector, *, service: str) -> None:
-        """``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_TRACES_SAMPLER`` are honoured."""
+    def __init__(self, collector: Collector, *, service: str, exporter: SpanExporter | None = None) -> None:
+        """``exporter`` sends them; without one they go out as OTLP over HTTP.
+
+        ``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES`` and ``OTEL_TRACES_SAMPLER`` are honoured.
+        """
         self.counts = SpanCounts()
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # one line for an export that failed, none for tries
-        exporter = OTLPSpanExporter(endpoint=collector.url, timeout=collector.timeout_s)
+        exporter = exporter or OTLPSpanExporter(endpoint=collector.url, timeout=collector.timeout_s)
         known = Resource.create().attributes  # what the variables say
         named = known.get(SERVICE_NAME)
         own = {SERVICE_NAME: service} if named is None or str(named).startswith("unknown_service") else {}

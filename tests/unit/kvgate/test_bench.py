@@ -155,6 +155,8 @@ def test_telemetry_prints_what_accounting_a_request_costs() -> None:
     metrics = report["metrics"]
     together = metrics["marks_us_per_request"] + metrics["settle_us_per_request"]
     assert metrics["metrics_us_per_request"] == pytest.approx(together, rel=0.01)
+    together += metrics["tracing_off_us_per_request"]
+    assert metrics["metrics_and_tracing_off_us_per_request"] == pytest.approx(together, rel=0.01)
     assert all(value > 0 for value in metrics.values())
 
 
