@@ -9,7 +9,6 @@ import random
 import re
 import secrets
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -221,7 +220,7 @@ class Pipeline:
         limits = found.tenant.limits
         due_s = record.started_s + self._limits.waits_s[limits.slo]
         # An instance may leave between a turn and its use: then admission says that there is none.
-        instances = found.entry.instances or self._admission.admit(call.model)
+        instances = found.entry.instances or self._admission.ready(call.model)
         tried: set[InstanceId] = set()
         while True:
             plan = self._planner.plan(
@@ -234,7 +233,7 @@ class Pipeline:
             record.planned(plan)
             for each in (plan.instance.id, *plan.others):
                 self._registry.picked(each)
-            attempts.begin(others=lambda: len(self._untried(call.model, tried)))
+            attempts.begin(others=lambda: len(self._admission.untried(call.model, tried)))
             with self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold) as permit:
                 found.entry.placed()
                 engine_call = EngineCall(
@@ -245,7 +244,11 @@ class Pipeline:
                     body=call.body,
                 )
                 this = _Try(plan, permit, found.entry, engine_call, attempts, found.deadline, tried)
-                ended = await self._attempt(exchange, call, this, record)
+                try:
+                    ended = await self._attempt(exchange, call, this, record)
+                finally:
+                    for each in (plan.instance.id, *plan.others):
+                        self._registry.ended(each)
             if isinstance(ended, Relayed):
                 record.relayed(ended)
                 if ended.failure != DEADLINE:  # then it pays like one whose client leaves
@@ -253,11 +256,7 @@ class Pipeline:
                 return
             self._telemetry.retried(ended)
             record.tried_in_vain(ended)
-            instances = self._untried(call.model, tried)
-
-    def _untried(self, model: str, tried: AbstractSet[InstanceId]) -> tuple[Instance, ...]:
-        """The instances that might take over at this moment."""
-        return tuple(each for each in self._admission.usable(model) if each.id not in tried)
+            instances = self._admission.untried(call.model, tried)
 
     async def _attempt(self, exchange: Exchange, call: Call, this: _Try, record: RequestRecord) -> Relayed | str:
         """Walk one plan: relay its answer, or return why another one is to be tried."""
@@ -276,7 +275,7 @@ class Pipeline:
             if isinstance(failure, LegFailedError):
                 instance = failure.instance
             this.tried.add(instance.id)
-            self._note(instance, failure)
+            self._note(instance, failure, since_s=record.sent_s)
             if this.attempts.again(failure.kind):
                 return failure.kind
             record.outcome = Outcome.UPSTREAM_ERROR
@@ -305,7 +304,7 @@ class Pipeline:
                     deadline=this.deadline,
                 )
             except UpstreamFailureError as failure:
-                self._note(instance, failure)
+                self._note(instance, failure, since_s=record.sent_s)
                 record.outcome = Outcome.UPSTREAM_ERROR
                 raise _refusal(failure) from None
         if relayed.failure is None and response.status < HTTPStatus.BAD_REQUEST:
@@ -331,12 +330,12 @@ class Pipeline:
         else:
             self._registry.answered(instance.id)
 
-    def _note(self, instance: Instance, failure: UpstreamFailureError) -> None:
+    def _note(self, instance: Instance, failure: UpstreamFailureError, *, since_s: float) -> None:
         """Tell the registry. A slow connection may be this process's own lag: only several in a row take one out."""
         if failure.kind is FailureKind.CONNECT:
             self._registry.connection_failed(instance.id, str(failure))
         elif failure.kind is FailureKind.CONNECT_TIMEOUT:
-            self._registry.probe_failed(instance.id, str(failure), may_drain=True)
+            self._registry.probe_failed(instance.id, str(failure), may_drain=True, since_s=since_s)
         else:
             self._registry.failed(instance.id, str(failure))
         if failure.kind in _OVERLOAD:

@@ -8,12 +8,17 @@
 A request that finds room while nobody waits goes on at once. Otherwise it waits in its model's ``FairQueue``, until an
 instance has room, its deadline, or its client's end; the latter two leave the queue in the same step. Nothing is ever
 given to two requests: a turn that was given but not used yet counts as taken.
+
+One that comes while breakers keep requests from all instances, and a trial of one of them is under way, waits there as
+well: for its outcome, which lets it in, or sends it away with a 503.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 from math import ceil
 from typing import Protocol
 
@@ -24,11 +29,13 @@ from gateway.admission.quota import Dimension, Exceeded, Granted, QuotaMeter, Qu
 from gateway.errors import InvalidRequestError, NoInstanceError, NotFoundError, RateLimitedError
 from gateway.limits import SloClass
 from gateway.registry import Instance, LoadTracker, Registry
+from kvcontrol.core.ids import InstanceId
 
 _RETRY_AFTER_S = 2
 _LONGEST_RETRY_S = 60
 _TICK_S = 0.1
 _RATE_MEMORY = 0.1
+_ON_PROBATION = 1
 
 
 class AdmissionMeter(Protocol):
@@ -48,12 +55,23 @@ class QueueRules:
     deadlines_s: Mapping[SloClass, float]
 
 
+class _Turn(Enum):
+    """What becomes of a request that waits."""
+
+    GIVEN = auto()
+    PUSHED_OUT = auto()
+    NOBODY_LEFT = auto()
+
+
 class _Pool:
-    """What waits for one model. ``given`` counts turns that no instance has been chosen for yet."""
+    """What waits for one model. ``given`` counts turns that no instance has been chosen for yet; ``hoping`` are those
+    that came while all depended on the outcome of a trial.
+    """
 
     def __init__(self, rules: QueueRules) -> None:
         self.queue = FairQueue(bound=rules.bound, ageing_s=rules.ageing_s)
-        self.turns: dict[Waiting, asyncio.Future[bool]] = {}
+        self.turns: dict[Waiting, asyncio.Future[_Turn]] = {}
+        self.hoping: set[Waiting] = set()
         self.given = 0
         self.last_s = 0.0
         self.seconds_per_turn = 0.0
@@ -101,13 +119,13 @@ class AdmissionController:
         return sum(len(pool.queue) for pool in self._pools.values())
 
     def admit(self, model: str) -> tuple[Instance, ...]:
-        """Return the instances that serve ``model`` now, full or not.
+        """Return the instances that serve ``model`` now, full or not; none while all depends on the outcome of a trial.
 
         Raises ``NotFoundError`` for a model that no instance ever listed, ``NoInstanceError`` when those that serve it
         are away (or none has come up yet, so that nobody knows what is served).
         """
         instances = self.usable(model)
-        if instances:
+        if instances or self._registry.on_trial(model):
             return instances
         everyone = self._registry.all()
         if self._registry.knows_model(model) or not any(each.models for each in everyone):
@@ -118,9 +136,27 @@ class AdmissionController:
             code="model_not_found",
         )
 
+    def ready(self, model: str) -> tuple[Instance, ...]:
+        """Return the instances that serve ``model`` now, at least one; raises as ``admit``."""
+        instances = self.admit(model)
+        if not instances:
+            raise self._no_instance(model)
+        return instances
+
     def usable(self, model: str) -> tuple[Instance, ...]:
         """Return the instances that serve ``model`` and are usable at this moment."""
         return self._registry.usable(model)
+
+    def untried(self, model: str, tried: AbstractSet[InstanceId]) -> tuple[Instance, ...]:
+        """Return the instances that might take a request over that others have failed. One whose trial is under way is
+        better than none: the request has waited already.
+        """
+        others = tuple(each for each in self.usable(model) if each.id not in tried)
+        return others or tuple(
+            each
+            for each in self._registry.serving(model)
+            if each.id not in tried and self._registry.on_probation(each.id)
+        )
 
     @asynccontextmanager
     async def enter(self, ask: Ask) -> AsyncIterator[Entry]:
@@ -141,7 +177,7 @@ class AdmissionController:
             if not pool.queue and sum(rooms) > pool.given:
                 self._pass(pool, ask)
             else:
-                await self._turn(pool, ask)
+                await self._turn(pool, ask, hoping=not usable)
                 usable = self.usable(ask.model)
                 rooms = self._rooms(usable)
             entry.begin(pool.queue, _with_room(usable, rooms), pool)
@@ -213,8 +249,10 @@ class AdmissionController:
         pool.turn_given(self._clock())
         self._meter.waited(0.0)
 
-    async def _turn(self, pool: _Pool, ask: Ask) -> None:
-        """Return when it is this request's turn; what ``given`` counts is the caller's from then on."""
+    async def _turn(self, pool: _Pool, ask: Ask, *, hoping: bool) -> None:
+        """Return when it is this request's turn; what ``given`` counts is the caller's from then on. ``hoping``: there
+        is nothing to wait for but the outcome of a trial.
+        """
         tenant, now_s = ask.tenant, self._clock()
         waiting = Waiting(
             tenant=tenant.id,
@@ -227,11 +265,13 @@ class AdmissionController:
         if loser is waiting:
             raise self._saturated(pool, "queue_full", f"{len(pool.queue)} requests wait already")
         if loser is not None and not (lost := pool.turns.pop(loser)).done():
-            lost.set_result(False)
+            lost.set_result(_Turn.PUSHED_OUT)
         turn = pool.turns[waiting] = asyncio.get_running_loop().create_future()
+        if hoping:
+            pool.hoping.add(waiting)
         try:
             async with asyncio.timeout(self._rules.deadlines_s[tenant.limits.slo]):
-                let_in = await turn
+                came = await turn
         except TimeoutError:
             self._leave(pool, waiting, ask.model)
             if not self.usable(ask.model):
@@ -241,7 +281,11 @@ class AdmissionController:
         except asyncio.CancelledError:
             self._leave(pool, waiting, ask.model)
             raise
-        if not let_in:
+        finally:
+            pool.hoping.discard(waiting)
+        if came is _Turn.NOBODY_LEFT:
+            raise self._no_instance(ask.model)
+        if came is _Turn.PUSHED_OUT:
             raise self._saturated(pool, "pushed_out", "requests of more claim came")
         self._meter.waited(self._clock() - now_s)
 
@@ -264,6 +308,8 @@ class AdmissionController:
         pool = self._pools.get(model)
         if pool is None:
             return
+        if pool.hoping:
+            self._disappoint(model, pool)
         while pool.queue and self._room(model, pool):
             now_s = self._clock()
             waiting = pool.queue.pop(now_s)
@@ -276,14 +322,31 @@ class AdmissionController:
             waiting.granted = True
             pool.given += 1
             pool.turn_given(now_s)
-            turn.set_result(True)
+            turn.set_result(_Turn.GIVEN)
+
+    def _disappoint(self, model: str, pool: _Pool) -> None:
+        """Send those away that hoped for a trial's outcome once it has failed."""
+        if self._registry.on_trial(model) or (self.usable(model) and not self._registry.left_alone_s(model)):
+            return
+        for waiting in [each for each in pool.hoping if each in pool.turns]:
+            turn = pool.turns.pop(waiting)
+            pool.queue.remove(waiting)
+            if not turn.done():
+                turn.set_result(_Turn.NOBODY_LEFT)
+        pool.hoping.clear()
 
     def _room(self, model: str, pool: _Pool) -> bool:
         return sum(self._rooms(self._registry.usable(model))) > pool.given
 
     def _rooms(self, instances: Sequence[Instance]) -> list[int]:
-        """How many more requests each instance may be given."""
-        return [self._limiter.room(each, self._load.in_flight(each.id)) for each in instances]
+        """How many more requests each instance may be given; one, where that one is its trial."""
+        rooms = [self._limiter.room(each, self._load.in_flight(each.id)) for each in instances]
+        if self._registry.troubled:
+            rooms = [
+                min(room, _ON_PROBATION) if self._registry.on_probation(each.id) else room
+                for each, room in zip(instances, rooms, strict=True)
+            ]
+        return rooms
 
     def _saturated(self, pool: _Pool, reason: str, why: str) -> RateLimitedError:
         self._meter.shed(reason)
@@ -295,7 +358,7 @@ class AdmissionController:
         self._meter.shed("no_instance")
         return NoInstanceError(
             f"none of the {len(self._registry.all())} instances is usable for model {model!r} now",
-            retry_after_s=_RETRY_AFTER_S,
+            retry_after_s=max(_RETRY_AFTER_S, min(_LONGEST_RETRY_S, ceil(self._registry.left_alone_s(model)))),
         )
 
 

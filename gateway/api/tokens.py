@@ -122,7 +122,7 @@ class TokenApi:
             raise NotFoundError(f"the model {model!r} does not exist", param="model", code="model_not_found")
 
     def _context_length(self) -> int | None:
-        known = [each.stats.context_length_tokens for each in self._registry.usable() if each.stats is not None]
+        known = [each.stats.context_length_tokens for each in self._registry.serving() if each.stats is not None]
         return min(known, default=None)
 
 

@@ -63,10 +63,24 @@ class Breaker:
             return True
         return self.state(now_s) is BreakerState.HALF_OPEN and now_s >= self._trial_until_s
 
+    def on_trial(self, now_s: float) -> bool:
+        """Whether its trial is under way, so that the next request may hope for its outcome."""
+        return self.state(now_s) is BreakerState.HALF_OPEN and now_s < self._trial_until_s
+
+    def left_s(self, now_s: float) -> float:
+        """Return for how long it is going to allow nothing, if nothing happens before."""
+        if self.allows(now_s):
+            return 0.0
+        return (self._until_s if self._state is BreakerState.OPEN else self._trial_until_s) - now_s
+
     def picked(self, now_s: float) -> None:
         """Note that a request goes there: half open it is the trial."""
         if self._state is BreakerState.HALF_OPEN:
             self._trial_until_s = now_s + self._rules.trial_s
+
+    def trial_over(self) -> None:
+        """Note that a trial has ended; where nothing was learned by it, the next request is one."""
+        self._trial_until_s = 0.0
 
     def succeeded(self) -> None:
         """Note a good answer."""

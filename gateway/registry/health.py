@@ -4,7 +4,7 @@ A check asks ``/health`` (a 404 there is an engine that has none: the model list
 ``/kv/v1/stats``. An engine without ``/kv/v1`` is healthy all the same and is routed by what it was sent. One that used
 to report and no longer does has failed the check: its HTTP server answers for an engine process that is stuck, long
 before ``/health`` says so. A busy one misses a check now and then; its last report stands until it missed several in a
-row.
+row, and one that began to answer a request while it kept a check waiting has missed none.
 """
 
 import asyncio
@@ -77,12 +77,13 @@ class HealthLoop:
 
     async def check(self) -> None:
         """Check once and tell the registry."""
+        began_s = self._registry.now_s
         try:
             async with asyncio.timeout(self._timeout_s):
                 probe = await self._probe()
         except TimeoutError:
             reason = f"health check took longer than {self._timeout_s:g} s"
-            self._registry.probe_failed(self._instance, reason)
+            self._registry.probe_failed(self._instance, reason, since_s=began_s)
         except aiohttp.ClientConnectorError as error:  # nothing listens there: no need to see that three times
             reason = f"can't be reached: {error.strerror}"
             self._reports = False  # whatever answers there next is another process

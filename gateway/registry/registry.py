@@ -46,6 +46,8 @@ class Registry:
         self._instances: dict[InstanceId, Instance] = {}
         self._prefilling: dict[InstanceId, None] = {}
         self._failures: dict[InstanceId, int] = {}
+        self._alive_s: dict[InstanceId, float] = {}
+        """When a request's answer last began."""
         self._breakers: dict[InstanceId, Breaker] = {}
         self._hung: dict[InstanceId, asyncio.Future[None]] = {}
         self._answering: dict[str | None, tuple[Instance, ...]] = {}
@@ -80,6 +82,7 @@ class Registry:
         del self._failures[instance], self._breakers[instance]
         self._prefilling.pop(instance, None)
         self._hung.pop(instance, None)
+        self._alive_s.pop(instance, None)
         self._outliers.forget(instance)
         self._wake()
         _log.info("instance %s left", instance)
@@ -100,7 +103,13 @@ class Registry:
         return instance in self._instances
 
     def usable(self, model: str | None = None) -> tuple[Instance, ...]:
-        """Return the instances that may be asked for an answer (for ``model``) at this moment."""
+        """Return the instances that may be asked for an answer (for ``model``) at this moment. While all that there are
+        wait for the outcome of a trial, that is none.
+        """
+        return self._not_left_alone(self.serving(model))
+
+    def serving(self, model: str | None = None) -> tuple[Instance, ...]:
+        """Return the instances that are well and answer (for ``model``), also those left alone just now."""
         answering = self._answering.get(model)
         if answering is None:
             answering = tuple(
@@ -113,7 +122,27 @@ class Registry:
             )
             if answering:  # names that nobody serves come from clients, in any number
                 self._answering[model] = answering
-        return self._not_left_alone(answering)
+        return answering
+
+    def on_trial(self, model: str) -> bool:
+        """Whether nobody may be asked now, and the trial of one that serves ``model`` is under way."""
+        now_s = self._clock()
+        breakers = [self._breakers[each.id] for each in self.serving(model)] if self._troubled else []
+        return any(each.on_trial(now_s) for each in breakers) and not any(each.allows(now_s) for each in breakers)
+
+    def left_alone_s(self, model: str) -> float:
+        """Return for how long breakers keep requests from all that serve ``model``: 0 when one is free of them."""
+        now_s = self._clock()
+        return min((self._breakers[each.id].left_s(now_s) for each in self.serving(model)), default=0.0)
+
+    @property
+    def troubled(self) -> bool:
+        """Whether any instance's breaker is not closed."""
+        return bool(self._troubled)
+
+    def on_probation(self, instance: InstanceId) -> bool:
+        """Whether an instance gets one request at a time now; one that isn't known does not."""
+        return instance in self._troubled and self.breaker(instance) is BreakerState.HALF_OPEN
 
     def prefilling(self, model: str) -> tuple[Instance, ...]:
         """Return the instances that may be given a prompt for ``model`` to compute for others. O(such instances)."""
@@ -125,16 +154,19 @@ class Registry:
         )
 
     def _not_left_alone(self, candidates: Sequence[Instance]) -> tuple[Instance, ...]:
-        """Those whose breakers let requests through, or more where that would leave too few."""
+        """Those whose breakers let requests through, or more where that would leave too few; but never one whose trial
+        is under way: what comes of it will be known shortly.
+        """
         if not self._troubled:
             return tuple(candidates)
         now_s = self._clock()
-        closed = [each for each in candidates if self._breakers[each.id].allows(now_s)]
+        closed = {each.id for each in candidates if self._breakers[each.id].allows(now_s)}
+        trials = {each.id for each in candidates if self._breakers[each.id].on_trial(now_s)}
         most = int(len(candidates) * _MOST_LEFT_ALONE)
-        if len(candidates) - len(closed) <= most:
-            return tuple(closed)
-        open_ones = {each.id for each in candidates} - {each.id for each in closed}
-        alone = set(sorted(open_ones)[:most])
+        if len(candidates) - len(closed) <= most or (trials and not closed):
+            return tuple(each for each in candidates if each.id in closed)
+        rest = sorted(each.id for each in candidates if each.id not in closed and each.id not in trials)
+        alone = trials | set(rest[: max(0, most - len(trials))])
         return tuple(each for each in candidates if each.id not in alone)
 
     def knows_model(self, model: str) -> bool:
@@ -152,7 +184,7 @@ class Registry:
 
     def served_models(self) -> list[str]:
         """Return the names of the models that usable instances serve, each once."""
-        return list({model.id: None for each in self.usable() for model in each.models})
+        return list({model.id: None for each in self.serving() for model in each.models})
 
     def probe_succeeded(self, instance: InstanceId, probe: ProbeResult) -> None:
         """Take in a good health check: the instance is healthy from now on."""
@@ -217,12 +249,21 @@ class Registry:
                 self._hung[instance] = future
         return future
 
-    def probe_failed(self, instance: InstanceId, reason: str, *, may_drain: bool = False) -> None:
+    @property
+    def now_s(self) -> float:
+        """The time by which it counts."""
+        return self._clock()
+
+    def probe_failed(
+        self, instance: InstanceId, reason: str, *, may_drain: bool = False, since_s: float | None = None
+    ) -> None:
         """Take in a failed health check: enough in a row take a healthy instance out; a starting one goes on
         starting. ``may_drain``: it could not be connected to, so what it has already may still be answered.
+        ``since_s`` is when somebody began to wait in vain: where the instance has begun to answer a request since, it,
+        or this process, is only slow.
         """
         before = self._instances.get(instance)
-        if before is None:
+        if before is None or (since_s is not None and self._alive_s.get(instance, float("-inf")) >= since_s):
             return
         self._failures[instance] += 1
         state = before.state
@@ -245,11 +286,17 @@ class Registry:
         if instance in self._troubled:
             self._breakers[instance].picked(self._clock())
 
+    def ended(self, instance: InstanceId) -> None:
+        """Note that a request that was given to an instance has ended, whatever came of it."""
+        if instance in self._troubled:
+            self._breakers[instance].trial_over()
+
     def answered(self, instance: InstanceId) -> None:
         """Note that an instance has begun to answer a request well (a refusal of a bad request is that, too)."""
         breaker = self._breakers.get(instance)
         if breaker is None:
             return
+        self._alive_s[instance] = self._clock()
         self._outliers.answered(instance, good=True, now_s=self._clock())
         if instance in self._troubled and self.breaker(instance) is BreakerState.HALF_OPEN:
             _log.info("instance %s answers again", instance)
@@ -259,7 +306,7 @@ class Registry:
     def answered_badly(self, instance: InstanceId, reason: str) -> None:
         """Note an error that may be the request's own fault (a 500): it counts only against better peers."""
         if instance in self._breakers:
-            now_s = self._clock()
+            now_s = self._alive_s[instance] = self._clock()
             self._outliers.answered(instance, good=False, now_s=now_s)
             self._eject_outlier(instance, now_s, reason)
 

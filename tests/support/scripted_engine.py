@@ -80,6 +80,7 @@ class ScriptedEngine:
         self.resets = 0
         self.extra_card: dict[str, Any] = {}
         self.default = Script()
+        self.gate: asyncio.Event | None = None  # requests are answered once it is set
         self.role = EngineRole.HYBRID
         self.transports: dict[KVTransport, str] = {}
         self.held_at = ""  # where a prefill instance says that held prompts are fetched
@@ -104,6 +105,8 @@ class ScriptedEngine:
 
     async def _play(self, request: web.Request, said: dict[str, Any], script: Script) -> web.StreamResponse:
         await asyncio.sleep(script.ttft_s)
+        if self.gate is not None:
+            await self.gate.wait()
         if script.die_after == 0:
             _drop(request)
             return web.Response()

@@ -1,8 +1,11 @@
 """Instances that pass their health checks and fail requests, and announcements that answers contradict."""
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, running_fleet
@@ -37,6 +40,47 @@ async def test_an_instance_that_drops_requests_is_left_alone_tried_again_and_use
         await eventually(used_again)
         assert Counter([(await ask(fleet))[1] for _ in range(10)]) == {"a": 5, "b": 5}
         assert (await admin.ok("GET", "/instances/a"))["breaker"] == "closed"
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_while_the_only_instance_is_on_trial_requests_wait_for_the_outcome(
+    tmp_path: Path, *, comes_back: bool
+) -> None:
+    async with running_fleet(
+        tmp_path, {"a": ScriptedEngine()}, admin_key=ADMIN_KEY, breaker_failures=1, breaker_pause_s=0.2
+    ) as fleet:
+        a, admin = fleet.engines["a"], Admin(fleet.gateway)
+        a.default = Script(die_after=0)
+        assert (await ask(fleet))[0] == 502
+
+        async def half_open() -> bool:
+            return bool((await admin.ok("GET", "/instances/a"))["breaker"] == "half_open")
+
+        await eventually(half_open)
+        before = len(a.requests)
+        gate = a.gate = asyncio.Event()
+        a.default = Script() if comes_back else Script(die_after=0)
+
+        async def one() -> tuple[int, bool]:
+            async with fleet.gateway.post(CHAT, chat()) as answer:
+                await answer.read()
+                return answer.status, "retry-after" in answer.headers
+
+        asked = [asyncio.create_task(one()) for _ in range(6)]
+
+        async def all_wait() -> bool:
+            return await fleet.gateway.metric("kvgate_requests_waiting") + a.active == 6
+
+        await eventually(all_wait)
+        trials = len(a.requests) - before
+        assert 1 <= trials < 6
+        gate.set()
+        answers = Counter(await asyncio.gather(*asked))
+        if comes_back:
+            assert answers == {(200, False): 6}
+        else:
+            assert answers == {(502, False): trials, (503, True): 6 - trials}
+            assert len(a.requests) - before == trials
 
 
 async def test_an_instance_that_alone_answers_500_is_ejected_and_one_among_others_that_do_too_is_not(

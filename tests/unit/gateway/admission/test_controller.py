@@ -193,6 +193,103 @@ async def test_without_an_instance_it_is_a_503_and_an_unknown_model_a_404() -> N
         house.admission.admit("other")
 
 
+async def on_trial(house: House) -> list[asyncio.Task[None]]:
+    """The only instance has come back, its trial is under way, and three more requests have come."""
+    house.down(InstanceId("i0"))
+    house.up(InstanceId("i0"))
+    house.registry.picked(InstanceId("i0"))
+    waiting = [asyncio.create_task(house.request()) for _ in range(3)]
+    await asyncio.sleep(0.25)  # longer than it takes to look again
+    assert house.admission.waiting == 3
+    assert house.admission.admit("m") == ()
+    with pytest.raises(NoInstanceError):
+        house.admission.ready("m")
+    return waiting
+
+
+async def test_requests_wait_for_the_outcome_of_a_trial_and_go_on_when_it_is_good() -> None:
+    house = House(instances=1, most=8)
+    async with looping(house), asyncio.timeout(30):
+        waiting = await on_trial(house)
+        house.registry.answered(InstanceId("i0"))
+        await asyncio.gather(*waiting)
+        house.at_rest()
+
+
+async def test_requests_that_waited_for_a_trial_that_fails_are_told_when_to_come_back() -> None:
+    house = House(instances=1)
+    async with looping(house), asyncio.timeout(30):
+        waiting = await on_trial(house)
+        house.registry.failed(InstanceId("i0"), "cut")
+        for each in waiting:
+            with pytest.raises(NoInstanceError) as refusal:
+                await each
+            assert refusal.value.retry_after_s
+        house.at_rest()
+        assert house.meter.sheds == {"no_instance": 4}
+
+
+async def test_requests_that_waited_for_a_trial_are_sent_away_when_its_instance_goes() -> None:
+    house = House(instances=1)
+    async with looping(house), asyncio.timeout(30):
+        waiting = await on_trial(house)
+        house.down(InstanceId("i0"))
+        for each in waiting:
+            with pytest.raises(NoInstanceError):
+                await each
+        house.at_rest()
+
+
+async def test_one_that_waits_for_a_trial_may_leave_and_waits_no_longer_than_its_class_does() -> None:
+    house = House(instances=1, deadline_s=0.5)
+    async with looping(house), asyncio.timeout(30):
+        first, *others = await on_trial(house)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        for each in others:
+            with pytest.raises(NoInstanceError):
+                await each
+        house.at_rest()
+
+
+async def test_an_instance_on_probation_is_given_one_request_however_many_wait() -> None:
+    house = House(instances=1, most=8)
+    house.down(InstanceId("i0"))
+    house.up(InstanceId("i0"))
+    most = 0
+
+    async def one() -> None:
+        nonlocal most
+        who = Tenant(id=TenantId("t"), salt="s", limits=TenantLimits())
+        ask = Ask(tenant=who, model="m", prompt_tokens=10, output_tokens=5, expected_output_tokens=5)
+        async with house.admission.enter(ask) as entry:
+            house.registry.picked(entry.instances[0].id)
+            with house.load.placed(entry.instances[0].id, uncached_tokens=10, cold=True):
+                entry.placed()
+                if house.registry.on_probation(InstanceId("i0")):
+                    most = max(most, house.load.in_flight(InstanceId("i0")))
+                await asyncio.sleep(0.15)
+                house.registry.answered(InstanceId("i0"))
+
+    async with looping(house), asyncio.timeout(30):
+        await asyncio.gather(*(one() for _ in range(12)))
+        house.at_rest()
+    assert most == 1
+
+
+async def test_one_that_others_have_failed_goes_rather_to_one_on_trial_than_to_nobody() -> None:
+    house = House(instances=2)
+    for name in ("i0", "i1"):
+        house.down(InstanceId(name))
+        house.up(InstanceId(name))
+        house.registry.picked(InstanceId(name))
+    assert house.admission.usable("m") == ()
+    assert [each.id for each in house.admission.untried("m", {InstanceId("i0")})] == ["i1"]
+    house.registry.failed(InstanceId("i1"), "cut")
+    assert house.admission.untried("m", {InstanceId("i0")}) == ()
+
+
 async def test_tenants_share_what_there_is_as_their_weights_say() -> None:
     house = House(instances=1, most=1, bound=1000)
     served: list[str] = []

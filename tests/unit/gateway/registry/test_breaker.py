@@ -67,3 +67,20 @@ def test_an_instance_that_returns_is_half_open_at_once() -> None:
     breaker.returned()
     assert breaker.state(0.1) is BreakerState.HALF_OPEN
     assert breaker.allows(0.1)
+
+
+def test_it_says_whether_its_trial_is_under_way_and_for_how_long_it_allows_nothing() -> None:
+    breaker = Breaker(RULES)
+    assert (breaker.on_trial(0), breaker.left_s(0)) == (False, 0)
+    opened(breaker, 0)
+    assert (breaker.on_trial(0.4), breaker.left_s(0.4)) == (False, 0.6)
+    assert (breaker.on_trial(1), breaker.left_s(1)) == (False, 0)
+    breaker.picked(1)
+    assert (breaker.on_trial(2), breaker.left_s(2)) == (True, 4)
+    assert (breaker.on_trial(6), breaker.left_s(6)) == (False, 0)
+    breaker.picked(6)
+    breaker.trial_over()
+    assert breaker.allows(6), "nothing was learned by it"
+    breaker.picked(6)
+    breaker.succeeded()
+    assert (breaker.on_trial(6), breaker.left_s(6)) == (False, 0)

@@ -178,6 +178,56 @@ async def test_an_instance_that_comes_back_gets_one_request_until_that_is_answer
     assert len(registry.usable()) == 2
 
 
+async def test_while_all_wait_for_the_outcome_of_a_trial_nobody_is_asked(registry: Registry) -> None:
+    await healthy(registry)
+    for each in (A, B):
+        registry.connection_failed(each, "refused")
+        registry.probe_succeeded(each, probe({"id": "m"}))
+    registry.picked(A)
+    assert [each.id for each in registry.usable("m")] == [B]
+    assert not registry.on_trial("m")
+    registry.picked(B)
+    assert registry.usable("m") == ()
+    assert registry.on_trial("m")
+    assert 0 < registry.left_alone_s("m") <= 5
+    assert [each.id for each in registry.serving("m")] == [A, B]
+    assert registry.served_models() == ["m"]
+    registry.failed(A, "cut")
+    assert registry.usable("m") == (), "there is hope for the other one still"
+    assert registry.on_trial("m")
+    registry.failed(B, "cut")
+    assert not registry.on_trial("m")
+    assert len(registry.usable("m")) == 1, "when everybody fails, leaving everybody alone helps nobody"
+    registry.answered(B)
+    assert [each.id for each in registry.usable("m")] == [B]
+    assert registry.left_alone_s("m") == 0
+
+
+async def test_a_trial_by_which_nothing_is_learned_is_followed_by_the_next(registry: Registry) -> None:
+    await healthy(registry)
+    registry.connection_failed(A, "refused")
+    registry.probe_succeeded(A, probe({"id": "m"}))
+    registry.picked(A)
+    assert [each.id for each in registry.usable()] == [B]
+    registry.answered_badly(A, "it answered 500")
+    registry.ended(A)
+    assert len(registry.usable()) == 2
+    assert registry.on_probation(A)
+
+
+async def test_one_that_answers_while_it_keeps_a_check_waiting_is_not_taken_out(registry: Registry) -> None:
+    await healthy(registry)
+    for _ in range(9):
+        began_s = registry.now_s
+        registry.answered(A)
+        registry.probe_failed(A, "slow", since_s=began_s)
+    assert len(registry.usable()) == 2
+    for _ in range(2):
+        registry.probe_failed(A, "slow", since_s=registry.now_s + 1e-3)
+    assert [each.id for each in registry.usable()] == [B]
+    assert registry.get(A).reason == "slow"
+
+
 async def test_errors_that_only_one_instance_makes_eject_it_and_those_of_all_nobody(registry: Registry) -> None:
     await healthy(registry)
     for _ in range(10):
