@@ -1,4 +1,8 @@
-"""``kvgate replay TRACE``: which share of a trace's prompts would each policy find, at each size of the cache?"""
+"""``kvgate replay TRACE``: which share of a trace's prompts would each policy find, at each size of the cache?
+
+With ``--target`` the trace is asked of a running gateway instead (``replay_target``). It is one command because both
+take a trace and answer how well it is served; an option of one of them is refused with the other.
+"""
 
 import json
 import os
@@ -6,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,12 +30,37 @@ from kvcontrol.traces import Request, TraceError
 from kvgate.benchmarks.report import Grid, Host, Report
 from kvgate.display import errors, output
 from kvgate.failure import CommandError
+from kvgate.replay_options import (
+    DurationOption,
+    HttpReplay,
+    InstancesOption,
+    KeyOption,
+    LeaveOutOption,
+    LimitOption,
+    ModelOption,
+    OutOption,
+    OutputOption,
+    PriceOption,
+    RateOption,
+    ScaleOption,
+    SeedOption,
+    SloItlOption,
+    SloTtftOption,
+    SpeedOption,
+    TargetOption,
+    ThinkOption,
+    TimeoutOption,
+    TokenizerOption,
+    UsersOption,
+)
+from kvgate.replay_target import INTERRUPTED, draw_report, replay_http, say_warnings, write_report
 
 _ALL = ",".join([*POLICIES, sweeps.MIN])
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Default capacities, as shares of the blocks that the trace has."""
 _PICTURES = (".png", ".svg", ".pdf")
 _MAX_WIDTH = 250
+_OFFLINE = "Without --target: eviction policies"
 _DIGITS = 6
 
 
@@ -43,34 +72,143 @@ class Order(StrEnum):
 
 
 def replay(  # noqa: PLR0913 - each is one option
-    trace: Annotated[Path, typer.Argument(help="A trace in Mooncake's or the agentic format, plain or gzipped.")],
+    trace: Annotated[
+        Path,
+        typer.Argument(help="A trace in Mooncake's, the agentic or, for --target, Azure's format, plain or gzipped."),
+    ],
     *,
     policy: Annotated[
-        str, typer.Option(help="Policies, like lru,mq(lifetime=2); min is Belady's bound, which knows the future.")
-    ] = _ALL,
+        str | None,
+        typer.Option(
+            help="Policies, like lru,mq(lifetime=2); min is Belady's bound, which knows the future. Default: all.",
+            rich_help_panel=_OFFLINE,
+        ),
+    ] = None,
     capacity: Annotated[
-        str | None, typer.Option(help="Blocks in the cache, like 1000,5859. Default: 1 to 50 % of the trace's blocks.")
+        str | None,
+        typer.Option(
+            help="Blocks in the cache, like 1000,5859. Default: 1 to 50 % of the trace's blocks.",
+            rich_help_panel=_OFFLINE,
+        ),
     ] = None,
     order: Annotated[
-        Order, typer.Option(help="Requests as the file has them, or by their times: sessions side by side.")
-    ] = Order.FILE,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")] = 0,
+        Order | None,
+        typer.Option(
+            help="Requests as the file has them, or by their times: sessions side by side. Default: file.",
+            rich_help_panel=_OFFLINE,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=0, help="Processes; 0, the default: one a core.", rich_help_panel=_OFFLINE)
+    ] = None,
+    target: TargetOption = None,
+    model: ModelOption = None,
+    api_key: KeyOption = None,
+    tokenizer: TokenizerOption = None,
+    speed: SpeedOption = None,
+    rate: RateOption = None,
+    users: UsersOption = None,
+    think: ThinkOption = None,
+    duration: DurationOption = None,
+    limit: LimitOption = None,
+    scale_length: ScaleOption = None,
+    max_output: OutputOption = None,
+    leave_out_long: LeaveOutOption = False,
+    seed: SeedOption = None,
+    timeout: TimeoutOption = None,
+    slo_ttft: SloTtftOption = None,
+    slo_itl: SloItlOption = None,
+    gpu_hour_usd: PriceOption = None,
+    instances: InstancesOption = None,
+    out: OutOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the curves to FILE.png, .svg or .pdf too.")] = None,
 ) -> None:
-    """Replay a trace of block ids through eviction policies, side by side."""
+    """Replay a trace: through eviction policies, side by side, or over HTTP through a running gateway (--target)."""
     if as_json and as_markdown:
         raise CommandError("--json and --markdown: give one of them")
     if plot is not None:
         _check_plot(plot)
+    http = HttpReplay(
+        target=target,
+        model=model,
+        api_key=api_key,
+        tokenizer=tokenizer,
+        speed=speed,
+        rate=rate,
+        users=users,
+        think=think,
+        duration=duration,
+        limit=limit,
+        scale_length=scale_length,
+        max_output=max_output,
+        leave_out_long=leave_out_long,
+        seed=seed,
+        timeout=timeout,
+        slo_ttft=slo_ttft,
+        slo_itl=slo_itl,
+        gpu_hour_usd=gpu_hour_usd,
+        instances=instances,
+        out=out,
+    )
+    if target is None:
+        if given := http.given():
+            raise CommandError(f"{', '.join(given)}: only with --target URL, which drives a running gateway")
+        _through_policies(
+            Offline(trace=trace, policy=policy or _ALL, capacity=capacity, order=order or Order.FILE, jobs=jobs or 0),
+            as_json=as_json,
+            as_markdown=as_markdown,
+            plot=plot,
+        )
+        return
+    offline = {"--policy": policy, "--capacity": capacity, "--order": order, "--jobs": jobs}
+    if wrong := [name for name, value in offline.items() if value is not None]:
+        raise CommandError(f"{', '.join(wrong)}: only without --target, where policies are replayed")
+    _through_a_gateway(trace, http, as_json=as_json, as_markdown=as_markdown, plot=plot)
+
+
+def _through_a_gateway(
+    trace: Path, options: HttpReplay, *, as_json: bool, as_markdown: bool, plot: Path | None
+) -> None:
+    replayed = replay_http(trace, options)
+    if as_json:
+        sys.stdout.write(replayed.report.as_json() + "\n")
+    else:
+        _show(replayed.report, as_markdown=as_markdown)
+    say_warnings(replayed)
+    written = [] if options.out is None else write_report(replayed, options.out)
+    if plot is not None:
+        draw_report(replayed, plot)
+        written.append(plot)
+    for file in written:
+        errors.print(f"  {file}", markup=False, soft_wrap=True)
+    if replayed.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if not any(each.ok for each in replayed.answers):
+        raise CommandError("not one request got a whole answer", "the table of errors says why")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offline:
+    """What to replay through which policies."""
+
+    trace: Path
+    policy: str
+    capacity: str | None
+    order: Order
+    jobs: int
+
+
+def _through_policies(options: Offline, *, as_json: bool, as_markdown: bool, plot: Path | None) -> None:
+    trace, capacity = options.trace, options.capacity
     with _refusals(trace):
         wanted = sweeps.Sweep(
             trace=trace,
-            policies=parse_choices(policy),
+            policies=parse_choices(options.policy),
             capacities=(1,) if capacity is None else capacities_of(capacity),
-            by_time=order is Order.TIME,
-            jobs=jobs or cores(),
+            by_time=options.order is Order.TIME,
+            jobs=options.jobs or cores(),
         )
         wanted.check()
         requests = sweeps.read(wanted)

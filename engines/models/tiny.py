@@ -46,11 +46,12 @@ def build_tiny(folder: Path, *, seed: int = 0) -> Path:
 
 def write_tiny(folder: Path, *, seed: int = 0) -> None:
     """Fill a folder with the model; raises ``OSError`` when it can't be written."""
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
     _write_model(folder, seed)
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> Path:
+    """Write its tokenizer and chat template alone, which needs no torch, and return the folder."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -72,6 +73,7 @@ def _write_tokenizer(folder: Path) -> None:
     )
     wrapped.chat_template = _CHATML
     wrapped.save_pretrained(folder)
+    return folder
 
 
 def _training_text() -> Iterator[str]:
@@ -104,4 +106,13 @@ def _write_model(folder: Path, seed: int) -> None:
     model.save_pretrained(folder)
 
 
-__all__ = ["CONTEXT_TOKENS", "NAME", "NEEDED_BYTES", "RECIPE", "VOCAB_TOKENS", "build_tiny", "write_tiny"]
+__all__ = [
+    "CONTEXT_TOKENS",
+    "NAME",
+    "NEEDED_BYTES",
+    "RECIPE",
+    "VOCAB_TOKENS",
+    "build_tiny",
+    "write_tiny",
+    "write_tokenizer",
+]

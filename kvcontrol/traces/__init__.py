@@ -1,6 +1,24 @@
-"""Public traces of real LLM serving, read as requests for blocks."""
+"""Public traces of real LLM serving, read as requests for blocks, and text that stands for their blocks."""
 
+from kvcontrol.traces.arrivals import read_requests
 from kvcontrol.traces.reader import AGENTIC, MOONCAKE, TraceError, read_by_time, read_trace
 from kvcontrol.traces.request import Request
+from kvcontrol.traces.synthesis import OPENER, Ask, BlockTexts, SynthesisError, TextMaker, Told, Words, learn_words
 
-__all__ = ["AGENTIC", "MOONCAKE", "Request", "TraceError", "read_by_time", "read_trace"]
+__all__ = [
+    "AGENTIC",
+    "MOONCAKE",
+    "OPENER",
+    "Ask",
+    "BlockTexts",
+    "Request",
+    "SynthesisError",
+    "TextMaker",
+    "Told",
+    "TraceError",
+    "Words",
+    "learn_words",
+    "read_by_time",
+    "read_requests",
+    "read_trace",
+]

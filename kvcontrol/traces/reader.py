@@ -38,7 +38,7 @@ def read_trace(path: Path) -> Iterator[Request]:
     read: Callable[[dict[str, Any]], Request] | None = None
     number = 0
     try:
-        for number, line in enumerate(_lines(path), 1):  # noqa: B007 - it is named when something is wrong
+        for number, line in enumerate(lines_of(path), 1):  # noqa: B007 - it is named when something is wrong
             said = json.loads(line)
             if read is None:
                 read = _reader_of(said)
@@ -54,7 +54,8 @@ def read_by_time(path: Path) -> list[Request]:
     return sorted(read_trace(path), key=attrgetter("at_s"))
 
 
-def _lines(path: Path) -> Iterator[str]:
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield a file's lines that are not blank, unzipped where they are zipped."""
     with path.open("rb") as file:
         zipped = file.read(len(_GZIP)) == _GZIP
     with gzip.open(path, "rt", encoding="utf-8") if zipped else path.open(encoding="utf-8") as lines:
@@ -133,4 +134,4 @@ def _why(error: Exception) -> str:
             return str(error)
 
 
-__all__ = ["AGENTIC", "MOONCAKE", "TraceError", "read_by_time", "read_trace"]
+__all__ = ["AGENTIC", "MOONCAKE", "TraceError", "lines_of", "read_by_time", "read_trace"]

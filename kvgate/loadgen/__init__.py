@@ -1,0 +1,1 @@
+"""Drives a gateway with the requests of a trace, and says how it did."""

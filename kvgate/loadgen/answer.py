@@ -1,0 +1,78 @@
+"""What one request came to: how long it took, what it found cached, or why it failed."""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+_LEAST_LEFT_TOKENS = 16
+
+
+class HitClass(StrEnum):
+    """How much of a prompt its engine had computed before: nothing, some, or all but its last block."""
+
+    MISS = "miss"
+    PARTIAL = "partial"
+    FULL = "full"
+
+    @classmethod
+    def of(cls, *, prompt_tokens: int, cached_tokens: int, block_tokens: int) -> "HitClass":
+        """Judge by what the engine reports; full is when no more than one of the trace's blocks was left to compute."""
+        if cached_tokens <= 0:
+            return cls.MISS
+        left = prompt_tokens - cached_tokens
+        return cls.FULL if left <= max(block_tokens, _LEAST_LEFT_TOKENS) else cls.PARTIAL
+
+
+class Ending(StrEnum):
+    """How a request ended. ``SHED`` is 429 or 503; ``INTERRUPTED`` is the driver's own doing."""
+
+    OK = "ok"
+    SHED = "shed"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """Filled while a request runs. Times are seconds since the run began, 0.0 where it never came that far.
+
+    ``due_s`` is when it was to be sent, ``sent_s`` when it was: latencies count from the former, so that a driver or a
+    gateway that falls behind is seen in them. ``gaps_s`` are the pauses between pieces of text.
+    """
+
+    number: int
+    due_s: float
+    sent_s: float = 0.0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    ended_s: float = 0.0
+    gaps_s: "array[float]" = field(default_factory=lambda: array("f"))
+    ending: Ending = Ending.INTERRUPTED
+    why: str = ""
+    planned_tokens: int = 0
+    reusable_tokens: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    matched_tokens: int = 0
+    instance: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.ending is Ending.OK
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_s - self.due_s
+
+    @property
+    def e2e_s(self) -> float:
+        return self.ended_s - self.due_s
+
+    @property
+    def itl_s(self) -> float:
+        """Mean time between its tokens, 0.0 where there was only one."""
+        return (self.last_s - self.first_s) / (self.completion_tokens - 1) if self.completion_tokens > 1 else 0.0
+
+
+__all__ = ["Answer", "Ending", "HitClass"]
