@@ -1,9 +1,10 @@
-"""The legs of a separated plan, by LMDeploy's migration: a prompt is computed and held under a ticket at one instance,
-and the answering instance is told where to fetch it.
+"""The legs of a separated plan before its answer: a prompt is computed at one instance, and the answering instance is
+told where to fetch it. By LMDeploy's migration it is held under a ticket there, until it is fetched or its lease ends;
+through the tiers its blocks have names of their own, and stay in the cache of both.
 
 The prompt's instance gets the very request that the other will answer, with another header; it computes one token of
 it. Whatever goes wrong there costs the time that it took and not the request: the answering instance then computes the
-prompt itself, as it does when it can't fetch what is held. A held prompt that nobody fetches ends with its lease.
+prompt itself, as it does when it can't fetch it.
 """
 
 import logging
@@ -15,7 +16,8 @@ from http import HTTPStatus
 from gateway.registry import Instance, Registry
 from gateway.upstream import FailureKind, UpstreamClient, UpstreamFailureError
 from gateway.walk import EngineCall, LegRunner
-from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, new_ticket
+from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, Load, PdDuty, Save, new_ticket
+from kvcontrol.core.roles import KVTransport
 from kvcontrol.scheduler_ir import Leg, LegKind
 
 _HEADER = PD_HEADER.encode()
@@ -23,27 +25,28 @@ _log = logging.getLogger(__name__)
 
 
 class PrefillRunner:
-    """Has an instance compute a prompt and hold it; see ``LegRunner``. Never raises for what the instance does."""
+    """Has an instance compute a prompt and keep it; see ``LegRunner``. Never raises for what the instance does."""
 
     def __init__(self, client: UpstreamClient, registry: Registry) -> None:
         self._client = client
         self._registry = registry
 
     async def run(self, leg: Leg, instance: Instance, call: EngineCall) -> EngineCall:
-        """Return the call with the ticket to fetch the prompt, or as it was when there is nothing to fetch."""
-        del leg
+        """Return the call with where to fetch the prompt, or as it was when there is nothing to fetch."""
         endpoint = "" if instance.stats is None or instance.stats.pd is None else instance.stats.pd.endpoint
         host, _, port = endpoint.rpartition(":")
         if not host or not port.isdecimal():
             return call
-        ticket = new_ticket()
-        holding = replace(call, headers=(*call.headers, (_HEADER, str(Hold(ticket=ticket)).encode())))
-        if not await self._held(instance, holding):
-            return call
-        fetch = Fetch(ticket=ticket, host=host, port=int(port))
-        return replace(call, headers=(*call.headers, (_HEADER, str(fetch).encode())))
+        first: PdDuty
+        then: PdDuty
+        if leg.transport is KVTransport.TIERS:
+            first, then = Save(), Load(host=host, port=int(port))
+        else:
+            ticket = new_ticket()
+            first, then = Hold(ticket=ticket), Fetch(ticket=ticket, host=host, port=int(port))
+        return _with(call, then) if await self._computed(instance, _with(call, first)) else call
 
-    async def _held(self, instance: Instance, call: EngineCall) -> bool:
+    async def _computed(self, instance: Instance, call: EngineCall) -> bool:
         try:
             response = await self._client.open(
                 instance.url,
@@ -60,24 +63,28 @@ class PrefillRunner:
                 self._registry.connection_failed(instance.id, str(failure))
             else:
                 self._registry.failed(instance.id, str(failure))
-            _log.warning("%s holds no prompt for %s: %s", instance.id, call.request_id, failure)
+            _log.warning("%s computed no prompt for %s: %s", instance.id, call.request_id, failure)
             return False
         if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._registry.answered_badly(instance.id, f"it answered {response.status}")
         else:
             self._registry.answered(instance.id)
         if response.status != HTTPStatus.OK:
-            _log.info("%s holds no prompt for %s: it answered %d", instance.id, call.request_id, response.status)
+            _log.info("%s computed no prompt for %s: it answered %d", instance.id, call.request_id, response.status)
         return response.status == HTTPStatus.OK
 
 
 class HandoverRunner:
-    """Nothing to call: the answering instance fetches by itself, with its ticket; see ``LegRunner``."""
+    """Nothing to call: the answering instance fetches by itself; see ``LegRunner``."""
 
     async def run(self, leg: Leg, instance: Instance, call: EngineCall) -> EngineCall:
         """Return the call as it is."""
         del leg, instance
         return call
+
+
+def _with(call: EngineCall, duty: PdDuty) -> EngineCall:
+    return replace(call, headers=(*call.headers, (_HEADER, str(duty).encode())))
 
 
 def leg_runners(client: UpstreamClient, registry: Registry) -> dict[LegKind, LegRunner]:

@@ -132,14 +132,17 @@ def _runs(candidate: Candidate) -> tuple[CachedRun, ...]:
 
 
 def _side(instance: Instance, candidate: Candidate) -> Side:
-    """What was sent to an instance lately is no guess at what it holds where its role has no prefix cache."""
-    keeps = instance.role is EngineRole.HYBRID
+    """What was sent to an instance lately is no guess at what it holds where it has no prefix cache: in LMDeploy's own
+    roles, and not where those are the gateway's alone and prompts go through the tiers.
+    """
+    domains = _NO_DOMAINS if instance.stats is None else instance.stats.transports
+    keeps = instance.role is EngineRole.HYBRID or KVTransport.TIERS in domains
     return Side(
         device=Device(instance.id),
         held_tokens=candidate.expected_tokens if keeps else candidate.matched_tokens,
         requests=candidate.in_flight,
         computing_tokens=candidate.prefill_tokens,
-        domains=_NO_DOMAINS if instance.stats is None else instance.stats.transports,
+        domains=domains,
     )
 
 

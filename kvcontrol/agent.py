@@ -90,13 +90,16 @@ class KVAgent:
         """End a plan whose save has ended, or give it up."""
         self.hierarchy.release(plan.held)
 
-    def plan_load(self, chain: PromptChain, first: int, limit: int) -> LoadPlan | None:
+    def plan_load(
+        self, chain: PromptChain, first: int, limit: int, *, whatever_it_costs: bool = False
+    ) -> LoadPlan | None:
         """Plan to load the longest run of blocks from ``first`` on, before ``limit``; None when that isn't worth it.
 
         Tokens and parents are compared, block by block: another lineage under an equal hash ends the run and is
         counted as a collision. Not worth it means: by measured bandwidth and prefill speed, the loads that wait
         already included, computing takes less time. Until both were measured, and once every ``PROBE_EVERY_S`` after
-        that, loading is tried all the same. About 1 us a block.
+        that, loading is tried all the same; always with ``whatever_it_costs``, where the time of computing isn't all
+        that counts. About 1 us a block.
         """
         started = self._clock()
         if self.prefetcher is not None:
@@ -113,7 +116,8 @@ class KVAgent:
             return None
         load_s = self.hierarchy.estimate_load_s(found)
         saves_s = self.costs.load_saves_s(len(found) * chain.block_size_tokens, load_s)
-        if saves_s is not None and saves_s < 0 and started - self._tried_s < PROBE_EVERY_S:
+        declined = saves_s is not None and saves_s < 0 and started - self._tried_s < PROBE_EVERY_S
+        if declined and not whatever_it_costs:
             self.declined += 1
             return None
         self._tried_s = started

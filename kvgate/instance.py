@@ -55,6 +55,8 @@ class Instance:
     control_endpoint: str
     gpu: Gpu | None
     role: EngineRole = EngineRole.HYBRID
+    shares_tiers: bool = False
+    """Prompts go from one to another through the tiers: then the engine is a hybrid one, and the role the gateway's."""
     limits: EngineLimits = field(default_factory=EngineLimits)
     extra: tuple[str, ...] = ()
 
@@ -90,7 +92,7 @@ class Instance:
         launch = (sys.executable, "-m", "engines.lmdeploy.launch", "serve", "api_server", str(self.model.folder))
         pairs = (str(word) for pair in options.items() for word in pair)
         mode: tuple[str, ...] = ("--enable-prefix-caching",)
-        if self.role is not EngineRole.HYBRID:  # LMDeploy has no prefix cache in the others
+        if self.role is not EngineRole.HYBRID and not self.shares_tiers:  # LMDeploy has no prefix cache in the others
             mode = ("--role", self.role.value.capitalize())
         return (*launch, *pairs, *mode, *self.extra)
 
@@ -108,6 +110,8 @@ class Instance:
             told["KVGATE_ENGINE_CPU_THREADS"] = str(self.limits.cpu_threads)
         if self.limits.kv_bytes is not None:
             told["KVGATE_ENGINE_CPU_KV_BYTES"] = str(int(self.limits.kv_bytes / CPU_KV_SHARE))
+        if self.shares_tiers:
+            told["KVGATE_ENGINE_PD_TRANSPORT"] = "tiers"
         told |= self.limits.tiers.environment()
         return {name: value for name, value in base.items() if name != "KVGATE_API_KEYS"} | told
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from kvcontrol.core.roles import KVTransport
 from kvgate.child import ChildSpec
 from kvgate.failure import CommandError
 from kvgate.instance import HEALTH_PATH, EngineLimits, Instance
@@ -101,18 +102,35 @@ def need_sane_count(count: int) -> None:
         raise CommandError(f"--instances is {count}; it is a number from 1 to {MAX_INSTANCES}")
 
 
-def need_possible_topology(topology: Topology, *, on_gpu: bool, tiers: bool) -> None:
-    """Raise ``CommandError`` for a separated topology where prompts can't be handed over."""
-    if topology.separated and on_gpu:
+def chosen_transport(topology: Topology, asked: KVTransport | None, *, on_gpu: bool, tiers: bool) -> KVTransport | None:
+    """Return how prompts are handed over, None where they aren't; raises ``CommandError`` where that can't be done."""
+    if not topology.separated:
+        if asked is not None:
+            raise CommandError(
+                "--pd-transport says how prompts go from prefill to decode instances, and there are none",
+                "say how many of each with --topology, like --topology pd",
+            )
+        return None
+    transport = asked or (KVTransport.TIERS if tiers else KVTransport.MIGRATION)
+    if transport is KVTransport.TIERS:
+        if not tiers:
+            raise CommandError(
+                "--pd-transport tiers hands prompts over through tiers, and there are none",
+                "say how large with --ddr, like --ddr 2GiB, or name a --preset",
+            )
+        return transport
+    if on_gpu:
         raise CommandError(
-            "--topology with prefill and decode instances is for CPUs: on GPUs LMDeploy needs DLSlime or Mooncake",
-            "docs/design/pd.md says how LMDeploy's own back ends are chosen; or leave --topology out",
+            "--topology with prefill and decode instances migrates on CPUs alone: on GPUs LMDeploy needs DLSlime or "
+            "Mooncake",
+            "hand prompts over through tiers: --ddr 16GiB; docs/design/pd.md says how LMDeploy's own ways are chosen",
         )
-    if topology.separated and tiers:
+    if tiers:
         raise CommandError(
-            "--topology with prefill and decode instances and tiers (--ddr, --preset) are not combined",
+            "--pd-transport migration and tiers (--ddr, --preset) are not combined",
             "LMDeploy has neither a prefix cache nor a KV connector in those roles; leave one out",
         )
+    return transport
 
 
 def with_fair_threads(limits: EngineLimits, count: int, base: Mapping[str, str] = os.environ) -> EngineLimits:
@@ -133,6 +151,7 @@ def plan_instances(  # noqa: PLR0913 - what a machine has, and what is asked of 
     sockets: Path,
     *,
     topology: Topology = ALL_HYBRID,
+    transport: KVTransport | None = None,
 ) -> list[Instance]:
     """Make an instance of every ``PORTS_PER_INSTANCE`` ports, deal the GPUs round robin, share out the memory.
 
@@ -151,6 +170,7 @@ def plan_instances(  # noqa: PLR0913 - what a machine has, and what is asked of 
             control_endpoint=socket_endpoint(sockets, f"control-{index}"),
             gpu=gpus[index % len(gpus)] if gpus else None,
             role=topology.role(index),
+            shares_tiers=transport is KVTransport.TIERS,
             limits=replace(limits, tiers=limits.tiers.of_instance(index)),
         )
         for index in range(count)
@@ -209,7 +229,11 @@ def gateway_spec(
         "KVGATE_HOST": options.host,
         "KVGATE_PORT": str(options.port),
         "KVGATE_INSTANCES": json.dumps(
-            [{"id": f"engine-{index}", "url": instance.url} for index, instance in enumerate(instances)]
+            [
+                {"id": f"engine-{index}", "url": instance.url}
+                | ({"role": instance.role.value} if instance.shares_tiers else {})  # else it says so itself
+                for index, instance in enumerate(instances)
+            ]
         ),
         "KVGATE_TOKENIZER": str(instances[0].model.folder),
         "KVGATE_STATE_DIR": str(options.state_dir),
@@ -236,10 +260,10 @@ __all__ = [
     "ApiKey",
     "GatewayOptions",
     "Routing",
+    "chosen_transport",
     "engine_specs",
     "gateway_spec",
     "need_keys_beyond_loopback",
-    "need_possible_topology",
     "need_sane_count",
     "plan_instances",
     "with_fair_threads",

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from kvcontrol.core.roles import EngineRole
+from kvcontrol.core.roles import EngineRole, KVTransport
 from kvgate.child import ChildFailedError
 from kvgate.display import StartBoard, output, plain
 from kvgate.failure import CommandError
@@ -29,10 +29,10 @@ from kvgate.stack import (
     ApiKey,
     GatewayOptions,
     Routing,
+    chosen_transport,
     engine_specs,
     gateway_spec,
     need_keys_beyond_loopback,
-    need_possible_topology,
     need_sane_count,
     plan_instances,
     with_fair_threads,
@@ -90,6 +90,13 @@ def up(  # noqa: PLR0913 - each is one option
             rich_help_panel=_ENGINE,
         ),
     ] = "hybrid",
+    pd_transport: Annotated[
+        KVTransport | None,
+        typer.Option(
+            help="How prompts go from one to the other: migration, or tiers (--ddr). Default: tiers if there are any.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None,
     device: Annotated[
         Device, typer.Option(help="Where to compute; auto: the GPUs if there are any.", rich_help_panel=_ENGINE)
     ] = Device.AUTO,
@@ -180,7 +187,7 @@ def up(  # noqa: PLR0913 - each is one option
         limits = with_fair_threads(limits, count)
     served = _prepare(model, model_name, tiny=tiny)
     tiers = tier_options(flags, chosen, served.name, nvme_root_dir())
-    need_possible_topology(roles, on_gpu=bool(gpus), tiers=bool(tiers.ddr_bytes))
+    transport = chosen_transport(roles, pd_transport, on_gpu=bool(gpus), tiers=bool(tiers.ddr_bytes))
     not_applied: list[str] = []
     if chosen is not None and tiers.ddr_bytes:
         shares, not_applied = shares_of_preset(chosen, tenants_of_keys(gateway))
@@ -194,7 +201,7 @@ def up(  # noqa: PLR0913 - each is one option
     sockets = make_socket_dir(os.getpid())
     try:
         with reserved_ports(PORTS_PER_INSTANCE * count) as ports:
-            planned = plan_instances(served, ports, gpus, limits, sockets, topology=roles)
+            planned = plan_instances(served, ports, gpus, limits, sockets, topology=roles, transport=transport)
             need_fitting_tiers([each.limits.tiers for each in planned])
             where = f"on {gpus[0].name}" if gpus else "on CPU"
             plain(f"Starting {len(planned)} x {served.name} {where} and the gateway; logs in {logs}")
@@ -292,7 +299,10 @@ def _announce(instances: list[Instance], gateway: GatewayOptions, took_s: float)
     plain(f"  {curl(gateway, model)}\n")
     plain(f"Dashboard  {gateway.url}/dashboard")
     for index, instance in enumerate(instances):
-        does = f"role: {instance.role}" if instance.role is not EngineRole.HYBRID else f"tiers: {instance.limits.tiers}"
+        parts = [f"role: {instance.role}"] if instance.role is not EngineRole.HYBRID else []
+        if not parts or instance.shares_tiers:
+            parts.append(f"tiers: {instance.limits.tiers}")
+        does = "   ".join(parts)
         plain(f"engine-{index}   {instance.url}   {does}")
     if not instances[0].limits.tiers.ddr_bytes and instances[0].role is EngineRole.HYBRID:
         plain("KV blocks that leave an engine's own memory are gone: --ddr or --preset keeps them in tiers.")

@@ -139,6 +139,7 @@ class EngineAgent:
             self.pd = PdPart(engine, settings, self.calls, epoch=self.epoch, identity=lambda: self.tracker.identity)
             if self.tiers is not None:
                 self.tiers.start(partial(build_hierarchy, settings), identity, self.publisher.log, engine.scheduler)
+                self.pd.share(self.tiers)
             self.policies.begin(settings)
         except BaseException:
             if self.pd is not None:

@@ -112,8 +112,12 @@ class OffloadConnector(KVConnectorBase):
         self._guard("note a request", None, self._tiers.arrived, request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        tokens = self._guard("look up", 0, self._tiers.external_tokens, request, int(num_computed_tokens))
-        return tokens, tokens > 0
+        nothing: int | None = 0
+        tokens = self._guard("look up", nothing, self._tiers.external_tokens, request, int(num_computed_tokens))
+        return tokens, bool(tokens)
+
+    def cancel_lookup(self, request_id: Any) -> None:
+        self._guard("cancel a look-up", None, self._tiers.lookup_cancelled, int(request_id))
 
     def update_state_after_alloc(self, request: Any, block_ids: Sequence[int], num_external_tokens: int) -> None:
         if num_external_tokens > 0:

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 _Answer = TypeVar("_Answer")
@@ -51,6 +52,15 @@ class EngineCalls:
                 answer.cancel()
                 raise EngineBusyError(f"the engine's loop did not get to the call within {timeout_s:g} s") from None
             raise
+
+    def post(self, work: Callable[[], object]) -> None:
+        """Have ``work()`` run between two steps of the engine, some time; never, when its loop has ended. Any thread.
+
+        It must not raise.
+        """
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended, and its owner with it
+                self._loop.call_soon_threadsafe(work)
 
 
 __all__ = ["EngineBusyError", "EngineCalls"]

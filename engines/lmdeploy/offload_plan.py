@@ -12,7 +12,7 @@ there until the save has ended, so that it is still there then, and heads stay a
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.tenancy import salt_of_sequence
@@ -70,6 +70,31 @@ class OffloadCounters:
     tail_saves: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupplyPath:
+    """A prompt's blocks up to ``limit``, and whose they are."""
+
+    chain: PromptChain
+    tenant: str
+    limit: int
+
+
+class Supply(Protocol):
+    """Brings a request's blocks below HBM from elsewhere; the engine's thread. Never raises for what a peer does."""
+
+    def is_for(self, seq: Any) -> bool:
+        """Whether a request's prompt was computed elsewhere."""
+
+    def awaits(self, seq: Any, path: SupplyPath, computed_blocks: int) -> bool:
+        """Whether blocks of ``path`` after ``computed_blocks`` are still coming; the first call has them brought."""
+
+    def settled(self, seq: Any) -> None:
+        """A request's loads are planned: nothing needs to be kept for it any more."""
+
+    def forget(self, request_id: int) -> None:
+        """A request is over, or goes on without."""
+
+
 @dataclass(slots=True)
 class OffloadPlanner:
     """Plans loads and saves of one engine's requests under one cache identity."""
@@ -82,6 +107,8 @@ class OffloadPlanner:
     counters: OffloadCounters = field(default_factory=OffloadCounters)
     is_open: bool = True
     """Whether anything new is loaded and saved."""
+    supply: Supply | None = None
+    """Who brings blocks of a prompt that another instance has computed."""
     _requests: dict[int, _Request] = field(default_factory=dict)
     _loading: set[int] = field(default_factory=set)
     _new_loads: list[LoadOrder] = field(default_factory=list)
@@ -91,8 +118,9 @@ class OffloadPlanner:
 
     # Loads.
 
-    def external_tokens(self, seq: Any, computed_tokens: int) -> int:
-        """Return how many tokens beyond ``computed_tokens`` can be loaded from below HBM; 0 for none or not worth it.
+    def external_tokens(self, seq: Any, computed_tokens: int) -> int | None:
+        """Return how many tokens beyond ``computed_tokens`` can be loaded from below HBM; 0 for none or not worth it,
+        None while blocks are still coming from elsewhere.
 
         Asked again for the same request, the answer stays while its plan still extends what is computed.
         """
@@ -111,11 +139,14 @@ class OffloadPlanner:
         if limit <= first:
             return 0
         request.chain.grow(limit)
-        plan = self.agent.plan_load(request.chain, first, limit)
-        if plan is None:
-            return 0
-        request.plan = plan
-        return plan.last_block * size - computed_tokens
+        supply = self.supply if self.supply is not None and self.supply.is_for(seq) else None
+        path = SupplyPath(chain=request.chain, tenant=request.tenant, limit=limit)
+        if supply is not None and supply.awaits(seq, path, first):
+            return None
+        request.plan = self.agent.plan_load(request.chain, first, limit, whatever_it_costs=supply is not None)
+        if supply is not None:
+            supply.settled(seq)
+        return 0 if request.plan is None else request.plan.last_block * size - computed_tokens
 
     def allocated(self, seq: Any, slots: Sequence[int]) -> int:
         """Bind a request's plan to the engine's slots, fewer than planned for a shorter load.
@@ -206,6 +237,8 @@ class OffloadPlanner:
 
     def forget(self, request_id: int) -> None:
         """Drop what is known of a request; a load under way ends by itself."""
+        if self.supply is not None:
+            self.supply.forget(request_id)
         request = self._requests.pop(request_id, None)
         if request is not None:
             self._forget_plan(request)
@@ -289,4 +322,4 @@ def _is_plain(seq: Any) -> bool:
     return bool(seq.history_multimodals.empty()) and len(seq.history_embeddings) == 0
 
 
-__all__ = ["LoadOrder", "OffloadCounters", "OffloadPlanner", "SaveOrder"]
+__all__ = ["LoadOrder", "OffloadCounters", "OffloadPlanner", "SaveOrder", "Supply", "SupplyPath"]

@@ -9,8 +9,10 @@ from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.pd_decode import PdDecode
 from engines.lmdeploy.pd_prefill import PdPrefill
 from engines.lmdeploy.pd_request import part_of, role_of
+from engines.lmdeploy.pd_tiers import PdTiers
 from engines.lmdeploy.pd_transport import transport_of
 from engines.lmdeploy.settings import EngineSettings, PdTransport, SettingsError
+from engines.lmdeploy.tiers import EngineTiers
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.pd import Fetch, Hold, PdStats, new_ticket
 from kvcontrol.core.roles import EngineRole, KVTransport
@@ -41,16 +43,28 @@ class PdPart:
             )
         self.prefill: PdPrefill | None = None
         self.decode: PdDecode | None = None
-        self._serves = transport_of(settings, str(engine.engine_config.device_type)) is PdTransport.TCP
+        self.tiers: PdTiers | None = None
+        self._settings, self._calls = settings, calls
+        self._serves = (
+            self.role is not EngineRole.HYBRID
+            and transport_of(settings, str(engine.engine_config.device_type)) is PdTransport.TCP
+        )
         if self.role is EngineRole.PREFILL:
             self.prefill = PdPrefill(engine, settings, calls, epoch=epoch, identity=identity, serves=self._serves)
         elif self.role is EngineRole.DECODE:
             self.decode = PdDecode(engine, settings, identity=identity)
         setattr(engine, _PART, self)
 
+    def share(self, tiers: EngineTiers) -> None:
+        """Hand prompts over through tiers that were started, where that is set; raises ``OSError``."""
+        if self._settings.pd_transport is PdTransport.TIERS:
+            self.tiers = PdTiers(tiers, self._settings, self._calls)
+
     def close(self) -> None:
         if self.prefill is not None:
             self.prefill.close()
+        if self.tiers is not None:
+            self.tiers.close()
 
     def weights_changed(self) -> None:
         """Give up what the old weights computed; the engine's thread."""
@@ -59,12 +73,16 @@ class PdPart:
 
     def transports(self) -> dict[KVTransport, str]:
         """Return how prompts are handed over, and within which domain; any thread."""
+        if self.tiers is not None:
+            return {KVTransport.TIERS: f"{_DOMAIN};{self.tiers.layout}"}
         if self.decode is None and (self.prefill is None or not self.prefill.endpoint):
             return {}
         return {KVTransport.MIGRATION: _DOMAIN} if self._serves else {}
 
     def stats(self) -> PdStats | None:
-        """Return totals, None for a hybrid engine; any thread, values may be a step apart."""
+        """Return totals, None for an engine that does whole requests alone; any thread, values may be a step apart."""
+        if self.tiers is not None:
+            return self.tiers.stats()
         if self.prefill is not None:
             return self.prefill.stats()
         return None if self.decode is None else self.decode.stats()

@@ -1,9 +1,11 @@
 """The prefill instance's part: LMDeploy's sessions as holds, their blocks as bytes, and the door to both."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
+from engines.lmdeploy.pd_hand_over import hand_over
 from engines.lmdeploy.pd_holds import Holds
 from engines.lmdeploy.pd_peers import Peers
 from engines.lmdeploy.pd_pools import engine_description, pool_descriptions, pools_of
@@ -40,7 +42,7 @@ class PdPrefill:
         self._server: PdServer | None = None
         if serves:
             self._server = PdServer(
-                self,
+                partial(hand_over, self),
                 Peers(settings.pd_networks),
                 host=settings.pd_host,
                 port=settings.pd_port,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from engines.lmdeploy.rider import HeaderError, Headers, Rider, single
-from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, PdHeaderError, parse_pd_header
+from engines.lmdeploy.settings import EngineSettings, PdTransport
+from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, Load, PdDuty, PdHeaderError, Save, parse_pd_header
 from kvcontrol.core.roles import EngineRole
 
 
@@ -17,7 +18,7 @@ class PdRequestError(HeaderError):
     code = "invalid_pd_header"
 
 
-def part_of_headers(headers: Headers) -> Hold | Fetch | None:
+def part_of_headers(headers: Headers) -> PdDuty | None:
     """Return a request's part in a separated prompt, None where it has none; raises ``PdRequestError``."""
     value = single(headers, PD_HEADER, PdRequestError)
     if value is None:
@@ -28,10 +29,10 @@ def part_of_headers(headers: Headers) -> Hold | Fetch | None:
         raise PdRequestError(PD_HEADER, str(error).removeprefix(f"{PD_HEADER} ")) from error
 
 
-PART: Final[Rider[Hold | Fetch | None]] = Rider("kvgate_pd", absent=None, read=part_of_headers)
+PART: Final[Rider[PdDuty | None]] = Rider("kvgate_pd", absent=None, read=part_of_headers)
 
 
-def part_of(carrier: Any) -> Hold | Fetch | None:
+def part_of(carrier: Any) -> PdDuty | None:
     """Return what LMDeploy's ``GenerationConfig`` or ``SamplingParam`` carries."""
     return PART.of(carrier)
 
@@ -41,8 +42,16 @@ def role_of(engine_config: Any) -> EngineRole:
     return EngineRole(str(engine_config.role.name).lower())
 
 
-def refusal(part: Hold | Fetch | None, role: EngineRole, config: Any) -> str | None:
+def refusal(part: PdDuty | None, role: EngineRole, config: Any, *, shares_tiers: bool) -> str | None:
     """Say why an instance of this role can't run a request with such a generation configuration; None when it can."""
+    if not isinstance(part, Save | Load):
+        return _migration_refusal(part, role, config)
+    if shares_tiers:
+        return None
+    return "this instance hands no prompts over through its tiers; start it with KVGATE_ENGINE_PD_TRANSPORT=tiers"
+
+
+def _migration_refusal(part: Hold | Fetch | None, role: EngineRole, config: Any) -> str | None:
     if isinstance(part, Hold) and role is not EngineRole.PREFILL:
         return f"this is a {role} instance: it holds no prompt for another; start it with --role Prefill"
     if isinstance(part, Fetch) and role is not EngineRole.DECODE:
@@ -60,7 +69,10 @@ def refusal(part: Hold | Fetch | None, role: EngineRole, config: Any) -> str | N
 
 
 def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``AsyncEngine.preprocess``, in the api_server: what doesn't fit the engine's role is a 400."""
+    """``AsyncEngine.preprocess``, in the api_server: what doesn't fit the engine's role is a 400; a prompt that is
+    computed for another is answered with one token.
+    """
+    shares_tiers = EngineSettings.load().pd_transport is PdTransport.TIERS
 
     async def preprocess(
         self: Any, messages: Any, session_id: Any, gen_config: Any = None, *args: Any, **kwargs: Any
@@ -69,12 +81,15 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
         if not hasattr(self.backend_config, "role"):  # an engine of another kind
             return prepared
         config = prepared.gen_config
-        problem = refusal(part_of(config), role_of(self.backend_config), config)
+        part = part_of(config)
+        problem = refusal(part, role_of(self.backend_config), config, shares_tiers=shares_tiers)
         if problem is not None:
             from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
 
             self.session_mgr.remove(prepared.session)
             raise RequestError(ErrorCode.INVALID_REQUEST, problem)
+        if isinstance(part, Save):
+            config.max_new_tokens, config.min_new_tokens = 1, None
         return prepared
 
     return preprocess

@@ -1,6 +1,6 @@
-"""The TCP door of a prefill instance: whoever shows a ticket gets the blocks that are held under it, once.
+"""The TCP door of an instance that hands KV blocks over; what is said at it is its owner's affair.
 
-Its threads only send bytes; what is held, and whether it still is, they ask the engine's own thread. A connection
+Its threads only send bytes; what is there, and whether it still is, they ask the engine's own thread. A connection
 costs one of ``MAX_CONNECTIONS`` places, and no more than ``timeout_s``.
 """
 
@@ -8,23 +8,11 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable
+from contextlib import suppress
 
 from engines.lmdeploy.pd_peers import Peers
-from engines.lmdeploy.pd_wire import (
-    GO,
-    RELEASED,
-    TAKEN,
-    Connection,
-    Offer,
-    TransferError,
-    answer,
-    expect,
-    read_ticket,
-    send_frames,
-)
-from kvcontrol.core.pd import Ticket
+from engines.lmdeploy.pd_wire import Connection, TransferError
 
 MAX_CONNECTIONS = 32
 _ACCEPT_POLL_S = 0.5
@@ -33,27 +21,15 @@ _JOIN_S = 5.0
 _log = logging.getLogger("lmdeploy.kvgate")
 
 
-class Larder(Protocol):
-    """What is held, as the server's threads see it; every call is bounded in time."""
-
-    def begin(self, ticket: Ticket) -> Offer:
-        """Describe what is held and keep it until ``end``; raises ``TransferError``."""
-
-    def pieces(self, offer: Offer) -> Iterator[memoryview]:
-        """Give the bytes of its blocks."""
-
-    def still(self, ticket: Ticket) -> bool:
-        """Whether the bytes that were given are what the ticket stands for."""
-
-    def end(self, ticket: Ticket, *, taken: bool) -> None:
-        """End a reading that ``begin`` began."""
-
-
 class PdServer:
-    """Serves from ``start`` to ``close``; raises ``OSError`` when it can't listen."""
+    """Has ``serve`` speak with each peer, on a thread of its own, from ``start`` to ``close``; raises ``OSError`` when
+    it can't listen.
+    """
 
-    def __init__(self, larder: Larder, peers: Peers, *, host: str, port: int, timeout_s: float) -> None:
-        self._larder = larder
+    def __init__(
+        self, serve: Callable[[Connection], None], peers: Peers, *, host: str, port: int, timeout_s: float
+    ) -> None:
+        self._speak = serve
         self._peers = peers
         self._timeout_s = timeout_s
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -73,6 +49,8 @@ class PdServer:
     def close(self) -> None:
         """Take no more connections; those that are open end by themselves. Idempotent."""
         self._closing.set()
+        with suppress(OSError):  # it wakes who waits in accept
+            self._socket.shutdown(socket.SHUT_RDWR)
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
         self._socket.close()
@@ -85,7 +63,7 @@ class PdServer:
                 continue
             except OSError:
                 if not self._closing.is_set():
-                    _log.exception("held prompts are not served any more")
+                    _log.exception("no prompt is handed over any more")
                 return
             if not self._peers.admits(str(address[0])):
                 _log.warning("a connection from %s was refused: it is not in the list of peers", address[0])
@@ -99,37 +77,13 @@ class PdServer:
     def _serve(self, sock: socket.socket) -> None:
         try:
             with Connection(sock, deadline_s=time.monotonic() + self._timeout_s) as connection:
-                self._hand_over(connection)
+                self._speak(connection)
         except TransferError as error:
-            _log.warning("a held prompt was not handed over: %s", error)
+            _log.warning("a prompt was not handed over: %s", error)
         except Exception:  # noqa: BLE001  # a thread's failure would be nobody's
-            _log.exception("a held prompt was not handed over")
+            _log.exception("a prompt was not handed over")
         finally:
             self._places.release()
 
-    def _hand_over(self, connection: Connection) -> None:
-        ticket = read_ticket(connection)
-        try:
-            offer = self._larder.begin(ticket)
-        except TransferError as error:
-            answer(connection, error)
-            return
-        taken = False
-        try:
-            answer(connection, offer)
-            expect(connection, GO)
-            send_frames(connection, self._while_held(offer, ticket))
-            expect(connection, TAKEN)
-            taken = True
-        finally:
-            self._larder.end(ticket, taken=taken)
-        connection.send(RELEASED)
 
-    def _while_held(self, offer: Offer, ticket: Ticket) -> Iterator[memoryview]:
-        """Give the pieces, and fail instead of ending when their blocks were taken away meanwhile."""
-        yield from self._larder.pieces(offer)
-        if not self._larder.still(ticket):
-            raise TransferError("refused", "the prompt was given up while it was read")
-
-
-__all__ = ["MAX_CONNECTIONS", "Larder", "PdServer"]
+__all__ = ["MAX_CONNECTIONS", "PdServer"]

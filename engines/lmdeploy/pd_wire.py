@@ -93,9 +93,14 @@ class Connection:
     def receive(self, size_bytes: int) -> bytearray:
         """Return exactly so many bytes; raises ``TransferError``."""
         data = bytearray(size_bytes)
-        view, place = memoryview(data), 0
+        self.fill(memoryview(data))
+        return data
+
+    def fill(self, view: memoryview) -> None:
+        """Receive exactly as many bytes as ``view`` has, into it; raises ``TransferError``."""
+        place = 0
         try:
-            while place < size_bytes:
+            while place < len(view):
                 self._in_time()
                 count = self._sock.recv_into(view[place:])
                 if not count:
@@ -103,7 +108,6 @@ class Connection:
                 place += count
         except OSError as error:
             raise _lost(error) from error
-        return data
 
     def _in_time(self) -> None:
         left_s = self._deadline_s - time.monotonic()

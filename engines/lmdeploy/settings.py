@@ -28,10 +28,13 @@ MAX_IPC_PATH_BYTES = 100
 
 
 class PdTransport(StrEnum):
-    """By what a prefill instance's blocks reach a decode instance: our TCP, or LMDeploy's own GPU back ends."""
+    """By what a prefill instance's blocks reach a decode instance: our TCP, LMDeploy's own GPU back ends, or the tiers
+    below HBM, which a hybrid engine has.
+    """
 
     TCP = "tcp"
     NATIVE = "native"
+    TIERS = "tiers"
 
 
 WRITE_BACK_HIGH = 0.95
@@ -107,8 +110,8 @@ class EngineSettings(BaseSettings):
     tenant_guaranteed_share: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of each tier below HBM that each of ``guaranteed_tenants`` is never pushed below."""
     pd_transport: PdTransport | None = None
-    """How a prefill instance's blocks reach a decode instance: ``tcp`` (host memory), or ``native``, LMDeploy's own
-    ``--migration-backend``; absent: tcp on a CPU, native on a GPU."""
+    """How a prefill instance's blocks reach a decode instance: ``tcp`` (host memory), ``native`` (LMDeploy's own
+    ``--migration-backend``), or, of a hybrid instance with tiers, ``tiers``; absent: tcp on a CPU, native on a GPU."""
     pd_host: str = "127.0.0.1"
     """Address that a prefill instance serves held prompts on."""
     pd_port: Annotated[int, Field(ge=0, le=65_535)] = 0
@@ -170,6 +173,8 @@ class EngineSettings(BaseSettings):
     def _tiers_are_whole(self) -> Self:
         if (self.nvme_path is None) != (self.nvme_bytes == 0):
             raise ValueError("nvme_path and nvme_bytes go together: a folder, and how many bytes it may take")
+        if self.ddr_bytes == 0 and self.pd_transport is PdTransport.TIERS:
+            raise ValueError("pd_transport tiers needs ddr_bytes > 0: prompts go from one's host memory to the other's")
         if self.ddr_bytes == 0 and (self.ddr_path is not None or self.nvme_path is not None):
             raise ValueError("ddr_path and nvme_path need ddr_bytes > 0: host memory is on the way of every block")
         return self

@@ -79,7 +79,7 @@ def build_hierarchy(settings: EngineSettings, memory: EngineMemory, identity: Ca
         if settings.prefetch_probability is None
         else Prefetcher(hierarchy, least_probability=settings.prefetch_probability)
     )
-    return Built(hierarchy, release, prefetcher)
+    return Built(hierarchy, arena, release, prefetcher)
 
 
 def _arena(settings: EngineSettings, block_bytes: int, digest: bytes) -> HostArena:

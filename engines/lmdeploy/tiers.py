@@ -27,7 +27,7 @@ from engines.lmdeploy.offload_plan import LoadOrder, OffloadPlanner, SaveOrder
 from engines.lmdeploy.trie_path import PathMaker
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
-from kvcontrol.kv_runtime import BlockRecord, HierarchyManager, Loss, TicketId
+from kvcontrol.kv_runtime import BlockRecord, HierarchyManager, HostArena, Loss, TicketId
 from kvcontrol.prefetcher import Prefetcher
 
 
@@ -35,6 +35,7 @@ class Built(NamedTuple):
     """A hierarchy over an engine's memory; ``release`` closes what it stands on; no prefetcher, no guesses."""
 
     hierarchy: HierarchyManager
+    arena: HostArena
     release: Callable[[], None]
     prefetcher: Prefetcher | None = None
 
@@ -73,6 +74,7 @@ class EngineTiers:
         self.guard = Guard()
         self.memory: EngineMemory | None = None
         self.hierarchy: HierarchyManager | None = None
+        self.arena: HostArena | None = None
         self.agent: KVAgent | None = None
         self.planner: OffloadPlanner | None = None
         self._pages_per_block = pages_per_block
@@ -116,7 +118,7 @@ class EngineTiers:
         if self.memory is None:
             raise RuntimeError("the engine has registered no KV pool with its connector")
         self._log, self._scheduler = log, scheduler
-        self.hierarchy, self._release, prefetcher = build(self.memory, identity)
+        self.hierarchy, self.arena, self._release, prefetcher = build(self.memory, identity)
         self.hierarchy.recover()
         self.agent = KVAgent(self.hierarchy, prefetcher=prefetcher)
         self.planner = OffloadPlanner(agent=self.agent, identity=identity, pin=self._pin, guard=self.guard)
@@ -173,8 +175,13 @@ class EngineTiers:
         if self.planner is not None:
             self.planner.arrived(seq)
 
-    def external_tokens(self, seq: Any, computed_tokens: int) -> int:
+    def external_tokens(self, seq: Any, computed_tokens: int) -> int | None:
         return 0 if self.planner is None else self.planner.external_tokens(seq, computed_tokens)
+
+    def lookup_cancelled(self, request_id: int) -> None:
+        """A request is over before its blocks have come from elsewhere."""
+        if self.planner is not None and self.planner.supply is not None:
+            self.planner.supply.forget(request_id)
 
     def allocated(self, seq: Any, slots: Sequence[int]) -> None:
         """Never raises: LMDeploy has taken the blocks already. A load that can't be ordered is one that failed."""

@@ -1,5 +1,8 @@
 """How a gateway names one prompt's KV cache to the two instances that share a request: one prefills, one decodes.
 
+By migration a prompt goes under a ticket (``hold``, ``fetch``); through the tiers its blocks have names of their own
+and need none (``save``, ``load``).
+
 A ticket is 128 random bits, made by the gateway for one request. The prefill instance keeps the prompt's blocks under
 it; whoever shows the ticket may fetch them, once. The header is set by the gateway alone; a client's is dropped.
 """
@@ -12,7 +15,8 @@ from typing import NewType
 import msgspec
 
 PD_HEADER = "x-kvgate-pd"
-"""Request header from the gateway to an engine: ``hold;ticket=HEX`` or ``fetch;ticket=HEX;from=HOST:PORT``."""
+"""Request header from the gateway to an engine: ``hold;ticket=HEX`` or ``fetch;ticket=HEX;from=HOST:PORT``; ``save`` or
+``load;from=HOST:PORT``."""
 
 Ticket = NewType("Ticket", str)
 """32 lower-case hex digits."""
@@ -20,6 +24,8 @@ Ticket = NewType("Ticket", str)
 TICKET_BYTES = 16
 _HOLD = re.compile(r"hold;ticket=([0-9a-f]{32})")
 _FETCH = re.compile(r"fetch;ticket=([0-9a-f]{32});from=([^\s;]{1,253}):(\d{1,5})")
+_LOAD = re.compile(r"load;from=([^\s;]{1,253}):(\d{1,5})")
+_SAVE = "save"
 _LARGEST_PORT = 65_535
 
 
@@ -54,6 +60,34 @@ class Fetch:
         return f"{self.host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Compute the prompt, whose blocks go to the tiers below HBM, and no more than one token."""
+
+    def __str__(self) -> str:
+        return _SAVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Take the prompt's blocks that are not here from the tiers of the instance at ``host:port``."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"load;from={self.source}"
+
+    @property
+    def source(self) -> str:
+        """Where the blocks come from, as ``host:port``."""
+        return f"{self.host}:{self.port}"
+
+
+PdDuty = Hold | Fetch | Save | Load
+"""What one instance does of a separated request."""
+
+
 class PdStats(msgspec.Struct, frozen=True, kw_only=True):
     """One instance's part in prefill/decode separation; totals since its start.
 
@@ -61,6 +95,7 @@ class PdStats(msgspec.Struct, frozen=True, kw_only=True):
     ``held_blocks`` wait there to be fetched now; ``handed_over`` were fetched whole, ``expired`` ran into the end of
     their lease, ``released`` ended some other way (a client left, an operator freed them). On a decode instance
     ``fetched`` requests went on from another's blocks, ``recomputed`` could not, by reason, and prefilled themselves.
+    An instance that hands over through its tiers does both, and holds nothing. ``transfer_s`` is what fetching took.
     """
 
     endpoint: str = ""
@@ -72,6 +107,7 @@ class PdStats(msgspec.Struct, frozen=True, kw_only=True):
     fetched: int = 0
     fetched_bytes: int = 0
     recomputed: dict[str, int] = {}
+    transfer_s: float = 0.0
 
 
 def new_ticket() -> Ticket:
@@ -79,17 +115,26 @@ def new_ticket() -> Ticket:
     return Ticket(secrets.token_hex(TICKET_BYTES))
 
 
-def parse_pd_header(value: str) -> Hold | Fetch:
+def parse_pd_header(value: str) -> PdDuty:
     """Read a ``PD_HEADER``; raises ``PdHeaderError``."""
     if hold := _HOLD.fullmatch(value):
         return Hold(ticket=Ticket(hold.group(1)))
-    if fetch := _FETCH.fullmatch(value):
-        port = int(fetch.group(3))
-        if 0 < port <= _LARGEST_PORT:
-            return Fetch(ticket=Ticket(fetch.group(1)), host=fetch.group(2).strip("[]"), port=port)
+    if value == _SAVE:
+        return Save()
+    if (fetch := _FETCH.fullmatch(value)) and (port := _port(fetch.group(3))):
+        return Fetch(ticket=Ticket(fetch.group(1)), host=fetch.group(2).strip("[]"), port=port)
+    if (load := _LOAD.fullmatch(value)) and (port := _port(load.group(2))):
+        return Load(host=load.group(1).strip("[]"), port=port)
     raise PdHeaderError(
-        f"{PD_HEADER} is not hold;ticket=HEX or fetch;ticket=HEX;from=HOST:PORT with 32 lower-case hex digits"
+        f"{PD_HEADER} is not hold;ticket=HEX or fetch;ticket=HEX;from=HOST:PORT with 32 lower-case hex digits, "
+        "nor save or load;from=HOST:PORT"
     )
+
+
+def _port(text: str) -> int:
+    """Return a port, 0 for what is none."""
+    port = int(text)
+    return port if port <= _LARGEST_PORT else 0
 
 
 __all__ = [
@@ -97,8 +142,11 @@ __all__ = [
     "TICKET_BYTES",
     "Fetch",
     "Hold",
+    "Load",
+    "PdDuty",
     "PdHeaderError",
     "PdStats",
+    "Save",
     "Ticket",
     "new_ticket",
     "parse_pd_header",

@@ -24,6 +24,7 @@ from kvcontrol.kv_runtime.errors import (
     QuotaError,
     RequestError,
 )
+from kvcontrol.kv_runtime.exchange import Berth, Exchange, Lent, Short, Standing
 from kvcontrol.kv_runtime.hierarchy import HierarchyManager
 from kvcontrol.kv_runtime.hierarchy_config import HierarchyConfig
 from kvcontrol.kv_runtime.hierarchy_stats import HierarchyStats, TierStats
@@ -61,6 +62,7 @@ __all__ = [
     "ArenaError",
     "BackendError",
     "BatchReport",
+    "Berth",
     "BlockCopy",
     "BlockFileError",
     "BlockFileSpec",
@@ -79,6 +81,7 @@ __all__ = [
     "Crew",
     "DurableBackendProtocol",
     "EngineBackendProtocol",
+    "Exchange",
     "Extension",
     "Fence",
     "Finished",
@@ -93,6 +96,7 @@ __all__ = [
     "KvRuntimeError",
     "LaneName",
     "LaneStats",
+    "Lent",
     "Loss",
     "Mark",
     "MigrationPlan",
@@ -119,10 +123,12 @@ __all__ = [
     "Route",
     "SaveRequest",
     "SaveTicket",
+    "Short",
     "Shortage",
     "SlabAllocator",
     "SlotLayout",
     "SlotSpace",
+    "Standing",
     "SteppedCrew",
     "TenantQuota",
     "TenantUsage",

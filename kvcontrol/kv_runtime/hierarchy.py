@@ -16,6 +16,7 @@ give it, or gave other bytes, leaves that tier at once: it fails once.
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
@@ -29,6 +30,7 @@ from kvcontrol.kv_runtime.crew import Crew, ThreadCrew
 from kvcontrol.kv_runtime.demoter import Demoter
 from kvcontrol.kv_runtime.directory import Directory
 from kvcontrol.kv_runtime.errors import KvRuntimeError
+from kvcontrol.kv_runtime.exchange import Exchange
 from kvcontrol.kv_runtime.flights import Flights
 from kvcontrol.kv_runtime.hierarchy_config import HierarchyConfig
 from kvcontrol.kv_runtime.hierarchy_stats import HierarchyStats, TierStats
@@ -117,6 +119,8 @@ class HierarchyManager(Directory):
         )
         self._book = TicketBook(self._residency, self._flights, self._loader, costs=self.costs, clock=clock)
         self._hits = TierHits(self.costs)
+        self.exchange = Exchange(self._residency, on_arrival=self._demoter.saved)
+        """Blocks that go to and come from other processes; the owner's thread."""
 
     @property
     def quotas(self) -> QuotaManager:
@@ -140,7 +144,7 @@ class HierarchyManager(Directory):
         what comes before need not be counted as used here.
         """
         self._check_slots([request.engine_slot for request in blocks])
-        self._saver.check(blocks)
+        self._saver.check([request.record for request in blocks])
         ticket = self._book.open(TicketKind.SAVE, len(blocks), _or(deadline_s, self._config.save_deadline_s), fence)
         ticket.slots = [request.engine_slot for request in blocks]
         ticket.heads_held = heads_held
@@ -297,14 +301,15 @@ class HierarchyManager(Directory):
         return not len(self._book) and not len(self._flights)
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Cancel what is left and stop the workers; False if a device still holds one: its memory must stay.
+        """Cancel what is left and stop the workers; False if a device still holds one, or somebody has slots from
+        ``exchange``: memory must stay.
 
         Arena and backends are the caller's to close. Idempotent.
         """
         self._book.end_all(BlockStatus.CANCELLED)
         stopped = self._migrator.close(timeout_s)
         self._follow()
-        return stopped
+        return stopped and not len(self.exchange)
 
     def set_watermarks(self, tier: CacheTier, marks: Watermarks) -> None:
         """Use other watermarks from now on. ``ValueError`` for a tier that isn't there."""
@@ -340,7 +345,7 @@ class HierarchyManager(Directory):
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the parts contradict each other. O(blocks)."""
-        self._residency.check_integrity(self._flights.copies())
+        self._residency.check_integrity(chain(self._flights.copies(), self.exchange.copies()))
 
     # Inside.
 

@@ -14,7 +14,7 @@ from kvcontrol.kv_runtime.migrator import KVMigrator
 from kvcontrol.kv_runtime.plan import PlanRefusal, Priority
 from kvcontrol.kv_runtime.record import BlockRecord
 from kvcontrol.kv_runtime.residency import Residency
-from kvcontrol.kv_runtime.ticket import REASON_OF_REFUSAL, Reason, SaveRequest, Ticket
+from kvcontrol.kv_runtime.ticket import REASON_OF_REFUSAL, Reason, Ticket
 
 _HBM: Final = CacheTier.HBM
 _DDR: Final = CacheTier.DDR
@@ -33,11 +33,11 @@ class Saver:
         self._gate = gate
 
     @staticmethod
-    def check(blocks: Sequence[SaveRequest]) -> None:
+    def check(records: Sequence[BlockRecord]) -> None:
         """Raise ``ValueError`` for a path that can't be one, or a record that no tier can write down."""
-        if len({request.record.key for request in blocks}) != len(blocks):
+        if len({record.key for record in records}) != len(records):
             raise ValueError("a path to be saved names a block twice; each may come once")
-        for record, _ in blocks:
+        for record in records:
             if len(record.key) != HASH_BYTES or len(record.parent or record.key) != HASH_BYTES:
                 raise ValueError(f"block {record.key.hex()}: keys and parents are {HASH_BYTES} bytes long")
             if len(record.tokens) + len(record.tenant.encode()) > MAX_VARIABLE_BYTES:

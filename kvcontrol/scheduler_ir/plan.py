@@ -35,7 +35,9 @@ class LegKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
-    """One stretch of a plan. ``target`` and ``transport`` are a handover's, None for the others."""
+    """One stretch of a plan. ``target`` is a handover's, None for the others; ``transport`` is a handover's, and its
+    prefill's, as the KV is kept for it.
+    """
 
     kind: LegKind
     device: Device
@@ -134,7 +136,8 @@ def _handing_over(device: Device, nodes: Sequence[IRNode]) -> list[Leg]:
     computing = [node for node in nodes if node.node_type in {NodeType.LOAD, NodeType.PREFILL}]
     legs = []
     if computing:
-        legs.append(Leg(kind=LegKind.PREFILL, device=device, steps=_kinds(computing)))
+        transport = transfers[0].transport if transfers else None
+        legs.append(Leg(kind=LegKind.PREFILL, device=device, steps=_kinds(computing), transport=transport))
     if transfers:
         legs.append(
             Leg(

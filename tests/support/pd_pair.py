@@ -12,13 +12,15 @@ import httpx2
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import InstanceStats
-from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, PdStats, Ticket, new_ticket
+from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, Load, PdStats, Save, Ticket, new_ticket
+from kvcontrol.core.roles import KVTransport
 from tests.support import kv_events
 from tests.support.instance import Instance
 from tests.support.processes import eventually
 
 ANSWER_WITHIN_S = 120.0
 IDLE_WITHIN_S = 60.0
+DDR_BYTES = 64 << 20
 _PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}
 
 
@@ -33,10 +35,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One instance of each role."""
+    """One that prefills and one that answers, between which prompts go by ``transport``."""
 
     prefill: Instance
     decode: Instance
+    transport: KVTransport = KVTransport.MIGRATION
 
     @property
     def source(self) -> tuple[str, int]:
@@ -47,22 +50,38 @@ class Pair:
         host, port = self.source
         return Fetch(ticket=ticket, host=host, port=port)
 
+    def load(self) -> Load:
+        host, port = self.source
+        return Load(host=host, port=port)
+
     def complete(self, body: Mapping[str, Any], *, stream: bool = False) -> Answer:
         """Prefill at one, go on at the other."""
+        if self.transport is KVTransport.TIERS:
+            save(self.prefill, body)
+            return complete(self.decode, body, stream=stream, header=str(self.load()))
         ticket = new_ticket()
         hold(self.prefill, body, ticket)
         return complete(self.decode, body, stream=stream, header=str(self.fetch(ticket)))
 
     def until_idle(self) -> None:
-        """Wait until neither has a block in use: there is no prefix cache that could keep one."""
+        """Wait until no request has a block at either, in whatever tier: all that is used is cached, and only where
+        there is a cache.
+        """
         for instance in (self.prefill, self.decode):
-            eventually(lambda each=instance: used_blocks(each) == 0, IDLE_WITHIN_S, "no block in use")
+            eventually(lambda each=instance: idle(each), IDLE_WITHIN_S, "no block in use")
 
 
 def hold(instance: Instance, body: Mapping[str, Any], ticket: Ticket) -> None:
     """Have a prompt prefilled and kept; fails unless it is."""
     answer = post(instance, body, stream=False, header=str(Hold(ticket=ticket)))
     assert answer.status_code == 200, answer.text
+
+
+def save(instance: Instance, body: Mapping[str, Any]) -> None:
+    """Have a prompt prefilled and saved to the tiers; fails unless it is."""
+    answer = post(instance, body, stream=False, header=str(Save()))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 1
 
 
 def complete(instance: Instance, body: Mapping[str, Any], *, stream: bool = False, header: str | None = None) -> Answer:
@@ -115,6 +134,25 @@ def pd_of(instance: Instance) -> PdStats:
 
 def used_blocks(instance: Instance) -> int:
     return stats(instance).tiers[CacheTier.HBM].used_blocks
+
+
+def idle(instance: Instance) -> bool:
+    return all(tier.used_blocks == tier.cached_blocks for tier in stats(instance).tiers.values())
+
+
+@contextmanager
+def tiered_pair_of(model: Path, logs: Path, *options: str, settings: Mapping[str, str] | None = None) -> Iterator[Pair]:
+    """Start two hybrid instances with tiers, between which prompts go through these."""
+    told = {"KVGATE_ENGINE_PD_TRANSPORT": "tiers", "KVGATE_ENGINE_DDR_BYTES": str(DDR_BYTES), **(settings or {})}
+    with ExitStack() as stack:
+        started = []
+        for name in ("prefill", "decode"):
+            more = ("--num-gpu-blocks", "1024", *options)
+            started.append(Instance.start(model, logs / f"{name}.log", *more, settings=told))
+            stack.push(started[-1].__exit__)
+        for each in started:
+            each.wait_healthy()
+        yield Pair(*started, KVTransport.TIERS)
 
 
 @contextmanager

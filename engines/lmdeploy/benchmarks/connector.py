@@ -201,7 +201,7 @@ class Bench:
             quotas=QuotaManager(),
             crew=self._crew,
         )
-        return Built(hierarchy, arena.close)
+        return Built(hierarchy, arena, arena.close)
 
     def close(self) -> None:
         self._tiers.close()

@@ -1,6 +1,6 @@
 """What is replaced so that one engine's prompts can be gone on with by another."""
 
-from engines.lmdeploy.hooks.names import ENGINE, MESSAGES
+from engines.lmdeploy.hooks.names import ENGINE, MESSAGES, TRIE
 from engines.lmdeploy.patching import Hook
 
 _LOOP = "lmdeploy.pytorch.engine.engine_loop:EngineLoop"
@@ -8,8 +8,10 @@ _PROTOCOL = "lmdeploy.pytorch.disagg.conn.protocol"
 
 
 def pd_hooks() -> list[Hook]:
-    """In both processes: tickets, what is held for them, and LMDeploy's migration over TCP with its faults mended."""
-    from engines.lmdeploy import pd, pd_backend, pd_request
+    """In both processes: tickets, what is held for them, LMDeploy's migration over TCP with its faults mended, and
+    what is borrowed through the tiers.
+    """
+    from engines.lmdeploy import pd, pd_backend, pd_borrower, pd_request
 
     return [
         Hook(
@@ -62,6 +64,12 @@ def pd_hooks() -> list[Hook]:
             ),
             replace=pd_backend.cache_engine_p2p_initialize,
             why="LMDeploy has no migration back end for a machine without RDMA or NVLink",
+        ),
+        Hook(
+            target=f"{TRIE}.trie:BlockTrie.finalize_match",
+            signature="(seq: lmdeploy.pytorch.messages.SchedulerSequence) -> None",
+            replace=pd_borrower.finalize_match,
+            why="a prompt that was computed elsewhere for this very request counted as cached",
         ),
     ]
 

@@ -1,8 +1,8 @@
 import pytest
 
-from kvcontrol.core.roles import EngineRole
+from kvcontrol.core.roles import EngineRole, KVTransport
 from kvgate.failure import CommandError
-from kvgate.stack import need_possible_topology
+from kvgate.stack import chosen_transport
 from kvgate.topology import ALL_HYBRID, Topology
 
 P, D = EngineRole.PREFILL, EngineRole.DECODE
@@ -32,11 +32,24 @@ def test_the_topology_says_how_many_instances_there_are() -> None:
         pair.count(3, 5)
 
 
-def test_what_can_not_be_is_refused() -> None:
+def test_prompts_go_through_tiers_where_there_are_any() -> None:
     pair = Topology.parse("pd")
-    need_possible_topology(pair, on_gpu=False, tiers=False)
-    need_possible_topology(ALL_HYBRID, on_gpu=True, tiers=True)
-    with pytest.raises(CommandError, match="is for CPUs"):
-        need_possible_topology(pair, on_gpu=True, tiers=False)
-    with pytest.raises(CommandError, match="are not combined"):
-        need_possible_topology(pair, on_gpu=False, tiers=True)
+    assert chosen_transport(pair, None, on_gpu=False, tiers=False) is KVTransport.MIGRATION
+    assert chosen_transport(pair, None, on_gpu=True, tiers=True) is KVTransport.TIERS
+    assert chosen_transport(ALL_HYBRID, None, on_gpu=True, tiers=True) is None
+
+
+@pytest.mark.parametrize(
+    ("topology", "asked", "on_gpu", "tiers", "why"),
+    [
+        ("pd", None, True, False, "on CPUs alone"),
+        ("pd", KVTransport.MIGRATION, False, True, "are not combined"),
+        ("pd", KVTransport.TIERS, False, False, "there are none"),
+        ("hybrid", KVTransport.TIERS, False, True, "there are none"),
+    ],
+)
+def test_what_can_not_be_is_refused(
+    topology: str, asked: KVTransport | None, why: str, *, on_gpu: bool, tiers: bool
+) -> None:
+    with pytest.raises(CommandError, match=why):
+        chosen_transport(Topology.parse(topology), asked, on_gpu=on_gpu, tiers=tiers)

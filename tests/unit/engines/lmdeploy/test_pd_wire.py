@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
+from engines.lmdeploy.pd_hand_over import hand_over
 from engines.lmdeploy.pd_networks import LOOPBACK, parse_networks
 from engines.lmdeploy.pd_peers import Peers
 from engines.lmdeploy.pd_server import MAX_CONNECTIONS, PdServer
@@ -80,7 +82,7 @@ def shelf() -> Shelf:
 
 @pytest.fixture
 def server(shelf: Shelf) -> Iterator[PdServer]:
-    server = PdServer(shelf, loopback(), host="127.0.0.1", port=0, timeout_s=20.0)
+    server = PdServer(partial(hand_over, shelf), loopback(), host="127.0.0.1", port=0, timeout_s=20.0)
     server.start()
     yield server
     server.close()
@@ -141,7 +143,7 @@ def test_nonsense_costs_nothing(server: PdServer, shelf: Shelf) -> None:
 
 def test_a_host_that_is_no_peer_is_not_served() -> None:
     elsewhere = Peers(parse_networks("10.1.0.0/16"))
-    server = PdServer(Shelf(), elsewhere, host="127.0.0.1", port=0, timeout_s=20.0)
+    server = PdServer(partial(hand_over, Shelf()), elsewhere, host="127.0.0.1", port=0, timeout_s=20.0)
     server.start()
     try:
         with connect(server) as connection, pytest.raises(TransferError):
@@ -153,7 +155,7 @@ def test_a_host_that_is_no_peer_is_not_served() -> None:
 
 
 def test_silent_peers_take_no_more_places_than_there_are_and_no_longer_than_they_may(shelf: Shelf) -> None:
-    server = PdServer(shelf, loopback(), host="127.0.0.1", port=0, timeout_s=0.5)
+    server = PdServer(partial(hand_over, shelf), loopback(), host="127.0.0.1", port=0, timeout_s=0.5)
     server.start()
     try:
         silent = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(MAX_CONNECTIONS + 8)]

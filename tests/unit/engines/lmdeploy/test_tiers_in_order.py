@@ -55,7 +55,7 @@ class Rig:
             make_policy=LruPolicy,
             quotas=QuotaManager(),
         )
-        return Built(hierarchy, arena.close)
+        return Built(hierarchy, arena, arena.close)
 
     def saved(self, count: int) -> tuple[Any, ...]:
         """Save so many blocks and return their ids, held as a plan holds them."""

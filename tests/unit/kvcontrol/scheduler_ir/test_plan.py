@@ -37,7 +37,7 @@ def test_a_hybrid_plan_is_one_call() -> None:
 def test_a_separated_plan_computes_hands_over_and_answers(transport: KVTransport) -> None:
     plan = ExecutionPlan.of(PlanId("p"), graph(Placement(answer=D, handover=Handover(prefill=P, transport=transport))))
     assert plan.before_answer == (
-        Leg(kind=LegKind.PREFILL, device=P, steps=(NodeType.PREFILL,)),
+        Leg(kind=LegKind.PREFILL, device=P, steps=(NodeType.PREFILL,), transport=transport),
         Leg(
             kind=LegKind.HANDOVER,
             device=P,
