@@ -63,6 +63,12 @@ _SPACE: Final = Row(
             Shown.BLOCKS,
             _now("resident_blocks", "{{instance}} {{tier}}", by="instance, tier"),
         ),
+        lines(
+            "Pinned blocks",
+            "Of prefixes that stay, whatever comes: room that nothing else has.",
+            Shown.BLOCKS,
+            _now("pinned_blocks", "{{instance}} {{tier}}", by="instance, tier"),
+        ),
     ),
 )
 

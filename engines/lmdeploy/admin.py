@@ -144,6 +144,8 @@ class EngineCollector(Collector):
         if (spans := self._spans) is not None:
             outcomes = (("exported", spans.exported), ("failed", spans.failed), ("dropped", spans.dropped))
             yield family(catalogue.TRACE_SPANS, (((outcome,), count) for outcome, count in outcomes))
+        pinned = counters.pinned_blocks
+        yield family(catalogue.PINNED_BLOCKS, (((tier.value,), blocks) for tier, blocks in pinned.items()))
         yield from tier_series(counters.tiers, counters.counts)
         if counters.offload is not None:
             yield from tenant_series(counters.counts)

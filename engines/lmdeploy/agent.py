@@ -25,6 +25,8 @@ from engines.lmdeploy.events import TrieTracker, forget_cache
 from engines.lmdeploy.identity import identity_of
 from engines.lmdeploy.pd import PdPart
 from engines.lmdeploy.pd_request import role_of
+from engines.lmdeploy.pin_operations import PinOperations
+from engines.lmdeploy.pins import PinBook
 from engines.lmdeploy.policy_operations import PolicyOperations
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tier_metrics import TierCounts
@@ -81,6 +83,7 @@ class EventCounters(msgspec.Struct, frozen=True, kw_only=True):
     policies: PolicyReport | None = None
     refused_swaps: int = 0
     loop_lag: LagReport | None = None
+    pinned_blocks: dict[CacheTier, int] = {}
 
 
 def freeze_garbage() -> None:
@@ -107,6 +110,9 @@ class EngineAgent:
         self.loop_lag = LoopLag()
         self.tiers = tiers_of(engine.cache_config)
         self.policies = PolicyOperations(engine, self.tiers, self.calls)
+        self.pins = PinBook(
+            engine.scheduler, self.tiers, share=settings.pin_share, longest_tokens=int(engine.max_session_len)
+        )
 
         def make_log(on_pending: Callable[[], None]) -> EventLog:
             return EventLog(
@@ -128,16 +134,19 @@ class EngineAgent:
                 STATS: lambda _publisher, _body: msgspec.json.encode(self.stats()),
                 SNAPSHOT: lambda publisher, _body: msgspec.json.encode(self._snapshot(publisher)),
                 COUNTERS: lambda _publisher, _body: msgspec.json.encode(self.counters()),
-                **TierOperations(engine, self.tiers, self.calls).table(),
+                **TierOperations(self.tiers, self.calls, reset=self.pins.reset).table(),
+                **PinOperations(self.pins, self.calls).table(),
                 **self.policies.table(),
             },
         )
         self.tracker = TrieTracker(self.publisher.log, identity)
         self.tracker.watch(engine.scheduler.block_trie)
+        self.tracker.witness = self.pins
         self.pd: PdPart | None = None
         try:
             self.pd = PdPart(engine, settings, self.calls, epoch=self.epoch, identity=lambda: self.tracker.identity)
             if self.tiers is not None:
+                self.tiers.witness = self.pins
                 self.tiers.start(partial(build_hierarchy, settings), identity, self.publisher.log, engine.scheduler)
                 self.pd.share(self.tiers)
             self.policies.begin(settings)
@@ -154,6 +163,7 @@ class EngineAgent:
         self.loop_lag.stop()
         if self.pd is not None:
             self.pd.close()
+        self.pins.close()
         if self.tiers is not None:
             self.tiers.close()
         self.publisher.close()
@@ -206,6 +216,7 @@ class EngineAgent:
             policies=self.policies.report(),
             refused_swaps=self.policies.refused,
             loop_lag=self.loop_lag.report(),
+            pinned_blocks=self.pins.counts(),
         )
 
     def _tier_stats(self) -> dict[CacheTier, TierStats]:
@@ -228,6 +239,7 @@ class EngineAgent:
 
     def weights_changed(self) -> None:
         """Forget what the old weights computed, and root later blocks in a new revision; the engine's thread."""
+        self.pins.clear()
         forget_cache(self._engine)
         if self.pd is not None:
             self.pd.weights_changed()
@@ -261,6 +273,7 @@ def loop_started(engine: Any) -> None:
         loop = asyncio.get_running_loop()
         agent.calls.attach(loop)
         agent.loop_lag.start(loop)
+        agent.pins.follow(loop)
         if agent.tiers is not None:
             agent.tiers.follow(loop)
 
@@ -312,8 +325,10 @@ def engine_sleep(original: Callable[..., Any]) -> Callable[..., Any]:
 
     async def sleep(self: Any, level: int = 1) -> None:
         await original(self, level)
-        forget_cache(self)
         agent = agent_of(self)
+        if agent is not None:
+            agent.pins.let_go()
+        forget_cache(self)
         if agent is not None and agent.tiers is not None:
             agent.tiers.tell_anew()
 

@@ -34,7 +34,8 @@ from lmdeploy.pytorch.kv_connector.base import (
 )
 
 from engines.lmdeploy.offload_plan import LoadOrder, SaveOrder
-from engines.lmdeploy.tiers import Ended, EngineTiers
+from engines.lmdeploy.tiers import EngineTiers
+from engines.lmdeploy.transfers import Ended
 
 IDLE_WAIT_S = 0.002
 """What a step without a forward waits at most for transfers; one that ends sooner is told at once."""

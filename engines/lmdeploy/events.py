@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -44,6 +44,13 @@ class NamedPath(NamedTuple):
     blocks: list[tuple[BlockHash, BlockHash | None, bytes]]
 
 
+class StoredWitness(Protocol):
+    """Whoever must act on a block as soon as the trie has it. Never raises."""
+
+    def stored(self, nodes: list[Any], keys: list[BlockHash]) -> None:
+        """Follow nodes that hang in the trie now, by their hashes."""
+
+
 class TrieTracker:
     """Turns changes of one trie's shape into events of one log, on the engine's thread.
 
@@ -56,6 +63,7 @@ class TrieTracker:
         self._roots: dict[tuple[str, str], BlockHash] = {}
         self._changes: list[tuple[Any, Any]] = []
         """Nodes with the parent that they hang under from now on, None for those that hang no more."""
+        self.witness: StoredWitness | None = None
         self.identity = identity
         self.errors = 0
 
@@ -139,6 +147,8 @@ class TrieTracker:
         self._log.stored_all(named.blocks, tier=CacheTier.HBM, adapter=named.adapter)
         for node, (key, _, _) in zip(nodes, named.blocks, strict=True):
             setattr(node, _HASH, key)
+        if self.witness is not None:
+            self.witness.stored(nodes, [key for key, _, _ in named.blocks])
 
     def _named(self, nodes: list[Any], parent: Any) -> NamedPath | None:
         adapter = nodes[0].adapter_name or ""
@@ -182,6 +192,12 @@ class TrieTracker:
             _log.exception("a change of the prefix cache could not be announced (%d failures so far)", self.errors)
 
 
+def hash_of(node: Any) -> BlockHash | None:
+    """Return what a node's block is called outside, None where that could not be worked out."""
+    key: BlockHash | None = getattr(node, _HASH, None)
+    return key
+
+
 def tracker_of(trie: Any) -> TrieTracker | None:
     """Return who follows a ``BlockTrie``, None where nobody does."""
     tracker: TrieTracker | None = getattr(trie, _TRACKER, None)
@@ -200,15 +216,15 @@ def _paths(run: Iterable[tuple[Any, Any]]) -> Iterator[list[tuple[Any, Any]]]:
         yield path
 
 
-def evict_unused(engine: Any) -> int:
-    """Evict every block of the prefix cache that no request uses, each with its event, and return how many."""
-    return int(engine.scheduler.block_trie.evict(_ALL_BLOCKS))
+def evict_unused(trie: Any) -> int:
+    """Evict every block of the prefix cache that nobody uses, each with its event, and return how many."""
+    return int(trie.evict(_ALL_BLOCKS))
 
 
 def forget_cache(engine: Any) -> None:
     """Empty the engine's prefix cache and announce it; blocks that requests hold can't be evicted and are logged."""
     trie = engine.scheduler.block_trie
-    evict_unused(engine)
+    evict_unused(trie)
     if held := len(trie.leaves):
         _log.error("%d prefix-cache paths are still held by requests; their KV is stale", held)
     tracker = tracker_of(trie)
@@ -285,9 +301,11 @@ def _extra(extra_identity: tuple[Any, ...]) -> bytes:
 
 __all__ = [
     "NamedPath",
+    "StoredWitness",
     "TrieTracker",
     "evict_unused",
     "forget_cache",
+    "hash_of",
     "node_attach_to",
     "node_detach_leaf",
     "tracker_of",

@@ -10,9 +10,10 @@ _log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Runs what must not raise; counts and logs what did. One thread."""
+    """Runs what must not raise; counts and logs what did, as ``who`` failed to do it. One thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, who: str = "the KV tiers") -> None:
+        self._who = who
         self.errors = 0
 
     def __call__(
@@ -29,7 +30,7 @@ class Guard:
         except Exception:  # noqa: BLE001  # that is what it is for
             self.errors += 1
             if self.errors & (self.errors - 1) == 0:  # 1st, 2nd, 4th, 8th...: a log, not a flood
-                _log.exception("the KV tiers failed to %s (%d failures so far)", what, self.errors)
+                _log.exception("%s failed to %s (%d failures so far)", self._who, what, self.errors)
             return otherwise
 
 

@@ -89,6 +89,8 @@ class EngineSettings(BaseSettings):
     """The same of NVMe."""
     shadow_policies: str = "lru,adaptive,s3fifo,arc,lru2"
     """Candidates that are followed beside the one in charge, at less than 1 % of a core; empty: none."""
+    pin_share: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of each tier that pinned prefixes may have; 0: none can be pinned."""
     schedule: str = "priority"
     """Which waiting request goes next, like ``hybrid`` or ``priority(ageing_bound_s=30)``."""
     max_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000

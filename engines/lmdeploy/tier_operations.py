@@ -4,14 +4,14 @@ A body that can't be done as asked is refused with a message that names what was
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from engines.event_publisher import EventPublisher, Operation, RefusedError
 from engines.lmdeploy.engine_calls import EngineCalls
-from engines.lmdeploy.events import evict_unused
-from engines.lmdeploy.tier_report import block_list, known_hashes, quotas
+from engines.lmdeploy.operation_bodies import block_hashes, parsed
+from engines.lmdeploy.tier_report import block_list, quotas
 from engines.lmdeploy.tiers import EngineTiers
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import HASH_BYTES
@@ -54,10 +54,12 @@ _ALLOWED: Mapping[type, str] = {
 class TierOperations:
     """The operations of one engine; ``tiers`` None is an engine without tiers, which only knows the reset of HBM."""
 
-    def __init__(self, engine: Any, tiers: EngineTiers | None, calls: EngineCalls) -> None:
-        self._engine = engine
+    def __init__(
+        self, tiers: EngineTiers | None, calls: EngineCalls, *, reset: Callable[[], dict[CacheTier, int]]
+    ) -> None:
         self._tiers = tiers
         self._calls = calls
+        self._forget_all = reset
 
     def table(self) -> dict[bytes, Operation]:
         """Return all of them by name."""
@@ -70,15 +72,13 @@ class TierOperations:
         }
 
     def _blocks(self, _: EventPublisher, body: bytes) -> bytes:
-        query, hierarchy = _parsed(body, BlockQuery), self._hierarchy()
+        query, hierarchy = parsed(body, BlockQuery, _ALLOWED), self._hierarchy()
         return msgspec.json.encode(self._between_steps(lambda: block_list(hierarchy, query)))
 
     def _migrate(self, _: EventPublisher, body: bytes) -> bytes:
-        request = _parsed(body, MigrateRequest)
+        request = parsed(body, MigrateRequest, _ALLOWED)
         hierarchy = self._hierarchy_with(request.tier)
-        keys, bad = known_hashes(request.hashes)
-        if bad:
-            raise RefusedError(f"hashes: {bad[0][:64]!r} is no name of a block; it is {2 * HASH_BYTES} hex digits")
+        keys = block_hashes(request.hashes)
 
         def migrate() -> Migration:
             found = {key: hierarchy.find(key) for key in dict.fromkeys(keys)}
@@ -95,7 +95,7 @@ class TierOperations:
         return msgspec.json.encode(quotas(self._hierarchy()))
 
     def _set_quota(self, _: EventPublisher, body: bytes) -> bytes:
-        change = _parsed(body, QuotaChange)
+        change = parsed(body, QuotaChange, _ALLOWED)
         hierarchy, wanted = self._hierarchy_with(change.tier), change.quota
         try:
             quota = (
@@ -112,14 +112,7 @@ class TierOperations:
 
     def _reset(self, _: EventPublisher, body: bytes) -> bytes:
         del body
-
-        def reset() -> CacheReset:
-            dropped = {CacheTier.HBM: evict_unused(self._engine)}
-            if self._tiers is not None:
-                dropped |= self._tiers.forget()
-            return CacheReset(dropped=dropped)
-
-        return msgspec.json.encode(self._between_steps(reset))
+        return msgspec.json.encode(self._between_steps(lambda: CacheReset(dropped=self._forget_all())))
 
     def _hierarchy(self) -> HierarchyManager:
         if self._tiers is None or self._tiers.hierarchy is None:
@@ -135,13 +128,6 @@ class TierOperations:
 
     def _between_steps(self, work: Callable[[], _Body]) -> _Body:
         return self._calls(work, timeout_s=_CALL_TIMEOUT_S)
-
-
-def _parsed(body: bytes, kind: type[_Body]) -> _Body:
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RefusedError(f"what was asked is not what is allowed: {error}; allowed: {_ALLOWED[kind]}") from error
 
 
 __all__ = ["BLOCKS", "MIGRATE", "QUOTAS", "RESET", "SET_QUOTA", "TierOperations"]

@@ -2,7 +2,6 @@
 
 import heapq
 import math
-import re
 import time
 from collections.abc import Iterator
 
@@ -11,13 +10,9 @@ from engines.lmdeploy.tiers import EngineTiers
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import BenefitStats, OffloadStats, PathStats, PredictionStats, TierStats
-from kvcontrol.core.hashing import HASH_BYTES
-from kvcontrol.core.ids import BlockHash
 from kvcontrol.core.tier_control import BlockInfo, BlockList, BlockQuery, QuotaBody, Quotas, TenantUsageBody
 from kvcontrol.kv_runtime import HierarchyManager
 from kvcontrol.kv_runtime.block_file import padded
-
-_HASH = re.compile(rf"[0-9a-fA-F]{{{2 * HASH_BYTES}}}")
 
 
 def tier_stats(tiers: EngineTiers) -> dict[CacheTier, TierStats]:
@@ -185,15 +180,4 @@ def quotas(hierarchy: HierarchyManager) -> Quotas:
     )
 
 
-def known_hashes(hashes: list[str]) -> tuple[list[BlockHash], list[str]]:
-    """Return hashes as bytes, and those that are none."""
-    good, bad = [], []
-    for text in hashes:
-        if _HASH.fullmatch(text):
-            good.append(BlockHash(bytes.fromhex(text)))
-        else:
-            bad.append(text)
-    return good, bad
-
-
-__all__ = ["block_list", "known_hashes", "offload_stats", "quotas", "tier_counts", "tier_stats"]
+__all__ = ["block_list", "offload_stats", "quotas", "tier_counts", "tier_stats"]

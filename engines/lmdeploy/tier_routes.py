@@ -6,7 +6,9 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from engines.lmdeploy.pin_operations import INVALIDATE, PIN, PREFIXES, UNPIN
 from engines.lmdeploy.tier_operations import BLOCKS, MIGRATE, QUOTAS, RESET, SET_QUOTA
+from kvcontrol.core.prefix_control import INVALIDATE_PATH, PIN_PATH, PREFIXES_PATH, UNPIN_PATH
 from kvcontrol.core.tier_control import BLOCKS_PATH, MIGRATE_PATH, QUOTAS_PATH, RESET_PATH
 
 MAX_BODY_BYTES = 1 << 20
@@ -25,8 +27,11 @@ def mount_tier_routes(app: FastAPI, answer: Answer, too_large: Callable[[int], R
             query["limit"] = int(limit)
         return await answer(BLOCKS, msgspec.json.encode(query))
 
-    async def quotas() -> Response:
-        return await answer(QUOTAS, b"")
+    def without_body(operation: bytes) -> Callable[[], Awaitable[Response]]:
+        async def handle() -> Response:
+            return await answer(operation, b"")
+
+        return handle
 
     def with_body(operation: bytes) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
@@ -41,10 +46,14 @@ def mount_tier_routes(app: FastAPI, answer: Answer, too_large: Callable[[int], R
 
     for path, method, handler in (
         (BLOCKS_PATH, "GET", blocks),
-        (QUOTAS_PATH, "GET", quotas),
+        (QUOTAS_PATH, "GET", without_body(QUOTAS)),
         (QUOTAS_PATH, "PUT", with_body(SET_QUOTA)),
         (MIGRATE_PATH, "POST", with_body(MIGRATE)),
         (RESET_PATH, "POST", with_body(RESET)),
+        (PREFIXES_PATH, "GET", without_body(PREFIXES)),
+        (PIN_PATH, "POST", with_body(PIN)),
+        (UNPIN_PATH, "POST", with_body(UNPIN)),
+        (INVALIDATE_PATH, "POST", with_body(INVALIDATE)),
     ):
         app.add_api_route(path, handler, methods=[method], response_model=None, tags=["kv"])
 

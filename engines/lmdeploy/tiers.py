@@ -15,19 +15,20 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from engines.event_log import EventLog
 from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.memory import EngineMemory
 from engines.lmdeploy.offload_plan import LoadOrder, OffloadPlanner, SaveOrder
+from engines.lmdeploy.transfers import Ended, UnderWay
 from engines.lmdeploy.trie_path import PathMaker
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
-from kvcontrol.kv_runtime import BlockRecord, HierarchyManager, HostArena, Loss, TicketId
+from kvcontrol.core.ids import BlockHash
+from kvcontrol.kv_runtime import BlockRecord, Change, HierarchyManager, HostArena, Loss, TicketId
 from kvcontrol.prefetcher import Prefetcher
 
 
@@ -49,22 +50,14 @@ SAVE_GRACE_S = 0.01
 GRACE_S = 5.0
 """A transfer that has not ended so long after twice its deadline never will."""
 
-_Order = TypeVar("_Order")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Ended:
-    """Transfers that ended: request ids of loads, operation ids of saves, and slots that a load could not fill."""
+class ChangeWitness(Protocol):
+    """Whoever must act on what tiers gain and lose. Never raises."""
 
-    loads: set[int] = field(default_factory=set)
-    saves: set[int] = field(default_factory=set)
-    invalid_slots: set[int] = field(default_factory=set)
-
-
-class _UnderWay(NamedTuple, Generic[_Order]):
-    order: _Order
-    lost_at_s: float
+    def changed_below(self, changes: Sequence[Change]) -> None:
+        """Follow changes, in their order."""
 
 
 class EngineTiers:
@@ -77,6 +70,7 @@ class EngineTiers:
         self.arena: HostArena | None = None
         self.agent: KVAgent | None = None
         self.planner: OffloadPlanner | None = None
+        self.witness: ChangeWitness | None = None
         self._pages_per_block = pages_per_block
         self._deadline_s = deadline_s
         self._clock = clock
@@ -87,8 +81,8 @@ class EngineTiers:
         self._closed = False
         self._loads: dict[int, LoadOrder] = {}
         self._paths = PathMaker(self.guard)
-        self._load_tickets: dict[TicketId, _UnderWay[LoadOrder]] = {}
-        self._save_tickets: dict[TicketId, _UnderWay[SaveOrder]] = {}
+        self._load_tickets: dict[TicketId, UnderWay[LoadOrder]] = {}
+        self._save_tickets: dict[TicketId, UnderWay[SaveOrder]] = {}
         self._usable: set[TicketId] = set()
         """Loads that the engine uses already, in its device's order, though they have not ended."""
         self._must_join = False
@@ -130,14 +124,15 @@ class EngineTiers:
             self.planner.rebase(identity)
         self.forget()
 
-    def forget(self) -> dict[CacheTier, int]:
-        """Drop all that lies below HBM, and return how many blocks of each tier; transfers under way end as usual."""
-        if self.hierarchy is None:
+    def forget(self, keys: Collection[BlockHash] | None = None) -> dict[CacheTier, int]:
+        """Drop blocks below HBM, None for all, and return how many of each tier; transfers under way end as usual."""
+        hierarchy = self.hierarchy
+        if hierarchy is None:
             return {}
-        before = self._dropped(self.hierarchy)
-        self.hierarchy.drop()
+        before = self._dropped(hierarchy)
+        hierarchy.drop(None if keys is None else [each for key in keys if (each := hierarchy.find(key)) is not None])
         self._announce()
-        return {tier: blocks - before[tier] for tier, blocks in self._dropped(self.hierarchy).items()}
+        return {tier: blocks - before[tier] for tier, blocks in self._dropped(hierarchy).items()}
 
     @staticmethod
     def _dropped(hierarchy: HierarchyManager) -> dict[CacheTier, int]:
@@ -293,7 +288,7 @@ class EngineTiers:
             deadline_s=self._deadline_s,
             expected_s=order.plan.expected_s,
         )
-        self._load_tickets[ticket] = _UnderWay(order, self._lost_at_s())
+        self._load_tickets[ticket] = UnderWay(order, self._lost_at_s())
         return True
 
     def start_saves(self, orders: Sequence[SaveOrder]) -> None:
@@ -312,7 +307,7 @@ class EngineTiers:
             fence=self.memory.fence(grace_s=SAVE_GRACE_S),
             deadline_s=self._deadline_s,
         )
-        self._save_tickets[ticket.ticket_id] = _UnderWay(order, self._lost_at_s())
+        self._save_tickets[ticket.ticket_id] = UnderWay(order, self._lost_at_s())
         return True
 
     def collect(self, wait_s: float) -> Ended:
@@ -361,10 +356,15 @@ class EngineTiers:
             elif (save := self._save_tickets.pop(end.ticket_id, None)) is not None:
                 self._ended.saves.add(save.order.save_id)
         if progress.changes:
-            for (tier, gained), run in groupby(progress.changes, key=lambda change: (change.tier, change.gained)):
-                self.guard("announce blocks", None, self._tell, tier, gained, [change.record for change in run])
+            self._changed(progress.changes)
         if self.agent is not None and self.agent.prefetcher is not None:
             self.guard("prefetch", None, self.agent.prefetcher.work)
+
+    def _changed(self, changes: Sequence[Change]) -> None:
+        for (tier, gained), run in groupby(changes, key=lambda change: (change.tier, change.gained)):
+            self.guard("announce blocks", None, self._tell, tier, gained, [change.record for change in run])
+        if self.witness is not None:
+            self.witness.changed_below(changes)
 
     def _tell(self, tier: CacheTier, gained: bool, records: Sequence[BlockRecord]) -> None:  # noqa: FBT001
         log = self._log
@@ -416,4 +416,4 @@ class EngineTiers:
         self._scheduler.kv_save_coordinator.acquire(OffloadMetadata((), (order,), ()))
 
 
-__all__ = ["BuildHierarchy", "Built", "Ended", "EngineTiers"]
+__all__ = ["BuildHierarchy", "Built", "ChangeWitness", "EngineTiers"]

@@ -51,6 +51,7 @@ TRACE_SPANS = _counter(
 # Tiers.
 TIER_CAPACITY = _gauge("tier_capacity_blocks", Unit.BLOCKS, "KV blocks that a tier can hold.", "tier")
 TIER_USED = _gauge("tier_used_blocks", Unit.BLOCKS, "KV blocks that take room in a tier.", "tier")
+PINNED_BLOCKS = _gauge("pinned_blocks", Unit.BLOCKS, "KV blocks of pinned prefixes that a tier holds.", "tier")
 TIER_BLOCK_BYTES = _gauge("tier_block_bytes", Unit.BYTES, "Size of a KV block in a tier.", "tier")
 TIER_FRAGMENTATION = _gauge(
     "tier_fragmentation_ratio",

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvcontrol.core.control import STATS_PATH
+from kvcontrol.core.control import SNAPSHOT_PATH, STATS_PATH
+from kvcontrol.core.prefix_control import INVALIDATE_PATH, PIN_PATH, PREFIXES_PATH, UNPIN_PATH
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.core.tier_control import BLOCKS_PATH, MIGRATE_PATH, QUOTAS_PATH, RESET_PATH
 from tests.support.instance import Instance
@@ -35,7 +36,7 @@ def instance(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "KVGATE_ENGINE_NVME_PATH": str(folder),
         "KVGATE_ENGINE_NVME_BYTES": str(512 * BLOCK_BYTES),
     }
-    options = ("--num-gpu-blocks", "64", "--logprobs-mode", "raw_logprobs")
+    options = ("--num-gpu-blocks", "64", "--session-len", "700", "--logprobs-mode", "raw_logprobs")
     with TieredInstance.begin(tiny_llama, folder, settings, *options) as instance:
         for _ in range(2):
             for text in TEXTS:
@@ -67,6 +68,56 @@ def test_blocks_are_listed_by_tier_and_tenant(instance: TieredInstance) -> None:
     assert len(shared["blocks"]) == 3
     assert shared["total"] < answer.body["total"]
     assert get(f"{instance.url}{BLOCKS_PATH}?tenant=nobody").body == {"total": 0, "blocks": []}
+
+
+def test_prefixes_are_pinned_unpinned_and_forgotten_by_hash(instance: TieredInstance) -> None:
+    hashes = get(instance.url + SNAPSHOT_PATH).body["tiers"]["HBM"][-1:]
+
+    def done(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answers: list[Answer] = []
+
+        def is_done() -> bool:
+            answers.append(send(instance.url + path, "POST", body))
+            return answers[-1].status != 503
+
+        eventually(is_done, 60.0, "the engine never had time")
+        assert answers[-1].status == 200, answers[-1]
+        found: dict[str, Any] = answers[-1].body
+        return found
+
+    pin = done(PIN_PATH, {"hashes": hashes, "ttl_s": 600})
+    assert pin["hash"] == hashes[0]
+    assert pin["tokens"] == 16 * pin["blocks"]
+    assert pin["missing"] == 0
+    shown = get(instance.url + PREFIXES_PATH).body
+    assert [each["hash"] for each in shown["pins"]] == hashes
+    assert 0 < shown["pinned_blocks"] <= shown["limit_blocks"]
+    assert done(UNPIN_PATH, {"hash": hashes[0]}) == {"unpinned": True}
+    assert done(UNPIN_PATH, {"hash": hashes[0]}) == {"unpinned": False}
+    done(PIN_PATH, {"hashes": hashes})
+    said = done(INVALIDATE_PATH, {"hashes": hashes})
+    assert (said["dropped"]["HBM"] + said["in_use_blocks"], said["unpinned"]) == (1, hashes)
+    done(PIN_PATH, {"hashes": [hashes[0]], "ttl_s": 0.2})
+    eventually(lambda: get(instance.url + PREFIXES_PATH).body["pins"] == [], 60.0, "a pin outlives its time")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "why"),
+    [
+        (PIN_PATH, {"hashes": ["00" * 15]}, "32 hex digits"),
+        (PIN_PATH, {"hashes": []}, "1 to 10000"),
+        (PIN_PATH, {"hashes": ["00" * 16], "ttl_s": 0}, "ttl_s"),
+        (PIN_PATH, {"hashes": ["00" * 16], "tll": 1}, "tll"),
+        (PIN_PATH, {"hashes": [f"{number:032x}" for number in range(40)]}, "40 would be pinned then, and at most"),
+        (UNPIN_PATH, {"hash": "x"}, "hash: 'x'"),
+        (UNPIN_PATH, b"{", "allowed: hash"),
+        (INVALIDATE_PATH, {}, "hashes"),
+    ],
+)
+def test_a_bad_word_about_prefixes_is_named_with_what_is_allowed(
+    instance: TieredInstance, path: str, body: bytes | dict[str, Any], why: str
+) -> None:
+    assert why in refusal(send(instance.url + path, "POST", body))
 
 
 @pytest.mark.parametrize(
@@ -220,4 +271,4 @@ def test_an_instance_without_tiers_says_how_to_get_them(tiny_llama: Path, tmp_pa
         for path in (BLOCKS_PATH, QUOTAS_PATH):
             assert "start it with KVGATE_ENGINE_DDR_BYTES" in refusal(get(plain.url + path))
         assert send(plain.url + RESET_PATH, "POST", b"").body == {"dropped": {"HBM": 0}}
-        assert "kvgate_engine_tier_capacity_blocks" not in get(f"{plain.url}/metrics").raw.decode()
+        assert 'tier="DDR"' not in get(f"{plain.url}/metrics").raw.decode()

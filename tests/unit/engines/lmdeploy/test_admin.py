@@ -31,6 +31,7 @@ COUNTED = EventCounters(
     eviction_errors=1,
     publisher_errors=0,
     resident_blocks={CacheTier.HBM: 15},
+    pinned_blocks={CacheTier.HBM: 6},
 )
 
 
@@ -125,6 +126,7 @@ def test_the_series_show_the_counters_and_only_a_zero_when_the_engine_is_gone(en
             assert time.monotonic() < deadline
     for line in (
         'kvgate_engine_resident_blocks{tier="HBM"} 15.0',
+        'kvgate_engine_pinned_blocks{tier="HBM"} 6.0',
         'kvgate_engine_kv_events_total{kind="stored"} 20.0',
         'kvgate_engine_kv_events_total{kind="removed"} 5.0',
         "kvgate_engine_kv_events_seq 7.0",

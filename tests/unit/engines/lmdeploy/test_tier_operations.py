@@ -11,6 +11,7 @@ import pytest
 
 from engines.event_publisher import RefusedError
 from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
+from engines.lmdeploy.pins import PinBook
 from engines.lmdeploy.tier_operations import BLOCKS, MIGRATE, QUOTAS, RESET, SET_QUOTA, TierOperations
 from engines.lmdeploy.tiers import EngineTiers
 from kvcontrol.core.blocks import CacheTier
@@ -59,15 +60,15 @@ SOMEBODY = tenant_of_salt("somebody's salt")
 
 
 def operations_of(rig: Rig | None, loop: Loop) -> TierOperations:
-    trie = SimpleNamespace(evict=lambda _: HBM_BLOCKS)
-    engine = SimpleNamespace(scheduler=SimpleNamespace(block_trie=trie))
+    trie = SimpleNamespace(evict=lambda _: HBM_BLOCKS, block_size=16)
     tiers = None
     if rig is not None:
         tiers = EngineTiers(pages_per_block=1, deadline_s=1.0)
         tiers.hierarchy = rig.hierarchy
     calls = EngineCalls()
     calls.attach(loop.loop)
-    return TierOperations(engine, tiers, calls)
+    pins = PinBook(SimpleNamespace(block_trie=trie), tiers, share=0.5, longest_tokens=16)
+    return TierOperations(tiers, calls, reset=pins.reset)
 
 
 def asking(operations: TierOperations) -> Ask:

@@ -7,8 +7,10 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
 from fastapi.testclient import TestClient
 
+from engines.lmdeploy.pin_operations import INVALIDATE, PIN, PREFIXES, UNPIN
 from engines.lmdeploy.tier_operations import BLOCKS, MIGRATE, QUOTAS, RESET, SET_QUOTA
 from engines.lmdeploy.tier_routes import MAX_BODY_BYTES, mount_tier_routes
+from kvcontrol.core.prefix_control import INVALIDATE_PATH, PIN_PATH, PREFIXES_PATH, UNPIN_PATH
 from kvcontrol.core.tier_control import BLOCKS_PATH, MIGRATE_PATH, QUOTAS_PATH, RESET_PATH
 
 Asked = list[tuple[bytes, bytes]]
@@ -37,12 +39,20 @@ def test_each_route_asks_for_its_operation_with_its_body(client: TestClient, ask
     assert client.put(QUOTAS_PATH, content=b"quota").text == "done"
     assert client.post(MIGRATE_PATH, content=b"hashes").text == "done"
     assert client.post(RESET_PATH).text == "done"
+    assert client.get(PREFIXES_PATH).text == "done"
+    assert client.post(PIN_PATH, content=b"pin").text == "done"
+    assert client.post(UNPIN_PATH, content=b"unpin").text == "done"
+    assert client.post(INVALIDATE_PATH, content=b"invalidate").text == "done"
     assert asked == [
         (BLOCKS, b'{"tier":"DDR","tenant":"a","limit":7}'),
         (QUOTAS, b""),
         (SET_QUOTA, b"quota"),
         (MIGRATE, b"hashes"),
         (RESET, b""),
+        (PREFIXES, b""),
+        (PIN, b"pin"),
+        (UNPIN, b"unpin"),
+        (INVALIDATE, b"invalidate"),
     ]
 
 

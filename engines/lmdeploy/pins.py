@@ -1,0 +1,405 @@
+"""Prefixes that stay: in HBM, where the pins hold a reference to each block as a request would, and below by a hold.
+
+Both are what eviction stops at already, LMDeploy's own and every policy's, and what a policy is told of when it takes
+over; so nothing else has to know of pins. A pin is a standing order: a block that isn't there is held from the moment
+that it is, whether it was computed, loaded or saved.
+
+What is held takes room from requests for good. So pins together have at most a share of each tier, and in HBM they
+leave room for the longest request that the instance takes: none waits for ever for blocks that never come free.
+
+A block that is to be forgotten while a request uses it stays until that has ended (its save to the tiers included),
+and is forgotten then; ``work`` looks after that, and after pins whose time is over.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from engines.event_publisher import RefusedError
+from engines.lmdeploy.events import evict_unused, hash_of
+from engines.lmdeploy.guard import Guard
+from engines.lmdeploy.trie_prefixes import find_nodes, path_above, take_out, with_what_follows
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockHash, BlockId
+from kvcontrol.core.integrity import must
+from kvcontrol.core.prefix_control import MOST_PINS, Invalidation, Pin, Pins
+from kvcontrol.kv_runtime import HierarchyManager
+from kvcontrol.kv_runtime.ticket import Change
+
+WORK_EVERY_S = 0.25
+_HBM = CacheTier.HBM
+
+
+class Below(Protocol):
+    """What pins ask of the tiers below HBM."""
+
+    @property
+    def hierarchy(self) -> HierarchyManager | None:
+        """The tiers, None before they were started."""
+
+    def forget(self, keys: Collection[BlockHash] | None = None) -> dict[CacheTier, int]:
+        """Drop blocks in all tiers, None for all, and return how many of each tier."""
+
+
+class Limit(NamedTuple):
+    """How many different blocks may be pinned, and what says so."""
+
+    blocks: int
+    why: str
+
+
+@dataclass(slots=True)
+class _Pinned:
+    keys: tuple[BlockHash, ...]
+    until_s: float | None
+
+
+class PinBook:
+    """The pins of one engine; its thread's, but for ``report`` and ``counts``, which any may call.
+
+    ``share`` is that of each tier which may be pinned, ``longest_tokens`` the longest request's. Nothing raises into
+    the engine's loop.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        below: Below | None,
+        *,
+        share: float,
+        longest_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._trie = scheduler.block_trie
+        self._below = below
+        self._share = share
+        self._longest_blocks = -(-longest_tokens // self._trie.block_size)
+        self._clock = clock
+        self._guard = Guard("pins")
+        self._pins: dict[BlockHash, _Pinned] = {}
+        self._wanted: dict[BlockHash, int] = {}
+        """How many pins have a block."""
+        self._in_hbm: dict[BlockHash, Any] = {}
+        """Nodes to whose blocks the pins have a reference."""
+        self._held: dict[BlockHash, BlockId] = {}
+        """Blocks below HBM that the pins hold."""
+        self._doomed: dict[Any, set[BlockHash]] = {}
+        """Nodes that are to be forgotten as soon as nobody uses them, and all that was ever seen to follow them."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    # What operators ask.
+
+    def pin(self, keys: Sequence[BlockHash], ttl_s: float | None) -> None:
+        """Pin a prefix, what is above it here included; raises ``RefusedError`` where that would be too much."""
+        if self._trie._use_checkpoints:  # noqa: SLF001
+            raise RefusedError("this model keeps recurrent state, without which a pinned prefix would be of no use")
+        self.work()
+        path = tuple(dict.fromkeys((*self._above(keys[0]), *keys)))
+        tip = path[-1]
+        if tip not in self._pins and len(self._pins) >= MOST_PINS:
+            raise RefusedError(f"{MOST_PINS} prefixes are pinned, the most that an instance keeps; unpin one first")
+        before = self._pins.get(tip)
+        others = self._wanted.keys() if before is None else self._without(before)
+        blocks, limit = len(others | set(path)), self.limit()
+        if blocks > limit.blocks:
+            raise RefusedError(
+                f"a prefix of {len(path)} blocks can't be pinned: {blocks} would be pinned then, and at most "
+                f"{limit.blocks} may be ({limit.why})"
+            )
+        self._pins[tip] = _Pinned(path, None if ttl_s is None else self._clock() + ttl_s)
+        for key in path:
+            self._wanted[key] = self._wanted.get(key, 0) + 1
+        if before is not None:
+            self._end(before)
+        pinned = set(path)
+        for node in [node for node in self._doomed if hash_of(node) in pinned]:
+            del self._doomed[node]
+        self._hold(path)
+
+    def unpin(self, tip: BlockHash) -> bool:
+        """End the pin that is called so, and return whether there was one."""
+        self.work()
+        pin = self._pins.pop(tip, None)
+        if pin is not None:
+            self._end(pin)
+        return pin is not None
+
+    def invalidate(self, keys: Sequence[BlockHash]) -> Invalidation:
+        """Forget blocks and all that follow them, in all tiers; see ``Invalidation``."""
+        self.work()
+        heads = set(find_nodes(self._trie, set(keys)).values())
+        known = {*keys, *_hashes(with_what_follows(heads))}
+        affected = known | self._following(known)
+        unpinned = [tip for tip, pin in self._pins.items() if not affected.isdisjoint(pin.keys)]
+        for tip in unpinned:
+            self._end(self._pins.pop(tip))
+        freed, in_use = take_out(self._trie, heads)
+        dropped = {_HBM: freed} | self._forget_below(affected)
+        for node in heads:
+            if node.is_attached() and node.parent not in heads:
+                self._doomed.setdefault(node, set())
+        return Invalidation(dropped=dropped, in_use_blocks=in_use, unpinned=[tip.hex() for tip in unpinned])
+
+    def reset(self) -> dict[CacheTier, int]:
+        """Forget all that no request uses, pinned or not; the pins stand, for when it is computed again."""
+        self.let_go()
+        dropped = {_HBM: evict_unused(self._trie)}
+        if self._below is not None:
+            self._release_below(list(self._held))
+            dropped |= self._below.forget()
+        self._hold(tuple(self._wanted))
+        return dropped
+
+    def report(self) -> Pins:
+        """Return all pins and where their blocks are."""
+        now_s, size, limit = self._clock(), self._trie.block_size, self.limit()
+        shown = []
+        for tip, pin in list(self._pins.items()):
+            places = [self._places(key) for key in pin.keys]
+            shown.append(
+                Pin(
+                    hash=tip.hex(),
+                    blocks=len(pin.keys),
+                    tokens=len(pin.keys) * size,
+                    tiers=_counted(places),
+                    missing=sum(not each for each in places),
+                    left_s=None if pin.until_s is None else round(max(0.0, pin.until_s - now_s), 3),
+                )
+            )
+        return Pins(
+            pins=shown,
+            pinned_blocks=len(self._wanted),
+            limit_blocks=limit.blocks,
+            limited_by=limit.why,
+            errors=self._guard.errors,
+        )
+
+    def counts(self) -> dict[CacheTier, int]:
+        """Return how many blocks of each tier are pinned."""
+        return dict.fromkeys(self._tiers(), 0) | _counted(map(self._places, list(self._wanted)))
+
+    def limit(self) -> Limit:
+        """Return how much may be pinned."""
+        limits = [
+            Limit(
+                int(self._share * blocks), f"KVGATE_ENGINE_PIN_SHARE={self._share:g} of the {blocks} blocks of {tier}"
+            )
+            for tier, blocks in self._tiers().items()
+        ]
+        pool = self._tiers()[_HBM]
+        limits.append(
+            Limit(
+                max(0, pool - 1 - self._longest_blocks),
+                f"the longest request takes {self._longest_blocks} of the {pool} blocks of HBM and must always find "
+                "room; a smaller --session-len leaves more",
+            )
+        )
+        return min(limits, key=lambda each: each.blocks)
+
+    # What happens in the engine.
+
+    def stored(self, nodes: Sequence[Any], keys: Sequence[BlockHash]) -> None:
+        """Follow blocks that the trie has from now on. O(1) where nothing is pinned. Never raises."""
+        if self._wanted:
+            self._guard("hold new blocks", None, self._refer, zip(keys, nodes, strict=True))
+
+    def changed_below(self, changes: Iterable[Change]) -> None:
+        """Follow what tiers below HBM gained and lost. Never raises."""
+        if self._wanted:
+            self._guard("follow the tiers", None, self._follow_below, changes)
+
+    def let_go(self) -> None:
+        """Give back the references to HBM's blocks: they are about to be forgotten, and the pins stand."""
+        self._guard("let go", None, self._unrefer, list(self._in_hbm))
+
+    def clear(self) -> None:
+        """End all pins: no block has the name any more that they call it by."""
+        for tip in list(self._pins):
+            self._end(self._pins.pop(tip))
+        self._doomed = {}
+
+    def follow(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Work whenever the engine's loop is free, until ``close``."""
+        self.close()
+        self.work()
+        self._timer = loop.call_later(WORK_EVERY_S, self.follow, loop)
+
+    def close(self) -> None:
+        """Work no more; the thread of ``follow``'s loop."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def work(self) -> None:
+        """End pins whose time is over, and forget what was to be forgotten and is free now. Never raises."""
+        now_s = self._clock()
+        for tip in [tip for tip, pin in self._pins.items() if pin.until_s is not None and pin.until_s <= now_s]:
+            self._end(self._pins.pop(tip))
+        if self._doomed:
+            self._guard("forget blocks", None, self._forget_doomed)
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when pins and what they hold contradict each other. O(pinned blocks)."""
+        wanted: dict[BlockHash, int] = {}
+        for pin in self._pins.values():
+            for key in pin.keys:
+                wanted[key] = wanted.get(key, 0) + 1
+        must(wanted == self._wanted, "blocks are counted for other pins than there are")
+        must(self._in_hbm.keys() <= wanted.keys(), "a reference is kept for a block that no pin has")
+        must(self._held.keys() <= wanted.keys(), "a block is held that no pin has")
+        must(find_nodes(self._trie, wanted.keys()) == self._in_hbm, "not the pinned blocks of HBM are held")
+        must(not self._guard.errors, "something failed")
+
+    # Inside.
+
+    def _tiers(self) -> dict[CacheTier, int]:
+        """How many blocks each tier can have."""
+        blocks, hierarchy = self._scheduler.block_manager, self._hierarchy
+        reserved = int(self._scheduler.cache_config.num_reserved_gpu_blocks)
+        below = {} if hierarchy is None else hierarchy.stats().tiers
+        return {_HBM: int(blocks.num_gpu_blocks) - reserved} | {
+            tier: stats.capacity_blocks for tier, stats in below.items()
+        }
+
+    @property
+    def _hierarchy(self) -> HierarchyManager | None:
+        return None if self._below is None else self._below.hierarchy
+
+    def _places(self, key: BlockHash) -> tuple[CacheTier, ...]:
+        hierarchy, block_id = self._hierarchy, self._held.get(key)
+        below = () if hierarchy is None or block_id is None else hierarchy.locate(block_id)
+        return (_HBM, *below) if key in self._in_hbm else below
+
+    def _without(self, pin: _Pinned) -> set[BlockHash]:
+        """What others than this pin have."""
+        own = set(pin.keys)
+        return {key for key, pins in self._wanted.items() if pins > (key in own)}
+
+    def _above(self, key: BlockHash) -> list[BlockHash]:
+        node = find_nodes(self._trie, {key}).get(key)
+        if node is not None:
+            return path_above(node)
+        path: list[BlockHash] = []
+        hierarchy = self._hierarchy
+        seen = {key}
+        while hierarchy is not None and (block_id := hierarchy.find(key)) is not None:
+            record = hierarchy.record(block_id)
+            if record is None or record.parent is None or record.parent in seen:
+                break
+            key = record.parent
+            seen.add(key)
+            path.append(key)
+        return path[::-1]
+
+    def _hold(self, keys: Sequence[BlockHash]) -> None:
+        self._refer(find_nodes(self._trie, set(keys) - self._in_hbm.keys()).items())
+        hierarchy = self._hierarchy
+        if hierarchy is not None:
+            found = [(key, block_id) for key in keys if (block_id := hierarchy.find(key)) is not None]
+            self._hold_below(found)
+
+    def _refer(self, found: Iterable[tuple[BlockHash, Any]]) -> None:
+        """Take references to wanted blocks that the pins have none to yet."""
+        fresh = {
+            key: node for key, node in found if key in self._wanted and key not in self._in_hbm and node.is_attached()
+        }
+        if fresh:
+            self._scheduler.block_manager.pin_logical_blocks(_blocks(fresh.values()))
+            self._in_hbm |= fresh
+
+    def _unrefer(self, keys: Iterable[BlockHash]) -> None:
+        nodes = [node for key in keys if (node := self._in_hbm.pop(key, None)) is not None]
+        if nodes:
+            self._scheduler.block_manager.release_logical_blocks(_blocks(nodes))
+
+    def _hold_below(self, found: Iterable[tuple[BlockHash, BlockId]]) -> None:
+        hierarchy = self._hierarchy
+        fresh = {block_id: key for key, block_id in found if key in self._wanted and self._held.get(key) != block_id}
+        if hierarchy is None or not fresh:
+            return
+        self._release_below([key for key in fresh.values() if key in self._held])  # dropped, and there again
+        self._held |= {fresh[block_id]: block_id for block_id in hierarchy.hold(list(fresh))}
+
+    def _release_below(self, keys: Iterable[BlockHash]) -> None:
+        held = [block_id for key in keys if (block_id := self._held.pop(key, None)) is not None]
+        if held and (hierarchy := self._hierarchy) is not None:
+            hierarchy.release(held)
+
+    def _follow_below(self, changes: Iterable[Change]) -> None:
+        hierarchy = self._hierarchy
+        if hierarchy is None:
+            return
+        changes = list(changes)
+        self._hold_below({change.record.key: change.block_id for change in changes if change.gained}.items())
+        lost = {change.record.key: change.block_id for change in changes if not change.gained}
+        self._release_below(
+            [
+                key
+                for key, block_id in lost.items()
+                if self._held.get(key) == block_id and not hierarchy.locate(block_id)
+            ]
+        )
+
+    def _end(self, pin: _Pinned) -> None:
+        """Take back what a pin has that no other one does. Never raises."""
+        last = []
+        for key in pin.keys:
+            left = self._wanted[key] - 1
+            if left:
+                self._wanted[key] = left
+            else:
+                del self._wanted[key]
+                last.append(key)
+        self._guard("unpin in HBM", None, self._unrefer, last)
+        self._guard("unpin below HBM", None, self._release_below, last)
+
+    def _following(self, keys: Collection[BlockHash]) -> set[BlockHash]:
+        """What below HBM follows blocks. O(blocks below)."""
+        hierarchy = self._hierarchy
+        if hierarchy is None:
+            return set()
+        children: dict[BlockHash | None, list[BlockHash]] = {}
+        for _, record in hierarchy.blocks():
+            children.setdefault(record.parent, []).append(record.key)
+        found: set[BlockHash] = set()
+        waiting = list(keys)
+        while waiting:
+            fresh = [key for key in children.get(waiting.pop(), ()) if key not in found]
+            found.update(fresh)
+            waiting += fresh
+        return found
+
+    def _forget_below(self, keys: Collection[BlockHash]) -> dict[CacheTier, int]:
+        return {} if self._below is None else self._below.forget(keys)
+
+    def _forget_doomed(self) -> None:
+        """What requests saved at their end goes with what they used."""
+        for node, followed in list(self._doomed.items()):
+            followed.update(_hashes(with_what_follows((node,))))
+            take_out(self._trie, (node,))
+            if not node.is_attached():
+                del self._doomed[node]
+                self._forget_below(followed | self._following(followed))
+
+
+def _hashes(nodes: Iterable[Any]) -> Iterator[BlockHash]:
+    return (key for node in nodes if (key := hash_of(node)) is not None)
+
+
+def _blocks(nodes: Iterable[Any]) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    return np.array([node.block_id for node in nodes], dtype=np.int64)
+
+
+def _counted(places: Iterable[Iterable[CacheTier]]) -> dict[CacheTier, int]:
+    counts: dict[CacheTier, int] = {}
+    for tier in chain.from_iterable(places):
+        counts[tier] = counts.get(tier, 0) + 1
+    return counts
+
+
+__all__ = ["Below", "Limit", "PinBook"]
