@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvcontrol.core.roles import EngineRole
 from kvgate.display import plain
 from kvgate.fit import need_fitting_tiers
 from kvgate.instance import EngineLimits, Instance
@@ -15,7 +16,7 @@ from kvgate.model import model_from_folder
 from kvgate.paths import make_socket_dir, socket_endpoint
 from kvgate.ports import LOOPBACK, free_ports, need_free
 from kvgate.presets import preset_line, preset_of_options, with_preset
-from kvgate.stack import need_fitting_memory
+from kvgate.stack import need_fitting_memory, need_possible_role
 from kvgate.tenants import shares_of_preset
 from kvgate.tier_flags import (
     DdrOption,
@@ -62,6 +63,10 @@ def engine(  # noqa: PLR0913 - each is one option
     max_batch_size: Annotated[int | None, typer.Option(min=1, help="Requests run at once.")] = None,
     context_length: Annotated[int | None, typer.Option(min=1, help="Tokens of the longest prompt and answer.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    role: Annotated[
+        EngineRole,
+        typer.Option(case_sensitive=False, help="Whether it computes prompts for others, answers with such, or both."),
+    ] = EngineRole.HYBRID,
     preset: PresetOption = None,
     hardware: HardwareOption = None,
     ddr: DdrOption = None,
@@ -79,6 +84,7 @@ def engine(  # noqa: PLR0913 - each is one option
     chosen = preset_of_options(preset, hardware, gpus)
     flags = TierFlags(ddr=ddr, ddr_path=ddr_path, nvme=nvme, nvme_dir=nvme_dir, write_mode=tier_write)
     tiers = tier_options(flags, chosen, served.name, nvme_root_dir())
+    need_possible_role(role, on_gpu=bool(gpus), tiers=bool(tiers.ddr_bytes))
     not_applied: list[str] = []
     if chosen is not None and tiers.ddr_bytes:
         shares, not_applied = shares_of_preset(chosen, None)
@@ -113,6 +119,7 @@ def engine(  # noqa: PLR0913 - each is one option
         control_endpoint=socket_endpoint(make_socket_dir(os.getpid()), "control"),
         gpu=gpus[0] if gpus else None,
         limits=limits,
+        role=role,
         extra=tuple(context.args),
     )
     plain(f"{served.name} on {instance.url}, KV events on tcp://{events_host}:{instance.events_port}")

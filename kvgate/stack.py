@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from kvcontrol.core.roles import KVTransport
+from kvcontrol.core.roles import EngineRole, KVTransport
 from kvgate.child import ChildSpec
 from kvgate.failure import CommandError
 from kvgate.instance import HEALTH_PATH, EngineLimits, Instance
@@ -100,6 +100,22 @@ def need_sane_count(count: int) -> None:
     """Raise ``CommandError`` for a number of instances that can't be meant."""
     if not 0 < count <= MAX_INSTANCES:
         raise CommandError(f"--instances is {count}; it is a number from 1 to {MAX_INSTANCES}")
+
+
+def need_possible_role(role: EngineRole, *, on_gpu: bool, tiers: bool) -> None:
+    """Raise ``CommandError`` for an instance in one of LMDeploy's roles that can't be what it is asked to be."""
+    if role is EngineRole.HYBRID:
+        return
+    if on_gpu:
+        raise CommandError(
+            f"--role {role} migrates prompts on CPUs alone: on GPUs LMDeploy needs DLSlime or Mooncake",
+            "hand prompts over through tiers, or see docs/design/pd.md for how LMDeploy's own ways are chosen",
+        )
+    if tiers:
+        raise CommandError(
+            f"--role {role} and tiers (--ddr, --preset) are not combined",
+            "leave --role out and set KVGATE_ENGINE_PD_TRANSPORT=tiers; the gateway's settings then say who prefills",
+        )
 
 
 def chosen_transport(topology: Topology, asked: KVTransport | None, *, on_gpu: bool, tiers: bool) -> KVTransport | None:
@@ -264,6 +280,7 @@ __all__ = [
     "engine_specs",
     "gateway_spec",
     "need_keys_beyond_loopback",
+    "need_possible_role",
     "need_sane_count",
     "plan_instances",
     "with_fair_threads",

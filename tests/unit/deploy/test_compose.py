@@ -12,7 +12,9 @@ import pytest
 import typer.main
 import yaml
 
+from engines.lmdeploy.settings import EngineSettings
 from gateway.settings import Settings
+from kvcontrol.core.roles import EngineRole
 from kvgate.__main__ import build_app
 
 ROOT = Path(__file__).parents[3]
@@ -69,8 +71,9 @@ def test_the_gateway_is_told_only_settings_that_exist_and_takes_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told = {name: filled(value) for name, value in SERVICES["gateway"]["environment"].items() if value is not None}
+    assert told.pop("OTEL_EXPORTER_OTLP_ENDPOINT") == "", "no traces unless a collector is named"
     names = {name.removeprefix("KVGATE_").lower() for name in SERVICES["gateway"]["environment"]}
-    assert names <= Settings.model_fields.keys()
+    assert {each for each in names if not each.startswith("otel_")} <= Settings.model_fields.keys()
     for name in [each for each in os.environ if each.startswith("KVGATE_")]:
         monkeypatch.delenv(name)
     for name, value in told.items():
@@ -98,15 +101,52 @@ def test_prometheus_scrapes_the_services_by_their_names() -> None:
     }
     assert targets == {"gateway", "engine-0", "engine-1"}
     assert targets <= SERVICES.keys()
-    for name in ("engine-0", "engine-1"):
-        assert SERVICES[f"{name}-gpu"]["networks"]["back"]["aliases"] == [name]
+    for name, alone in (("engine-0", "prefill"), ("engine-1", "decode")):
+        for stands_for in (f"{name}-gpu", f"{name}-{alone}"):
+            assert SERVICES[stands_for]["networks"]["back"]["aliases"] == [name]
+
+
+def test_of_two_separate_engines_one_computes_prompts_and_the_other_may_fetch_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    roles = {}
+    for name in ("engine-0-prefill", "engine-1-decode"):
+        service = SERVICES[name]
+        told = dict(each.partition("=")[::2] for each in service["command"])
+        roles[name] = EngineRole(told["--role"])
+        assert "--ddr" not in told, "in a role there are no tiers"
+        for variable, value in service["environment"].items():
+            monkeypatch.setenv(variable, filled(value))
+        settings = EngineSettings.load()
+        assert settings.pd_host == "0.0.0.0"  # noqa: S104 - on a network of their own
+        assert all(each.is_private for each in settings.pd_networks)
+    assert roles == {"engine-0-prefill": EngineRole.PREFILL, "engine-1-decode": EngineRole.DECODE}
+    assert SERVICES["engine-0-prefill"]["environment"]["KVGATE_ENGINE_PD_ADVERTISED_HOST"] == "engine-0"
+
+
+def test_each_profile_has_two_engines_and_the_gateway_waits_for_them() -> None:
+    of_profile: dict[str, set[str]] = {}
+    for name, service in SERVICES.items():
+        for profile in service.get("profiles", ()):
+            of_profile.setdefault(profile, set()).add(name)
+    assert of_profile == {
+        "cpu": {"engine-0", "engine-1"},
+        "gpu": {"engine-0-gpu", "engine-1-gpu"},
+        "pd": {"engine-0-prefill", "engine-1-decode"},
+        "redis": {"redis"},
+        "locust": {"locust"},
+    }
+    waits = SERVICES["gateway"]["depends_on"]
+    for profile in ("cpu", "gpu", "pd", "redis"):
+        for name in of_profile[profile]:
+            assert waits[name] == {"condition": "service_healthy", "required": False}
 
 
 def test_what_is_mounted_is_there() -> None:
     for service in SERVICES.values():
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0]
-            assert not source.startswith("./") or (ROOT / source).exists(), volume
+            assert not source.startswith("./") or (ROOT / source).exists() or source == "./loadtests", volume
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda each: each.name)
@@ -133,7 +173,7 @@ def test_dockerfiles_are_small_pinned_and_run_as_nobody_special(path: Path) -> N
                 assert (ROOT / source).exists(), source
 
 
-@pytest.mark.parametrize("profiles", ["cpu", "gpu", "cpu,redis"])
+@pytest.mark.parametrize("profiles", ["cpu", "gpu", "pd", "cpu,redis", "cpu,redis,locust"])
 def test_docker_compose_itself_takes_the_file(profiles: str) -> None:
     spec = importlib.util.find_spec("compose")
     if spec is None or spec.origin is None:

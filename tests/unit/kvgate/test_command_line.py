@@ -193,6 +193,7 @@ def test_engines_can_be_given_presets_and_tiers(command: str) -> None:
         (("--nvme", "1GiB"), "--nvme: there is no DDR tier"),
         (("--ddr", "1GiB", "--tier-write", "write_through"), "--tier-write: there is no NVMe tier"),
         (("--ddr", "lots"), "--ddr is 'lots'; it is an amount of memory like 512MiB or 2GiB"),
+        (("--role", "decode", "--ddr", "1GiB"), "--role decode and tiers (--ddr, --preset) are not combined"),
         (("--ddr", "900TiB"), "the tiers don't fit this machine: memory: 921600 GiB for DDR"),
     ],
 )
