@@ -215,6 +215,7 @@ class Pipeline:
 
     async def _forward(self, exchange: Exchange, call: Call, found: _Findings, record: RequestRecord) -> None:
         """Plan and try until an instance answers; raises ``ApiError`` when none does."""
+        path = exchange.target(_PATHS[call.operation])
         attempts = Attempts(self._retries, most=self._limits.max_attempts)
         headers = _engine_headers(exchange, record, found.tenant)
         limits = found.tenant.limits
@@ -238,7 +239,7 @@ class Pipeline:
                 found.entry.placed()
                 engine_call = EngineCall(
                     operation=call.operation,
-                    path=_PATHS[call.operation],
+                    path=path,
                     request_id=record.request_id,
                     headers=[*with_context(headers, record), *urgency_headers(limits, due_in_s=due_s - monotonic())],
                     body=call.body,

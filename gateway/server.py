@@ -1,11 +1,13 @@
 """The HTTP server's connections, with bounds that uvicorn's own don't have.
 
-They are on the time and the size of a request's line and headers, and on the time of its body.
+They are on the time and the size of a request's line and headers, and on the time of its body. A request names the host
+that it is for exactly once (RFC 9112, section 3.2).
 
 Without them a client that opens a connection and sends nothing, or one byte a second, holds it for ever, and a header
 without an end grows in memory. What the parser refuses is answered in OpenAI's envelope.
 """
 
+import re
 import sys
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
@@ -24,7 +26,19 @@ _LATE_S = 5.0
 """A body's bound here is so much later than the one that answers with 408: it is for whoever doesn't read bodies."""
 
 
+_VERSIONS = frozenset({"1.0", "1.1"})
+_HOST = re.compile(rb"[A-Za-z0-9._~%!$&'()*+,;=:\[\]-]*")
+
+
 class _HeadTooLongError(Exception):
+    """Raised within the parser's callbacks; ends the request."""
+
+
+class _VersionError(Exception):
+    """Raised within the parser's callbacks; ends the request."""
+
+
+class _HostError(Exception):
     """Raised within the parser's callbacks; ends the request."""
 
 
@@ -43,6 +57,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
     _head_begun = False
+    _host_wrong = False
     _timer: TimerHandle | None = None
     _writer: "HeldWriter"
     _gone: Callable[[], object] | None = None
@@ -115,6 +130,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = self._head_begun = False
         self._disarm()
+        hosts = [value for name, value in self.headers if name == b"host"]
+        version = self.parser.get_http_version()
+        if version not in _VERSIONS:  # for llhttp a line without a version is HTTP/0.9, and headers may follow
+            raise _VersionError
+        least = 0 if version == "1.0" else 1
+        if not least <= len(hosts) <= 1 or (hosts and not _HOST.fullmatch(hosts[0])):
+            self._host_wrong = True
+            raise _HostError
         self._offered = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._offered:
             return
@@ -167,6 +190,9 @@ class BoundedProtocol(HttpToolsProtocol):
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             said = f"the request's line and headers are longer than {self.max_header_bytes} bytes, the most allowed"
             code = "headers_too_large"
+        elif self._host_wrong:
+            status, code = HTTPStatus.BAD_REQUEST, "invalid_host"
+            said = "a request has exactly one Host header: the name or address of a host, maybe with a port"
         else:
             status, said, code = HTTPStatus.BAD_REQUEST, "this is not a valid HTTP request", "invalid_http"
         body = envelope(said, kind="invalid_request_error", code=code)

@@ -5,11 +5,12 @@ costs here.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
-from gateway.errors import ApiError, BodyTimeoutError, BodyTooLargeError
+from gateway.errors import ApiError, BodyTimeoutError, BodyTooLargeError, InvalidRequestError
 from gateway.interrupt import Interrupt, InterruptError
 from gateway.types import Dialect
 from gateway.upstream.headers import Header
@@ -22,6 +23,7 @@ Send = Callable[[Message], Awaitable[None]]
 CONNECTION = "kvgate.connection"
 """The scope's key for the server's own connection, which knows more than ASGI tells."""
 
+_QUERY = re.compile(rb"[!-~]*")
 _DRAIN_BYTES = 64 << 20
 _DRAIN_S = 2.0
 
@@ -69,6 +71,7 @@ class Exchange:
         self.headers: Sequence[Header] = scope["headers"]
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: bytes = scope.get("query_string", b"")
         self.started = False
         self._finished = False
         self._connection: Connection | None = scope.get(CONNECTION)
@@ -82,6 +85,17 @@ class Exchange:
         if self._by_name is None:
             self._by_name = dict(reversed(self.headers))
         return self._by_name.get(name)
+
+    def target(self, path: bytes) -> bytes:
+        """Return a path with the request's own query, as it came.
+
+        Raises ``InvalidRequestError`` for one with bytes that end a request line, or belong in no URL.
+        """
+        if not self.query:
+            return path
+        if not _QUERY.fullmatch(self.query):
+            raise InvalidRequestError("the query of the address holds bytes that no address may: encode them as %XX")
+        return path + b"?" + self.query
 
     @property
     def credential(self) -> bytes | None:

@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from time import monotonic
 
 from gateway.interrupt import Interrupt, InterruptError
-from gateway.upstream.connection import Connection, ConnectionLostError
+from gateway.upstream.connection import Connection, ConnectionLostError, NoAnswerError
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.headers import Header
 from gateway.upstream.pool import ConnectionPool, Origin
@@ -200,7 +200,8 @@ class UpstreamClient:
         self, url: str, path: bytes, *, headers: Sequence[Header], body: bytes, hung: Hung
     ) -> UpstreamResponse:
         """POST a body to ``path`` below an instance's URL, and return once the first byte of the answer's body is there
-        (or its empty end).
+        (or its empty end). A redirection is a failure: where it leads is the private network's affair, and nobody named
+        what is there as an instance.
 
         ``hung`` ends the wait as soon as it is done, and a later silence soon. A kept connection that turns out to be
         closed, with nothing having come, is replaced by a new one, once. Raises ``UpstreamFailureError``.
@@ -218,6 +219,9 @@ class UpstreamClient:
                 connection.ask(_head(origin, path, headers, len(body)), body)
                 await connection.arrival()
                 watch.begun()
+            except NoAnswerError as error:
+                watch.stop()
+                raise UpstreamFailureError(FailureKind.NO_HTTP, f"the engine's answer can't be read: {error}") from None
             except ConnectionLostError:
                 watch.stop()
                 if used_before and not connection.answered:  # it was closed for being idle, as the request went out
@@ -230,6 +234,14 @@ class UpstreamClient:
                 watch.stop()
                 connection.abort()
                 raise
+            if connection.status in _REDIRECTIONS:
+                watch.stop()
+                connection.abort()
+                raise UpstreamFailureError(
+                    FailureKind.REDIRECTED,
+                    f"the engine answered {connection.status}: redirections are neither followed nor passed on, an "
+                    "instance is to be named by the address at which it answers",
+                )
             return UpstreamResponse(connection, watch, partial(self._pool.give_back, origin))
 
     async def _connect(self, origin: Origin, hung: Hung) -> Connection:
@@ -263,6 +275,7 @@ def _head(origin: Origin, path: bytes, headers: Sequence[Header], length: int) -
 
 
 _OWN_LINES = 2  # content-length, and the empty one
+_REDIRECTIONS = range(300, 400)
 _ANY_HEADER = 47  # zlib's word for: gzip or zlib, as its header says
 _MOST_INFLATED_BYTES = 1 << 20
 _INFLATED = frozenset({b"gzip", b"x-gzip", b"deflate"})

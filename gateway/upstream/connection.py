@@ -18,11 +18,17 @@ from gateway.upstream.headers import Header
 
 _MOST_HELD_BYTES = 256 << 10
 """More of a body than this is not read from the socket before some of it is taken."""
-_MOST_HEAD_BYTES = 256 << 10
+MOST_HEAD_BYTES = 64 << 10
+"""Of an answer's header, interim ones and what follows its body counted in: a name, a value and four more bytes a line.
+"""
 
 
 class ConnectionLostError(Exception):
-    """The connection ended, or what came over it was no HTTP, before the answer was whole."""
+    """The connection ended before the answer was whole."""
+
+
+class NoAnswerError(ConnectionLostError):
+    """What came is no answer, and the connection was dropped; the message says what is wrong with it."""
 
 
 class Connection(asyncio.Protocol):
@@ -38,7 +44,7 @@ class Connection(asyncio.Protocol):
         self._failure: Exception | None = None
         self._parts: list[bytes] = []
         self._held_bytes = 0
-        self._head_bytes = 0
+        self._arrived_bytes = self._head_bytes = self._unread_bytes = 0
         self._paused = False
         self._asked = False
         self._in_head = True
@@ -60,7 +66,7 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers = []
         self._parts = []
-        self._held_bytes = self._head_bytes = 0
+        self._held_bytes = self._arrived_bytes = self._head_bytes = self._unread_bytes = 0
         self._in_head = self._asked = True
         self.ended = self._interim = self._until_eof = self._keep = False
         transport.writelines((head, body))
@@ -100,7 +106,7 @@ class Connection(asyncio.Protocol):
     @property
     def answered(self) -> bool:
         """Whether anything has come since the last request."""
-        return self._head_bytes > 0
+        return self._arrived_bytes > 0
 
     @property
     def exhausted(self) -> bool:
@@ -152,15 +158,15 @@ class Connection(asyncio.Protocol):
         parser = self._parser
         if parser is None:
             return
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._arrived_bytes += len(data)
+        self._unread_bytes += len(data)
         try:
             parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
-            self.fail(ConnectionLostError(f"what came is no HTTP answer: {error}"))
+            self.fail(NoAnswerError(f"what came is no HTTP answer: {error}"))
             return
-        if self._in_head and self._head_bytes > _MOST_HEAD_BYTES:
-            self.fail(ConnectionLostError(f"an answer's header is longer than {_MOST_HEAD_BYTES} bytes"))
+        if self._asked and self._unread_bytes > MOST_HEAD_BYTES:  # the parser keeps a line until it has an end
+            self._head_too_long()
         elif self._parts or self.ended:
             if self._held_bytes > _MOST_HELD_BYTES and not self._paused and self._transport is not None:
                 self._paused = True
@@ -171,10 +177,16 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if not self._asked:
-            self.fail(ConnectionLostError("an answer came that nothing was asked for"))
+            self.fail(NoAnswerError("an answer came that nothing was asked for"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head and self._asked:  # those behind the last chunk are not passed on
+        if not self._asked:
+            return
+        self._unread_bytes = 0
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self._head_too_long()
+        elif self._in_head:  # those behind the last chunk are not passed on
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -182,7 +194,7 @@ class Connection(asyncio.Protocol):
             return
         status = self._parser.get_status_code()
         if not 100 <= status < 600:  # noqa: PLR2004 - RFC 9110, section 15
-            self.fail(ConnectionLostError(f"what came has the status {status}, which is none"))
+            self.fail(NoAnswerError(f"what came has the status {status}, which is none"))
             return
         if status < 200:  # noqa: PLR2004 - RFC 9110: interim answers come before the real one
             self._interim = True
@@ -196,6 +208,7 @@ class Connection(asyncio.Protocol):
             return
         self._parts.append(body)
         self._held_bytes += len(body)
+        self._unread_bytes = 0
 
     def on_message_complete(self) -> None:
         if self._parser is None or not self._asked:
@@ -206,6 +219,9 @@ class Connection(asyncio.Protocol):
             return
         self._keep = self._parser.should_keep_alive()
         self._end()
+
+    def _head_too_long(self) -> None:
+        self.fail(NoAnswerError(f"its header is longer than {MOST_HEAD_BYTES} bytes"))
 
     def _end(self) -> None:
         self.ended = True
@@ -220,4 +236,4 @@ class Connection(asyncio.Protocol):
 
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
-__all__ = ["Connection", "ConnectionLostError"]
+__all__ = ["MOST_HEAD_BYTES", "Connection", "ConnectionLostError", "NoAnswerError"]

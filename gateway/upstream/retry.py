@@ -1,7 +1,8 @@
 """Whether a failed request may be tried on another instance.
 
 Only before its first byte has gone to the client, and only when the instance did not take it: no connection, a
-connection that ended before any answer, an instance that hangs, or a 502/503 from it. Never after a 4xx, 429 or 500:
+connection that ended before any answer, something that is no answer, a redirection, an instance that hangs, or a
+502/503 from it. Never after a 4xx, 429 or 500:
 those would come again and only multiply the load. A budget bounds the share of retries, so that an outage is not made
 worse.
 """
@@ -11,7 +12,16 @@ from http import HTTPStatus
 
 from gateway.upstream.failure import FailureKind
 
-_KINDS = frozenset({FailureKind.CONNECT, FailureKind.CONNECT_TIMEOUT, FailureKind.NO_ANSWER, FailureKind.HUNG})
+_KINDS = frozenset(
+    {
+        FailureKind.CONNECT,
+        FailureKind.CONNECT_TIMEOUT,
+        FailureKind.NO_ANSWER,
+        FailureKind.NO_HTTP,
+        FailureKind.REDIRECTED,
+        FailureKind.HUNG,
+    }
+)
 _STATUSES = frozenset({int(HTTPStatus.BAD_GATEWAY), int(HTTPStatus.SERVICE_UNAVAILABLE)})
 _MOST_LOST = 1
 """A request that two instances died or hung under is given up: it may be what does that to them."""
@@ -61,7 +71,7 @@ class Attempts:
         """
         if ended not in _KINDS and ended not in _STATUSES:
             return False
-        self._lost += ended in {FailureKind.NO_ANSWER, FailureKind.HUNG}
+        self._lost += ended in {FailureKind.NO_ANSWER, FailureKind.NO_HTTP, FailureKind.HUNG}
         return self._lost <= _MOST_LOST and self._left > 0 and self._others() > 0 and self._budget.take()
 
 

@@ -36,6 +36,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     error: str = "lmdeploy"  # shape of an error body: lmdeploy, openai, detail, html
     retry_after: str | None = None
+    location: str | None = None  # of a redirection
     ttft_s: float = 0.0
     chunks: int = 4
     chunk_s: float = 0.0
@@ -67,6 +68,7 @@ class ScriptedEngine:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.bodies: list[bytes] = []
+        self.targets: list[str] = []  # path and query of each request, as they came
         self.active = 0
         self.aborted = 0
         self.tiers: dict[CacheTier, TierStats] = {}
@@ -89,6 +91,7 @@ class ScriptedEngine:
     async def reply(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         self.bodies.append(body)
+        self.targets.append(request.raw_path)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         said = json.loads(body)
         self.requests.append(said)
@@ -110,7 +113,7 @@ class ScriptedEngine:
         if script.die_after == 0:
             _drop(request)
             return web.Response()
-        if script.status >= 400:
+        if script.status >= 300:
             return _failure(script)
         tokens = self._tokens(said)
         salt = request.headers.get(CACHE_SALT_HEADER, "")
@@ -342,6 +345,8 @@ def _whole(path: str, model: str, script: Script, usage: dict[str, Any]) -> dict
 
 def _failure(script: Script) -> web.Response:
     headers = {} if script.retry_after is None else {"retry-after": script.retry_after}
+    if script.location is not None:
+        headers["location"] = script.location
     message = f"scripted {script.status}"
     match script.error:
         case "openai":

@@ -390,3 +390,19 @@ async def _status(fleet: Fleet, how: str, *, stream: bool = False) -> int:
     async with fleet.gateway.post(CHAT, chat(stream=stream), x_script=how) as answer:
         await answer.read()
         return int(answer.status)
+
+
+async def test_a_redirection_is_a_failure_of_the_instance_and_its_address_stays_inside(tmp_path: Path) -> None:
+    inside = "http://10.0.0.1:9/v1/chat/completions"
+    async with running_fleet(tmp_path, {"a": ScriptedEngine(), "b": ScriptedEngine()}) as fleet:
+        fleet.engines["a"].default = Script(status=307, location=inside)
+        for _ in range(4):
+            async with fleet.gateway.post(CHAT, chat()) as answer:
+                assert (answer.status, answer.headers["x-kvgate-instance"]) == (200, "b")
+        fleet.engines["b"].default = Script(status=302, location=inside)
+        async with fleet.gateway.post(CHAT, chat()) as answer:
+            text = await answer.text()
+            assert answer.status == 502, text
+            assert "redirection" in text
+            assert "location" not in answer.headers
+            assert "10.0.0.1" not in text

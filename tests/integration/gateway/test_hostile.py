@@ -152,11 +152,59 @@ async def test_a_long_body_in_one_piece_with_its_head_is_no_long_head(fleet: Fle
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00\x01\x00", b"NOT HTTP\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"NOT HTTP\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /healthz\r\nhost: x\r\n\r\n",
+    ],
+)
 async def test_what_is_no_http_is_a_400_with_an_envelope(fleet: Fleet, garbage: bytes) -> None:
     answer = await said(fleet, garbage)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [
+        (b"1.1", [b"x"], b"200"),
+        (b"1.1", [b"[::1]:8000"], b"200"),
+        (b"1.1", [b""], b"200"),
+        (b"1.1", [], b"400"),
+        (b"1.1", [b"x", b"x"], b"400"),
+        (b"1.1", [b"x", b"y"], b"400"),
+        (b"1.1", [b"x/y"], b"400"),
+        (b"1.1", [b"x y"], b"400"),
+        (b"1.1", [b"user@x"], b"400"),
+        (b"1.0", [], b"200"),
+        (b"1.0", [b"x", b"y"], b"400"),
+    ],
+)
+async def test_a_request_names_its_host_exactly_once(
+    fleet: Fleet, version: bytes, hosts: list[bytes], status: bytes
+) -> None:
+    body = json.dumps(chat()).encode()
+    lines = [f"POST {CHAT} HTTP/".encode() + version, b"content-length: %d" % len(body), b"connection: close"]
+    lines[1:1] = [b"Host: " + host for host in hosts]
+    answer = await said(fleet, b"\r\n".join(lines) + b"\r\n\r\n" + body)
+    assert answer[9:12] == status
+    assert fleet.requests == (status == b"200")
+    if status == b"400":
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_host"
+
+
+@pytest.mark.parametrize("query", [b"a=\xff", b"a=\x7f", b"a=\tb", b"a=\x01", b"a b", b"a\rb", b"a\nb: c"])
+async def test_a_query_with_bytes_that_no_address_holds_reaches_no_engine(fleet: Fleet, query: bytes) -> None:
+    body = json.dumps(chat()).encode()
+    sent = post(body, b"content-length: %d" % len(body), b"connection: close").replace(
+        b" HTTP/", b"?" + query + b" HTTP/"
+    )
+    answer = await said(fleet, sent)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert fleet.requests == 0
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from yarl import URL
 
 from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, running_fleet, script
 from tests.support.running_gateway import eventually
@@ -37,6 +38,18 @@ async def test_the_body_reaches_the_engine_byte_for_byte(fleet: Fleet) -> None:
     async with fleet.gateway.post(CHAT, body) as answer:
         assert answer.status == 200
     assert fleet.last_body() == body
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/messages"])
+@pytest.mark.parametrize("query", ["", "?", "?beta=true", "?a=%0d%0ax-evil:%201&b=%20+;/?&&a=1&=%ff", "?model=other"])
+async def test_the_query_reaches_the_engine_byte_for_byte(tmp_path: Path, path: str, query: str) -> None:
+    async with running_fleet(tmp_path, {"a": ScriptedEngine()}) as fleet:
+        body = json.dumps(chat(prompt="hi", max_tokens=4)).encode()
+        url = URL(fleet.gateway.url + path + query, encoded=True)
+        async with fleet.gateway.session.post(url, data=body) as answer:
+            assert answer.status == 200
+        assert fleet.engines["a"].targets == [path + query.removesuffix("?")]
+        assert "x-evil" not in fleet.last_headers()
 
 
 async def test_end_to_end_headers_reach_the_engine_and_our_own_and_hop_by_hop_ones_never(fleet: Fleet) -> None:

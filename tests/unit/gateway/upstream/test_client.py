@@ -11,6 +11,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 
 from gateway.upstream import ConnectionPool, FailureKind, Timeouts, UpstreamClient, UpstreamFailureError
+from gateway.upstream.connection import MOST_HEAD_BYTES
 from gateway.upstream.pool import Origin
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -195,18 +196,70 @@ async def test_what_comes_behind_an_answer_is_no_answer_to_the_next_request() ->
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", FailureKind.NO_ANSWER),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhe", FailureKind.CUT),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n", FailureKind.CUT),
-        (b"this is no HTTP\r\n\r\n", FailureKind.NO_ANSWER),
-        (b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n", FailureKind.NO_ANSWER),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", FailureKind.NO_ANSWER),
-        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * (300 << 10), FailureKind.NO_ANSWER),
-        (b"HTTP/1.1 999 OK\r\ncontent-length: 5\r\n\r\nhello", FailureKind.NO_ANSWER),
-        (b"HTTP/1.1 600 OK\r\n\r\n", FailureKind.NO_ANSWER),
-        (b"HTTP/1.1 099 OK\r\ncontent-length: 5\r\n\r\nhello", FailureKind.NO_ANSWER),
+        (b"this is no HTTP\r\n\r\n", FailureKind.NO_HTTP),
+        (b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n", FailureKind.NO_HTTP),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", FailureKind.NO_HTTP),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * (1 << 20) + b"\r\ncontent-length: 0\r\n\r\n", FailureKind.NO_HTTP),
+        (b"HTTP/1.1 200 OK\r\n" + b"x: 1\r\n" * (1 << 18) + b"content-length: 0\r\n\r\n", FailureKind.NO_HTTP),
+        (b"HTTP/1.1 100 Continue\r\nx: 1\r\n\r\n" * (1 << 15), FailureKind.NO_HTTP),
+        (b"HTTP/1.1 200 " + b"O" * (1 << 20) + b"\r\ncontent-length: 0\r\n\r\n", FailureKind.NO_HTTP),
+        (CHUNKED[:-2] + b"x: " + b"y" * (1 << 20) + b"\r\n\r\n", FailureKind.CUT),
+        (CHUNKED[:-2] + b"x: 1\r\n" * (1 << 18) + b"\r\n", FailureKind.CUT),
+        (b"HTTP/1.1 307 Temporary Redirect\r\nlocation: http://10.0.0.1/\r\n\r\n", FailureKind.REDIRECTED),
+        (b"HTTP/1.1 304 Not Modified\r\n\r\n", FailureKind.REDIRECTED),
+        (b"HTTP/1.1 999 OK\r\ncontent-length: 5\r\n\r\nhello", FailureKind.NO_HTTP),
+        (b"HTTP/1.1 600 OK\r\n\r\n", FailureKind.NO_HTTP),
+        (b"HTTP/1.1 099 OK\r\ncontent-length: 5\r\n\r\nhello", FailureKind.NO_HTTP),
     ],
 )
 async def test_an_answer_that_is_none_says_how(answer: bytes, kind: FailureKind) -> None:
     async with serving(answering(answer)) as server, client() as asked:
         assert await failure_of(asked, server.url) is kind
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 1000])
+@pytest.mark.parametrize("lines", [1, 50])
+async def test_a_header_may_be_as_long_as_the_bound_says_and_no_byte_longer(lines: int, piece: int) -> None:
+    rest = MOST_HEAD_BYTES - sum(len(name) + len(value) + 4 for name, value in ((b"content-length", b"5"),))
+    size = rest // lines
+
+    def answer(more: int) -> bytes:
+        sizes = [size] * (lines - 1)
+        sizes.append(rest - sum(sizes) + more)
+        head = b"".join(b"x-%02d: %s\r\n" % (number, b"y" * (each - 8)) for number, each in enumerate(sizes))
+        return b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n" + head + b"\r\nhello"
+
+    async def in_pieces(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for more in (0, 1):
+            await server.request(reader)
+            said = answer(more)
+            for start in range(0, len(said), piece):
+                writer.write(said[start : start + piece])
+                await writer.drain()
+
+    async with serving(in_pieces) as server, client() as asked:
+        assert await ask(asked, server.url) == (200, b"hello")
+        with pytest.raises(UpstreamFailureError, match=f"longer than {MOST_HEAD_BYTES} bytes") as caught:
+            await ask(asked, server.url)
+        assert caught.value.kind is FailureKind.NO_HTTP
+
+
+@pytest.mark.parametrize("line", [b"y" * 4096, b"x: y\r\n" * 700])
+async def test_a_header_without_an_end_is_not_collected(line: bytes) -> None:
+    sent = 0
+
+    async def endless(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await server.request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nx: ")
+        while True:  # until the connection is closed
+            writer.write(line)
+            await writer.drain()
+            sent += len(line)
+
+    async with serving(endless) as server, client() as asked:
+        assert await failure_of(asked, server.url) is FailureKind.NO_HTTP
+    assert sent < 64 << 20
 
 
 async def test_bytes_that_came_before_a_cut_are_given_out() -> None:
