@@ -13,9 +13,11 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
@@ -32,6 +34,8 @@ REFUSED = b"refused"
 _IDLE_POLL_MS = 1_000
 _GATHER_S = 0.001
 _FAILURE_PAUSE_S = 0.1
+
+_Answer = TypeVar("_Answer")
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +78,7 @@ class EventPublisher:
     ) -> None:
         self._operations = dict(operations or {})
         self._errors = 0
+        self._calls: deque[tuple[Callable[[], None], Callable[[], object]]] = deque()
         self._closing = threading.Event()
         self._closed = False
         self._close_lock = threading.Lock()
@@ -110,6 +115,25 @@ class EventPublisher:
             if not self._closed:
                 self._write_wake()
 
+    def call(self, work: Callable[["EventPublisher"], _Answer]) -> "Future[_Answer]":
+        """Do ``work`` on the publisher's thread, between two turns, for a caller in this process; any thread.
+
+        Cancelled when the publisher is closed first.
+        """
+        answer: Future[_Answer] = Future()
+
+        def run() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                answer.set_result(work(self))
+            except Exception as error:  # noqa: BLE001 - belongs to the caller
+                answer.set_exception(error)
+
+        self._calls.append((run, answer.cancel))
+        self.wake()
+        return answer
+
     def snapshot(self) -> Resident:
         """Publish what waits and return the resident set that it leads to; the publisher's thread only."""
         published, resident = self.log.snapshot()
@@ -126,6 +150,8 @@ class EventPublisher:
             self._write_wake()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        while self._calls:
+            self._calls.popleft()[1]()
         if self._thread.is_alive():
             _log.error("the KV event publisher did not stop within %.1f s; its sockets stay open", timeout_s)
             return
@@ -173,6 +199,8 @@ class EventPublisher:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
         self._send(self.log.publish())
+        while self._calls:
+            self._calls.popleft()[0]()
         if self._router in ready:
             self._answer_replay(self._router.recv_multipart(zmq.NOBLOCK))
         if self._control is not None and self._control in ready:

@@ -1,16 +1,13 @@
 """What the tiers of an engine say of themselves, in the words of ``/kv/v1`` and ``/metrics``."""
 
-import heapq
 import math
-import time
-from collections.abc import Iterator
 
 from engines.lmdeploy.tier_metrics import TenantCounts, TierCounts, bounded
 from engines.lmdeploy.tiers import EngineTiers
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import BenefitStats, OffloadStats, PathStats, PredictionStats, TierStats
-from kvcontrol.core.tier_control import BlockInfo, BlockList, BlockQuery, QuotaBody, Quotas, TenantUsageBody
+from kvcontrol.core.tier_control import QuotaBody, Quotas, TenantUsageBody
 from kvcontrol.kv_runtime import HierarchyManager
 from kvcontrol.kv_runtime.block_file import padded
 
@@ -128,36 +125,6 @@ def _break_evens(hierarchy: HierarchyManager, block_tokens: int) -> dict[CacheTi
     return found
 
 
-def block_list(hierarchy: HierarchyManager, query: BlockQuery) -> BlockList:
-    """Return the blocks below HBM that a query names, those used last first; the engine's thread. O(blocks)."""
-    now_s = time.monotonic()
-    total = 0
-
-    def matching() -> Iterator[tuple[float, BlockInfo]]:
-        nonlocal total
-        for block_id, record in hierarchy.blocks():
-            info, places = hierarchy.get_block_info(block_id), hierarchy.locate(block_id)
-            if info is None or (query.tier is not None and query.tier not in places):
-                continue
-            if query.tenant is not None and query.tenant != record.tenant:
-                continue
-            total += 1
-            idle_s = max(0.0, now_s - info.last_access_s)
-            yield (
-                idle_s,
-                BlockInfo(
-                    hash=record.key.hex(),
-                    tiers=list(places),
-                    size_bytes=info.size_bytes,
-                    tenant=record.tenant,
-                    idle_s=round(idle_s, 3),
-                ),
-            )
-
-    youngest = heapq.nsmallest(query.limit, matching(), key=lambda each: each[0])
-    return BlockList(total=total, blocks=[info for _, info in youngest])
-
-
 def quotas(hierarchy: HierarchyManager) -> Quotas:
     """Return every tenant's use and quota in every tier; any thread."""
     return Quotas(
@@ -180,4 +147,4 @@ def quotas(hierarchy: HierarchyManager) -> Quotas:
     )
 
 
-__all__ = ["block_list", "offload_stats", "quotas", "tier_counts", "tier_stats"]
+__all__ = ["offload_stats", "quotas", "tier_counts", "tier_stats"]

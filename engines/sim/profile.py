@@ -36,7 +36,7 @@ class EngineShape:
     max_batch: int
     max_prefill_tokens: int
     context_tokens: int
-    policy: str = "adaptive"
+    policy: str = "lru"
     tier_policy: str = "lru"
 
     def __post_init__(self) -> None:

@@ -151,6 +151,7 @@ class SimTiers:
     ) -> None:
         self.counters = TierCounters()
         self.block_bytes = shape.block_bytes
+        self.block_tokens = shape.block_tokens
         self._sink = sink
         self._width = shape.block_tokens * TOKEN_BYTES
         self._clock = LinkClock(links, shape.block_bytes)

@@ -1,4 +1,6 @@
-"""KV events, ``/kv/v1`` and salts of a real instance: api_server, spawned engine process, block trie."""
+"""KV events, ``/kv/v1`` and salts of an instance: of LMDeploy (api_server, spawned engine process, block trie), and of
+the simulated engine, which passes for one.
+"""
 
 import contextlib
 import signal
@@ -15,6 +17,7 @@ from kvcontrol.core.events import BlockStored
 from tests.support import kv_events
 from tests.support.instance import Instance, free_port
 from tests.support.kv_events import block_names, chat_tokens, hbm, held_after, replay, snapshot, stats
+from tests.support.simulated_instance import SimulatedInstance
 
 pytestmark = pytest.mark.engine
 
@@ -22,11 +25,23 @@ BLOCK = 16
 
 
 @pytest.fixture(scope="module")
-def instance(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
+def lmdeploy(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
     with Instance.start(
         tiny_llama, tmp_path_factory.mktemp("instance") / "log", "--num-gpu-blocks", "1024"
     ) as instance:
         yield instance
+
+
+@pytest.fixture(scope="module")
+def simulated(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
+    with SimulatedInstance.serve(tiny_llama, tmp_path_factory.mktemp("simulated") / "log") as instance:
+        yield instance
+
+
+@pytest.fixture(params=["lmdeploy", "simulated"])
+def instance(request: pytest.FixtureRequest) -> Instance:
+    found: Instance = request.getfixturevalue(request.param)
+    return found
 
 
 def chat(instance: Instance, text: str, *, salt: str | None = None, new_tokens: int = 4) -> int:
@@ -128,7 +143,8 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_the_salt_holds_on_every_route_that_generates(instance: Instance, route: str) -> None:
+def test_the_salt_holds_on_every_route_that_generates(lmdeploy: Instance, route: str) -> None:
+    instance = lmdeploy
     path, body = ROUTES[route]
     text = text_about(f"{route} and nothing else")
 
@@ -181,7 +197,8 @@ def test_a_bad_salt_is_refused_in_openais_envelope(instance: Instance, salt: str
 
 def test_stats_are_live(instance: Instance) -> None:
     first = stats(instance.url)
-    assert (first.engine, first.device, first.identity.model) == ("lmdeploy", "cpu", "m")
+    expected = ("sim", "sim") if isinstance(instance, SimulatedInstance) else ("lmdeploy", "cpu")
+    assert (first.engine, first.device, first.identity.model) == (*expected, "m")
     assert first.identity.block_size_tokens == BLOCK
     assert first.load.running == first.load.waiting == 0
     chat(instance, text_about("stations"))
@@ -208,7 +225,8 @@ def test_the_instances_own_metrics_carry_our_series(instance: Instance) -> None:
     assert "kvgate_engine_hook_errors_total 0.0" in text
 
 
-def test_a_stuck_engine_is_a_503_in_bounded_time_and_comes_back(instance: Instance) -> None:
+def test_a_stuck_engine_is_a_503_in_bounded_time_and_comes_back(lmdeploy: Instance) -> None:
+    instance = lmdeploy
     engine = instance.engine_process()
     engine.send_signal(signal.SIGSTOP)
     try:
@@ -251,9 +269,9 @@ def test_a_killed_engine_answers_in_bounded_time_and_a_restart_is_a_new_epoch(
 
 
 def test_an_events_port_in_use_ends_the_start_with_its_name(
-    instance: Instance, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lmdeploy: Instance, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = stats(instance.url).events.endpoint
+    taken = stats(lmdeploy.url).events.endpoint
     monkeypatch.setenv("KVGATE_ENGINE_EVENTS_ENDPOINT", taken)
     second = Instance.start(tiny_llama, tmp_path / "log")
     try:

@@ -1,0 +1,99 @@
+"""``python -m engines.sim``: serve a simulated engine."""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+
+from engines.event_publisher import EndpointError
+from engines.sim.engine import Behaviour
+from engines.sim.faults import Faults
+from engines.sim.instance import InstanceSpec, SimInstance
+from engines.sim.profile import EngineShape, ProfileError, load_profile, shipped
+from engines.sim.server import Server
+from engines.sim.text import SimTokenizer, TextError
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    made = argparse.ArgumentParser(prog="python -m engines.sim", description=__doc__)
+    made.add_argument("--model", type=Path, required=True, help="a model folder; only its tokenizer is read")
+    made.add_argument("--model-name", help="the name that clients say; default: the folder's")
+    made.add_argument("--profile", default="h100-7b", help=f"{', '.join(shipped())}, or a file; default: h100-7b")
+    made.add_argument("--host", default="127.0.0.1", help="where to listen; default: 127.0.0.1")
+    made.add_argument("--port", type=int, required=True, help="the HTTP port")
+    made.add_argument("--events", default="tcp://127.0.0.1:*", help="endpoint of the KV events; default: a free port")
+    made.add_argument("--replay", default="tcp://127.0.0.1:*", help="endpoint that replays them; default: a free port")
+    made.add_argument("--seed", type=int, default=0, help="another seed, other answers, jitter and faults; default: 0")
+    made.add_argument("--jitter", type=float, default=0.0, help="spread of steps' times, 0 to 1; default: 0")
+    made.add_argument(
+        "--answer-tokens", type=_some, default=128, help="an answer's length where nobody says; default: 128"
+    )
+    sizes = made.add_argument_group("sizes, where they differ from the profile's")
+    sizes.add_argument("--block-tokens", type=int, help="cut the same memory into blocks of so many tokens")
+    for name in ("hbm-blocks", "ddr-blocks", "nvme-blocks", "max-batch", "context-tokens"):
+        sizes.add_argument(f"--{name}", type=int)
+    sizes.add_argument("--policy", help="the eviction policy of HBM")
+    faults = made.add_argument_group("faults")
+    faults.add_argument("--slow", type=float, default=1.0, help="factor on all times")
+    faults.add_argument("--refuse", type=float, default=0.0, help="share of requests that get a 503")
+    faults.add_argument("--die", type=float, default=0.0, help="share of streams that break off")
+    faults.add_argument("--lose-events", type=float, default=0.0, help="share of KV events that nobody hears of")
+    faults.add_argument("--corrupt", type=float, default=0.0, help="share of blocks that come wrong from below HBM")
+    faults.add_argument("--capacity-lie", type=float, default=1.0, help="factor on the capacity that is reported")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until it is told to stop; 1, with a message, for what can't be."""
+    chosen = parser().parse_args(arguments)
+    try:
+        profile = load_profile(chosen.profile)
+        profile = replace(profile, engine=_shape(profile.engine, chosen))
+        faults = Faults(
+            slow=chosen.slow,
+            refuse=chosen.refuse,
+            die=chosen.die,
+            lose_events=chosen.lose_events,
+            corrupt=chosen.corrupt,
+            capacity_lie=chosen.capacity_lie,
+        )
+        Behaviour(jitter=chosen.jitter)  # refuses what can't be, before anything is opened
+        tokenizer = SimTokenizer(chosen.model)
+        instance = SimInstance(
+            InstanceSpec(
+                profile=profile,
+                model=chosen.model_name or chosen.model.name,
+                seed=chosen.seed,
+                jitter=chosen.jitter,
+                faults=faults,
+                events_endpoint=chosen.events,
+                replay_endpoint=chosen.replay,
+            )
+        )
+    except (ProfileError, TextError, EndpointError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    app = Server(instance, tokenizer, answer_tokens=chosen.answer_tokens).app()
+    uvicorn.run(app, host=chosen.host, port=chosen.port, log_level="warning", timeout_graceful_shutdown=5)
+    return 0
+
+
+def _some(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{count}; it must be > 0")
+    return count
+
+
+def _shape(shape: EngineShape, chosen: argparse.Namespace) -> EngineShape:
+    if chosen.block_tokens is not None:
+        shape = shape.with_block_tokens(chosen.block_tokens)
+    names = ("hbm_blocks", "ddr_blocks", "nvme_blocks", "max_batch", "context_tokens", "policy")
+    return replace(shape, **{name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

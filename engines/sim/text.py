@@ -1,0 +1,117 @@
+"""Prompts become tokens with a model's own tokenizer, as LMDeploy does it; answers are words that mean nothing.
+
+The tokenizer and the chat template are real, so block names equal those that a gateway computes. An answer's tokens are
+drawn, by seed and prompt, from words of one token each whose text is read back as the same tokens: so the next turn of
+a conversation begins with the blocks of this one.
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+_MOST_WORDS: Final = 512
+_LEAST_WORDS: Final = 2
+
+
+class TextError(ValueError):
+    """A prompt or a tokenizer can't be used; the message says why."""
+
+
+class SimTokenizer:
+    """Takes a moment to load. Raises ``TextError`` for a folder without a tokenizer that can be used."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import PreTrainedTokenizerFast  # not AutoTokenizer, which would bring torch
+
+        try:
+            self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise TextError(f"{folder}: there is no tokenizer that can be used: {error}") from error
+        self.words = self._find_words()
+        if len(self.words) < _LEAST_WORDS:
+            raise TextError(f"{folder}: the tokenizer has no words of one token, of which answers could be made")
+        self._assistant_end = self._find_assistant_end()
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> list[int]:
+        """Return a conversation's tokens; raises ``TextError`` for one that the template refuses."""
+        if self._assistant_end is None:
+            raise TextError("the model has no chat template; ask /v1/completions")
+        continued = bool(messages) and messages[-1].get("role") == "assistant"
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [{**each, "content": _text(each.get("content"))} for each in messages],
+                tokenize=False,
+                add_generation_prompt=not continued,
+                **kwargs,
+            )
+        except Exception as error:
+            raise TextError(f"the chat template refused the messages: {error}") from error
+        if continued and self._assistant_end:
+            text = text[: -len(self._assistant_end)]
+        return self.encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's tokens, with those that the tokenizer adds by itself."""
+        return list(self._tokenizer.encode(text))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer's tokens."""
+        return str(self._tokenizer.decode(list(tokens)))
+
+    def answer(self, seed: str, tokens: int) -> list[int]:
+        """Return an answer of so many tokens; the same seed, the same answer."""
+        return random.Random(seed).choices(self.words, k=tokens)  # noqa: S311 - to be repeatable is what it is for
+
+    def _find_words(self) -> list[int]:
+        """Tokens that are a space and letters, and stay themselves between others."""
+        found = []
+        for token in range(len(self._tokenizer)):
+            text = self.decode([token])
+            if len(text) > 2 and text[0] == " " and text[1:].isascii() and text[1:].isalpha():  # noqa: PLR2004
+                found.append(token)
+            if len(found) >= _MOST_WORDS:
+                break
+        good = [token for token in found if self._reads_back([token, token])]
+        while good and not self._reads_back(good):
+            good = [token for token, text in zip(good, self._reread(good), strict=False) if token == text]
+        return good
+
+    def _reads_back(self, tokens: Sequence[int]) -> bool:
+        return self._reread(tokens) == list(tokens)
+
+    def _reread(self, tokens: Sequence[int]) -> list[int]:
+        return list(self._tokenizer.encode(self.decode(tokens), add_special_tokens=False))
+
+    def _find_assistant_end(self) -> str | None:
+        """What follows an assistant's text, None without a chat template."""
+        if getattr(self._tokenizer, "chat_template", None) is None:
+            return None
+        probe = [{"role": "user", "content": "placeholder"}, {"role": "assistant", "content": "sentinel"}]
+        text: str = self._tokenizer.apply_chat_template(probe, tokenize=False)
+        return text[text.find("sentinel") + len("sentinel") :]
+
+
+def _text(content: object) -> str:
+    """A message's content as LMDeploy reads it: text parts joined by newlines, nothing for null."""
+    match content:
+        case None:
+            return ""
+        case str():
+            return content
+        case list():
+            return "\n".join(_parts(content))
+        case _:
+            raise TextError(f"content is a {type(content).__name__}; allowed is text, or a list of text parts")
+
+
+def _parts(content: Sequence[object]) -> Iterator[str]:
+    for part in content:
+        match part:
+            case {"type": "text", "text": str(text)}:
+                yield text
+            case _:
+                raise TextError("content has a part that isn't text; a simulated engine reads text alone")
+
+
+__all__ = ["SimTokenizer", "TextError"]

@@ -1,0 +1,178 @@
+"""A simulated instance over HTTP, alone and behind the real gateway."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from engines.models.tiny import build_tiny
+from engines.sim.faults import Faults
+from engines.sim.text import SimTokenizer
+from kvcontrol.core.blocks import CacheTier
+from tests.support.running_gateway import RunningGateway, eventually, running_gateway
+from tests.support.simulated_instance import Simulated, simulated
+
+SYSTEM = "You answer in short words. " * 20
+QUICK = 0.02
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> SimTokenizer:
+    return SimTokenizer(model)
+
+
+def chat(*texts: str, **more: object) -> dict[str, Any]:
+    roles = ("system", "user", "assistant")
+    order = [roles[0], *(roles[1 + place % 2] for place in range(len(texts) - 1))]
+    messages = [{"role": role, "content": text} for role, text in zip(order, texts, strict=True)]
+    return {"model": "m", "messages": messages, **more}
+
+
+@asynccontextmanager
+async def fleet(
+    tokenizer: SimTokenizer, model: Path, state_dir: Path, faults: dict[str, Faults], **shape: object
+) -> AsyncIterator[tuple[RunningGateway, dict[str, Simulated]]]:
+    """The gateway before simulated instances of these names."""
+    async with AsyncExitStack() as stack:
+        engines = {
+            name: await stack.enter_async_context(simulated(tokenizer, faults=each, **shape))
+            for name, each in faults.items()
+        }
+        instances = [{"id": name, "url": engine.url} for name, engine in engines.items()]
+        gateway = await stack.enter_async_context(running_gateway(state_dir, instances=instances, tokenizer=model))
+        await gateway.usable(len(engines))
+        yield gateway, engines
+
+
+async def test_whole_and_streamed_answers_say_the_same(tokenizer: SimTokenizer) -> None:
+    async with simulated(tokenizer) as engine, aiohttp.ClientSession(engine.url) as session:
+        async with session.post("/v1/chat/completions", json=chat(SYSTEM, "hello", max_tokens=9)) as answer:
+            whole = await answer.json()
+        asked = chat(SYSTEM, "hello", max_tokens=9, stream=True, stream_options={"include_usage": True})
+        async with session.post("/v1/chat/completions", json=asked) as answer:
+            lines = [line.decode()[6:].strip() async for line in answer.content if line.startswith(b"data: ")]
+    events = [json.loads(line) for line in lines[:-1]]
+    assert lines[-1] == "[DONE]"
+    text = "".join(each["choices"][0]["delta"]["content"] for each in events[:-1])
+    assert text == whole["choices"][0]["message"]["content"]
+    assert len(events) == 10
+    assert events[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"] == "length"
+    first, second = whole["usage"], events[-1]["usage"]
+    assert first["completion_tokens"] == second["completion_tokens"] == 9
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["prompt_tokens_details"]["cached_tokens"] == (first["prompt_tokens"] - 1) // 16 * 16
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/v1/completions", b"{", 400, "not what is allowed"),
+        ("/v1/completions", b'{"model": "m", "prompt": []}', 400, "prompt"),
+        ("/v1/completions", b'{"model": "m", "prompt": "a", "max_tokens": 0}', 400, "max_tokens"),
+        ("/v1/completions", b'{"model": "m", "prompt": "a", "max_tokens": 900000}', 400, "together"),
+        ("/v1/completions", b'{"model": "m", "prompt": [-1], "max_tokens": 1}', 400, "token"),
+        ("/v1/completions", b'{"model": "other", "prompt": "a"}', 404, "there is 'm'"),
+        ("/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": 3}]}', 400, "content"),
+        ("/kv/v1/migrate", b'{"hashes": ["zz"], "tier": "DDR"}', 400, "no tiers below HBM"),
+    ],
+)
+async def test_what_can_not_be_done_is_said(
+    tokenizer: SimTokenizer, path: str, body: bytes, status: int, words: str
+) -> None:
+    async with (
+        simulated(tokenizer) as engine,
+        aiohttp.ClientSession(engine.url) as session,
+        session.post(path, data=body) as answer,
+    ):
+        assert answer.status == status
+        assert words in (await answer.json())["error"]["message"]
+
+
+async def test_policies_and_quotas_are_changed_and_the_cache_is_reset(tokenizer: SimTokenizer) -> None:
+    async with simulated(tokenizer, ddr_blocks=64) as engine, aiohttp.ClientSession(engine.url) as session:
+        async with session.post("/v1/chat/completions", json=chat(SYSTEM, "hello")) as answer:
+            assert answer.status == 200
+        async with session.put("/kv/v1/policy", json={"kind": "eviction", "name": "s3fifo"}) as answer:
+            assert [each["name"] for each in (await answer.json())["policies"]] == ["s3fifo", "lru"]
+        async with session.put("/kv/v1/policy", json={"kind": "eviction:nvme", "name": "lru"}) as answer:
+            assert answer.status == 400
+        quota = {"tenant": "shared", "tier": "DDR", "quota": {"guaranteed_bytes": 10 * 917504}}
+        async with session.put("/kv/v1/quotas", json=quota) as answer:
+            said = (await answer.json())["tiers"]["DDR"]["shared"]
+            assert said["quota"]["guaranteed_bytes"] == 10 * 917504
+            assert said["used_bytes"] == said["used_blocks"] * 917504 > 0
+        async with session.get("/kv/v1/blocks?limit=2&tier=DDR") as answer:
+            listed = await answer.json()
+            assert len(listed["blocks"]) == 2 < listed["total"]
+        async with session.post("/kv/v1/prefix-cache/reset") as answer:
+            dropped = (await answer.json())["dropped"]
+            assert dropped["HBM"] >= dropped["DDR"] == listed["total"]
+        async with session.get("/kv/v1/snapshot") as answer:
+            assert not any((await answer.json())["tiers"].values())
+
+
+async def test_a_client_that_leaves_ends_its_request(tokenizer: SimTokenizer) -> None:
+    async with simulated(tokenizer, faults=Faults(slow=1.0)) as engine:
+        async with aiohttp.ClientSession(engine.url) as session:
+            asked = {"model": "m", "prompt": "hello", "max_tokens": 9000, "stream": True}
+            async with session.post("/v1/completions", json=asked) as answer:
+                await answer.content.readany()
+                assert engine.instance.engine.running == 1
+        await eventually(lambda: not engine.instance.engine.running)
+        assert engine.instance.engine.counters.cancelled == 1
+
+
+async def test_the_gateway_knows_what_a_simulated_instance_holds(
+    tokenizer: SimTokenizer, model: Path, tmp_path: Path
+) -> None:
+    quick = Faults(slow=QUICK)
+    async with fleet(tokenizer, model, tmp_path, {"a": quick, "b": quick}) as (gateway, engines):
+        turns = [SYSTEM, "hello"]
+        holder = ""
+        for turn in range(3):
+            async with gateway.post("/v1/chat/completions", chat(*turns, max_tokens=40)) as answer:
+                said = await answer.json()
+                matched = int(answer.headers["x-kvgate-matched-tokens"])
+                cached = said["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert matched == cached
+                assert turn == 0 or (matched > 0 and answer.headers["x-kvgate-instance"] == holder)
+                holder = answer.headers["x-kvgate-instance"]
+            turns += [said["choices"][0]["message"]["content"], f"and {turn}?"]
+            held = len((await engines[holder].instance.snapshot()).hashes(CacheTier.HBM))
+            await gateway.counted(f'kvgate_resident_blocks{{instance="{holder}",tier="HBM"}}', held)
+
+
+async def test_an_instance_that_refuses_is_covered_by_the_other(
+    tokenizer: SimTokenizer, model: Path, tmp_path: Path
+) -> None:
+    faults = {"a": Faults(slow=QUICK, refuse=1.0), "b": Faults(slow=QUICK)}
+    async with fleet(tokenizer, model, tmp_path, faults) as (gateway, _):
+        for number in range(4):
+            async with gateway.post("/v1/chat/completions", chat(f"{number} {SYSTEM}", "hello")) as answer:
+                assert (answer.status, answer.headers["x-kvgate-instance"]) == (200, "b")
+
+
+async def test_an_answer_that_breaks_off_ends_in_an_error_event(
+    tokenizer: SimTokenizer, model: Path, tmp_path: Path
+) -> None:
+    async with fleet(tokenizer, model, tmp_path, {"a": Faults(slow=QUICK, die=1.0)}) as (gateway, _):
+        said = b""
+        for number in range(20):  # it may break off before the first token, which is a 502
+            async with gateway.post(
+                "/v1/chat/completions", chat(f"{number} {SYSTEM}", "hello", max_tokens=30, stream=True)
+            ) as answer:
+                said = await answer.content.read()
+                if answer.status == 200:
+                    break
+            await asyncio.sleep(0.1)
+        assert b'"code":"upstream_cut"' in said
