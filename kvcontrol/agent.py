@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import CostBenefitModel, PrefillSpeed
-from kvcontrol.kv_runtime import HierarchyManager
+from kvcontrol.kv_runtime import HierarchyManager, Prompt
 from kvcontrol.prefetcher import Prefetcher
 from kvcontrol.prefix_reuse import PrefixReuseMetrics, PromptChain
 
@@ -89,6 +89,19 @@ class KVAgent:
     def saved(self, plan: SavePlan) -> None:
         """End a plan whose save has ended, or give it up."""
         self.hierarchy.release(plan.held)
+
+    def requested(self, chain: PromptChain, limit: int, tenant: str) -> None:
+        """Follow a request's prompt, of which the first ``limit`` blocks can be reused: once, before its first plan."""
+        size = chain.block_size_tokens
+        self.hierarchy.requested(
+            Prompt(
+                keys=chain.keys[:limit],
+                tokens=chain.block_tokens[:limit],
+                tenant=tenant,
+                block_tokens=size,
+                prompt_tokens=limit * size,
+            )
+        )
 
     def plan_load(
         self, chain: PromptChain, first: int, limit: int, *, whatever_it_costs: bool = False

@@ -53,6 +53,8 @@ class _Request:
     offered_blocks: int = 0
     plan: LoadPlan | None = None
     load_failed: bool = False
+    is_told: bool = False
+    """The tiers know of its prompt."""
     is_stale: bool = False
     """It began under another identity: its KV has no name any more."""
 
@@ -132,6 +134,10 @@ class OffloadPlanner:
         size = self.identity.block_size_tokens
         limit = int(seq.clamp_prefix_cache_match_step(seq.get_prefix_cache_max_candidate_step())) // size
         first = computed_tokens // size
+        if not request.is_told:
+            request.is_told = True
+            request.chain.grow(limit)  # what isn't loaded is saved, which asks for the same hashes
+            self.agent.requested(request.chain, limit, request.tenant)
         if request.plan is not None:
             if request.plan.first_block == first:
                 return request.plan.last_block * size - computed_tokens

@@ -60,12 +60,10 @@ _STAY: Final = 1.1
 """Another weight is taken only when it wins by so much more than the present one."""
 
 
-_REASONS: Final = {
-    (weight, weight): f"adaptive: oldest, where what came again ages {weight:g} times as slowly" for weight in WEIGHTS
-} | {
-    (weight, 1.0): f"adaptive: used longest ago, until a weight of {weight:g} can't cost more than it has gained"
-    for weight in WEIGHTS[1:]
-}
+_REASONS: Final = tuple(f"adaptive: oldest, where what came again ages {each:g} times as slowly" for each in WEIGHTS)
+_REASONS_BEHIND: Final = tuple(
+    f"adaptive: used longest ago, until a weight of {weight:g} can't cost more than it has gained" for weight in WEIGHTS
+)
 
 
 class _Entry:
@@ -115,14 +113,16 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         self._parents: dict[ContentKey, ContentKey] = {}
         """What comes before each content of the present prompt."""
         self._told = False
-        self.reason = _REASONS[1.0, 1.0]
+        self._most_behind = math.inf
+        """A block that isn't LRU's to go may go while fewer are behind."""
+        self.reason = _REASONS[0]
 
     def state(self) -> AdaptiveState:
         """Return what it does now. O(1)."""
         lru = self._lru
         return AdaptiveState(
             weight=WEIGHTS[self._chosen],
-            follows=self._follows(),
+            follows=WEIGHTS[self._chosen] if lru.behind < lru.most_behind(RISK) else 1.0,
             hits=lru.hits,
             lru_hits=lru.lru_hits,
             behind_blocks=lru.behind,
@@ -144,6 +144,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """See ``EvictionPolicy``."""
         self._room = len(self._entries)  # whoever makes room has none: that is how many fit
+        self._most_behind = math.inf if self._chosen == 0 else self._lru.most_behind(RISK)
         return super().select_victims(context)
 
     def _add(self, block: BlockId, key: ContentKey | None) -> None:
@@ -181,38 +182,43 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         if block not in self._holds:
             self._lines.drop(block, again=entry.again)
         self._ghosts.put(entry.key, True)  # noqa: FBT003 - a value that nobody reads
-        self._unlink(entry)
+        if entry.parent is not None:
+            self._unlink(entry.parent)
         self._lru.lost(entry.key)
 
     def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it learns at the insertion
-        weight = WEIGHTS[self._chosen]
-        follows = weight if weight == 1 or self._lru.may_risk(RISK) else 1.0
-        self.reason = _REASONS[weight, follows]
-        block = self._lines.first(follows)
+        # Written out, because each call costs as much as a step, and more where the processor's caches are cold.
+        lru, lines, chosen = self._lru, self._lines, self._chosen
+        if lru.behind < self._most_behind:
+            follows = WEIGHTS[chosen]
+            self.reason = _REASONS[chosen]
+        else:
+            follows = 1.0
+            self.reason = _REASONS_BEHIND[chosen]
+        block = lines.first(follows)
         if block is None:
             return None
-        if follows != 1 and self._tails.get(self._entries[block].key):
-            older = self._lines.first(1.0)
-            block = block if older is None else older
-        entry = self._entries.pop(block)
-        self._lines.drop(block, again=entry.again)
-        self._unlink(entry)
-        self._ghosts.put(entry.key, True)  # noqa: FBT003
-        self._lru.went(entry.key)
+        entries = self._entries
+        entry = entries[block]
+        if follows != 1 and entry.key in self._tails:
+            older = lines.first(1.0)
+            if older is not None:
+                block, entry = older, entries[older]
+        del entries[block]
+        del (lines.again if entry.again else lines.once)[block]
+        key, parent = entry.key, entry.parent
+        if parent is not None:
+            self._unlink(parent)
+        self._ghosts.put(key, True)  # noqa: FBT003 - a value that nobody reads
+        lru.went(key)
         return block
 
-    def _unlink(self, entry: _Entry) -> None:
-        parent = entry.parent
-        if parent is not None:
-            left = self._tails[parent] - 1
-            if left:
-                self._tails[parent] = left
-            else:
-                del self._tails[parent]
-
-    def _follows(self) -> float:
-        weight = WEIGHTS[self._chosen]
-        return weight if weight == 1 or self._lru.may_risk(RISK) else 1.0
+    def _unlink(self, parent: ContentKey) -> None:
+        left = self._tails[parent] - 1
+        if left:
+            self._tails[parent] = left
+        else:
+            del self._tails[parent]
 
     def _count(self, key: ContentKey) -> None:
         self._uses += 1

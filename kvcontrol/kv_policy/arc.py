@@ -39,22 +39,23 @@ class ArcPolicy(PathPolicy[_Entry]):
         super().__init__()
         self._c = capacity_blocks
         self._p = 0.0
-        self._once: OrderedDict[BlockId, None] = OrderedDict()
-        self._often: OrderedDict[BlockId, None] = OrderedDict()
+        self._once: OrderedDict[BlockId, _Entry] = OrderedDict()
+        self._often: OrderedDict[BlockId, _Entry] = OrderedDict()
         self._once_size = 0
         """|T1|, held ones included; |T2| is the rest of the entries."""
-        self._ghosts_once: GhostList[bool] = GhostList(2 * capacity_blocks)
-        self._ghosts_often: GhostList[bool] = GhostList(2 * capacity_blocks)
+        self._gone_once: OrderedDict[ContentKey, None] = OrderedDict()
+        """B1, of which ``_trim`` and ``_choose`` keep the size; so with B2."""
+        self._gone_often: OrderedDict[ContentKey, None] = OrderedDict()
         self._returning: GhostList[bool] = GhostList(capacity_blocks)
         """What was learnt from already, before its insertion."""
 
     def _add(self, block: BlockId, key: ContentKey | None) -> None:
         often = key is not None and (self._returning.take(key) is not None or self._learn(key) is not None)
-        self._entries[block] = _Entry(key, often)
+        entry = self._entries[block] = _Entry(key, often)
         if often:
-            self._often[block] = None
+            self._often[block] = entry
         else:
-            self._once[block] = None
+            self._once[block] = entry
             self._once_size += 1
         self._trim()
 
@@ -69,14 +70,15 @@ class ArcPolicy(PathPolicy[_Entry]):
         self._once_size -= 1
         if not held:
             del self._once[block]
-            self._often[block] = None
+            self._often[block] = entry
 
     def _park(self, block: BlockId) -> None:
         del (self._often if self._entries[block].often else self._once)[block]
 
     def _unpark(self, path: Sequence[BlockId]) -> None:
         for block in reversed(path):
-            (self._often if self._entries[block].often else self._once)[block] = None
+            entry = self._entries[block]
+            (self._often if entry.often else self._once)[block] = entry
 
     def _drop(self, block: BlockId) -> None:
         if block not in self._holds:
@@ -85,63 +87,57 @@ class ArcPolicy(PathPolicy[_Entry]):
             self._once_size -= 1
 
     def _choose(self, incoming: ContentKey | None) -> BlockId | None:
+        # One function, because each call costs as much as a step, and more where the processor's caches are cold.
+        once, often, gone = self._once, self._often, self._gone_once
         came_from = None if incoming is None else self._learn(incoming)
-        if came_from is None:
-            return self._make_room()
-        self._returning.put(incoming, True)  # noqa: FBT003 - a value that nobody reads
-        return self._replace(from_often=came_from)
+        if came_from is not None:
+            self._returning.put(incoming, True)  # noqa: FBT003 - a value that nobody reads
+        elif self._once_size >= self._c and once:
+            block, _ = once.popitem(last=False)  # without being remembered
+            self._once_size -= 1
+            del self._entries[block]
+            return block
+        elif self._once_size + len(gone) >= self._c:
+            if gone:
+                gone.popitem(last=False)
+        elif self._gone_often and len(self._entries) + len(gone) + len(self._gone_often) >= 2 * self._c:
+            self._gone_often.popitem(last=False)
+        if once and (not often or self._once_size > self._p or (came_from and self._once_size == self._p)):
+            block, entry = once.popitem(last=False)
+            self._once_size -= 1
+        elif often:
+            block, entry = often.popitem(last=False)
+            gone = self._gone_often
+        else:
+            return None
+        del self._entries[block]
+        key = entry.key
+        if key is not None:
+            before = len(gone)
+            gone[key] = None
+            if len(gone) == before:  # another block of the same content went before
+                gone.move_to_end(key)
+        return block
 
     def _learn(self, key: ContentKey) -> bool | None:
         """Move p by a key that comes back; return whether it had been seen often, None if it isn't remembered."""
-        once, often = len(self._ghosts_once), len(self._ghosts_often)
-        if self._ghosts_once.take(key) is not None:
-            self._p = min(float(self._c), self._p + max(1.0, often / once))
+        if key in self._gone_once:
+            self._p = min(float(self._c), self._p + max(1.0, len(self._gone_often) / len(self._gone_once)))
+            del self._gone_once[key]
             return False
-        if self._ghosts_often.take(key) is not None:
-            self._p = max(0.0, self._p - max(1.0, once / often))
+        if key in self._gone_often:
+            self._p = max(0.0, self._p - max(1.0, len(self._gone_once) / len(self._gone_often)))
+            del self._gone_often[key]
             return True
         return None
 
-    def _make_room(self) -> BlockId | None:
-        """Choose for a newcomer that isn't remembered (case IV of the paper)."""
-        if self._once_size >= self._c and self._once:
-            return self._take(self._once)
-        if self._once_size + len(self._ghosts_once) >= self._c:
-            if len(self._ghosts_once):
-                self._ghosts_once.forget_oldest()
-        elif len(self._entries) + len(self._ghosts_once) + len(self._ghosts_often) >= 2 * self._c and len(
-            self._ghosts_often
-        ):
-            self._ghosts_often.forget_oldest()
-        return self._replace(from_often=False)
-
-    def _replace(self, *, from_often: bool) -> BlockId | None:
-        once, often = self._once, self._often
-        large = self._once_size > self._p or (from_often and self._once_size == self._p)
-        line, ghosts = (once, self._ghosts_once) if (large and once) or not often else (often, self._ghosts_often)
-        if not line:
-            return None
-        key = self._entries[next(iter(line))].key
-        if key is not None:
-            ghosts.put(key, True)  # noqa: FBT003
-        return self._take(line)
-
-    def _take(self, line: OrderedDict[BlockId, None]) -> BlockId:
-        block, _ = line.popitem(last=False)
-        if line is self._once:
-            self._once_size -= 1
-        del self._entries[block]
-        return block
-
     def _trim(self) -> None:
         """Keep the memory within its bounds where blocks come without anybody's having asked for room."""
-        while len(self._ghosts_once) and self._once_size + len(self._ghosts_once) > self._c:
-            self._ghosts_once.forget_oldest()
-        while (
-            len(self._ghosts_often)
-            and len(self._entries) + len(self._ghosts_once) + len(self._ghosts_often) > 2 * self._c
-        ):
-            self._ghosts_often.forget_oldest()
+        once, often = self._gone_once, self._gone_often
+        while once and self._once_size + len(once) > self._c:
+            once.popitem(last=False)
+        while often and len(self._entries) + len(once) + len(often) > 2 * self._c:
+            often.popitem(last=False)
 
 
 __all__ = ["ArcPolicy"]

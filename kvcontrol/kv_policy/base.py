@@ -22,6 +22,7 @@ class PathPolicy(ABC, Generic[Entry]):
     reason: str
     tails_first: bool
     follows_prompts: bool = False
+    counts_uses: bool = True
 
     def __init__(self) -> None:
         self._entries: dict[BlockId, Entry] = {}

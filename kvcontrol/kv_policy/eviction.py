@@ -57,6 +57,8 @@ class EvictionPolicy(Protocol):
     tails_first: bool
     follows_prompts: bool
     """Whether ``requested`` is more than nothing: owners to whom telling costs something may leave it out otherwise."""
+    counts_uses: bool
+    """Whether ``access`` says more than a hold and its release do; likewise."""
 
     def __len__(self) -> int:
         """Return the number of blocks that the policy knows, held ones included."""

@@ -23,6 +23,7 @@ class FifoPolicy(PathPolicy[None]):
     name = "fifo"
     reason = "fifo: came first"
     tails_first = False
+    counts_uses = False
 
     def __init__(self) -> None:
         super().__init__()

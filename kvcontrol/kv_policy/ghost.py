@@ -27,8 +27,10 @@ class GhostList(Generic[Value]):
         Returns the value of the key that is forgotten for it, None where there is room.
         """
         line = self._line
+        before = len(line)
         line[key] = value
-        line.move_to_end(key)
+        if len(line) == before:
+            line.move_to_end(key)
         return line.popitem(last=False)[1] if len(line) > self.room else None
 
     def take(self, key: ContentKey) -> Value | None:

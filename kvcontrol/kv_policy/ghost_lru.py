@@ -77,11 +77,11 @@ class LruGhost:
         self.behind = 0
         """How many keys LRU would hold that the real cache doesn't, beyond those whose loss is counted already."""
 
-    def may_risk(self, share: float) -> bool:
-        """Whether one more step away from LRU's order keeps the promise."""
-        return (
-            self.behind + 1
-        ) * self._severity * self._block_tokens <= self.hits - self.lru_hits + share * self.lru_hits
+    def most_behind(self, share: float) -> float:
+        """Return the number that ``behind`` must stay below for one more step away from LRU's order to keep the
+        promise. What is chosen to go doesn't change it.
+        """
+        return (self.hits - self.lru_hits + share * self.lru_hits) // (self._severity * self._block_tokens)
 
     def requested(self, prompt: Sequence[ContentKey], block_tokens: int, prompt_tokens: int) -> None:
         """A prompt came, of which nothing is touched yet."""

@@ -25,6 +25,7 @@ class LruPolicy:
     name = "lru"
     tails_first = True
     follows_prompts = False
+    counts_uses = False
 
     def __init__(self) -> None:
         self._line: OrderedDict[BlockId, None] = OrderedDict()

@@ -13,6 +13,7 @@ class NaiveLruPolicy:
     name = "naive lru"
     tails_first = True
     follows_prompts = False
+    counts_uses = False
 
     def __init__(self) -> None:
         self._ticks = count()

@@ -46,35 +46,45 @@ class PredictivePolicy(PathPolicy[_Entry]):
         super().__init__()
         self._now = 0
         self._lines: tuple[OrderedDict[BlockId, _Entry], ...] = tuple(OrderedDict() for _ in range(CLASSES))
-        self._ghosts: GhostList[tuple[int, int]] = GhostList(int(ghosts * capacity_blocks))
-        self._forgotten: list[tuple[int, int]] = []
-        """Uses and last uses of ghosts that made way, which the table hasn't been told of."""
+        self._ghosts: GhostList[_Entry] = GhostList(int(ghosts * capacity_blocks))
+        self._forgotten: list[_Entry] = []
+        """Ghosts that made way, which the table hasn't been told of."""
         self._fronts: list[BlockId | None] = [None] * CLASSES
         """Each line's first block, where it is known what is to be expected of it (a read of cold memory saved)."""
         self._expected = [_NONE_THERE] * CLASSES
-        """Of the fronts, until ticks and with versions of the table that follow."""
-        self._untils = [0] * CLASSES
-        self._versions = [0] * CLASSES
+        """Of the fronts, at the table's ``_version``, until ticks that follow."""
+        self._untils: list[float] = [_NONE_THERE] * CLASSES
+        self._until = _NONE_THERE
+        """The first of these."""
+        self._version = 0
+        self._unasked: set[int] = set()
+        """Lines that may have a first block of which nobody has asked."""
+        self._ages = [(0, 0, 0.0)] * CLASSES
+        """Of each line: ages from and below, that share a bucket of the table, and what is expected of them."""
         self._table = ReuseTable(CLASSES, patience=int(patience * capacity_blocks), window=16 * capacity_blocks)
 
     def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
-        """See ``EvictionPolicy``. What the table learns of victims it learns here, so that choosing is quick."""
-        for uses, last in self._forgotten:
-            self._table.ended(class_of(uses), last, self._now)
+        """See ``EvictionPolicy``. What the table learns of victims and is asked of who is next is done here, not by who
+        waits for a victim: each choice is followed by an insertion.
+        """
+        for entry in self._forgotten:
+            self._table.ended(class_of(entry.uses), entry.last, self._now)
         self._forgotten.clear()
         super().insert(path, keys)
+        if self._is_outdated():
+            self._look()
 
     def _add(self, block: BlockId, key: ContentKey | None) -> None:
         self._now += 1
         known = None if key is None else self._ghosts.take(key)
         uses = 1
         if known is not None:
-            before, last = known
-            self._table.used(class_of(before), last, self._now)
-            uses = before + 1
+            self._table.used(class_of(known.uses), known.last, self._now)
+            uses = known.uses + 1
         entry = self._entries[block] = _Entry(key, uses, self._now)
-        self._table.begun(class_of(uses), self._now)
-        self._lines[class_of(uses)][block] = entry
+        klass = class_of(uses)
+        self._table.begun(klass, self._now)
+        self._stand(block, entry, klass)
 
     def _touch(self, block: BlockId) -> None:
         self._now += 1
@@ -87,7 +97,7 @@ class PredictivePolicy(PathPolicy[_Entry]):
         self._table.begun(after, self._now)
         if block not in self._holds:
             self._leave(block, before)
-            self._lines[after][block] = entry
+            self._stand(block, entry, after)
 
     def _park(self, block: BlockId) -> None:
         self._leave(block, class_of(self._entries[block].uses))
@@ -95,25 +105,29 @@ class PredictivePolicy(PathPolicy[_Entry]):
     def _unpark(self, path: Sequence[BlockId]) -> None:
         for block in reversed(path):
             entry = self._entries[block]
-            self._lines[class_of(entry.uses)][block] = entry
+            self._stand(block, entry, class_of(entry.uses))
 
     def _drop(self, block: BlockId) -> None:
         if block not in self._holds:
             self._park(block)
-        self._remember(self._entries[block])
+        entry = self._entries[block]
+        forgotten: _Entry | None = entry
+        if entry.key is not None:
+            forgotten = self._ghosts.put(entry.key, entry)
+        if forgotten is not None:
+            self._forgotten.append(forgotten)
 
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """See ``EvictionPolicy``."""
-        now, lines, untils, versions = self._now, self._lines, self._untils, self._table.versions
-        for klass, block in enumerate(self._fronts):
-            if block is None:
-                if lines[klass]:
-                    self._ask(klass)
-            elif now >= untils[klass] or self._versions[klass] != versions[klass]:
-                self._ask(klass)
+        if self._is_outdated():
+            self._look()
         return super().select_victims(context)
 
     def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it learns at the insertion
+        if self._unasked:  # as after every choice
+            for klass in self._unasked:
+                self._ask(klass)
+            self._unasked.clear()
         expected = self._expected
         least = min(expected)
         if least == _NONE_THERE:
@@ -121,36 +135,64 @@ class PredictivePolicy(PathPolicy[_Entry]):
         klass = expected.index(least)
         block, entry = self._lines[klass].popitem(last=False)
         del self._entries[block]
-        self._remember(entry)
-        self._ask(klass)
+        forgotten: _Entry | None = entry
+        if entry.key is not None:
+            forgotten = self._ghosts.put(entry.key, entry)
+        if forgotten is not None:
+            self._forgotten.append(forgotten)
+        self._fronts[klass] = None
+        expected[klass] = _NONE_THERE
+        self._unasked.add(klass)
         return block
+
+    def _is_outdated(self) -> bool:
+        return bool(self._unasked) or self._now >= self._until or self._version != self._table.version
+
+    def _look(self) -> None:
+        """Find out what is to be expected of each line's front, as far as that isn't known."""
+        now, version = self._now, self._table.version
+        if self._version != version:
+            self._version = version
+            self._ages = [(0, 0, 0.0)] * CLASSES
+            self._unasked.update(range(CLASSES))
+        elif now >= self._until:
+            self._unasked.update([klass for klass, until in enumerate(self._untils) if now >= until])
+        for klass in self._unasked:
+            self._ask(klass)
+        self._unasked.clear()
+        self._until = min(self._untils)
 
     def _ask(self, klass: int) -> None:
         """Find out what is to be expected of the front of a line."""
-        line, table = self._lines[klass], self._table
+        line = self._lines[klass]
         if not line:
             self._fronts[klass] = None
-            self._expected[klass] = _NONE_THERE
+            self._expected[klass] = self._untils[klass] = _NONE_THERE
             return
-        block = self._fronts[klass] = next(iter(line))
+        block = self._fronts[klass]
+        if block is None:
+            block = self._fronts[klass] = next(iter(line))
         last = line[block].last
-        bucket = bucket_of(self._now - last)
-        self._expected[klass] = table.worth(klass, bucket)
-        self._untils[klass] = last + start_of(bucket + 1)
-        self._versions[klass] = table.versions[klass]
+        age = self._now - last
+        start, end, expected = self._ages[klass]
+        if not start <= age < end:
+            bucket = bucket_of(age)
+            start, end, expected = start_of(bucket), start_of(bucket + 1), self._table.worth(klass, bucket)
+            self._ages[klass] = (start, end, expected)
+        self._expected[klass] = expected
+        self._untils[klass] = last + end
+
+    def _stand(self, block: BlockId, entry: _Entry, klass: int) -> None:
+        self._lines[klass][block] = entry
+        if self._fronts[klass] is None:
+            self._unasked.add(klass)
 
     def _leave(self, block: BlockId, klass: int) -> None:
         del self._lines[klass][block]
         if self._fronts[klass] == block:
             self._fronts[klass] = None
-            self._expected[klass] = _NONE_THERE
-
-    def _remember(self, entry: _Entry) -> None:
-        forgotten: tuple[int, int] | None = (entry.uses, entry.last)
-        if entry.key is not None:
-            forgotten = self._ghosts.put(entry.key, (entry.uses, entry.last))
-        if forgotten is not None:
-            self._forgotten.append(forgotten)
+            self._expected[klass] = self._untils[klass] = _NONE_THERE
+            self._unasked.add(klass)
 
 
 def class_of(uses: int) -> int:

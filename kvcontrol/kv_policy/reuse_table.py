@@ -62,8 +62,8 @@ class ReuseTable:
         self._ended = [[0.0] * BUCKETS for _ in range(classes + 1)]
         self._open: list[dict[int, int]] = [{} for _ in range(classes + 1)]
         """Gaps that are open, by the slot in which they began."""
-        self.versions = [0] * classes
-        """Count up when a class is worked out anew."""
+        self.version = 0
+        """Counts up when a class is worked out anew."""
         self._observed = 0
         self._next = 0
         self._until_work = 0
@@ -71,7 +71,7 @@ class ReuseTable:
         """None before anything is known: what was used last is worth most."""
         self._worths: list[dict[int, float]] = [{} for _ in range(classes)]
         self._asked: list[set[int]] = [set() for _ in range(classes)]
-        """Buckets asked for since the class was last worked out: they will be again, and are kept at hand."""
+        """Buckets asked for since the class was last worked out: they and the next will be, and are kept at hand."""
 
     def begun(self, klass: int, now: int) -> None:
         """Follow a use, after which a gap begins."""
@@ -96,7 +96,7 @@ class ReuseTable:
         self._count(now)
 
     def worth(self, klass: int, bucket: int) -> float:
-        """Return the uses per tick that are to be expected of something in a bucket; holds for one of ``versions``."""
+        """Return the uses per tick that are to be expected of something in a bucket; holds for one ``version``."""
         hazards = self._hazards[klass]
         if hazards is None:
             return 1.0 / (1 + start_of(bucket))
@@ -151,9 +151,11 @@ class ReuseTable:
 
     def _work_out(self, klass: int, now: int) -> None:
         hazards = self._hazards[klass] = self.hazards(klass, now)
-        self._worths[klass] = {bucket: index_of(hazards, bucket, self._patience) for bucket in self._asked[klass]}
+        wanted = self._asked[klass]
+        wanted.update([bucket + 1 for bucket in wanted if bucket + 1 < BUCKETS])  # for what grows older
+        self._worths[klass] = {bucket: index_of(hazards, bucket, self._patience) for bucket in wanted}
         self._asked[klass] = set()
-        self.versions[klass] += 1
+        self.version += 1
 
     def _hazards_of(self, klass: int, now: int, overall: list[float] | None) -> list[float]:
         used, ended = self._used[klass], self._ended[klass]

@@ -71,6 +71,11 @@ class TailsFirst:
         """Whether the policy does."""
         return self.policy.follows_prompts
 
+    @property
+    def counts_uses(self) -> bool:
+        """Whether the policy does."""
+        return self.policy.counts_uses
+
     def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
         """Follow a prompt that came, before anything of it is used."""
         self.policy.requested(prompt, block_tokens=block_tokens, prompt_tokens=prompt_tokens)

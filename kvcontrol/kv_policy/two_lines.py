@@ -14,30 +14,31 @@ Key = TypeVar("Key")
 class TwoLines(Generic[Key]):
     """Things in two lines, each the youngest last. Every call is O(1)."""
 
-    __slots__ = ("_again", "_now", "_once")
+    __slots__ = ("_now", "again", "once")
 
     def __init__(self) -> None:
-        self._once: OrderedDict[Key, int] = OrderedDict()
-        self._again: OrderedDict[Key, int] = OrderedDict()
+        self.once: OrderedDict[Key, int] = OrderedDict()
+        """With the time of each; whoever takes out many may do so here."""
+        self.again: OrderedDict[Key, int] = OrderedDict()
         self._now = 0
 
     def __len__(self) -> int:
-        return len(self._once) + len(self._again)
+        return len(self.once) + len(self.again)
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._again or key in self._once
+        return key in self.again or key in self.once
 
     def put(self, key: Key, *, again: bool) -> None:
         """Put what stands nowhere at the young end of a line."""
         self._now += 1
-        (self._again if again else self._once)[key] = self._now
+        (self.again if again else self.once)[key] = self._now
 
     def use(self, key: Key) -> bool:
         """Put a thing at the young end of those that came again; False, and nothing changes, if it stands nowhere."""
-        again = self._again
+        again = self.again
         if key in again:
             again.move_to_end(key)
-        elif self._once.pop(key, None) is None:
+        elif self.once.pop(key, None) is None:
             return False
         self._now += 1
         again[key] = self._now
@@ -45,24 +46,23 @@ class TwoLines(Generic[Key]):
 
     def drop(self, key: Key, *, again: bool) -> None:
         """Take a thing out of its line; ``KeyError`` if it isn't there."""
-        del (self._again if again else self._once)[key]
+        del (self.again if again else self.once)[key]
 
     def first(self, weight: float) -> Key | None:
         """Return who goes next; None when nobody is there."""
-        once, again = self._once, self._again
-        if not again:
-            return next(iter(once), None)
-        oldest = next(iter(again))
-        if not once:
+        once, again = self.once, self.again
+        for oldest in again:
+            for first in once:
+                now = self._now
+                return oldest if (now - again[oldest]) / weight > now - once[first] else first
             return oldest
-        first, now = next(iter(once)), self._now
-        return oldest if (now - again[oldest]) / weight > now - once[first] else first
+        return next(iter(once), None)
 
     def pop(self, weight: float) -> Key | None:
         """Take out who goes next; None when nobody is there."""
         key = self.first(weight)
-        if key is not None and self._once.pop(key, None) is None:
-            del self._again[key]
+        if key is not None and self.once.pop(key, None) is None:
+            del self.again[key]
         return key
 
 

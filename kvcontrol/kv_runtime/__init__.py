@@ -34,6 +34,7 @@ from kvcontrol.kv_runtime.migrator_config import MigratorConfig
 from kvcontrol.kv_runtime.naive import NaivePool, NaiveTokens, NaiveUnits
 from kvcontrol.kv_runtime.plan import BatchReport, BlockResult, MigrationPlan, PlanId, PlanRefusal, Priority, Route
 from kvcontrol.kv_runtime.pool import AllocationResult, KVPool, Mark
+from kvcontrol.kv_runtime.prompt import Prompt
 from kvcontrol.kv_runtime.quota import NO_QUOTA, QuotaManager, TenantQuota, TenantUsage
 from kvcontrol.kv_runtime.record import BlockRecord, BlockSeal, Recovered, checksum
 from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
@@ -112,6 +113,7 @@ __all__ = [
     "PlanRefusal",
     "Priority",
     "Progress",
+    "Prompt",
     "QuotaError",
     "QuotaManager",
     "Reason",

@@ -38,6 +38,7 @@ from kvcontrol.kv_runtime.hits import TierHits
 from kvcontrol.kv_runtime.loader import Loader
 from kvcontrol.kv_runtime.migration_gate import MigrationGate
 from kvcontrol.kv_runtime.migrator import KVMigrator
+from kvcontrol.kv_runtime.prompt import Prompt
 from kvcontrol.kv_runtime.quota import QuotaManager
 from kvcontrol.kv_runtime.record import BlockRecord
 from kvcontrol.kv_runtime.residency import Residency
@@ -126,6 +127,16 @@ class HierarchyManager(Directory):
     def quotas(self) -> QuotaManager:
         """Who may use how much; changed by the owner's thread."""
         return self._quotas
+
+    def requested(self, prompt: Prompt) -> None:
+        """Follow a prompt that came, once, before anything of it is held, loaded or saved.
+
+        What of it can be read here counts as used now, and policies that follow prompts are told of it. O(blocks) where
+        a tier's policy asks for that; nothing otherwise.
+        """
+        if self._residency.follows_requests:
+            run = self.find_run(prompt.keys, prompt.tokens, 0, len(prompt.keys))
+            self._residency.requested(prompt, run.block_ids)
 
     # Moving.
 

@@ -14,6 +14,7 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash, BlockId
 from kvcontrol.core.integrity import must
 from kvcontrol.kv_policy.eviction import EvictionPolicy
+from kvcontrol.kv_runtime.prompt import Prompt
 from kvcontrol.kv_runtime.record import BlockRecord, Recovered
 from kvcontrol.kv_runtime.resident import Block, Copy
 from kvcontrol.kv_runtime.ticket import Change
@@ -150,6 +151,18 @@ class Residency:
         for block in last:
             if not block.copies:
                 self.settle(block)
+
+    @property
+    def follows_requests(self) -> bool:
+        """Whether any tier's policies want to be told of ``requested``."""
+        return any(space.follows_requests for space in self.spaces.values())
+
+    def requested(self, prompt: Prompt, found: Sequence[BlockId]) -> None:
+        """Follow a prompt that came and the use of its leading blocks, of which ``found`` are there. O(blocks)."""
+        blocks = [self._blocks[block_id] for block_id in found]
+        for space in self.spaces.values():
+            if space.follows_requests:
+                space.requested(prompt, blocks)
 
     # Slots and copies.
 

@@ -7,7 +7,7 @@ whose block goes is the quotas' to say. Any policy will do: a head stays as long
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
@@ -15,6 +15,7 @@ from kvcontrol.core.ids import BlockId
 from kvcontrol.core.integrity import must
 from kvcontrol.kv_policy.eviction import EvictionPolicy, PolicyContext
 from kvcontrol.kv_policy.tails_first import TailsFirst
+from kvcontrol.kv_runtime.prompt import Prompt
 from kvcontrol.kv_runtime.quota import QuotaManager
 from kvcontrol.kv_runtime.refusal import NoRoom
 from kvcontrol.kv_runtime.resident import Block, Copy
@@ -116,6 +117,20 @@ class TierSpace:
         self._quotas.refund(copy.tenant, self.tier, 1)
 
     # Blocks, in paths: see ``EvictionPolicy``.
+
+    @property
+    def follows_requests(self) -> bool:
+        """Whether its policies want to be told of ``requested``; they are of one kind."""
+        return any(policy.follows_prompts or policy.counts_uses for policy in islice(self._policies.values(), 1))
+
+    def requested(self, prompt: Prompt, found: Sequence[Block]) -> None:
+        """Follow a prompt that came, and the use of its leading blocks that lie below HBM, of which some are here."""
+        policy = self._policies.get(prompt.tenant)
+        if policy is not None:
+            policy.requested(prompt.keys, block_tokens=prompt.block_tokens, prompt_tokens=prompt.prompt_tokens)
+        tier = self.tier
+        here = [block for block in found if (copy := block.copies.get(tier)) is not None and not copy.leaving]
+        self.access(here)
 
     def insert(self, path: Sequence[Block]) -> None:
         """Follow blocks that now have a copy here; those that are held already stay so."""

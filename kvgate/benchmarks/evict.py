@@ -48,7 +48,9 @@ def run(say: Progress, *, quick: bool = False, policies: Sequence[str] | None = 
         metrics[f"victim_p99_us_{size}"] = max(each.p99_us for each in ones)
         metrics[f"victims{MANY}_p50_ms_{size}"] = max(each.p50_us for each in many) / 1e3
         metrics[f"victims{MANY}_p99_ms_{size}"] = max(each.p99_us for each in many) / 1e3
-    metrics[f"victims{MANY}_ms"] = max(metrics[f"victims{MANY}_p50_ms_{size}"] for size in sizes)
+    metrics[f"victims{MANY}_ms"] = max(metrics[f"victims{MANY}_p99_ms_{size}"] for size in sizes)
+    interrupted, decisions = sum(each.interrupted for each in times), sum(each.decisions for each in times)
+    metrics["interrupted_percent"] = 100 * interrupted / decisions
     grid = Grid(
         name="decisions",
         columns=tuple(field.name for field in fields(DecisionTimes)),

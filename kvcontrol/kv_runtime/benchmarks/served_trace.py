@@ -23,6 +23,7 @@ from kvcontrol.kv_runtime.crew import SteppedCrew
 from kvcontrol.kv_runtime.hierarchy import HierarchyManager
 from kvcontrol.kv_runtime.hierarchy_config import HierarchyConfig
 from kvcontrol.kv_runtime.migrator_config import MigratorConfig
+from kvcontrol.kv_runtime.prompt import Prompt
 from kvcontrol.kv_runtime.quota import QuotaManager
 from kvcontrol.kv_runtime.record import BlockRecord
 from kvcontrol.kv_runtime.ticket import Finished, SaveRequest, TicketId
@@ -164,6 +165,16 @@ class TracedEngine:
         self._policy.requested(keys, block_tokens=request.block_tokens, prompt_tokens=request.prompt_tokens)
         self._policy.access(held)
         own = [content.to_bytes(2 * TOKEN_BYTES, "little") for content in ids]
+        if self._hierarchy is not None:
+            self._hierarchy.requested(
+                Prompt(
+                    keys=keys,
+                    tokens=own,
+                    tenant=tenant,
+                    block_tokens=request.block_tokens,
+                    prompt_tokens=min(request.prompt_tokens, len(ids) * request.block_tokens),
+                )
+            )
         below, tiers = self._load(ids, keys, own, hit)
         self._take_in(ids, keys, hit, self._slots_for(len(ids) - hit - len(below), keys[hit + len(below) :], below))
         self._save(ids, keys, own, tenant)

@@ -10,7 +10,8 @@ import pytest
 from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.offload_plan import OffloadPlanner, SaveOrder
 from kvcontrol.agent import KVAgent
-from kvcontrol.core.blocks import CacheIdentity
+from kvcontrol.core.blocks import CacheIdentity, CacheTier
+from kvcontrol.kv_policy import AdaptivePolicy
 from tests.support.tiers import Rig
 
 SIZE = 4
@@ -223,3 +224,17 @@ def test_other_weights_make_requests_under_way_strangers(world: World) -> None:
     newer = FakeSequence(3, range(40))
     assert world.planner.external_tokens(newer, 0) == 0
     assert len(world.prefill(newer, 40, range(10))) == 1
+
+
+def test_policies_below_that_follow_prompts_are_told_of_each_once_and_of_what_it_finds(world: World) -> None:
+    policy = AdaptivePolicy(32)
+    world.rig.hierarchy.use_policy(CacheTier.DDR, lambda: policy)
+    world.prefill(FakeSequence(1, range(40)), 40, range(10))
+    seq = FakeSequence(2, range(40))
+    for _ in range(2):
+        assert world.planner.external_tokens(seq, 0) == 36
+        assert (policy.state().hits, policy.state().lru_hits) == (36, 36)
+    assert world.planner.allocated(seq, range(20, 29))
+    [order], _, _ = world.planner.orders([], [], [], [])
+    assert world.planner.loaded(2, success=True)
+    world.agent.release(order.plan)

@@ -1,0 +1,23 @@
+"""A request's prompt, as the tiers below HBM are told of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvcontrol.core.ids import BlockHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """Keys and tokens of its blocks from the very first, and whose it is.
+
+    Every block has ``block_tokens``, but for the last, which has what is left of ``prompt_tokens``.
+    """
+
+    keys: Sequence[BlockHash]
+    tokens: Sequence[bytes]
+    tenant: str
+    block_tokens: int
+    prompt_tokens: int
+
+
+__all__ = ["Prompt"]
