@@ -17,6 +17,8 @@ class Rule:
     expr: str
     alert: bool
     summary: str = ""
+    runbook: str = ""
+    """Page and section that say what an alert means and what to do."""
 
 
 def load_rules(path: Path = RULES_FILE) -> tuple[Rule, ...]:
@@ -28,6 +30,7 @@ def load_rules(path: Path = RULES_FILE) -> tuple[Rule, ...]:
             expr=each["expr"],
             alert="alert" in each,
             summary=each.get("annotations", {}).get("summary", ""),
+            runbook=each.get("annotations", {}).get("runbook", ""),
         )
         for group in groups
         for each in group["rules"]

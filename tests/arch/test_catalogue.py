@@ -104,6 +104,26 @@ def test_a_rule_reads_what_exists(rule: Rule) -> None:
     assert selected(rule.expr) - series_of_samples().keys() - recorded == set()
 
 
+@pytest.mark.parametrize("rule", [each for each in RULES if each.alert], ids=lambda each: each.name)
+def test_an_alert_names_the_section_that_says_what_to_do_and_it_is_there(rule: Rule) -> None:
+    page, _, anchor = rule.runbook.partition("#")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (section,) = re.findall(rf"(?ms)^#### {rule.name}\n(.*?)(?=^##|\Z)", text)
+    assert anchor == rule.name.lower()
+    assert "*Look at:*" in section
+    assert "*Do:*" in section
+    titles = {panel.title for board in BOARDS for panel in board.panels}
+    named = re.findall(r"\*([A-Z][^*:]+)\*", section.replace("\n", " "))
+    assert set(named) - titles == set(), "panels that it sends to exist"
+
+
+def test_every_link_within_the_handbook_leads_somewhere() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    headings = re.findall(r"(?m)^#{2,} (.+)$", text)
+    anchors = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) - anchors == set()
+
+
 def test_every_recorded_series_is_read() -> None:
     assert {each.name for each in RULES if not each.alert} - usage().keys() == set()
 
@@ -122,6 +142,8 @@ def test_every_panel_has_a_unit_a_description_and_says_what_it_means_when_it_is_
 def test_every_alert_is_explained_and_tested() -> None:
     alerts = [each.name for each in RULES if each.alert]
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    sections = {line.lstrip("# ") for line in page.splitlines() if re.match("#{2,} ", line)}
+    assert [name for name in alerts if name not in sections] == []
     cases = (ROOT / "dashboards" / "prometheus" / "rules_test.yml").read_text(encoding="utf-8")
     assert [name for name in alerts if f"`{name}`" not in page] == []
     assert [name for name in alerts if cases.count(f"alertname: {name}\n") < 2] == []
