@@ -2,7 +2,7 @@
 
 from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.fleet.keeper import FleetKeeper, InstanceReport, Wishes
-from gateway.fleet.policies import Choice, Policy, PolicySwap, Step, SwapReport
+from gateway.fleet.policies import Choice, Policy, PolicySwap, Step, SwapBusyError, SwapReport
 from gateway.fleet.reset import reset_prefix_caches
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Policy",
     "PolicySwap",
     "Step",
+    "SwapBusyError",
     "SwapReport",
     "Wishes",
     "reset_prefix_caches",

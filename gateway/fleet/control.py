@@ -22,6 +22,11 @@ class InstanceControlError(Exception):
         self.status = status
         self.sure = sure
 
+    @property
+    def silent(self) -> bool:
+        """Whether it may be that nobody is there who reads what an instance is told."""
+        return self.status is None and not self.sure
+
 
 class InstanceControl:
     """Talks JSON to instances; each call takes at most ``timeout_s``."""
@@ -29,6 +34,11 @@ class InstanceControl:
     def __init__(self, session: aiohttp.ClientSession, *, timeout_s: float) -> None:
         self._session = session
         self._timeout_s = timeout_s
+
+    @property
+    def timeout_s(self) -> float:
+        """The longest time of a call."""
+        return self._timeout_s
 
     async def call(self, instance: Instance, method: str, path: str, body: Any = None) -> bytes:
         """Return what an instance answers; raises ``InstanceControlError`` for anything but a success.

@@ -2,17 +2,18 @@
 
 An engine forgets both when it restarts, and one may join at any time, so this is a loop, not an event: once a second it
 looks at what each usable instance was told in its present life (its epoch), and tells the difference. What an instance
-refuses is shown and tried again after a minute, or when it is asked for something else.
+refuses is shown and tried again after a minute, or when it is asked for something else. One that does not answer at all
+is left in peace for a while: whoever waits for it keeps a change of policies from its turn.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.fleet.control import InstanceControl, InstanceControlError
-from gateway.fleet.policies import Policy, PolicySwap
+from gateway.fleet.policies import Policy, PolicySwap, SwapBusyError
 from gateway.limits import KvBudget, TenantLimits
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.types import TenantId
@@ -24,6 +25,8 @@ from kvcontrol.presets import QuotaPart
 
 _INTERVAL_S: Final = 1.0
 _AGAIN_AFTER_S: Final = 60.0
+_SEEN: Final = 2
+"""An instance that owes a policy has to be seen so often to run it: what it was told before may come late."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +59,8 @@ class _Told:
     budgets: dict[tuple[str, CacheTier], KvBudget] = field(default_factory=dict)
     policies: dict[str, Policy] = field(default_factory=dict)
     refused: dict[object, tuple[object, str, float]] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)
+    silent_until_s: float = 0.0
 
 
 class FleetKeeper:
@@ -96,16 +101,14 @@ class FleetKeeper:
         present = [each for each in self._registry.all() if each.state is InstanceState.HEALTHY and each.stats]
         for gone in self._told.keys() - {each.id for each in self._registry.all()}:
             del self._told[gone]
-        async with self._swap.lock:
-            await asyncio.gather(
-                *(self._keep(each, self._shares(each, wishes) | budgets, wishes.policies) for each in present)
-            )
-
-    def doubt(self, kind: str, instances: Sequence[InstanceId]) -> None:
-        """Ask these instances again which policy of a kind they run, and tell them."""
-        for instance in instances:
-            if instance in self._told:
-                self._told[instance].policies.pop(kind, None)
+            self._swap.paid(gone)
+        try:
+            async with self._swap.turn():
+                await asyncio.gather(
+                    *(self._keep(each, self._shares(each, wishes) | budgets, wishes.policies) for each in present)
+                )
+        except SwapBusyError as error:
+            _log.warning("instances are told later what they should do: %s", error)
 
     def report(self) -> Mapping[InstanceId, InstanceReport]:
         """Return what each instance was told."""
@@ -144,15 +147,18 @@ class FleetKeeper:
             return
         told = self._told.get(instance.id)
         if told is None or told.epoch != instance.stats.epoch:
+            if told is not None:
+                self._swap.paid(instance.id)
             told = self._told[instance.id] = _Told(epoch=instance.stats.epoch)
-        for key in told.refused.keys() - budgets.keys() - policies.keys():
+        owed = self._swap.owed(instance.id)
+        for key in told.refused.keys() - budgets.keys() - policies.keys() - owed.keys():
             del told.refused[key]
+        for kind, policy in {**owed, **policies}.items():
+            if told.policies.get(kind) != policy or kind in owed:
+                await self._tell_policy(instance, told, policy)
         for key in told.budgets.keys() | budgets.keys():
             if told.budgets.get(key) != budgets.get(key):
                 await self._tell_budget(instance, told, key, budgets.get(key))
-        for kind, policy in policies.items():
-            if told.policies.get(kind) != policy:
-                await self._tell_policy(instance, told, policy)
 
     async def _tell_budget(
         self, instance: Instance, told: _Told, key: tuple[str, CacheTier], budget: KvBudget | None
@@ -168,7 +174,7 @@ class FleetKeeper:
         try:
             await self._control.call(instance, "PUT", QUOTAS_PATH, QuotaChange(tenant=tenant, tier=tier, quota=body))
         except InstanceControlError as error:
-            self._refused(instance, told, key, budget, f"KV budget in {tier}: {error}")
+            self._refused(instance, told, key, (budget, f"KV budget in {tier}: {error}"), error)
             return
         told.refused.pop(key, None)
         if budget is None:
@@ -181,22 +187,37 @@ class FleetKeeper:
             return
         try:
             running = await self._swap.running(instance)
-            if running.get(policy.kind) != policy:
+            right = running.get(policy.kind) == policy
+            if not right:
                 await self._swap.tell(instance, policy)
         except InstanceControlError as error:
-            self._refused(instance, told, policy.kind, policy, f"policy {policy.name!r} of kind {policy.kind}: {error}")
+            told.seen.pop(policy.kind, None)
+            why = f"policy {policy.name!r} of kind {policy.kind}: {error}"
+            self._refused(instance, told, policy.kind, (policy, why), error)
             return
         told.refused.pop(policy.kind, None)
         told.policies[policy.kind] = policy
+        if policy.kind in self._swap.owed(instance.id):
+            told.seen[policy.kind] = told.seen.get(policy.kind, 0) + 1 if right else 0
+            if told.seen[policy.kind] >= _SEEN:
+                self._swap.paid(instance.id, policy.kind)
+                del told.seen[policy.kind]
 
     def _due(self, told: _Told, key: object, wish: object) -> bool:
+        now_s = self._clock()
         before = told.refused.get(key)
-        return before is None or before[0] != wish or self._clock() - before[2] >= _AGAIN_AFTER_S
+        return now_s >= told.silent_until_s and (before is None or before[0] != wish or now_s >= before[2])
 
-    def _refused(self, instance: Instance, told: _Told, key: object, wish: object, reason: str) -> None:
+    def _refused(
+        self, instance: Instance, told: _Told, key: object, what: tuple[object, str], error: InstanceControlError
+    ) -> None:
+        wish, reason = what
         if (before := told.refused.get(key)) is None or before[1] != reason:
             _log.warning("instance %s is not as it should be: %s", instance.id, reason)
-        told.refused[key] = (wish, reason, self._clock())
+        again_s = self._clock() + _AGAIN_AFTER_S
+        if error.silent:
+            again_s = told.silent_until_s = self._clock() + self._swap.longest_s
+        told.refused[key] = (wish, reason, again_s)
 
 
 __all__ = ["FleetKeeper", "InstanceReport", "Wishes"]

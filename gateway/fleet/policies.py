@@ -3,11 +3,15 @@
 Two phases. First every instance is asked what it runs now: one that can't be asked ends the change before anything was
 changed. Then all are told, at once; each builds the new policy from the old one's blocks and swaps in one step, or
 refuses and stays as it was. When one refuses, those that have changed are told to go back to what they ran before. What
-an instance that fell silent did is not known, so it is told to go back, too, and the keeper goes on telling it.
+an instance that fell silent did is not known, so it is told to go back, too. It may still read, whenever it goes on,
+what it was told first: it *owes* what it ran before, and the keeper goes on asking until it is seen to run that.
+
+So a change takes at most the time of three calls: to ask, to tell, to go back.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -78,12 +82,47 @@ class Choice:
     available: Mapping[str, str]
 
 
+class SwapBusyError(Exception):
+    """Another change takes longer than one may."""
+
+
 class PolicySwap:
-    """Stateless but for ``lock``: one change at a time from this process."""
+    """One change at a time from this process; knows what instances owe."""
 
     def __init__(self, control: InstanceControl) -> None:
         self._control = control
-        self.lock = asyncio.Lock()
+        self._lock = asyncio.Lock()
+        self._owed: dict[InstanceId, dict[str, Policy]] = {}
+
+    @property
+    def longest_s(self) -> float:
+        """How long a change takes at most."""
+        return _CALLS * self._control.timeout_s
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Let nobody else change policies while the block runs; raises ``SwapBusyError``."""
+        try:
+            async with asyncio.timeout(self.longest_s):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise SwapBusyError(f"another change of policies goes on for {self.longest_s:g} s already") from None
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def owed(self, instance: InstanceId) -> Mapping[str, Policy]:
+        """Return what an instance ran before changes that were rolled back and of which it said nothing, by kind."""
+        return self._owed.get(instance, {})
+
+    def paid(self, instance: InstanceId, kind: str | None = None) -> None:
+        """Note that an instance runs what it should, of one kind or (a new process) of all."""
+        owed = self._owed.get(instance, {})
+        if kind is not None:
+            owed.pop(kind, None)
+        if kind is None or not owed:
+            self._owed.pop(instance, None)
 
     async def running(self, instance: Instance) -> Mapping[str, Policy]:
         """Return what an instance runs, by kind; raises ``InstanceControlError``."""
@@ -98,7 +137,7 @@ class PolicySwap:
         await self._control.call(instance, "PUT", POLICY_PATH, policy.change())
 
     async def swap(self, instances: Sequence[Instance], policy: Policy) -> SwapReport:
-        """Make all instances run ``policy``, or leave them all as they were. The caller holds ``lock``."""
+        """Make all instances run ``policy``, or leave them all as they were. The caller has its ``turn``."""
         asked = await asyncio.gather(*(self._ask(each) for each in instances))
         before: dict[InstanceId, Policy | None] = {}
         problems: dict[InstanceId, str] = {}
@@ -132,9 +171,12 @@ class PolicySwap:
             unknown = done.step is Step.ROLLBACK_FAILED
             if (done.step is not Step.CHANGED and not unknown) or done.before is None:
                 return done
+            if unknown:
+                self._owed.setdefault(instance.id, {})[done.before.kind] = done.before
             try:
                 await self.tell(instance, done.before)
             except InstanceControlError as error:
+                self._owed.setdefault(instance.id, {})[done.before.kind] = done.before
                 return InstanceStep(step=Step.ROLLBACK_FAILED, reason=done.reason or str(error), before=done.before)
             return InstanceStep(step=Step.ROLLED_BACK, reason=done.reason, before=done.before)
 
@@ -156,6 +198,9 @@ class PolicySwap:
             step = Step.REFUSED if error.sure else Step.ROLLBACK_FAILED
             return InstanceStep(step=step, reason=str(error), before=before)
         return InstanceStep(step=Step.CHANGED, reason="", before=before)
+
+
+_CALLS = 3
 
 
 class _Running(msgspec.Struct, frozen=True):
@@ -181,4 +226,4 @@ def read_policies(body: bytes) -> Choice:
     return Choice(policies=policies, available=said.available)
 
 
-__all__ = ["Choice", "InstanceStep", "Policy", "PolicySwap", "Step", "SwapReport", "read_policies"]
+__all__ = ["Choice", "InstanceStep", "Policy", "PolicySwap", "Step", "SwapBusyError", "SwapReport", "read_policies"]

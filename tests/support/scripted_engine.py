@@ -76,6 +76,7 @@ class ScriptedEngine:
         self.policies: dict[str, dict[str, Any]] = {"eviction": {"kind": "eviction", "name": "lru", "params": {}}}
         self.available: dict[str, str] = {}
         self.refused_policies: set[str] = set()
+        self.frozen: list[PolicyChange] | None = None  # what came since it was stopped, read and not answered
         self.policy_status: int | None = None  # answered to PUT /kv/v1/policy instead
         self.busy_for = 0  # so many changes of a policy are answered with 503
         self.told: list[str] = []  # policies by name, in order
@@ -242,21 +243,40 @@ class ScriptedEngine:
             self.quotas[said.tenant, said.tier] = msgspec.to_builtins(said.quota)
         return web.json_response({})
 
+    def freeze(self) -> None:
+        """Answer no change of a policy, and after one nothing about policies, as if the process were stopped."""
+        self.frozen = []
+
+    def thaw(self) -> None:
+        """Do all that came meanwhile, the last of it first, though nobody waits for it any more."""
+        came, self.frozen = self.frozen or [], None
+        for each in reversed(came):
+            self._change_policy(each)
+
+    def _change_policy(self, said: PolicyChange) -> None:
+        self.told.append(said.name)
+        self.policies[said.kind] = {"kind": said.kind, "name": said.name, "params": said.params}
+
     async def get_policies(self, request: web.Request) -> web.Response:
         del request
+        if self.frozen:
+            await asyncio.sleep(3600)
         if self.policy_status is not None:
             return web.json_response({"error": {"message": "scripted"}}, status=self.policy_status)
         return web.json_response({"policies": list(self.policies.values()), "available": self.available})
 
     async def put_policy(self, request: web.Request) -> web.Response:
         said = msgspec.json.decode(await request.read(), type=PolicyChange)
+        if self.frozen is not None:
+            self.frozen.append(said)
+            await asyncio.sleep(3600)
         if self.busy_for:
             self.busy_for -= 1
             return web.json_response({"error": {"message": "busy"}}, status=503)
-        self.told.append(said.name)
         if said.name in self.refused_policies:
+            self.told.append(said.name)
             return web.json_response({"error": {"message": f"{said.name} is not for me"}}, status=409)
-        self.policies[said.kind] = {"kind": said.kind, "name": said.name, "params": said.params}
+        self._change_policy(said)
         return web.json_response(self.policies[said.kind])
 
     async def reset(self, request: web.Request) -> web.Response:

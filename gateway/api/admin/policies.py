@@ -1,6 +1,9 @@
 """``/admin/v1/policies`` and ``/admin/v1/prefix-cache/reset``: what all instances are told at once."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from math import ceil
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Response
@@ -16,7 +19,7 @@ from gateway.fleet import (
     InstanceControlError,
     Policy,
     PolicySwap,
-    Step,
+    SwapBusyError,
     SwapReport,
     reset_prefix_caches,
 )
@@ -142,7 +145,7 @@ def policies_router(  # noqa: C901 - it is a list of routes
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         policy = Policy(kind=kind, name=body.name, params=body.params)
-        async with swap.lock:
+        async with turn_of(swap):
             present = await store.document(Kind.POLICY, kind)
             wanted = mutation.expected(present)
             expected = (0 if present is None else present.version) if wanted is None else wanted
@@ -154,7 +157,6 @@ def policies_router(  # noqa: C901 - it is a list of routes
             report = await swap.swap(instances, policy)
             detail = body.model_dump(mode="json") | {"instances": _steps(report)}
             if not report.done:
-                keeper.doubt(kind, [name for name, each in report.steps.items() if each.step is Step.ROLLBACK_FAILED])
                 await store.apply([], action=mutation.action("swap", f"policies/{kind}", detail, outcome="rolled_back"))
                 raise _not_swapped(kind, body.name, report)
             steps = {name: StepView(**each) for name, each in _steps(report).items()}
@@ -197,6 +199,18 @@ def policies_router(  # noqa: C901 - it is a list of routes
         )
 
     return router
+
+
+@asynccontextmanager
+async def turn_of(swap: PolicySwap) -> AsyncIterator[None]:
+    """Let nobody else change policies while the block runs; raises ``ConflictApiError`` when somebody does for long."""
+    try:
+        async with swap.turn():
+            yield
+    except SwapBusyError as error:
+        raise ConflictApiError(
+            f"{error}; try again", code="policy_change_under_way", retry_after_s=ceil(swap.longest_s)
+        ) from None
 
 
 async def _ask(swap: PolicySwap, instance: Instance) -> Choice | InstanceControlError:
@@ -247,4 +261,4 @@ def _not_swapped(kind: str, name: str, report: SwapReport) -> ApiError:
     )
 
 
-__all__ = ["policies_router"]
+__all__ = ["policies_router", "turn_of"]

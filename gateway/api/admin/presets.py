@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 
 from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes, MutationOf, etag, must
+from gateway.api.admin.policies import turn_of
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.fleet import InstanceControlError, Policy, PolicySwap, SwapReport
 from gateway.fleet.catalogue import PresetCatalogue
@@ -118,7 +119,7 @@ def presets_router(  # noqa: C901 - it is a list of routes
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         preset = merged(body)
-        async with swap.lock:
+        async with turn_of(swap):
             present = await store.document(Kind.PRESET, CURRENT_PRESET)
             wanted = mutation.expected(present)
             if wanted is not None and wanted != (0 if present is None else present.version):

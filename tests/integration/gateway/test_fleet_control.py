@@ -1,11 +1,15 @@
 """Policies, KV budgets and resets: what all instances are told, and what happens when one does not do it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from gateway.fleet import InstanceControl, PolicySwap, SwapBusyError
+from kvcontrol.core.policy_control import PolicyChange
 from kvcontrol.core.tenant import tenant_of_salt
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.fleet import CHAT, Fleet, chat, instances, running_fleet
@@ -98,6 +102,55 @@ async def test_an_instance_that_can_not_be_asked_ends_it_before_anything_changed
     assert status == 409
     assert "b: scripted" in said["error"]["message"]
     assert fleet.engines["a"].told == fleet.engines["b"].told == []
+
+
+async def test_an_engine_that_stops_within_a_change_is_named_and_comes_back_to_what_it_ran(tmp_path: Path) -> None:
+    engines = {"a": ScriptedEngine(), "b": ScriptedEngine()}
+    async with running_fleet(tmp_path, engines, admin_key=ADMIN_KEY, control_timeout_s=1.0) as fleet:
+        admin, (a, b) = Admin(fleet.gateway), engines.values()
+        b.freeze()
+        async with asyncio.timeout(60):
+            status, _, said = await admin.call("PUT", "/policies/eviction", SAID)
+        assert (status, said["error"]["code"]) == (409, "policy_refused")
+        assert "b: no answer to /kv/v1/policy within 1 s" in said["error"]["message"]
+        assert "a rolled_back, b rollback_failed" in said["error"]["message"]
+        assert running(fleet) == [LRU, LRU]
+        assert a.told == ["s3fifo", "lru"]
+        assert (await admin.call("GET", "/policies/eviction"))[0] == 404
+        assert b.frozen is not None
+        assert [each.name for each in b.frozen] == ["s3fifo", "lru"]
+
+        async def as_before() -> bool:
+            return running(fleet) == [LRU, LRU]
+
+        b.thaw()
+        assert b.policies["eviction"] == S3_FIFO, "it did what it was told first, at last"
+        await eventually(as_before)
+        await admin.ok("PUT", "/policies/eviction", SAID)
+        assert running(fleet) == [S3_FIFO, S3_FIFO]
+
+
+async def test_an_engine_that_is_stopped_already_ends_a_change_before_anything_changed(tmp_path: Path) -> None:
+    engines = {"a": ScriptedEngine(), "b": ScriptedEngine()}
+    async with running_fleet(tmp_path, engines, admin_key=ADMIN_KEY, control_timeout_s=1.0) as fleet:
+        admin, (a, b) = Admin(fleet.gateway), engines.values()
+        b.frozen = [PolicyChange(kind="eviction", name="lru")]
+        async with asyncio.timeout(60):
+            status, _, said = await admin.call("PUT", "/policies/eviction", SAID)
+        assert status == 409
+        assert "b: no answer to /kv/v1/policy within 1 s" in said["error"]["message"]
+        assert a.told == b.told == []
+
+
+async def test_a_change_waits_for_its_turn_no_longer_than_another_may_take() -> None:
+    async with aiohttp.ClientSession() as session:
+        swap = PolicySwap(InstanceControl(session, timeout_s=0.02))
+        async with swap.turn():
+            with pytest.raises(SwapBusyError, match="goes on for"):
+                async with swap.turn():
+                    raise AssertionError("two at once")
+        async with swap.turn():
+            pass
 
 
 async def test_a_busy_engine_is_asked_again(fleet: Fleet, admin: Admin) -> None:
