@@ -37,7 +37,7 @@ _NOBODYS: Final = CacheIdentity(model="-", revision="-", kv_dtype="-", block_siz
 class Cached:
     """What is cached of a prompt under one identity, in blocks of so many tokens, and where."""
 
-    __slots__ = ("_get", "_heads", "_held", "_now_s", "_recent", "block_tokens", "by_instance", "hashes")
+    __slots__ = ("_get", "_heads", "_held", "_now_s", "_recent", "block_tokens", "by_instance", "concerned", "hashes")
 
     def __init__(
         self,
@@ -56,6 +56,9 @@ class Cached:
         self._now_s = now_s
         self._heads: dict[int, InstanceId | None] = {}
         self._held: dict[int, tuple[int, Mapping[CacheTier, int]]] = {}
+        first = self._heads[0] = self._head(0)
+        self.concerned = {*by_instance, first}
+        """Instances that hold something of the prompt, or were sent its beginning lately; None may be among them."""
 
     def held(self, instance: InstanceId) -> int:
         """Return how many leading blocks an instance holds."""
@@ -210,7 +213,10 @@ class Candidates:
             if seat.identity is not identity:
                 identity = seat.identity
                 cached = lookups.under(identity)
-            found.append(seat.candidate if cached is None else cached.seen_by(seat.candidate))
+            if cached is None or name not in cached.concerned:
+                found.append(seat.candidate)
+            else:
+                found.append(cached.seen_by(seat.candidate))
         return tuple(found)
 
     def cached(self, instance: Instance, lookups: Lookups) -> Cached | None:

@@ -133,6 +133,20 @@ _ROUTING: Final = Row(
             Shown.REQUESTS_PER_SECOND,
             query(rate("kvgate_routing_decisions_total", "reason"), "{{reason}}"),
         ),
+        lines(
+            "Prompts computed by another instance, or why not",
+            "separated: yes; the others say why a prompt was computed where it is answered.",
+            Shown.REQUESTS_PER_SECOND,
+            query(rate("kvgate_separations_total", "reason"), "{{reason}}", "no instance prefills for others"),
+            empty="no instance prefills for others",
+        ),
+        lines(
+            "Waited for another instance's prefill, p95",
+            "What a separated request waits before its answering instance is asked.",
+            Shown.SECONDS,
+            query(quantile(0.95, "kvgate_separated_prefill_seconds"), "p95", "no instance prefills for others"),
+            empty="no instance prefills for others",
+        ),
         stacked(
             "Matched tokens by tier",
             "What the chosen instance was known to hold, and where.",

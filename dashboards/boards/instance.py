@@ -118,6 +118,50 @@ _QUEUE: Final = Row(
     ),
 )
 
+_NO_HANDOVER: Final = "no prompts are handed over"
+
+_HANDOVER: Final = Row(
+    title="Prompts that change hands",
+    panels=(
+        lines(
+            "Handed over and fetched",
+            "Where prompts are computed: handed over, expired, released. Where they are answered: fetched, recomputed.",
+            Shown.REQUESTS_PER_SECOND,
+            query(rate("kvgate_engine_handovers_total", "outcome", _ONE), "{{outcome}}", _NO_HANDOVER),
+            empty=_NO_HANDOVER,
+        ),
+        lines(
+            "Recomputed, by reason",
+            "Prompts that could not be had from the other instance: correct, and slow.",
+            Shown.REQUESTS_PER_SECOND,
+            query(rate("kvgate_engine_handovers_recomputed_total", "reason", _ONE), "{{reason}}", _NO_HANDOVER),
+            empty=_NO_HANDOVER,
+        ),
+        lines(
+            "KV from other instances",
+            "Bytes that came.",
+            Shown.BYTES_PER_SECOND,
+            query(rate("kvgate_engine_handover_bytes_total", where=_ONE), "fetched", _NO_HANDOVER),
+            empty=_NO_HANDOVER,
+        ),
+        lines(
+            "Requests that wait for KV from other instances",
+            "How many do so at a time, on average.",
+            Shown.REQUESTS,
+            query(rate("kvgate_engine_handover_seconds_total", where=_ONE), "waiting", _NO_HANDOVER),
+            empty=_NO_HANDOVER,
+        ),
+        lines(
+            "Held for others",
+            "Prompts that wait to be fetched by a ticket, and their blocks.",
+            Shown.BLOCKS,
+            query(f"kvgate_engine_held_prompts{{{_ONE}}}", "prompts", _NO_HANDOVER),
+            query(f"kvgate_engine_held_blocks{{{_ONE}}}", "blocks", _NO_HANDOVER),
+            empty=_NO_HANDOVER,
+        ),
+    ),
+)
+
 _CACHE: Final = Row(
     title="Cache",
     panels=(
@@ -207,6 +251,6 @@ BOARD: Final = Board(
     uid="kvgate-instance",
     title="kvgate: one instance",
     about="An engine's requests, cache and events.",
-    rows=(_REQUESTS, _QUEUE, _CACHE, _EVENTS),
+    rows=(_REQUESTS, _QUEUE, _CACHE, _HANDOVER, _EVENTS),
     by_instance=True,
 )

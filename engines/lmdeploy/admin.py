@@ -30,6 +30,7 @@ from engines.lmdeploy.control_socket import private_endpoint
 from engines.lmdeploy.door import DoorMiddleware
 from engines.lmdeploy.families import family, histogram, single
 from engines.lmdeploy.lifeline import engine_gone
+from engines.lmdeploy.pd_metrics import pd_series
 from engines.lmdeploy.pd_request import PART
 from engines.lmdeploy.policy_metrics import policy_series
 from engines.lmdeploy.policy_routes import mount_policy_routes
@@ -150,6 +151,8 @@ class EngineCollector(Collector):
         if counters.offload is not None:
             yield from tenant_series(counters.counts)
             yield from offload_series(counters.offload)
+        if counters.pd is not None:
+            yield from pd_series(counters.pd)
         if counters.policies is not None:
             yield from policy_series(counters.policies, counters.refused_swaps)
 

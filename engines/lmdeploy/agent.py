@@ -46,6 +46,7 @@ from kvcontrol.core.control import (
     TierStats,
 )
 from kvcontrol.core.ids import Epoch
+from kvcontrol.core.pd import PdStats
 from kvcontrol.core.policy_control import PolicyReport
 
 STATS = b"stats"
@@ -80,6 +81,7 @@ class EventCounters(msgspec.Struct, frozen=True, kw_only=True):
     tiers: dict[CacheTier, TierStats] = {}
     counts: dict[CacheTier, TierCounts] = {}
     offload: OffloadStats | None = None
+    pd: PdStats | None = None
     policies: PolicyReport | None = None
     refused_swaps: int = 0
     loop_lag: LagReport | None = None
@@ -213,6 +215,7 @@ class EngineAgent:
             counts={CacheTier.HBM: self._hbm_counts(stats[CacheTier.HBM])}
             | ({} if self.tiers is None else tier_counts(self.tiers)),
             offload=None if self.tiers is None else offload_stats(self.tiers),
+            pd=None if self.pd is None else self.pd.stats(),
             policies=self.policies.report(),
             refused_swaps=self.policies.refused,
             loop_lag=self.loop_lag.report(),

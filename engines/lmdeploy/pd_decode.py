@@ -44,6 +44,7 @@ class PdDecode:
         self._links: dict[str, str] = {}
         self.fetched = 0
         self.fetched_bytes = 0
+        self.transfer_s = 0.0
         self.recomputed: Counter[str] = Counter()
 
     def stats(self) -> PdStats:
@@ -52,6 +53,7 @@ class PdDecode:
             fetched=self.fetched,
             fetched_bytes=self.fetched_bytes,
             recomputed=dict(self.recomputed),
+            transfer_s=self.transfer_s,
         )
 
     async def run(self, loop: Any) -> None:
@@ -84,7 +86,7 @@ class PdDecode:
 
     async def _take_over(self, loop: Any, seq: Any) -> None:
         """Fetch one prompt and let it go on, or let it be computed here."""
-        fetch = part_of(seq.sampling_param)
+        fetch, began_s = part_of(seq.sampling_param), time.monotonic()
         try:
             if isinstance(fetch, Fetch):
                 offer = await self._fetch(loop, seq, fetch)
@@ -105,6 +107,7 @@ class PdDecode:
                     seq.migration_request.remote_token_id = offer.token_id
                     seq.cached_tokens = offer.cached_tokens
                 _go_on(loop, seq)
+        self.transfer_s += time.monotonic() - began_s
         loop.has_runable_event.set()
         loop.migration_event.set()
 

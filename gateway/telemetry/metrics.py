@@ -66,6 +66,8 @@ class Metrics:
         self.matched_tier_tokens = CounterMeter(catalogue.MATCHED_TIER_TOKENS)
         self.overestimated_tokens = CounterMeter(catalogue.OVERESTIMATED_TOKENS)
         self.routing = CounterMeter(catalogue.ROUTING)
+        self.separations = CounterMeter(catalogue.SEPARATIONS)
+        self.separated_prefill = HistogramMeter(catalogue.SEPARATED_PREFILL)
         self.ttft_predicted = HistogramMeter(catalogue.TTFT_PREDICTED)
         self.ttft_real = HistogramMeter(catalogue.TTFT_REAL)
         self.ttft_error = HistogramMeter(catalogue.TTFT_ERROR)

@@ -40,9 +40,9 @@ class Outcome(StrEnum):
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
     """Times are monotonic seconds; ``received_s`` to ``admitted_s`` are the ends of its steps. ``trace`` is there where
-    traces are made; ``trace_id`` is that one's, otherwise what the client's ``traceparent`` says. ``route`` and
-    ``sent_s`` are the last attempt's, ``limits`` the headers about the tenant's quota; ``overestimated_tokens`` were
-    expected in its instance's cache and not found there.
+    traces are made; ``trace_id`` is that one's, otherwise what the client's ``traceparent`` says. ``route``, ``sent_s``
+    and ``answering_s`` (its answering instance is asked) are the last attempt's, ``limits`` the headers about the
+    tenant's quota; ``overestimated_tokens`` were expected in its instance's cache and not found there.
     """
 
     operation: Operation
@@ -65,6 +65,7 @@ class RequestRecord:
     attempts: int = 0
     route: str = ""
     sent_s: float = 0.0
+    answering_s: float | None = None
     first_byte_s: float | None = None
     overestimated_tokens: int = 0
     usage: Usage | None = None
@@ -73,6 +74,7 @@ class RequestRecord:
     def planned(self, plan: Plan) -> None:
         self.attempts += 1
         self.sent_s = monotonic()
+        self.answering_s = None
         self.plan = plan
         self.route = plan.route(self.attempts)
         if self.trace is not None:
@@ -83,6 +85,7 @@ class RequestRecord:
         now_s = monotonic()
         if self.trace is not None:
             self.trace.answering(now_s)
+        self.answering_s = now_s
         return now_s
 
     def tried_in_vain(self, cause: str) -> None:

@@ -42,6 +42,11 @@ class Telemetry:
         if record.plan is not None:
             decision = record.plan.decision
             metrics.routing.inc(record.plan.policy, decision.basis, decision.reason)
+            if record.plan.split is not None:
+                metrics.separations.inc(record.plan.split.reason)
+            if record.plan.prefill is not None and record.answering_s is not None:
+                waited_s = record.answering_s - record.sent_s
+                metrics.separated_prefill.observe(waited_s, trace_id=trace_id)
             metrics.matched_tokens.inc(by=record.plan.matched_tokens)
             for tier, tokens in decision.candidate.tokens_by_tier.items():
                 metrics.matched_tier_tokens.inc(tier, by=tokens)

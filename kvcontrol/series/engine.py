@@ -8,6 +8,7 @@ from kvcontrol.series.series import Kind, Series, Unit
 
 _TIERS: Final = "with tiers below HBM"
 _POLICIES: Final = "from the first answer of the engine process on"
+_HANDS_OVER: Final = "where prompts are handed over"
 _ADAPTIVE: Final = "while `adaptive` is in charge of HBM"
 _SHADOWS: Final = "while shadow policies are followed"
 
@@ -288,6 +289,35 @@ SHADOW_SKIPPED = _counter(
 SHADOW_BUSY = _counter(
     "shadow_busy_seconds", Unit.SECONDS, "Time of the engine's thread that they took.", appears=_SHADOWS
 )
+
+# Prompts that change hands.
+HANDOVERS = _counter(
+    "handovers",
+    Unit.REQUESTS,
+    "Prompts that changed hands, or were to: handed_over (to another instance), expired (nobody fetched it) and "
+    "released (its client left) where it was computed; fetched and recomputed (it could not be had) where it is "
+    "answered.",
+    "outcome",
+    appears=_HANDS_OVER,
+)
+HANDOVERS_RECOMPUTED = _counter(
+    "handovers_recomputed",
+    Unit.REQUESTS,
+    "Prompts that could not be had from another instance and were computed here, by what went wrong.",
+    "reason",
+    appears=f"{_HANDS_OVER}, after the first",
+)
+HANDOVER_BYTES = _counter("handover_bytes", Unit.BYTES, "KV that came from other instances.", appears=_HANDS_OVER)
+HANDOVER_SECONDS = _counter(
+    "handover_seconds",
+    Unit.SECONDS,
+    "Time that requests have waited for KV from other instances, those in vain included.",
+    appears=_HANDS_OVER,
+)
+HELD_PROMPTS = _gauge(
+    "held_prompts", Unit.REQUESTS, "Computed prompts that wait to be fetched by a ticket.", appears=_HANDS_OVER
+)
+HELD_BLOCKS = _gauge("held_blocks", Unit.BLOCKS, "KV blocks of these.", appears=_HANDS_OVER)
 
 # The waiting queue.
 QUEUE_WAITING = _gauge(

@@ -94,6 +94,17 @@ ROUTING = _counter(
     "basis",
     "reason",
 )
+SEPARATIONS = _counter(
+    "separations",
+    Unit.REQUESTS,
+    "Requests by whether their prompt was computed by another instance (separated), or why not.",
+    "reason",
+    appears="where an instance computes prompts for others",
+)
+SEPARATED_PREFILL = _histogram(
+    "separated_prefill_seconds",
+    "What a separated request waited for its prompt at the other instance, successful or not.",
+)
 TTFT_PREDICTED = _histogram(
     "ttft_predicted_seconds", "Predicted time from sending a stream's request to its first token."
 )

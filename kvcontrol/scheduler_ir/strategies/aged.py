@@ -4,13 +4,13 @@ The aged go first: requests that have waited ``ageing_bound_s``, in the order of
 decides. That is in one place, so that no strategy can starve anybody, lose anybody or serve anybody twice.
 """
 
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from math import isfinite
 from typing import Final
 
 from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingId, WaitingRequest
+from kvcontrol.scheduler_ir.strategies.line import Line
 from kvcontrol.scheduler_ir.strategies.order import Order
 
 DEFAULT_AGEING_BOUND_S: Final = 60.0
@@ -22,7 +22,7 @@ _NOTHING_KNOWN: Final = EngineView()
 class AgedQueue:
     """The ``WaitingQueue`` of an order.
 
-    ``add``, ``remove``, ``start`` are O(log n) and a memmove; ``peek`` is O(what it returns); both plus the order's.
+    ``add``, ``remove``, ``start`` are O(log n) (see ``Line``); ``peek`` is O(what it returns); both plus the order's.
     """
 
     def __init__(self, order: Order, *, ageing_bound_s: float = DEFAULT_AGEING_BOUND_S) -> None:
@@ -31,7 +31,7 @@ class AgedQueue:
         self._order = order
         self._ageing_bound_s = ageing_bound_s
         self._waiting: dict[WaitingId, _Arrival] = {}
-        self._arrivals: list[_Arrival] = []
+        self._arrivals: Line[_Arrival] = Line()
         self._number = 0
         self._promotions = 0
 
@@ -53,7 +53,7 @@ class AgedQueue:
 
     @property
     def oldest_s(self) -> float | None:
-        return self._arrivals[0][0] if self._arrivals else None
+        return self._arrivals.first[0] if self._arrivals else None
 
     def add(self, request: WaitingRequest) -> None:
         if request.request_id in self._waiting:
@@ -63,17 +63,17 @@ class AgedQueue:
         self._number += 1
         self._order.add(request, self._number)
         arrival = self._waiting[request.request_id] = (request.arrived_s, self._number, request)
-        insort(self._arrivals, arrival)
+        self._arrivals.add(arrival)
 
     def remove(self, request_id: WaitingId) -> WaitingRequest:
         arrival = self._waiting.pop(request_id)
-        del self._arrivals[bisect_left(self._arrivals, arrival)]
+        self._arrivals.remove(arrival)
         self._order.remove(arrival[2])
         return arrival[2]
 
     def start(self, request_id: WaitingId, now_s: float) -> WaitingRequest:
         arrival = self._waiting.pop(request_id)
-        del self._arrivals[bisect_left(self._arrivals, arrival)]
+        self._arrivals.remove(arrival)
         self._promotions += arrival[0] <= now_s - self._ageing_bound_s
         self._order.start(arrival[2], now_s)
         return arrival[2]
@@ -88,9 +88,9 @@ class AgedQueue:
         if most <= 0:
             return []
         cutoff_s = now_s - self._ageing_bound_s
-        aged = bisect_right(self._arrivals, cutoff_s, key=_arrived)
-        chosen = [request for _, _, request in self._arrivals[: min(most, aged)]]
-        if len(chosen) < most and aged < len(self._arrivals):
+        aged = takewhile(lambda arrival: arrival[0] <= cutoff_s, self._arrivals)
+        chosen = [request for _, _, request in islice(aged, most)]
+        if len(chosen) < most:
             most -= len(chosen)
             chosen += islice(self._order.following(most, cutoff_s, now_s, view), most)
         return chosen
@@ -106,15 +106,12 @@ class AgedQueue:
 
     def check_integrity(self) -> None:
         self._order.check_integrity()
-        if sorted(self._waiting.values()) != self._arrivals:
+        self._arrivals.check_integrity()
+        if sorted(self._waiting.values()) != list(self._arrivals):
             raise AssertionError("the arrivals are out of order or not whole")
         found = {request.request_id for request in self._order.following(len(self), float("-inf"), 0.0, _NOTHING_KNOWN)}
         if found != self._waiting.keys():
             raise AssertionError(f"the order of {self.name} holds others than those that wait")
-
-
-def _arrived(arrival: _Arrival) -> float:
-    return arrival[0]
 
 
 __all__ = ["DEFAULT_AGEING_BOUND_S", "AgedQueue"]

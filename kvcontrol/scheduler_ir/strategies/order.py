@@ -1,16 +1,14 @@
 """What the strategies are made of: a line sorted by rank, kept while requests come and go.
 
 A strategy gives each request a rank when it comes (lower goes first; equal ones in the order of arrival) and may change
-it later, request by request. The line is a plain sorted list: ``bisect`` finds a place in O(log n), and moving the
-pointers behind it takes a microsecond at ten thousand, where a balanced tree in Python takes more. A heap was rejected:
-it can't show its first hundred without losing them, and cancelled requests stay in it.
+it later, request by request.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import ClassVar, Protocol
 
 from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingId, WaitingRequest
+from kvcontrol.scheduler_ir.strategies.line import Line
 
 Place = tuple[float, float, int, WaitingRequest]
 """Rank, arrival, number of coming, and the request; numbers differ, so that requests are never compared."""
@@ -52,14 +50,14 @@ class Order(Protocol):
 class RankedOrder:
     """An ``Order`` without a rank: who subclasses it says ``_rank``, and may say more.
 
-    All calls are O(log n) and a memmove, ``following`` is O(what is asked for), plus what a strategy says.
+    All calls are O(log n) (see ``Line``), ``following`` is O(what is asked for), plus what a strategy says.
     """
 
     name: ClassVar[str]
 
     def __init__(self) -> None:
         self._places: dict[WaitingId, Place] = {}
-        self._line: list[Place] = []
+        self._line: Line[Place] = Line()
 
     def _rank(self, request: WaitingRequest) -> float:
         """Return where a request that comes now belongs."""
@@ -77,10 +75,10 @@ class RankedOrder:
 
     def add(self, request: WaitingRequest, number: int) -> None:
         place = self._places[request.request_id] = (self._rank(request), request.arrived_s, number, request)
-        insort(self._line, place)
+        self._line.add(place)
 
     def remove(self, request: WaitingRequest) -> None:
-        del self._line[bisect_left(self._line, self._places.pop(request.request_id))]
+        self._line.remove(self._places.pop(request.request_id))
         self._left(request)
 
     def start(self, request: WaitingRequest, now_s: float) -> None:
@@ -93,15 +91,16 @@ class RankedOrder:
         return (place[3] for place in self._line if place[1] > after_s)
 
     def check_integrity(self) -> None:
-        if sorted(self._places.values()) != self._line:
+        self._line.check_integrity()
+        if sorted(self._places.values()) != list(self._line):
             raise AssertionError(f"the line of {self.name} is out of order or not whole")
 
     def _move(self, request_id: WaitingId, rank: float) -> None:
         """Give a request that waits another rank."""
         place = self._places[request_id]
-        del self._line[bisect_left(self._line, place)]
+        self._line.remove(place)
         place = self._places[request_id] = (rank, *place[1:])
-        insort(self._line, place)
+        self._line.add(place)
 
 
 __all__ = ["Order", "Place", "RankedOrder"]

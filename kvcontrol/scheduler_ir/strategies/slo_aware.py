@@ -12,14 +12,17 @@ Source: Liu and Layland, JACM 20(1), 1973 (EDF); Locke, 1986 (best-effort schedu
 QLM (Patke et al., SoCC 2024). Requests past their deadline are moved once, so a step costs O(log n) for each of them.
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import insort
 from collections.abc import Iterator
-from itertools import chain, islice
-from math import inf
+from contextlib import suppress
+from itertools import chain
+from math import inf, nextafter
 
 from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingId, WaitingRequest
+from kvcontrol.scheduler_ir.strategies.line import Line
 from kvcontrol.scheduler_ir.strategies.order import Place, RankedOrder
 
+_Due = tuple[float, WaitingId]
 _MISSED = inf
 """The rank of what is late for good: behind all that have one, by arrival."""
 
@@ -32,36 +35,35 @@ class SloAwareOrder(RankedOrder):
     def __init__(self, *, patience_s: float = 10.0) -> None:
         super().__init__()
         self._patience_s = patience_s
-        self._due: list[tuple[float, WaitingId]] = []  # the deadlines that are not known to be missed, sorted
+        self._due: Line[_Due] = Line()  # the deadlines that are not known to be missed
 
     def nearest_after(self, now_s: float) -> float | None:
         """Return the earliest deadline that is still to come; None where there is none."""
-        place = bisect_right(self._due, now_s, key=_deadline)
-        return self._due[place][0] if place < len(self._due) else None
+        nearest = next(self._due.from_item((nextafter(now_s, inf),)), None)
+        return None if nearest is None else nearest[0]
 
     def _rank(self, request: WaitingRequest) -> float:
         if request.deadline_s is None:
             return request.arrived_s + self._patience_s
-        insort(self._due, (request.deadline_s, request.request_id))
+        self._due.add((request.deadline_s, request.request_id))
         return request.deadline_s
 
     def _left(self, request: WaitingRequest) -> None:
         if request.deadline_s is not None:
-            due = (request.deadline_s, request.request_id)
-            place = bisect_left(self._due, due)
-            if self._due[place : place + 1] == [due]:
-                del self._due[place]
+            with suppress(KeyError):  # its deadline is over
+                self._due.remove((request.deadline_s, request.request_id))
 
     def following(self, most: int, after_s: float, now_s: float, view: EngineView) -> Iterator[WaitingRequest]:
         self._set_aside(now_s)
         late: list[Place] = []
         found = 0
-        for number, place in enumerate(self._line):
+        line = iter(self._line)
+        for place in line:
             if place[1] <= after_s:
                 continue
             if place[0] == _MISSED:
                 # All from here on are late for good; the few that are late by their length alone belong among them.
-                rest = (each for each in islice(self._line, number, None) if each[1] > after_s)
+                rest = (each for each in chain((place,), line) if each[1] > after_s)
                 yield from _by_arrival(late, rest)
                 return
             if _is_late(place[3], now_s, view):
@@ -76,8 +78,9 @@ class SloAwareOrder(RankedOrder):
 
     def _set_aside(self, now_s: float) -> None:
         """Give those whose deadline is over the last rank: once for each, whatever the engine's speed."""
-        while self._due and self._due[0][0] <= now_s:
-            self._move(self._due.pop(0)[1], _MISSED)
+        while self._due and (first := self._due.first)[0] <= now_s:
+            self._due.remove(first)
+            self._move(first[1], _MISSED)
 
 
 def _is_late(request: WaitingRequest, now_s: float, view: EngineView) -> bool:
@@ -85,10 +88,6 @@ def _is_late(request: WaitingRequest, now_s: float, view: EngineView) -> bool:
         return False
     speed = view.prefill_tokens_per_s
     return request.deadline_s <= now_s + (request.prefill_tokens / speed if speed > 0 else 0.0)
-
-
-def _deadline(due: tuple[float, WaitingId]) -> float:
-    return due[0]
 
 
 def _arrival(place: Place) -> tuple[float, int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, parse_pd_header
+from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, Load, PdDuty, Save, parse_pd_header
 from kvcontrol.core.roles import EngineRole, KVTransport
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.fleet import COMPLETIONS, Fleet, running_fleet
@@ -49,7 +49,7 @@ async def ask(fleet: Fleet, prompt: list[int], **headers: str) -> Answered:
         return Answered(answer.status, told.get("x-kvgate-instance", ""), told.get("x-kvgate-route", ""))
 
 
-def parts(one: ScriptedEngine) -> list[Hold | Fetch | None]:
+def parts(one: ScriptedEngine) -> list[PdDuty | None]:
     """What each request that came to an engine was told of its part."""
     return [parse_pd_header(each[PD_HEADER]) if PD_HEADER in each else None for each in one.headers]
 
@@ -63,6 +63,19 @@ async def test_a_long_prompt_is_held_by_one_and_fetched_and_answered_by_the_othe
     assert isinstance(fetch, Fetch)
     assert fetch.ticket == hold.ticket
     assert fetch.source == "127.0.0.1:7777"
+    await fleet.gateway.counted('kvgate_separations_total{reason="separated"}', 1)
+    await fleet.gateway.counted("kvgate_separated_prefill_seconds_count", 1)
+
+
+async def test_through_the_tiers_a_prompt_is_saved_by_one_and_loaded_by_the_other(tmp_path: Path) -> None:
+    engines = {"p": engine(EngineRole.PREFILL), "d": engine(EngineRole.DECODE)}
+    for one in engines.values():
+        one.transports = {KVTransport.TIERS: "tcp;layout"}
+    async with running_fleet(tmp_path, engines, pd_min_uncached_tokens=100, route_memory_s=0) as fleet:
+        answered = await ask(fleet, LONG)
+        assert answered.route.endswith(";pd=separated;prefill=p")
+        assert parts(engines["p"]) == [Save()]
+        assert parts(engines["d"]) == [Load(host="127.0.0.1", port=7777)]
 
 
 async def test_a_short_prompt_is_answered_whole_and_no_prefill_instance_is_ever_asked_to_answer(fleet: Fleet) -> None:

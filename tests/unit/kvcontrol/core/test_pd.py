@@ -1,11 +1,16 @@
 import pytest
 
-from kvcontrol.core.pd import Fetch, Hold, PdHeaderError, new_ticket, parse_pd_header
+from kvcontrol.core.pd import Fetch, Hold, Load, PdHeaderError, Save, new_ticket, parse_pd_header
 
 
 def test_what_is_written_is_read() -> None:
     ticket = new_ticket()
-    for part in (Hold(ticket=ticket), Fetch(ticket=ticket, host="10.0.0.7", port=9000)):
+    for part in (
+        Hold(ticket=ticket),
+        Fetch(ticket=ticket, host="10.0.0.7", port=9000),
+        Save(),
+        Load(host="10.0.0.7", port=9000),
+    ):
         assert parse_pd_header(str(part)) == part
 
 
@@ -28,6 +33,10 @@ def test_a_bracketed_address_is_one_host() -> None:
         "fetch;ticket=" + "a" * 32 + ";from=host:0",
         "fetch;ticket=" + "a" * 32 + ";from=host:70000",
         "fetch;ticket=" + "a" * 32 + ";from=a b:80",
+        "save;ticket=" + "a" * 32,
+        "load",
+        "load;from=host:0",
+        "load;from=host:70000",
     ],
 )
 def test_anything_else_is_refused_without_repeating_it(value: str) -> None:
