@@ -25,6 +25,15 @@ test: setup ## the whole suite, but for the slow lane; ARGS="-k name" are handed
 slow: setup ## the slow lane: the real SmolLM2 (downloads 93 MB the first time)
 	@OMP_NUM_THREADS=1 $(VENV)/pytest -m slow $(ARGS)
 
+# SCENARIO is one of loadtests/scenarios; TARGET the gateway; ARGS go to locust ("--scale 0.1 --crowd 2 --duration 60").
+SCENARIO ?= chat
+TARGET ?= http://127.0.0.1:8000
+.PHONY: loadtest
+loadtest: setup ## a scenario against a running gateway: make loadtest SCENARIO=rag TARGET=http://127.0.0.1:8000; report in artifacts/
+	@mkdir -p artifacts/loadtest
+	@$(VENV)/locust -f loadtests/locustfile.py --headless --only-summary --host "$(TARGET)" --scenario "$(SCENARIO)" \
+		--html "artifacts/loadtest/$(notdir $(SCENARIO)).html" --csv "artifacts/loadtest/$(notdir $(SCENARIO))" $(ARGS)
+
 .PHONY: check
 check: setup ## formatting, lint, types, import rules, what is generated, and the pinned set against pyproject.toml
 	@$(VENV)/ruff format --check .

@@ -7,15 +7,14 @@ import signal
 import sys
 from array import array
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engines.models.tiny import write_tokenizer
-from gateway.fingerprint.tokenizer import ModelTokenizer, load_tokenizer
+from gateway.fingerprint.tokenizer import load_tokenizer
 from kvcontrol.traces import Request
 from kvgate.failure import CommandError
 from kvgate.loadgen.answer import Ending
@@ -23,7 +22,8 @@ from kvgate.replay_options import HttpReplay
 from kvgate.replay_target import Replayed, drive
 from tests.support.fleet import Fleet, running_fleet
 from tests.support.running_gateway import eventually
-from tests.support.scripted_engine import Script, ScriptedEngine
+from tests.support.scripted_engine import Script
+from tests.support.tokenized_fleet import encoding_engine, tokenized_fleet
 
 BLOCK = 32
 LIMIT_S = 120.0
@@ -32,21 +32,6 @@ LIMIT_S = 120.0
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("models") / "tiny-llama")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: Path) -> ModelTokenizer:
-    return load_tokenizer(model)
-
-
-@asynccontextmanager
-async def fleet_of(state: Path, model: Path, tokenizer: ModelTokenizer, **settings: Any) -> AsyncIterator[Fleet]:
-    def encode(messages: Sequence[dict[str, Any]]) -> list[int]:
-        return tokenizer.token_ids(tokenizer.render(messages, {}), special=True)
-
-    engines = {name: ScriptedEngine(encode=encode) for name in ("a", "b")}
-    async with running_fleet(state, engines, tokenizer=model, **settings) as fleet:
-        yield fleet
 
 
 def requests(*prompts: Sequence[int], apart_s: float = 0.0) -> list[Request]:
@@ -71,9 +56,9 @@ async def replayed(fleet: Fleet, prompts: list[Request], **more: Any) -> Replaye
         return await drive(Path("trace"), prompts, options(fleet, **more))
 
 
-async def test_what_the_trace_shares_the_engines_find(tmp_path: Path, model: Path, tokenizer: ModelTokenizer) -> None:
+async def test_what_the_trace_shares_the_engines_find(tmp_path: Path, model: Path) -> None:
     prompts = requests([1, 2, 3], [9], [1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 3, 4], [7, 2])
-    async with fleet_of(tmp_path, model, tokenizer) as fleet:
+    async with tokenized_fleet(tmp_path, model) as fleet:
         done = await replayed(fleet, prompts, gpu_hour_usd=3.0)
         asked = [said["messages"][0]["content"] for engine in fleet.engines.values() for said in engine.requests]
         said = [said for engine in fleet.engines.values() for said in engine.requests]
@@ -92,10 +77,8 @@ async def test_what_the_trace_shares_the_engines_find(tmp_path: Path, model: Pat
     assert tiers.rows == (("hbm", sum(each.matched_tokens for each in answers)),)
 
 
-async def test_an_open_loop_sends_when_it_is_due_however_slow_answers_are(
-    tmp_path: Path, model: Path, tokenizer: ModelTokenizer
-) -> None:
-    async with fleet_of(tmp_path, model, tokenizer) as fleet:
+async def test_an_open_loop_sends_when_it_is_due_however_slow_answers_are(tmp_path: Path, model: Path) -> None:
+    async with tokenized_fleet(tmp_path, model) as fleet:
         for engine in fleet.engines.values():
             engine.default = Script(ttft_s=1.0)
         done = await replayed(fleet, requests(*([n] for n in range(20)), apart_s=0.01), users=None, speed=2.0)
@@ -106,8 +89,8 @@ async def test_an_open_loop_sends_when_it_is_due_however_slow_answers_are(
     assert done.report.metrics["elapsed_s"] < 10, "one after another they would take 20 s"
 
 
-async def test_duration_and_limit_bound_what_is_sent(tmp_path: Path, model: Path, tokenizer: ModelTokenizer) -> None:
-    async with fleet_of(tmp_path, model, tokenizer) as fleet:
+async def test_duration_and_limit_bound_what_is_sent(tmp_path: Path, model: Path) -> None:
+    async with tokenized_fleet(tmp_path, model) as fleet:
         done = await replayed(fleet, requests([1], [2], [3], apart_s=1000.0), users=None, duration=0.5)
         assert [each.number for each in done.answers] == [0]
         assert done.report.metrics["requests_planned_count"] == 3
@@ -123,10 +106,10 @@ async def test_duration_and_limit_bound_what_is_sent(tmp_path: Path, model: Path
         (Script(stall_after=2), Ending.FAILED, "timeout"),
     ],
 )
-async def test_what_fails_is_counted_by_how(  # noqa: PLR0913 - fixtures and cases
-    *, tmp_path: Path, model: Path, tokenizer: ModelTokenizer, script: Script, ending: Ending, why: str
+async def test_what_fails_is_counted_by_how(
+    *, tmp_path: Path, model: Path, script: Script, ending: Ending, why: str
 ) -> None:
-    async with fleet_of(tmp_path, model, tokenizer, retry_budget_ratio=0.0) as fleet:
+    async with tokenized_fleet(tmp_path, model, retry_budget_ratio=0.0) as fleet:
         for engine in fleet.engines.values():
             engine.default = script
         done = await replayed(fleet, requests([1]), timeout=2.0)
@@ -137,8 +120,8 @@ async def test_what_fails_is_counted_by_how(  # noqa: PLR0913 - fixtures and cas
     assert errors.rows == ((str(ending), answer.why, 1),)
 
 
-async def test_another_seed_is_a_cold_cache(tmp_path: Path, model: Path, tokenizer: ModelTokenizer) -> None:
-    async with fleet_of(tmp_path, model, tokenizer) as fleet:
+async def test_another_seed_is_a_cold_cache(tmp_path: Path, model: Path) -> None:
+    async with tokenized_fleet(tmp_path, model) as fleet:
 
         async def found(seed: int) -> int:
             (answer,) = (await replayed(fleet, requests([1, 2, 3, 4]), seed=seed)).answers
@@ -149,13 +132,8 @@ async def test_another_seed_is_a_cold_cache(tmp_path: Path, model: Path, tokeniz
         assert await found(2) == 0
 
 
-async def test_a_target_without_a_tokenizer_is_named_and_a_folder_can_stand_in(
-    tmp_path: Path, model: Path, tokenizer: ModelTokenizer
-) -> None:
-    def encode(messages: Sequence[dict[str, Any]]) -> list[int]:
-        return tokenizer.token_ids(tokenizer.render(messages, {}), special=True)
-
-    async with running_fleet(tmp_path, {"a": ScriptedEngine(encode=encode)}) as fleet:
+async def test_a_target_without_a_tokenizer_is_named_and_a_folder_can_stand_in(tmp_path: Path, model: Path) -> None:
+    async with running_fleet(tmp_path, {"a": encoding_engine(load_tokenizer(model))}) as fleet:
         with pytest.raises(CommandError, match="/tokenize answers 404") as refused:
             await replayed(fleet, requests([1]))
         assert "--tokenizer DIR" in refused.value.advice
@@ -170,14 +148,12 @@ async def test_a_target_that_isnt_there_is_said_to_be_that() -> None:
         await drive(Path("trace"), requests([1]), HttpReplay(target="http://127.0.0.1:9"))
 
 
-async def test_ctrl_c_ends_it_with_a_report_of_what_was_done(
-    tmp_path: Path, model: Path, tokenizer: ModelTokenizer
-) -> None:
+async def test_ctrl_c_ends_it_with_a_report_of_what_was_done(tmp_path: Path, model: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = [{"hash_ids": [n], "input_length": 400, "output_length": 4, "timestamp": 0} for n in range(9)]
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = tmp_path / "report"
-    async with fleet_of(tmp_path / "state", model, tokenizer) as fleet:
+    async with tokenized_fleet(tmp_path / "state", model) as fleet:
         for engine in fleet.engines.values():
             engine.default = Script(ttft_s=2.0)
         process = await asyncio.create_subprocess_exec(

@@ -1,0 +1,216 @@
+"""One streamed chat, timed, over ``http.client``: with the standard library alone, which gevent makes cooperative."""
+
+import http.client
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvcontrol.traces.synthesis import Ask, SynthesisError, Told, Words, learn_words
+
+Message = dict[str, str]
+
+_LOOK_UP_S = 30.0
+_OK = 200
+_SHED = (429, 503)
+_SHOWN_BYTES = 300
+
+
+class TargetError(RuntimeError):
+    """A target can't be tested; the message says why."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Reply:
+    """What one request came to. ``error`` is "" for a whole answer; ``shed`` is a refusal with 429 or 503.
+
+    ``gaps_ms`` are the pauses between pieces of text.
+    """
+
+    total_ms: float = 0.0
+    ttft_ms: float = 0.0
+    gaps_ms: list[float] = field(default_factory=list)
+    text: str = ""
+    size_bytes: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    shed: bool = False
+    error: str = ""
+
+
+class Client:
+    """One kept connection to a target, and what goes over it. Not for two requests at a time."""
+
+    def __init__(self, url: str, *, api_key: str | None, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise TargetError(f"--host {url!r}: an address like http://127.0.0.1:8000 is allowed")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+        self._path = parts.path.rstrip("/")
+        self._timeout_s = timeout_s
+        self._headers = {"content-type": "application/json"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def look_up(self, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """Return the object that is answered; raises ``TargetError`` for anything else."""
+        try:
+            data = None if body is None else json.dumps(body).encode()
+            self._connection.request(method, self._path + path, data, self._headers)
+            response = self._connection.getresponse()
+            text = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise TargetError(f"{path}: {error or type(error).__name__}: is the gateway running there?") from error
+        try:
+            said = json.loads(text)
+        except ValueError:
+            said = None
+        if response.status != _OK or not isinstance(said, dict):
+            shown = text[:_SHOWN_BYTES].decode(errors="replace")
+            raise TargetError(f"{path} answers {response.status}: {shown}")
+        return said
+
+    def chat(self, model: str, messages: Sequence[Message], answer_tokens: int) -> Reply:
+        """Ask and read the whole answer; whatever comes of it stands in the reply. Raises nothing of the network's."""
+        reply = Reply()
+        body = {
+            "model": model,
+            "messages": list(messages),
+            "max_tokens": answer_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        data = json.dumps(body).encode()
+        began_s = time.perf_counter()
+        try:
+            self._connection.request("POST", f"{self._path}/v1/chat/completions", data, self._headers)
+            response = self._connection.getresponse()
+            if response.status == _OK:
+                reading = _Reading(reply, began_s, began_s + self._timeout_s)
+                while line := response.readline():
+                    reading.take(line, time.perf_counter())
+                reading.settle()
+            else:
+                reply.shed = response.status in _SHED
+                reply.error = f"{response.status} {_code(response.read())}".rstrip()
+        except TimeoutError:
+            reply.error = "timeout"
+        except (OSError, http.client.HTTPException) as error:
+            reply.error = f"connection lost: {type(error).__name__}"
+        except ValueError:
+            reply.error = "unreadable answer"
+        if reply.error:
+            self.close()  # something of the answer may still be under way
+        reply.total_ms = 1000 * (time.perf_counter() - began_s)
+        return reply
+
+
+class _Reading:
+    """The stream of one answer, line by line as it comes."""
+
+    def __init__(self, reply: Reply, began_s: float, until_s: float) -> None:
+        self._reply = reply
+        self._began_s = began_s
+        self._until_s = until_s
+        self._pieces: list[str] = []
+        self._usage: dict[str, Any] | None = None
+        self._done = False
+        self._last_s = self._spoke_s = began_s
+
+    def take(self, line: bytes, now_s: float) -> None:
+        if now_s > self._until_s:
+            raise TimeoutError
+        self._reply.size_bytes += len(line)
+        data = line[5:].strip()
+        if not line.startswith(b"data:"):
+            return
+        if data == b"[DONE]":
+            self._done = True
+            return
+        event = json.loads(data)
+        if event.get("error"):
+            self._reply.error = f"error in the stream {_code(data)}".rstrip()
+        self._usage = event.get("usage") or self._usage
+        for choice in event.get("choices") or ():
+            self._spoke_s = now_s
+            delta = choice.get("delta") or {}
+            self._text(delta.get("content") or delta.get("reasoning_content") or "", now_s)
+
+    def _text(self, text: str, now_s: float) -> None:
+        if not text:
+            return
+        if self._pieces:
+            self._reply.gaps_ms.append(1000 * (now_s - self._last_s))
+        else:
+            self._reply.ttft_ms = 1000 * (now_s - self._began_s)
+        self._pieces.append(text)
+        self._last_s = now_s
+
+    def settle(self) -> None:
+        reply, usage = self._reply, self._usage or {}
+        reply.text = "".join(self._pieces)
+        if not self._pieces:  # its tokens have no text: half a character, or special ones
+            reply.ttft_ms = 1000 * (self._spoke_s - self._began_s)
+        if not reply.error and not self._done:
+            reply.error = "stream cut off"
+        elif not reply.error and not usage:
+            reply.error = "no usage told"
+        reply.prompt_tokens = usage.get("prompt_tokens") or 0
+        reply.completion_tokens = usage.get("completion_tokens") or 0
+        reply.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+
+def _code(body: bytes) -> str:
+    try:
+        error = json.loads(body)["error"]
+        return str(error.get("code") or error.get("type") or "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def only_model(client: Client) -> str:
+    """Return the only model that is served; raises ``TargetError`` where there is none, or a choice."""
+    served = [str(each.get("id")) for each in client.look_up("GET", "/v1/models").get("data", ())]
+    if len(served) == 1:
+        return served[0]
+    raise TargetError(f"it serves {', '.join(served) or 'no model'}: say which with --model NAME")
+
+
+def words_of(url: str, model: str, *, api_key: str | None) -> Words:
+    """Learn from ``/tokenize`` what is one token; raises ``TargetError``."""
+    client = Client(url, api_key=api_key, timeout_s=_LOOK_UP_S)
+
+    def told(ask: Ask) -> Told:
+        asked: dict[str, object] = {"model": model}
+        if ask.as_message:
+            asked["messages"] = [{"role": "user", "content": ask.text}]
+        else:
+            asked |= {"prompt": ask.text, "add_special_tokens": False, "return_token_strs": True}
+        said = client.look_up("POST", "/tokenize", asked)
+        return Told(count=said["count"], spelled=said.get("token_strs") or (), context_tokens=said.get("max_model_len"))
+
+    learning = learn_words()
+    try:
+        ask = next(learning)
+        while True:
+            ask = learning.send(told(ask))
+    except StopIteration as done:
+        words: Words = done.value
+        return words
+    except (SynthesisError, KeyError) as error:
+        raise TargetError(f"/tokenize: {error}") from error
+    finally:
+        client.close()
+
+
+__all__ = ["Client", "Message", "Reply", "TargetError", "only_model", "words_of"]
