@@ -19,6 +19,7 @@ from dashboards.promql import filled, selected, series_of_samples
 from dashboards.rules import RULES_FILE, load_rules
 from kvcontrol.series import ENGINE, GATEWAY, LMDEPLOY
 from kvgate.ports import free_ports
+from tests.support.browser import browsing
 from tests.support.collector import Collector, running_collector
 from tests.support.processes import eventually, running
 from tests.support.prometheus import Prometheus, Target, lint, program, running_prometheus
@@ -186,6 +187,32 @@ def test_an_engine_exposes_the_catalogue_and_nothing_beside_it_and_promtool_find
         assert [line for line in lint(text) if not line.startswith("lmdeploy:")] == []
     assert {name for name in LMDEPLOY if name.startswith("lmdeploy:")} - lmdeploy == set()
     assert lint(fetch(f"{stack.gateway}/metrics")) == []
+
+
+async def test_the_status_page_swaps_the_policy_of_running_engines(stack: Stack, environment: dict[str, str]) -> None:
+    def in_charge() -> set[str]:
+        policies = [read(f"{url}/kv/v1/policy")["policies"] for url in stack.engines.values()]
+        return {each["name"] for known in policies for each in known if each["kind"] == "eviction"}
+
+    key = (Path(environment["KVGATE_STATE_DIR"]) / "admin.key").read_text().strip()
+    (before,) = in_charge()
+    ask(stack.gateway, "k-acme")
+    async with browsing() as page:
+        await page.look(width=1280, dark=False)
+        await page.sign_in(stack.gateway, key, "policies")
+        for name in ("s3fifo", before):
+            await page.until("!document.querySelector('#swap-form button').disabled")
+            await page.eval(
+                "document.getElementById('swap-name').value = ''; document.getElementById('swap-name').focus()"
+            )
+            await page.type(name)
+            await page.press("Enter")
+            await page.until("document.activeElement.id === 'confirm-yes'")
+            await page.press("Enter")
+            await page.says(f"Done: {name} is in charge")
+            assert in_charge() == {name}
+            ask(stack.gateway, "k-acme", f"{name} " * 150)
+        assert page.problems == []
 
 
 def test_every_query_of_every_dashboard_and_every_rule_finds_data_in_a_real_prometheus(

@@ -113,6 +113,16 @@ class Page:
             await self.press("Tab")
         raise AssertionError(f"{selector} can't be reached with Tab")
 
+    async def sign_in(self, gateway: str, admin_key: str, view: str = "overview") -> None:
+        """Open a view of a gateway's status page with the admin key."""
+        await self.goto(f"{gateway}/dashboard#{view}")
+        await self.says("engine-0")
+        if not await self.eval("document.getElementById('login').open"):
+            await self.eval("document.getElementById('sign').click()")
+        await self.type(admin_key)
+        await self.press("Enter")
+        await self.until("document.body.classList.contains('signed-in')")
+
     async def look(self, *, width: int, dark: bool) -> None:
         await self.call(
             "Emulation.setDeviceMetricsOverride",

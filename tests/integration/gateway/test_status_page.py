@@ -63,16 +63,6 @@ async def page() -> AsyncIterator[Page]:
         yield opened
 
 
-async def sign_in(page: Page, url: str, view: str = "overview") -> None:
-    await page.goto(f"{url}/dashboard#{view}")
-    await page.says("engine-0")
-    if not await page.eval("document.getElementById('login').open"):
-        await page.eval("document.getElementById('sign').click()")
-    await page.type(ADMIN_KEY)
-    await page.press("Enter")
-    await page.until("document.body.classList.contains('signed-in')")
-
-
 async def test_every_view_fits_in_light_and_dark_narrow_and_wide_and_nothing_complains(
     fleet: Fleet, page: Page
 ) -> None:
@@ -88,7 +78,7 @@ async def test_every_view_fits_in_light_and_dark_narrow_and_wide_and_nothing_com
     await page.says("are for administrators")
     assert await page.overflow() == []
     await page.keep("public")
-    await sign_in(page, fleet.gateway.url)
+    await page.sign_in(fleet.gateway.url, ADMIN_KEY)
     await page.until("document.querySelector('.chart .legend b')?.textContent !== '–'")
     await page.eval("location.hash = '#explain'")
     await page.until("document.getElementById('explain-model').value")
@@ -147,7 +137,7 @@ async def test_a_wrong_key_is_refused_and_the_right_one_opens_everything_by_keyb
 
 
 async def test_a_policy_is_swapped_on_all_engines_or_on_none_and_the_page_says_which(fleet: Fleet, page: Page) -> None:
-    await sign_in(page, fleet.gateway.url, "policies")
+    await page.sign_in(fleet.gateway.url, ADMIN_KEY, "policies")
     await page.says("mq(lifetime=2)")
     await page.focus_by_keyboard("#swap-to-1")  # adaptive found most, then mq(lifetime=2)
     await page.press("Enter")

@@ -19,7 +19,7 @@ export class Policies {
     this.name = h("input", { id: "swap-name", name: "name", list: "swap-names", autocomplete: "off", spellcheck: "false", placeholder: "s3fifo or mq(lifetime=2)", required: true, oninput: () => this.describe() });
     this.names = h("datalist", { id: "swap-names" });
     this.about = h("p", { class: "muted", id: "swap-about" });
-    this.button = h("button", { type: "submit", class: "primary" }, "Swap");
+    this.button = h("button", { type: "submit", class: "primary", disabled: true }, "Swap"); // until it is known what runs
     this.result = h("div", { role: "status" });
     this.swapForm = h(
       "form",
@@ -62,6 +62,7 @@ export class Policies {
     if (said === this.said) return;
     this.said = said;
     fill(this.problem);
+    if (!this.swapping) this.button.disabled = false;
     fill(this.running, running(policies));
     fill(this.shadows, this.standings(policies, shadows));
     const kinds = [...new Set(Object.values(policies.instances).flatMap((each) => each.running.map((one) => one.kind)))].filter((each) => each !== "shadow").sort();
@@ -133,12 +134,12 @@ export class Policies {
     const instances = Object.keys(this.policies?.instances ?? {});
     const before = this.now(kind).join(", ") || "what runs now";
     if (!(await this.confirm(`Swap to ${render(policy)}?`, `${KINDS[kind] ?? kind}: ${before} becomes ${render(policy)} on ${plural(instances.length, "instance")}. If one of them refuses, all stay as they are. Cached blocks stay.`))) return;
-    this.button.disabled = true;
+    this.swapping = this.button.disabled = true;
     this.say(this.result, "muted", "Asking all instances…");
     const [tone, outcome] = await this.told(kind, policy);
     this.said = "";
     await this.refresh().catch((error) => this.say(this.problem, "problem", error.message)); // the next swap is from this version
-    this.button.disabled = false;
+    this.swapping = this.button.disabled = false;
     this.say(this.result, tone, outcome);
   }
 
