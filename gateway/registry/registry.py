@@ -2,24 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from gateway.registry.breaker import Breaker, BreakerRules, BreakerState
+from gateway.registry.breaker import BreakerRules, BreakerState
+from gateway.registry.breakers import Breakers
 from gateway.registry.instance import Instance, InstanceSpec, InstanceState, Isolation, ProbeResult
-from gateway.registry.outliers import OutlierDetector, OutlierRules
+from gateway.registry.outliers import OutlierRules
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole
 
 _log = logging.getLogger(__name__)
 
 _SHARES = "its prefix cache knows no tenants"
-
-_MOST_LEFT_ALONE = 0.5
-"""Breakers keep requests from at most this share of the instances that could serve them: when everybody fails, leaving
-everybody alone helps nobody."""
 
 
 class Registry:
@@ -38,22 +35,18 @@ class Registry:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._unhealthy_after = unhealthy_after
-        self._breaker_rules = breaker or BreakerRules()
         self._isolation = isolation
         self._several_tenants = False
         self._clock = clock
-        self._outliers = OutlierDetector(outliers or OutlierRules())
+        self._breakers = Breakers(breaker or BreakerRules(), outliers or OutlierRules(), clock)
         self._instances: dict[InstanceId, Instance] = {}
         self._prefilling: dict[InstanceId, None] = {}
         self._failures: dict[InstanceId, int] = {}
-        self._alive_s: dict[InstanceId, float] = {}
-        """When a request's answer last began."""
-        self._breakers: dict[InstanceId, Breaker] = {}
+        self._seen_s: dict[InstanceId, float] = {}
+        """When it was last seen how an instance is: an answer began, or a wait was in vain."""
         self._hung: dict[InstanceId, asyncio.Future[None]] = {}
         self._answering: dict[str | None, tuple[Instance, ...]] = {}
         """Those that serve a model and are well, worked out once for each change of an instance."""
-        self._troubled: set[InstanceId] = set()
-        """Whose breakers are not closed."""
         self._changed = asyncio.Condition()
         self._notifications: set[asyncio.Task[None]] = set()
         for each in instances:
@@ -78,12 +71,11 @@ class Registry:
         if self._instances.pop(instance, None) is None:
             return
         self._answering.clear()
-        self._troubled.discard(instance)
-        del self._failures[instance], self._breakers[instance]
+        del self._failures[instance]
+        self._breakers.leave(instance)
         self._prefilling.pop(instance, None)
         self._hung.pop(instance, None)
-        self._alive_s.pop(instance, None)
-        self._outliers.forget(instance)
+        self._seen_s.pop(instance, None)
         self._wake()
         _log.info("instance %s left", instance)
 
@@ -106,7 +98,7 @@ class Registry:
         """Return the instances that may be asked for an answer (for ``model``) at this moment. While all that there are
         wait for the outcome of a trial, that is none.
         """
-        return self._not_left_alone(self.serving(model))
+        return self._breakers.open_to_requests(self.serving(model))
 
     def serving(self, model: str | None = None) -> tuple[Instance, ...]:
         """Return the instances that are well and answer (for ``model``), also those left alone just now."""
@@ -126,48 +118,29 @@ class Registry:
 
     def on_trial(self, model: str) -> bool:
         """Whether nobody may be asked now, and the trial of one that serves ``model`` is under way."""
-        now_s = self._clock()
-        breakers = [self._breakers[each.id] for each in self.serving(model)] if self._troubled else []
-        return any(each.on_trial(now_s) for each in breakers) and not any(each.allows(now_s) for each in breakers)
+        return self._breakers.on_trial(self.serving(model))
 
     def left_alone_s(self, model: str) -> float:
         """Return for how long breakers keep requests from all that serve ``model``: 0 when one is free of them."""
-        now_s = self._clock()
-        return min((self._breakers[each.id].left_s(now_s) for each in self.serving(model)), default=0.0)
+        return self._breakers.left_alone_s(self.serving(model))
 
     @property
     def troubled(self) -> bool:
         """Whether any instance's breaker is not closed."""
-        return bool(self._troubled)
+        return self._breakers.troubled
 
     def on_probation(self, instance: InstanceId) -> bool:
         """Whether an instance gets one request at a time now; one that isn't known does not."""
-        return instance in self._troubled and self.breaker(instance) is BreakerState.HALF_OPEN
+        return self._breakers.on_probation(instance)
 
     def prefilling(self, model: str) -> tuple[Instance, ...]:
         """Return the instances that may be given a prompt for ``model`` to compute for others. O(such instances)."""
         if not self._prefilling:
             return ()
         those = [self._instances[each] for each in self._prefilling]
-        return self._not_left_alone(
+        return self._breakers.open_to_requests(
             [each for each in those if each.state is InstanceState.HEALTHY and not each.draining and each.serves(model)]
         )
-
-    def _not_left_alone(self, candidates: Sequence[Instance]) -> tuple[Instance, ...]:
-        """Those whose breakers let requests through, or more where that would leave too few; but never one whose trial
-        is under way: what comes of it will be known shortly.
-        """
-        if not self._troubled:
-            return tuple(candidates)
-        now_s = self._clock()
-        closed = {each.id for each in candidates if self._breakers[each.id].allows(now_s)}
-        trials = {each.id for each in candidates if self._breakers[each.id].on_trial(now_s)}
-        most = int(len(candidates) * _MOST_LEFT_ALONE)
-        if len(candidates) - len(closed) <= most or (trials and not closed):
-            return tuple(each for each in candidates if each.id in closed)
-        rest = sorted(each.id for each in candidates if each.id not in closed and each.id not in trials)
-        alone = trials | set(rest[: max(0, most - len(trials))])
-        return tuple(each for each in candidates if each.id not in alone)
 
     def knows_model(self, model: str) -> bool:
         """Whether an instance, in whatever state, has ever listed this model."""
@@ -198,9 +171,7 @@ class Registry:
         if (hung := self._hung.get(instance)) is not None and hung.done():
             del self._hung[instance]
         if before.state is InstanceState.UNHEALTHY:
-            self._breakers[instance].returned()
-            self._note_trouble(instance)
-            self._outliers.forget(instance)
+            self._breakers.returned(instance)
         came = before.state is not InstanceState.HEALTHY
         if came and probe.stats is None and self._several_tenants:
             self._warn_of_sharing(instance)
@@ -259,12 +230,15 @@ class Registry:
     ) -> None:
         """Take in a failed health check: enough in a row take a healthy instance out; a starting one goes on
         starting. ``may_drain``: it could not be connected to, so what it has already may still be answered.
-        ``since_s`` is when somebody began to wait in vain: where the instance has begun to answer a request since, it,
-        or this process, is only slow.
+        ``since_s`` is when somebody began to wait in vain. Where the instance has begun to answer a request since, it,
+        or this process, is only slow; where another wait has been in vain since, this one says nothing new: a hundred
+        connections that time out together are one bad moment, not a hundred.
         """
         before = self._instances.get(instance)
-        if before is None or (since_s is not None and self._alive_s.get(instance, float("-inf")) >= since_s):
+        if before is None or (since_s is not None and self._seen_s.get(instance, float("-inf")) > since_s):
             return
+        if since_s is not None:
+            self._seen_s[instance] = self._clock()
         self._failures[instance] += 1
         state = before.state
         if state is InstanceState.HEALTHY and self._failures[instance] >= self._unhealthy_after:
@@ -283,54 +257,36 @@ class Registry:
 
     def picked(self, instance: InstanceId) -> None:
         """Note that a request goes to an instance now: half open, it gets no other until that one has an answer."""
-        if instance in self._troubled:
-            self._breakers[instance].picked(self._clock())
+        self._breakers.picked(instance)
 
     def ended(self, instance: InstanceId) -> None:
         """Note that a request that was given to an instance has ended, whatever came of it."""
-        if instance in self._troubled:
-            self._breakers[instance].trial_over()
+        self._breakers.ended(instance)
 
     def answered(self, instance: InstanceId) -> None:
         """Note that an instance has begun to answer a request well (a refusal of a bad request is that, too)."""
-        breaker = self._breakers.get(instance)
-        if breaker is None:
-            return
-        self._alive_s[instance] = self._clock()
-        self._outliers.answered(instance, good=True, now_s=self._clock())
-        if instance in self._troubled and self.breaker(instance) is BreakerState.HALF_OPEN:
-            _log.info("instance %s answers again", instance)
-        breaker.succeeded()
-        self._troubled.discard(instance)
+        if instance in self._instances:
+            self._seen_s[instance] = self._clock()
+            self._breakers.answered(instance)
 
     def answered_badly(self, instance: InstanceId, reason: str) -> None:
         """Note an error that may be the request's own fault (a 500): it counts only against better peers."""
-        if instance in self._breakers:
-            now_s = self._alive_s[instance] = self._clock()
-            self._outliers.answered(instance, good=False, now_s=now_s)
-            self._eject_outlier(instance, now_s, reason)
+        if instance in self._instances:
+            self._seen_s[instance] = self._clock()
+            self._breakers.answered_badly(instance, reason)
 
     def failed(self, instance: InstanceId, reason: str) -> None:
         """Note that an instance failed a request: no answer, a cut one, a 502 to 504."""
-        breaker = self._breakers.get(instance)
-        if breaker is None:
-            return
-        now_s = self._clock()
-        before = breaker.state(now_s)
-        breaker.failed(now_s, reason)
-        self._note_trouble(instance)
-        if breaker.state(now_s) is not before:
-            _log.warning("instance %s is left alone for a while: %s", instance, reason)
-        self._outliers.answered(instance, good=False, now_s=now_s)
-        self._eject_outlier(instance, now_s, reason)
+        if instance in self._instances:
+            self._breakers.failed(instance, reason)
 
     def breaker(self, instance: InstanceId) -> BreakerState:
         """Return the state of an instance's breaker; raises ``KeyError``."""
-        return self._breakers[instance].state(self._clock())
+        return self._breakers.state(instance)
 
     def breaker_reason(self, instance: InstanceId) -> str:
         """Return why a breaker is not closed; empty when it is. Raises ``KeyError``."""
-        return self._breakers[instance].reason
+        return self._breakers.reason(instance)
 
     def doubt(self, instance: InstanceId, reason: str) -> None:
         """Note that answers contradict what an instance announces of its blocks: they are to be learned anew."""
@@ -364,22 +320,7 @@ class Registry:
             self._prefilling[spec.id] = None
         self._answering.clear()
         self._failures[spec.id] = 0
-        self._breakers[spec.id] = Breaker(self._breaker_rules)
-
-    def _eject_outlier(self, instance: InstanceId, now_s: float, last: str) -> None:
-        breaker = self._breakers[instance]
-        if breaker.state(now_s) is BreakerState.OPEN:
-            return
-        verdict = self._outliers.verdict(instance, now_s)
-        if verdict is not None:
-            breaker.trip(now_s, f"{verdict} (the last one: {last})")
-            self._note_trouble(instance)
-            self._outliers.forget(instance)
-            _log.warning("instance %s is left alone for a while: %s", instance, breaker.reason)
-
-    def _note_trouble(self, instance: InstanceId) -> None:
-        if not self._breakers[instance].closed:
-            self._troubled.add(instance)
+        self._breakers.enter(spec.id)
 
     def _keep_out(self, instance: Instance) -> None:
         reason = f"{_SHARES}, there are several, and isolation is strict"

@@ -215,15 +215,20 @@ async def test_a_trial_by_which_nothing_is_learned_is_followed_by_the_next(regis
     assert registry.on_probation(A)
 
 
-async def test_one_that_answers_while_it_keeps_a_check_waiting_is_not_taken_out(registry: Registry) -> None:
+async def test_one_that_answers_while_it_keeps_a_check_waiting_is_not_taken_out() -> None:
+    now_s = 0.0
+    registry = Registry((spec("a", 1), spec("b", 2)), unhealthy_after=2, clock=lambda: now_s)
     await healthy(registry)
     for _ in range(9):
-        began_s = registry.now_s
+        began_s, now_s = now_s, now_s + 5
         registry.answered(A)
         registry.probe_failed(A, "slow", since_s=began_s)
-    assert len(registry.usable()) == 2
-    for _ in range(2):
-        registry.probe_failed(A, "slow", since_s=registry.now_s + 1e-3)
+        now_s += 1
+    for _ in range(100):
+        registry.probe_failed(A, "slow", since_s=now_s - 0.5)
+    assert len(registry.usable()) == 2, "a hundred waits that were in vain together are one"
+    began_s, now_s = now_s, now_s + 5
+    registry.probe_failed(A, "slow", since_s=began_s)
     assert [each.id for each in registry.usable()] == [B]
     assert registry.get(A).reason == "slow"
 
