@@ -14,6 +14,8 @@ from kvgate.failure import CommandError
 from kvgate.gateway import gateway
 from kvgate.register import register
 from kvgate.replay import replay
+from kvgate.sim import sim
+from kvgate.simulate import simulate
 from kvgate.top import top
 from kvgate.up import INTERRUPTED, up
 
@@ -32,11 +34,13 @@ def build_app() -> typer.Typer:
     app.command(rich_help_panel="Run")(up)
     app.command(context_settings={"allow_extra_args": True}, rich_help_panel="Run")(engine)
     app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel="Run")(gateway)
+    app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel="Run")(sim)
     app.command(rich_help_panel="Run")(register)
     app.add_typer(build_admin(), rich_help_panel="Run")
     app.command(rich_help_panel="Look")(conformance)
     app.command(rich_help_panel="Look")(doctor)
     app.command(rich_help_panel="Look")(replay)
+    app.command(rich_help_panel="Look")(simulate)
     app.command(rich_help_panel="Look")(top)
     app.add_typer(build_bench(), rich_help_panel="Look")
     return app

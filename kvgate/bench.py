@@ -44,6 +44,7 @@ def build_bench() -> typer.Typer:
     bench.command("tiers")(run_tiers)
     bench.command("gateway")(run_gateway)
     bench.command("telemetry")(run_telemetry)
+    bench.command("fleet")(run_fleet)
     return bench
 
 
@@ -403,6 +404,34 @@ def _peer(said: str) -> "Peer":
             "for example smg='smg launch --port {port} --worker-urls http://127.0.0.1:{a} http://127.0.0.1:{b}'",
         )
     return Peer(name=name, command=command)
+
+
+def run_fleet(  # noqa: PLR0913 - each is one option
+    *,
+    instances: Annotated[int, typer.Option(min=1, help="Simulated engines.")] = 512,
+    copies: Annotated[int, typer.Option(min=1, help="So many of the conversation trace side by side.")] = 8,
+    router: Annotated[str, typer.Option(help="The gateway's routing policy.")] = "cost_aware",
+    profile: Annotated[str, typer.Option(help="Kind of engine, as kvgate simulate has them.")] = "h100-7b",
+    ddr: Annotated[float, typer.Option(min=0, help="DDR tier, in multiples of HBM; 0: none.")] = 0.0,
+    traces: Annotated[
+        Path | None, typer.Option(help="A folder with mooncake/ traces. Default: that beside a checkout.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="8 engines, few requests: to see that it runs.")] = False,
+    as_json: _AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """An hour of a large simulated fleet in virtual time: how long does that take, and how much memory?"""
+    from engines.sim.profile import ProfileError
+    from kvgate.benchmarks import fleet
+
+    plan = fleet.FleetBench(
+        traces=traces, instances=instances, copies=copies, router=router, profile=profile, ddr=ddr, quick=quick
+    )
+    try:
+        report = fleet.run(plan, _say)
+    except (ProfileError, ValueError) as error:
+        raise CommandError(str(error)) from error
+    _show(report, as_json=as_json, as_markdown=as_markdown)
 
 
 def _say(step: str) -> None:

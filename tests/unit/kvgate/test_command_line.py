@@ -38,7 +38,7 @@ def options(*keys: ApiKey) -> GatewayOptions:
     )
 
 
-@pytest.mark.parametrize("command", ["up", "engine", "doctor", "replay"])
+@pytest.mark.parametrize("command", ["up", "engine", "doctor", "replay", "simulate"])
 def test_each_command_explains_itself(command: str) -> None:
     said = kvgate(command, "--help")
     assert said.returncode == 0

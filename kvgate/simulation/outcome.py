@@ -1,0 +1,79 @@
+"""What a fleet did with a workload."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engines.sim.gaps import GapHistogram
+from kvcontrol.core.blocks import CacheTier
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counted as it happens."""
+
+    ttft_s: list[float] = field(default_factory=list)
+    answer_s: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    by_tier: dict[CacheTier, int] = field(default_factory=dict)
+    refused: int = 0
+    decision_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOutcome:
+    """``ttft_s`` counts from a request's arrival at the gateway, waiting there included, sorted. ``ceiling_tokens`` are
+    those that one cache with room for everything would have found. ``hotspot`` is the busiest instance's busy time over
+    the mean; ``decision_us`` real time, the rest virtual.
+    """
+
+    policy: str
+    instances: int
+    requests: int
+    shed: int
+    refused: int
+    ttft_s: Sequence[float]
+    answer_s: Sequence[float]
+    prompt_tokens: int
+    found_by_tier: dict[CacheTier, int]
+    ceiling_tokens: int
+    hotspot: float
+    busy: float
+    lasts_s: float
+    preemptions: int
+    gaps: GapHistogram
+    decision_us: float
+    computed_tokens: int
+
+    @property
+    def found_tokens(self) -> int:
+        """Prompt tokens that were cached where their requests went."""
+        return sum(self.found_by_tier.values())
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens found."""
+        return self.found_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def of_ceiling(self) -> float:
+        """Tokens found, as a share of the most that could be."""
+        return self.found_tokens / self.ceiling_tokens if self.ceiling_tokens else 0.0
+
+    @property
+    def shed_rate(self) -> float:
+        """Share of requests that were turned away."""
+        return (self.shed + self.refused) / self.requests if self.requests else 0.0
+
+    def ttft(self, share: float) -> float:
+        """Return the time to the first token that a share of the requests doesn't exceed."""
+        return quantile(self.ttft_s, share)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Return a quantile of sorted values by the nearest rank; 0 of none."""
+    if not ordered:
+        return 0.0
+    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+
+
+__all__ = ["FleetOutcome", "Tally", "quantile"]

@@ -1,0 +1,134 @@
+"""Routing policies on one workload, side by side, and how their outcomes are told."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from engines.sim.engine import Behaviour
+from engines.sim.profile import Profile
+from gateway.routing import POLICIES, CostModel, RoutingPolicy
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.traces import read_by_time
+from kvgate.benchmarks.report import Grid
+from kvgate.simulation.door import DoorRules
+from kvgate.simulation.fleet import Fleet, FleetPlan
+from kvgate.simulation.outcome import FleetOutcome
+from kvgate.simulation.workload import Workload
+
+ROUTERS: Mapping[str, Callable[[CostModel], RoutingPolicy]] = MappingProxyType(dict(POLICIES))
+"""All that a fleet can be routed by, by name."""
+COLUMNS = (
+    "router",
+    "ttft_p50_s",
+    "ttft_p90_s",
+    "ttft_p99_s",
+    "itl_p50_ms",
+    "itl_p99_ms",
+    "hit_ratio",
+    "of_ceiling_ratio",
+    "hotspot_ratio",
+    "busy_ratio",
+    "shed_ratio",
+    "decision_us",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """``ddr`` and ``nvme`` are multiples of HBM; ``limit`` is how many of the trace's requests are used, 0 all."""
+
+    trace: Path
+    profile: Profile
+    instances: int
+    routers: Sequence[str]
+    copies: int = 1
+    speed: float = 1.0
+    limit: int = 0
+    ddr: float = 0.0
+    nvme: float = 0.0
+    seed: int = 0
+    jitter: float = 0.0
+    rules: DoorRules = field(default_factory=DoorRules)
+
+    def __post_init__(self) -> None:
+        for name in self.routers:
+            if name not in ROUTERS:
+                raise ValueError(f"there is no router {name!r}: there are {', '.join(ROUTERS)}")
+        if not self.routers:
+            raise ValueError(f"no router is named; there are {', '.join(ROUTERS)}")
+        if self.ddr < 0 or self.nvme < 0 or (self.nvme and not self.ddr):
+            raise ValueError(
+                f"DDR of {self.ddr} and NVMe of {self.nvme} times HBM; both must be >= 0, and NVMe needs DDR"
+            )
+
+    def workload(self) -> Workload:
+        """Read the trace; raises ``TraceError``, ``OSError``, ``ValueError``."""
+        requests = read_by_time(self.trace)
+        return Workload(requests=requests[: self.limit or None], copies=self.copies, speed=self.speed)
+
+    def run(self, router: str, workload: Workload, progress: Callable[[float], None] = lambda _: None) -> FleetOutcome:
+        """Serve the workload with one router."""
+        shape = self.profile.engine
+        shape = replace(
+            shape, ddr_blocks=int(shape.hbm_blocks * self.ddr), nvme_blocks=int(shape.hbm_blocks * self.nvme)
+        )
+        fleet = Fleet(
+            FleetPlan(
+                profile=replace(self.profile, engine=shape),
+                instances=self.instances,
+                make_policy=ROUTERS[router],
+                rules=self.rules,
+                behaviour=Behaviour(seed=self.seed, jitter=self.jitter),
+            ),
+            workload,
+        )
+        try:
+            return fleet.run(progress)
+        finally:
+            fleet.close()
+
+
+def row(outcome: FleetOutcome, *, router: str) -> tuple[str | float, ...]:
+    """Return an outcome as a row under ``COLUMNS``."""
+    return (
+        router,
+        outcome.ttft(0.5),
+        outcome.ttft(0.9),
+        outcome.ttft(0.99),
+        outcome.gaps.quantile_s(0.5) * 1e3,
+        outcome.gaps.quantile_s(0.99) * 1e3,
+        outcome.hit_rate,
+        outcome.of_ceiling,
+        outcome.hotspot,
+        outcome.busy,
+        outcome.shed_rate,
+        outcome.decision_us,
+    )
+
+
+def grids(outcomes: Mapping[str, FleetOutcome]) -> tuple[Grid, ...]:
+    """Return a table of routers, and one of where their tokens came from."""
+    tiers = (CacheTier.HBM, CacheTier.DDR, CacheTier.NVME)
+    return (
+        Grid(
+            name="routers", columns=COLUMNS, rows=tuple(row(outcome, router=name) for name, outcome in outcomes.items())
+        ),
+        Grid(
+            name="prompt tokens",
+            columns=("router", "prompt", *(f"from_{tier.lower()}" for tier in tiers), "computed", "ceiling"),
+            rows=tuple(
+                (
+                    name,
+                    outcome.prompt_tokens,
+                    *(outcome.found_by_tier.get(tier, 0) for tier in tiers),
+                    outcome.computed_tokens,
+                    outcome.ceiling_tokens,
+                )
+                for name, outcome in outcomes.items()
+            ),
+        ),
+    )
+
+
+__all__ = ["COLUMNS", "ROUTERS", "Study", "grids", "row"]

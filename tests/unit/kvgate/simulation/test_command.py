@@ -1,0 +1,98 @@
+"""``kvgate simulate`` and ``kvgate bench fleet`` say what came of a trace, and what they can't do."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvgate.__main__ import build_app
+from kvgate.failure import CommandError
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    folder = tmp_path / "mooncake"
+    folder.mkdir()
+    lines = [
+        {
+            "timestamp": 500 * number,
+            "input_length": 2048,
+            "output_length": 20,
+            "hash_ids": [0, *(10 * (number % 4) + place for place in range(1, 4))],
+        }
+        for number in range(24)
+    ]
+    with gzip.open(folder / "conversation_trace.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    return tmp_path
+
+
+def trace_of(traces: Path) -> str:
+    return str(traces / "mooncake" / "conversation_trace.jsonl.gz")
+
+
+def test_a_trace_is_served_by_each_router_that_is_named(traces: Path) -> None:
+    said = RUNNER.invoke(
+        build_app(),
+        [
+            "simulate",
+            trace_of(traces),
+            "--instances",
+            "3",
+            "--router",
+            "cost_aware,round_robin",
+            "--ddr",
+            "2",
+            "--json",
+        ],
+    )
+    assert said.exit_code == 0, said.output
+    report = json.loads(said.stdout)
+    by_name = {row["router"]: row for row in report["routers"]}
+    assert list(by_name) == ["cost_aware", "round_robin"]
+    assert by_name["cost_aware"]["of_ceiling_ratio"] >= by_name["round_robin"]["of_ceiling_ratio"] > 0
+    assert by_name["cost_aware"]["ttft_p50_s"] <= by_name["cost_aware"]["ttft_p99_s"]
+    assert report["metrics"]["requests_count"] == 24
+
+
+def test_tables_are_printed_for_people(traces: Path) -> None:
+    said = RUNNER.invoke(build_app(), ["simulate", trace_of(traces), "--limit", "8", "--markdown"])
+    assert said.exit_code == 0, said.output
+    assert "| cost_aware |" in said.stdout
+
+
+def test_the_fleet_bench_measures_time_and_memory(traces: Path) -> None:
+    said = RUNNER.invoke(build_app(), ["bench", "fleet", "--quick", "--traces", str(traces), "--json"])
+    assert said.exit_code == 0, said.output
+    metrics = json.loads(said.stdout)["metrics"]
+    assert metrics["requests_count"] == 8 * 24
+    assert metrics["fleet_quick_s"] > 0
+    assert metrics["fleet_peak_gb"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--router", "magic"], "there is no router 'magic': there are cost_aware"),
+        (["--profile", "magic"], "there is no profile 'magic': there are"),
+        (["--nvme", "2"], "NVMe needs DDR"),
+        (["--router", ","], "no router is named"),
+        (["--json", "--markdown"], "give one of them"),
+    ],
+)
+def test_what_can_not_be_simulated_is_said(traces: Path, options: list[str], message: str) -> None:
+    said = RUNNER.invoke(build_app(), ["simulate", trace_of(traces), *options])
+    assert isinstance(said.exception, CommandError)
+    assert message in str(said.exception)
+
+
+def test_a_file_that_is_no_trace_is_said(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("{}")
+    said = RUNNER.invoke(build_app(), ["simulate", str(tmp_path / "x")])
+    assert "neither hash_ids" in str(said.exception)
+    said = RUNNER.invoke(build_app(), ["bench", "fleet", "--traces", str(tmp_path)])
+    assert "there is no trace" in str(said.exception)
