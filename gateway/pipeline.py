@@ -303,6 +303,7 @@ class Pipeline:
                     own_headers=own,
                     hide_usage=call.hide_usage,
                     deadline=this.deadline,
+                    paused=self._telemetry.paused,
                 )
             except UpstreamFailureError as failure:
                 self._note(instance, failure, since_s=record.sent_s)

@@ -98,6 +98,12 @@ _LATENCY: Final = Row(
             *quantiles("kvgate_time_per_output_token_seconds"),
         ),
         lines(
+            "Between pieces",
+            "Each pause between two pieces of a stream (ITL where engines send tokens one by one): what a reader sees.",
+            Shown.SECONDS,
+            *quantiles("kvgate_inter_token_seconds"),
+        ),
+        lines(
             "Waiting for a turn",
             "In the gateways' queues; engines have queues of their own.",
             Shown.SECONDS,

@@ -70,12 +70,14 @@ def run(plan: TelemetryPlan) -> dict[str, float]:
         log.setLevel(kept[0])
         log.propagate = kept[1]
     marks_us = _median_us(lambda: _mark(record), plan)
+    pause_us = _median_us(lambda: telemetry.paused(0.02), plan)
     exchange = _exchange()
     off_us = _median_us(lambda: _untraced(record, exchange), plan)
     return {
         "marks_us_per_request": marks_us,
         "settle_us_per_request": settle_us,
         "metrics_us_per_request": marks_us + settle_us,
+        "pause_us_per_streamed_piece": pause_us,
         "tracing_off_us_per_request": off_us,
         "metrics_and_tracing_off_us_per_request": marks_us + settle_us + off_us,
         "log_line_us_per_request": logged_us - settle_us,

@@ -55,6 +55,7 @@ class Metrics:
         self.duration = HistogramMeter(catalogue.DURATION)
         self.first_byte = HistogramMeter(catalogue.FIRST_BYTE)
         self.time_per_token = HistogramMeter(catalogue.TIME_PER_TOKEN)
+        self.between_tokens = HistogramMeter(catalogue.BETWEEN_TOKENS)
         self.stage = HistogramMeter(catalogue.STAGE)
         self.queue_wait = HistogramMeter(catalogue.QUEUE_WAIT)
         self.shed = CounterMeter(catalogue.SHED)

@@ -89,6 +89,10 @@ class Telemetry:
     def waited(self, seconds: float) -> None:
         self._metrics.queue_wait.observe(seconds)
 
+    def paused(self, seconds: float) -> None:
+        """Between two pieces of a stream; called for each of them."""
+        self._metrics.between_tokens.observe(seconds)
+
     def shed(self, reason: str) -> None:
         self._metrics.shed.inc(reason)
 

@@ -5,9 +5,10 @@ instance that dies within it leaves the client with a clear error instead of hal
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from time import monotonic
 from typing import NamedTuple, Protocol
 
 from gateway.deadline import Deadline
@@ -55,10 +56,12 @@ async def relay(  # noqa: PLR0913 - called at one place, by name
     own_headers: Sequence[Header],
     hide_usage: bool,
     deadline: Deadline,
+    paused: Callable[[float], None],
 ) -> Relayed:
     """Pass one answer on. Raises ``UpstreamFailureError`` only while the client has not been sent anything.
 
     A stream whose ``deadline`` passes ends with an error event; any other answer lets the cancellation through.
+    ``paused`` is told the seconds between two pieces of a stream.
     """
     headers = [*towards_client(response.headers), *own_headers]
     if not response.readable:
@@ -67,7 +70,7 @@ async def relay(  # noqa: PLR0913 - called at one place, by name
         return await _error(response, reply, headers, operation.dialect)
     if response.is_event_stream:
         scanner = scanner_for(operation.dialect, hide_usage=hide_usage, generate=operation is Operation.GENERATE)
-        return await _stream(response, reply, headers, _Watched(scanner, operation.dialect, deadline))
+        return await _stream(response, reply, headers, _Watched(scanner, operation.dialect, deadline, paused))
     return await _whole(response, reply, headers)
 
 
@@ -77,18 +80,22 @@ class _Watched(NamedTuple):
     scanner: EventScanner
     dialect: Dialect
     deadline: Deadline
+    paused: Callable[[float], None]
 
 
 async def _stream(response: UpstreamResponse, reply: Reply, headers: Sequence[Header], watched: _Watched) -> Relayed:
-    scanner, dialect, deadline = watched
+    scanner, dialect, deadline, paused = watched
     failure: str | None = None
     data = await response.read()
+    came_s = monotonic()
     await reply.start(response.status, headers)
     try:
         while data:
             if out := scanner.feed(data):
                 await reply.send(out)
-            data = await response.read()
+            if data := await response.read():
+                before_s, came_s = came_s, monotonic()
+                paused(came_s - before_s)
     except UpstreamFailureError as error:
         failure = error.kind
         await reply.send(_error_events(error, dialect))

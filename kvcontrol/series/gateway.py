@@ -56,6 +56,12 @@ TIME_PER_TOKEN = _histogram(
     buckets=_TOKEN_SECONDS,
     appears="with the first stream whose engine told its usage",
 )
+BETWEEN_TOKENS = _histogram(
+    "inter_token_seconds",
+    "Each pause between two pieces of a streamed answer, as they arrive from the engine; of one that sends its tokens "
+    "one by one, between two tokens.",
+    buckets=_TOKEN_SECONDS,
+)
 STAGE = _histogram(
     "stage_seconds",
     "What a request spends in the gateway before it is sent. receive: authentication and reading the body; parse: "

@@ -10,7 +10,7 @@ from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.series import GATEWAY, LABELS, MOST_TENANTS, Kind
 from tests.support.admin import ADMIN_KEY, Admin
-from tests.support.fleet import CHAT, Fleet, chat, running_fleet
+from tests.support.fleet import CHAT, Fleet, chat, running_fleet, script
 from tests.support.running_gateway import eventually
 from tests.support.scripted_engine import MODEL
 
@@ -54,6 +54,16 @@ async def test_each_step_of_a_request_is_timed(tmp_path: Path) -> None:
         await ask(fleet)
         for stage in ("receive", "parse", "fingerprint", "admission", "plan"):
             await fleet.gateway.counted(f'kvgate_stage_seconds_count{{stage="{stage}"}}', 1)
+
+
+async def test_each_pause_within_a_stream_is_counted(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path) as fleet:
+        await ask(fleet, stream=True, x_script=script(chunks=5, chunk_s=0.05))
+        await fleet.gateway.counted('kvgate_time_per_output_token_seconds_count{operation="chat_completions"}', 1)
+        assert await fleet.gateway.metric("kvgate_inter_token_seconds_count") >= 4
+        assert await fleet.gateway.metric("kvgate_inter_token_seconds_sum") >= 0.15
+        await ask(fleet)
+        assert await fleet.gateway.metric("kvgate_inter_token_seconds_count") < 10, "a whole answer has none"
 
 
 async def test_a_refused_request_is_timed_as_far_as_it_came(tmp_path: Path) -> None:
