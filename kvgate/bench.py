@@ -410,7 +410,7 @@ def run_fleet(  # noqa: PLR0913 - each is one option
     *,
     instances: Annotated[int, typer.Option(min=1, help="Simulated engines.")] = 512,
     copies: Annotated[int, typer.Option(min=1, help="So many of the conversation trace side by side.")] = 8,
-    router: Annotated[str, typer.Option(help="The gateway's routing policy.")] = "cost_aware",
+    router: Annotated[str, typer.Option(help="One of those that kvgate simulate has.")] = "cost_aware",
     profile: Annotated[str, typer.Option(help="Kind of engine, as kvgate simulate has them.")] = "h100-7b",
     ddr: Annotated[float, typer.Option(min=0, help="DDR tier, in multiples of HBM; 0: none.")] = 0.0,
     traces: Annotated[
@@ -431,6 +431,8 @@ def run_fleet(  # noqa: PLR0913 - each is one option
         report = fleet.run(plan, _say)
     except (ProfileError, ValueError) as error:
         raise CommandError(str(error)) from error
+    except OSError as error:
+        raise CommandError(f"can't read {error.filename or 'the trace'}: {error.strerror or error}") from error
     _show(report, as_json=as_json, as_markdown=as_markdown)
 
 

@@ -25,7 +25,7 @@ def simulate(  # noqa: PLR0913 - each is one option
     *,
     instances: Annotated[int, typer.Option(min=1, help="Engines in the fleet.")] = 8,
     router: Annotated[
-        str, typer.Option(help="Routing policies, with commas between them; all: every one.")
+        str, typer.Option(help="Routing policies, ours or others' formulas, with commas between them; all: every one.")
     ] = "cost_aware",
     profile: Annotated[str, typer.Option(help=f"Kind of engine: {', '.join(shipped())}, or a file.")] = "h100-7b",
     copies: Annotated[int, typer.Option(min=1, help="So many of the trace side by side, each other tenants'.")] = 1,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
+from typing import Final
 
 from engines.sim.engine import Behaviour
 from engines.sim.profile import Profile
@@ -14,10 +14,11 @@ from kvgate.benchmarks.report import Grid
 from kvgate.simulation.door import DoorRules
 from kvgate.simulation.fleet import Fleet, FleetPlan
 from kvgate.simulation.outcome import FleetOutcome
+from kvgate.simulation.peers import PEERS
 from kvgate.simulation.workload import Workload
 
-ROUTERS: Mapping[str, Callable[[CostModel], RoutingPolicy]] = MappingProxyType(dict(POLICIES))
-"""All that a fleet can be routed by, by name."""
+ROUTERS: Final = (*POLICIES, *PEERS)
+"""The names of all that a fleet can be routed by: the gateway's own policies, and others' formulas."""
 COLUMNS = (
     "router",
     "ttft_p50_s",
@@ -77,7 +78,7 @@ class Study:
             FleetPlan(
                 profile=replace(self.profile, engine=shape),
                 instances=self.instances,
-                make_policy=ROUTERS[router],
+                make_policy=_maker(router, shape.hbm_blocks * shape.block_tokens),
                 rules=self.rules,
                 behaviour=Behaviour(seed=self.seed, jitter=self.jitter),
             ),
@@ -87,6 +88,13 @@ class Study:
             return fleet.run(progress)
         finally:
             fleet.close()
+
+
+def _maker(router: str, hbm_tokens: int) -> Callable[[CostModel], RoutingPolicy]:
+    """Return what makes a router for instances with so much room."""
+    if router in POLICIES:
+        return POLICIES[router]
+    return lambda _: PEERS[router](hbm_tokens)
 
 
 def row(outcome: FleetOutcome, *, router: str) -> tuple[str | float, ...]:
