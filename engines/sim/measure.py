@@ -1,0 +1,152 @@
+"""``python -m engines.sim.measure URL``: time an engine, and print the [measured] of a profile for it.
+
+Random tokens, on an engine that does nothing else: prompts of several lengths, one at a time, cold and again; then
+answers at several batch sizes. Each is timed ``--repeats`` times and the median counts; how much was cached is what the
+engine says. Times are those of whole HTTP requests, so they need a quiet machine.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import statistics
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+_TIMEOUT_S = 600.0
+
+
+class MeasureError(Exception):
+    """The engine's answers can't be timed, with the reason."""
+
+
+class _Timed(NamedTuple):
+    seconds: float
+    cached: int
+    """Of the first prompt."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    made = argparse.ArgumentParser(prog="python -m engines.sim.measure", description=__doc__)
+    made.add_argument("url", help="where the engine listens")
+    made.add_argument("--model", required=True, help="the model's name there")
+    made.add_argument(
+        "--tokens", type=_counts, default="64,256,512,1024,2048", help="prompt lengths; default: 64 to 2048"
+    )
+    made.add_argument("--batches", type=_counts, default="1,2,4,8", help="batch sizes of decoding; default: 1 to 8")
+    made.add_argument("--contexts", type=_counts, default="64,512", help="prompt lengths of decoding; default: 64,512")
+    made.add_argument("--vocabulary", type=_count, default=1000, help="token ids are drawn below this; default: 1000")
+    made.add_argument("--answer", type=_count, default=33, help="further tokens of a timed answer; default: 33")
+    made.add_argument("--repeats", type=_count, default=3, help="times of each; default: 3")
+    made.add_argument("--seed", type=int, default=0, help="another seed, other tokens; default: 0")
+    return made
+
+
+def main(arguments: list[str] | None = None, *, clock: Callable[[], float] = time.perf_counter) -> int:
+    """Measure and print; 1, with a message, where nothing can be measured."""
+    chosen = parser().parse_args(arguments)
+    engine = _Engine(chosen.url, chosen.model, random.Random(chosen.seed), chosen.vocabulary, clock)  # noqa: S311
+    try:
+        engine.timed([engine.prompt(chosen.tokens[0])], 1)  # the first of all takes longer
+        prefill = [line for tokens in chosen.tokens for line in _prefill(engine, tokens, chosen.repeats)]
+        decode = [
+            _decode(engine, context, batch, answer=chosen.answer, repeats=chosen.repeats)
+            for context in chosen.contexts
+            for batch in chosen.batches
+        ]
+    except MeasureError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write("\n".join(["[measured]", "prefill = [", *prefill, "]", "decode = [", *decode, "]"]) + "\n")
+    return 0
+
+
+def _prefill(engine: "_Engine", tokens: int, repeats: int) -> list[str]:
+    cold, again = [], []
+    for _ in range(repeats):
+        prompt = engine.prompt(tokens)
+        cold.append(engine.timed([prompt], 1))
+        again.append(engine.timed([prompt], 1))
+    return [
+        f"  {{ tokens = {tokens}, cached = {cached}, seconds = {seconds:.4g} }},"
+        for cached, seconds in (_median(cold), _median(again))
+    ]
+
+
+def _decode(engine: "_Engine", context: int, batch: int, *, answer: int, repeats: int) -> str:
+    gaps = []
+    for _ in range(repeats):
+        prompts = [engine.prompt(context) for _ in range(batch)]
+        engine.timed(prompts, 1)  # from here on their prompts cost next to nothing
+        short, long = engine.timed(prompts, 1), engine.timed(prompts, 1 + answer)
+        gaps.append((long.seconds - short.seconds) / answer)
+    gap_s = statistics.median(gaps)
+    if gap_s <= 0:
+        raise MeasureError(
+            f"{answer} more tokens at batch {batch} took no longer: the machine is too noisy, or --answer too small"
+        )
+    return f"  {{ batch = {batch}, context = {context + answer // 2}, seconds = {gap_s:.4g} }},"
+
+
+def _median(times: list[_Timed]) -> tuple[int, float]:
+    """Return how much was cached, every time, and how long it took."""
+    cached = {each.cached for each in times}
+    if len(cached) > 1:
+        raise MeasureError(f"equal requests found {sorted(cached)} tokens cached: does anybody else use the engine?")
+    return cached.pop(), statistics.median([each.seconds for each in times])
+
+
+class _Engine:
+    def __init__(self, url: str, model: str, rng: random.Random, vocabulary: int, clock: Callable[[], float]) -> None:
+        self._url = url.rstrip("/") + "/v1/completions"
+        self._model = model
+        self._rng = rng
+        self._vocabulary = vocabulary
+        self._clock = clock
+
+    def prompt(self, tokens: int) -> list[int]:
+        """Return random tokens; the lower ids, often special ones, are left out."""
+        return [self._rng.randrange(self._vocabulary // 4, self._vocabulary) for _ in range(tokens)]
+
+    def timed(self, prompts: list[list[int]], answer: int) -> _Timed:
+        """Ask for all of them at once, and return how long it took until all had their whole answers."""
+        with ThreadPoolExecutor(len(prompts)) as clients:
+            began_s = self._clock()
+            cached = list(clients.map(lambda prompt: self._ask(prompt, answer), prompts))
+            return _Timed(self._clock() - began_s, cached[0])
+
+    def _ask(self, prompt: list[int], answer: int) -> int:
+        """Return how much was cached."""
+        body = {"model": self._model, "prompt": prompt, "max_tokens": answer, "ignore_eos": True, "temperature": 0}
+        try:
+            request = urllib.request.Request(  # noqa: S310 - the address is the operator's
+                self._url, json.dumps(body).encode(), {"content-type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
+                usage = json.load(response)["usage"]
+            said, details = usage["completion_tokens"], usage.get("prompt_tokens_details")
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+            raise MeasureError(f"{self._url} doesn't answer as an engine does: {error!r}") from error
+        if said != answer:
+            raise MeasureError(f"the engine answered {said} tokens instead of {answer}: nothing can be timed by that")
+        return int((details or {}).get("cached_tokens") or 0)
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{count}; it must be > 0")
+    return count
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
