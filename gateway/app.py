@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
@@ -26,6 +27,7 @@ from gateway.api.admin import AdminAccess, Changes, add_failure_handlers, admin_
 from gateway.api.admin.explain import explain_router
 from gateway.api.admin.instances import Roster, instances_router, leases_router
 from gateway.api.admin.own_presets import own_presets_router
+from gateway.api.admin.plans import plans_router
 from gateway.api.admin.policies import policies_router
 from gateway.api.admin.presets import presets_router
 from gateway.api.admin.routing import routing_router
@@ -53,6 +55,7 @@ from gateway.registry.leases import Leases
 from gateway.registry.membership import Loops
 from gateway.roster_keeper import RosterKeeper
 from gateway.routing import POLICIES, Calibration, CostModel, LearnedAffinity, RecentRoutes
+from gateway.running_plans import RunningPlans
 from gateway.separation import Separation
 from gateway.settings import Settings
 from gateway.shared import open_shared
@@ -171,6 +174,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
             calibration=Calibration(costs),
             clock=monotonic,
             on_contradiction=registry.doubt,
+            process=secrets.token_hex(4),
             separation=Separation(
                 ThresholdSeparator(
                     min_uncached_tokens=settings.pd_min_uncached_tokens,
@@ -196,6 +200,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
         ):
             async with make_session(timeouts, resolver) as session:
                 fingerprinter = Fingerprinter(tokenizer, executor)
+                plans = RunningPlans()
                 pipeline = Pipeline(
                     limits=Limits(
                         request_timeout_s=settings.request_timeout_s,
@@ -213,6 +218,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     registry=registry,
                     client=UpstreamClient(pool, timeouts),
                     walker=Walker(load=load, runners=leg_runners(UpstreamClient(pool, timeouts), registry)),
+                    plans=plans,
                     retries=RetryBudget(settings.retry_budget_ratio),
                     telemetry=telemetry,
                     tracer=traces.tracer if traces else None,
@@ -321,6 +327,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                             leases_router(roster),
                             instances_router(changes, roster),
                             routing_router(changes, roster_keeper),
+                            plans_router(changes, plans),
                             explain_router(
                                 registry=registry,
                                 planner=planner,

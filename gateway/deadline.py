@@ -1,7 +1,8 @@
-"""The bound on a whole request: its queue, all attempts and its answer to the last byte.
+"""The bound on a whole request: its queue, all attempts and its answer to the last byte; an operator may end it sooner.
 
     with deadline:
-        await what_takes_time()          raises DeadlineError at the latest when the time is over
+        await what_takes_time()          raises DeadlineError at the latest when the time is over,
+                                         PlanCancelledError once it was ended
 
 Whoever has begun an answer catches the cancellation, asks ``passed``, and ends the answer in its own words.
 """
@@ -11,7 +12,7 @@ import re
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import DeadlineError, InvalidRequestError
+from gateway.errors import DeadlineError, InvalidRequestError, PlanCancelledError
 from gateway.interrupt import Interrupt, InterruptError
 
 HEADER = b"x-kvgate-timeout-s"
@@ -21,13 +22,20 @@ _SECONDS = re.compile(rb"\d{1,6}(\.\d{1,6})?")
 class Deadline:
     """For one block, once. ``started_s`` is a time of the event loop's clock, which is the monotonic one."""
 
-    __slots__ = ("_at_s", "_interrupt", "_limit_s", "_timer")
+    __slots__ = ("_at_s", "_ended", "_interrupt", "_limit_s", "_timer")
 
     def __init__(self, *, started_s: float, limit_s: float) -> None:
         self._limit_s = limit_s
         self._at_s = started_s + limit_s
         self._interrupt = Interrupt()
         self._timer: asyncio.TimerHandle | None = None
+        self._ended: PlanCancelledError | None = None
+
+    def end(self, reason: str) -> None:
+        """End the block now; nothing happens when it has ended already, or is ending."""
+        if not self._interrupt.fired:
+            self._ended = PlanCancelledError(reason)
+            self._interrupt.fire()
 
     def __enter__(self) -> Self:
         self._interrupt.__enter__()
@@ -39,7 +47,10 @@ class Deadline:
         return self._interrupt.absorb()
 
     @property
-    def error(self) -> DeadlineError:
+    def error(self) -> DeadlineError | PlanCancelledError:
+        """Why the block ends before it is done."""
+        if self._ended is not None:
+            return self._ended
         return DeadlineError(f"the request was not done within its {self._limit_s:g} s")
 
     def __exit__(

@@ -18,6 +18,7 @@ GatewayError
     ├── RateLimitedError          429  with Retry-After
     ├── UpstreamUnreachableError  502
     ├── NoInstanceError           503  with Retry-After
+    ├── PlanCancelledError        503  an operator has ended it
     ├── UpstreamTimeoutError      504
     └── DeadlineError             504  the request's own time is over
 
@@ -201,6 +202,19 @@ class DeadlineError(ApiError):
     code = "deadline_exceeded"
 
 
+class PlanCancelledError(ApiError):
+    """An operator has ended the request; clients that try again by themselves are told not to."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "cancelled"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the request was cancelled by an operator: {reason}", headers=((b"x-should-retry", b"false"),)
+        )
+
+
 __all__ = [
     "ApiError",
     "AuthenticationError",
@@ -215,6 +229,7 @@ __all__ = [
     "NoInstanceError",
     "NotFoundError",
     "PermissionDeniedError",
+    "PlanCancelledError",
     "PreconditionError",
     "RateLimitedError",
     "SettingsError",

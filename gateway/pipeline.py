@@ -21,11 +21,19 @@ from gateway.api.exchange import ClientGoneError, Exchange
 from gateway.api.schemas import Call, parse_call
 from gateway.deadline import HEADER as TIMEOUT_HEADER
 from gateway.deadline import Deadline, limit_of
-from gateway.errors import ApiError, DeadlineError, NoInstanceError, UpstreamTimeoutError, UpstreamUnreachableError
+from gateway.errors import (
+    ApiError,
+    DeadlineError,
+    NoInstanceError,
+    PlanCancelledError,
+    UpstreamTimeoutError,
+    UpstreamUnreachableError,
+)
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
 from gateway.limits import SloClass
 from gateway.planner import Plan, Planner
 from gateway.registry import Instance, LoadTracker, Permit, Registry
+from gateway.running_plans import PlanRun, RunningPlans
 from gateway.separation import RequestSize
 from gateway.telemetry import Outcome, RequestRecord, Telemetry
 from gateway.trace_context import begin_trace, with_context
@@ -40,7 +48,7 @@ from gateway.upstream import (
     relay,
 )
 from gateway.upstream.headers import Header, towards_engine
-from gateway.upstream.relay import DEADLINE
+from gateway.upstream.relay import OURS
 from gateway.upstream.urgency import urgency_headers
 from gateway.walk import EngineCall, LegFailedError, Walker
 from kvcontrol.core.control import CACHE_SALT_HEADER
@@ -49,6 +57,7 @@ from kvcontrol.core.ids import InstanceId
 if TYPE_CHECKING:
     from gateway.telemetry.tracing import RequestTracer
 
+_ENDED = {DeadlineError: Outcome.DEADLINE, PlanCancelledError: Outcome.CANCELLED}
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 PATHS = {
     Operation.CHAT: "/v1/chat/completions",
@@ -109,6 +118,7 @@ class _Try(NamedTuple):
     """One attempt at one instance."""
 
     plan: Plan
+    run: PlanRun
     permit: Permit
     entry: Entry
     call: EngineCall
@@ -132,6 +142,7 @@ class Pipeline:
         registry: Registry,
         client: UpstreamClient,
         walker: Walker,
+        plans: RunningPlans,
         retries: RetryBudget,
         telemetry: Telemetry,
         tracer: "RequestTracer | None" = None,
@@ -145,6 +156,7 @@ class Pipeline:
         self._registry = registry
         self._client = client
         self._walker = walker
+        self._plans = plans
         self._retries = retries
         self._telemetry = telemetry
         self._tracer = tracer
@@ -188,10 +200,8 @@ class Pipeline:
             record.client_left()
         except ApiError as error:
             record.status = error.status
-            record.outcome = record.outcome or Outcome.of_status(error.status)
+            record.outcome = _ENDED.get(type(error)) or record.outcome or Outcome.of_status(error.status)
             record.detail = error.reason
-            if isinstance(error, DeadlineError):
-                record.outcome = Outcome.DEADLINE
             if exchange.started:  # a whole answer that its client doesn't take: the server ends the connection
                 return
             limits = () if error.headers else record.limits
@@ -244,15 +254,18 @@ class Pipeline:
                     headers=[*with_context(headers, record), *urgency_headers(limits, due_in_s=due_s - monotonic())],
                     body=call.body,
                 )
-                this = _Try(plan, permit, found.entry, engine_call, attempts, found.deadline, tried)
                 try:
-                    ended = await self._attempt(exchange, call, this, record)
+                    with self._plans.begin(plan.execution, found.deadline.end) as run:
+                        this = _Try(plan, run, permit, found.entry, engine_call, attempts, found.deadline, tried)
+                        ended = await self._attempt(exchange, call, this, record)
+                        if not isinstance(ended, Relayed) or ended.failure is not None:
+                            run.failed(str(ended if isinstance(ended, str) else ended.failure))
                 finally:
                     for each in (plan.instance.id, *plan.others):
                         self._registry.ended(each)
             if isinstance(ended, Relayed):
                 record.relayed(ended)
-                if ended.failure != DEADLINE:  # then it pays like one whose client leaves
+                if ended.failure not in OURS:  # then it pays like one whose client leaves
                     found.entry.settle(ended.status if ended.failure is None else HTTPStatus.BAD_GATEWAY, ended.usage)
                 return
             self._telemetry.retried(ended)
@@ -264,6 +277,7 @@ class Pipeline:
         instance = this.plan.instance
         try:
             answering = await self._walker.before_answer(this.plan, this.call)
+            this.run.prepared()
             sent_s = record.answering()
             response = await self._client.open(
                 instance.url,
@@ -313,7 +327,7 @@ class Pipeline:
             record.overestimated_tokens = self._planner.ended(
                 this.plan, relayed.usage, took_s=monotonic() - record.sent_s
             )
-        elif relayed.failure not in {None, DEADLINE}:
+        elif relayed.failure is not None and relayed.failure not in OURS:
             self._registry.failed(instance.id, f"its answer ended early: {relayed.failure}")
         return relayed
 

@@ -102,9 +102,10 @@ class Planner:
         on_contradiction: Callable[[InstanceId, str], None] = lambda *_: None,
         separation: Separation | None = None,
         prefilling: Callable[[str], Sequence[Instance]] = lambda _: (),
+        process: str = "0",
     ) -> None:
         """``prefilling`` says who may compute a prompt of a model for others; ``separation`` whether that is done, None
-        that it never is.
+        that it never is. ``process`` tells its plans' ids from those of others.
         """
         self._policy = policy
         self._candidates = Candidates(
@@ -117,6 +118,7 @@ class Planner:
         self._on_contradiction = on_contradiction
         self._separation = separation or Separation(HybridOnly())
         self._prefilling = prefilling
+        self._process = process
         self._plans = 0
         self._contradictions: dict[InstanceId, int] = {}
 
@@ -248,7 +250,7 @@ class Planner:
             instance=chosen,
             policy=self._policy.name,
             decision=decision,
-            execution=self._separation.hybrid(f"plan-{self._plans}", size, decision.candidate),
+            execution=self._separation.hybrid(f"plan-{self._process}-{self._plans}", size, decision.candidate),
             matched_tokens=decision.candidate.matched_tokens,
             uncached_tokens=max(0, (tokens or 0) - decision.candidate.expected_tokens),
             predicted_s=predicted_wait_s(terms) if terms and tokens is not None else None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from gateway.planner import Plan
 from gateway.types import Operation, RequestId, TenantId, Usage
-from gateway.upstream.relay import DEADLINE, Relayed
+from gateway.upstream.relay import CANCELLED, DEADLINE, Relayed
 
 if TYPE_CHECKING:
     from gateway.telemetry.tracing import RequestTrace
@@ -25,7 +25,7 @@ class Outcome(StrEnum):
     SHED = "shed"  # 429 by the gateway: a quota is used up, or it is saturated
     UPSTREAM_ERROR = "upstream_error"  # the engine answered 5xx, failed, or died within its answer
     DEADLINE = "deadline"  # the time that the request may take was over, wherever it was spent
-    CANCELLED = "cancelled"  # the client went away
+    CANCELLED = "cancelled"  # the client went away, or an operator ended it
     GATEWAY_ERROR = "gateway_error"  # a bug here
 
     @classmethod
@@ -104,6 +104,8 @@ class RequestRecord:
         self.detail = relayed.failure
         if relayed.failure == DEADLINE:
             self.outcome = Outcome.DEADLINE
+        elif relayed.failure == CANCELLED:
+            self.outcome = Outcome.CANCELLED
         elif relayed.failure is not None or relayed.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.outcome = Outcome.UPSTREAM_ERROR
         elif relayed.status >= HTTPStatus.BAD_REQUEST:

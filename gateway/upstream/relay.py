@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gateway.deadline import Deadline
 from gateway.envelopes import after_error, envelope_of_answer, stream_error
-from gateway.errors import DeadlineError, UpstreamTimeoutError, UpstreamUnreachableError
+from gateway.errors import DeadlineError, PlanCancelledError, UpstreamTimeoutError, UpstreamUnreachableError
 from gateway.types import Dialect, Operation, Usage
 from gateway.upstream.client import UpstreamResponse
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
@@ -22,6 +22,10 @@ from gateway.upstream.sse import EventScanner, scanner_for, usage_of_answer
 
 DEADLINE = "deadline"
 """The failure of an answer that was cut because its request's time was over."""
+CANCELLED = "cancelled"
+"""The same because an operator has ended it."""
+OURS: Final = frozenset({DEADLINE, CANCELLED})
+"""The failures that are nobody's fault."""
 
 _MAX_WHOLE_BYTES = 64 << 20
 _LAST_WORDS_S = 1.0
@@ -104,8 +108,10 @@ async def _stream(response: UpstreamResponse, reply: Reply, headers: Sequence[He
             raise
         response.close()  # the engine stops now, whatever the client does
         if not scanner.done:
-            await _last_words(reply, deadline.error, dialect)
-            return Relayed(status=response.status, usage=scanner.usage, failure=DEADLINE)
+            why = deadline.error
+            await _last_words(reply, why, dialect)
+            failure = DEADLINE if isinstance(why, DeadlineError) else CANCELLED
+            return Relayed(status=response.status, usage=scanner.usage, failure=failure)
     else:
         ending, failure = _ending(scanner, dialect)
         if ending:
@@ -176,7 +182,7 @@ async def _read(response: UpstreamResponse) -> tuple[bytes, bool]:
     return (first if len(parts) == 1 else b"".join(parts)), True
 
 
-async def _last_words(reply: Reply, error: DeadlineError, dialect: Dialect) -> None:
+async def _last_words(reply: Reply, error: DeadlineError | PlanCancelledError, dialect: Dialect) -> None:
     """End a stream with an error event. Not for long: a client that doesn't read gets a broken answer instead."""
     events = stream_error(dialect, status=error.status, message=error.message, kind=error.type, code=error.code)
     try:
