@@ -7,13 +7,11 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from functools import partial
-from time import monotonic
+from time import monotonic, time
 from urllib.parse import urlsplit
 
 import zmq.asyncio
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
-from starlette.exceptions import HTTPException
+from fastapi import FastAPI
 
 from gateway.admission import (
     AdmissionController,
@@ -29,20 +27,25 @@ from gateway.api.admin.instances import Roster, instances_router, leases_router
 from gateway.api.admin.own_presets import own_presets_router
 from gateway.api.admin.plans import plans_router
 from gateway.api.admin.policies import policies_router
+from gateway.api.admin.prefix_desk import PrefixDesk
+from gateway.api.admin.prefix_names import PrefixNames
+from gateway.api.admin.prefixes import prefixes_router
 from gateway.api.admin.presets import presets_router
 from gateway.api.admin.routing import routing_router
 from gateway.api.admin.shadow import shadow_router
 from gateway.api.admin.status import StatusBoard, status_router
 from gateway.api.dashboard import dashboard_router
 from gateway.api.exchange import Receive, Scope, Send
+from gateway.api.failures import add_last_handlers
 from gateway.api.openai import OpenAiApi, serves
 from gateway.api.ops import ops_router
 from gateway.api.tokens import TokenApi
 from gateway.dashboard import Assets, FleetBoard
-from gateway.errors import envelope
 from gateway.fingerprint import Fingerprinter, load_tokenizer
 from gateway.fleet import FleetKeeper, InstanceControl, PolicySwap
 from gateway.fleet.catalogue import PresetCatalogue
+from gateway.fleet.pin_expiry import PinExpiry
+from gateway.fleet.pins import PinKeeper
 from gateway.fleet.wishes import wishes_of
 from gateway.handover import leg_runners
 from gateway.limits import SloClass
@@ -310,6 +313,21 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     await roster_keeper.refresh()
 
                 changes = Changes(store, refresh)
+                names = PrefixNames(
+                    registry=registry,
+                    index=index,
+                    planner=planner,
+                    fingerprinter=fingerprinter,
+                    authenticator=authenticator,
+                )
+                pins = PinKeeper(
+                    registry=registry,
+                    control=control,
+                    pins=lambda: keeper.current.pins,
+                    expired=PinExpiry(store, refresh),
+                    clock=monotonic,
+                    now=time,
+                )
                 roster = Roster(
                     registry=registry,
                     membership=membership,
@@ -348,6 +366,11 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                             ),
                             shadow_router(registry=registry, control=control),
                             policies_router(changes, registry=registry, control=control, swap=swap, keeper=fleet),
+                            prefixes_router(
+                                changes,
+                                names=names,
+                                desk=PrefixDesk(names=names, registry=registry, keeper=pins),
+                            ),
                             presets_router(changes, presets=presets, registry=registry, swap=swap),
                             own_presets_router(changes, presets=presets),
                         ),
@@ -357,6 +380,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     "admission": admission.run,
                     "quotas": quotas.run,
                     "fleet": fleet.run,
+                    "pins": pins.run,
                     "directory": partial(keeper.run, settings.store_poll_s),
                     "roster": partial(roster_keeper.run, settings.store_poll_s),
                     "leases": leases.run,
@@ -377,9 +401,8 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                         await asyncio.to_thread(traces.close)
 
     app = Gateway(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.add_exception_handler(HTTPException, _http_error)
     add_failure_handlers(app)
-    app.add_exception_handler(Exception, _bug)
+    add_last_handlers(app)
     app.state.admin_access = AdminAccess(admin_key)
     app.state.registration_access = (
         AdminAccess(settings.registration_key.get_secret_value()) if settings.registration_key else None
@@ -395,23 +418,6 @@ def _say_mode(settings: Settings, authenticator: Authenticator) -> None:
             "no tokenizer is configured: texts are routed by load or by where their like went, not by announced blocks"
         )
     _log.info("%d instances, routing policy %s", len(settings.instances), settings.routing_policy)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """Unknown routes and methods."""
-    if not isinstance(error, HTTPException):
-        raise error
-    message = {404: f"there is no {request.url.path} here", 405: f"{request.url.path} does not take {request.method}"}
-    code = {404: "unknown_route", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    body = envelope(message.get(error.status_code, str(error.detail)), kind="invalid_request_error", code=code)
-    return Response(body, status_code=error.status_code, media_type="application/json", headers=error.headers)
-
-
-async def _bug(request: Request, error: Exception) -> Response:
-    """The server logs the traceback itself; the client learns no more than that it happened."""
-    del request, error
-    body = envelope("the gateway failed", kind="server_error", code="internal_error")
-    return Response(body, status_code=500, media_type="application/json")
 
 
 __all__ = ["build_app"]

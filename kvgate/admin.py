@@ -22,6 +22,7 @@ from kvgate.admin_desk import (
     told,
 )
 from kvgate.admin_fleet import explain, instances, routing
+from kvgate.admin_prefixes import prefixes
 from kvgate.admin_presets import presets
 from kvgate.display import plain
 from kvgate.failure import CommandError
@@ -40,6 +41,7 @@ def build_admin() -> typer.Typer:
     admin.add_typer(_quotas())
     admin.add_typer(_policies())
     admin.add_typer(presets())
+    admin.add_typer(prefixes())
     admin.add_typer(instances())
     admin.add_typer(routing())
     admin.command("explain")(explain)

@@ -91,7 +91,7 @@ def explain(  # noqa: PLR0913 - each is one option
     """Say where a prompt would go now, and why."""
     body: dict[str, Any] = {"model": model, "tenant": tenant, "prompt": prompt, "hashes": block or None}
     if messages is not None:
-        body["messages"] = _messages(messages)
+        body["messages"] = messages_in(messages)
     if (said := told(context, "POST", "/explain", body)) is None:
         return
     table_of(
@@ -114,7 +114,8 @@ def explain(  # noqa: PLR0913 - each is one option
     plain(f"{said['policy']}: {said['instance'] or 'nowhere'}, {said['reason']} (known by {said['fingerprint']})")
 
 
-def _messages(path: Path) -> Any:
+def messages_in(path: Path) -> Any:
+    """Return what a JSON file holds; raises ``CommandError``."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -129,4 +130,4 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-__all__ = ["explain", "instances", "routing"]
+__all__ = ["explain", "instances", "messages_in", "routing"]

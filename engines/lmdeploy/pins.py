@@ -96,10 +96,18 @@ class PinBook:
     # What operators ask.
 
     def pin(self, keys: Sequence[BlockHash], ttl_s: float | None) -> None:
-        """Pin a prefix, what is above it here included; raises ``RefusedError`` where that would be too much."""
+        """Pin a prefix, what is above it here included; raises ``RefusedError`` where that would be too much.
+
+        O(blocks of it) where it is pinned already, O(blocks of the trie) where it isn't.
+        """
         if self._trie._use_checkpoints:  # noqa: SLF001
             raise RefusedError("this model keeps recurrent state, without which a pinned prefix would be of no use")
         self.work()
+        until_s = None if ttl_s is None else self._clock() + ttl_s
+        same = self._pins.get(keys[-1])
+        if same is not None and same.keys[-len(keys) :] == tuple(keys):
+            same.until_s = until_s
+            return
         path = tuple(dict.fromkeys((*self._above(keys[0]), *keys)))
         tip = path[-1]
         if tip not in self._pins and len(self._pins) >= MOST_PINS:
@@ -112,7 +120,7 @@ class PinBook:
                 f"a prefix of {len(path)} blocks can't be pinned: {blocks} would be pinned then, and at most "
                 f"{limit.blocks} may be ({limit.why})"
             )
-        self._pins[tip] = _Pinned(path, None if ttl_s is None else self._clock() + ttl_s)
+        self._pins[tip] = _Pinned(path, until_s)
         for key in path:
             self._wanted[key] = self._wanted.get(key, 0) + 1
         if before is not None:

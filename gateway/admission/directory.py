@@ -1,4 +1,4 @@
-"""Who is known: tenants, their limits and their keys, as the store has them, and the fleet's policies.
+"""Who is known: tenants, their limits and their keys, as the store has them, and the fleet's policies and pins.
 
 Read whole, swapped whole.
 """
@@ -12,6 +12,7 @@ from types import MappingProxyType
 from gateway.limits import UNLIMITED, TenantLimits
 from gateway.state.bodies import CURRENT_PRESET, DEFAULT_QUOTA, KeyBody, PolicyBody, PresetBody, QuotaBody, TenantBody
 from gateway.state.documents import Kind
+from gateway.state.fleet_bodies import PinBody
 from gateway.state.store import Store, StoreUnavailableError
 from gateway.types import TenantId
 
@@ -42,6 +43,7 @@ class Directory:
     preset: PresetBody | None = None
     workloads: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     policies: Mapping[str, PolicyBody] = field(default_factory=lambda: MappingProxyType({}))
+    pins: Mapping[str, PinBody] = field(default_factory=lambda: MappingProxyType({}))
 
     def limits_of(self, tenant: TenantId) -> TenantLimits:
         return self.limits.get(tenant, self.default_limits)
@@ -81,6 +83,9 @@ async def read_directory(store: Store) -> Directory:
         workloads=MappingProxyType({each.name: each.body for each in await store.documents(Kind.WORKLOAD)}),
         policies=MappingProxyType(
             {each.name: PolicyBody.model_validate_json(each.body) for each in await store.documents(Kind.POLICY)}
+        ),
+        pins=MappingProxyType(
+            {each.name: PinBody.model_validate_json(each.body) for each in await store.documents(Kind.PIN)}
         ),
     )
 

@@ -23,6 +23,7 @@ class Kind(StrEnum):
     POLICY = "policy"
     INSTANCE = "instance"
     ROUTING = "routing"
+    PIN = "pin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

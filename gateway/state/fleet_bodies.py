@@ -1,12 +1,16 @@
-"""Instances and routing as they are stored and as ``/admin/v1`` takes them."""
+"""Instances, routing and pins as they are stored, and as ``/admin/v1`` takes them."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvcontrol.core.hashing import HASH_BYTES
+
 PolicyName = Literal["cost_aware", "prefix_affinity", "consistent_hash", "least_load", "round_robin"]
 ROUTING_NAME = "fleet"
 """Name of the only routing document."""
+
+_HASH_DIGITS = 2 * HASH_BYTES
 
 Url = Annotated[str, Field(min_length=1, max_length=512, description="Where its HTTP server listens: an origin.")]
 
@@ -35,4 +39,25 @@ class RoutingBody(_Body):
     )
 
 
-__all__ = ["ROUTING_NAME", "InstanceBody", "PolicyName", "RoutingBody"]
+class PinBody(_Body):
+    """A pinned prefix: no text and no tokens, the names of its blocks.
+
+    ``chains`` has the hex hashes of its blocks in prompt order, put together, for each way in which instances name
+    blocks. ``tokens`` are those of its blocks.
+    """
+
+    model: str
+    tenant: str
+    note: str = ""
+    tokens: int
+    chains: dict[str, str]
+    instances: tuple[str, ...]
+    expires_at_s: float | None = None
+
+    def chain(self, layout: str) -> tuple[str, ...]:
+        """Return the hashes for one way of naming blocks, none where it is not known."""
+        text = self.chains.get(layout, "")
+        return tuple(text[start : start + _HASH_DIGITS] for start in range(0, len(text), _HASH_DIGITS))
+
+
+__all__ = ["ROUTING_NAME", "InstanceBody", "PinBody", "PolicyName", "RoutingBody"]

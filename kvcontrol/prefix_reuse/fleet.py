@@ -193,6 +193,17 @@ class FleetIndex:
         first = self._holders.get(hashes[0], 0) & self._live
         return _Matches(self._by_instance, hashes, tuple(self._stops(hashes, first))) if first else {}
 
+    def lineage(self, block: BlockHash) -> list[BlockHash]:
+        """Return a block with all that comes before it, in prompt order, as far as anybody holds it; empty where nobody
+        holds the block. O(blocks before it).
+        """
+        path: dict[BlockHash, None] = {}
+        known: BlockHash | None = block
+        while known is not None and known not in path and self._holders.get(known, 0) & self._live:
+            path[known] = None
+            known = self._parent[known]
+        return list(path)[::-1]
+
     def blocks_held(self, instance: InstanceId) -> Mapping[CacheTier, int]:
         holder = self._by_instance.get(instance)
         if holder is None:

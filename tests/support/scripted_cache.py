@@ -102,6 +102,14 @@ class ScriptedCache:
             self.resident.pop(block, None)
         await self.publish(BlockRemoved(block_hashes=tuple(blocks)))
 
+    def with_what_follows(self, blocks: Sequence[BlockHash]) -> list[BlockHash]:
+        """Return blocks that are held, and all held ones that follow them, tails first."""
+        found = {block for block in blocks if block in self.resident}
+        for block in self.resident:  # heads come before tails
+            if self._parents[block] in found:
+                found.add(block)
+        return [block for block in reversed(self.resident) if block in found]
+
     async def clear(self) -> None:
         self.resident.clear()
         await self.publish(AllBlocksCleared())

@@ -17,10 +17,22 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from kvcontrol.core import CacheIdentity, CacheTier
+from kvcontrol.core import BlockHash, CacheIdentity, CacheTier
 from kvcontrol.core.control import CACHE_SALT_HEADER, InstanceStats, LoadStats, PrefixCacheStats, TierStats
 from kvcontrol.core.pd import PdStats
 from kvcontrol.core.policy_control import PolicyChange
+from kvcontrol.core.prefix_control import (
+    INVALIDATE_PATH,
+    PIN_PATH,
+    PREFIXES_PATH,
+    UNPIN_PATH,
+    InvalidateRequest,
+    Invalidation,
+    Pin,
+    PinRequest,
+    Pins,
+    UnpinRequest,
+)
 from kvcontrol.core.roles import EngineRole, KVTransport
 from kvcontrol.core.tier_control import QuotaChange
 from tests.support.scripted_cache import ScriptedCache
@@ -81,6 +93,10 @@ class ScriptedEngine:
         self.busy_for = 0  # so many changes of a policy are answered with 503
         self.told: list[str] = []  # policies by name, in order
         self.resets = 0
+        self.knows_prefixes = True
+        self.pins: dict[str, PinRequest] = {}  # by the last hash
+        self.most_pinned_blocks = 1000
+        self.pins_told = 0
         self.extra_card: dict[str, Any] = {}
         self.default = Script()
         self.gate: asyncio.Event | None = None  # requests are answered once it is set
@@ -284,6 +300,60 @@ class ScriptedEngine:
         self.resets += 1
         return web.json_response({"dropped": {"HBM": 3, "DDR": 1}})
 
+    async def get_pins(self, request: web.Request) -> web.Response:
+        del request
+        if not self.knows_prefixes:
+            raise web.HTTPNotFound
+        shown = Pins(
+            pins=[self._pin(each) for each in self.pins.values()],
+            pinned_blocks=len({key for each in self.pins.values() for key in each.hashes}),
+            limit_blocks=self.most_pinned_blocks,
+            limited_by="the script",
+            errors=0,
+        )
+        return web.Response(body=msgspec.json.encode(shown), content_type="application/json")
+
+    async def put_pin(self, request: web.Request) -> web.Response:
+        if not self.knows_prefixes:
+            raise web.HTTPNotFound
+        said = msgspec.json.decode(await request.read(), type=PinRequest)
+        self.pins_told += 1
+        if len(said.hashes) > self.most_pinned_blocks:
+            return web.json_response({"error": {"message": f"at most {self.most_pinned_blocks} may be"}}, status=400)
+        self.pins[said.hashes[-1]] = said
+        return web.Response(body=msgspec.json.encode(self._pin(said)), content_type="application/json")
+
+    def _pin(self, said: PinRequest) -> Pin:
+        held = self.cache.resident if self.cache is not None else {}
+        here = sum(bytes.fromhex(each) in held for each in said.hashes)
+        return Pin(
+            hash=said.hashes[-1],
+            blocks=len(said.hashes),
+            tokens=16 * len(said.hashes),
+            tiers={CacheTier.HBM: here} if here else {},
+            missing=len(said.hashes) - here,
+            left_s=said.ttl_s,
+        )
+
+    async def unpin(self, request: web.Request) -> web.Response:
+        said = msgspec.json.decode(await request.read(), type=UnpinRequest)
+        return web.json_response({"unpinned": self.pins.pop(said.hash, None) is not None})
+
+    async def invalidate(self, request: web.Request) -> web.Response:
+        if not self.knows_prefixes:
+            raise web.HTTPNotFound
+        said = msgspec.json.decode(await request.read(), type=InvalidateRequest)
+        ended = [name for name, each in self.pins.items() if not set(said.hashes).isdisjoint(each.hashes)]
+        for name in ended:
+            del self.pins[name]
+        dropped = []
+        if self.cache is not None:
+            dropped = self.cache.with_what_follows([BlockHash(bytes.fromhex(each)) for each in said.hashes])
+            if dropped:
+                await self.cache.remove(dropped)
+        done = Invalidation(dropped={CacheTier.HBM: len(dropped)}, in_use_blocks=0, unpinned=ended)
+        return web.Response(body=msgspec.json.encode(done), content_type="application/json")
+
     @asynccontextmanager
     async def started(self, port: int = 0) -> AsyncIterator["ScriptedEngine"]:
         """Listen while the block runs; a second start on the same port is a restart with an empty cache."""
@@ -302,6 +372,10 @@ class ScriptedEngine:
         app.router.add_get("/kv/v1/policy", self.get_policies)
         app.router.add_put("/kv/v1/policy", self.put_policy)
         app.router.add_post("/kv/v1/prefix-cache/reset", self.reset)
+        app.router.add_get(PREFIXES_PATH, self.get_pins)
+        app.router.add_post(PIN_PATH, self.put_pin)
+        app.router.add_post(UNPIN_PATH, self.unpin)
+        app.router.add_post(INVALIDATE_PATH, self.invalidate)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True, backlog=4096)

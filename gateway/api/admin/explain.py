@@ -1,21 +1,21 @@
 """``/admin/v1/explain``: where would this prompt go now, and why. Asking changes nothing."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 
 from gateway.admission import Authenticator
 from gateway.api.admin.access import AdminRoute
-from gateway.errors import InvalidRequestError, NotFoundError
+from gateway.api.admin.prompts import PromptBody, check_model, check_one, fingerprint_of
+from gateway.errors import InvalidRequestError
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
-from gateway.fingerprint.canonical import Prompt, TextPrompt, TokenPrompt, canonical_chat
 from gateway.fingerprint.fingerprint import KnownBlocks
 from gateway.planner import Plan, Planner
 from gateway.registry import BreakerState, Instance, InstanceState, Registry
 from gateway.routing.scoring import predicted_wait_s
 from gateway.separation import RequestSize
-from gateway.state.bodies import NAME_PATTERN, Name
+from gateway.state.bodies import NAME_PATTERN
 from gateway.types import TenantId
 from kvcontrol.core.ids import BlockHash
 from kvcontrol.core.roles import EngineRole
@@ -26,16 +26,9 @@ _MOST_HASHES = 10_000
 Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{2,128}$")]
 
 
-class ExplainBody(BaseModel):
+class ExplainBody(PromptBody):
     """A prompt in one of its forms, or the hashes of its blocks in order."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: str = Field(min_length=1, max_length=512)
-    tenant: Name = Field("anonymous", description="Whose prompt it is: tenants don't share cached blocks.")
-    prompt: str | list[Annotated[int, Field(ge=0, lt=1 << 32)]] | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
     hashes: list[Hash] | None = Field(None, max_length=_MOST_HASHES)
     session: str | None = Field(None, max_length=512, description="What x-session-id would be.")
 
@@ -115,8 +108,7 @@ def explain_router(
     router = APIRouter(route_class=AdminRoute, tags=["routing"])
 
     async def explained(body: ExplainBody) -> Explanation:
-        if not registry.knows_model(body.model):
-            raise NotFoundError(f"the model {body.model!r} does not exist", param="model", code="model_not_found")
+        check_model(body, registry)
         fingerprint = await _fingerprint(body, registry, fingerprinter, authenticator.salt(TenantId(body.tenant)))
         usable = registry.usable(body.model)
         left_out = [_left_out(each, registry, body.model) for each in registry.all() if each not in usable]
@@ -156,24 +148,14 @@ def explain_router(
 async def _fingerprint(
     body: ExplainBody, registry: Registry, fingerprinter: Fingerprinter, salt: str
 ) -> Fingerprint | Gap:
-    given = [name for name in ("prompt", "messages", "hashes") if getattr(body, name) is not None]
-    if len(given) != 1:
-        raise InvalidRequestError("give one of prompt, messages and hashes (a query's hash)", param="prompt")
+    check_one(body, "hashes")
     if body.hashes is not None:
         sizes = [each.stats.identity.block_size_tokens for each in registry.all() if each.stats is not None]
         hashes = [BlockHash(bytes.fromhex(each)) for each in body.hashes if len(each) % 2 == 0]
         if len(hashes) != len(body.hashes):
             raise InvalidRequestError("hashes: a hash has an even number of hex digits", param="hashes")
         return KnownBlocks(hashes, model=body.model, block_size_tokens=max(sizes, default=1))
-    prompt: Prompt
-    if body.messages is not None:
-        prompt = canonical_chat(body.messages, tools=body.tools)
-        size = sum(len(str(each)) for each in body.messages)
-    elif isinstance(body.prompt, str):
-        prompt, size = TextPrompt(text=body.prompt), len(body.prompt)
-    else:
-        prompt, size = TokenPrompt(token_ids=tuple(body.prompt or ())), 0
-    return await fingerprinter.fingerprint(prompt, size_bytes=size, model=body.model, salt=salt)
+    return await fingerprint_of(body, fingerprinter, salt)
 
 
 def _left_out(instance: Instance, registry: Registry, model: str) -> LeftOutView:

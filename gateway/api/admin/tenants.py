@@ -11,6 +11,7 @@ from gateway.api.admin.views import TenantList, TenantView, tenant_view
 from gateway.errors import NotFoundError
 from gateway.state import Change, Delete, Kind, Put
 from gateway.state.bodies import NAME_PATTERN, KeyBody, TenantBody
+from gateway.state.fleet_bodies import PinBody
 
 TenantName = Annotated[str, Path(pattern=NAME_PATTERN, description="A tenant's name.")]
 
@@ -41,7 +42,7 @@ def tenants_router(changes: Changes) -> APIRouter:  # noqa: C901 - it is a list 
 
     @router.delete("/tenants/{name}", status_code=204)
     async def delete_tenant(name: TenantName, mutation: MutationOf) -> Response:
-        """Forget a tenant and its quota, and revoke its keys."""
+        """Forget a tenant, its quota and its pinned prefixes, and revoke its keys."""
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         present = await store.document(Kind.TENANT, name)
@@ -51,6 +52,11 @@ def tenants_router(changes: Changes) -> APIRouter:  # noqa: C901 - it is a list 
         quota = await store.document(Kind.QUOTA, name)
         if quota is not None:
             gone.append(Delete(kind=Kind.QUOTA, name=name, expected=quota.version))
+        gone += [
+            Delete(kind=Kind.PIN, name=each.name, expected=each.version)
+            for each in await store.documents(Kind.PIN)
+            if PinBody.model_validate_json(each.body).tenant == name
+        ]
         revoked = []
         for document in await store.documents(Kind.KEY):
             key = KeyBody.model_validate_json(document.body)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import CHAT, Fleet, chat, running_fleet
+from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, running_fleet
+from tests.support.scripted_engine import MODEL
 
 
 class Person:
@@ -79,6 +80,25 @@ async def test_the_fleet_is_told(person: Person) -> None:
     assert [each.resets for each in person.fleet.engines.values()] == [0, 1]
 
 
+async def test_a_prefix_is_pinned_listed_unpinned_and_forgotten_by_its_hash(person: Person) -> None:
+    async with person.fleet.gateway.post(COMPLETIONS, {"model": MODEL, "prompt": list(range(100))}) as answer:
+        home = answer.headers["x-kvgate-instance"]
+    await person.fleet.gateway.counted(f'kvgate_resident_blocks{{instance="{home}",tier="HBM"}}', 6)
+    engine = person.fleet.engines[home]
+    assert engine.cache is not None
+    block = list(engine.cache.resident)[-1].hex()
+    code, said = await person.types("prefixes", "pin", MODEL, "--block", block, "--ttl-s", "600", "--note", "ours")
+    assert (code, list(engine.pins)) == (0, [block]), said
+    pin = said.split()[1]
+    said = (await person.types("prefixes", "list"))[1]
+    assert all(part in said for part in (pin, home, "pinned", "ours", '{"HBM": 6}'))
+    code, said = await person.types("prefixes", "unpin", pin)
+    assert (code, engine.pins) == (0, {}), said
+    code, said = await person.types("prefixes", "invalidate", MODEL, "--block", block)
+    assert (code, len(engine.cache.resident)) == (0, 5), said
+    assert '{"HBM": 1}' in said
+
+
 async def test_a_preset_of_ones_own_begins_as_a_copy(person: Person, tmp_path: Path) -> None:
     code, form = await person.types("presets", "show", "long-context-32k")
     assert code == 0
@@ -99,6 +119,8 @@ async def test_what_is_refused_is_a_message(person: Person, tmp_path: Path) -> N
         (("quotas", "set", "acme"), (), "nothing to change"),
         (("quotas", "set", "acme", "--kv", "DDR"), (), "TIER=GUARANTEED:BURST"),
         (("quotas", "show", "nobody"), (), "no quota of its own"),
+        (("prefixes", "pin", MODEL), (), "give one of --prompt, --messages and --block"),
+        (("prefixes", "unpin", "nothing"), (), "there is no pin"),
         (("tenants", "list"), ("--admin-key", "wrong"), "not the admin key"),
         (("tenants", "list"), ("--url", "http://127.0.0.1:1"), "no gateway answers"),
         (("tenants", "list"), ("--state-dir", str(tmp_path / "none")), "no admin key"),

@@ -453,3 +453,22 @@ def test_ten_million_blocks_of_a_fleet_are_held_matched_and_dropped() -> None:
     assert sum(index.blocks_held(name)[CacheTier.HBM] for name in names) == 10_000_000
     index.drop(names[9])
     assert index.match(last) == {}
+
+
+def test_a_blocks_lineage_is_all_that_somebody_holds_of_what_comes_before_it() -> None:
+    index = FleetIndex()
+    index.reset(A, {CacheTier.HBM: with_parents(BLOCKS[:4])})
+    index.reset(B, {CacheTier.DDR: with_parents(BLOCKS[:6])})
+    assert index.lineage(BLOCKS[5]) == BLOCKS[:6]
+    assert index.lineage(BLOCKS[0]) == BLOCKS[:1]
+    assert index.lineage(BLOCKS[6]) == []
+    index.drop(B)
+    assert index.lineage(BLOCKS[5]) == []
+    index.apply(A, removed(BLOCKS[1]))
+    assert index.lineage(BLOCKS[3]) == BLOCKS[2:4]
+
+
+def test_a_lineage_that_turns_in_a_circle_ends() -> None:
+    index = FleetIndex()
+    index.reset(LIAR, {CacheTier.HBM: [(BLOCKS[0], BLOCKS[1]), (BLOCKS[1], BLOCKS[0])]})
+    assert index.lineage(BLOCKS[1]) == BLOCKS[:2]

@@ -1,0 +1,135 @@
+"""``/admin/v1/prefixes``: prefixes that stay cached until they are unpinned, and prefixes that are to be forgotten."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from gateway.api.admin.access import AdminRoute
+from gateway.api.admin.changes import Changes, MutationOf, must
+from gateway.api.admin.prefix_desk import PinPrefixBody, PrefixDesk
+from gateway.api.admin.prefix_names import PrefixBody, PrefixNames
+from gateway.api.admin.prefix_views import (
+    InvalidatedView,
+    InvalidateView,
+    Outcome,
+    PinList,
+    PinView,
+    PlaceView,
+    UnpinView,
+    failures,
+    pin_view,
+)
+from gateway.errors import ConflictApiError, NotFoundError
+from gateway.state import Delete, Kind, Put
+from gateway.state.bodies import NAME_PATTERN
+from gateway.state.fleet_bodies import PinBody
+from kvcontrol.core.prefix_control import MOST_PINS
+
+PinId = Annotated[str, Path(pattern=NAME_PATTERN, description="A pin, as the list has it.")]
+
+
+def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -> APIRouter:  # noqa: C901 - it is a list of routes
+    """Return the routes."""
+    router = APIRouter(route_class=AdminRoute, tags=["fleet"])
+    store = changes.store
+
+    @router.get("/prefixes")
+    async def list_pins() -> PinList:
+        """What is pinned, and where its blocks are."""
+        return await desk.shown(await store.documents(Kind.PIN))
+
+    @router.post("/prefixes", response_model=PinView)
+    async def pin(body: PinPrefixBody, mutation: MutationOf) -> Response:
+        """Keep a prefix cached, whatever comes: its blocks that are there, and those that will be computed. Where no
+        instances are named it is those that hold all of it, or the one that the next such prompt would go to.
+        """
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        prefix = await names.read(body, whole=True)
+        async with desk.lock:
+            present = await store.document(Kind.PIN, prefix.name)
+            expected = mutation.expected(present)
+            if expected is not None and expected != (0 if present is None else present.version):
+                raise mutation.stale(Kind.PIN, prefix.name, 0 if present is None else present.version)
+            if present is None and len(await store.documents(Kind.PIN)) >= MOST_PINS:
+                raise ConflictApiError(f"{MOST_PINS} prefixes are pinned, the most; unpin one first", code="pin_limit")
+            before = None if present is None else PinBody.model_validate_json(present.body)
+            done = await desk.pin(body, prefix, before)
+            failed = failures(done.places.values())
+            detail = {"model": body.model, "tenant": body.tenant, "tokens": prefix.tokens, "ttl_s": body.ttl_s}
+            try:
+                return await changes.apply(
+                    [Put(kind=Kind.PIN, name=prefix.name, body=done.stored.model_dump_json(), expected=expected)],
+                    mutation=mutation,
+                    action=mutation.action(
+                        "pin",
+                        f"prefixes/{prefix.name}",
+                        detail | _outcomes(done.places),
+                        outcome="partly" if failed else "done",
+                    ),
+                    status=200,
+                    shown=lambda documents: pin_view(must(documents[0]), done.places).model_dump(mode="json"),
+                )
+            except Exception:  # somebody else's change came first, or the store is away
+                await desk.take_back(done)
+                raise
+
+    @router.delete("/prefixes/{pin_id}", response_model=UnpinView)
+    async def unpin(pin_id: PinId, mutation: MutationOf) -> Response:
+        """Keep a prefix no longer; its blocks go as others do. An instance that can't be asked ends it by itself."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        async with desk.lock:
+            present = await store.document(Kind.PIN, pin_id)
+            if present is None:
+                raise NotFoundError(f"there is no pin {pin_id!r}", code="pin_not_found")
+            expected = mutation.expected(present)
+            if expected is not None and expected != present.version:
+                raise mutation.stale(Kind.PIN, pin_id, present.version)
+            places = await desk.unpin(pin_id, PinBody.model_validate_json(present.body))
+            view = UnpinView(id=pin_id, instances=places, failed=failures(places.values()))
+            return await changes.apply(
+                [Delete(kind=Kind.PIN, name=pin_id, expected=present.version)],
+                mutation=mutation,
+                action=mutation.action(
+                    "unpin", f"prefixes/{pin_id}", _outcomes(places), outcome="partly" if view.failed else "done"
+                ),
+                status=200,
+                shown=lambda _: view.model_dump(mode="json"),
+            )
+
+    @router.post("/prefixes/invalidate", response_model=InvalidateView)
+    async def invalidate(body: PrefixBody, mutation: MutationOf) -> Response:
+        """Make instances forget a prefix in all tiers: of a prompt all its blocks, of a hash that block, and all that
+        follows them, pinned or not. All instances of the model are meant unless some are named.
+        """
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        prefix = await names.read(body, whole=False)
+        async with desk.lock:
+            views, ended = await desk.invalidate(body, prefix, await store.documents(Kind.PIN))
+            failed = failures(views.values())
+            view = InvalidateView(instances=views, unpinned=[each.name for each in ended], failed=failed)
+            forgot = any(each.outcome is Outcome.INVALIDATED for each in views.values())
+            return await changes.apply(
+                ended,
+                mutation=mutation,
+                action=mutation.action(
+                    "invalidate",
+                    f"prefixes/{prefix.name}",
+                    {"model": body.model, "tenant": body.tenant, "unpinned": view.unpinned} | _outcomes(views),
+                    outcome="done" if not failed else "partly" if forgot else "failed",
+                ),
+                status=200,
+                shown=lambda _: view.model_dump(mode="json"),
+            )
+
+    return router
+
+
+def _outcomes(views: Mapping[str, PlaceView | InvalidatedView]) -> dict[str, dict[str, str]]:
+    return {"instances": {name: each.outcome.value for name, each in views.items()}}
+
+
+__all__ = ["prefixes_router"]

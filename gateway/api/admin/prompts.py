@@ -1,0 +1,52 @@
+"""A prompt that an operator asks about or names: its forms, and its fingerprint."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.errors import InvalidRequestError, NotFoundError
+from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
+from gateway.fingerprint.canonical import Prompt, TextPrompt, TokenPrompt, canonical_chat
+from gateway.registry import Registry
+from gateway.state.bodies import Name
+
+
+class PromptBody(BaseModel):
+    """A prompt in one of its forms."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(min_length=1, max_length=512)
+    tenant: Name = Field("anonymous", description="Whose prompt it is: tenants don't share cached blocks.")
+    prompt: str | list[Annotated[int, Field(ge=0, lt=1 << 32)]] | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+def check_model(body: PromptBody, registry: Registry) -> None:
+    """Raise ``NotFoundError`` for a model that no instance has."""
+    if not registry.knows_model(body.model):
+        raise NotFoundError(f"the model {body.model!r} does not exist", param="model", code="model_not_found")
+
+
+def check_one(body: PromptBody, other: str) -> None:
+    """Raise ``InvalidRequestError`` unless exactly one of the forms is given; ``other`` is the field for hashes."""
+    given = [name for name in ("prompt", "messages", other) if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequestError(f"give one of prompt, messages and {other}", param="prompt")
+
+
+async def fingerprint_of(body: PromptBody, fingerprinter: Fingerprinter, salt: str) -> Fingerprint | Gap:
+    """Return the fingerprint of a prompt or a conversation, or why it has none."""
+    prompt: Prompt
+    if body.messages is not None:
+        prompt = canonical_chat(body.messages, tools=body.tools)
+        size = sum(len(str(each)) for each in body.messages)
+    elif isinstance(body.prompt, str):
+        prompt, size = TextPrompt(text=body.prompt), len(body.prompt)
+    else:
+        prompt, size = TokenPrompt(token_ids=tuple(body.prompt or ())), 0
+    return await fingerprinter.fingerprint(prompt, size_bytes=size, model=body.model, salt=salt)
+
+
+__all__ = ["PromptBody", "check_model", "check_one", "fingerprint_of"]

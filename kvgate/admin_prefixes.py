@@ -1,0 +1,126 @@
+"""``kvgate admin prefixes``: what stays cached whatever comes, and what is to be forgotten."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from kvgate.admin_desk import table_of, text_of, told
+from kvgate.admin_fleet import messages_in
+from kvgate.display import plain
+from kvgate.failure import CommandError
+
+Model = Annotated[str, typer.Argument(help="The model that is asked.")]
+Prompt = Annotated[str | None, typer.Option(help="Text, as for completions.")]
+Messages = Annotated[Path | None, typer.Option(help="A JSON file with a list of chat messages.")]
+Block = Annotated[str | None, typer.Option(help="The hash of its last block in hex, instead of a prompt.")]
+Tenant = Annotated[str, typer.Option(help="Whose prompt it is.")]
+Instances = Annotated[list[str] | None, typer.Option("--instance", help="Only this one; may be given several times.")]
+
+
+def prefixes() -> typer.Typer:
+    """Return the commands."""
+    group = typer.Typer(name="prefixes", help="What stays cached, whatever comes.", no_args_is_help=True)
+
+    @group.command("list")
+    def list_pins(context: typer.Context) -> None:
+        """List pins, where their blocks are, and what instances have room for."""
+        if (said := told(context, "GET", "/prefixes")) is None:
+            return
+        rows = [
+            {**pin, "instance": name, **place, "left_s": _rounded(pin["left_s"])}
+            for pin in said["data"]
+            for name, place in pin["instances"].items()
+        ]
+        table_of(
+            rows,
+            ("id", "model", "tenant", "tokens", "left_s", "instance", "outcome", "tiers", "missing_blocks", "note"),
+        )
+        room = [{"instance": name, **each} for name, each in said["instances"].items()]
+        table_of(room, ("instance", "pinned_blocks", "limit_blocks", "problem"))
+        _reasons({f"{pin['id']} {name}": place for pin in said["data"] for name, place in pin["instances"].items()})
+
+    @group.command("pin")
+    def pin(  # noqa: PLR0913 - each is one option
+        context: typer.Context,
+        *,
+        model: Model,
+        prompt: Prompt = None,
+        messages: Messages = None,
+        block: Block = None,
+        tenant: Tenant = "anonymous",
+        instance: Instances = None,
+        ttl_s: Annotated[float | None, typer.Option(help="Seconds; without it, until it is unpinned.")] = None,
+        note: Annotated[str, typer.Option(help="For people.")] = "",
+    ) -> None:
+        """Keep a prefix where it is held, or on the instances that are named."""
+        body = _prefix(model, prompt, messages, block) | {"tenant": tenant, "instances": instance or None}
+        said = told(context, "POST", "/prefixes", body | {"ttl_s": ttl_s, "note": note})
+        if said is not None:
+            plain(f"id: {said['id']}")
+            _places(said)
+
+    @group.command("unpin")
+    def unpin(
+        context: typer.Context, pin_id: Annotated[str, typer.Argument(help="As prefixes list shows it.")]
+    ) -> None:
+        """Keep it no longer; its blocks go as others do."""
+        if (said := told(context, "DELETE", f"/prefixes/{quote(pin_id, safe='')}")) is not None:
+            _places(said)
+
+    @group.command("invalidate")
+    def invalidate(  # noqa: PLR0913 - each is one option
+        context: typer.Context,
+        *,
+        model: Model,
+        prompt: Prompt = None,
+        messages: Messages = None,
+        block: Block = None,
+        tenant: Tenant = "anonymous",
+        instance: Instances = None,
+    ) -> None:
+        """Forget a prompt, or a block by its hash, with all that follows, in all tiers."""
+        body = _prefix(model, prompt, messages, block) | {"tenant": tenant, "instances": instance or None}
+        if (said := told(context, "POST", "/prefixes/invalidate", body)) is None:
+            return
+        rows = [{"instance": name, **each} for name, each in said["instances"].items()]
+        table_of(rows, ("instance", "outcome", "dropped", "in_use_blocks"))
+        _reasons(said["instances"])
+        if said["unpinned"]:
+            plain(f"unpinned: {', '.join(said['unpinned'])}")
+
+    return group
+
+
+def _prefix(model: str, prompt: str | None, messages: Path | None, block: str | None) -> dict[str, Any]:
+    if sum(each is not None for each in (prompt, messages, block)) != 1:
+        raise CommandError("give one of --prompt, --messages and --block", "they say which prefix is meant")
+    return {
+        "model": model,
+        "prompt": prompt,
+        "messages": None if messages is None else messages_in(messages),
+        "hash": block,
+    }
+
+
+def _places(said: Any) -> None:
+    table_of(
+        [{"instance": name, **each} for name, each in said["instances"].items()],
+        ("instance", "outcome", "tiers", "missing_blocks"),
+    )
+    _reasons(said["instances"])
+
+
+def _reasons(places: dict[str, Any]) -> None:
+    for name, each in places.items():
+        if each["reason"]:
+            plain(f"{name}: {each['outcome']}: {text_of(each['reason'])}")
+
+
+def _rounded(seconds: float | None) -> str:
+    return "-" if seconds is None else json.dumps(round(seconds))
+
+
+__all__ = ["prefixes"]
