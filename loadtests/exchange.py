@@ -50,6 +50,7 @@ class Client:
             raise TargetError(f"--host {url!r}: an address like http://127.0.0.1:8000 is allowed")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(parts.hostname, parts.port, timeout=timeout_s)
+        self.url = url
         self._path = parts.path.rstrip("/")
         self._timeout_s = timeout_s
         self._headers = {"content-type": "application/json"}
@@ -68,14 +69,16 @@ class Client:
             text = response.read()
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise TargetError(f"{path}: {error or type(error).__name__}: is the gateway running there?") from error
+            raise TargetError(
+                f"{self.url}{path}: {error or type(error).__name__}: is the gateway running there?"
+            ) from error
         try:
             said = json.loads(text)
         except ValueError:
             said = None
         if response.status != _OK or not isinstance(said, dict):
             shown = text[:_SHOWN_BYTES].decode(errors="replace")
-            raise TargetError(f"{path} answers {response.status}: {shown}")
+            raise TargetError(f"{self.url}{path} answers {response.status}: {shown}")
         return said
 
     def chat(self, model: str, messages: Sequence[Message], answer_tokens: int) -> Reply:
@@ -183,7 +186,7 @@ def only_model(client: Client) -> str:
     served = [str(each.get("id")) for each in client.look_up("GET", "/v1/models").get("data", ())]
     if len(served) == 1:
         return served[0]
-    raise TargetError(f"it serves {', '.join(served) or 'no model'}: say which with --model NAME")
+    raise TargetError(f"{client.url} serves {', '.join(served) or 'no model'}: say which with --model NAME")
 
 
 def words_of(url: str, model: str, *, api_key: str | None) -> Words:
@@ -208,7 +211,7 @@ def words_of(url: str, model: str, *, api_key: str | None) -> Words:
         words: Words = done.value
         return words
     except (SynthesisError, KeyError) as error:
-        raise TargetError(f"/tokenize: {error}") from error
+        raise TargetError(f"{url}/tokenize: {error}") from error
     finally:
         client.close()
 

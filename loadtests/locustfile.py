@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import gevent
 from locust import LoadTestShape, events
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
@@ -85,22 +86,38 @@ class ScenarioShape(LoadTestShape):
 
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
-def _prepare(environment: Environment, runner: Any, **_kept: object) -> None:
+def _prepare(environment: Environment, runner: Any, web_ui: object, **_kept: object) -> None:
+    if isinstance(runner, WorkerRunner):  # the master says which scenario, and which users
+        return
     scenario = _scenario(_options(environment))
     present = [each for each in users.ALL if each.kind_name in scenario.kinds]
     for each in present:
         each.weight = scenario.kinds[each.kind_name].share
     environment.user_classes = list(present)
-    if environment.host and not _is_master(runner):
+    if not environment.host or isinstance(runner, MasterRunner):
+        return
+    try:
         STAGES[environment] = _stage(environment, runner)
+    except TargetError as error:
+        if web_ui is None:
+            _refuse(str(error))
+        _log.warning("%s; it is tried again when a test is started on the page", error)
 
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
 def _begin(environment: Environment, **_kept: object) -> None:
-    """The host may have been named on locust's page alone, or by the master."""
-    stage = STAGES.get(environment)
-    if not _is_master(environment.runner) and (stage is None or stage.url != environment.host):
-        STAGES[environment] = _stage(environment, environment.runner)
+    """The host may have been named on locust's page alone, or by the master; it may have become ready only now."""
+    stage, runner = STAGES.get(environment), environment.runner
+    if runner is None or isinstance(runner, MasterRunner):
+        return
+    if stage is not None and (stage.url, stage.scenario) == (_url(environment), _scenario(_options(environment))):
+        return
+    STAGES.pop(environment, None)
+    try:
+        STAGES[environment] = _stage(environment, runner)
+    except TargetError as error:
+        _log.error("the test is stopped: %s", error)
+        gevent.spawn(runner.stop)
 
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
@@ -118,20 +135,22 @@ def _judge(environment: Environment, **_kept: object) -> None:
     environment.process_exit_code = _BROKEN if lines else 0
 
 
+def _url(environment: Environment) -> str:
+    return (environment.host or "").rstrip("/")
+
+
 def _stage(environment: Environment, runner: Any) -> Stage:
-    options, host = _options(environment), environment.host or ""
+    """Look at the target, and return what users need to know of it; raises ``TargetError``."""
+    options, url = _options(environment), _url(environment)
     scenario = _scenario(options)
     key = options.api_key or None
-    try:
-        client = Client(host, api_key=key, timeout_s=_LOOK_UP_S)
-        model = options.model or only_model(client)
-        client.close()
-        words = words_of(host.rstrip("/"), model, api_key=key)
-    except TargetError as error:
-        _refuse(f"{host}: {error}")
+    client = Client(url, api_key=key, timeout_s=_LOOK_UP_S)
+    model = options.model or only_model(client)
+    client.close()
+    words = words_of(url, model, api_key=key)
     context = words.context_tokens
     if context and scenario.least_tokens + words.message_tokens > context:
-        _refuse(
+        raise TargetError(
             f"scenario {scenario.name} needs a context of {scenario.least_tokens + words.message_tokens} tokens, and "
             f"{model} has {context}: --scale {options.scale * context / scenario.least_tokens * 0.9:.3g} makes it fit"
         )
@@ -140,7 +159,7 @@ def _stage(environment: Environment, runner: Any) -> Stage:
         seed = secrets.randbelow(1 << 32) if isinstance(runner, LocalRunner) else 0
     return Stage(
         scenario=scenario,
-        url=host.rstrip("/"),
+        url=url,
         model=model,
         api_key=key,
         timeout_s=options.request_timeout,
@@ -182,10 +201,6 @@ def _load(scenario: Scenario, options: Namespace) -> Load:
     if options.duration is not None:
         load = replace(load, duration_s=options.duration)
     return load
-
-
-def _is_master(runner: object) -> bool:
-    return isinstance(runner, MasterRunner)
 
 
 def _refuse(why: str) -> NoReturn:

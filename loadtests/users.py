@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from locust import User, task
 from locust.env import Environment
+from locust.exception import StopUser
 
 from kvcontrol.traces.synthesis import Words
 from loadtests.conversation import Talk, Texts
@@ -61,7 +62,9 @@ class Person(User):
     kind_name: ClassVar[str]
 
     def on_start(self) -> None:
-        stage = STAGES[self.environment]
+        stage = STAGES.get(self.environment)
+        if stage is None:
+            raise StopUser  # the target can't be tested: the run is being stopped
         self.stage = stage
         self.rng = stage.rng()
         self.kind = stage.scenario.kinds[self.kind_name]
@@ -70,7 +73,8 @@ class Person(User):
         self.pause_s = 0.0
 
     def on_stop(self) -> None:
-        self.client.close()
+        if self.environment in STAGES:
+            self.client.close()
 
     def wait_time(self) -> float:
         """Seconds of thought: the scenario's in the mean, half as long at least."""

@@ -44,7 +44,7 @@ class LiveView:
         else:
 
             def say() -> None:
-                self._console.print(f"  {self._line()}", markup=False, soft_wrap=True)
+                self._console.print(f"  {self.line()}", markup=False, soft_wrap=True)
 
             async with _repeated(say, _LINE_EVERY_S):
                 yield
@@ -60,7 +60,8 @@ class LiveView:
                 self._recent.append(each)
         self._counted = len(answers)
 
-    def _line(self) -> str:
+    def line(self) -> str:
+        """Return where the run stands, in one line."""
         self._count()
         run, now_s = self._run, self._clock()
         return (

@@ -111,16 +111,11 @@ async def test_what_cant_be_tested_is_refused_before_anything_is_asked(tmp_path:
     async with tokenized_fleet(tmp_path / "state", model) as fleet:
         url = fleet.gateway.url
         refusals = await asyncio.gather(
-            locust(tmp_path, url, "--scale", "1000"),
-            locust(tmp_path, url, "--scale", "-1"),
-            locust(tmp_path, url, "--scenario", "none"),
-            locust(tmp_path, "http://127.0.0.1:9"),
+            locust(tmp_path, url, "--scale", "1000"), locust(tmp_path, url, "--scenario", "none")
         )
         assert not fleet.requests
     assert {code for code, _ in refusals} == {2}
-    long, negative, unknown, nobody = (said for _, said in refusals)
+    long, unknown = (said for _, said in refusals)
     assert "needs a context of" in long
     assert "has 8192: --scale" in long
-    assert "--scale -1.0: a number above 0 is allowed" in negative
     assert "there is no scenario 'none': there are agent, " in unknown
-    assert "is the gateway running there?" in nobody
