@@ -12,7 +12,9 @@ import pytest
 
 from kvcontrol.core.control import DEADLINE_HEADER, PRIORITY_HEADER, STATS_PATH
 from kvcontrol.core.policy_control import POLICY_PATH
+from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.instance import Instance
+from tests.support.running_gateway import RunningGateway, running_gateway
 
 pytestmark = pytest.mark.engine
 
@@ -152,6 +154,48 @@ async def test_an_important_request_behind_64_beyond_the_batch_is_served_next(cl
         report = (await client.shown())["schedule"]
         assert (report["errors"], report["repairs"], report["waiting"]) == (0, 0, 0)
         assert report["classes"]["high"]["started"] == 1
+
+
+async def test_a_tenants_priority_holds_from_the_gateway_to_the_first_token(
+    client: Client, instance: Instance, tmp_path: Path
+) -> None:
+    keys = [{"key": "k-ordinary", "tenant": "ordinary"}, {"key": "k-important", "tenant": "important"}]
+    named = [{"id": "i0", "url": instance.url}]
+    async with asyncio.timeout(WITHIN_S):
+        await client.idle()
+        async with running_gateway(
+            tmp_path, instances=named, api_keys=keys, admin_key=ADMIN_KEY, health_interval_s=1.0, health_timeout_s=20.0
+        ) as gateway:
+            await gateway.usable(1)
+            await Admin(gateway).ok("PUT", "/quotas/important", {"priority": "high"})
+            through = Client(gateway.url, client.session)
+            async with client.held():
+                ordinary = [
+                    asyncio.create_task(through.stream(f"r{n}", tokens=500, authorization="Bearer k-ordinary"))
+                    for n in range(64)
+                ]
+                await _queued(gateway, client, 64)
+                important = asyncio.create_task(
+                    through.stream("important", tokens=2, authorization="Bearer k-important")
+                )
+                await _queued(gateway, client, 65)
+                assert through.first == []
+            assert await important
+            # Before it may come those that had reached the engine before it: a little more than a batch of them.
+            assert len(set(through.first) - {"important"}) <= 2 * BATCH
+            for each in ordinary:
+                each.cancel()
+            await asyncio.gather(*ordinary, return_exceptions=True)
+            await client.idle()
+
+
+async def _queued(gateway: RunningGateway, client: Client, count: int) -> None:
+    """Wait until so many requests wait, at the gateway and in the engine."""
+    while True:
+        classes = (await client.shown())["schedule"]["classes"].values()
+        if await gateway.metric("kvgate_requests_waiting") + sum(each["waiting"] for each in classes) == count:
+            return
+        await asyncio.sleep(0.05)
 
 
 async def test_deadlines_reach_the_engine_and_order_what_waits(client: Client) -> None:

@@ -1,7 +1,7 @@
 """A prefill and a decode instance on this machine, and requests that both work on, as the gateway would send them."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -40,6 +40,15 @@ class Pair:
     prefill: Instance
     decode: Instance
     transport: KVTransport = KVTransport.MIGRATION
+
+    @property
+    def is_by_ticket(self) -> bool:
+        return self.transport is KVTransport.MIGRATION
+
+    @property
+    def prefill_or_decode(self) -> Instance:
+        """Which of them does whole requests, and has computed nothing for the other."""
+        return self.decode if self.is_by_ticket else self.prefill
 
     @property
     def source(self) -> tuple[str, int]:
@@ -141,13 +150,19 @@ def idle(instance: Instance) -> bool:
 
 
 @contextmanager
-def tiered_pair_of(model: Path, logs: Path, *options: str, settings: Mapping[str, str] | None = None) -> Iterator[Pair]:
+def tiered_pair_of(
+    model: Path,
+    logs: Path,
+    *options: str,
+    settings: Mapping[str, str] | None = None,
+    decode_options: Sequence[str] = (),
+) -> Iterator[Pair]:
     """Start two hybrid instances with tiers, between which prompts go through these."""
     told = {"KVGATE_ENGINE_PD_TRANSPORT": "tiers", "KVGATE_ENGINE_DDR_BYTES": str(DDR_BYTES), **(settings or {})}
     with ExitStack() as stack:
         started = []
         for name in ("prefill", "decode"):
-            more = ("--num-gpu-blocks", "1024", *options)
+            more = ("--num-gpu-blocks", "1024", *options, *(decode_options if name == "decode" else ()))
             started.append(Instance.start(model, logs / f"{name}.log", *more, settings=told))
             stack.push(started[-1].__exit__)
         for each in started:
@@ -156,13 +171,20 @@ def tiered_pair_of(model: Path, logs: Path, *options: str, settings: Mapping[str
 
 
 @contextmanager
-def pair_of(model: Path, logs: Path, *options: str, settings: Mapping[str, str] | None = None) -> Iterator[Pair]:
+def pair_of(
+    model: Path,
+    logs: Path,
+    *options: str,
+    settings: Mapping[str, str] | None = None,
+    decode_options: Sequence[str] = (),
+) -> Iterator[Pair]:
     """Start both, at once."""
     with ExitStack() as stack:
         started = []
         for role in ("Prefill", "Decode"):
             log = logs / f"{role.lower()}.log"
-            more = ("--role", role, "--num-gpu-blocks", "1024", *options)
+            own = decode_options if role == "Decode" else ()
+            more = ("--role", role, "--num-gpu-blocks", "1024", *options, *own)
             started.append(Instance.start(model, log, *more, settings=settings))
             stack.push(started[-1].__exit__)
         for each in started:

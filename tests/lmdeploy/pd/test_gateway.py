@@ -1,28 +1,19 @@
 """The gateway walks separated plans over two real instances, and every way that one of them can fail a request."""
 
-import asyncio
-import os
-import random
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import httpx2
-import psutil
 import pytest
 
 from kvcontrol.core.pd import new_ticket
-from tests.support.instance import Instance
-from tests.support.pd_pair import Answer, Pair, at_once, complete, hold, pair_of, pd_of, streamed, used_blocks, whole
+from tests.support.pd_gateway import LIMIT_S, ask, body_of, gateway_of, kill_all_of, leave_at_any_moment, stop_or_go
+from tests.support.pd_pair import Pair, complete, hold, pair_of, pd_of, used_blocks
 from tests.support.processes import eventually
-from tests.support.running_gateway import RunningGateway, running_gateway
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-LIMIT_S = 120.0
 LEASE_S = "8"
 
 
@@ -33,31 +24,6 @@ def pair(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     settings = {"KVGATE_ENGINE_PD_LEASE_S": LEASE_S, "KVGATE_ENGINE_PD_TRANSFER_TIMEOUT_S": "30"}
     with pair_of(tiny_llama, tmp_path_factory.mktemp("pd"), *options, settings=settings) as pair:
         yield pair
-
-
-@asynccontextmanager
-async def gateway_of(pair: Pair, model: Path, state: Path, **settings: Any) -> AsyncIterator[RunningGateway]:
-    named = [{"id": "p0", "url": pair.prefill.url}, {"id": "d0", "url": pair.decode.url}]
-    more = {"tokenizer": model, "pd_min_uncached_tokens": 64, "health_interval_s": 1.0} | settings
-    async with running_gateway(state, instances=named, **more) as gateway:
-        await gateway.usable(2)
-        yield gateway
-
-
-def body_of(letters: int, seed: int, **more: Any) -> dict[str, Any]:
-    dice = random.Random(letters * 1000 + seed)  # noqa: S311
-    prompt = "".join(dice.choice("bcdfghjklmnpqrstvwxz") for _ in range(letters))
-    return {"model": "m", "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, **more}
-
-
-async def ask(gateway: RunningGateway, body: dict[str, Any]) -> tuple[Answer, str]:
-    """Return the answer and the route that it took; fails unless it is 200."""
-    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    async with gateway.session.post(gateway.url + path, json=body, timeout=aiohttp.ClientTimeout(LIMIT_S)) as answer:
-        text = await answer.text()
-        assert answer.status == 200, text
-        found = streamed(text) if body.get("stream") else whole(await answer.json())
-        return found, answer.headers["x-kvgate-route"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -104,45 +70,8 @@ async def test_what_a_prefill_instance_refuses_is_answered_all_the_same(
 async def test_clients_that_leave_at_any_moment_leave_no_block_behind(
     pair: Pair, tiny_llama: Path, tmp_path: Path, count: int
 ) -> None:
-    dice = random.Random(count)  # noqa: S311
-    bodies = [body_of(dice.choice([70, 300, 900]), seed, max_tokens=40, stream=True) for seed in range(count)]
     async with gateway_of(pair, tiny_llama, tmp_path) as gateway:
-
-        def leave(job: tuple[dict[str, Any], float]) -> bool:
-            body, after_s = job
-            try:
-                with httpx2.stream(
-                    "POST", f"{gateway.url}/v1/completions", json=body, timeout=after_s, trust_env=False
-                ) as answer:
-                    for _ in answer.iter_bytes():
-                        pass
-            except httpx2.TimeoutException:
-                return True
-            return False
-
-        jobs = [(body, dice.uniform(0.01, 1.0)) for body in bodies]
-        left = await asyncio.to_thread(at_once, leave, jobs)
-        assert sum(left) > count // 10
-        await asyncio.to_thread(pair.until_idle)
-        assert pd_of(pair.prefill).held_requests == 0
-        body = body_of(400, 99)
-        found, _ = await ask(gateway, body)
-        assert found.text == complete(pair.decode, body).text
-    pair.until_idle()
-
-
-def stop_or_go(instance: Instance, number: signal.Signals) -> None:
-    for process in [*instance.children(), instance.process]:
-        os.kill(process.pid, number)
-
-
-def kill_all_of(instance: Instance) -> None:
-    """Kill an instance, and return once it is gone."""
-    children = instance.children()
-    for process in [instance.process, *children]:
-        os.kill(process.pid, signal.SIGKILL)
-    instance.process.wait(60)
-    psutil.wait_procs(children, timeout=60)
+        await leave_at_any_moment(pair, gateway, count)
 
 
 async def test_a_prefill_instance_that_hangs_and_one_that_dies_cost_time_and_no_answer(
