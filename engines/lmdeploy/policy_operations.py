@@ -12,12 +12,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from engines.event_publisher import EventPublisher, Operation, RefusedError
-from engines.lmdeploy.engine_calls import EngineCalls
+from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
 from engines.lmdeploy.schedule_operations import SCHEDULE, ScheduleOperations
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tiers import EngineTiers
@@ -52,6 +52,8 @@ SET_POLICY = b"set_policy"
 
 _CALL_TIMEOUT_S = 1.5
 """Less than the api_server waits: a busy engine is told as busy."""
+_PART_BLOCKS: Final = 8_192
+"""Resident blocks that a new policy is told of between two steps."""
 _HBM = CacheTier.HBM
 _EVICTION = "eviction"
 _SHADOW = "shadow"
@@ -87,6 +89,8 @@ class PolicyOperations:
         self._calls = calls
         self._in_charge: dict[CacheTier, _InCharge] = {}
         self._schedule = ScheduleOperations(engine)
+        self._coming: dict[CacheTier, PolicyChoice] = {}
+        """Each tier's next policy, while it is being told of the blocks; the engine's thread."""
         self.refused = 0
 
     def table(self) -> dict[bytes, Operation]:
@@ -99,7 +103,7 @@ class PolicyOperations:
         try:
             for tier, text in wanted.items():
                 if text is not None and (tier is _HBM or tier in self._below()):
-                    self._use(tier, parse_choice(text), counts=False)
+                    self._use(tier, parse_choice(text), blocks=None, counts=False)
             self._schedule.use(parse_choice(settings.schedule), counts=False)
             if eviction_of(self._engine.scheduler.block_trie) is not None:
                 self._watch(settings.shadow_policies)
@@ -141,7 +145,7 @@ class PolicyOperations:
             else:
                 parameters = _numbers(change)
                 choice = PolicyChoice(text=change.name, name=change.name, parameters=parameters)
-                self._between_steps(partial(self._use, tier, choice, counts=True))
+                self._exchange(tier, choice)
         except PolicyError as error:
             self.refused += 1
             raise RefusedError(str(error)) from error
@@ -170,26 +174,52 @@ class PolicyOperations:
                 return tier
         raise RefusedError(f"this instance has no tier {change.tier!r}; it has {_all(kinds.values())}")
 
-    def _use(self, tier: CacheTier, choice: PolicyChoice, *, counts: bool) -> None:
-        """Put a policy in charge of a tier; the engine's thread. Nothing has changed when it raises.
+    def _exchange(self, tier: CacheTier, choice: PolicyChoice) -> None:
+        """Put a policy in charge of a tier, a part between two steps of the engine each, so that none waits for long.
 
-        Nothing happens when it is in charge already: a client that didn't get the answer may ask again.
+        Who asks again after an ``EngineBusyError`` goes on where it ended.
+        """
+        until_s = time.monotonic() + _CALL_TIMEOUT_S
+        part = partial(self._use, tier, choice, blocks=_PART_BLOCKS, counts=True)
+        while not self._calls(part, timeout_s=max(0.0, until_s - time.monotonic())):
+            if time.monotonic() > until_s:
+                raise EngineBusyError(f"{choice.text} is still being told of the blocks in {tier.value}")
+
+    def _use(self, tier: CacheTier, choice: PolicyChoice, *, blocks: int | None, counts: bool) -> bool:
+        """Put a policy in charge of a tier, and return whether it is; the engine's thread.
+
+        It is told of so many ``blocks`` at most (None: of all), and this is to be called again when that isn't enough.
+        Nothing has changed when it raises. Nothing happens when the policy is in charge already: a client that didn't
+        get the answer may ask again.
         """
         make = self._maker(tier, choice)
         if self._is_in_charge(tier, choice):
-            return
+            return True
         found = self._found(tier)
         if tier is _HBM:
             eviction = self._trie_eviction()
             if eviction.failed:
                 raise RefusedError("LMDeploy's own eviction has taken over after an error; restart the instance")
-            eviction.ways_back = self._ways_back
-            eviction.use(make())
+            if self._coming.pop(tier, None) != choice or not eviction.has_successor:
+                eviction.begin_use(make())
+            is_told = blocks is None or eviction.continue_use(blocks) <= blocks
+            if is_told:
+                eviction.ways_back = self._ways_back
+                eviction.end_use()
         else:
-            self._hierarchy().use_policy(tier, make)
+            hierarchy = self._hierarchy()
+            if self._coming.pop(tier, None) != choice or not hierarchy.is_changing(tier):
+                hierarchy.begin_policy(tier, make)
+            is_told = blocks is None or hierarchy.continue_policy(tier, blocks) <= blocks
+            if is_told:
+                hierarchy.end_policy(tier)
+        if not is_told:
+            self._coming[tier] = choice
+            return False
         in_charge = self._of(tier)
         in_charge.replaced_by(choice, found)
         in_charge.swaps += counts
+        return True
 
     def _ways_back(self) -> tuple[float | None, float | None]:
         """Return what a block of HBM costs to get back: both are measured where there are tiers, and nowhere else."""

@@ -92,9 +92,31 @@ class TrieEviction:
         O(n). ``ValueError`` when it isn't empty, ``RuntimeError`` once LMDeploy's own eviction has taken over.
         The old policy stays in charge when anything raises.
         """
+        self.begin_use(policy)
+        self.end_use()
+
+    def begin_use(self, policy: EvictionPolicy) -> None:
+        """Do as ``use`` a part at a time: ``continue_use``, and ``end_use`` when few blocks are missing.
+
+        The old policy goes on choosing until then, and another hand-over that had begun is given up.
+        """
         if self.failed:
             raise RuntimeError("LMDeploy's own eviction has taken over after an error")
-        self._policy = self._policy.hand_over(policy, [block for block in self._nodes if self._held[block]])
+        self._policy.begin_hand_over(policy)
+
+    @property
+    def has_successor(self) -> bool:
+        """Whether a policy is being told of the blocks, to follow this one."""
+        return self._policy.has_successor
+
+    def continue_use(self, blocks: int) -> int:
+        """Tell the policy that is to follow of so many blocks more, and return how many are missing. O(``blocks``)."""
+        return self._policy.continue_hand_over(blocks)
+
+    def end_use(self) -> None:
+        """Put the policy that was to follow in charge: it is told of what is missing and of what is held."""
+        held = np.flatnonzero(self._held & self._resident)
+        self._policy = self._policy.end_hand_over(list(map(BlockId, held.tolist())))
 
     def requested(self, trie: Any, sequence: Any) -> None:
         """Follow a prompt whose match was accepted, before what follows on the match is committed; the policy is told

@@ -23,9 +23,7 @@ from dataclasses import replace
 from kvcontrol.core.ids import BlockId
 from kvcontrol.core.integrity import must
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, EvictionPolicy, PolicyContext
-
-_Link = tuple[ContentKey, ContentKey | None]
-"""What a block holds, and what comes before that; None for the first block of a prompt."""
+from kvcontrol.kv_policy.succession import Link, Succession
 
 
 class TailsFirst:
@@ -41,10 +39,15 @@ class TailsFirst:
     def __init__(self, policy: EvictionPolicy) -> None:
         if len(policy):
             raise ValueError(f"a policy begins empty, {policy.name} knows {len(policy)} blocks")
+        self._take_over(policy, OrderedDict(), {})
+
+    def _take_over(
+        self, policy: EvictionPolicy, links: OrderedDict[BlockId, Link], tails: dict[ContentKey, int]
+    ) -> None:
         self.policy = policy
-        self._links: OrderedDict[BlockId, _Link] = OrderedDict()
+        self._links = links
         """In the order of their last uses, whatever the policy's own order is: for a successor."""
-        self._tails: dict[ContentKey, int] = {}
+        self._tails = tails
         """How many resident blocks follow on a content; absent is none."""
         self._aside: dict[ContentKey, list[BlockId]] = {}
         """Chosen heads with tails, by their content (mostly one, but nothing forbids two blocks of one content)."""
@@ -52,6 +55,7 @@ class TailsFirst:
         """All that the policy has forgotten and that is still here: in ``_aside`` or ``_next``."""
         self._next: dict[BlockId, None] = {}
         """Of those, heads whose last tail has gone."""
+        self._succession: Succession | None = None
 
     def __len__(self) -> int:
         return len(self._links)
@@ -95,6 +99,8 @@ class TailsFirst:
             links[block] = (key, parent)
             if parent is not None:
                 tails[parent] = tails.get(parent, 0) + 1
+        if self._succession is not None:
+            self._succession.used(path)
 
     def access(self, path: Sequence[BlockId]) -> None:
         """Follow a use of resident blocks."""
@@ -171,19 +177,53 @@ class TailsFirst:
             victims=tuple(victims), reason=reason or f"{self.name}: its turn had come, and its last tail has gone"
         )
 
-    def hand_over(self, policy: EvictionPolicy, held: Iterable[BlockId]) -> "TailsFirst":
-        """Return an empty ``policy`` that has been told of all blocks, the one used longest ago first, and of the held.
+    def begin_hand_over(self, policy: EvictionPolicy) -> None:
+        """Let an empty ``policy`` succeed, as soon as ``continue_hand_over`` has told it of all blocks.
 
-        Nothing changes here. O(blocks). ``ValueError`` when the policy isn't empty; what it raises is raised.
+        Another one that had begun is given up. Nothing changes for whoever asks this one. ``ValueError`` when the
+        policy isn't empty.
         """
-        heir = TailsFirst(policy)
-        path = list(reversed(self._links))
-        if path:
-            links = [self._links[block] for block in path]
-            heir.insert(path, [key for key, _ in links], [parent for _, parent in links])
-        if holds := list(held):
-            policy.hold(holds)
+        self._succession = Succession(policy, self._links)
+
+    @property
+    def has_successor(self) -> bool:
+        """Whether a hand-over has begun and hasn't been given up."""
+        return self._succession is not None
+
+    def continue_hand_over(self, blocks: int) -> int:
+        """Tell the successor of up to so many blocks more, and return how many are missing. O(``blocks``).
+
+        When it raises, the hand-over has been given up.
+        """
+        succession = self._succession
+        if succession is None:
+            raise ValueError("no hand-over has begun, or it was given up")
+        self._succession = None
+        succession.advance(blocks)
+        self._succession = succession
+        return succession.missing
+
+    def end_hand_over(self, held: Iterable[BlockId]) -> "TailsFirst":
+        """Return the successor, told of all blocks, the one used longest ago first, and of the held. O(missing + held).
+
+        This one must not be used any more after that, unless it raises: then the hand-over has been given up, and
+        nothing has changed.
+        """
+        succession, self._succession = self._succession, None
+        if succession is None:
+            raise ValueError("no hand-over has begun, or it was given up")
+        heir = TailsFirst.__new__(TailsFirst)
+        heir._take_over(succession.end(held), self._links, self._tails)  # noqa: SLF001 - of its own kind
         return heir
+
+    def give_up_hand_over(self) -> None:
+        """Forget a hand-over that has begun, if there is one."""
+        self._succession = None
+
+    def hand_over(self, policy: EvictionPolicy, held: Iterable[BlockId]) -> "TailsFirst":
+        """Do all of it at once; O(blocks)."""
+        self.begin_hand_over(policy)
+        return self.end_hand_over(held)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the parts contradict each other. O(blocks)."""
@@ -197,11 +237,15 @@ class TailsFirst:
         must(waiting | self._next.keys() == self._set_aside, "a block aside is in no list, or in one too many")
         must(not waiting & self._next.keys(), "a block aside is in two lists")
         must(all(tails.get(key) for key in self._aside), "a block without tails stays aside")
+        if self._succession is not None:
+            self._succession.check_integrity()
 
     def _used(self, path: Sequence[BlockId]) -> None:
         move_to_end = self._links.move_to_end
         for block in reversed(path):
             move_to_end(block)
+        if self._succession is not None:
+            self._succession.used(path)
 
     def _back(self, path: Sequence[BlockId]) -> Sequence[BlockId]:
         aside = self._set_aside
@@ -232,6 +276,8 @@ class TailsFirst:
 
     def _unlink(self, block: BlockId) -> None:
         _, parent = self._links.pop(block)
+        if self._succession is not None:
+            self._succession.gone(block)
         if parent is None:
             return
         left = self._tails[parent] - 1

@@ -324,18 +324,34 @@ class HierarchyManager(Directory):
 
     def set_watermarks(self, tier: CacheTier, marks: Watermarks) -> None:
         """Use other watermarks from now on. ``ValueError`` for a tier that isn't there."""
-        if tier not in self._spaces:
-            raise ValueError(f"there is no tier {tier}; there is {', '.join(self._spaces)}")
-        self._demoter.watermarks[tier] = marks
+        self._demoter.watermarks[self._of(tier).tier] = marks
 
     def use_policy(self, tier: CacheTier, make_policy: Callable[[], EvictionPolicy]) -> None:
         """Let other policies, one a tenant, choose what leaves a tier from now on; all that is there stays. O(blocks).
 
         ``ValueError`` for a tier that isn't there. The old ones stay in charge when anything raises.
         """
-        if tier not in self._spaces:
-            raise ValueError(f"there is no tier {tier}; there is {', '.join(self._spaces)}")
-        self._residency.use_policy(tier, make_policy)
+        self.begin_policy(tier, make_policy)
+        self.end_policy(tier)
+
+    def begin_policy(self, tier: CacheTier, make_policy: Callable[[], EvictionPolicy]) -> None:
+        """Do as ``use_policy`` a part at a time: ``continue_policy``, and ``end_policy`` when few blocks are missing.
+
+        The old ones go on choosing until then, and another change of that tier's that had begun is given up.
+        """
+        self._of(tier).begin_use(make_policy)
+
+    def is_changing(self, tier: CacheTier) -> bool:
+        """Whether such a change has begun."""
+        return self._of(tier).has_successors
+
+    def continue_policy(self, tier: CacheTier, blocks: int) -> int:
+        """Tell the policies to come of so many blocks more; returns how many are missing. O(``blocks`` + tenants)."""
+        return self._of(tier).continue_use(blocks)
+
+    def end_policy(self, tier: CacheTier) -> None:
+        """Let the policies to come decide from now on. A few steps for each block: who is held is looked for."""
+        self._residency.end_use(self._of(tier).tier)
 
     def stats(self) -> HierarchyStats:
         """Return what is there and what happened; any thread (then numbers may be a moment apart)."""
@@ -359,6 +375,12 @@ class HierarchyManager(Directory):
         self._residency.check_integrity(chain(self._flights.copies(), self.exchange.copies()))
 
     # Inside.
+
+    def _of(self, tier: CacheTier) -> TierSpace:
+        space = self._spaces.get(tier)
+        if space is None:
+            raise ValueError(f"there is no tier {tier}; there is {', '.join(self._spaces)}")
+        return space
 
     @property
     def _at_rest(self) -> bool:

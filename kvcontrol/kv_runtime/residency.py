@@ -13,7 +13,6 @@ from typing import Final
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash, BlockId
 from kvcontrol.core.integrity import must
-from kvcontrol.kv_policy.eviction import EvictionPolicy
 from kvcontrol.kv_runtime.prompt import Prompt
 from kvcontrol.kv_runtime.record import BlockRecord, Recovered
 from kvcontrol.kv_runtime.resident import Block, Copy
@@ -170,9 +169,9 @@ class Residency:
         """Return slots, evicting what must go; see ``TierSpace.reserve``."""
         return self.spaces[tier].reserve(tenant, blocks, lambda victims: self._evict(tier, victims))
 
-    def use_policy(self, tier: CacheTier, make_policy: Callable[[], EvictionPolicy]) -> None:
-        """See ``TierSpace.use``."""
-        self.spaces[tier].use(make_policy, [block for block in self._by_key.values() if tier in block.copies])
+    def end_use(self, tier: CacheTier) -> None:
+        """See ``TierSpace.end_use``."""
+        self.spaces[tier].end_use([block for block in self._by_key.values() if tier in block.copies])
 
     def trim(self, tier: CacheTier, tenant: str, blocks: int) -> None:
         """Evict up to so many blocks of one tenant."""

@@ -65,6 +65,8 @@ class TierSpace:
         """Blocks that nobody holds, by tenant."""
         self.evictable_blocks = 0
         self._make_policy = make_policy
+        self._make_next: Callable[[], EvictionPolicy] | None = None
+        """Makes the policies that are to follow, while they are being told."""
         self._policies: dict[str, TailsFirst] = {}
         self._quotas = quotas
         self._on_free = on_free
@@ -115,6 +117,11 @@ class TierSpace:
         self._on_free(copy.slot)
         self.slots.free((copy.slot,))
         self._quotas.refund(copy.tenant, self.tier, 1)
+
+    @property
+    def has_successors(self) -> bool:
+        """Whether a change of policies has begun."""
+        return self._make_next is not None
 
     # Blocks, in paths: see ``EvictionPolicy``.
 
@@ -193,19 +200,48 @@ class TierSpace:
         self._forget(tenant)
         return victims
 
-    def use(self, make_policy: Callable[[], EvictionPolicy], blocks: Iterable[Block]) -> None:
-        """Let other policies decide from now on, told of all that is here: ``blocks``, all of this tier. O(blocks).
+    def begin_use(self, make_policy: Callable[[], EvictionPolicy]) -> None:
+        """Let other policies succeed, as soon as ``continue_use`` has told them of what is here.
+
+        Another change that had begun is given up. The old ones go on choosing.
+        """
+        self._make_next = make_policy
+        for policy in self._policies.values():
+            policy.begin_hand_over(make_policy())
+
+    def continue_use(self, blocks: int) -> int:
+        """Tell the successors of up to so many blocks more, and return how many are missing. O(``blocks`` + tenants).
+
+        When it raises, the change has been given up.
+        """
+        make_policy, self._make_next = self._make_next, None
+        if make_policy is None:
+            raise ValueError(f"{self.tier}: no change of policies has begun, or it was given up")
+        missing = 0
+        for policy in self._policies.values():
+            if not policy.has_successor:  # of a tenant that came meanwhile
+                policy.begin_hand_over(make_policy())
+            before = policy.continue_hand_over(0)
+            after = policy.continue_hand_over(min(blocks, before))
+            blocks -= before - after
+            missing += after
+        self._make_next = make_policy
+        return missing
+
+    def end_use(self, blocks: Iterable[Block]) -> None:
+        """Let the successors decide from now on, told of all that is here: ``blocks``, all of this tier. O(blocks).
 
         The old ones stay in charge when anything raises.
         """
+        self.continue_use(0)
         held: dict[str, list[BlockId]] = {tenant: [] for tenant in self._policies}
         for block in blocks:
             if block.holds and not block.copies[self.tier].leaving:
                 held[block.record.tenant].append(block.block_id)
-        self._policies = {
-            tenant: policy.hand_over(make_policy(), held[tenant]) for tenant, policy in self._policies.items()
-        }
-        self._make_policy = make_policy
+        make_policy, self._make_next = self._make_next, None
+        self._policies = {tenant: policy.end_hand_over(held[tenant]) for tenant, policy in self._policies.items()}
+        if make_policy is not None:
+            self._make_policy = make_policy
 
     def check_integrity(self, blocks: Sequence[Block]) -> None:
         """Raise ``AssertionError`` unless policies, slots and the given blocks of this tier agree. O(blocks)."""

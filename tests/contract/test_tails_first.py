@@ -1,10 +1,12 @@
 """Whatever policy decides, heads stay as long as tails of theirs are there: by itself and in a tier."""
 
 import random
+from collections.abc import Sequence
 from functools import partial
+from itertools import count
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -110,6 +112,26 @@ class Forest(RuleBasedStateMachine):
             for _ in range(holds.count(name) - 1):
                 self.policy.hold(self.ids([name]))
 
+    @rule(kind=st.sampled_from(list(POLICIES)))
+    def begin_hand_over(self, kind: str) -> None:
+        self.policy.begin_hand_over(make_policy(kind, capacity_blocks=CAPACITY))
+
+    @precondition(lambda self: self.policy.has_successor)
+    @rule(blocks=st.integers(1, 4))
+    def continue_hand_over(self, blocks: int) -> None:
+        self.policy.continue_hand_over(blocks)
+
+    @precondition(lambda self: self.policy.has_successor)
+    @rule()
+    def end_hand_over(self) -> None:
+        holds = [name for path in self.running for name in path]
+        order = list(self.policy._links)
+        self.policy = self.policy.end_hand_over(self.ids(sorted(set(holds))))
+        assert list(self.policy._links) == order
+        for name in set(holds):
+            for _ in range(holds.count(name) - 1):
+                self.policy.hold(self.ids([name]))
+
     @invariant()
     def adds_up(self) -> None:
         assert len(self.policy) == len(self.blocks)
@@ -170,6 +192,74 @@ def test_a_policy_begins_empty_and_wrong_calls_change_nothing() -> None:
     policy.check_integrity()
 
 
+class Recorder(LruPolicy):
+    """LRU, whose line is the order in which it would choose."""
+
+    def line(self) -> list[BlockId]:
+        return list(self._line)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), parts=st.integers(1, 6))
+def test_a_policy_told_in_parts_knows_what_one_told_at_once_knows_in_the_same_order(
+    data: st.DataObject, parts: int
+) -> None:
+    old = TailsFirst(LruPolicy())
+    there: list[int] = []
+    names = count()
+
+    def come(blocks: int) -> None:
+        path = [next(names) for _ in range(blocks)]
+        old.insert([BlockId(name) for name in path], path, [None] * blocks)
+        there.extend(path)
+
+    come(data.draw(st.integers(1, 12)))
+    in_parts = Recorder()
+    old.begin_hand_over(in_parts)
+    for _ in range(data.draw(st.integers(0, 20))):
+        match data.draw(st.sampled_from(["come", "use", "lose", "evict", "part"])):
+            case "come":
+                come(data.draw(st.integers(1, 3)))
+            case "use" if there:
+                old.access([BlockId(data.draw(st.sampled_from(there)))])
+            case "lose" if there:
+                lost = data.draw(st.sampled_from(there))
+                there.remove(lost)
+                old.remove([BlockId(lost)])
+            case "evict" if there:
+                (victim,) = old.select_victims(wanted(1)).victims
+                there.remove(victim)
+            case "part":
+                old.continue_hand_over(parts)
+        old.check_integrity()
+    at_once = Recorder()
+    order = [BlockId(name) for name in old.policy._line]  # type: ignore[attr-defined]
+    at_once.insert(order[::-1], order[::-1])
+    heir = old.end_hand_over([])
+    assert in_parts.line() == at_once.line() == order
+    assert len(heir) == len(there)
+
+
+def test_a_hand_over_that_fails_changes_nothing() -> None:
+    class Refuses(LruPolicy):
+        def insert(self, path: Sequence[BlockId], keys: Sequence[object] = ()) -> None:  # noqa: ARG002
+            raise RuntimeError("no")
+
+    old = TailsFirst(LruPolicy())
+    old.insert([BlockId(1), BlockId(2)], ["a", "b"], [None, "a"])
+    for fails in (lambda: old.continue_hand_over(1), lambda: old.end_hand_over([])):
+        old.begin_hand_over(Refuses())
+        with pytest.raises(RuntimeError, match="no"):
+            fails()
+        assert not old.has_successor
+    with pytest.raises(ValueError, match="no hand-over has begun"):
+        old.end_hand_over([])
+    with pytest.raises(ValueError, match="no hand-over has begun"):
+        old.continue_hand_over(1)
+    old.check_integrity()
+    assert old.select_victims(wanted(2)).victims == (2, 1)
+
+
 def hold(space: TierSpace, path: list[Block], by: int) -> None:
     for block in path:
         block.holds += by
@@ -220,5 +310,11 @@ def test_a_tier_gives_up_tails_before_heads_with_any_policy_also_when_policies_a
         hold(space, hit, -1)
         if rng.random() < 0.1:
             other = rng.choice(list(POLICIES))
-            space.use(partial(make_policy, other, capacity_blocks=CAPACITY), here.values())
+            space.begin_use(partial(make_policy, other, capacity_blocks=CAPACITY))
+        if space.has_successors:
+            if (missing_blocks := space.continue_use(rng.randrange(4))) == 0 or rng.random() < 0.2:
+                space.end_use(here.values())
+                assert not space.has_successors
+            else:
+                assert 0 < missing_blocks <= len(here)
         space.check_integrity(list(here.values()))

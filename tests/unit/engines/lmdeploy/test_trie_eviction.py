@@ -486,6 +486,7 @@ class AnyPolicy(Workload):
     def __init__(self) -> None:
         super().__init__()
         self.pools = (self.ours,)
+        self.next_name = ""
         eviction(self.ours).use(make_policy(self.name, capacity_blocks=20))
 
     @invariant()
@@ -497,6 +498,25 @@ class AnyPolicy(Workload):
         before = {node.block_id for node in nodes(self.ours)}
         self.name = name
         eviction(self.ours).use(make_policy(name, capacity_blocks=20))
+        assert {node.block_id for node in nodes(self.ours)} == before
+
+    @rule(name=st.sampled_from(list(POLICIES)))
+    def begin_to_swap(self, name: str) -> None:
+        eviction(self.ours).begin_use(make_policy(name, capacity_blocks=20))
+        self.next_name = name
+
+    @precondition(lambda self: eviction(self.ours).has_successor)
+    @rule(blocks=st.integers(1, 5))
+    def go_on_swapping(self, blocks: int) -> None:
+        known = eviction(self.ours).resident_blocks
+        assert 0 <= eviction(self.ours).continue_use(blocks) <= known
+
+    @precondition(lambda self: eviction(self.ours).has_successor)
+    @rule()
+    def end_swapping(self) -> None:
+        before = {node.block_id for node in nodes(self.ours)}
+        eviction(self.ours).end_use()
+        self.name = self.next_name
         assert {node.block_id for node in nodes(self.ours)} == before
 
 

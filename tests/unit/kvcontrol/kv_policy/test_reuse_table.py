@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvcontrol.kv_policy.reuse_table import BUCKETS, ReuseTable, bucket_of, index_of, start_of
 
@@ -38,6 +40,50 @@ def test_what_is_still_open_counts_as_having_got_as_far_as_it_has() -> None:
         table.begun(0, 9_000)
     assert table.hazards(0, 10_000)[bucket_of(10)] == pytest.approx(1 / 2, rel=0.01)
     table.ended(0, 9_000, 10_000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    told=st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 900), st.sampled_from(["used", "ended", "open"])), max_size=60
+    ),
+    patience=st.integers(1, 5_000),
+)
+def test_hazards_and_indices_are_those_of_a_list_of_all_gaps(told: list[tuple[int, int, str]], patience: int) -> None:
+    now = 1_000
+    table = ReuseTable(2, patience=patience, window=256)  # begin times are known to the tick
+    for klass, gap, end in told:
+        table.begun(klass, now - gap)
+        if end == "used":
+            table.used(klass, now - gap, now)
+        elif end == "ended":
+            table.ended(klass, now - gap, now)
+
+    def counts(bucket: int, klasses: set[int]) -> tuple[int, int]:
+        own = [(bucket_of(gap), end) for klass, gap, end in told if klass in klasses]
+        return own.count((bucket, "used")), sum(reached >= bucket for reached, _ in own)
+
+    hazards = []
+    for bucket in range(BUCKETS):
+        used, reached = counts(bucket, {0, 1})
+        overall = used / reached if reached else 0
+        used, reached = counts(bucket, {0})
+        hazards.append((used + 32 * overall) / (reached + 32))
+    assert table.hazards(0, now) == pytest.approx(hazards)
+
+    for first in (0, 7, 20):
+        best = 0.0
+        for last in range(first, BUCKETS):
+            left, used_by, waited = 1.0, 0.0, 0.0
+            for bucket in range(first, last + 1):
+                width = start_of(bucket + 1) - start_of(bucket)
+                waited += left * (1 - hazards[bucket] / 2) * width
+                used_by += left * hazards[bucket]
+                left *= 1 - hazards[bucket]
+            best = max(best, used_by / waited)
+            if waited >= patience or left < 0.02:
+                break
+        assert index_of(table.hazards(0, now), first, patience) == pytest.approx(max(best, 1e-12))
 
 
 def test_a_class_never_seen_is_like_all_together() -> None:

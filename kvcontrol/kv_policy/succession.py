@@ -1,0 +1,89 @@
+"""A policy on its way to another's place: told of all blocks a part at a time, while the other goes on choosing.
+
+What the successor has been told of are always the blocks used longest ago, in the order of their last uses: first those
+that were there at the start, oldest first, then what has come or was used since. A block that is used after it was told
+is taken back and told again in its turn; one that leaves is taken back for good. So at the end the successor knows
+exactly the blocks that are there, in their order, whatever happened in between, and until then nothing has changed.
+
+A part costs what its insertions cost; what is told twice are uses that came in between, so parts that are larger than
+that come to an end.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TypeAlias
+
+from kvcontrol.core.ids import BlockId
+from kvcontrol.core.integrity import must
+from kvcontrol.kv_policy.eviction import ContentKey, EvictionPolicy
+
+Link: TypeAlias = tuple[ContentKey, ContentKey | None]
+"""What a block holds, and what comes before that; None for the first block of a prompt."""
+
+
+class Succession:
+    """See the module's text. ``links`` are the present blocks; whoever changes them tells of it."""
+
+    def __init__(self, policy: EvictionPolicy, links: Mapping[BlockId, Link]) -> None:
+        if len(policy):
+            raise ValueError(f"a policy begins empty, {policy.name} knows {len(policy)} blocks")
+        self.policy = policy
+        self._links = links
+        self._first = iter(list(links))
+        """Those that were there at the start; of the rest, ``_late``, the one used longest ago comes first."""
+        self._late: OrderedDict[BlockId, None] = OrderedDict()
+        self._told: set[BlockId] = set()
+
+    @property
+    def missing(self) -> int:
+        """How many blocks the successor hasn't been told of."""
+        return len(self._links) - len(self._told)
+
+    def advance(self, blocks: int) -> None:
+        """Tell of up to so many blocks more. What the policy raises is raised, and it is of no use then."""
+        late, told, links = self._late, self._told, self._links
+        path = list(islice((each for each in self._first if each in links and each not in late), blocks))
+        while late and len(path) < blocks:
+            path.append(late.popitem(last=False)[0])
+        if path:
+            path.reverse()  # within a path tails count as older
+            self.policy.insert(path, [links[block][0] for block in path])
+            told.update(path)
+
+    def used(self, path: Sequence[BlockId]) -> None:
+        """Follow blocks that came or were used, tail first, in paths."""
+        late, told, take_back = self._late, self._told, self.policy.remove
+        for block in reversed(path):
+            if block in told:
+                told.remove(block)
+                take_back((block,))
+            late[block] = None
+            late.move_to_end(block)
+
+    def gone(self, block: BlockId) -> None:
+        """Follow a block that left."""
+        if block in self._told:
+            self._told.remove(block)
+            self.policy.remove((block,))
+        else:
+            self._late.pop(block, None)
+
+    def end(self, held: Iterable[BlockId]) -> EvictionPolicy:
+        """Tell of what is missing and of what is held, and return the policy, which may take the other's place."""
+        self.advance(self.missing)
+        if holds := list(held):
+            self.policy.hold(holds)
+        return self.policy
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when it knows other blocks than there are, or in another order. O(blocks)."""
+        must(len(self.policy) == len(self._told), "the successor knows other blocks than it was told of")
+        must(self._told <= self._links.keys(), "the successor knows blocks that have gone")
+        order = list(self._links)
+        must(set(order[: len(self._told)]) == self._told, "the successor was told of younger blocks before older ones")
+        late = len(self._late)
+        must(order[len(order) - late :] == list(self._late), "what came or was used since isn't in its order")
+
+
+__all__ = ["Link", "Succession"]

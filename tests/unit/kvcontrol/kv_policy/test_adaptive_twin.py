@@ -1,0 +1,208 @@
+"""Adaptive chooses as a naive twin does that keeps plain lists, looks at all blocks and counts everything anew."""
+
+import math
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy import AdaptivePolicy, PolicyContext
+from kvcontrol.kv_policy.benchmarks.adversaries import Workload
+from kvcontrol.traces import Request
+
+WEIGHTS = (1.0, 1.7, 4.0, math.inf)
+RISK = 0.009
+
+
+@dataclass
+class Lines:
+    """What was used once and what came again, with the times of their last uses."""
+
+    at: dict[int, int] = field(default_factory=dict)
+    again: set[int] = field(default_factory=set)
+
+    def use(self, key: int, now: int, *, again: bool) -> None:
+        self.at[key] = now
+        if again:
+            self.again.add(key)
+
+    def drop(self, key: int) -> None:
+        del self.at[key]
+        self.again.discard(key)
+
+    def first(self, weight: float, now: int) -> int:
+        """The one whose age is largest, where what came again ages more slowly; of two as old, the one used once."""
+        once = [key for key in self.at if key not in self.again]
+        oldest = [min(line, key=self.at.__getitem__) for line in (once, sorted(self.again)) if line]
+        if len(oldest) == 1:
+            return oldest[0]
+        first, second = oldest
+        return second if (now - self.at[second]) / weight > now - self.at[first] else first
+
+
+class Shadow:
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.lines = Lines()
+        self.gone: list[int] = []
+        self.now = 0
+        self.lead = 0
+        self.won = self.squares = 0.0
+
+    def find(self, prompt: list[int]) -> int:
+        return next((place for place, key in enumerate(prompt) if key not in self.lines.at), len(prompt))
+
+    def use(self, key: int, room: int) -> None:
+        self.now += 1
+        if key in self.lines.at:
+            self.lines.use(key, self.now, again=True)
+            return
+        while len(self.lines.at) >= room:
+            victim = self.lines.first(self.weight, self.now - 1)
+            self.lines.drop(victim)
+            self.gone = [*self.gone, victim][-4 * room :]
+        known = key in self.gone
+        if known:
+            self.gone.remove(key)
+        self.lines.use(key, self.now, again=known)
+
+
+class NaiveAdaptive:
+    """One block a prompt's place, found by its key; serves a prompt and says who went."""
+
+    def __init__(self, room: int) -> None:
+        self.most = room
+        self.room = 0
+        self.lines = Lines()
+        self.parents: dict[int, int | None] = {}
+        self.gone: list[int] = []
+        self.lru: list[int] = []
+        self.lost: set[int] = set()
+        self.now = self.uses = self.hits = self.lru_hits = self.chosen = 0
+        self.block_tokens = 1
+        self.severity = 1.0
+        self.baseline = 0.0
+        self.shadows = [Shadow(weight) for weight in WEIGHTS]
+
+    @property
+    def behind(self) -> int:
+        return sum(key not in self.lines.at and key not in self.lost for key in self.lru)
+
+    def serve(self, request: Request) -> list[int]:
+        prompt = request.block_ids.tolist()
+        self.come(prompt, request.block_tokens, request.prompt_tokens)
+        before = dict(zip(prompt, [None, *prompt[:-1]], strict=True))
+        victims = []
+        for key in reversed(prompt):
+            if key in self.lines.at:
+                self.now += 1
+                self.lines.use(key, self.now, again=True)
+            else:
+                if len(self.lines.at) >= self.most:
+                    victims.append(self.evict())
+                self.now += 1
+                known = key in self.gone
+                if known:
+                    self.gone.remove(key)
+                self.lines.use(key, self.now, again=known)
+                self.parents[key] = before[key]
+                self.room = max(self.room, len(self.lines.at))
+                self.lost.discard(key)
+            self.lru = [*(each for each in self.lru if each != key), key]
+            self.lost -= set(self.lru[: -self.room])
+            self.lru = self.lru[-self.room :]
+            self.count(key)
+        return victims
+
+    def come(self, prompt: list[int], block_tokens: int, prompt_tokens: int) -> None:
+        self.block_tokens = max(self.block_tokens, block_tokens)
+        self.lost = set()
+        ours, lru = (
+            next((place for place, key in enumerate(prompt) if key not in there), len(prompt))
+            for there in (self.lines.at, self.lru)
+        )
+        self.hits += min(ours * block_tokens, prompt_tokens)
+        self.lru_hits += min(lru * block_tokens, prompt_tokens)
+        if lru > ours:
+            self.lost = {key for key in prompt[ours:lru] if key not in self.lines.at}
+            self.severity = max(self.severity, (lru - ours) / len(self.lost))
+        found = [shadow.find(prompt) for shadow in self.shadows]
+        self.baseline += found[0]
+        for shadow, own in zip(self.shadows[1:], found[1:], strict=True):
+            shadow.lead += own - found[0]
+
+    def evict(self) -> int:
+        self.room = len(self.lines.at)
+        risk = (self.behind + 1) * self.severity * self.block_tokens
+        is_free = risk <= self.hits - self.lru_hits + RISK * self.lru_hits
+        weight = WEIGHTS[self.chosen] if is_free else 1.0
+        victim = self.lines.first(weight, self.now)
+        if weight != 1 and any(self.parents[key] == victim for key in self.lines.at):
+            victim = self.lines.first(1.0, self.now)
+        self.lines.drop(victim)
+        del self.parents[victim]
+        self.gone = [*self.gone, victim][-4 * self.most :]
+        return victim
+
+    def count(self, key: int) -> None:
+        for shadow in self.shadows:
+            shadow.use(key, max(1, self.room))
+        self.uses += 1
+        if self.uses < max(64, self.room // 8):
+            return
+        self.uses = 0
+        fade = 1 - 1 / 32
+        for shadow in self.shadows:
+            shadow.won = (shadow.won + shadow.lead) * fade
+            shadow.squares = (shadow.squares + shadow.lead**2) * fade
+            shadow.lead = 0
+        present = self.shadows[self.chosen].won
+        won = [
+            shadow.won
+            if place == self.chosen or shadow.won > 0.5 * math.sqrt(shadow.squares) + 0.01 * self.baseline
+            else 0
+            for place, shadow in enumerate(self.shadows)
+        ]
+        best = max(range(len(won)), key=lambda place: (won[place], -place))
+        if won[best] <= 0:
+            best = 0
+        if not (present > 0 and won[best] <= 1.1 * present):
+            self.chosen = best
+        self.baseline *= fade
+
+
+def victims(policy: AdaptivePolicy, resident: set[int], room: int, request: Request) -> list[int]:
+    prompt = request.block_ids.tolist()
+    policy.requested(prompt, block_tokens=request.block_tokens, prompt_tokens=request.prompt_tokens)
+    gone: list[int] = []
+    for key in reversed(prompt):
+        path = (BlockId(key),)
+        if key in resident:
+            policy.access(path)
+            continue
+        if len(resident) >= room:
+            context = PolicyContext(tier=CacheTier.HBM, wanted_blocks=1, used_blocks=room, capacity_blocks=room)
+            gone += policy.select_victims(context).victims
+            resident.discard(gone[-1])
+        policy.insert(path, path)
+        resident.add(key)
+    return gone
+
+
+@pytest.mark.parametrize(("room", "seed"), [(8, 1), (30, 2), (60, 3), (60, 4)])
+def test_it_chooses_whom_its_naive_twin_chooses(room: int, seed: int) -> None:
+    workload = Workload(Random(seed), room)  # noqa: S311 - reproducible, not secret
+    policy, twin, resident = AdaptivePolicy(room), NaiveAdaptive(room), set[int]()
+    weights, chosen = set[float](), 0
+    for request in workload.requests(250):
+        gone = victims(policy, resident, room, request)
+        assert gone == twin.serve(request)
+        state = policy.state()
+        assert (state.hits, state.lru_hits, state.behind_blocks) == (twin.hits, twin.lru_hits, twin.behind)
+        assert state.weight == WEIGHTS[twin.chosen]
+        weights.add(state.follows)
+        chosen += len(gone)
+    assert chosen > 100
+    assert room < 30 or len(weights) > 1, "it left LRU's order somewhere"
