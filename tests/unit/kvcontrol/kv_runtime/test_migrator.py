@@ -29,6 +29,7 @@ from kvcontrol.kv_runtime import (
 )
 from tests.support.kv_blocks import get, put
 from tests.support.memory_tier import Gate, MemoryDisk, MemoryTier, QueueingTier
+from tests.support.processes import eventually
 from tests.support.tiers import Clock, record
 
 HBM, DDR, NVME = CacheTier.HBM, CacheTier.DDR, CacheTier.NVME
@@ -338,13 +339,14 @@ def test_a_thread_that_dies_is_replaced_and_counted(make: Make) -> None:
 
 
 def test_a_device_that_does_not_answer_takes_nothing_new(make: Make) -> None:
-    bench = make(threads=True, stall_after_s=0.05)
+    bench = make(threads=True, stall_after_s=0.5)
     bench.disk.write_gate.shut()
     bench.save(range(4))
     bench.start(DDR, NVME, range(4))
     assert bench.disk.write_gate.wait_for_arrival()
-    time.sleep(0.2)
-    assert bench.migrator.room(DDR, NVME, Priority.DEMOTION) is PlanRefusal.STALLED
+    eventually(
+        lambda: bench.migrator.room(DDR, NVME, Priority.DEMOTION) is PlanRefusal.STALLED, 30, "the stall was noticed"
+    )
     assert bench.migrator.migrate(bench.plan(DDR, NVME, range(4))) is PlanRefusal.STALLED
     assert bench.migrator.room(NVME, DDR, Priority.DEMAND) == 4096
     assert not bench.migrator.close(0.05)
