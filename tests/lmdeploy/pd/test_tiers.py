@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 from kvcontrol.core.pd import Fetch, Hold, Load, new_ticket
 from kvcontrol.core.roles import KVTransport
 from tests.support.broken_wire import Break, Fault, broken_wire
-from tests.support.pd_gateway import LIMIT_S, ask, gateway_of, leave_at_any_moment
+from tests.support.pd_gateway import LIMIT_S, ask, gateway_of, kill_all_of, leave_at_any_moment, stop_or_go
 from tests.support.pd_gateway import body_of as gateway_body
-from tests.support.pd_pair import Answer, Pair, at_once, complete, pd_of, post, save, stats, tiered_pair_of
+from tests.support.pd_pair import Answer, Pair, at_once, complete, idle, pd_of, post, save, stats, tiered_pair_of
+from tests.support.processes import eventually
 from tests.support.running_gateway import RunningGateway
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -142,3 +144,35 @@ async def test_clients_that_leave_at_any_moment_leave_no_block_behind(
 ) -> None:
     async with gateway_of(pair, tiny_llama, tmp_path) as gateway:
         await leave_at_any_moment(pair, gateway, count)
+
+
+@pytest.mark.slow
+async def test_either_instance_dies_and_no_answer_is_lost(tiny_llama: Path, tmp_path: Path) -> None:
+    options = ("--session-len", "4096", "--max-prefill-token-num", "512")
+    settings = {"KVGATE_ENGINE_PD_TRANSFER_TIMEOUT_S": "5"}
+    with tiered_pair_of(tiny_llama, tmp_path, *options, settings=settings) as pair:
+        async with gateway_of(
+            pair, tiny_llama, tmp_path / "state", first_byte_timeout_s=20.0, health_timeout_s=2.0
+        ) as gateway:
+            stalled = gateway_body(500, 5)
+            await asyncio.to_thread(save, pair.prefill, stalled)
+            expected = (await asyncio.to_thread(complete, pair.prefill, stalled)).text
+            load = str(pair.load())
+            stop_or_go(pair.prefill, signal.SIGSTOP)
+            try:  # it hangs when its blocks are asked for, and when it is asked to prefill
+                assert (await asyncio.to_thread(complete, pair.decode, stalled, header=load)).text == expected
+                found, _ = await ask(gateway, gateway_body(500, 6))
+            finally:
+                stop_or_go(pair.prefill, signal.SIGCONT)
+            assert found.text == (await asyncio.to_thread(complete, pair.prefill, gateway_body(500, 6))).text
+            await gateway.usable(2)
+            body = gateway_body(600, 7)
+            await asyncio.to_thread(save, pair.prefill, body)
+            expected = (await asyncio.to_thread(complete, pair.prefill, body)).text
+            await asyncio.to_thread(kill_all_of, pair.prefill)  # between the two calls, and before the first
+            assert (await asyncio.to_thread(complete, pair.decode, body, header=load)).text == expected
+            found, _ = await ask(gateway, gateway_body(600, 8))
+            assert found.text == (await asyncio.to_thread(complete, pair.decode, gateway_body(600, 8))).text
+            assert pd_of(pair.decode).fetched == 0
+            assert sum(pd_of(pair.decode).recomputed.values()) >= 2
+        eventually(lambda: idle(pair.decode), 60, "no block in use")

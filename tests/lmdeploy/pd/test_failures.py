@@ -1,0 +1,126 @@
+"""What can fail between two instances, step by step, by both ways: an answer is right or ends, and no block stays."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx2
+import pytest
+
+from kvcontrol.core.pd import Fetch, Load, new_ticket
+from kvcontrol.core.roles import KVTransport
+from tests.support.broken_wire import Break, Fault, broken_wire
+from tests.support.pd_gateway import LIMIT_S, body_of, gateway_of, kill_all_of, stop_or_go
+from tests.support.pd_pair import PD_HEADER, Pair, at_once, complete, hold, idle, pair_of, pd_of, save, tiered_pair_of
+from tests.support.processes import eventually
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
+
+LEASE_S = "8"
+OPTIONS = ("--session-len", "4096", "--max-prefill-token-num", "512")
+STALLED = Break(fault=Fault.STALL, at=20_000)
+"""In the midst of the blocks' bytes."""
+
+
+@pytest.fixture(params=KVTransport)
+def transport(request: pytest.FixtureRequest) -> KVTransport:
+    return KVTransport(request.param)
+
+
+@pytest.fixture
+def pair(transport: KVTransport, tiny_llama: Path, tmp_path: Path) -> Iterator[Pair]:
+    settings = {"KVGATE_ENGINE_PD_LEASE_S": LEASE_S, "KVGATE_ENGINE_PD_TRANSFER_TIMEOUT_S": "30"}
+    begin = pair_of if transport is KVTransport.MIGRATION else tiered_pair_of
+    with begin(tiny_llama, tmp_path, *OPTIONS, settings=settings) as pair:
+        yield pair
+
+
+def computed(pair: Pair, body: dict[str, Any], *, port: int | None = None) -> str:
+    """Have a prompt prefilled, and return the header to get it with, over ``port`` instead of directly."""
+    host, own = pair.source
+    body = {**body, "stream": False}
+    if pair.is_by_ticket:
+        ticket = new_ticket()
+        hold(pair.prefill, body, ticket)
+        return str(Fetch(ticket=ticket, host=host, port=port or own))
+    save(pair.prefill, body)
+    return str(Load(host=host, port=port or own))
+
+
+def test_clients_leave_and_the_decode_instance_dies_in_the_midst_of_a_transfer(pair: Pair) -> None:
+    with broken_wire(*pair.source, STALLED) as port:
+        body = body_of(900, 1, stream=True)
+        header = computed(pair, body, port=port)
+        with pytest.raises(httpx2.TimeoutException):
+            httpx2.post(
+                f"{pair.decode.url}/v1/completions",
+                json=body,
+                headers={PD_HEADER: header},
+                timeout=3.0,
+                trust_env=False,
+            )
+        pair.until_idle()
+    body = body_of(400, 2)
+    assert complete(pair.decode, body, header=computed(pair, body)).text == complete(pair.prefill_or_decode, body).text
+    with broken_wire(*pair.source, STALLED) as port:
+        body = body_of(900, 3, stream=True)
+        header = computed(pair, body, port=port)
+        with suppress(httpx2.TimeoutException):
+            httpx2.post(
+                f"{pair.decode.url}/v1/completions",
+                json=body,
+                headers={PD_HEADER: header},
+                timeout=2.0,
+                trust_env=False,
+            )
+        kill_all_of(pair.decode)
+        eventually(lambda: idle(pair.prefill), 60, "no block in use")
+        assert pd_of(pair.prefill).held_requests == 0
+
+
+async def test_a_client_leaves_while_its_prompt_is_computed_and_the_decode_instance_is_gone(
+    pair: Pair, tiny_llama: Path, tmp_path: Path
+) -> None:
+    async with gateway_of(pair, tiny_llama, tmp_path / "state", health_timeout_s=20.0) as gateway:
+        stop_or_go(pair.prefill, signal.SIGSTOP)
+        try:
+            with pytest.raises(TimeoutError):
+                await _ask(f"{gateway.url}/v1/completions", body_of(900, 4), within_s=3.0)
+        finally:
+            stop_or_go(pair.prefill, signal.SIGCONT)
+        await asyncio.to_thread(pair.until_idle)
+        kill_all_of(pair.decode)
+        assert await _ask(f"{gateway.url}/v1/completions", body_of(900, 5), within_s=LIMIT_S) in {502, 503}
+        await asyncio.to_thread(eventually, lambda: idle(pair.prefill), 60, "no block in use")
+
+
+async def _ask(url: str, body: dict[str, Any], *, within_s: float) -> int:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, json=body, timeout=aiohttp.ClientTimeout(within_s)) as answer,
+    ):
+        await answer.read()
+        return answer.status
+
+
+def test_an_instance_that_is_full_answers_all_the_same(
+    transport: KVTransport, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """One prompt nearly fills what answers: the others wait for its blocks, or for its lease to end."""
+    settings = {"KVGATE_ENGINE_PD_LEASE_S": LEASE_S, "KVGATE_ENGINE_PD_TRANSFER_TIMEOUT_S": "30"}
+    begin = pair_of if transport is KVTransport.MIGRATION else tiered_pair_of
+    small = ("--num-gpu-blocks", "64")
+    if transport is KVTransport.TIERS:
+        settings["KVGATE_ENGINE_DDR_BYTES"] = str(64 * 8192)
+    with begin(tiny_llama, tmp_path, *OPTIONS, settings=settings, decode_options=small) as pair:
+        bodies = [body_of(700, seed, max_tokens=40) for seed in range(8)]
+        found = at_once(lambda body: complete(pair.decode, body, header=computed(pair, body)), bodies)
+        alone = at_once(lambda body: complete(pair.decode, body), bodies)
+        assert [each.text for each in found] == [each.text for each in alone]
+        pair.until_idle()
+        pd = pd_of(pair.decode)
+        assert pd.fetched + sum(pd.recomputed.values()) == len(bodies)
