@@ -75,6 +75,7 @@ class Supervisor:
         self._children: list[list[Child]] = []
         self._watchdog: asyncio.subprocess.Process | None = None
         self._started_s: dict[str, float] = {}
+        self._owned: set[int] = set()  # groups that may be signalled: a number that was given back may be another's now
 
     @property
     def children(self) -> list[Child]:
@@ -153,6 +154,7 @@ class Supervisor:
             pause_s = min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (tries - 1))
             on_end(ended, pause_s)
             await stage[place].stop(grace_s=self._grace_s)  # and all that it started
+            self._owned.discard(stage[place].pid)
             await self._tell_watchdog(f"-{stage[place].pid}")
             await asyncio.sleep(pause_s)
             child = stage[place] = await self._born(stage[place].spec)
@@ -179,7 +181,9 @@ class Supervisor:
 
     async def _born(self, spec: ChildSpec) -> Child:
         self._started_s[spec.name] = time.monotonic()
-        return await Child.start(spec, self._folder)
+        child = await Child.start(spec, self._folder)
+        self._owned.add(child.pid)
+        return child
 
     async def _let_go(self, child: Child) -> None:
         await self._tell_watchdog(f"+{child.pid}")
@@ -203,9 +207,12 @@ class Supervisor:
                 for child in stage:
                     if child.is_running:
                         self._report(child, State.STOPPING)
-                await asyncio.gather(*(child.stop(grace_s=self._grace_s) for child in stage))
+                owned = [child for child in stage if child.pid in self._owned]
+                await asyncio.gather(*(child.stop(grace_s=self._grace_s) for child in owned))
         finally:
             for child in self.children:
+                if child.pid not in self._owned:
+                    continue
                 watchdog.signal_group(child.pid, signal.SIGKILL)
                 await self._tell_watchdog(f"-{child.pid}")
             if self._watchdog is not None and self._watchdog.stdin is not None:
