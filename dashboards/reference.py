@@ -13,8 +13,8 @@ _HEAD = """\
 
 Written by `make docs` from the catalogue in `kvcontrol/series`: change it there.
 
-`/metrics` of a gateway and of an engine instance is Prometheus text; who accepts `application/openmetrics-text` gets OpenMetrics, in which
-the gateway's latencies carry the trace id of a request as an example, where traces are made or its client sent a `traceparent`. An engine's series of ours
+`/metrics` of a gateway and of an engine instance is Prometheus text; who accepts `application/openmetrics-text` gets OpenMetrics from a
+gateway, in which latencies carry the trace id of a request as an example, where traces are made or its client sent a `traceparent`. An engine's series of ours
 stand beside LMDeploy's own on the same `/metrics`. Histograms have `_bucket`, `_count` and `_sum`.
 
 `dashboards/prometheus/prometheus.yml` scrapes both: the dashboards and rules want the jobs `kvgate-gateway` (with `honor_labels`) and

@@ -17,7 +17,7 @@ from gateway.errors import AuthenticationError, PermissionDeniedError
 from gateway.settings import ApiKeySettings
 from gateway.state.api_key import KeyDigest
 from gateway.types import Tenant, TenantId
-from kvcontrol.series import MOST_TENANTS
+from kvcontrol.series import MOST_TENANTS, OTHER
 
 _SALT_HEX_CHARS = 32
 _ANONYMOUS = TenantId("anonymous")
@@ -68,7 +68,7 @@ class Authenticator:
         stored = {digest: (tenant(each.tenant), each.expires_at_s) for digest, each in directory.keys.items()}
         self._directory, self._tenants = directory, stored | known
         names = sorted({*self.configured, *directory.tenants, *(each.tenant for each in directory.keys.values())})
-        named = names if not self.open else [_ANONYMOUS, *names]
+        named = [each for each in ([_ANONYMOUS, *names] if self.open else names) if each != OTHER]
         self.accounts = MappingProxyType({name: tenant(name) for name in named[:MOST_TENANTS]})
 
     def authenticate(self, authorization: bytes | None) -> Tenant:

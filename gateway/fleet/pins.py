@@ -3,7 +3,8 @@
 An instance is told for ``LEASE_S`` at a time and told anew well before that is over. So what nobody wants any more ends
 by itself on an instance that could not be reached when it was unpinned, and what an operator pins at an instance's own
 ``/kv/v1`` is left alone. An instance that restarts has forgotten its pins and is told at once; what it refuses is tried
-again after a minute.
+again after a minute. One that gives no answer is told nothing more for a minute: changes wait for a round to end, so a
+round waits for one answer of each instance at most.
 
 Instances know prefixes by the names of their blocks, which depend on weights, KV precision and block size (its
 *layout*): a pin has a chain of names for each layout that there was when it was made.
@@ -68,6 +69,8 @@ class _Told:
     """By name: until when, and when it is told anew."""
     refused: dict[str, tuple[str, float]] = field(default_factory=dict)
     """By name: why, and when."""
+    silent_at_s: float | None = None
+    """When it last gave no answer."""
 
 
 def layout_of(identity: CacheIdentity, model: str) -> str:
@@ -194,26 +197,33 @@ class PinKeeper:
 
     async def _keep(self, instance: Instance, wishes: Mapping[str, Wish]) -> None:
         told = self._told_of(instance)
-        if told is None:
+        if told is None or (told.silent_at_s is not None and self._clock() - told.silent_at_s < _AGAIN_AFTER_S):
             return
+        told.silent_at_s = None
         for name in told.refused.keys() - wishes.keys() - told.pins.keys():
             del told.refused[name]
         for name in told.pins.keys() - wishes.keys():
-            if self._due(told, name):
-                await self._try(instance, told, name, self.unpin(instance, name))
+            if self._due(told, name) and not await self._try(instance, told, name, self.unpin(instance, name)):
+                return
         for name, wish in wishes.items():
             expires_at_s, renew_at_s = told.pins.get(name, (None, 0.0))
             known = name in told.pins and expires_at_s == wish.expires_at_s and self._clock() < renew_at_s
-            if not known and self._due(told, name):
-                await self._try(instance, told, name, self.pin(instance, wish))
+            due = not known and self._due(told, name)
+            if due and not await self._try(instance, told, name, self.pin(instance, wish)):
+                return
 
-    async def _try(self, instance: Instance, told: _Told, name: str, call: Awaitable[object]) -> None:
+    async def _try(self, instance: Instance, told: _Told, name: str, call: Awaitable[object]) -> bool:
+        """Return whether there was an answer."""
         try:
             await call
         except InstanceControlError as error:
             if (before := told.refused.get(name)) is None or before[0] != str(error):
                 _log.warning("instance %s does not keep its pins as it should: %s", instance.id, error)
             told.refused[name] = (str(error), self._clock())
+            if error.status is None:
+                told.silent_at_s = self._clock()
+                return False
+        return True
 
     def _due(self, told: _Told, name: str) -> bool:
         before = told.refused.get(name)

@@ -63,6 +63,7 @@ class Leases:
         self._blind = False
         self._refused: dict[InstanceId, str] = {}
         self._untold: dict[InstanceId, _Word] = {}
+        self._taking = asyncio.Lock()
 
     async def renew(self, instance: InstanceId, url: str, *, ttl_s: float) -> Instance:
         """Take an instance in, or keep it for another ``ttl_s``, here and in the other gateways.
@@ -99,13 +100,18 @@ class Leases:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _take(self, instance: InstanceId, posted: Posted) -> Instance:
+        async with self._taking:  # of several that say different addresses at once, each replaces the one before
+            return await self._take_alone(instance, posted)
+
+    async def _take_alone(self, instance: InstanceId, posted: Posted) -> Instance:
         spec = InstanceSpec(id=instance, url=posted.url, source=Source.SELF)
         if self._registry.knows(instance):
             before = self._registry.get(instance)
             if before.source is not Source.SELF:
                 raise ValueError(f"instance {instance!r} is named by {before.source}; it can't register itself")
             if before.url != spec.url:  # another life of it: the former one is dead or dying
-                await self._membership.retire(instance, drain_s=0)
+                # It may be retired once more meanwhile: that ends the task, and must not end whoever waits for it.
+                await asyncio.wait({self._membership.retire(instance, drain_s=0)})
                 self._membership.add(spec)
             elif self._membership.leaving(instance):
                 self._membership.resume(instance)

@@ -6,7 +6,7 @@ made on the gateway's event loop.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from time import time
 from typing import Final
 
@@ -36,6 +36,12 @@ class CounterMeter:
         """Drop what has this value."""
         place = self.series.labels.index(label)
         for labels in [each for each in self._values if each[place] == value]:
+            del self._values[labels]
+
+    def keep(self, label: str, values: Container[str]) -> None:
+        """Drop what has another value than these."""
+        place = self.series.labels.index(label)
+        for labels in [each for each in self._values if each[place] not in values]:
             del self._values[labels]
 
     def family(self) -> Metric:

@@ -23,7 +23,7 @@ from gateway.types import Tenant, TenantId
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.prefix_reuse import FleetIndex
-from kvcontrol.series import OTHER
+from kvcontrol.series import MOST_MODELS, OTHER
 from kvcontrol.series import gateway as catalogue
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ class Metrics:
         self.resyncs = CounterMeter(catalogue.KV_RESYNCS)
         self.loop_failures = CounterMeter(catalogue.BACKGROUND_FAILURES)
         self.loop_lag = HistogramMeter(catalogue.LOOP_LAG)
-        self.tenants: frozenset[str] = frozenset()
-        """Whose series are kept; ``watch`` keeps it true."""
+        self._models: set[str] = set()
         self._watched: Watched | None = None
         self.registry = CollectorRegistry()
         self.registry.register(_Own(self._families))
@@ -96,6 +95,16 @@ class Metrics:
             return OTHER
         return tenant if tenant in self._watched.accounts() else OTHER
 
+    def model(self, model: str | None) -> str:
+        """Return what a model that is served is called here: its name, ``other`` once there are too many."""
+        if model is None:
+            return OTHER
+        if model not in self._models:
+            if len(self._models) >= MOST_MODELS:
+                return OTHER
+            self._models.add(model)
+        return model
+
     def forget(self, instance: InstanceId) -> None:
         """Drop what is counted for an instance."""
         for series in (self.events, self.undecodable, self.resyncs):
@@ -108,7 +117,7 @@ class Metrics:
 
     def _families(self) -> Iterator[Metric]:
         if self._watched is not None:
-            self._drop_tenants(self._watched.accounts())
+            self._drop(self._watched)
         for each in vars(self).values():
             if isinstance(each, CounterMeter | HistogramMeter):
                 yield each.family()
@@ -121,12 +130,13 @@ class Metrics:
             if self._watched.spans is not None:
                 yield _spans(self._watched.spans)
 
-    def _drop_tenants(self, accounts: Mapping[TenantId, Tenant]) -> None:
-        """Forget the series of tenants that are gone."""
-        gone, self.tenants = self.tenants - accounts.keys(), frozenset(accounts)
-        for tenant in gone:
-            self.tenant_requests.forget("tenant", tenant)
-            self.tenant_tokens.forget("tenant", tenant)
+    def _drop(self, watched: Watched) -> None:
+        """Forget the series of tenants that are gone, and of models that nobody serves any more."""
+        tenants = {OTHER, *watched.accounts()}
+        self.tenant_requests.keep("tenant", tenants)
+        self.tenant_tokens.keep("tenant", tenants)
+        self._models &= {model.id for each in watched.registry.all() for model in each.models}
+        self.model_requests.keep("model", {OTHER, *self._models})
 
 
 def _spans(counts: "SpanCounts") -> Metric:

@@ -11,7 +11,6 @@ from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.telemetry.traffic import Traffic
 from gateway.types import Usage
 from kvcontrol.core.ids import InstanceId
-from kvcontrol.series import OTHER
 
 _log = logging.getLogger("gateway.request")
 
@@ -32,7 +31,7 @@ class Telemetry:
         self.outcomes[outcome] += 1
         self.traffic.settled(record, outcome)
         metrics.requests.inc(operation, outcome)
-        metrics.model_requests.inc(record.model or OTHER, outcome)
+        metrics.model_requests.inc(metrics.model(record.model), outcome)
         tenant = metrics.tenant(record.tenant)
         metrics.tenant_requests.inc(tenant, outcome)
         metrics.duration.observe(now_s - record.started_s, operation, trace_id=trace_id)

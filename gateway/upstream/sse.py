@@ -14,6 +14,7 @@ from gateway.types import Dialect, Usage
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _MAX_HELD_BYTES = 4 << 20
+_MOST_TOKENS = 1 << 32
 
 
 class _PromptDetails(msgspec.Struct, frozen=True):
@@ -198,11 +199,17 @@ def _data(event: bytes) -> bytes:
 
 def _usage(said: _Usage) -> Usage:
     details = said.prompt_tokens_details or said.input_tokens_details
+    cached = said.cache_read_input_tokens if details is None else details.cached_tokens
     return Usage(
-        prompt_tokens=said.prompt_tokens or said.input_tokens or 0,
-        completion_tokens=said.completion_tokens or said.output_tokens or 0,
-        cached_tokens=said.cache_read_input_tokens if details is None else details.cached_tokens,
+        prompt_tokens=_sane(said.prompt_tokens or said.input_tokens) or 0,
+        completion_tokens=_sane(said.completion_tokens or said.output_tokens) or 0,
+        cached_tokens=_sane(cached),
     )
+
+
+def _sane(tokens: int | None) -> int | None:
+    """A number below zero, which would take away what a tenant has used, or beyond all reason is none."""
+    return tokens if tokens is not None and 0 <= tokens <= _MOST_TOKENS else None
 
 
 def _joined(before: Usage, now: Usage) -> Usage:

@@ -97,6 +97,7 @@ class ScriptedEngine:
         self.pins: dict[str, PinRequest] = {}  # by the last hash
         self.most_pinned_blocks = 1000
         self.pins_told = 0
+        self.pins_hang = False
         self.extra_card: dict[str, Any] = {}
         self.default = Script()
         self.gate: asyncio.Event | None = None  # requests are answered once it is set
@@ -318,6 +319,8 @@ class ScriptedEngine:
             raise web.HTTPNotFound
         said = msgspec.json.decode(await request.read(), type=PinRequest)
         self.pins_told += 1
+        if self.pins_hang:
+            await asyncio.sleep(3600)
         if len(said.hashes) > self.most_pinned_blocks:
             return web.json_response({"error": {"message": f"at most {self.most_pinned_blocks} may be"}}, status=400)
         self.pins[said.hashes[-1]] = said

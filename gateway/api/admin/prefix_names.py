@@ -115,7 +115,9 @@ class PrefixNames:
             raise InvalidRequestError(
                 f"instances: there is no {', '.join(unknown)}; there is {', '.join(every) or 'none'}", param="instances"
             )
-        able, skipped = [], {}
+        able: list[Instance] = []
+        skipped: dict[str, str] = {}
+        unfit: dict[str, str] = {}
         for name, instance in every.items():
             if body.instances is not None and name not in body.instances:
                 continue
@@ -123,14 +125,14 @@ class PrefixNames:
                 continue
             if why := _unable(instance, body.model):
                 skipped[name] = why
-            elif not (blocks := len(prefix.hashes(instance))):
-                skipped[name] = f"{prefix.tokens} tokens fill no block that could be found again"
-            elif blocks > MOST_BLOCKS:
-                skipped[name] = f"it is {blocks} blocks long; at most {MOST_BLOCKS} can be named"
+            elif why := _unfit(prefix, instance):
+                skipped[name] = unfit[name] = why
             else:
                 able.append(instance)
         if not able:
             why = "; ".join(f"{name}: {reason}" for name, reason in skipped.items()) or f"none serves {body.model!r}"
+            if unfit and body.hash is None:
+                raise InvalidRequestError(f"this can't be named to any instance ({why})", param="prompt")
             raise NoInstanceError(f"no instance can be told of it ({why})", retry_after_s=_RETRY_AFTER_S)
         return Candidates(able=tuple(able), skipped=skipped)
 
@@ -180,6 +182,13 @@ class PrefixNames:
 
 def _name(content: bytes) -> str:
     return blake2b(content, digest_size=_ID_BYTES, person=b"kvgate.pin").hexdigest()
+
+
+def _unfit(prefix: NamedPrefix, instance: Instance) -> str:
+    blocks = len(prefix.hashes(instance))
+    if not blocks:
+        return f"{prefix.tokens} tokens fill no block that could be found again"
+    return f"it is {blocks} blocks long; at most {MOST_BLOCKS} can be named" if blocks > MOST_BLOCKS else ""
 
 
 def _unable(instance: Instance, model: str) -> str:

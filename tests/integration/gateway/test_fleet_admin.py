@@ -202,6 +202,24 @@ async def test_a_redirect_of_a_registered_instance_is_not_followed(tmp_path: Pat
             await runner.cleanup()
 
 
+async def test_of_several_addresses_said_at_once_for_one_instance_the_last_holds(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(ScriptedEngine().started()) for _ in range(4)]
+        gateway = await stack.enter_async_context(
+            running_gateway(tmp_path, admin_key=ADMIN_KEY, registration_key=REGISTRATION_KEY)
+        )
+        engine = Admin(gateway, REGISTRATION_KEY)
+        said = await asyncio.gather(
+            *(
+                engine.call("PUT", "/instances/x/lease", {"url": engines[place % 4].url, "ttl_s": 60})
+                for place in range(16)
+            )
+        )
+        assert {status for status, _, _ in said} == {200}
+        await gateway.usable(1)
+        assert set(await names(Admin(gateway))) == {"x"}
+
+
 async def test_instances_register_themselves_stay_while_they_renew_and_go_when_they_do_not(tmp_path: Path) -> None:
     async with (
         ScriptedEngine().started() as a,

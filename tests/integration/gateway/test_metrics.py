@@ -6,13 +6,14 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
+from gateway.telemetry.metrics import Metrics
 from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.tenant import tenant_of_salt
-from kvcontrol.series import GATEWAY, LABELS, MOST_TENANTS, Kind
+from kvcontrol.series import GATEWAY, LABELS, MOST_MODELS, MOST_TENANTS, OTHER, Kind
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.fleet import CHAT, Fleet, chat, running_fleet, script
 from tests.support.running_gateway import eventually
-from tests.support.scripted_engine import MODEL
+from tests.support.scripted_engine import MODEL, ScriptedEngine
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -102,6 +103,54 @@ async def test_only_tenants_that_are_known_by_name_have_series_and_they_go_with_
                 return 'tenant="acme"' not in await answer.text()
 
         await eventually(gone)
+
+
+async def test_a_tenant_that_is_gone_before_anybody_looked_leaves_no_series(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, admin_key=ADMIN_KEY) as fleet:
+        admin = Admin(fleet.gateway)
+        for tenant in ("brief", "other"):
+            await admin.ok("PUT", f"/tenants/{tenant}", {})
+            key = (await admin.ok("POST", "/keys", {"tenant": tenant}))["key"]
+            assert await ask(fleet, authorization=f"Bearer {key}") == 200
+        for made in (await admin.ok("GET", "/keys"))["data"]:
+            await admin.ok("DELETE", f"/keys/{made['id']}")
+        for tenant in ("brief", "other"):
+            await admin.ok("DELETE", f"/tenants/{tenant}")
+
+        async def settled() -> bool:
+            async with fleet.gateway.get("/metrics") as answer:
+                text = await answer.text()
+            return (
+                'tenant="brief"' not in text and 'kvgate_tenant_requests_total{outcome="ok",tenant="other"} 1' in text
+            )
+
+        await eventually(settled)
+
+
+async def test_a_model_that_nobody_serves_any_more_leaves_no_series(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, admin_key=ADMIN_KEY) as fleet, ScriptedEngine(model="m2").started() as engine:
+        admin = Admin(fleet.gateway)
+        await admin.ok("PUT", "/instances/brief", {"url": engine.url})
+        await fleet.gateway.usable(3)
+        async with fleet.gateway.post(CHAT, {**chat(), "model": "m2"}) as answer:
+            assert answer.status == 200
+        assert await ask(fleet) == 200
+        await fleet.gateway.counted('kvgate_model_requests_total{model="m2",outcome="ok"}', 1)
+        await admin.ok("DELETE", "/instances/brief")
+
+        async def gone() -> bool:
+            async with fleet.gateway.get("/metrics") as answer:
+                return 'model="m2"' not in await answer.text()
+
+        await eventually(gone)
+        assert await fleet.gateway.metric(f'kvgate_model_requests_total{{model="{MODEL}",outcome="ok"}}') == 1
+
+
+def test_models_beyond_those_that_may_have_series_are_one() -> None:
+    metrics = Metrics()
+    names = [metrics.model(f"m{place}") for place in range(MOST_MODELS + 2)]
+    assert names[-3:] == [f"m{MOST_MODELS - 1}", OTHER, OTHER]
+    assert metrics.model("m0") == "m0"
 
 
 async def test_more_tenants_than_may_have_series_are_one(tmp_path: Path) -> None:

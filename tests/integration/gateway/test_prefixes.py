@@ -152,6 +152,32 @@ async def test_a_pin_survives_restarts_of_the_engine_and_of_the_gateway(tmp_path
             assert lease <= 900
 
 
+async def test_an_instance_that_says_nothing_to_one_pin_is_not_told_the_others_and_holds_up_nobody(
+    tmp_path: Path,
+) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(AsyncExitStack())
+        await first.enter_async_context(a.started())
+        port = a.port
+        await stack.enter_async_context(b.started())
+        settings: dict[str, Any] = {"instances": instances({"a": a, "b": b}), "admin_key": ADMIN_KEY}
+        async with running_gateway(tmp_path, **settings, control_timeout_s=1.0) as gateway:
+            await gateway.usable(2)
+            admin = Admin(gateway)
+            for tenant in ("t1", "t2", "t3"):
+                await admin.ok("POST", "/prefixes", {**BODY, "tenant": tenant, "instances": ["a"]})
+            await first.aclose()
+            a.pins.clear()
+            a.pins_hang, told = True, a.pins_told
+            await stack.enter_async_context(a.started(port))
+            await eventually(lambda: _is(lambda: a.pins_told > told))
+            for tenant in ("t4", "t5"):
+                await admin.ok("POST", "/prefixes", {**BODY, "tenant": tenant, "instances": ["b"]})
+            assert len(b.pins) == 2
+            assert a.pins_told == told + 1
+
+
 async def test_a_pin_ends_when_its_time_is_over(tmp_path: Path) -> None:
     async with running_fleet(tmp_path, admin_key=ADMIN_KEY) as fleet:
         admin = Admin(fleet.gateway)
@@ -222,7 +248,7 @@ async def test_what_is_wrong_is_named_and_only_the_admin_key_opens(tmp_path: Pat
             ({"model": MODEL, "hash": "0"}, 400, "hash"),
             ({**BODY, "model": "none"}, 404, "does not exist"),
             ({"model": MODEL, "prompt": "text"}, 400, "no_tokenizer"),
-            ({"model": MODEL, "prompt": [1, 2, 3]}, 503, "3 tokens fill no block"),
+            ({"model": MODEL, "prompt": [1, 2, 3]}, 400, "3 tokens fill no block"),
             ({**BODY, "instances": ["nobody"]}, 400, "there is no nobody; there is a, b"),
             ({**BODY, "ttl_s": 0}, 400, "ttl_s"),
         ):

@@ -52,6 +52,16 @@ def test_what_has_a_forgotten_value_is_gone_and_nothing_else() -> None:
     assert text.count("south") == 2
 
 
+def test_what_has_none_of_the_kept_values_is_gone() -> None:
+    meter = CounterMeter(BY_COLOUR)
+    for shop in ("north", "south", "west"):
+        meter.inc("red", shop)
+    meter.keep("shop", {"south", "nowhere"})
+    text = exposed(meter)
+    assert text.count("shop=") == 1
+    assert 'shop="south"' in text
+
+
 @pytest.mark.parametrize(("value", "bucket"), [(0.1, "0.5"), (0.5, "0.5"), (0.51, "1.0"), (2.0, "2.0"), (9.0, "+Inf")])
 def test_a_value_counts_in_the_first_bucket_whose_bound_it_does_not_exceed(value: float, bucket: str) -> None:
     meter = HistogramMeter(WAITS)

@@ -109,6 +109,8 @@ def test_usage_of_a_whole_answer() -> None:
     assert usage_of_answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":null}}') == Usage(
         prompt_tokens=3, completion_tokens=0, cached_tokens=None
     )
+    less = b'{"usage":{"prompt_tokens":-9,"completion_tokens":-5,"prompt_tokens_details":{"cached_tokens":-3}}}'
+    assert usage_of_answer(less) == Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=None)
     for body in (b"", b"[]", b"{", b'{"usage":null}', b'{"usage":7}', b"[" * 100_000):
         assert usage_of_answer(body) is None
 
