@@ -2,17 +2,16 @@
 
 import asyncio
 import importlib.util
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.measure import Measurement
 
 from kvgate.benchmarks import revisit
 from kvgate.benchmarks.report import Host, Report
+from kvgate.benchmarks.show import show
 from kvgate.benchmarks.timed_chat import BenchmarkError
-from kvgate.display import errors, output
+from kvgate.display import errors
 from kvgate.failure import CommandError
 from kvgate.model import embedded_model, model_from_folder, tiny_model
 from kvgate.units import parse_bytes
@@ -20,7 +19,6 @@ from kvgate.units import parse_bytes
 if TYPE_CHECKING:
     from kvgate.benchmarks.gateway.subject import Peer
 
-_MAX_WIDTH = 250
 """Tables are as wide as they need, up to so many characters; folded cells could not be read."""
 
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -76,7 +74,7 @@ def run_revisit(  # noqa: PLR0913 - each is one option
         metrics = asyncio.run(revisit.run(urls, plan))
     except BenchmarkError as error:
         raise CommandError(str(error)) from error
-    _show(Report(bench=revisit.NAME, host=Host.here(), metrics=metrics), as_json=as_json)
+    show(Report(bench=revisit.NAME, host=Host.here(), metrics=metrics), as_json=as_json)
 
 
 def run_prefix(  # noqa: PLR0913 - each is one option
@@ -112,7 +110,7 @@ def run_prefix(  # noqa: PLR0913 - each is one option
         blocks=blocks, instances=instances, tokenizer=folder, traces=traces, sglang=sglang, quick=quick
     )
     report = prefix.run(plan, lambda step: errors.print(f"  {step}", markup=False, soft_wrap=True))
-    _show(report, as_json=as_json, as_markdown=as_markdown)
+    show(report, as_json=as_json, as_markdown=as_markdown)
 
 
 def run_pool(
@@ -131,7 +129,7 @@ def run_pool(
     from kvgate.benchmarks import pool
 
     plan = PoolPlan(workloads=pool.workloads(traces, _say), blocks=blocks, quick=quick)
-    _show(pool.run(plan, _say), as_json=as_json, as_markdown=as_markdown)
+    show(pool.run(plan, _say), as_json=as_json, as_markdown=as_markdown)
 
 
 def run_evict(
@@ -145,7 +143,7 @@ def run_evict(
     from kvgate.benchmarks import evict
 
     names = None if policy is None else tuple(name.strip() for name in policy.split(",") if name.strip())
-    _show(evict.run(_say, quick=quick, policies=names), as_json=as_json, as_markdown=as_markdown)
+    show(evict.run(_say, quick=quick, policies=names), as_json=as_json, as_markdown=as_markdown)
 
 
 def run_adaptive(  # noqa: PLR0913 - each is one option
@@ -178,7 +176,7 @@ def run_adaptive(  # noqa: PLR0913 - each is one option
         quick=quick,
     )
     report, failed = adaptive.run(plan, _say)
-    _show(report, as_json=as_json, as_markdown=as_markdown)
+    show(report, as_json=as_json, as_markdown=as_markdown)
     if failed:
         raise CommandError(f"{policy} is behind what is promised: {'; '.join(failed)}")
 
@@ -198,7 +196,7 @@ def run_shadow(
         report = shadow.run(_say, candidates=policy, quick=quick)
     except PolicyError as error:
         raise CommandError(str(error)) from error
-    _show(report, as_json=as_json, as_markdown=as_markdown)
+    show(report, as_json=as_json, as_markdown=as_markdown)
 
 
 def run_hierarchy(  # noqa: PLR0913 - each is one option
@@ -222,7 +220,7 @@ def run_hierarchy(  # noqa: PLR0913 - each is one option
             raise CommandError(f"--plot {plot}: there is no such folder")
 
     plan = hierarchy.HierarchyPlan(traces=traces, policies=policy, quick=quick, plots=plot)
-    _show(hierarchy.run(plan, _say), as_json=as_json, as_markdown=as_markdown)
+    show(hierarchy.run(plan, _say), as_json=as_json, as_markdown=as_markdown)
 
 
 def run_predict(
@@ -243,7 +241,7 @@ def run_predict(
 
     names = tuple(name.strip() for name in predictors.split(",") if name.strip())
     report = predict.run(predict.PredictPlan(traces=traces, predictors=names, quick=quick), _say)
-    _show(report, as_json=as_json, as_markdown=as_markdown)
+    show(report, as_json=as_json, as_markdown=as_markdown)
 
 
 def run_schedule(
@@ -268,7 +266,7 @@ def run_schedule(
     if not names:
         raise CommandError("--strategy names none", f"there are {', '.join(there)}")
     report = schedule.run(schedule.SchedulePlan(traces=traces, strategies=names, quick=quick), _say)
-    _show(report, as_json=as_json, as_markdown=as_markdown)
+    show(report, as_json=as_json, as_markdown=as_markdown)
 
 
 def run_pd(  # noqa: PLR0913 - each is one option
@@ -294,7 +292,7 @@ def run_pd(  # noqa: PLR0913 - each is one option
         rounds=rounds,
         seed=seed,
     )
-    _show(pd.run(plan, _say), as_json=as_json)
+    show(pd.run(plan, _say), as_json=as_json)
 
 
 def run_tiers(  # noqa: PLR0913 - each is one option
@@ -336,7 +334,7 @@ def run_tiers(  # noqa: PLR0913 - each is one option
         piecewise_tokens=piecewise_tokens,
         seed=seed,
     )
-    _show(Report(bench=tiers.NAME, host=Host.here(), metrics=tiers.run(wanted)), as_json=as_json)
+    show(Report(bench=tiers.NAME, host=Host.here(), metrics=tiers.run(wanted)), as_json=as_json)
 
 
 def run_gateway(  # noqa: PLR0913 - each is one option
@@ -374,7 +372,7 @@ def run_gateway(  # noqa: PLR0913 - each is one option
         report = gateway.run(plan, _say)
     except BenchmarkError as error:
         raise CommandError(str(error)) from error
-    _show(report, as_json=as_json, as_markdown=as_markdown)
+    show(report, as_json=as_json, as_markdown=as_markdown)
 
 
 def run_telemetry(
@@ -387,7 +385,7 @@ def run_telemetry(
     from gateway.benchmarks import telemetry
 
     plan = telemetry.TelemetryPlan(requests=200, rounds=3) if quick else telemetry.TelemetryPlan()
-    _show(
+    show(
         Report(bench="telemetry", host=Host.here(), metrics=telemetry.run(plan)),
         as_json=as_json,
         as_markdown=as_markdown,
@@ -433,22 +431,11 @@ def run_fleet(  # noqa: PLR0913 - each is one option
         raise CommandError(str(error)) from error
     except OSError as error:
         raise CommandError(f"can't read {error.filename or 'the trace'}: {error.strerror or error}") from error
-    _show(report, as_json=as_json, as_markdown=as_markdown)
+    show(report, as_json=as_json, as_markdown=as_markdown)
 
 
 def _say(step: str) -> None:
     errors.print(f"  {step}", markup=False, soft_wrap=True)
-
-
-def _show(report: Report, *, as_json: bool, as_markdown: bool = False) -> None:
-    if as_json:
-        sys.stdout.write(report.as_json() + "\n")
-    elif as_markdown:
-        sys.stdout.write(report.as_markdown() + "\n")
-    else:
-        for table in report.as_tables():
-            table.width = Measurement.get(output, output.options.update(max_width=_MAX_WIDTH), table).maximum
-            output.print(table, crop=False)
 
 
 __all__ = ["build_bench"]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kvcontrol.kv_policy import POLICIES, PolicyError
@@ -28,7 +27,8 @@ from kvcontrol.kv_policy.choice import parse_choices
 from kvcontrol.kv_policy.lru import LruPolicy
 from kvcontrol.traces import Request, TraceError
 from kvgate.benchmarks.report import Grid, Host, Report
-from kvgate.display import errors, output
+from kvgate.benchmarks.show import show
+from kvgate.display import errors
 from kvgate.failure import CommandError
 from kvgate.replay_options import (
     DurationOption,
@@ -59,7 +59,6 @@ _ALL = ",".join([*POLICIES, sweeps.MIN])
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Default capacities, as shares of the blocks that the trace has."""
 _PICTURES = (".png", ".svg", ".pdf")
-_MAX_WIDTH = 250
 _OFFLINE = "Without --target: eviction policies"
 _DIGITS = 6
 
@@ -175,7 +174,7 @@ def _through_a_gateway(
     if as_json:
         sys.stdout.write(replayed.report.as_json() + "\n")
     else:
-        _show(replayed.report, as_markdown=as_markdown)
+        show(replayed.report, as_markdown=as_markdown)
     say_warnings(replayed)
     written = [] if options.out is None else write_report(replayed, options.out)
     if plot is not None:
@@ -228,7 +227,7 @@ def _through_policies(options: Offline, *, as_json: bool, as_markdown: bool, plo
             draw(rows, ceiling=ceiling, title=trace.name, file=plot)
             errors.print(f"  curves: {plot}", markup=False, soft_wrap=True)
         if not as_json:
-            _show(_report(rows, requests, distinct, ceiling), as_markdown=as_markdown)
+            show(_report(rows, requests, distinct, ceiling), as_markdown=as_markdown)
     if as_json:
         sys.stdout.write(json.dumps({"trace": str(trace), "rows": [_object(row) for row in rows]}, indent=1) + "\n")
 
@@ -340,15 +339,6 @@ def _report(rows: Sequence[sweeps.SweepRow], requests: Sequence[Request], distin
 
 def _of(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def _show(report: Report, *, as_markdown: bool) -> None:
-    if as_markdown:
-        sys.stdout.write(report.as_markdown() + "\n")
-        return
-    for table in report.as_tables():
-        table.width = Measurement.get(output, output.options.update(max_width=_MAX_WIDTH), table).maximum
-        output.print(table, crop=False)
 
 
 __all__ = ["capacities_of", "cores", "replay"]

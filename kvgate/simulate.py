@@ -1,6 +1,5 @@
 """``kvgate simulate TRACE``: a fleet of simulated engines behind the gateway's own routing, in virtual time."""
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,15 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.measure import Measurement
 
 from engines.sim.profile import ProfileError, load_profile, shipped
 from kvcontrol.traces import TraceError
 from kvgate.benchmarks.report import Host, Report
-from kvgate.display import errors, output
+from kvgate.benchmarks.show import show
+from kvgate.display import errors
 from kvgate.failure import CommandError
 
-_MAX_WIDTH = 250
 _TELL_S = 5.0
 
 
@@ -74,14 +72,7 @@ def simulate(  # noqa: PLR0913 - each is one option
         "ceiling_ratio": last.ceiling_tokens / max(1, workload.ceiling_tokens()[0]),
     }
     report = Report(bench="simulate", host=Host.here(), metrics=metrics, grids=grids(outcomes))
-    if as_json:
-        sys.stdout.write(report.as_json() + "\n")
-    elif as_markdown:
-        sys.stdout.write(report.as_markdown() + "\n")
-    else:
-        for table in report.as_tables():
-            table.width = Measurement.get(output, output.options.update(max_width=_MAX_WIDTH), table).maximum
-            output.print(table, crop=False)
+    show(report, as_json=as_json, as_markdown=as_markdown)
 
 
 class _Progress:

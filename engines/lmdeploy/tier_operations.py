@@ -12,7 +12,6 @@ from engines.block_list import block_list
 from engines.event_publisher import EventPublisher, Operation, RefusedError
 from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.operation_bodies import block_hashes, parsed
-from engines.lmdeploy.tier_report import quotas
 from engines.lmdeploy.tiers import EngineTiers
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import HASH_BYTES
@@ -27,6 +26,7 @@ from kvcontrol.core.tier_control import (
     QuotaChange,
 )
 from kvcontrol.kv_runtime import HierarchyManager, QuotaError, TenantQuota
+from kvcontrol.tier_report import quotas
 
 BLOCKS = b"blocks"
 MIGRATE = b"migrate"

@@ -6,7 +6,7 @@ made on the gateway's event loop.
 """
 
 from bisect import bisect_left
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from time import time
 from typing import Final
 
@@ -34,14 +34,15 @@ class CounterMeter:
 
     def forget(self, label: str, value: str) -> None:
         """Drop what has this value."""
-        place = self.series.labels.index(label)
-        for labels in [each for each in self._values if each[place] == value]:
-            del self._values[labels]
+        self._drop(label, lambda each: each == value)
 
     def keep(self, label: str, values: Container[str]) -> None:
         """Drop what has another value than these."""
+        self._drop(label, lambda each: each not in values)
+
+    def _drop(self, label: str, unwanted: Callable[[str], bool]) -> None:
         place = self.series.labels.index(label)
-        for labels in [each for each in self._values if each[place] not in values]:
+        for labels in [each for each in self._values if unwanted(each[place])]:
             del self._values[labels]
 
     def family(self) -> Metric:
