@@ -7,7 +7,7 @@ import typer
 from kvgate.admin import build_admin
 from kvgate.bench import build_bench
 from kvgate.conformance.command import conformance
-from kvgate.display import show_failure
+from kvgate.display import locale_is_utf8, show_failure
 from kvgate.doctor import doctor
 from kvgate.engine import engine
 from kvgate.failure import CommandError
@@ -30,6 +30,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         add_completion=False,
+        rich_markup_mode="rich" if locale_is_utf8() else None,  # its frames are not ASCII
     )
     app.command(rich_help_panel="Run")(up)
     app.command(context_settings={"allow_extra_args": True}, rich_help_panel="Run")(engine)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from kvgate.admin_client import AdminClient
 from kvgate.display import output, plain
@@ -78,7 +78,7 @@ def listed(context: typer.Context, path: str, columns: Sequence[str]) -> None:
 
 def table_of(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
     """Print rows as a table."""
-    table = Table(*columns, box=None, pad_edge=False)
+    table = Table(*(Column(each, overflow="fold") for each in columns), box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(text_of(row[column]) for column in columns))
     output.print(table)

@@ -1,5 +1,8 @@
 """What a person sees while things start: lines that tick in a terminal, one line per event elsewhere."""
 
+import locale
+import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +18,36 @@ from rich.table import Table
 from kvgate.failure import CommandError
 from kvgate.supervisor import State
 
-output = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+_CHOSEN = ("PYTHONUTF8", "PYTHONIOENCODING")
+
+
+def locale_is_utf8() -> bool:
+    """Return whether the locale is one of UTF-8; Python itself takes C and POSIX for such."""
+    if any(os.environ.get(name) for name in _CHOSEN):
+        return True
+    overruled = bool(sys.flags.utf8_mode) and os.environ.get("LANG") in {"C", "POSIX"}  # LC_CTYPE is Python's own then
+    return _is_utf8(locale.getencoding()) and not overruled
+
+
+def draws_unicode(console: Console) -> bool:
+    """Return whether bars and curves may be other characters than ASCII's on a console."""
+    return _is_utf8(console.encoding)
+
+
+def _is_utf8(encoding: str) -> bool:
+    return encoding.lower().replace("-", "").startswith("utf8")
+
+
+class Terminal(Console):
+    """A console that draws its frames and bars with ASCII where the locale knows nothing else."""
+
+    @property
+    def encoding(self) -> str:
+        return super().encoding if locale_is_utf8() else "ascii"
+
+
+output = Terminal(highlight=False)
+errors = Terminal(stderr=True, highlight=False)
 
 REFRESH_PER_S = 8
 
@@ -40,7 +71,9 @@ class StartBoard:
         self._console = console
         self._live: Live | None = None
         self._states: dict[str, tuple[State, float]] = {}
-        self._spinner = Spinner("dots")
+        fine = draws_unicode(console)
+        self._spinner = Spinner("dots" if fine else "line")
+        self._ready, self._stopping = "✓·" if fine else "+-"
         self._since_s = time.monotonic()
 
     def __call__(self, child: str, state: State, elapsed_s: float) -> None:
@@ -73,9 +106,9 @@ class StartBoard:
                 waited_s = time.monotonic() - self._since_s
                 table.add_row("", self._spinner, child, f"[dim]loading, {waited_s:.0f} s[/]")
             elif state is State.READY:
-                table.add_row("", "[green]✓[/]", child, f"ready after {elapsed_s:.1f} s")
+                table.add_row("", f"[green]{self._ready}[/]", child, f"ready after {elapsed_s:.1f} s")
             else:
-                table.add_row("", "[dim]·[/]", child, "[dim]stopping[/]")
+                table.add_row("", f"[dim]{self._stopping}[/]", child, "[dim]stopping[/]")
         return table
 
 
@@ -85,7 +118,7 @@ class PrepareBoard:
     def __init__(self, console: Console = output) -> None:
         self._console = console
         self._bars = Progress(
-            SpinnerColumn(),
+            SpinnerColumn("dots" if draws_unicode(console) else "line"),
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(),
@@ -134,4 +167,14 @@ class PrepareBoard:
         self._step = None
 
 
-__all__ = ["PrepareBoard", "StartBoard", "errors", "output", "plain", "show_failure"]
+__all__ = [
+    "PrepareBoard",
+    "StartBoard",
+    "Terminal",
+    "draws_unicode",
+    "errors",
+    "locale_is_utf8",
+    "output",
+    "plain",
+    "show_failure",
+]

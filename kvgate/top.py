@@ -15,7 +15,7 @@ from rich.text import Text
 
 from kvgate.admin_client import AdminClient, WrongKeyError, find_key
 from kvgate.admin_desk import GATEWAY_URL, AdminKey, GatewayUrl, StateFolder
-from kvgate.display import output, plain
+from kvgate.display import draws_unicode, output, plain
 from kvgate.failure import CommandError
 from kvgate.paths import state_dir
 from kvgate.terminal_keys import key_within, single_keys
@@ -52,7 +52,7 @@ def top(
 
 def glyphs_of(console: Console) -> Glyphs:
     """Return what a terminal can draw: over SSH its locale may know nothing but ASCII."""
-    return UNICODE if console.encoding.lower().replace("-", "").startswith("utf") else ASCII
+    return UNICODE if draws_unicode(console) else ASCII
 
 
 def _watch(feed: Feed, name: str) -> None:

@@ -109,7 +109,7 @@ def _table(title: str, grid: Grid) -> Table:
     table = Table(title=escape(title))
     for place, column in enumerate(grid.columns):
         numbers = any(isinstance(row[place], int | float) for row in grid.rows)
-        table.add_column(escape(column), justify="right" if numbers else "left")
+        table.add_column(escape(column), justify="right" if numbers else "left", overflow="fold")
     for row in grid.rows:
         table.add_row(*(escape(_shown(cell)) for cell in row))
     return table

@@ -119,7 +119,7 @@ async def test_it_fits_80_by_24_follows_the_window_and_q_quits(fleet: Fleet) -> 
 
 async def test_over_a_line_that_knows_only_ascii_it_draws_with_ascii(fleet: Fleet) -> None:
     async with Terminal(
-        "--url", fleet.gateway.url, "--admin-key", ADMIN_KEY, LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0"
+        "--url", fleet.gateway.url, "--admin-key", ADMIN_KEY, LC_ALL="C", PYTHONIOENCODING="", PYTHONUTF8=""
     ) as terminal:
         await terminal.shows("q quits")
         assert terminal.said.isascii()

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,15 @@ def test_every_service_is_pinned_without_privileges_and_comes_back(name: str) ->
     assert service["restart"] == ("no" if name == "model" else "unless-stopped")
     assert not service.get("privileged")
     assert all(each.startswith("127.0.0.1:") for each in service.get("ports", ())), "published on loopback alone"
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_our_own_images_carry_the_version_of_the_project(name: str) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    image, _, tag = SERVICES[name]["image"].partition(":")
+    assert tag.startswith(f"${{KVGATE_VERSION:-{version}}}")
+    built = {"kvgate-gateway": {version}, "kvgate-engine": {f"{version}-cpu", f"{version}-gpu"}}
+    assert filled(tag) in built[image]
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES.keys() - {"model"}))

@@ -1,8 +1,10 @@
 """The Kubernetes base: what refers to something else refers to what is there."""
 
 import json
+import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,19 @@ def test_files_that_config_maps_are_made_of_exist() -> None:
 def test_every_dashboard_is_in_the_config_map() -> None:
     files = yaml.safe_load((ROOT / "dashboards" / "kustomization.yaml").read_text())["configMapGenerator"][1]["files"]
     assert sorted(files) == sorted(f"grafana/{each.name}" for each in (ROOT / "dashboards" / "grafana").glob("*.json"))
+
+
+def test_every_image_is_pinned_and_our_own_carry_the_version_of_the_project() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    tags = {
+        each["name"]: str(each["newTag"])
+        for each in yaml.safe_load((BASE / "kustomization.yaml").read_text())["images"]
+    }
+    assert tags == {"kvgate-engine": f"{version}-cpu", "kvgate-gateway": version}
+    compose = (ROOT / "docker-compose.yml").read_text()
+    for image in {each["image"] for workload in WORKLOADS for each in containers(workload)} - tags.keys():
+        assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", image)
+        assert f"image: {image}\n" in compose, "the same as in docker-compose.yml"
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each["metadata"]["name"])

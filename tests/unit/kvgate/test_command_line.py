@@ -46,7 +46,8 @@ def test_each_command_explains_itself(command: str) -> None:
 
 
 def test_help_of_up_names_every_option() -> None:
-    said = kvgate("up", "--help").stdout
+    said = kvgate("up", "--help", LC_ALL="C", PYTHONIOENCODING="", PYTHONUTF8="").stdout
+    assert said.isascii(), "a terminal of the locale C shows nothing else"
     for option in (
         *("--model", "--tiny", "--instances", "--host", "--port", "--device", "--block-size", "--kv-blocks"),
         *("--kv-memory", "--max-batch-size", "--threads", "--routing", "--api-key", "--state-dir"),

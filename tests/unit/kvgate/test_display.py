@@ -4,7 +4,8 @@ import pytest
 from rich.console import Console
 
 from kvgate import display
-from kvgate.display import PrepareBoard, StartBoard, show_failure
+from kvgate.benchmarks.report import Grid, Host, Report
+from kvgate.display import PrepareBoard, StartBoard, Terminal, locale_is_utf8, show_failure
 from kvgate.failure import CommandError
 from kvgate.supervisor import State
 
@@ -32,6 +33,45 @@ def test_in_a_terminal_the_last_picture_stays() -> None:
         board("engine-0", State.READY, 3.21)
     assert "ready after 3.2 s" in text.getvalue()
     assert "gateway" in text.getvalue()
+
+
+def test_where_the_locale_is_ascii_boards_and_tables_are_drawn_with_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    for utf8 in (True, False):
+        monkeypatch.setattr(display, "locale_is_utf8", lambda utf8=utf8: utf8)
+        text = io.StringIO()
+        console = Terminal(file=text, force_terminal=True, width=40, highlight=False)
+        board = StartBoard(console)
+        with board.shown():
+            board("engine-0", State.STARTING, 0.0)
+            board("gateway", State.READY, 1.0)
+        with PrepareBoard(console) as preparing:
+            preparing.begin("Fetching", 1000)
+            preparing.reached(500)
+        grid = Grid(name="cases", columns=("a column", "n"), rows=(("a name of many letters " + "x" * 60, 1),))
+        for table in Report(bench="b", host=Host.here(), metrics={"p50_us": 1.0}, grids=(grid,)).as_tables():
+            console.print(table)
+        assert text.getvalue().isascii() is not utf8
+
+
+@pytest.mark.parametrize(
+    ("encoding", "more", "utf8"),
+    [
+        ("UTF-8", {}, True),
+        ("UTF-8", {"LANG": "C.UTF-8"}, True),
+        ("ANSI_X3.4-1968", {"LC_ALL": "C"}, False),
+        ("ISO-8859-1", {"LANG": "de_DE"}, False),
+        ("ANSI_X3.4-1968", {"LC_ALL": "C", "PYTHONUTF8": "1"}, True),
+    ],
+)
+def test_the_locale_says_what_can_be_drawn(
+    encoding: str, more: dict[str, str], *, utf8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LC_ALL", "LC_CTYPE", "LANG", "PYTHONUTF8", "PYTHONIOENCODING"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in more.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(display.locale, "getencoding", lambda: encoding)
+    assert locale_is_utf8() is utf8
 
 
 @pytest.mark.parametrize("terminal", [True, False])
