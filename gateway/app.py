@@ -384,6 +384,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     "directory": partial(keeper.run, settings.store_poll_s),
                     "roster": partial(roster_keeper.run, settings.store_poll_s),
                     "leases": leases.run,
+                    "acts": partial(changes.unwritten.run, settings.store_poll_s),
                     "lag": partial(watch_lag, telemetry.lagged),
                     "traffic": partial(telemetry.traffic.run, lambda: load.total, lambda: admission.waiting),
                 }

@@ -126,6 +126,10 @@ class RunningPlans:
         """See ``ExecutorAPI``."""
         return self._run(plan_id).status
 
+    def knows(self, plan_id: PlanId) -> bool:
+        """Whether it runs, or is one of the last that are over."""
+        return plan_id in self._runs or plan_id in self._past
+
     def plan(self, plan_id: PlanId) -> ExecutionPlan:
         """Return a plan that is known; raises ``KeyError``."""
         return self._run(plan_id).plan

@@ -88,11 +88,15 @@ class SqlStore:
     async def document(self, kind: Kind, name: str) -> Document | None:
         return await self._run(lambda database: _document(database, kind, name))
 
-    async def apply(
-        self, changes: Sequence[Change], *, action: Action, remember: Remember | None = None
-    ) -> Sequence[Document | None]:
+    async def begin(self, action: Action) -> int:
         now_s = self._clock()
-        return await self._run(lambda database: _apply(database, changes, _Audit(action, self._bound, now_s), remember))
+        return await self._run(lambda database: _begin(database, _Audit(action, self._bound, now_s, None)))
+
+    async def apply(
+        self, changes: Sequence[Change], *, action: Action, remember: Remember | None = None, begun: int | None = None
+    ) -> Sequence[Document | None]:
+        audit = _Audit(action, self._bound, self._clock(), begun)
+        return await self._run(lambda database: _apply(database, changes, audit, remember))
 
     async def remembered(self, key: str) -> Remembered | None:
         since_s = self._clock() - _REMEMBERED_S
@@ -168,27 +172,45 @@ class _Audit(NamedTuple):
     action: Action
     bound: AuditBound
     now_s: float
+    begun: int | None
+    """The entry that ends with it; None is a new one."""
+
+
+def _begin(database: Database, audit: _Audit) -> int:
+    with database.transaction():
+        return _entry(database, audit)
+
+
+def _entry(database: Database, audit: _Audit) -> int:
+    action, bound, now_s, _ = audit
+    [[number]] = database.rows(
+        "INSERT INTO kvgate_audit (at_s, actor, action, target, outcome, detail, request_id) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING number",
+        [now_s, action.actor, action.action, action.target, action.outcome, action.detail, action.request_id],
+    )
+    database.execute(
+        "DELETE FROM kvgate_audit WHERE at_s < ? OR number <= (SELECT MAX(number) FROM kvgate_audit) - ?",
+        [now_s - bound.age_s, bound.entries],
+    )
+    return int(number)
 
 
 def _apply(
     database: Database, changes: Sequence[Change], audit: _Audit, remember: Remember | None
 ) -> list[Document | None]:
-    action, bound, now_s = audit
     with database.transaction():
-        after = [_change(database, change, now_s) for change in changes]
+        after = [_change(database, change, audit.now_s) for change in changes]
         if changes:
             database.execute("UPDATE kvgate_revision SET revision = revision + 1")
-        database.execute(
-            "INSERT INTO kvgate_audit (at_s, actor, action, target, outcome, detail, request_id) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [now_s, action.actor, action.action, action.target, action.outcome, action.detail, action.request_id],
-        )
-        database.execute(
-            "DELETE FROM kvgate_audit WHERE at_s < ? OR number <= (SELECT MAX(number) FROM kvgate_audit) - ?",
-            [now_s - bound.age_s, bound.entries],
-        )
+        if audit.begun is None:
+            _entry(database, audit)
+        else:
+            database.execute(
+                "UPDATE kvgate_audit SET outcome = ?, detail = ? WHERE number = ?",
+                [audit.action.outcome, audit.action.detail, audit.begun],
+            )
         if remember is not None:
-            _remember(database, remember(after), now_s)
+            _remember(database, remember(after), audit.now_s)
         return after
 
 

@@ -3,6 +3,7 @@
 WAL with full syncs: a reader never waits for a writer, and what was answered as done is on the disk.
 """
 
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from gateway.state.sql import SCHEMA, Row, SqlStore
 FILE_NAME = "kvgate.sqlite3"
 _BUSY_S = 10.0
 _OLDEST = (3, 35, 0)
+_MADE = frozenset(name for each in SCHEMA for name in re.findall(r"IF NOT EXISTS (\w+)", each))
 
 
 class SqliteDatabase:
@@ -25,12 +27,18 @@ class SqliteDatabase:
         try:
             self.execute("PRAGMA journal_mode = WAL")
             self.execute("PRAGMA synchronous = FULL")
-            with self.transaction():
-                for statement in SCHEMA:
-                    self.execute(statement.format(serial="INTEGER PRIMARY KEY AUTOINCREMENT"))
+            if not self._complete:  # to look takes no lock: it is opened while another process writes, too
+                with self.transaction():
+                    for statement in SCHEMA:
+                        self.execute(statement.format(serial="INTEGER PRIMARY KEY AUTOINCREMENT"))
         except BaseException:
             self._connection.close()
             raise
+
+    @property
+    def _complete(self) -> bool:
+        present = {name for (name,) in self.rows("SELECT name FROM sqlite_master")}
+        return present >= _MADE and bool(self.rows("SELECT 1 FROM kvgate_revision"))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

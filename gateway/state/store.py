@@ -55,10 +55,15 @@ class Store(Protocol):
 
     async def document(self, kind: Kind, name: str) -> Document | None: ...
 
+    async def begin(self, action: Action) -> int:
+        """Write an entry of the audit log before what it tells of is done, and return its number."""
+        ...
+
     async def apply(
-        self, changes: Sequence[Change], *, action: Action, remember: Remember | None = None
+        self, changes: Sequence[Change], *, action: Action, remember: Remember | None = None, begun: int | None = None
     ) -> Sequence[Document | None]:
-        """Make all changes or none; return the documents in their order, None for those that are gone.
+        """Make all changes or none; return the documents in their order, None for those that are gone. The action is
+        a new entry of the audit log, or the end of the one that was ``begun``.
 
         ``remember`` makes the answer that is to be remembered from them; it waits for nothing and runs elsewhere.
         Raises ``ConflictError``, ``RepeatedKeyError``. Without changes only the audit entry is written.

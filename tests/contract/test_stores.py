@@ -189,6 +189,22 @@ async def test_the_audit_log_is_read_newest_first_and_page_by_page(store: Store)
     assert await store.revision() == 0
 
 
+async def test_an_entry_that_was_begun_ends_in_its_place_with_the_changes_or_not_at_all(store: Store) -> None:
+    number = await store.begin(replace(ACT, outcome="begun"))
+    await store.apply([], action=replace(ACT, target="another"))
+    with pytest.raises(ConflictError):
+        await store.apply([Delete(kind=Kind.TENANT, name="acme")], action=ACT, begun=number)
+    assert [each.action.outcome for each in await store.audit(limit=10)] == ["done", "begun"]
+    await store.apply(
+        [Put(kind=Kind.TENANT, name="acme", body="1")], action=replace(ACT, detail='{"n": 1}'), begun=number
+    )
+    assert [(each.number, each.action.target, each.action.detail) for each in await store.audit(limit=10)] == [
+        (number + 1, "another", "{}"),
+        (number, ACT.target, '{"n": 1}'),
+    ]
+    assert (await store.audit(limit=10))[1].action.outcome == "done"
+
+
 async def test_an_idempotency_key_is_remembered_once(store: Store) -> None:
     kept = Remembered(key="k", request="digest", status=201, body='{"a": 1}', etag='"1"')
     await store.apply([Put(kind=Kind.TENANT, name="acme", body="1")], action=ACT, remember=lambda _: kept)

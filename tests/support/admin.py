@@ -2,8 +2,13 @@
 
 import io
 import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
+from gateway.state.sqlite import FILE_NAME
 from tests.support.running_gateway import RunningGateway
 
 ADMIN_KEY = "admin-key-for-tests-0123456789"
@@ -37,4 +42,12 @@ class Admin:
         return said
 
 
-__all__ = ["ADMIN_KEY", "Admin"]
+@contextmanager
+def locked_store(state_dir: Path) -> Iterator[None]:
+    """Keep everybody from writing to the store while the block runs."""
+    with closing(sqlite3.connect(state_dir / FILE_NAME, timeout=30, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+
+
+__all__ = ["ADMIN_KEY", "Admin", "locked_store"]

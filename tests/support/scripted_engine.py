@@ -93,6 +93,7 @@ class ScriptedEngine:
         self.busy_for = 0  # so many changes of a policy are answered with 503
         self.told: list[str] = []  # policies by name, in order
         self.resets = 0
+        self.reset_gate: asyncio.Event | None = None  # resets are answered once it is set
         self.knows_prefixes = True
         self.pins: dict[str, PinRequest] = {}  # by the last hash
         self.most_pinned_blocks = 1000
@@ -299,6 +300,8 @@ class ScriptedEngine:
     async def reset(self, request: web.Request) -> web.Response:
         del request
         self.resets += 1
+        if self.reset_gate is not None:
+            await self.reset_gate.wait()
         return web.json_response({"dropped": {"HBM": 3, "DDR": 1}})
 
     async def get_pins(self, request: web.Request) -> web.Response:

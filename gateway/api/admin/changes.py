@@ -5,17 +5,24 @@
 - *Idempotency.* A request with an ``Idempotency-Key`` is carried out once within a day. Sent again it gets the
   same answer (with ``idempotency-replayed: true``) but for what is shown once; another request with that key is a 422.
 - *Audit.* A change and its entry in the log are one transaction. Refused changes are not in it, failed ones are.
+- *Acts.* What is done outside of the store (a plan is cancelled, instances are told) is written as ``begun`` before it
+  is done, so that a store which can't be written keeps it from being done; its end takes the entry's place. Where the
+  store went away in between, what was done with nothing to store beside is answered as done, and its end is written
+  later (``acts.py``); who had something to store takes it back.
 """
 
 import hashlib
 import json
+import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel
 
+from gateway.api.admin.acts import Act, Unwritten
 from gateway.errors import (
     ApiError,
     ConflictApiError,
@@ -42,6 +49,9 @@ from gateway.state import (
 _ETAG: Final = re.compile(r'"(\d{1,18})"')
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _RETRY_AFTER_S: Final = 2
+_BEGUN: Final = "begun"
+
+_log = logging.getLogger(__name__)
 
 Shown = Callable[[Sequence[Document | None]], Mapping[str, Any] | None]
 """Makes an answer's body of the documents after the change; None is an empty one."""
@@ -53,6 +63,7 @@ class Changes:
     def __init__(self, store: Store, refresh: Callable[[], Awaitable[None]]) -> None:
         self._store = store
         self._refresh = refresh
+        self.unwritten = Unwritten(store)
 
     @property
     def store(self) -> Store:
@@ -65,13 +76,48 @@ class Changes:
         """Return what was answered to this request before, if it has been carried out; raises ``IdempotencyError``."""
         if mutation.idempotency_key is None:
             return None
-        before = await self._store.remembered(mutation.idempotency_key)
+        before = self.unwritten.remembered(mutation.idempotency_key)
+        before = before or await self._store.remembered(mutation.idempotency_key)
         if before is None:
             return None
         if before.request != await mutation.digest():
             raise IdempotencyError("this Idempotency-Key was used for another request within the last day")
         headers = {"idempotency-replayed": "true"} | ({"etag": before.etag} if before.etag else {})
         return _response(before.status, before.body, headers)
+
+    @asynccontextmanager
+    async def act(
+        self,
+        mutation: "Mutation",
+        verb: str,
+        target: str,
+        detail: Mapping[str, Any] | None = None,
+        *,
+        undone: str = "failed",
+    ) -> AsyncIterator[Act]:
+        """Let the block do something outside of the store, which ``apply`` with the act ends; ``undone`` is the outcome
+        when it raises instead. Raises ``StoreUnavailableError`` before anything is done.
+        """
+        act = Act(await self._store.begin(mutation.action(verb, target, detail, outcome=_BEGUN)))
+        try:
+            yield act
+        except BaseException as error:
+            if not act.ended:
+                action = mutation.action(verb, target, detail, outcome=undone)
+                if isinstance(error, ApiError):
+                    await self.end(act, action)
+                else:
+                    self.unwritten.keep(act, action)
+            raise
+
+    async def end(self, act: Act, action: Action) -> None:
+        """Write how an act ended that stores nothing and is not answered as done."""
+        try:
+            await self._store.apply([], action=action, begun=act.number)
+        except StoreUnavailableError as error:
+            _log.warning("the end of %s %s is written later: %s", action.action, action.target, error)
+            self.unwritten.keep(act, action)
+        act.ended = True
 
     async def apply(  # noqa: PLR0913 - each call names them
         self,
@@ -82,12 +128,14 @@ class Changes:
         status: int,
         shown: Shown,
         secret: Mapping[str, Any] | None = None,
+        act: Act | None = None,
     ) -> Response:
         """Make the changes and answer with ``shown``; ``secret`` is added to this answer and to no replayed one.
 
-        The first document's version is the ``ETag``. Raises ``ApiError``.
+        The first document's version is the ``ETag``. With an ``act`` the action is its end. Raises ``ApiError``, and
+        ``StoreUnavailableError`` unless an act without changes has been done.
         """
-        if (replayed := await self.replayed(mutation)) is not None:
+        if act is None and (replayed := await self.replayed(mutation)) is not None:
             return replayed
         digest = await mutation.digest()
 
@@ -103,18 +151,41 @@ class Changes:
 
         try:
             documents = await self._store.apply(
-                changes, action=action, remember=None if mutation.idempotency_key is None else remember
+                changes,
+                action=action,
+                remember=None if mutation.idempotency_key is None else remember,
+                begun=None if act is None else act.number,
             )
         except RepeatedKeyError:  # the same request came twice at once, and the other one was first
+            if act is not None:
+                await self.end(act, action)
             if (replayed := await self.replayed(mutation)) is not None:
                 return replayed
             raise
         except ConflictError as conflict:
             raise _refusal(conflict, conditional=mutation.conditional) from None
-        await self._refresh()
+        except StoreUnavailableError as error:
+            if act is None or changes:
+                raise
+            _log.warning("the end of %s %s is written later: %s", action.action, action.target, error)
+            documents = []
+            self.unwritten.keep(act, action, remember(documents) if mutation.idempotency_key else None)
+        if act is not None:
+            act.ended = True
         done = remember(documents)
+        headers = {"x-kvgate-in-force": "later"} if changes and not await self._in_force() else {}
+        headers |= {"etag": done.etag} if done.etag else {}
         body = done.body if secret is None else json.dumps({**json.loads(done.body), **secret})
-        return _response(status, body, {"etag": done.etag} if done.etag else {})
+        return _response(status, body, headers)
+
+    async def _in_force(self) -> bool:
+        """Make what was stored count in this process; where the store has gone away since, its loops do that later."""
+        try:
+            await self._refresh()
+        except StoreUnavailableError as error:
+            _log.warning("a change was stored and counts here when the store can be read again: %s", error)
+            return False
+        return True
 
     async def put(  # noqa: PLR0913 - each call names them
         self,

@@ -76,17 +76,22 @@ def plans_router(changes: Changes, plans: RunningPlans) -> APIRouter:
         """End the request that it serves, here and at its engines; one that is over stays as it is."""
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
-        try:
-            plan, status = plans.plan(PlanId(plan_id)), plans.cancel(PlanId(plan_id), reason)
-        except KeyError:
-            raise _unknown(plan_id) from None
-        return await changes.apply(
-            [],
-            mutation=mutation,
-            action=mutation.action("cancel", f"plans/{plan_id}", {"reason": reason, "state": status.state}),
-            status=200,
-            shown=lambda _: _view(plan, status).model_dump(mode="json"),
-        )
+        if not plans.knows(PlanId(plan_id)):
+            raise _unknown(plan_id)
+        target = f"plans/{plan_id}"
+        async with changes.act(mutation, "cancel", target, {"reason": reason}) as act:
+            try:
+                plan, status = plans.plan(PlanId(plan_id)), plans.cancel(PlanId(plan_id), reason)
+            except KeyError:
+                raise _unknown(plan_id) from None
+            return await changes.apply(
+                [],
+                mutation=mutation,
+                action=mutation.action("cancel", target, {"reason": reason, "state": status.state}),
+                status=200,
+                shown=lambda _: _view(plan, status).model_dump(mode="json"),
+                act=act,
+            )
 
     return router
 

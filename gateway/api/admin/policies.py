@@ -100,7 +100,7 @@ class ResetView(BaseModel):
     failed: int
 
 
-def policies_router(  # noqa: C901 - it is a list of routes
+def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
     changes: Changes, *, registry: Registry, control: InstanceControl, swap: PolicySwap, keeper: FleetKeeper
 ) -> APIRouter:
     """Return the routes."""
@@ -154,23 +154,26 @@ def policies_router(  # noqa: C901 - it is a list of routes
             instances = _reporting(registry)
             if not instances:
                 raise NoInstanceError("no instance with /kv/v1 is usable now", retry_after_s=2)
-            report = await swap.swap(instances, policy)
-            detail = body.model_dump(mode="json") | {"instances": _steps(report)}
-            if not report.done:
-                await store.apply([], action=mutation.action("swap", f"policies/{kind}", detail, outcome="rolled_back"))
-                raise _not_swapped(kind, body.name, report)
-            steps = {name: StepView(**each) for name, each in _steps(report).items()}
-            try:
-                return await changes.apply(
-                    [Put(kind=Kind.POLICY, name=kind, body=body.model_dump_json(), expected=expected)],
-                    mutation=mutation,
-                    action=mutation.action("swap", f"policies/{kind}", detail),
-                    status=200,
-                    shown=lambda documents: _view(must(documents[0]), steps).model_dump(mode="json"),
-                )
-            except Exception:
-                await swap.roll_back(instances, report)  # somebody else's change came first, or the store is away
-                raise
+            said, target = body.model_dump(mode="json"), f"policies/{kind}"
+            async with changes.act(mutation, "swap", target, said, undone="rolled_back") as act:
+                report = await swap.swap(instances, policy)
+                detail = said | {"instances": _steps(report)}
+                if not report.done:
+                    await changes.end(act, mutation.action("swap", target, detail, outcome="rolled_back"))
+                    raise _not_swapped(kind, body.name, report)
+                steps = {name: StepView(**each) for name, each in _steps(report).items()}
+                try:
+                    return await changes.apply(
+                        [Put(kind=Kind.POLICY, name=kind, body=body.model_dump_json(), expected=expected)],
+                        mutation=mutation,
+                        action=mutation.action("swap", target, detail),
+                        status=200,
+                        shown=lambda documents: _view(must(documents[0]), steps).model_dump(mode="json"),
+                        act=act,
+                    )
+                except Exception:
+                    await swap.roll_back(instances, report)  # somebody else's change came first, or the store is away
+                    raise
 
     @router.post("/prefix-cache/reset", response_model=ResetView)
     async def reset(body: ResetBody, mutation: MutationOf) -> Response:
@@ -178,25 +181,30 @@ def policies_router(  # noqa: C901 - it is a list of routes
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         instances = _chosen(registry, body.instances)
-        done = await reset_prefix_caches(control, instances)
-        view = ResetView(
-            instances={
-                name: InstanceReset(dropped=None, problem=str(each))
-                if isinstance(each, InstanceControlError)
-                else InstanceReset(dropped={tier.value: count for tier, count in each.dropped.items()}, problem=None)
-                for name, each in done.items()
-            },
-            failed=sum(isinstance(each, InstanceControlError) for each in done.values()),
-        )
-        detail = view.model_dump(mode="json")
-        outcome = "failed" if view.failed == len(instances) else "partly" if view.failed else "done"
-        return await changes.apply(
-            [],
-            mutation=mutation,
-            action=mutation.action("reset", "prefix-cache", detail, outcome=outcome),
-            status=200,
-            shown=lambda _: detail,
-        )
+        meant = {"instances": [each.id for each in instances]}
+        async with changes.act(mutation, "reset", "prefix-cache", meant) as act:
+            done = await reset_prefix_caches(control, instances)
+            view = ResetView(
+                instances={
+                    name: InstanceReset(dropped=None, problem=str(each))
+                    if isinstance(each, InstanceControlError)
+                    else InstanceReset(
+                        dropped={tier.value: count for tier, count in each.dropped.items()}, problem=None
+                    )
+                    for name, each in done.items()
+                },
+                failed=sum(isinstance(each, InstanceControlError) for each in done.values()),
+            )
+            detail = view.model_dump(mode="json")
+            outcome = "failed" if view.failed == len(instances) else "partly" if view.failed else "done"
+            return await changes.apply(
+                [],
+                mutation=mutation,
+                action=mutation.action("reset", "prefix-cache", detail, outcome=outcome),
+                status=200,
+                shown=lambda _: detail,
+                act=act,
+            )
 
     return router
 

@@ -29,7 +29,7 @@ from kvcontrol.core.prefix_control import MOST_PINS
 PinId = Annotated[str, Path(pattern=NAME_PATTERN, description="A pin, as the list has it.")]
 
 
-def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -> APIRouter:  # noqa: C901 - it is a list of routes
+def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -> APIRouter:  # noqa: C901, PLR0915 - it is a list of routes
     """Return the routes."""
     router = APIRouter(route_class=AdminRoute, tags=["fleet"])
     store = changes.store
@@ -55,25 +55,24 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -
             if present is None and len(await store.documents(Kind.PIN)) >= MOST_PINS:
                 raise ConflictApiError(f"{MOST_PINS} prefixes are pinned, the most; unpin one first", code="pin_limit")
             before = None if present is None else PinBody.model_validate_json(present.body)
-            done = await desk.pin(body, prefix, before)
-            failed = failures(done.places.values())
             detail = {"model": body.model, "tenant": body.tenant, "tokens": prefix.tokens, "ttl_s": body.ttl_s}
-            try:
-                return await changes.apply(
-                    [Put(kind=Kind.PIN, name=prefix.name, body=done.stored.model_dump_json(), expected=expected)],
-                    mutation=mutation,
-                    action=mutation.action(
-                        "pin",
-                        f"prefixes/{prefix.name}",
-                        detail | _outcomes(done.places),
-                        outcome="partly" if failed else "done",
-                    ),
-                    status=200,
-                    shown=lambda documents: pin_view(must(documents[0]), done.places).model_dump(mode="json"),
-                )
-            except Exception:  # somebody else's change came first, or the store is away
-                await desk.take_back(done)
-                raise
+            target = f"prefixes/{prefix.name}"
+            names.candidates(body, prefix)  # a refusal is no act
+            async with changes.act(mutation, "pin", target, detail) as act:
+                done = await desk.pin(body, prefix, before)
+                outcome = "partly" if failures(done.places.values()) else "done"
+                try:
+                    return await changes.apply(
+                        [Put(kind=Kind.PIN, name=prefix.name, body=done.stored.model_dump_json(), expected=expected)],
+                        mutation=mutation,
+                        action=mutation.action("pin", target, detail | _outcomes(done.places), outcome=outcome),
+                        status=200,
+                        shown=lambda documents: pin_view(must(documents[0]), done.places).model_dump(mode="json"),
+                        act=act,
+                    )
+                except Exception:  # somebody else's change came first, or the store is away
+                    await desk.take_back(done)
+                    raise
 
     @router.delete("/prefixes/{pin_id}", response_model=UnpinView)
     async def unpin(pin_id: PinId, mutation: MutationOf) -> Response:
@@ -87,17 +86,19 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -
             expected = mutation.expected(present)
             if expected is not None and expected != present.version:
                 raise mutation.stale(Kind.PIN, pin_id, present.version)
-            places = await desk.unpin(pin_id, PinBody.model_validate_json(present.body))
-            view = UnpinView(id=pin_id, instances=places, failed=failures(places.values()))
-            return await changes.apply(
-                [Delete(kind=Kind.PIN, name=pin_id, expected=present.version)],
-                mutation=mutation,
-                action=mutation.action(
-                    "unpin", f"prefixes/{pin_id}", _outcomes(places), outcome="partly" if view.failed else "done"
-                ),
-                status=200,
-                shown=lambda _: view.model_dump(mode="json"),
-            )
+            target = f"prefixes/{pin_id}"
+            async with changes.act(mutation, "unpin", target) as act:  # where it fails, the keeper pins it again
+                places = await desk.unpin(pin_id, PinBody.model_validate_json(present.body))
+                view = UnpinView(id=pin_id, instances=places, failed=failures(places.values()))
+                outcome = "partly" if view.failed else "done"
+                return await changes.apply(
+                    [Delete(kind=Kind.PIN, name=pin_id, expected=present.version)],
+                    mutation=mutation,
+                    action=mutation.action("unpin", target, _outcomes(places), outcome=outcome),
+                    status=200,
+                    shown=lambda _: view.model_dump(mode="json"),
+                    act=act,
+                )
 
     @router.post("/prefixes/invalidate", response_model=InvalidateView)
     async def invalidate(body: PrefixBody, mutation: MutationOf) -> Response:
@@ -108,22 +109,27 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -
             return replayed
         prefix = await names.read(body, whole=False)
         async with desk.lock:
-            views, ended = await desk.invalidate(body, prefix, await store.documents(Kind.PIN))
-            failed = failures(views.values())
-            view = InvalidateView(instances=views, unpinned=[each.name for each in ended], failed=failed)
-            forgot = any(each.outcome is Outcome.INVALIDATED for each in views.values())
-            return await changes.apply(
-                ended,
-                mutation=mutation,
-                action=mutation.action(
-                    "invalidate",
-                    f"prefixes/{prefix.name}",
-                    {"model": body.model, "tenant": body.tenant, "unpinned": view.unpinned} | _outcomes(views),
-                    outcome="done" if not failed else "partly" if forgot else "failed",
-                ),
-                status=200,
-                shown=lambda _: view.model_dump(mode="json"),
-            )
+            stored = await store.documents(Kind.PIN)
+            names.candidates(body, prefix)  # a refusal is no act
+            target, meant = f"prefixes/{prefix.name}", {"model": body.model, "tenant": body.tenant}
+            async with changes.act(mutation, "invalidate", target, meant, undone="partly") as act:  # pins would stay
+                views, ended = await desk.invalidate(body, prefix, stored)
+                failed = failures(views.values())
+                view = InvalidateView(instances=views, unpinned=[each.name for each in ended], failed=failed)
+                forgot = any(each.outcome is Outcome.INVALIDATED for each in views.values())
+                return await changes.apply(
+                    ended,
+                    mutation=mutation,
+                    action=mutation.action(
+                        "invalidate",
+                        target,
+                        meant | {"unpinned": view.unpinned} | _outcomes(views),
+                        outcome="done" if not failed else "partly" if forgot else "failed",
+                    ),
+                    status=200,
+                    shown=lambda _: view.model_dump(mode="json"),
+                    act=act,
+                )
 
     return router
 

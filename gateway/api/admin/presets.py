@@ -124,28 +124,28 @@ def presets_router(  # noqa: C901 - it is a list of routes
             wanted = mutation.expected(present)
             if wanted is not None and wanted != (0 if present is None else present.version):
                 raise mutation.stale(Kind.PRESET, CURRENT_PRESET, 0 if present is None else present.version)
-            swapped = await _swap_all(swap, _reporting(registry), wanted_policies(preset))
-            puts: list[Change] = [
-                Put(kind=Kind.PRESET, name=CURRENT_PRESET, body=body.model_dump_json(), expected=wanted)
-            ]
-            puts += [
-                Put(kind=Kind.POLICY, name=policy.kind, body=PolicyBody(name=policy.name).model_dump_json())
-                for policy, _, _ in swapped
-            ]
-            try:
-                return await _apply(puts, mutation, body)
-            except Exception:
-                await _roll_back(swap, swapped)
-                raise
-
-    async def _apply(puts: list[Change], mutation: MutationOf, body: PresetBody) -> Response:
-        return await changes.apply(
-            puts,
-            mutation=mutation,
-            action=mutation.action("apply", f"presets/{body.name}", body.model_dump(mode="json")),
-            status=200,
-            shown=lambda documents: current(must(documents[0])).model_dump(mode="json"),
-        )
+            said, target = body.model_dump(mode="json"), f"presets/{body.name}"
+            async with changes.act(mutation, "apply", target, said, undone="rolled_back") as act:
+                swapped = await _swap_all(swap, _reporting(registry), wanted_policies(preset))
+                puts: list[Change] = [
+                    Put(kind=Kind.PRESET, name=CURRENT_PRESET, body=body.model_dump_json(), expected=wanted)
+                ]
+                puts += [
+                    Put(kind=Kind.POLICY, name=policy.kind, body=PolicyBody(name=policy.name).model_dump_json())
+                    for policy, _, _ in swapped
+                ]
+                try:
+                    return await changes.apply(
+                        puts,
+                        mutation=mutation,
+                        action=mutation.action("apply", target, said),
+                        status=200,
+                        shown=lambda documents: current(must(documents[0])).model_dump(mode="json"),
+                        act=act,
+                    )
+                except Exception:
+                    await _roll_back(swap, swapped)
+                    raise
 
     @router.delete("/presets/current", status_code=204)
     async def delete_current(mutation: MutationOf) -> Response:

@@ -11,7 +11,7 @@ import pytest
 from gateway.fleet import InstanceControl, PolicySwap, SwapBusyError
 from kvcontrol.core.policy_control import PolicyChange
 from kvcontrol.core.tenant import tenant_of_salt
-from tests.support.admin import ADMIN_KEY, Admin
+from tests.support.admin import ADMIN_KEY, Admin, locked_store
 from tests.support.fleet import CHAT, Fleet, chat, instances, running_fleet
 from tests.support.running_gateway import eventually, running_gateway
 from tests.support.scripted_engine import ScriptedEngine
@@ -247,3 +247,41 @@ async def test_prefix_caches_are_reset_where_asked(fleet: Fleet, admin: Admin) -
     status, _, said = await admin.call("POST", "/prefix-cache/reset", {"instances": ["plain", "x"]})
     assert status == 400
     assert "plain, x can't be reset" in said["error"]["message"]
+
+
+async def test_nothing_is_done_unwritten_and_what_was_done_is_answered_and_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.state.sqlite._BUSY_S", 0.2)
+    engines = {"a": ScriptedEngine(), "b": ScriptedEngine()}
+    async with running_fleet(tmp_path, engines, admin_key=ADMIN_KEY, store_poll_s=0.1) as fleet:
+        admin, a = Admin(fleet.gateway), engines["a"]
+        with locked_store(tmp_path):
+            for method, path, body in (
+                ("PUT", "/policies/eviction", SAID),
+                ("POST", "/prefix-cache/reset", {}),
+            ):
+                status, _, said = await admin.call(method, path, body)
+                assert (status, said["error"]["code"]) == (503, "store_unavailable")
+        assert (a.told, a.resets) == ([], 0)
+        a.reset_gate = asyncio.Event()
+        asked = asyncio.create_task(
+            admin.call("POST", "/prefix-cache/reset", {"instances": ["a"]}, idempotency_key="once")
+        )
+        await eventually(lambda: a.resets == 1)
+        with locked_store(tmp_path):
+            a.reset_gate.set()
+            status, _, done = await asked
+            assert (status, done["failed"]) == (200, 0)
+            [entry] = (await admin.ok("GET", "/audit"))["data"]
+            assert (entry["action"], entry["outcome"], entry["detail"]) == ("reset", "begun", {"instances": ["a"]})
+            again = await admin.call("POST", "/prefix-cache/reset", {"instances": ["a"]}, idempotency_key="once")
+            assert (again[0], again[2], a.resets) == (200, done, 1)
+
+        async def written() -> bool:
+            [entry] = (await admin.ok("GET", "/audit"))["data"]
+            return bool(entry["outcome"] == "done" and entry["detail"] == done)
+
+        await eventually(written)
+        again = await admin.call("POST", "/prefix-cache/reset", {"instances": ["a"]}, idempotency_key="once")
+        assert (again[1]["idempotency-replayed"], again[2], a.resets) == ("true", done, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.admin import ADMIN_KEY, Admin
+from tests.support.admin import ADMIN_KEY, Admin, locked_store
 from tests.support.fleet import COMPLETIONS, Fleet, running_fleet
 from tests.support.running_gateway import eventually
 from tests.support.scripted_engine import MODEL, Script, ScriptedEngine
@@ -74,6 +74,30 @@ async def test_a_stream_ends_in_an_error_event(fleet: Fleet) -> None:
     assert b'"cancelled"' in rest
     assert rest.endswith(b"data: [DONE]\n\n")
     await eventually(lambda: fleet.engines["a"].active == 0)
+
+
+async def test_a_plan_is_not_cancelled_while_the_audit_log_can_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.state.sqlite._BUSY_S", 0.2)
+    async with running_fleet(tmp_path, {"a": ScriptedEngine()}, admin_key=ADMIN_KEY) as fleet:
+        admin, engine = Admin(fleet.gateway), fleet.engines["a"]
+        engine.gate = asyncio.Event()
+
+        async def ask() -> int:
+            async with fleet.gateway.post(COMPLETIONS, {"model": MODEL, "prompt": [1, 2, 3]}) as answer:
+                return int(answer.status)
+
+        asked = asyncio.create_task(ask())
+        await eventually(lambda: engine.active == 1)
+        [plan] = await running(admin)
+        with locked_store(tmp_path):
+            status, _, said = await admin.call("DELETE", f"/plans/{plan['id']}")
+        assert (status, said["error"]["code"]) == (503, "store_unavailable")
+        assert (await running(admin))[0]["state"] == "running"
+        assert (await admin.ok("GET", "/audit"))["data"] == []
+        engine.gate.set()
+        assert await asked == 200
 
 
 async def test_a_plan_that_is_done_is_shown_and_cancelling_it_changes_nothing(fleet: Fleet) -> None:
