@@ -15,7 +15,6 @@ Rejected: the mirror on the publisher's side (after an overflow it is wrong, and
 cache to repair it), an unbounded queue (a stuck publisher would take the engine's memory), blocking the engine.
 """
 
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from kvcontrol.core.control import Residents
 from kvcontrol.core.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvcontrol.core.hashing import TOKEN_BYTES
 from kvcontrol.core.ids import BlockHash, Seq
+from kvcontrol.core.packed_tokens import PackedTokens
 from kvcontrol.core.wire import encode_batch
 
 DEFAULT_PENDING_BLOCKS = 65_536
@@ -331,16 +331,11 @@ def _stored_event(run: list[_Stored], block_size_tokens: int) -> BlockStored:
     return BlockStored(
         block_hashes=tuple(record.block for record in run),
         parent=head.parent,
-        token_ids=_unpacked(b"".join(record.tokens for record in run)),
+        token_ids=PackedTokens(b"".join([record.tokens for record in run])),
         block_size_tokens=block_size_tokens,
         tier=head.tier,
         adapter=head.adapter,
     )
-
-
-def _unpacked(packed: bytes) -> tuple[int, ...]:
-    """The inverse of ``hashing.token_bytes``."""
-    return struct.unpack(f"<{len(packed) // TOKEN_BYTES}I", packed)
 
 
 def _removed_event(gone: list[_Removed]) -> BlockRemoved:

@@ -32,7 +32,7 @@ OK = b"ok"
 ERROR = b"error"
 REFUSED = b"refused"
 _IDLE_POLL_MS = 1_000
-_GATHER_S = 0.001
+_GATHER_S = 0.02
 _FAILURE_PAUSE_S = 0.1
 
 _Answer = TypeVar("_Answer")
@@ -193,8 +193,8 @@ class EventPublisher:
     def _turn(self, poller: Any, *, wait_ms: int) -> None:
         ready = dict(poller.poll(wait_ms))
         if self._wake_read in ready:
-            # The first event of a burst woke us: leave the interpreter to the engine for a moment, and the blocks of
-            # one prompt go out as one chain.
+            # The first event of a burst woke us: leave the interpreter to the engine, which has a prompt to compute
+            # just now, and the blocks of one prompt go out as one chain.
             time.sleep(_GATHER_S)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)

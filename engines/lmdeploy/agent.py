@@ -166,6 +166,8 @@ class EngineAgent:
         if self.pd is not None:
             self.pd.close()
         self.pins.close()
+        if (eviction := eviction_of(self._engine.scheduler.block_trie)) is not None:
+            eviction.shadows.close()
         if self.tiers is not None:
             self.tiers.close()
         self.publisher.close()
@@ -277,6 +279,8 @@ def loop_started(engine: Any) -> None:
         agent.calls.attach(loop)
         agent.loop_lag.start(loop)
         agent.pins.follow(loop)
+        if (eviction := eviction_of(engine.scheduler.block_trie)) is not None:
+            eviction.shadows.follow(loop)
         if agent.tiers is not None:
             agent.tiers.follow(loop)
 

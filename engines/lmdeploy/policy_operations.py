@@ -240,7 +240,7 @@ class PolicyOperations:
         choices: Sequence[PolicyChoice] = parse_choices(candidates) if candidates.strip() else ()
         shadow = ShadowPolicies(choices, capacity_blocks=self._capacity(_HBM))
         if eviction is not None:
-            eviction.shadow = shadow
+            eviction.shadows.policies = shadow
         elif choices:
             raise RefusedError(_RECURRENT)
 
@@ -294,7 +294,7 @@ class PolicyOperations:
 
     def _shadow(self) -> ShadowPolicies:
         eviction = eviction_of(self._engine.scheduler.block_trie)
-        shadow = None if eviction is None else eviction.shadow
+        shadow = None if eviction is None else eviction.shadows.policies
         return ShadowPolicies((), capacity_blocks=1) if shadow is None else shadow
 
     def _found(self, tier: CacheTier) -> tuple[int | None, int]:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from engines.lmdeploy.shadow_feed import ShadowFeed
 from engines.lmdeploy.trie_contents import content_above, content_of, prompt_contents, tenant_of
 from engines.lmdeploy.urgency import urgency_of_sequence
 from kvcontrol.core.blocks import CacheTier
@@ -37,7 +38,6 @@ from kvcontrol.kv_policy import (
     EvictionPolicy,
     PolicyContext,
     QosPolicy,
-    ShadowPolicies,
     TailsFirst,
 )
 
@@ -59,16 +59,12 @@ class TrieEviction:
         blocks = allocator._log_mem.num_blocks()  # noqa: SLF001 - the allocator has no name for it
         self._resident = np.zeros(blocks, dtype=bool)
         self._held = np.zeros(blocks, dtype=bool)
-        self.shadow: ShadowPolicies | None = None
-        """Told of every request, and of what requests decoded."""
-        self._decoded: dict[int, None] = {}
-        """Contents of fresh blocks that no request has asked for yet."""
+        self.shadows = ShadowFeed()
         self._priority = 0
         """Of the request whose blocks are being attached, as ``BlockKey`` counts."""
         self.ways_back: Callable[[], tuple[float | None, float | None]] = _unknown
         """What getting a block back costs now: seconds of computing it and of loading it, None where nobody knows."""
         self.errors = 0
-        self.shadow_errors = 0
         self.evicted_blocks = 0
 
     @property
@@ -150,8 +146,7 @@ class TrieEviction:
                 node = node.parent
             if fresh:
                 self._insert(fresh[::-1])
-                if self.shadow is not None:
-                    self._decoded.update((content_of(each), None) for each in reversed(fresh))
+                self.shadows.committed(reversed(fresh))
         except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
             self._fail("following a new path")
 
@@ -169,7 +164,7 @@ class TrieEviction:
 
     def matched(self, sequence: Any) -> None:
         """Follow the prefix that an accepted request begins with. Never raises."""
-        self._show(sequence)
+        self.shadows.matched(sequence)
         start = sequence.prefix_cache.match_start_step
         if self.failed or start < 0:
             return
@@ -180,29 +175,6 @@ class TrieEviction:
                 self._policy.access(found)
         except Exception:  # noqa: BLE001  # likewise
             self._fail("following a match")
-
-    def _show(self, sequence: Any) -> None:
-        """Let shadow policies follow a request: its prompt's blocks, then, as stored, what others decoded before it."""
-        shadow = self.shadow
-        if shadow is None:
-            return
-        try:
-            prompt = []
-            node = sequence.prefix_cache.trie_cursor
-            while node is not None and node.parent is not None:
-                prompt.append(content_of(node))
-                node = node.parent
-            prompt.reverse()
-            for content in prompt:
-                self._decoded.pop(content, None)
-            decoded, self._decoded = self._decoded, {}
-            if decoded:
-                shadow.stored(list(decoded))
-            shadow.requested(prompt)
-        except Exception:  # noqa: BLE001  # likewise, and shadows are never worth a request
-            self.shadow = None
-            self.shadow_errors += 1
-            _log.exception("following a request failed; shadow policies are switched off")
 
     def evict(self, leaves: set[Any], wanted_blocks: int) -> int:
         """Free up to ``wanted_blocks`` blocks of the trie and keep ``leaves`` right; fewer only when the rest is in use

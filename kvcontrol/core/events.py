@@ -1,6 +1,6 @@
 """What an engine says about its cache: blocks stored, removed, all cleared."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvcontrol.core.blocks import CacheTier
@@ -11,13 +11,14 @@ from kvcontrol.core.ids import BlockHash
 class BlockStored:
     """A chain of blocks is now readable in ``tier``; each is the child of the one before, the first of ``parent``.
 
-    ``token_ids`` holds the tokens of all of them, in order (empty where the engine doesn't say).
+    ``token_ids`` holds the tokens of all of them, in order (empty where the engine doesn't say); a tuple, or
+    ``PackedTokens`` on their way out of an engine.
     ``parent`` is None for the first block of a prompt.
     """
 
     block_hashes: tuple[BlockHash, ...]
     parent: BlockHash | None
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     block_size_tokens: int
     tier: CacheTier = CacheTier.HBM
     adapter: str = ""

@@ -15,6 +15,7 @@ the largest part of it: their number is read off their header and must be right 
 doesn't need them leaves them unread.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Annotated, Any, TypeVar
@@ -26,6 +27,7 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.errors import WireError
 from kvcontrol.core.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvcontrol.core.ids import BlockHash, Seq
+from kvcontrol.core.packed_tokens import PackedTokens
 
 SEQ_BYTES = 8
 MAX_SEQ = 2**53 - 1
@@ -215,7 +217,7 @@ def _to_map(event: KvEvent) -> dict[str, Any]:
                 "type": "BlockStored",
                 "block_hashes": event.block_hashes,
                 "parent_block_hash": event.parent,
-                "token_ids": event.token_ids,
+                "token_ids": _encoded(event.token_ids),
                 "block_size": event.block_size_tokens,
                 "lora_id": None,
                 "medium": _MEDIUM[event.tier],
@@ -225,6 +227,10 @@ def _to_map(event: KvEvent) -> dict[str, Any]:
             return {"type": "BlockRemoved", "block_hashes": event.block_hashes, "medium": _MEDIUM[event.tier]}
         case AllBlocksCleared():
             return {"type": "AllBlocksCleared"}
+
+
+def _encoded(tokens: Sequence[int]) -> Sequence[int] | msgspec.Raw:
+    return msgspec.Raw(tokens.msgpack()) if isinstance(tokens, PackedTokens) else tokens
 
 
 def _fields(item: msgspec.Raw) -> _Fields:

@@ -6,14 +6,17 @@ by hash, in a cache that is as much smaller (spatial sampling: Waldspurger and o
 at the first of them that is not there, as in a real prefix cache. As in a replay, what is there is counted before
 anything is touched, and the deepest block is touched first.
 
-The cost is bounded by measurement: the time spent is counted, and requests are skipped (for all candidates alike, and
-counted) whenever it would exceed ``MOST_LOAD`` of one core. Whoever owns the stream owns this; only ``report`` may be
-called from another thread.
+Following is put off: a request is only noted, and followed by ``work``, a piece at a time, when nobody waits. The cost
+is bounded by measurement: the time spent is counted, and requests are skipped (for all candidates alike, and counted)
+whenever it would exceed ``MOST_LOAD`` of one core, or when too much waits to be followed. Whoever owns the stream owns
+this; only ``report`` may be called from another thread.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
@@ -32,6 +35,8 @@ MOST_CANDIDATES: Final = 16
 WINDOW_S: Final = 60.0
 _BURST_S: Final = 0.05
 """What may be spent at once after a quiet time."""
+_MOST_WAITING: Final = 1_024
+"""Pieces of work, each a candidate's for one request, that wait at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,7 @@ class ShadowPolicies:
         self._clock, self._timer = clock, timer
         self._window_s = window_s
         self._began_s = self._window_began_s = self._refilled_s = clock()
+        self._waiting: deque[Callable[[], None]] = deque()
         self._budget_s = _BURST_S
         self._busy_s = 0.0
         self._requests = self._skipped = 0
@@ -90,29 +96,30 @@ class ShadowPolicies:
         return tuple(ghost.text for ghost in self._ghosts)
 
     def requested(self, prompt: Sequence[ContentKey]) -> None:
-        """Follow a request: the keys of its whole blocks, in prompt order. O(keys), and O(candidates) a sampled one."""
+        """Note a request: the keys of its whole blocks, in prompt order. O(keys) to choose those of the sample."""
         if not self._ghosts or not self._affordable():
             return
         self._requests += 1
-        started = self._timer()
-        shift = self._shift
-        keys = [key for key in prompt if sampled(key, shift)]
-        if keys:
-            for ghost in self._ghosts:
-                ghost.look_up(keys)
-                ghost.touch(keys)
-        self._spent(self._timer() - started)
+        if keys := self._sampled(prompt):
+            self._waiting.extend(partial(ghost.follow, keys) for ghost in self._ghosts)
 
     def stored(self, keys: Sequence[ContentKey]) -> None:
-        """Follow blocks that became resident without having been asked for: what a request decoded, in prompt order."""
-        if not self._ghosts or not self._affordable():
-            return
-        started = self._timer()
-        shift = self._shift
-        if found := [key for key in keys if sampled(key, shift)]:
-            for ghost in self._ghosts:
-                ghost.touch(found)
-        self._spent(self._timer() - started)
+        """Note blocks that became resident without having been asked for: what a request decoded, in prompt order."""
+        if self._ghosts and self._affordable() and (found := self._sampled(keys)):
+            self._waiting.extend(partial(ghost.touch, found) for ghost in self._ghosts)
+
+    def work(self) -> bool:
+        """Follow the next piece of what was noted and return whether more waits; O(sampled keys of one request)."""
+        if self._waiting:
+            started = self._timer()
+            self._waiting.popleft()()
+            self._spent(self._timer() - started)
+        return bool(self._waiting)
+
+    def settle(self) -> None:
+        """Follow all that was noted."""
+        while self.work():
+            pass
 
     def report(self) -> ShadowReport:
         """Return how the candidates stand; any thread (then numbers may be a moment apart)."""
@@ -129,14 +136,20 @@ class ShadowPolicies:
         now_s = self._clock()
         if now_s - self._window_began_s >= self._window_s:
             self._window_began_s = now_s
-            for ghost in self._ghosts:
-                ghost.end_window()
+            self._waiting.extend(ghost.end_window for ghost in self._ghosts)
         self._budget_s = min(_BURST_S, self._budget_s + (now_s - self._refilled_s) * MOST_LOAD)
         self._refilled_s = now_s
-        if self._budget_s > 0:
+        if self._budget_s > 0 and len(self._waiting) < _MOST_WAITING:
             return True
         self._skipped += 1
         return False
+
+    def _sampled(self, keys: Sequence[ContentKey]) -> list[ContentKey]:
+        started = self._timer()
+        shift = self._shift
+        found = [key for key in keys if sampled(key, shift)]
+        self._spent(self._timer() - started)
+        return found
 
     def _spent(self, seconds: float) -> None:
         self._busy_s += seconds
@@ -157,7 +170,11 @@ class _GhostCache:
         self._window_lookups = self._window_hits = 0
         self._ratio: float | None = None
 
-    def look_up(self, keys: Sequence[ContentKey]) -> None:
+    def follow(self, keys: Sequence[ContentKey]) -> None:
+        self._look_up(keys)
+        self.touch(keys)
+
+    def _look_up(self, keys: Sequence[ContentKey]) -> None:
         places = self._places
         self._policy.requested(keys, block_tokens=1, prompt_tokens=len(keys))
         hits = 0

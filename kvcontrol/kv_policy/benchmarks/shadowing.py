@@ -40,6 +40,7 @@ def measure(candidates: Sequence[PolicyChoice], *, capacity_blocks: int, request
     stream = _prompts(random.Random(0), most)  # noqa: S311 - reproducible, not secret
     for _ in range(warm_up):
         shadows.requested(next(stream))
+        shadows.settle()
     spent_s = 0.0
     blocks = 0
     for _ in range(requests):
@@ -47,6 +48,7 @@ def measure(candidates: Sequence[PolicyChoice], *, capacity_blocks: int, request
         blocks += len(prompt)
         started_s = time.thread_time()
         shadows.requested(prompt)
+        shadows.settle()
         spent_s += time.thread_time() - started_s
     report = shadows.report()
     return ShadowCost(

@@ -51,6 +51,7 @@ def test_without_sampling_each_finds_what_a_replay_of_the_policy_finds() -> None
     watched = shadows(capacity=100)
     for prompt in prompts:
         watched.requested(prompt)
+        watched.settle()
     as_trace = [
         Request(block_ids=array("q", prompt), block_tokens=1, prompt_tokens=len(prompt), at_s=0.0) for prompt in prompts
     ]
@@ -67,6 +68,7 @@ def test_a_sample_tells_the_same_as_all_within_a_few_percent() -> None:
     watched = shadows("lru,lru2", capacity=capacity)
     for prompt in prompts:
         watched.requested(prompt)
+        watched.settle()
     as_trace = [
         Request(block_ids=array("q", prompt), block_tokens=1, prompt_tokens=len(prompt), at_s=0.0) for prompt in prompts
     ]
@@ -82,6 +84,7 @@ def test_a_hit_after_the_first_miss_of_a_prompt_is_none() -> None:
     watched.requested([1, 2, 3])
     watched.stored([7, 8, 9])
     watched.requested([1, 2, 3])
+    watched.settle()
     (standing,) = watched.report().standings
     assert standing.lookups == 6
     assert standing.hits == 1  # the head alone is left of the first prompt
@@ -92,6 +95,7 @@ def test_what_was_decoded_is_there_for_the_next_turn() -> None:
     watched.requested([1, 2])
     watched.stored([3])
     watched.requested([1, 2, 3])
+    watched.settle()
     assert watched.report().standings[0].hits == 3
 
 
@@ -99,12 +103,15 @@ def test_windows_end_and_say_what_was_found_in_them() -> None:
     clock = Clock()
     watched = shadows("lru", capacity=16, clock=clock, window_s=10.0)
     watched.requested([1, 2])
+    watched.settle()
     assert watched.report().standings[0].window_hit_ratio is None
     clock.now_s = 11.0
     watched.requested([1, 2])
+    watched.settle()
     assert watched.report().standings[0].window_hit_ratio == 0
     clock.now_s = 22.0
     watched.requested([1, 2])
+    watched.settle()
     assert watched.report().standings[0].window_hit_ratio == 1
 
 
@@ -113,14 +120,36 @@ def test_requests_are_skipped_rather_than_the_load_exceeded() -> None:
     ticks = iter(range(1_000_000))
     watched = ShadowPolicies(
         parse_choices("lru"), capacity_blocks=16, clock=clock, timer=lambda: next(ticks) * 0.01
-    )  # each request takes 10 ms
+    )  # to choose its keys takes 10 ms, and so does to follow it
     for place in range(5_000):
         clock.now_s = place * 0.01
         watched.requested([place])
+        watched.settle()
     report = watched.report()
     assert report.requests + report.skipped_requests == 5_000
     assert report.busy_s <= MOST_LOAD * clock.now_s + 0.07
-    assert report.requests > 40
+    assert report.requests > 20
+
+
+def test_a_request_is_only_noted_and_followed_a_candidate_at_a_time() -> None:
+    watched = shadows("lru,arc", capacity=16)
+    watched.requested([1, 2])
+    assert [each.lookups for each in watched.report().standings] == [0, 0]
+    assert watched.work()
+    assert [each.lookups for each in watched.report().standings] == [2, 0]
+    assert not watched.work()
+    assert [each.lookups for each in watched.report().standings] == [2, 2]
+    assert not watched.work()
+
+
+def test_what_nobody_has_time_to_follow_is_skipped_rather_than_kept() -> None:
+    watched = shadows("lru", capacity=16)
+    for place in range(5_000):
+        watched.requested([place])
+    watched.settle()
+    report = watched.report()
+    assert report.standings[0].lookups == report.requests < 5_000
+    assert report.requests + report.skipped_requests == 5_000
 
 
 def test_no_candidates_cost_nothing_and_too_many_are_refused() -> None:
