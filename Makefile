@@ -7,7 +7,7 @@ WORKERS ?= 2
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## install everything into .venv (quick when nothing changed)
@@ -43,6 +43,10 @@ check: setup ## formatting, lint, types, import rules, what is generated, and th
 	@$(VENV)/lint-imports
 	@$(VENV)/python scripts/lock.py --check
 	@$(VENV)/python -m dashboards.build --check
+
+.PHONY: dashboards
+dashboards: setup ## the dashboards against the types that Grafana publishes; nothing without npm
+	@$(VENV)/python scripts/check_dashboards.py
 
 .PHONY: format
 format: setup ## format the code and mend what the linter can mend

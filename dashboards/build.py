@@ -1,4 +1,4 @@
-"""``python -m dashboards.build`` writes Grafana's JSON and docs/metrics.md; ``--check`` says what is out of date."""
+"""``python -m dashboards.build`` writes what Grafana is given and docs/metrics.md; ``--check`` says what is stale."""
 
 import argparse
 import sys
@@ -6,25 +6,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from dashboards import alerting
 from dashboards.boards import BOARDS
 from dashboards.reference import reference
 from dashboards.render import render
 
 ROOT: Final = Path(__file__).parent.parent
 FOLDER: Final = ROOT / "dashboards" / "grafana"
+ALERTING: Final = ROOT / "deploy" / "grafana" / "provisioning" / "alerting"
 
 
 def built() -> dict[Path, str]:
     """Return every file that is made, and its text."""
     return {FOLDER / f"{board.uid}.json": render(board) for board in BOARDS} | {
-        ROOT / "docs" / "metrics.md": reference()
+        ROOT / "docs" / "metrics.md": reference(),
+        ALERTING / "rules.yaml": alerting.rules(),
+        ALERTING / "notifications.yaml": alerting.notifications(),
     }
 
 
 def stale(files: Mapping[Path, str]) -> list[Path]:
     """Return what is missing, different, or left over."""
     wrong = [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    return wrong + [path for path in FOLDER.glob("*.json") if path not in files]
+    return wrong + [path for path in (*FOLDER.glob("*.json"), *ALERTING.glob("*")) if path not in files]
 
 
 def main() -> int:

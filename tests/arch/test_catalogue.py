@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dashboards.boards import BOARDS
 from dashboards.build import built, stale
@@ -137,6 +138,43 @@ def test_every_panel_has_a_unit_a_description_and_says_what_it_means_when_it_is_
         assert panel.queries
         assert panel.width in {4, 6, 8, 12, 16, 24}
     assert len({(row.title, panel.title) for row in board.rows for panel in row.panels}) == len(board.panels)
+
+
+PROVISIONED = ROOT / "deploy" / "grafana" / "provisioning"
+
+
+def test_every_alert_of_prometheus_has_its_twin_in_grafana() -> None:
+    groups = yaml.safe_load((PROVISIONED / "alerting" / "rules.yaml").read_text(encoding="utf-8"))["groups"]
+    twins = {each["title"]: each for group in groups for each in group["rules"]}
+    alerts = {each.name: each for each in RULES if each.alert}
+    assert twins.keys() == alerts.keys()
+    assert len({each["uid"] for each in twins.values()}) == len(twins)
+    (source,) = yaml.safe_load((PROVISIONED / "datasources" / "prometheus.yml").read_text())["datasources"]
+    for name, twin in twins.items():
+        alert = alerts[name]
+        query, condition = twin["data"]
+        assert (query["datasourceUid"], condition["datasourceUid"]) == (source["uid"], "__expr__")
+        assert query["model"]["expr"] == alert.expr
+        assert query["model"]["instant"]
+        assert (twin["condition"], condition["model"]["type"]) == (condition["refId"], "math")
+        assert twin["for"] == alert.lasting
+        assert twin["labels"] == alert.labels
+        assert twin["labels"]["severity"] in {"page", "ticket", "info"}
+        assert twin["noDataState"] == "OK", "an expression that finds nothing is how all is well"
+        assert twin["annotations"].keys() == alert.annotations.keys()
+        assert not any(re.search(r"\$value\b|\$\{", text) for text in twin["annotations"].values())
+        assert len(twin["uid"]) <= 40
+    assert all(int(group["interval"].removesuffix("s")) % 10 == 0 for group in groups), "Grafana's ticks"
+
+
+def test_grafana_tells_one_place_that_the_environment_names_of_all_severities() -> None:
+    told = yaml.safe_load((PROVISIONED / "alerting" / "notifications.yaml").read_text(encoding="utf-8"))
+    (contact,) = told["contactPoints"]
+    assert contact["receivers"][0]["settings"]["url"] == "$KVGATE_ALERT_WEBHOOK_URL"
+    (policy,) = told["policies"]
+    assert {each["receiver"] for each in (policy, *policy["routes"])} == {contact["name"]}
+    severities = {each["object_matchers"][0][2] for each in policy["routes"]}
+    assert severities == {each.labels["severity"] for each in RULES if each.alert}
 
 
 def test_every_alert_is_explained_and_tested() -> None:

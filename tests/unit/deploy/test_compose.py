@@ -13,6 +13,7 @@ import pytest
 import typer.main
 import yaml
 
+from dashboards.alerting import WEBHOOK
 from engines.lmdeploy.settings import EngineSettings
 from gateway.settings import Settings
 from kvcontrol.core.roles import EngineRole
@@ -114,6 +115,19 @@ def test_prometheus_scrapes_the_services_by_their_names() -> None:
     for name, alone in (("engine-0", "prefill"), ("engine-1", "decode")):
         for stands_for in (f"{name}-gpu", f"{name}-{alone}"):
             assert SERVICES[stands_for]["networks"]["back"]["aliases"] == [name]
+
+
+def test_grafana_is_provisioned_and_told_where_alerts_go() -> None:
+    grafana = SERVICES["grafana"]
+    assert "./deploy/grafana/provisioning:/etc/grafana/provisioning:ro" in grafana["volumes"]
+    assert {each.name for each in (ROOT / "deploy/grafana/provisioning").iterdir()} == {
+        "alerting",
+        "dashboards",
+        "datasources",
+    }
+    url = grafana["environment"][WEBHOOK.removeprefix("$")]
+    assert filled(url).startswith("http://"), "Grafana does not start with a contact point without an address"
+    assert f"#{WEBHOOK.removeprefix('$')}=" in (ROOT / ".env.example").read_text()
 
 
 def test_of_two_separate_engines_one_computes_prompts_and_the_other_may_fetch_them(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dashboards.alerting import WEBHOOK
 from gateway.fleet_settings import KubernetesSettings
 from gateway.settings import Settings
 
@@ -55,6 +56,29 @@ def test_files_that_config_maps_are_made_of_exist() -> None:
 def test_every_dashboard_is_in_the_config_map() -> None:
     files = yaml.safe_load((ROOT / "dashboards" / "kustomization.yaml").read_text())["configMapGenerator"][1]["files"]
     assert sorted(files) == sorted(f"grafana/{each.name}" for each in (ROOT / "dashboards" / "grafana").glob("*.json"))
+
+
+def test_grafana_is_given_data_source_dashboards_and_alerts_and_the_variable_that_they_read() -> None:
+    (grafana,) = (each for each in WORKLOADS if each["metadata"]["name"] == "grafana")
+    (container,) = containers(grafana)
+    mounted = {each["mountPath"].rpartition("/provisioning/")[2]: each["name"] for each in container["volumeMounts"]}
+    volumes = grafana["spec"]["template"]["spec"]["volumes"]
+    maps = {each["name"]: each.get("configMap", {}).get("name") for each in volumes}
+    generated = {
+        each["name"]: sorted(each["files"])
+        for each in yaml.safe_load((ROOT / "deploy/grafana/kustomization.yaml").read_text())["configMapGenerator"]
+    }
+    for folder in ("datasources", "dashboards", "alerting"):
+        there = (ROOT / "deploy/grafana/provisioning" / folder).iterdir()
+        assert generated[maps[mounted[folder]]] == sorted(f"provisioning/{folder}/{each.name}" for each in there)
+    (webhook,) = (each for each in container["env"] if each["name"] == WEBHOOK.removeprefix("$"))
+    named = webhook["valueFrom"]["configMapKeyRef"]
+    (settings,) = (
+        each
+        for each in yaml.safe_load((BASE / "kustomization.yaml").read_text())["configMapGenerator"]
+        if each["name"] == named["name"]
+    )
+    assert any(each.startswith(f"{named['key']}=http") for each in settings["literals"])
 
 
 def test_every_image_is_pinned_and_our_own_carry_the_version_of_the_project() -> None:
@@ -120,5 +144,5 @@ def test_kustomize_renders_the_base() -> None:
     rendered = subprocess.run([kubectl, "kustomize", BASE], capture_output=True, text=True, check=False, timeout=60)
     assert rendered.returncode == 0, rendered.stderr
     kinds = [each["kind"] for each in yaml.safe_load_all(rendered.stdout)]
-    assert kinds.count("ConfigMap") == 6
+    assert kinds.count("ConfigMap") == 7
     assert kinds.count("Deployment") == 3
