@@ -69,6 +69,7 @@ from gateway.telemetry.siblings import Siblings
 from gateway.upstream import ConnectionPool, EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
 from gateway.upstream.resolver import GuardedResolver
 from gateway.upstream.session import make_session
+from gateway.via import Via
 from gateway.walk import Walker
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.prefix_reuse import FleetIndex
@@ -107,6 +108,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
     shared = open_shared(settings)
     assets = Assets()
     traces = open_traces(settings.otlp_endpoint)
+    via = Via(secrets.token_hex(4) if siblings is None else siblings.name)
     store, quotas = shared.store, shared.quotas
 
     @asynccontextmanager
@@ -201,7 +203,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
             zmq.asyncio.Context() as context,
             closing(ConnectionPool(resolver)) as pool,
         ):
-            async with make_session(timeouts, resolver) as session:
+            async with make_session(timeouts, resolver, headers=via.text()) as session:
                 fingerprinter = Fingerprinter(tokenizer, executor)
                 plans = RunningPlans()
                 pipeline = Pipeline(
@@ -224,6 +226,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     plans=plans,
                     retries=RetryBudget(settings.retry_budget_ratio),
                     telemetry=telemetry,
+                    via=via,
                     tracer=traces.tracer if traces else None,
                 )
                 app.include_router(ops_router(registry=registry, metrics=metrics, siblings=siblings))
@@ -233,6 +236,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     pipeline=pipeline,
                     authenticator=authenticator,
                     registry=registry,
+                    via=via,
                     tokens=None
                     if tokenizer is None
                     else TokenApi(
@@ -335,6 +339,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     planner=planner,
                     leases=leases,
                     rules=rules,
+                    own=(settings.host, settings.port),
                 )
                 app.include_router(
                     admin_router(

@@ -20,7 +20,8 @@ GatewayError
     ├── NoInstanceError           503  with Retry-After
     ├── PlanCancelledError        503  an operator has ended it
     ├── UpstreamTimeoutError      504
-    └── DeadlineError             504  the request's own time is over
+    ├── DeadlineError             504  the request's own time is over
+    └── LoopError                 508  the request has been here before
 
 The shapes in which they leave are in ``envelopes``.
 """
@@ -202,6 +203,17 @@ class DeadlineError(ApiError):
     code = "deadline_exceeded"
 
 
+class LoopError(ApiError):
+    """The request came by this gateway before; clients that try again by themselves are told not to."""
+
+    status = 508
+    type = "upstream_error"
+    code = "loop_detected"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers=((b"x-should-retry", b"false"),))
+
+
 class PlanCancelledError(ApiError):
     """An operator has ended the request; clients that try again by themselves are told not to."""
 
@@ -225,6 +237,7 @@ __all__ = [
     "GatewayError",
     "IdempotencyError",
     "InvalidRequestError",
+    "LoopError",
     "MethodNotAllowedError",
     "NoInstanceError",
     "NotFoundError",

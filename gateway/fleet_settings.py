@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from gateway.place import usual
 from kvcontrol.core.roles import EngineRole
 
 SCHEMES: tuple[Literal["http"], Literal["https"]] = ("http", "https")
@@ -41,7 +42,7 @@ class InstanceSettings(BaseModel):
         parts = urlsplit(value)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ValueError("an instance url looks like http://127.0.0.1:9001")
-        return value.rstrip("/")
+        return usual(value.rstrip("/"))
 
 
 class DnsSettings(BaseModel):

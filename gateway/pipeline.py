@@ -50,6 +50,7 @@ from gateway.upstream import (
 from gateway.upstream.headers import Header, towards_engine
 from gateway.upstream.relay import OURS
 from gateway.upstream.urgency import urgency_headers
+from gateway.via import Via
 from gateway.walk import EngineCall, LegFailedError, Walker
 from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.ids import InstanceId
@@ -145,6 +146,7 @@ class Pipeline:
         plans: RunningPlans,
         retries: RetryBudget,
         telemetry: Telemetry,
+        via: Via,
         tracer: "RequestTracer | None" = None,
     ) -> None:
         self._limits = limits
@@ -159,6 +161,7 @@ class Pipeline:
         self._plans = plans
         self._retries = retries
         self._telemetry = telemetry
+        self._via = via
         self._tracer = tracer
         # Requests' names are to be told apart, not to be secret; to ask the system for each is a call of its own.
         self._names = random.Random(secrets.randbits(256))  # noqa: S311
@@ -174,6 +177,8 @@ class Pipeline:
         try:
             tenant = self._authenticator.authenticate(exchange.credential)
             record.tenant = tenant.id
+            if exchange.header(b"via") is not None:
+                self._via.check(exchange.headers)
             deadline = Deadline(
                 started_s=record.started_s,
                 limit_s=limit_of(exchange.header(TIMEOUT_HEADER), longest_s=self._limits.request_timeout_s),
@@ -227,7 +232,7 @@ class Pipeline:
         """Plan and try until an instance answers; raises ``ApiError`` when none does."""
         path = exchange.target(_PATHS[call.operation])
         attempts = Attempts(self._retries, most=self._limits.max_attempts)
-        headers = _engine_headers(exchange, record, found.tenant)
+        headers = [*_engine_headers(exchange, record, found.tenant), self._via.entry(exchange.http_version)]
         limits = found.tenant.limits
         due_s = record.started_s + self._limits.waits_s[limits.slo]
         # An instance may leave between a turn and its use: then admission says that there is none.

@@ -22,6 +22,7 @@ from gateway.fleet_settings import (
     InstanceSettings,
     KubernetesSettings,
 )
+from gateway.place import place_of
 from gateway.settings_problems import PREFIX, not_json, problem, read_yaml, unknown
 from kvcontrol.core.roles import KVTransport
 
@@ -295,7 +296,7 @@ class Settings(BaseSettings):
     def _consistent(self) -> Self:
         for what, values in (
             ("instance id", [instance.id for instance in self.instances]),
-            ("instance url", [instance.url for instance in self.instances]),
+            ("instance url", [place_of(instance.url) for instance in self.instances]),
             ("API key", [key.key.get_secret_value() for key in self.api_keys]),
         ):
             if len(set(values)) != len(values):

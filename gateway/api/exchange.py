@@ -69,6 +69,7 @@ class Exchange:
         self.dialect = dialect
         self.extra_headers: list[Header] = []
         self.headers: Sequence[Header] = scope["headers"]
+        self.http_version: str = scope.get("http_version", "1.1")
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query: bytes = scope.get("query_string", b"")

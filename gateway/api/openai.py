@@ -15,6 +15,7 @@ from gateway.errors import ApiError, MethodNotAllowedError, NotFoundError
 from gateway.pipeline import PATHS, Pipeline
 from gateway.registry import Registry
 from gateway.types import Dialect, Operation
+from gateway.via import Via
 
 _OPERATIONS = {path: operation for operation, path in PATHS.items()}
 _MODELS = "/v1/models"
@@ -32,18 +33,20 @@ class OpenAiApi:
     the gateway has a tokenizer.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - wired once, by name
         self,
         *,
         pipeline: Pipeline,
         authenticator: Authenticator,
         registry: Registry,
+        via: Via,
         tokens: TokenApi | None,
         send_timeout_s: float,
     ) -> None:
         self._pipeline = pipeline
         self._authenticator = authenticator
         self._registry = registry
+        self._via = via
         self._tokens = tokens
         self._send_timeout_s = send_timeout_s
 
@@ -74,6 +77,7 @@ class OpenAiApi:
                 await self._pipeline.serve(operation, exchange)
         elif exchange.path == _MODELS or exchange.path.startswith(_MODELS + "/"):
             _only(exchange, "GET")
+            self._via.check(exchange.headers)  # another gateway, or this one, that takes it for an instance
             self._authenticator.authenticate(exchange.credential)
             await self._models(exchange)
         else:

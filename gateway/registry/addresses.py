@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gateway.fleet_settings import PRIVATE_NETWORKS, SCHEMES
+from gateway.place import DEFAULT_PORTS, IPAddress, address_of
 
-IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _RESOLVE_TIMEOUT_S = 5.0
@@ -40,7 +40,9 @@ class AddressRules:
         return cls(frozenset(schemes), tuple(ipaddress.ip_network(each) for each in networks))
 
     def origin(self, url: str) -> str:
-        """Return an instance's URL as an origin; raises ``AddressError``. A host that is an address is checked, too."""
+        """Return an instance's URL as an origin in its usual spelling; raises ``AddressError``. A host that is an
+        address is checked, too.
+        """
         if len(url) > _MAX_URL_CHARS or any(not "!" <= letter <= "~" for letter in url) or "\\" in url:
             raise AddressError(f"an instance url has at most {_MAX_URL_CHARS} printable ASCII characters")
         try:
@@ -59,8 +61,9 @@ class AddressRules:
             raise AddressError("an instance's port is from 1 to 65535")
         if (literal := _literal(host)) is not None:
             self.check(literal)
+            host = str(literal)
         shown = f"[{host}]" if ":" in host else host
-        return f"{scheme}://{shown}" + ("" if port is None else f":{port}")
+        return f"{scheme}://{shown}" + ("" if port in {None, DEFAULT_PORTS[scheme]} else f":{port}")
 
     def check(self, address: IPAddress) -> None:
         """Raise ``AddressError`` unless requests may go to this address."""
@@ -89,9 +92,9 @@ class AddressRules:
 
 def _literal(host: str) -> IPAddress | None:
     try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
+        return address_of(host)
+    except ValueError as error:
+        raise AddressError(str(error)) from None
 
 
 def _plain(address: IPAddress) -> IPAddress:

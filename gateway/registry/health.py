@@ -118,6 +118,8 @@ class HealthLoop:
 
     async def _list_models(self) -> tuple[Model, ...]:
         status, body = await self._get("/v1/models")
+        if status == HTTPStatus.LOOP_DETECTED:
+            raise _CheckFailedError("it is this gateway itself, or leads back to it")
         if status != HTTPStatus.OK:
             raise _CheckFailedError(f"/v1/models answered {status}")
         try:

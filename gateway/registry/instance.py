@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from gateway.place import Place, place_of
 from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole
@@ -30,6 +31,10 @@ class InstanceSpec:
     url: str
     source: Source = Source.SETTINGS
     role: EngineRole | None = None
+
+    @property
+    def place(self) -> Place:
+        return place_of(self.url)
 
 
 class InstanceState(StrEnum):
@@ -93,6 +98,10 @@ class Instance:
     foreign_requests: int = 0
     settled: bool = False
     blocks_problem: str | None = None
+
+    @property
+    def place(self) -> Place:
+        return place_of(self.url)
 
     @property
     def ready(self) -> bool:

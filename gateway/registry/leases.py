@@ -10,7 +10,7 @@ go to others. Afterwards each has all of its time again. What it couldn't be tol
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.registry.addresses import AddressError, AddressRules
 from gateway.registry.instance import Instance, InstanceSpec, Source
@@ -109,7 +109,7 @@ class Leases:
             before = self._registry.get(instance)
             if before.source is not Source.SELF:
                 raise ValueError(f"instance {instance!r} is named by {before.source}; it can't register itself")
-            if before.url != spec.url:  # another life of it: the former one is dead or dying
+            if before.place != spec.place:  # another life of it: the former one is dead or dying
                 # It may be retired once more meanwhile: that ends the task, and must not end whoever waits for it.
                 await asyncio.wait({self._membership.retire(instance, drain_s=0)})
                 self._membership.add(spec)
@@ -168,8 +168,8 @@ class Leases:
                 self._leases[instance] = _Lease(until_s, said.ttl_s)
             return
         try:
-            self._rules.origin(said.url)  # written by other settings than these, maybe
-            await self._take(instance, said)
+            url = self._rules.origin(said.url)  # written by other settings than these, maybe
+            await self._take(instance, replace(said, url=url))
         except (AddressError, ValueError) as error:
             if self._refused.get(instance) != (why := str(error)):
                 self._refused[instance] = why

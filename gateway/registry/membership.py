@@ -72,7 +72,7 @@ class Membership:
 
         The same instance that was leaving stays.
         """
-        if spec.id in self._leaving and self._registry.get(spec.id).url == spec.url:
+        if spec.id in self._leaving and self._registry.get(spec.id).place == spec.place:
             return self.resume(spec.id)
         added = self._registry.add(spec)
         self._attend(spec.id)
@@ -121,7 +121,7 @@ class Membership:
             if each.source is not source:
                 continue
             spec = wanted.get(each.id)
-            if spec is None or spec.url != each.url:
+            if spec is None or spec.place != each.place:
                 if each.id not in self._leaving:
                     self.retire(each.id, drain_s=drain_s)
             elif each.id in self._leaving:
@@ -131,9 +131,9 @@ class Membership:
 
     def _take_in(self, spec: InstanceSpec) -> None:
         for each in self._registry.all():
-            if each.id == spec.id and each.url == spec.url and each.source is spec.source:
+            if each.id == spec.id and each.place == spec.place and each.source is spec.source:
                 return
-            if each.id in self._leaving and (each.id == spec.id or each.url == spec.url):
+            if each.id in self._leaving and (each.id == spec.id or each.place == spec.place):
                 self._waiting[spec.id] = spec
                 return
         try:

@@ -58,7 +58,7 @@ class Registry:
         """
         if spec.id in self._instances:
             raise ValueError(f"there is an instance {spec.id!r} already")
-        same = next((each for each in self._instances.values() if each.url == spec.url), None)
+        same = next((each for each in self._instances.values() if each.place == spec.place), None)
         if same is not None:
             raise ValueError(f"{spec.url} is instance {same.id!r} already")
         self._enter(spec)

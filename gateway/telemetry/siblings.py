@@ -8,6 +8,7 @@ with the label ``worker``: sums are Prometheus' work, and a counter never jumps 
 import asyncio
 import re
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,11 @@ class Siblings:
         self._folder = folder
         self.own = own
         self.count = count
+
+    @property
+    def name(self) -> str:
+        """What these workers are called together: no others are called so."""
+        return blake2b(str(self._folder).encode(), digest_size=4, person=b"kvgate.workers").hexdigest()
 
     async def exposition(self, own: bytes, accept: str) -> bytes:
         """Return the series of all workers in one format; ``own`` are this one's, ``accept`` the scrape's header."""

@@ -7,7 +7,6 @@ having been checked when its instance was named.
 
 import asyncio
 import base64
-import ipaddress
 import socket
 import ssl
 from collections import deque
@@ -17,13 +16,13 @@ from urllib.parse import unquote, urlsplit
 from aiohappyeyeballs import start_connection
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from gateway.place import DEFAULT_PORTS, address_of
 from gateway.upstream.connection import Connection
 
 _IDLE_S = 4.0
 """uvicorn's servers close idle connections after 5 s, and a request must not meet that."""
 _NAMES_S = 30.0
 _NEXT_ADDRESS_S = 0.25
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +42,9 @@ class Origin:
         """Return the origin of an instance's URL, which has a scheme and a host."""
         parts = urlsplit(url)
         name = parts.hostname or ""
-        port = parts.port or _DEFAULT_PORTS[parts.scheme]
+        port = parts.port or DEFAULT_PORTS[parts.scheme]
         shown = f"[{name}]" if ":" in name else name
-        if port != _DEFAULT_PORTS[parts.scheme]:
+        if port != DEFAULT_PORTS[parts.scheme]:
             shown += f":{port}"
         lines = f"host: {shown}\r\n"
         if parts.username is not None:
@@ -130,14 +129,12 @@ class ConnectionPool:
         self._idle.clear()
 
     async def _addresses(self, origin: Origin) -> list[ResolveResult]:
-        try:
-            literal = ipaddress.ip_address(origin.name)
-        except ValueError:
-            pass
-        else:
+        if (literal := address_of(origin.name)) is not None:
             family = socket.AF_INET6 if literal.version == 6 else socket.AF_INET  # noqa: PLR2004 - IPv6
             return [
-                ResolveResult(hostname=origin.name, host=origin.name, port=origin.port, family=family, proto=0, flags=0)
+                ResolveResult(
+                    hostname=origin.name, host=str(literal), port=origin.port, family=family, proto=0, flags=0
+                )
             ]
         known = self._names.get((origin.name, origin.port))
         if known is not None and _now() < known[0]:

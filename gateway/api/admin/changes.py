@@ -262,6 +262,12 @@ class Mutation:
         return self._create_only or self._if_match is not None
 
     @property
+    def server(self) -> tuple[str, int | None] | None:
+        """Return the address of ours that it came to."""
+        found: tuple[str, int | None] | None = self._request.scope.get("server")
+        return found
+
+    @property
     def request_id(self) -> str:
         given = self._request.headers.get("x-request-id", "")
         return given if _KEY.fullmatch(given) else ""

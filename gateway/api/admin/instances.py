@@ -7,12 +7,13 @@ when it isn't, with a key of its own.
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.admin.access import AdminRoute, RegistrationRoute
 from gateway.api.admin.changes import Changes, Mutation, MutationOf, etag, must
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
+from gateway.place import place_of, serves
 from gateway.planner import Planner
 from gateway.registry import BreakerState, Instance, LoadTracker, Membership, Registry, Source
 from gateway.registry.addresses import AddressError, AddressRules
@@ -22,6 +23,9 @@ from gateway.state.bodies import NAME_PATTERN, Name
 from gateway.state.fleet_bodies import InstanceBody, Url
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole
+
+Server = tuple[str, int | None]
+"""Where a server listens, as ASGI says it: a host and a port, none for a socket in the file system."""
 
 InstanceName = Annotated[str, Path(pattern=NAME_PATTERN, description="An instance's id.")]
 
@@ -105,6 +109,7 @@ class Roster:
         planner: Planner,
         leases: Leases,
         rules: AddressRules,
+        own: Server,
     ) -> None:
         self.registry = registry
         self.membership = membership
@@ -112,6 +117,7 @@ class Roster:
         self.planner = planner
         self.leases = leases
         self.rules = rules
+        self._own = own
 
     def get(self, name: str) -> Instance:
         """Return an instance; raises ``NotFoundError``."""
@@ -148,12 +154,20 @@ class Roster:
             ),
         )
 
-    async def vetted(self, url: str) -> str:
-        """Return a URL as the origin that it is; raises ``InvalidRequestError`` for one that may not be used."""
+    async def vetted(self, url: str, asked: Server | None) -> str:
+        """Return a URL as the origin that it is; raises ``InvalidRequestError`` for one that may not be used.
+        ``asked`` is the address of ours that it was said at.
+        """
         try:
-            return await self.rules.vetted(url)
+            origin = await self.rules.vetted(url)
         except AddressError as error:
             raise InvalidRequestError(f"url: {error}", param="url", code="address_not_allowed") from None
+        for own in (self._own, asked):
+            if own is not None and own[1] and serves(own[0], own[1], place_of(origin)):
+                raise InvalidRequestError(
+                    f"url: {origin} is this gateway itself", param="url", code="address_not_allowed"
+                )
+        return origin
 
 
 def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C901 - it is a list of routes
@@ -201,7 +215,7 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C9
         """Take in an instance: checked from now on, used once it is healthy. 409 when its id or address is taken."""
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
-        url = await roster.vetted(body.url)
+        url = await roster.vetted(body.url, mutation.server)
         _check_free(roster, body.id, url)
         return await put(body.id, InstanceBody(url=url), mutation, verb="create", status=201)
 
@@ -213,7 +227,7 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C9
         if body.url is None:
             roster.get(name)
             return await put(name, body, mutation, verb="put")
-        url = await roster.vetted(body.url)
+        url = await roster.vetted(body.url, mutation.server)
         _check_free(roster, name, url)
         return await put(name, body.model_copy(update={"url": url}), mutation, verb="put")
 
@@ -250,9 +264,9 @@ def leases_router(roster: Roster) -> APIRouter:
     router = APIRouter(route_class=RegistrationRoute, tags=["instances"])
 
     @router.put("/instances/{name}/lease")
-    async def put_lease(name: InstanceName, body: LeaseBody) -> InstanceView:
+    async def put_lease(name: InstanceName, body: LeaseBody, request: Request) -> InstanceView:
         """Register, or say that one is still there: to be repeated several times within ``ttl_s``."""
-        url = await roster.vetted(body.url)
+        url = await roster.vetted(body.url, request.scope.get("server"))
         try:
             return roster.view(await roster.leases.renew(InstanceId(name), url, ttl_s=body.ttl_s))
         except ValueError as error:
@@ -278,7 +292,7 @@ def _check_free(roster: Roster, name: str, url: str) -> None:
     for each in roster.registry.all():
         if each.id == name and each.source is not Source.ADMIN:
             raise ConflictApiError(f"there is an instance {name!r} already, named by {each.source}")
-        if each.url == url and each.id != name:
+        if each.place == place_of(url) and each.id != name:
             raise ConflictApiError(f"{url} is instance {each.id!r} already")
 
 

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 from gateway.registry.addresses import AddressError, AddressRules
@@ -77,11 +78,11 @@ class DiscoveryLoop:
         allowed = []
         for spec in specs:
             try:
-                self._rules.origin(spec.url)
+                url = self._rules.origin(spec.url)
             except AddressError as error:
                 _log.warning("instance %s, named by %s, is not taken in: %s", spec.id, self._watcher.place, error)
             else:
-                allowed.append(spec)
+                allowed.append(replace(spec, url=url))
         self._membership.reconcile(self._watcher.source, allowed, drain_s=self._drain_s)
 
 

@@ -5,6 +5,7 @@ that is no instance, changes nothing and is said once.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +13,7 @@ from typing import ClassVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from gateway.place import place_of
 from gateway.registry.discovery.base import DiscoveryError
 from gateway.registry.instance import InstanceSpec, Source
 from gateway.settings import InstanceSettings
@@ -61,9 +63,12 @@ class FileWatcher:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise DiscoveryError(f"{self.place}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
-        for what, values in (("id", [each.id for each in named]), ("url", [each.url for each in named])):
-            if twice := {value for value in values if values.count(value) > 1}:
-                raise DiscoveryError(f"{self.place}: the {what} {min(twice)} appears twice")
+        ids, places = Counter(each.id for each in named), Counter(place_of(each.url) for each in named)
+        for each in named:
+            if ids[each.id] > 1:
+                raise DiscoveryError(f"{self.place}: the id {each.id} appears twice")
+            if places[place_of(each.url)] > 1:
+                raise DiscoveryError(f"{self.place}: the url {each.url} appears twice")
         return [
             InstanceSpec(id=InstanceId(each.id), url=each.url, source=self.source, role=each.role) for each in named
         ]

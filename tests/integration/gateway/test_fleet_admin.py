@@ -173,6 +173,47 @@ async def test_what_is_no_instance_is_refused_by_name(
         assert set(await names(admin)) == {"a"}
 
 
+async def test_an_address_is_one_instance_however_it_is_written_and_never_this_gateway(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, {"a": ScriptedEngine()}, admin_key=ADMIN_KEY) as fleet:
+        admin, own = Admin(fleet.gateway), fleet.gateway.url.rpartition(":")[2]
+        for host in ("127.0.0.1", "localhost", "LocalHost", "127.1", "[::ffff:127.0.0.1]", "0x7f.1", "2130706433"):
+            url = f"http://{host}:{fleet.engines['a'].port}"
+            status, _, said = await admin.call("POST", "/instances", {"id": "again", "url": url})
+            assert (status, said["error"]["code"]) == (409, "conflict"), url
+            for method, path, body in (
+                ("POST", "/instances", {"id": "self", "url": f"http://{host}:{own}"}),
+                ("PUT", "/instances/self/lease", {"url": f"http://{host}:{own}"}),
+            ):
+                status, _, said = await admin.call(method, path, body)
+                assert (status, said["error"]["code"]) == (400, "address_not_allowed"), host
+                assert "is this gateway itself" in said["error"]["message"]
+        assert set(await names(admin)) == {"a"}
+
+
+async def test_a_request_that_comes_back_ends_at_once_and_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "instances.yaml"
+    path.write_text("[]")
+    settings = {"discovery_file": path, "discovery_interval_s": 0.05}
+    async with running_fleet(tmp_path, {"a": ScriptedEngine()}, admin_key=ADMIN_KEY, **settings) as fleet:
+        admin, a = Admin(fleet.gateway), fleet.engines["a"]
+        path.write_text(json.dumps([{"id": "self", "url": fleet.gateway.url}]))
+
+        async def known() -> bool:
+            reason = (await names(admin)).get("self", {}).get("reason", "")
+            return "it is this gateway itself" in reason
+
+        await eventually(known)
+        async with fleet.gateway.post(CHAT, chat(), via="1.0 fred, HTTP/1.1 other (kvgate)") as answer:
+            assert answer.status == 200
+        own = a.headers[-1]["via"]  # the last of them
+        assert own.startswith("1.1 kvgate-")
+        async with fleet.gateway.post(CHAT, chat(), via=f"1.0 fred, {own}, 1.1 other") as answer:
+            assert answer.status == 508
+            said = await answer.json()
+        assert (said["error"]["code"], said["error"]["type"]) == ("loop_detected", "upstream_error")
+        assert len(a.requests) == 1
+
+
 async def test_a_redirect_of_a_registered_instance_is_not_followed(tmp_path: Path) -> None:
     from aiohttp import web
 

@@ -4,6 +4,8 @@ import socket
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from gateway.fleet_settings import InstanceSettings
+from gateway.place import place_of, serves
 from gateway.registry.addresses import AddressError, AddressRules
 from gateway.upstream.resolver import GuardedResolver
 
@@ -17,6 +19,13 @@ RULES = AddressRules()
         ("HTTP://10.0.0.7:9001/", "http://10.0.0.7:9001"),
         ("https://engine-0.llm.svc", "https://engine-0.llm.svc"),
         ("http://[fd00::1]:9001", "http://[fd00::1]:9001"),
+        ("http://127.1:9001", "http://127.0.0.1:9001"),
+        ("http://0x7f000001:9001", "http://127.0.0.1:9001"),
+        ("http://[::ffff:127.0.0.1]:9001", "http://127.0.0.1:9001"),
+        ("http://127.0.0.1.:9001", "http://127.0.0.1:9001"),
+        ("http://Engine-0.LLM.svc:80", "http://engine-0.llm.svc"),
+        ("https://10.0.0.7:443/", "https://10.0.0.7"),
+        ("http://[FD00:0::1]:80", "http://[fd00::1]"),
     ],
 )
 def test_an_instance_inside_is_taken_as_an_origin(url: str, origin: str) -> None:
@@ -52,6 +61,9 @@ def test_an_instance_inside_is_taken_as_an_origin(url: str, origin: str) -> None
         "//10.0.0.1",
         "",
         "http://" + "a" * 600,
+        "http://127.1.2.3.4:9001",
+        "http://engine.256",
+        "http://0x100000000",
     ],
 )
 def test_everything_else_is_refused(url: str) -> None:
@@ -80,6 +92,36 @@ def test_schemes_and_networks_are_the_operators() -> None:
         rules.origin("http://203.0.113.9")
     with pytest.raises(AddressError, match=r"203\.0\.113\.0/24"):
         rules.check(ipaddress.ip_address("10.0.0.1"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost:9001",
+        "HTTP://LOCALHOST.:9001/",
+        "http://127.1:9001",
+        "http://[::ffff:127.0.0.1]:9001",
+        "https://user:password@2130706433:9001",
+    ],
+)
+def test_all_spellings_of_an_address_are_one_place(url: str) -> None:
+    assert place_of(url) == place_of("http://127.0.0.1:9001")
+    for other in ("http://127.0.0.1:9002", "http://127.0.0.2:9001", "http://[::1]:9001", "http://127.0.0.1:9001/api"):
+        assert place_of(url) != place_of(other)
+
+
+def test_the_settings_name_an_instance_by_its_usual_address() -> None:
+    assert InstanceSettings(id="a", url="http://user@127.1:9001/api/").url == "http://user@127.0.0.1:9001/api"
+    assert InstanceSettings(id="a", url="http://engine:9001").url == "http://engine:9001"
+
+
+def test_a_server_that_listens_everywhere_answers_on_loopback() -> None:
+    own = place_of("http://localhost:8000")
+    assert serves("0.0.0.0", 8000, own)  # noqa: S104 - nothing is bound
+    assert serves("::", 8000, place_of("http://[::1]:8000"))
+    assert serves("127.0.0.1", 8000, own)
+    assert not serves("127.0.0.1", 8001, own)
+    assert not serves("10.0.0.7", 8000, own)
 
 
 class Rebinding(AbstractResolver):
