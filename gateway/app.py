@@ -56,6 +56,7 @@ from gateway.registry.addresses import AddressRules
 from gateway.registry.discovery import DiscoveryLoop, chosen_watchers
 from gateway.registry.leases import Leases
 from gateway.registry.membership import Loops
+from gateway.registry.panic import PanicRules
 from gateway.roster_keeper import RosterKeeper
 from gateway.routing import POLICIES, Calibration, CostModel, LearnedAffinity, RecentRoutes
 from gateway.running_plans import RunningPlans
@@ -64,7 +65,7 @@ from gateway.settings import Settings
 from gateway.shared import open_shared
 from gateway.state import load_admin_key, load_salt_secret
 from gateway.supervisor import running
-from gateway.telemetry import Metrics, Telemetry, Watched, open_traces, watch_lag
+from gateway.telemetry import LoopLag, Metrics, Telemetry, Watched, open_traces
 from gateway.telemetry.siblings import Siblings
 from gateway.upstream import ConnectionPool, EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
 from gateway.upstream.resolver import GuardedResolver
@@ -118,6 +119,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
             unhealthy_after=settings.unhealthy_after,
             breaker=BreakerRules(failures=settings.breaker_failures, pause_s=settings.breaker_pause_s),
             isolation=Isolation(settings.isolation),
+            panic=PanicRules(share=settings.panic_threshold),
         )
         rules = AddressRules.of(settings.instance_schemes, settings.instance_networks)
         own_hosts = {urlsplit(each.url).hostname for each in settings.instances}
@@ -126,6 +128,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
         index = FleetIndex()
         metrics = Metrics()
         telemetry = Telemetry(metrics)
+        lag = LoopLag(telemetry.lagged)
         waits_s = {
             SloClass.INTERACTIVE: settings.queue_interactive_s,
             SloClass.STANDARD: settings.queue_standard_s,
@@ -261,6 +264,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                         interval_s=settings.health_interval_s,
                         timeout_s=settings.health_timeout_s,
                         rules=rules,
+                        lag_s=lambda: lag.total_s,
                     )
                     feed = EventFeed(
                         instance,
@@ -390,7 +394,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     "roster": partial(roster_keeper.run, settings.store_poll_s),
                     "leases": leases.run,
                     "acts": partial(changes.unwritten.run, settings.store_poll_s),
-                    "lag": partial(watch_lag, telemetry.lagged),
+                    "lag": lag.run,
                     "traffic": partial(telemetry.traffic.run, lambda: load.total, lambda: admission.waiting),
                 }
                 try:

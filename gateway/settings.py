@@ -184,6 +184,12 @@ class Settings(BaseSettings):
     unhealthy_after: int = Field(
         3, ge=1, le=100, description="Failed health checks in a row that take an instance out."
     )
+    panic_threshold: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Share of well instances below which those whose health checks only time out stay twice as long.",
+    )
     shutdown_grace_s: Seconds = Field(
         10.0, description="Time for running requests to end after a stop signal, in seconds."
     )

@@ -276,6 +276,12 @@ _PROCESS: Final = Row(
             query("sum by (gateway) (kvgate_tasks)", "{{gateway}}"),
         ),
         lines(
+            "Failed health checks that took nobody out",
+            "The gateway was late itself, or too few others are well.",
+            Shown.PER_SECOND,
+            query(rate("kvgate_health_checks_excused_total", "cause"), "{{cause}}"),
+        ),
+        lines(
             "Background loops that failed",
             "They start again; the log has the reason.",
             Shown.PER_SECOND,

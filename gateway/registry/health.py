@@ -4,10 +4,12 @@ A check asks ``/health`` (a 404 there is an engine that has none: the model list
 ``/kv/v1/stats``. An engine without ``/kv/v1`` is healthy all the same and is routed by what it was sent. One that used
 to report and no longer does has failed the check: its HTTP server answers for an engine process that is stuck, long
 before ``/health`` says so. A busy one misses a check now and then; its last report stands until it missed several in a
-row, and one that began to answer a request while it kept a check waiting has missed none.
+row, and one that began to answer a request while it kept a check waiting has missed none. Nor has one whose check took
+long because this process was late itself.
 """
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -25,6 +27,8 @@ from kvcontrol.core.ids import InstanceId
 _MODELS_EVERY_S = 15.0
 _MAX_ANSWER_BYTES = 4 << 20
 _LEAST_PAUSE_SHARE = 0.1
+_MOST_OWN_SHARE = 0.5
+"""Share of a check's time by which this process itself may have been late, for a late answer to be the instance's."""
 
 
 class _ModelCard(msgspec.Struct, frozen=True):
@@ -56,7 +60,9 @@ class HealthLoop:
         interval_s: float,
         timeout_s: float,
         rules: AddressRules | None = None,
+        lag_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """``lag_s`` is for how long in all this process has been late to look at what came."""
         self._instance = instance
         self._registry = registry
         self._load = load
@@ -64,6 +70,7 @@ class HealthLoop:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._rules = rules or AddressRules()
+        self._lag_s = lag_s
         self._reports = False
         self._models: tuple[Model, ...] = ()
         self._models_read_s = 0.0
@@ -77,13 +84,17 @@ class HealthLoop:
 
     async def check(self) -> None:
         """Check once and tell the registry."""
-        began_s = self._registry.now_s
+        began_s, late_before_s = self._registry.now_s, self._lag_s()
         try:
             async with asyncio.timeout(self._timeout_s):
                 probe = await self._probe()
         except TimeoutError:
             reason = f"health check took longer than {self._timeout_s:g} s"
-            self._registry.probe_failed(self._instance, reason, since_s=began_s)
+            late_s = self._lag_s() - late_before_s
+            if late_s > self._timeout_s * _MOST_OWN_SHARE:
+                self._registry.probe_excused(self._instance, f"{reason}, {late_s:.1f} s of which are this process' own")
+            else:
+                self._registry.probe_failed(self._instance, reason, since_s=began_s)
         except aiohttp.ClientConnectorError as error:  # nothing listens there: no need to see that three times
             reason = f"can't be reached: {error.strerror}"
             self._reports = False  # whatever answers there next is another process

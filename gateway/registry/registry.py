@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import monotonic
@@ -11,6 +12,7 @@ from gateway.registry.breaker import BreakerRules, BreakerState
 from gateway.registry.breakers import Breakers
 from gateway.registry.instance import Instance, InstanceSpec, InstanceState, Isolation, ProbeResult
 from gateway.registry.outliers import OutlierRules
+from gateway.registry.panic import PATIENCE, Excuse, PanicRules
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole
 
@@ -32,16 +34,21 @@ class Registry:
         breaker: BreakerRules | None = None,
         outliers: OutlierRules | None = None,
         isolation: Isolation = Isolation.ALLOW,
+        panic: PanicRules | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._unhealthy_after = unhealthy_after
         self._isolation = isolation
+        self._panic = panic or PanicRules()
+        self.excused = Counter({Excuse.OWN_LAG: 0, Excuse.TOO_FEW: 0})
         self._several_tenants = False
         self._clock = clock
         self._breakers = Breakers(breaker or BreakerRules(), outliers or OutlierRules(), clock)
         self._instances: dict[InstanceId, Instance] = {}
         self._prefilling: dict[InstanceId, None] = {}
         self._failures: dict[InstanceId, int] = {}
+        self._not_only_late: set[InstanceId] = set()
+        """One of their last failed checks in a row was no timeout."""
         self._seen_s: dict[InstanceId, float] = {}
         """When it was last seen how an instance is: an answer began, or a wait was in vain."""
         self._hung: dict[InstanceId, asyncio.Future[None]] = {}
@@ -76,6 +83,7 @@ class Registry:
         self._prefilling.pop(instance, None)
         self._hung.pop(instance, None)
         self._seen_s.pop(instance, None)
+        self._not_only_late.discard(instance)
         self._wake()
         _log.info("instance %s left", instance)
 
@@ -165,6 +173,7 @@ class Registry:
         if before is None:
             return
         self._failures[instance] = 0
+        self._not_only_late.discard(instance)
         if probe.stats is None and self._several_tenants and self._isolation is Isolation.STRICT:
             self._keep_out(replace(before, models=probe.models or before.models))
             return
@@ -239,20 +248,32 @@ class Registry:
             return
         if since_s is not None:
             self._seen_s[instance] = self._clock()
+        else:
+            self._not_only_late.add(instance)
         self._failures[instance] += 1
         state = before.state
         if state is InstanceState.HEALTHY and self._failures[instance] >= self._unhealthy_after:
+            if self._keeps(before):
+                self.excused[Excuse.TOO_FEW] += 1
+                self._set(replace(before, reason=f"{reason}; it is kept in use, as too few others are well"))
+                return
             state = InstanceState.UNHEALTHY
         if state is InstanceState.UNHEALTHY and not may_drain and not (hung := self.hung(instance)).done():
             hung.set_result(None)
         if state is not InstanceState.HEALTHY:
             self._set(_away(before, state, reason))
 
+    def probe_excused(self, instance: InstanceId, reason: str) -> None:
+        """Take in a health check that failed by this process' own lag: it says nothing of the instance."""
+        self.excused[Excuse.OWN_LAG] += 1
+        _log.info("instance %s: %s; that is not counted against it", instance, reason)
+
     def connection_failed(self, instance: InstanceId, reason: str) -> None:
         """Take an instance out at once that a request could not reach; the next good health check brings it back."""
         before = self._instances.get(instance)
         if before is not None and before.state is InstanceState.HEALTHY:
             self._failures[instance] = self._unhealthy_after
+            self._not_only_late.add(instance)
             self._set(_away(before, InstanceState.UNHEALTHY, reason))
 
     def picked(self, instance: InstanceId) -> None:
@@ -321,6 +342,14 @@ class Registry:
         self._answering.clear()
         self._failures[spec.id] = 0
         self._breakers.enter(spec.id)
+
+    def _keeps(self, instance: Instance) -> bool:
+        """Whether an instance that is due to be taken out is only late, and one of too few."""
+        return (
+            instance.id not in self._not_only_late
+            and self._failures[instance.id] < PATIENCE * self._unhealthy_after
+            and self._panic.keeps(instance, self._instances.values())
+        )
 
     def _keep_out(self, instance: Instance) -> None:
         reason = f"{_SHARES}, there are several, and isolation is strict"

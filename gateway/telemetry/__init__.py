@@ -1,6 +1,6 @@
 """What the gateway says about itself: metrics, and one log line for each request."""
 
-from gateway.telemetry.lag import watch_lag
+from gateway.telemetry.lag import LoopLag
 from gateway.telemetry.logs import configure_logging
 from gateway.telemetry.metrics import Metrics, Watched
 from gateway.telemetry.record import Outcome, RequestRecord
@@ -10,6 +10,7 @@ from gateway.telemetry.traffic import Interval, Traffic
 
 __all__ = [
     "Interval",
+    "LoopLag",
     "Metrics",
     "Outcome",
     "RequestRecord",
@@ -19,5 +20,4 @@ __all__ = [
     "Watched",
     "configure_logging",
     "open_traces",
-    "watch_lag",
 ]

@@ -182,6 +182,10 @@ def _fleet(watched: Watched) -> Iterator[Metric]:
             for setting in BreakerState
         ),
     )
+    excused = family_of(catalogue.HEALTH_CHECKS_EXCUSED)
+    for cause, checks in registry.excused.items():
+        excused.add_sample(catalogue.HEALTH_CHECKS_EXCUSED.exposed, {"cause": cause.value}, checks)
+    yield excused
     yield gauge_of(catalogue.IN_FLIGHT, (((each.id,), watched.load.of(each.id).in_flight) for each in everyone))
     yield gauge_of(catalogue.INSTANCE_LIMIT, (((each.id,), watched.admission.limit(each)) for each in everyone))
     yield gauge_of(

@@ -180,6 +180,13 @@ LOOP_LAG = _histogram(
     buckets=LAG_SECONDS,
 )
 TASKS = _gauge("tasks", Unit.COUNT, "Tasks on this process's event loop.")
+HEALTH_CHECKS_EXCUSED = _counter(
+    "health_checks_excused",
+    Unit.COUNT,
+    "Failed health checks that took no instance out: `own_lag`, the gateway was late itself; `too_few`, the instance "
+    "only timed out, and too few others are well.",
+    "cause",
+)
 BACKGROUND_FAILURES = _counter(
     "background_failures",
     Unit.COUNT,

@@ -3,10 +3,23 @@ from typing import Any
 
 import pytest
 
-from gateway.registry import BreakerState, InstanceSpec, InstanceState, Model, ProbeResult, Registry
+from gateway.registry import (
+    BreakerState,
+    HealthLoop,
+    InstanceSpec,
+    InstanceState,
+    LoadTracker,
+    Model,
+    ProbeResult,
+    Registry,
+)
+from gateway.registry.panic import Excuse, PanicRules
+from gateway.upstream import Timeouts
+from gateway.upstream.session import make_session
 from kvcontrol.core import CacheIdentity, Epoch, InstanceId
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats
 from kvcontrol.core.roles import EngineRole
+from tests.support.scripted_engine import ScriptedEngine
 
 A, B = InstanceId("a"), InstanceId("b")
 
@@ -231,6 +244,70 @@ async def test_one_that_answers_while_it_keeps_a_check_waiting_is_not_taken_out(
     registry.probe_failed(A, "slow", since_s=began_s)
     assert [each.id for each in registry.usable()] == [B]
     assert registry.get(A).reason == "slow"
+
+
+async def test_of_instances_that_are_only_late_half_are_kept_and_that_not_for_ever() -> None:
+    now_s = 0.0
+    registry = Registry((spec("a", 1), spec("b", 2)), unhealthy_after=2, clock=lambda: now_s)
+    await healthy(registry)
+
+    def late(*instances: InstanceId) -> list[InstanceId]:
+        nonlocal now_s
+        now_s += 10
+        for each in instances:
+            registry.probe_failed(each, "slow", since_s=now_s - 5)
+        return [each.id for each in registry.usable()]
+
+    assert late(A, B) == [A, B]
+    assert late(A, B) == [B]
+    assert registry.get(B).reason == "slow; it is kept in use, as too few others are well"
+    assert not registry.hung(B).done()
+    assert late(A, B) == [B]
+    assert late(A, B) == []
+    assert registry.excused[Excuse.TOO_FEW] == 2
+    assert registry.hung(B).done()
+
+
+async def test_one_that_is_not_only_late_is_not_kept() -> None:
+    now_s = 10.0
+    registry = Registry((spec("a", 1),), unhealthy_after=2, clock=lambda: now_s)
+    registry.probe_succeeded(A, probe({"id": "m"}))
+    registry.probe_failed(A, "answered 503")
+    registry.probe_failed(A, "slow", since_s=5)
+    assert registry.usable() == ()
+    registry.probe_succeeded(A, probe({"id": "m"}))
+    registry.connection_failed(A, "refused")
+    assert registry.usable() == ()
+
+
+@pytest.mark.parametrize(("own_s", "excused"), [(0.0, 0), (0.04, 0), (0.06, 1)])
+async def test_a_check_that_times_out_by_this_process_own_lag_does_not_count(own_s: float, excused: int) -> None:
+    late = iter([1.0, 1.0 + own_s])
+    timeouts = Timeouts(connect_s=60, first_byte_s=60, idle_s=60, hung_s=60)
+    async with ScriptedEngine().started() as engine, make_session(timeouts) as session:
+        engine.silent = True
+        registry = Registry((InstanceSpec(id=A, url=engine.url),), unhealthy_after=1, panic=PanicRules(share=0))
+        registry.probe_succeeded(A, probe({"id": "m"}))
+        health = HealthLoop(
+            A,
+            registry=registry,
+            load=LoadTracker(),
+            session=session,
+            interval_s=1,
+            timeout_s=0.1,
+            lag_s=lambda: next(late),
+        )
+        await health.check()
+    assert registry.excused[Excuse.OWN_LAG] == excused
+    assert len(registry.usable()) == excused
+
+
+async def test_without_a_panic_threshold_nobody_is_kept() -> None:
+    now_s = 10.0
+    registry = Registry((spec("a", 1),), unhealthy_after=1, panic=PanicRules(share=0), clock=lambda: now_s)
+    registry.probe_succeeded(A, probe({"id": "m"}))
+    registry.probe_failed(A, "slow", since_s=5)
+    assert registry.usable() == ()
 
 
 async def test_errors_that_only_one_instance_makes_eject_it_and_those_of_all_nobody(registry: Registry) -> None:
