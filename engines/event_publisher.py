@@ -10,6 +10,7 @@ Frames are those of ``kvcontrol.core.wire``. Control requests are ``[b"", id, op
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -32,7 +33,7 @@ OK = b"ok"
 ERROR = b"error"
 REFUSED = b"refused"
 _IDLE_POLL_MS = 1_000
-_GATHER_S = 0.02
+_GATHER_S = 0.05
 _FAILURE_PAUSE_S = 0.1
 
 _Answer = TypeVar("_Answer")
@@ -78,6 +79,8 @@ class EventPublisher:
     ) -> None:
         self._operations = dict(operations or {})
         self._errors = 0
+        self._due_s: float | None = None
+        """When events that wait go out, None for none that were heard of; the thread's own."""
         self._calls: deque[tuple[Callable[[], None], Callable[[], object]]] = deque()
         self._closing = threading.Event()
         self._closed = False
@@ -191,13 +194,18 @@ class EventPublisher:
                 return
 
     def _turn(self, poller: Any, *, wait_ms: int) -> None:
-        ready = dict(poller.poll(wait_ms))
+        ready = dict(poller.poll(wait_ms if self._due_s is None else min(wait_ms, self._gathering_ms())))
         if self._wake_read in ready:
-            # The first event of a burst woke us: leave the interpreter to the engine, which has a prompt to compute
-            # just now, and the blocks of one prompt go out as one chain.
-            time.sleep(_GATHER_S)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
+            if self._due_s is None:
+                # The first event of a burst woke us: leave the interpreter to the engine, which has a prompt to compute
+                # just now, and the blocks of one prompt go out as one chain.
+                self._due_s = time.monotonic() + _GATHER_S
+        asked = bool(self._calls) or self._router in ready or (self._control is not None and self._control in ready)
+        if self._due_s is not None and self._gathering_ms() and wait_ms and not asked:
+            return
+        self._due_s = None
         self._send(self.log.publish())
         while self._calls:
             self._calls.popleft()[0]()
@@ -205,6 +213,10 @@ class EventPublisher:
             self._answer_replay(self._router.recv_multipart(zmq.NOBLOCK))
         if self._control is not None and self._control in ready:
             self._answer_control(self._control, self._control.recv_multipart(zmq.NOBLOCK))
+
+    def _gathering_ms(self) -> int:
+        """How long events of a burst are still gathered, 0 when they are due."""
+        return 0 if self._due_s is None else max(0, math.ceil((self._due_s - time.monotonic()) * 1_000))
 
     def _send(self, batches: list[Published]) -> None:
         for batch in batches:

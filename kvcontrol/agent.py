@@ -135,6 +135,7 @@ class KVAgent:
             return None
         self._tried_s = started
         self.hierarchy.hold(found)
+        self.hierarchy.check_ahead(found)
         return LoadPlan(first_block=first, block_ids=tuple(found), expected_s=load_s)
 
     def shorten(self, plan: LoadPlan, blocks: int) -> LoadPlan:

@@ -45,6 +45,8 @@ EVICTION = "kvgate_eviction"
 
 _TURN = "kvgate_turn"
 """On a sequence: the turn of which the policy was told."""
+_MATCHED = "kvgate_matched"
+"""On a sequence: the turn whose match the policy was told of."""
 
 _log = logging.getLogger(__name__)
 
@@ -163,9 +165,15 @@ class TrieEviction:
             self._fail("following reference counts")
 
     def matched(self, sequence: Any) -> None:
-        """Follow the prefix that an accepted request begins with. Never raises."""
-        self.shadows.matched(sequence)
+        """Follow the prefix that an accepted request begins with, once for a prompt: LMDeploy accepts a match for what
+        was loaded, and once more for the prompt that goes on from there. Never raises.
+        """
         start = sequence.prefix_cache.match_start_step
+        turn = (start, sequence.input_end_pos)
+        if start >= 0 and getattr(sequence, _MATCHED, None) == turn:
+            return
+        setattr(sequence, _MATCHED, turn)
+        self.shadows.matched(sequence)
         if self.failed or start < 0:
             return
         try:

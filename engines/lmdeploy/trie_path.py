@@ -10,6 +10,7 @@ still holds; else LMDeploy does it block by block, as without it. Its nodes are 
 from the same calls. One thread, the engine's.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
@@ -20,6 +21,8 @@ from engines.lmdeploy.guard import Guard
 _PATH = "kvgate_path"
 SLICE_BLOCKS = 64
 """Made at a time, in about half a millisecond: whoever asks for a slice looks in between whether a load has ended."""
+GRACE_S = 0.005
+"""How long a load has the interpreter to itself, to be started by other threads, before its path is made."""
 
 
 class TriePath:
@@ -103,8 +106,11 @@ class TriePath:
 class PathMaker:
     """Makes the paths of the loads that are under way, one after the other."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, *, grace_s: float = GRACE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._guard = guard
+        self._grace_s = grace_s
+        self._clock = clock
+        self._begins_s = 0.0
         self._paths: dict[int, TriePath] = {}
 
     def begin(self, trie: Any, seq: Any, last_block: int) -> None:
@@ -113,9 +119,12 @@ class PathMaker:
             path = TriePath(trie, seq, last_block, guard=self._guard)
             setattr(seq, _PATH, path)
             self._paths[int(seq.seq_id)] = path
+            self._begins_s = self._clock() + self._grace_s
 
     def work(self) -> bool:
         """Make a slice of the oldest path and return whether there was one to work at."""
+        if not self._paths or self._clock() < self._begins_s:
+            return False
         for request_id, path in self._paths.items():
             if not path.work():
                 del self._paths[request_id]
@@ -147,4 +156,4 @@ def trie_extend_path(original: Callable[[Any, Any, Any, int], None]) -> Callable
     return _extend_trie_path
 
 
-__all__ = ["SLICE_BLOCKS", "PathMaker", "TriePath", "trie_extend_path"]
+__all__ = ["GRACE_S", "SLICE_BLOCKS", "PathMaker", "TriePath", "trie_extend_path"]

@@ -4,8 +4,9 @@ Of bytes that come from the engine a checksum is taken when they are in the aren
 the engine it is compared, beside the copy. A durable tier compares its own (``DurableBackendProtocol``).
 """
 
+import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvcontrol.kv_runtime.arena import HostArena
 from kvcontrol.kv_runtime.backend_protocol import (
@@ -26,6 +27,16 @@ READS: Final = (LaneName.HBM_TO_DDR, LaneName.NVME_TO_DDR)
 _OK: Final = BlockStatus.OK
 _CHUNK_BYTES: Final = 1 << 20
 """A helper is not worth its while for checksums of less."""
+_AHEAD_S: Final = 0.1
+"""How long a checksum that was begun ahead stands for the bytes that are copied."""
+
+
+class _Ahead(NamedTuple):
+    """Checksums of arena slots that were begun before the transfer."""
+
+    hosts: list[int]
+    begun_s: float
+    sums: Callable[[], list[int]]
 
 
 class Carrier:
@@ -43,6 +54,7 @@ class Carrier:
         crew: Crew,
         checksums: Checksums,
         tell_queued: Callable[[PlanId, int], None],
+        ahead_bytes: int,
     ) -> None:
         self._ordered = engine if isinstance(engine, OrderedBackendProtocol) else None
         self._arena = arena
@@ -50,6 +62,18 @@ class Carrier:
         self._crew = crew
         self._sum = checksums
         self._tell_queued = tell_queued
+        self._ahead_bytes = ahead_bytes
+        self._ahead: _Ahead | None = None
+
+    def check_ahead(self, hosts: list[int]) -> None:
+        """Begin to compute the checksums of slots that will leave the arena for the engine within ``_AHEAD_S``.
+
+        They are held by then: their bytes stay. Nothing is begun for few bytes, nor while others are waited for.
+        """
+        ahead, now_s = self._ahead, time.monotonic()
+        idle = ahead is None or now_s - ahead.begun_s > _AHEAD_S
+        if idle and len(hosts) * self._arena.block_bytes >= self._ahead_bytes:
+            self._ahead = _Ahead(hosts, now_s, self._checksums(hosts))
 
     def carry(self, lane: Lane, batch: Batch) -> list[BlockStatus]:
         """Do the transfer; the statuses of all routes, in order."""
@@ -90,7 +114,7 @@ class Carrier:
         if batch.hop > 0:  # the durable tier has compared them
             return self._write_engine(lane, moves, lambda: self._tell_queued(batch.plan_id, len(moves)))
         wanted = [batch.checksums[place] for place in places]
-        sums = self._checksums([move.host for move in moves])
+        sums = self._begun([move.host for move in moves])
         found: list[int] = []
 
         def compare() -> None:
@@ -117,6 +141,13 @@ class Carrier:
         if self._durable is None:
             raise ValueError("slots of a durable tier were erased, and there is none")
         return self._durable.erase(slots)
+
+    def _begun(self, hosts: list[int]) -> Callable[[], list[int]]:
+        """Return what ``check_ahead`` has begun for these very slots just now, else begin."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.hosts == hosts and time.monotonic() - ahead.begun_s <= _AHEAD_S:
+            return ahead.sums
+        return self._checksums(hosts)
 
     def _checksums(self, hosts: list[int]) -> Callable[[], list[int]]:
         """Begin to compute arena slots' checksums, spread over the crew's helpers."""

@@ -194,6 +194,12 @@ class HierarchyManager(Directory):
         self._book.settle(ticket)
         return ticket.ticket_id
 
+    def check_ahead(self, block_ids: Sequence[BlockId]) -> None:
+        """Begin to verify held blocks that the next ``load`` will name, while their slots are being found; a hint."""
+        copies = [block.copies.get(_DDR) for block in map(self._residency.get, block_ids) if block is not None]
+        if len(slots := [copy.slot for copy in copies if copy is not None]) == len(block_ids):
+            self._migrator.check_ahead(slots)
+
     def prefetch(self, block_ids: Sequence[BlockId], *, deadline_s: float | None = None) -> TicketId:
         """Bring blocks from NVMe into DDR, because they may be asked for."""
         ticket = self._book.open(TicketKind.PREFETCH, len(block_ids), _or(deadline_s, self._config.prefetch_deadline_s))

@@ -65,6 +65,7 @@ class KVMigrator:
             crew=crew,
             checksums=checksums or fastest(),
             tell_queued=self._tell_queued,
+            ahead_bytes=config.check_ahead_bytes,
         )
         self._ids = count()
         self._reports: deque[BatchReport] = deque()
@@ -124,6 +125,10 @@ class KVMigrator:
                 ]
             )
         return plan_id
+
+    def check_ahead(self, hosts: Sequence[int]) -> None:
+        """Begin to verify arena slots that a plan to the engine will name next; a hint."""
+        self._carrier.check_ahead(list(hosts))
 
     def erase(self, slots: Sequence[int]) -> PlanId | PlanRefusal:
         """Queue the erasure of durable slots; one report, whose results are theirs. ``KeyError`` without a durable."""

@@ -11,6 +11,8 @@ class MigratorConfig:
     is checked while it moves, and an engine that keeps an order goes on when all of it is checked, so a load is
     best carried whole. A disk is slow enough to let urgent work wait for small ones only.
 
+    Loads of ``check_ahead_bytes`` and more are verified from the moment they are planned; smaller ones take no time.
+
     ``queue_blocks`` may wait at each priority in each lane. ``stall_after_s``: a lane whose device has not answered
     for so long takes nothing new. ``fence_slice_s`` is how long a worker waits for one plan's fence before it looks
     after others. ``ValueError`` for what is not > 0.
@@ -19,6 +21,7 @@ class MigratorConfig:
     batch_bytes: int = 16 << 20
     engine_batch_bytes: int = 128 << 20
     load_batch_bytes: int = 8 << 30
+    check_ahead_bytes: int = 128 << 20
     queue_blocks: int = 4096
     engine_workers: int = 2
     durable_workers: int = 4
@@ -30,6 +33,7 @@ class MigratorConfig:
             "batch_bytes",
             "engine_batch_bytes",
             "load_batch_bytes",
+            "check_ahead_bytes",
             "queue_blocks",
             "engine_workers",
             "durable_workers",

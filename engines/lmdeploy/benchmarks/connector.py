@@ -207,8 +207,16 @@ class Bench:
         self._tiers.close()
 
 
+class _NoTrie:
+    """A prefix cache that is switched off."""
+
+    enabled = False
+
+
 class _Leases:
-    """What LMDeploy's scheduler offers for saves of ended requests."""
+    """What LMDeploy's scheduler offers for saves of ended requests; without a prefix cache."""
+
+    block_trie = _NoTrie()
 
     @property
     def kv_save_coordinator(self) -> "_Leases":

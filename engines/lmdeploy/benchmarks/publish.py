@@ -65,7 +65,7 @@ def _times(way: str, prompt: "np.ndarray[Any, np.dtype[np.int64]]", blocks: int)
         gc.disable()
         if way == "ahead":
             began_s = time.thread_time()
-            maker = PathMaker(Guard())
+            maker = PathMaker(Guard(), grace_s=0.0)
             maker.begin(trie, seq, blocks)
             while maker.work():
                 pass

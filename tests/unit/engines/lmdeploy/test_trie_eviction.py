@@ -23,8 +23,10 @@ from kvcontrol.kv_policy import (
     LruPolicy,
     NaiveLruPolicy,
     PolicyContext,
+    ShadowPolicies,
     make_policy,
 )
+from kvcontrol.kv_policy.choice import parse_choices
 from tests.support.block_trie import BLOCK_TOKENS, Paging, prompt
 
 LOGGER = "engines.lmdeploy.trie_eviction"
@@ -389,6 +391,27 @@ def test_only_an_accepted_match_counts_as_a_use() -> None:
     assert told == []
     paging.serve(prompt(1, 3))
     assert told == [path]
+
+
+def test_a_match_that_is_accepted_twice_for_one_prompt_counts_once() -> None:
+    told: list[list[BlockId]] = []
+
+    class Recording(LruPolicy):
+        def access(self, path: Any) -> None:
+            told.append(list(path))
+            super().access(path)
+
+    paging = Paging(32)
+    eviction(paging).use(Recording())
+    watched = ShadowPolicies(parse_choices("lru"), capacity_blocks=32)
+    eviction(paging).shadows.policies = watched
+    paging.serve(prompt(1, 3))
+    seq = paging.begin(prompt(1, 3))
+    assert len(told) == 1
+    requests = watched.report().requests
+    paging.trie.finalize_match(seq)  # as after a load
+    assert len(told) == 1
+    assert watched.report().requests == requests == 2
 
 
 def test_a_model_with_recurrent_state_keeps_lmdeploys_own(caplog: pytest.LogCaptureFixture) -> None:

@@ -37,7 +37,7 @@ class Told:
         self.tracker = TrieTracker(self.log, IDENTITY)
         self.tracker.watch(self.paging.trie)
         self.guard = Guard()
-        self.maker = PathMaker(self.guard)
+        self.maker = PathMaker(self.guard, grace_s=0.0)
         self.sequences: list[Any] = []
 
     def begin(self, tokens: list[int], *, ahead: int | None = None, salt: str = "") -> Any:

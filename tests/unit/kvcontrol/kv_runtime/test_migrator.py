@@ -419,6 +419,46 @@ def test_large_batches_are_shared_among_helpers_and_come_back_in_order() -> None
     arena.close()
 
 
+@pytest.mark.parametrize("hosts", [range(4), range(3), [0, 1, 3, 2]])
+@pytest.mark.parametrize("broken", [None, 2])
+def test_a_load_that_was_checked_ahead_is_checked_all_the_same(hosts: Sequence[int], broken: int | None) -> None:
+    large = 300_000
+    engine = MemoryTier(HBM, capacity_blocks=4, block_bytes=large)
+    arena = HostArena(slots=4, block_bytes=large)
+    rng = random.Random(9)  # noqa: S311 - reproducible, not secret
+    data = [rng.randbytes(large) for _ in range(4)]
+    for slot in range(4):
+        put(arena, slot, data[slot])
+    sums = [checksum(each) for each in data]
+    if broken is not None:
+        put(arena, broken, bytes(large))
+    computed: list[int] = []
+
+    def watched(arena: HostArena, slots: Sequence[int]) -> list[int]:
+        computed.extend(slots)
+        return [checksum(arena.view(slot)) for slot in slots]
+
+    crew = ThreadCrew(helpers=2)
+    config = MigratorConfig(check_ahead_bytes=1)
+    migrator = KVMigrator(config, engine=engine, arena=arena, durable=None, crew=crew, checksums=watched)
+    migrator.check_ahead(list(hosts))
+    routes = tuple(Route(BlockId(slot), slot, slot, slot, record(slot), sums[slot]) for slot in range(4))
+    plan = MigrationPlan(src_tier=DDR, dst_tier=HBM, routes=routes, priority=Priority.DEMAND, deadline_s=inf)
+    assert not isinstance(migrator.migrate(plan), PlanRefusal)
+    reports: list[BatchReport] = []
+
+    def ended() -> bool:
+        reports.extend(migrator.poll())
+        return migrator.idle
+
+    eventually(ended, _LIMIT_S, "the load never ended")
+    statuses = [result.status for report in reports for result in report.results]
+    assert statuses == [BlockStatus.CORRUPT if slot == broken else BlockStatus.OK for slot in range(4)]
+    assert set(computed) == set(range(4))
+    assert migrator.close(_LIMIT_S)
+    arena.close()
+
+
 @pytest.fixture
 def queueing(make: Make) -> Bench:
     return make(
