@@ -12,6 +12,7 @@ from kvgate.doctor import doctor
 from kvgate.engine import engine
 from kvgate.failure import CommandError
 from kvgate.gateway import gateway
+from kvgate.plan import plan
 from kvgate.register import register
 from kvgate.replay import replay
 from kvgate.sim import sim
@@ -40,6 +41,7 @@ def build_app() -> typer.Typer:
     app.add_typer(build_admin(), rich_help_panel="Run")
     app.command(rich_help_panel="Look")(conformance)
     app.command(rich_help_panel="Look")(doctor)
+    app.command(rich_help_panel="Look")(plan)
     app.command(rich_help_panel="Look")(replay)
     app.command(rich_help_panel="Look")(simulate)
     app.command(rich_help_panel="Look")(top)

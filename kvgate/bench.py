@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvgate.bench_fleet import run_fleet
 from kvgate.benchmarks import revisit
 from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.show import show
@@ -402,36 +403,6 @@ def _peer(said: str) -> "Peer":
             "for example smg='smg launch --port {port} --worker-urls http://127.0.0.1:{a} http://127.0.0.1:{b}'",
         )
     return Peer(name=name, command=command)
-
-
-def run_fleet(  # noqa: PLR0913 - each is one option
-    *,
-    instances: Annotated[int, typer.Option(min=1, help="Simulated engines.")] = 512,
-    copies: Annotated[int, typer.Option(min=1, help="So many of the conversation trace side by side.")] = 8,
-    router: Annotated[str, typer.Option(help="One of those that kvgate simulate has.")] = "cost_aware",
-    profile: Annotated[str, typer.Option(help="Kind of engine, as kvgate simulate has them.")] = "h100-7b",
-    ddr: Annotated[float, typer.Option(min=0, help="DDR tier, in multiples of HBM; 0: none.")] = 0.0,
-    traces: Annotated[
-        Path | None, typer.Option(help="A folder with mooncake/ traces. Default: that beside a checkout.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="8 engines, few requests: to see that it runs.")] = False,
-    as_json: _AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
-) -> None:
-    """An hour of a large simulated fleet in virtual time: how long does that take, and how much memory?"""
-    from engines.sim.profile import ProfileError
-    from kvgate.benchmarks import fleet
-
-    plan = fleet.FleetBench(
-        traces=traces, instances=instances, copies=copies, router=router, profile=profile, ddr=ddr, quick=quick
-    )
-    try:
-        report = fleet.run(plan, _say)
-    except (ProfileError, ValueError) as error:
-        raise CommandError(str(error)) from error
-    except OSError as error:
-        raise CommandError(f"can't read {error.filename or 'the trace'}: {error.strerror or error}") from error
-    show(report, as_json=as_json, as_markdown=as_markdown)
 
 
 def _say(step: str) -> None:

@@ -45,7 +45,7 @@ def model_from_folder(folder: Path, name: str | None) -> Model:
     return Model(folder=folder.resolve(), name=name or folder.resolve().name)
 
 
-def tiny_model(name: str | None = None) -> Model:
+def tiny_model(name: str | None = None, *, console: Console = output) -> Model:
     """Return the tiny random Llama, made on first use; raises ``CommandError`` when it can't be written."""
     from engines.models import tiny
     from engines.models.cache import CacheError, cache_dir, cached
@@ -57,7 +57,7 @@ def tiny_model(name: str | None = None) -> Model:
         tiny.write_tiny(folder)
 
     try:
-        with PrepareBoard(output) as board:
+        with PrepareBoard(console) as board:
             folder = cached(
                 cache_dir() / tiny.NAME, build, recipe=tiny.RECIPE, needed_bytes=tiny.NEEDED_BYTES, progress=board
             )

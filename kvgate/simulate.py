@@ -1,21 +1,15 @@
 """``kvgate simulate TRACE``: a fleet of simulated engines behind the gateway's own routing, in virtual time."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from engines.sim.profile import ProfileError, load_profile, shipped
-from kvcontrol.traces import TraceError
+from engines.sim.profile import load_profile, shipped
 from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.show import show
-from kvgate.display import errors
 from kvgate.failure import CommandError
-
-_TELL_S = 5.0
 
 
 def simulate(  # noqa: PLR0913 - each is one option
@@ -29,20 +23,24 @@ def simulate(  # noqa: PLR0913 - each is one option
     copies: Annotated[int, typer.Option(min=1, help="So many of the trace side by side, each other tenants'.")] = 1,
     speed: Annotated[float, typer.Option(min=0.001, help="Requests come so many times as fast.")] = 1.0,
     limit: Annotated[int, typer.Option(min=0, help="Use the first requests of the trace only; 0: all.")] = 0,
+    seconds: Annotated[float, typer.Option(min=0, help="Use the first seconds of the trace only; 0: all.")] = 0.0,
     ddr: Annotated[float, typer.Option(min=0, help="DDR tier, in multiples of HBM; 0: none.")] = 0.0,
     nvme: Annotated[float, typer.Option(min=0, help="NVMe tier, in multiples of HBM; 0: none.")] = 0.0,
+    policy: Annotated[str, typer.Option(help="What chooses who leaves HBM and tiers. Default: the profile's.")] = "",
     seed: Annotated[int, typer.Option(help="Another seed, another jitter.")] = 0,
     jitter: Annotated[float, typer.Option(min=0, max=1, help="Spread of steps' times.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:
     """Serve a trace with a simulated fleet: times to the first token, hits, hot spots and what was turned away."""
+    from kvgate.simulation.board import FleetBoard
+    from kvgate.simulation.refusals import refusals
     from kvgate.simulation.study import ROUTERS, Study, grids
 
     if as_json and as_markdown:
         raise CommandError("--json and --markdown: give one of them")
     names = tuple(ROUTERS) if router == "all" else tuple(name.strip() for name in router.split(",") if name.strip())
-    with _refusals(trace):
+    with refusals(trace):
         study = Study(
             trace=trace,
             profile=load_profile(profile),
@@ -51,17 +49,20 @@ def simulate(  # noqa: PLR0913 - each is one option
             copies=copies,
             speed=speed,
             limit=limit,
+            seconds=seconds,
             ddr=ddr,
             nvme=nvme,
+            policy=policy,
             seed=seed,
             jitter=jitter,
         )
         workload = study.workload()
-    outcomes = {}
+    outcomes, board = {}, FleetBoard()
     took_s = 0.0
     for name in names:
         began_s = time.perf_counter()
-        outcomes[name] = study.run(name, workload, _Progress(name, workload.lasts_s + workload.spread_s))
+        with board.shown(name, workload.spans_s) as progress:
+            outcomes[name] = study.run(name, workload, progress)
         took_s += time.perf_counter() - began_s
     last = outcomes[names[-1]]
     metrics = {
@@ -73,34 +74,6 @@ def simulate(  # noqa: PLR0913 - each is one option
     }
     report = Report(bench="simulate", host=Host.here(), metrics=metrics, grids=grids(outcomes))
     show(report, as_json=as_json, as_markdown=as_markdown)
-
-
-class _Progress:
-    """Says now and then how far a fleet has come."""
-
-    def __init__(self, name: str, lasts_s: float) -> None:
-        self._name = name
-        self._lasts_s = lasts_s
-        self._told_s = time.perf_counter()
-
-    def __call__(self, virtual_s: float) -> None:
-        now_s = time.perf_counter()
-        if now_s - self._told_s >= _TELL_S:
-            self._told_s = now_s
-            share = min(1.0, virtual_s / self._lasts_s) if self._lasts_s else 1.0
-            errors.print(f"  {self._name}: {virtual_s:,.0f} s of virtual time, {share:.0%}", markup=False)
-
-
-@contextmanager
-def _refusals(trace: Path) -> Iterator[None]:
-    try:
-        yield
-    except (ProfileError, TraceError) as error:
-        raise CommandError(str(error)) from error
-    except OSError as error:
-        raise CommandError(f"can't read {trace}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise CommandError(str(error)) from error
 
 
 __all__ = ["simulate"]

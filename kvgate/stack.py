@@ -241,25 +241,31 @@ def gateway_spec(
     options: GatewayOptions, instances: Sequence[Instance], base: Mapping[str, str] = os.environ
 ) -> ChildSpec:
     """Return the gateway's process; it is ready when it has a usable instance."""
+    told = [
+        {"id": f"engine-{index}", "url": instance.url}
+        | ({"role": instance.role.value} if instance.shares_tiers else {})  # else it says so itself
+        for index, instance in enumerate(instances)
+    ]
+    on_cpu = instances[0].gpu is None and not instances[0].model.is_tiny
+    if on_cpu and "KVGATE_PREFILL_TOKENS_PER_S" not in base:
+        base = {**base, "KVGATE_PREFILL_TOKENS_PER_S": str(CPU_PREFILL_TOKENS_PER_S)}
+    return gateway_child(options, told, tokenizer=instances[0].model.folder, base=base)
+
+
+def gateway_child(
+    options: GatewayOptions, instances: Sequence[Mapping[str, str]], *, tokenizer: Path, base: Mapping[str, str]
+) -> ChildSpec:
+    """Return the process of a gateway for any instances, which are told as its settings have them."""
     told = {
         "KVGATE_HOST": options.host,
         "KVGATE_PORT": str(options.port),
-        "KVGATE_INSTANCES": json.dumps(
-            [
-                {"id": f"engine-{index}", "url": instance.url}
-                | ({"role": instance.role.value} if instance.shares_tiers else {})  # else it says so itself
-                for index, instance in enumerate(instances)
-            ]
-        ),
-        "KVGATE_TOKENIZER": str(instances[0].model.folder),
+        "KVGATE_INSTANCES": json.dumps(list(instances)),
+        "KVGATE_TOKENIZER": str(tokenizer),
         "KVGATE_STATE_DIR": str(options.state_dir),
         "KVGATE_ROUTING_POLICY": options.routing.value,
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    on_cpu = instances[0].gpu is None and not instances[0].model.is_tiny
-    if on_cpu and "KVGATE_PREFILL_TOKENS_PER_S" not in base:
-        told["KVGATE_PREFILL_TOKENS_PER_S"] = str(CPU_PREFILL_TOKENS_PER_S)
     if options.api_keys:
         told["KVGATE_API_KEYS"] = json.dumps([{"key": key.key, "tenant": key.tenant} for key in options.api_keys])
     return ChildSpec(
@@ -272,12 +278,14 @@ def gateway_spec(
 
 
 __all__ = [
+    "MAX_INSTANCES",
     "PORTS_PER_INSTANCE",
     "ApiKey",
     "GatewayOptions",
     "Routing",
     "chosen_transport",
     "engine_specs",
+    "gateway_child",
     "gateway_spec",
     "need_keys_beyond_loopback",
     "need_possible_role",

@@ -24,6 +24,7 @@ from kvgate.paths import make_run_dir, make_socket_dir, remove_socket_dir, state
 from kvgate.ports import LOOPBACK, need_free, reserved_ports
 from kvgate.presets import preset_line, preset_of_options, with_preset
 from kvgate.probe import HttpProbe
+from kvgate.serving import until_all_serve
 from kvgate.stack import (
     PORTS_PER_INSTANCE,
     ApiKey,
@@ -37,7 +38,7 @@ from kvgate.stack import (
     plan_instances,
     with_fair_threads,
 )
-from kvgate.supervisor import PROBE_EVERY_S, Supervisor
+from kvgate.supervisor import Supervisor
 from kvgate.tenants import shares_of_preset, tenants_of_keys
 from kvgate.tier_flags import (
     DdrOption,
@@ -57,7 +58,6 @@ from kvgate.units import with_kv_memory
 DEFAULT_PORT = 8000
 DEFAULT_INSTANCES = 2
 INTERRUPTED = 130
-USABLE_LIMIT_S = 120.0
 QUESTION = "What is the capital of France?"
 
 _MODEL = "Model"
@@ -229,7 +229,7 @@ async def _serve(instances: list[Instance], gateway: GatewayOptions, logs: Path,
     stages = [engine_specs(instances), [gateway_spec(gateway, instances)]]
     async with HttpProbe() as probe, Supervisor(stages, logs, probe, board) as children:
         with board.shown():
-            if not await _unless_stopped(_until_all_serve(children, probe, gateway, len(instances)), stop):
+            if not await _unless_stopped(until_all_serve(children, probe, gateway.url, len(instances)), stop):
                 plain("Stopped before everything was ready.")
                 return INTERRUPTED
         _announce(instances, gateway, time.monotonic() - started_s)
@@ -241,27 +241,6 @@ async def _serve(instances: list[Instance], gateway: GatewayOptions, logs: Path,
 
 def _say_end(ended: ChildFailedError, pause_s: float) -> None:
     plain(f"{ended.child} {ended.what}; it starts again in {pause_s:.0f} s ({ended.advice})")
-
-
-async def _until_all_serve(children: Supervisor, probe: HttpProbe, gateway: GatewayOptions, count: int) -> None:
-    """Return when all processes are ready and the gateway counts every engine as usable. Raises ``CommandError``."""
-    await children.until_ready()
-    usable = 0
-
-    async def ask() -> None:
-        nonlocal usable
-        while usable < count:
-            usable = int((await probe.read(f"{gateway.url}/readyz")).get("usable", 0))
-            await asyncio.sleep(PROBE_EVERY_S)
-
-    try:
-        async with asyncio.timeout(USABLE_LIMIT_S):
-            await children.unless_one_ends(ask())
-    except TimeoutError:
-        raise CommandError(
-            f"all processes run, but after {USABLE_LIMIT_S:.0f} s the gateway can use {usable} of {count} engines",
-            f"{gateway.url}/readyz says why; the logs of this run say more",
-        ) from None
 
 
 async def _unless_stopped(work: Coroutine[None, None, None], stop: asyncio.Event) -> bool:

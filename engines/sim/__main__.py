@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     for name in ("hbm-blocks", "ddr-blocks", "nvme-blocks", "max-batch", "context-tokens"):
         sizes.add_argument(f"--{name}", type=int)
     sizes.add_argument("--policy", help="the eviction policy of HBM")
+    sizes.add_argument("--tier-policy", help="the eviction policy of the tiers below")
     faults = made.add_argument_group("faults")
     faults.add_argument("--slow", type=float, default=1.0, help="factor on all times")
     faults.add_argument("--refuse", type=float, default=0.0, help="share of requests that get a 503")
@@ -91,7 +92,7 @@ def _some(text: str) -> int:
 def _shape(shape: EngineShape, chosen: argparse.Namespace) -> EngineShape:
     if chosen.block_tokens is not None:
         shape = shape.with_block_tokens(chosen.block_tokens)
-    names = ("hbm_blocks", "ddr_blocks", "nvme_blocks", "max_batch", "context_tokens", "policy")
+    names = ("hbm_blocks", "ddr_blocks", "nvme_blocks", "max_batch", "context_tokens", "policy", "tier_policy")
     return replace(shape, **{name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None})
 
 

@@ -12,6 +12,7 @@ from kvcontrol.traces import MOONCAKE
 from kvgate.benchmarks.pool import BESIDE_CHECKOUT
 from kvgate.benchmarks.report import Host, Report
 from kvgate.failure import CommandError
+from kvgate.simulation.board import FleetBoard
 from kvgate.simulation.study import Study, grids
 
 NAME: Final = "fleet"
@@ -51,7 +52,8 @@ def run(plan: FleetBench, say: Callable[[str], None]) -> Report:
     workload = study.workload()
     say(f"{instances} instances, {workload.size} requests in {workload.lasts_s:,.0f} s of virtual time")
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    outcome = study.run(plan.router, workload)
+    with FleetBoard().shown(plan.router, workload.spans_s) as told:
+        outcome = study.run(plan.router, workload, told)
     took_s, took_cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     hours = round(workload.lasts_s / _HOUR_S)
     name = f"fleet_{instances}x{hours}h_s" if hours else "fleet_quick_s"

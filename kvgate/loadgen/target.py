@@ -303,6 +303,7 @@ def now_s() -> float:
 
 
 __all__ = [
+    "LOOK_UP_S",
     "Chats",
     "Target",
     "foreign_errors",

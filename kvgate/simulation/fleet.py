@@ -148,8 +148,14 @@ class Fleet:
         self._tally = Tally()
         self._decisions = 0
 
-    def run(self, progress: Callable[[float], None] = lambda _: None) -> FleetOutcome:
-        """Serve the whole workload; ``progress`` is told now and then what time it is."""
+    def run(
+        self,
+        progress: Callable[[float], None] = lambda _: None,
+        hopeless: Callable[[Tally], bool] = lambda _: False,
+    ) -> FleetOutcome:
+        """Serve the whole workload; ``progress`` is told now and then what time it is, and ``hopeless`` asked whether
+        what was counted so far is enough to stop, in which case the outcome is of that and not ``complete``.
+        """
         agenda, clock = self._agenda, self._clock
         report_s = _REPORT_S
         for arrival in self._workload.arrivals(self._identity):
@@ -159,11 +165,14 @@ class Fleet:
             if arrival.at_s >= report_s:
                 self._report()
                 progress(arrival.at_s)
+                self._tally.shed = self._door.shed
+                if hopeless(self._tally):
+                    return self._outcome(complete=False)
                 report_s = arrival.at_s + _REPORT_S
             self._arrived(arrival)
         while agenda:
             self._turn()
-        return self._outcome()
+        return self._outcome(complete=True)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when engines, index and load contradict each other. O(blocks)."""
@@ -332,7 +341,7 @@ class Fleet:
             settled=True,
         )
 
-    def _outcome(self) -> FleetOutcome:
+    def _outcome(self, *, complete: bool) -> FleetOutcome:
         tally, engines = self._tally, [each.engine for each in self._members]
         busy_s = [each.counters.busy_s for each in engines]
         mean_s = sum(busy_s) / len(busy_s)
@@ -360,6 +369,7 @@ class Fleet:
             gaps=gaps,
             decision_us=quantile(tally.decision_s, 0.5) * 1e6,
             computed_tokens=sum(each.counters.computed_tokens for each in engines),
+            complete=complete,
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from engines.sim.gaps import GapHistogram
 from kvcontrol.core.blocks import CacheTier
@@ -16,6 +17,7 @@ class Tally:
     prompt_tokens: int = 0
     by_tier: dict[CacheTier, int] = field(default_factory=dict)
     refused: int = 0
+    shed: int = 0
     decision_s: list[float] = field(default_factory=list)
 
 
@@ -23,7 +25,7 @@ class Tally:
 class FleetOutcome:
     """``ttft_s`` counts from a request's arrival at the gateway, waiting there included, sorted. ``ceiling_tokens`` are
     those that one cache with room for everything would have found. ``hotspot`` is the busiest instance's busy time over
-    the mean; ``decision_us`` real time, the rest virtual.
+    the mean; ``decision_us`` real time, the rest virtual. One that isn't ``complete`` was stopped before its end.
     """
 
     policy: str
@@ -43,6 +45,7 @@ class FleetOutcome:
     gaps: GapHistogram
     decision_us: float
     computed_tokens: int
+    complete: bool = True
 
     @property
     def found_tokens(self) -> int:
@@ -64,6 +67,21 @@ class FleetOutcome:
         """Share of requests that were turned away."""
         return (self.shed + self.refused) / self.requests if self.requests else 0.0
 
+    @property
+    def answerable(self) -> int:
+        """Requests that an engine could take at all."""
+        return self.requests - self.refused
+
+    @property
+    def answered_rate(self) -> float:
+        """Share of the answerable requests that got an answer."""
+        return len(self.answer_s) / self.answerable if self.answerable else 1.0
+
+    def ttft_of_answerable(self, share: float) -> float:
+        """Return the same of all answerable requests; those that were turned away had to wait for ever."""
+        place = rank(self.answerable, share)
+        return inf if place > len(self.ttft_s) else self.ttft_s[place - 1]
+
     def ttft(self, share: float) -> float:
         """Return the time to the first token that a share of the requests doesn't exceed."""
         return quantile(self.ttft_s, share)
@@ -73,7 +91,12 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     """Return a quantile of sorted values by the nearest rank; 0 of none."""
     if not ordered:
         return 0.0
-    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+    return ordered[min(len(ordered), rank(len(ordered), share)) - 1]
 
 
-__all__ = ["FleetOutcome", "Tally", "quantile"]
+def rank(count: int, share: float) -> int:
+    """Return how many of ``count`` values a quantile is not to be exceeded by, at least 1."""
+    return max(1, -int(-share * count // 1))
+
+
+__all__ = ["FleetOutcome", "Tally", "quantile", "rank"]

@@ -9,11 +9,12 @@ from engines.sim.engine import Behaviour
 from engines.sim.profile import Profile
 from gateway.routing import POLICIES, CostModel, RoutingPolicy
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.kv_policy import make_policy
 from kvcontrol.traces import read_by_time
 from kvgate.benchmarks.report import Grid
 from kvgate.simulation.door import DoorRules
 from kvgate.simulation.fleet import Fleet, FleetPlan
-from kvgate.simulation.outcome import FleetOutcome
+from kvgate.simulation.outcome import FleetOutcome, Tally
 from kvgate.simulation.peers import PEERS
 from kvgate.simulation.workload import Workload
 
@@ -37,7 +38,10 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """``ddr`` and ``nvme`` are multiples of HBM; ``limit`` is how many of the trace's requests are used, 0 all."""
+    """``ddr`` and ``nvme`` are multiples of HBM; ``limit`` is how many of the trace's requests are used, 0 all, and
+    ``seconds`` how many of its first ones, 0 all, before ``speed`` counts. ``policy`` chooses who leaves HBM and the
+    tiers, that of the profile where it is empty.
+    """
 
     trace: Path
     profile: Profile
@@ -48,6 +52,8 @@ class Study:
     limit: int = 0
     ddr: float = 0.0
     nvme: float = 0.0
+    seconds: float = 0.0
+    policy: str = ""
     seed: int = 0
     jitter: float = 0.0
     rules: DoorRules = field(default_factory=DoorRules)
@@ -58,6 +64,8 @@ class Study:
                 raise ValueError(f"there is no router {name!r}: there are {', '.join(ROUTERS)}")
         if not self.routers:
             raise ValueError(f"no router is named; there are {', '.join(ROUTERS)}")
+        if self.policy:
+            make_policy(self.policy, capacity_blocks=1)
         if self.ddr < 0 or self.nvme < 0 or (self.nvme and not self.ddr):
             raise ValueError(
                 f"DDR of {self.ddr} and NVMe of {self.nvme} times HBM; both must be >= 0, and NVMe needs DDR"
@@ -66,17 +74,32 @@ class Study:
     def workload(self) -> Workload:
         """Read the trace; raises ``TraceError``, ``OSError``, ``ValueError``."""
         requests = read_by_time(self.trace)
+        if self.seconds and requests:
+            end_s = requests[0].at_s + self.seconds
+            requests = [each for each in requests if each.at_s < end_s]
         return Workload(requests=requests[: self.limit or None], copies=self.copies, speed=self.speed)
 
-    def run(self, router: str, workload: Workload, progress: Callable[[float], None] = lambda _: None) -> FleetOutcome:
-        """Serve the workload with one router."""
+    def engine(self) -> Profile:
+        """Return the profile with this study's tiers and policy."""
         shape = self.profile.engine
-        shape = replace(
-            shape, ddr_blocks=int(shape.hbm_blocks * self.ddr), nvme_blocks=int(shape.hbm_blocks * self.nvme)
-        )
+        if self.policy:
+            shape = replace(shape, policy=self.policy, tier_policy=self.policy)
+        ddr, nvme = round(shape.hbm_blocks * self.ddr), round(shape.hbm_blocks * self.nvme)
+        return replace(self.profile, engine=replace(shape, ddr_blocks=ddr, nvme_blocks=nvme))
+
+    def run(
+        self,
+        router: str,
+        workload: Workload,
+        progress: Callable[[float], None] = lambda _: None,
+        hopeless: Callable[[Tally], bool] = lambda _: False,
+    ) -> FleetOutcome:
+        """Serve the workload with one router; see ``Fleet.run``."""
+        profile = self.engine()
+        shape = profile.engine
         fleet = Fleet(
             FleetPlan(
-                profile=replace(self.profile, engine=shape),
+                profile=profile,
                 instances=self.instances,
                 make_policy=_maker(router, shape.hbm_blocks * shape.block_tokens),
                 rules=self.rules,
@@ -85,7 +108,7 @@ class Study:
             workload,
         )
         try:
-            return fleet.run(progress)
+            return fleet.run(progress, hopeless)
         finally:
             fleet.close()
 

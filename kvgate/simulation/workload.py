@@ -70,6 +70,11 @@ class Workload:
         """From the first request of one copy to its last."""
         return (max(each.at_s for each in self.requests) - min(each.at_s for each in self.requests)) / self.speed
 
+    @property
+    def spans_s(self) -> float:
+        """From the first request of all copies to the last."""
+        return self.lasts_s + self.spread_s * (self.copies - 1) / self.copies
+
     def arrivals(self, identity: CacheIdentity) -> Iterator[Arrival]:
         """Yield all requests in the order in which they come."""
         return heapq.merge(*(self._copy(copy, identity) for copy in range(self.copies)))

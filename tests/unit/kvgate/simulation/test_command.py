@@ -74,6 +74,29 @@ def test_the_fleet_bench_measures_time_and_memory(traces: Path) -> None:
     assert metrics["fleet_peak_gb"] > 0
 
 
+def test_studies_compare_fleets_of_one_run(traces: Path) -> None:
+    (traces / "agentic").mkdir()
+    with gzip.open(traces / "agentic" / "agentic_dev.jsonl.gz", "wt") as file:
+        for turn in range(1, 9):
+            file.write(json.dumps({"session": "one", "t": 9.0 * turn, "in": 64 * turn, "runs": [[0, turn]]}) + "\n")
+    studied = ["bench", "fleet", "--quick", "--traces", str(traces), "--json", "--study"]
+    said = RUNNER.invoke(build_app(), [*studied, "tiers"])
+    assert said.exit_code == 0, said.output
+    rows = json.loads(said.stdout)["tiers"]
+    assert [(row["trace"], row["tiers"]) for row in rows] == [
+        (trace, tiers) for trace in ("mooncake", "agentic") for tiers in ("HBM", "HBM + DDR", "HBM + DDR + NVMe")
+    ]
+    assert [row["computed_of_hbm_alone"] for row in rows if row["tiers"] == "HBM"] == [1.0, 1.0]
+    said = RUNNER.invoke(build_app(), [*studied, "decisions"])
+    assert said.exit_code == 0, said.output
+    rows = json.loads(said.stdout)["decisions"]
+    assert [(row["router"], row["instances"], row["requests"]) for row in rows] == [
+        (router, instances, instances) for router in ("cost_aware", "round_robin") for instances in (8, 64)
+    ]
+    said = RUNNER.invoke(build_app(), [*studied, "magic"])
+    assert "there is no study 'magic': there are tiers, decisions" in str(said.exception)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,0 +1,1 @@
+"""Capacity planning: the smallest simulated fleet that serves a trace as well as was asked for, and what it costs."""
