@@ -34,13 +34,26 @@ class Shown(StrEnum):
     STATE = "bool_on_off"
 
 
+class Proof(StrEnum):
+    """The tests in which a query must find data in a Prometheus."""
+
+    FLEET = "two equal engines with tiers and traces, and tenants under load"
+    SEPARATED = "a prefill and a decode instance"
+    WORKERS = "a gateway of several workers"
+    ACCIDENTS = "requests, loops and events that fail"
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """PromQL with Grafana's variables. ``quiet`` says why it may find nothing on a fleet that is well."""
+    """PromQL with Grafana's variables. ``quiet`` says why it finds nothing on the fleet of ``Proof.FLEET``, if that is
+    not its proof.
+    """
 
     expr: str
     legend: str = ""
     quiet: str = ""
+    proof: Proof = Proof.FLEET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +108,14 @@ def number(title: str, about: str, unit: Shown, expr: str, *, width: int = 4) ->
     return Panel(title=title, about=about, unit=unit, queries=(Query(expr=expr),), look=Look.NUMBER, width=width)
 
 
-def query(expr: str, legend: str = "", quiet: str = "") -> Query:
-    """Return a query."""
-    return Query(expr=expr, legend=legend, quiet=quiet)
+def query(expr: str, legend: str = "") -> Query:
+    """Return a query that finds data wherever there is load."""
+    return Query(expr=expr, legend=legend)
+
+
+def quiet(why: str, proof: Proof, expr: str, legend: str = "") -> Query:
+    """Return a query that finds nothing on a fleet of equal engines that is well."""
+    return Query(expr=expr, legend=legend, quiet=why, proof=proof)
 
 
 def rate(series: str, by: str = "", where: str = "") -> str:
@@ -111,12 +129,12 @@ def quantile(share: float, histogram: str, by: str = "", where: str = "") -> str
     return f"histogram_quantile({share}, sum by ({labels}) (rate({histogram}_bucket{{{where}}}[$__rate_interval])))"
 
 
-def quantiles(histogram: str, where: str = "", quiet: str = "") -> tuple[Query, Query, Query]:
+def quantiles(histogram: str, where: str = "") -> tuple[Query, Query, Query]:
     """Return median, 95th and 99th percentile."""
     return (
-        query(quantile(0.5, histogram, where=where), "p50", quiet),
-        query(quantile(0.95, histogram, where=where), "p95", quiet),
-        query(quantile(0.99, histogram, where=where), "p99", quiet),
+        query(quantile(0.5, histogram, where=where), "p50"),
+        query(quantile(0.95, histogram, where=where), "p95"),
+        query(quantile(0.99, histogram, where=where), "p99"),
     )
 
 
@@ -129,6 +147,7 @@ __all__ = [
     "Board",
     "Look",
     "Panel",
+    "Proof",
     "Query",
     "Row",
     "Shown",
@@ -138,6 +157,7 @@ __all__ = [
     "quantile",
     "quantiles",
     "query",
+    "quiet",
     "rate",
     "stacked",
 ]

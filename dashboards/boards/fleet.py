@@ -2,9 +2,27 @@
 
 from typing import Final
 
-from dashboards.panel import Board, Row, Shown, lines, mean, number, quantile, quantiles, query, rate, stacked
+from dashboards.panel import (
+    Board,
+    Proof,
+    Row,
+    Shown,
+    lines,
+    mean,
+    number,
+    quantile,
+    quantiles,
+    query,
+    quiet,
+    rate,
+    stacked,
+)
 
 _NONE_SHED: Final = "no request was refused"
+_NONE_TRIED: Final = "no request had to be tried again"
+_NONE_REPAIRED: Final = "no residency had to be repaired"
+_NONE_FAILED: Final = "no loop has failed"
+_EQUAL: Final = "no instance prefills for others"
 _STREAMS: Final = "no stream under a policy that counts in seconds"
 
 _TRAFFIC: Final = Row(
@@ -68,15 +86,15 @@ _TRAFFIC: Final = Row(
             "Refused before sending, by reason",
             "Quota used up, queue full, waited too long, or no instance.",
             Shown.REQUESTS_PER_SECOND,
-            query(rate("kvgate_shed_requests_total", "reason"), "{{reason}}", _NONE_SHED),
+            query(rate("kvgate_shed_requests_total", "reason"), "{{reason}}"),
             empty=_NONE_SHED,
         ),
         lines(
             "Tried again elsewhere, by cause",
             "Before their client had a byte.",
             Shown.REQUESTS_PER_SECOND,
-            query(rate("kvgate_retries_total", "cause"), "{{cause}}", "no request had to be tried again"),
-            empty="no request had to be tried again",
+            quiet(_NONE_TRIED, Proof.ACCIDENTS, rate("kvgate_retries_total", "cause"), "{{cause}}"),
+            empty=_NONE_TRIED,
         ),
     ),
 )
@@ -143,15 +161,15 @@ _ROUTING: Final = Row(
             "Prompts computed by another instance, or why not",
             "separated: yes; the others say why a prompt was computed where it is answered.",
             Shown.REQUESTS_PER_SECOND,
-            query(rate("kvgate_separations_total", "reason"), "{{reason}}", "no instance prefills for others"),
-            empty="no instance prefills for others",
+            quiet(_EQUAL, Proof.SEPARATED, rate("kvgate_separations_total", "reason"), "{{reason}}"),
+            empty=_EQUAL,
         ),
         lines(
             "Waited for another instance's prefill, p95",
             "What a separated request waits before its answering instance is asked.",
             Shown.SECONDS,
-            query(quantile(0.95, "kvgate_separated_prefill_seconds"), "p95", "no instance prefills for others"),
-            empty="no instance prefills for others",
+            quiet(_EQUAL, Proof.SEPARATED, quantile(0.95, "kvgate_separated_prefill_seconds"), "p95"),
+            empty=_EQUAL,
         ),
         stacked(
             "Matched tokens by tier",
@@ -171,17 +189,15 @@ _ROUTING: Final = Row(
             "Time to the first token, predicted and real",
             "Means of the same streams, from sending on.",
             Shown.SECONDS,
-            query(mean("kvgate_ttft_predicted_seconds"), "predicted", _STREAMS),
-            query(mean("kvgate_ttft_real_seconds"), "real", _STREAMS),
+            query(mean("kvgate_ttft_predicted_seconds"), "predicted"),
+            query(mean("kvgate_ttft_real_seconds"), "real"),
             empty=_STREAMS,
         ),
         lines(
             "How wrong the prediction is",
             "Mean error by the mean time: 0.2 is good, above 0.5 the policy works with wrong speeds.",
             Shown.SHARE,
-            query(
-                f"{rate('kvgate_ttft_error_seconds_sum')} / {rate('kvgate_ttft_real_seconds_sum')}", "error", _STREAMS
-            ),
+            query(f"{rate('kvgate_ttft_error_seconds_sum')} / {rate('kvgate_ttft_real_seconds_sum')}", "error"),
             empty=_STREAMS,
         ),
     ),
@@ -237,12 +253,13 @@ _INSTANCES: Final = Row(
             "Residency repaired, by reason",
             "`replayed` is the cheap one: a gap was filled.",
             Shown.PER_SECOND,
-            query(
+            quiet(
+                _NONE_REPAIRED,
+                Proof.ACCIDENTS,
                 rate("kvgate_kv_resyncs_total", "instance, reason"),
                 "{{instance}} {{reason}}",
-                "no residency had to be repaired",
             ),
-            empty="no residency had to be repaired",
+            empty=_NONE_REPAIRED,
         ),
     ),
 )
@@ -285,14 +302,14 @@ _PROCESS: Final = Row(
             "Background loops that failed",
             "They start again; the log has the reason.",
             Shown.PER_SECOND,
-            query(rate("kvgate_background_failures_total", "loop"), "{{loop}}", "no loop has failed"),
-            empty="no loop has failed",
+            quiet(_NONE_FAILED, Proof.ACCIDENTS, rate("kvgate_background_failures_total", "loop"), "{{loop}}"),
+            empty=_NONE_FAILED,
         ),
         lines(
             "Spans",
             "Of traces: sent, not taken by the collector, or dropped as too many waited for it. Requests don't wait.",
             Shown.PER_SECOND,
-            query(rate("kvgate_trace_spans_total", "outcome"), "{{outcome}}", "traces are off"),
+            query(rate("kvgate_trace_spans_total", "outcome"), "{{outcome}}"),
             empty="traces are off",
         ),
         lines(
@@ -305,7 +322,9 @@ _PROCESS: Final = Row(
             "Workers",
             "1 for each process of a gateway with several workers.",
             Shown.STATE,
-            query("kvgate_worker_up", "{{gateway}} {{worker}}", "a gateway of one process has no workers"),
+            quiet(
+                "a gateway of one process has no workers", Proof.WORKERS, "kvgate_worker_up", "{{gateway}} {{worker}}"
+            ),
             empty="gateways of one process",
         ),
     ),

@@ -2,7 +2,22 @@
 
 from typing import Final
 
-from dashboards.panel import Board, Row, Shown, lines, mean, number, quantile, quantiles, query, rate, stacked
+from dashboards.panel import (
+    Board,
+    Proof,
+    Query,
+    Row,
+    Shown,
+    lines,
+    mean,
+    number,
+    quantile,
+    quantiles,
+    query,
+    quiet,
+    rate,
+    stacked,
+)
 
 _ONE: Final = 'instance="$instance"'
 
@@ -120,6 +135,11 @@ _QUEUE: Final = Row(
 
 _NO_HANDOVER: Final = "no prompts are handed over"
 
+
+def _handed(expr: str, legend: str) -> Query:
+    return quiet(_NO_HANDOVER, Proof.SEPARATED, expr, legend)
+
+
 _HANDOVER: Final = Row(
     title="Prompts that change hands",
     panels=(
@@ -127,36 +147,36 @@ _HANDOVER: Final = Row(
             "Handed over and fetched",
             "Where prompts are computed: handed over, expired, released. Where they are answered: fetched, recomputed.",
             Shown.REQUESTS_PER_SECOND,
-            query(rate("kvgate_engine_handovers_total", "outcome", _ONE), "{{outcome}}", _NO_HANDOVER),
+            _handed(rate("kvgate_engine_handovers_total", "outcome", _ONE), "{{outcome}}"),
             empty=_NO_HANDOVER,
         ),
         lines(
             "Recomputed, by reason",
             "Prompts that could not be had from the other instance: correct, and slow.",
             Shown.REQUESTS_PER_SECOND,
-            query(rate("kvgate_engine_handovers_recomputed_total", "reason", _ONE), "{{reason}}", _NO_HANDOVER),
+            _handed(rate("kvgate_engine_handovers_recomputed_total", "reason", _ONE), "{{reason}}"),
             empty=_NO_HANDOVER,
         ),
         lines(
             "KV from other instances",
             "Bytes that came.",
             Shown.BYTES_PER_SECOND,
-            query(rate("kvgate_engine_handover_bytes_total", where=_ONE), "fetched", _NO_HANDOVER),
+            _handed(rate("kvgate_engine_handover_bytes_total", where=_ONE), "fetched"),
             empty=_NO_HANDOVER,
         ),
         lines(
             "Requests that wait for KV from other instances",
             "How many do so at a time, on average.",
             Shown.REQUESTS,
-            query(rate("kvgate_engine_handover_seconds_total", where=_ONE), "waiting", _NO_HANDOVER),
+            _handed(rate("kvgate_engine_handover_seconds_total", where=_ONE), "waiting"),
             empty=_NO_HANDOVER,
         ),
         lines(
             "Held for others",
             "Prompts that wait to be fetched by a ticket, and their blocks.",
             Shown.BLOCKS,
-            query(f"kvgate_engine_held_prompts{{{_ONE}}}", "prompts", _NO_HANDOVER),
-            query(f"kvgate_engine_held_blocks{{{_ONE}}}", "blocks", _NO_HANDOVER),
+            _handed(f"kvgate_engine_held_prompts{{{_ONE}}}", "prompts"),
+            _handed(f"kvgate_engine_held_blocks{{{_ONE}}}", "blocks"),
             empty=_NO_HANDOVER,
         ),
     ),
@@ -182,7 +202,7 @@ _CACHE: Final = Row(
             "Speed of computing",
             "Prompt tokens a second, as measured where tiers are on.",
             Shown.TOKENS_PER_SECOND,
-            query(f"kvgate_engine_prefill_tokens_per_second{{{_ONE}}}", "prefill", "no tiers below HBM"),
+            query(f"kvgate_engine_prefill_tokens_per_second{{{_ONE}}}", "prefill"),
             empty="no tiers below HBM",
         ),
     ),
@@ -217,8 +237,8 @@ _EVENTS: Final = Row(
             query(rate("kvgate_engine_hook_errors_total", where=_ONE), "block trie"),
             query(rate("kvgate_engine_eviction_errors_total", where=_ONE), "eviction"),
             query(rate("kvgate_engine_publisher_errors_total", where=_ONE), "publisher"),
-            query(rate("kvgate_engine_offload_guard_errors_total", where=_ONE), "connector", "no tiers below HBM"),
-            query(rate("kvgate_engine_offload_worker_faults_total", where=_ONE), "transfers", "no tiers below HBM"),
+            query(rate("kvgate_engine_offload_guard_errors_total", where=_ONE), "connector"),
+            query(rate("kvgate_engine_offload_worker_faults_total", where=_ONE), "transfers"),
             width=16,
         ),
         lines(
@@ -235,7 +255,7 @@ _EVENTS: Final = Row(
             "Spans",
             "Of traces: sent, not taken by the collector, or dropped as too many waited for it.",
             Shown.PER_SECOND,
-            query(rate("kvgate_engine_trace_spans_total", "outcome", where=_ONE), "{{outcome}}", "traces are off"),
+            query(rate("kvgate_engine_trace_spans_total", "outcome", where=_ONE), "{{outcome}}"),
             empty="traces are off",
         ),
         lines(

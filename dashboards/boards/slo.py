@@ -85,7 +85,7 @@ BOARD: Final = Board(
                     "Alarms",
                     "1 for each that is pending or firing. What to do stands in docs/operations.md.",
                     Shown.STATE,
-                    query('ALERTS{alertname=~"Kvgate.*"}', "{{alertname}} {{alertstate}} {{instance}}", _FAIR),
+                    query('ALERTS{alertname=~"Kvgate.*"}', "{{alertname}} {{alertstate}} {{instance}}"),
                     width=24,
                     empty=_FAIR,
                 ),

@@ -11,13 +11,13 @@ _PROMPT: Final = 'kind="prompt"'
 _TIERS: Final = "no tiers below HBM"
 
 
-def _named(series: str, quiet: str = _TIERS) -> tuple[Query, Query]:
+def _named(series: str) -> tuple[Query, Query]:
     """An engine's series by the tenants' names; what no gateway can name, by the digest."""
     of_engine = f'sum by (tier, kv_tenant) (label_replace({series}, "kv_tenant", "$1", "tenant", "(.*)"))'
     names = "max by (kv_tenant, tenant) (kvgate_tenant_info)"
     return (
-        query(f"{of_engine} * on (kv_tenant) group_left (tenant) {names}", "{{tenant}} {{tier}}", quiet),
-        query(f"{of_engine} unless on (kv_tenant) {names}", "{{kv_tenant}} {{tier}}", quiet),
+        query(f"{of_engine} * on (kv_tenant) group_left (tenant) {names}", "{{tenant}} {{tier}}"),
+        query(f"{of_engine} unless on (kv_tenant) {names}", "{{kv_tenant}} {{tier}}"),
     )
 
 
@@ -64,7 +64,7 @@ _TRAFFIC: Final = Row(
             "Refused before sending, by reason",
             "Of all tenants.",
             Shown.REQUESTS_PER_SECOND,
-            query(rate("kvgate_shed_requests_total", "reason"), "{{reason}}", "no request was refused"),
+            query(rate("kvgate_shed_requests_total", "reason"), "{{reason}}"),
             empty="no request was refused",
         ),
     ),
@@ -77,7 +77,7 @@ _QUOTAS: Final = Row(
             "Quotas",
             "As they are set.",
             Shown.COUNT,
-            query("max by (tenant, quota) (kvgate_tenant_quota)", "{{tenant}} {{quota}}", _QUOTA),
+            query("max by (tenant, quota) (kvgate_tenant_quota)", "{{tenant}} {{quota}}"),
             empty=_QUOTA,
         ),
         lines(
@@ -87,7 +87,6 @@ _QUOTAS: Final = Row(
             query(
                 'sum by (tenant) (rate(kvgate_tenant_requests_total{outcome!="shed"}[$__rate_interval])) * 60 / max by (tenant) (kvgate_tenant_quota{quota="requests_per_min"})',
                 "{{tenant}}",
-                _QUOTA,
             ),
             empty=_QUOTA,
         ),
@@ -98,7 +97,6 @@ _QUOTAS: Final = Row(
             query(
                 'sum by (tenant) (rate(kvgate_tenant_tokens_total{kind!="cached"}[$__rate_interval])) * 60 / max by (tenant) (kvgate_tenant_quota{quota="tokens_per_min"})',
                 "{{tenant}}",
-                _QUOTA,
             ),
             empty=_QUOTA,
         ),
@@ -120,7 +118,7 @@ _KV: Final = Row(
             "Burst",
             "What it may fill at most; past it, it evicts its own blocks.",
             Shown.BYTES,
-            *_named("kvgate_engine_tenant_burst_bytes", "no tenant has a burst limit"),
+            *_named("kvgate_engine_tenant_burst_bytes"),
             empty="no tenant has a burst limit",
         ),
         lines(

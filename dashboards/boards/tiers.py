@@ -9,12 +9,12 @@ _TIERS: Final = "no tiers below HBM"
 _ADAPTIVE: Final = "adaptive is not in charge of HBM"
 
 
-def _rate(series: str, by: str, legend: str, quiet: str = "") -> Query:
-    return query(rate(f"kvgate_engine_{series}", by, _ALL), legend, quiet)
+def _rate(series: str, by: str, legend: str) -> Query:
+    return query(rate(f"kvgate_engine_{series}", by, _ALL), legend)
 
 
-def _now(series: str, legend: str, quiet: str = "", how: str = "sum", by: str = "") -> Query:
-    return query(f"{how} by ({by}) (kvgate_engine_{series}{{{_ALL}}})", legend, quiet)
+def _now(series: str, legend: str, how: str = "sum", by: str = "") -> Query:
+    return query(f"{how} by ({by}) (kvgate_engine_{series}{{{_ALL}}})", legend)
 
 
 _SPACE: Final = Row(
@@ -54,7 +54,7 @@ _SPACE: Final = Row(
             "Blocks that left, by reason",
             "evicted: still in another tier. evicted_last: gone, there was too little room. corrupt and failed speak of the device.",
             Shown.BLOCKS_PER_SECOND,
-            _rate("tier_lost_blocks_total", "tier, reason", "{{tier}} {{reason}}", "no block has left a tier"),
+            _rate("tier_lost_blocks_total", "tier, reason", "{{tier}} {{reason}}"),
             empty="no block has left a tier",
         ),
         lines(
@@ -79,61 +79,61 @@ _MOVING: Final = Row(
             "Moved bytes by path",
             "Migration between tiers.",
             Shown.BYTES_PER_SECOND,
-            _rate("path_moved_bytes_total", "path", "{{path}}", _TIERS),
+            _rate("path_moved_bytes_total", "path", "{{path}}"),
             empty=_TIERS,
         ),
         lines(
             "Measured bandwidth",
             "Of the time in which a path was busy, 0 before.",
             Shown.BYTES_PER_SECOND,
-            _now("path_bytes_per_second", "{{instance}} {{path}}", _TIERS, "max", "instance, path"),
+            _now("path_bytes_per_second", "{{instance}} {{path}}", "max", "instance, path"),
             empty=_TIERS,
         ),
         lines(
             "Waiting for a path",
             "Blocks in the queue.",
             Shown.BLOCKS,
-            _now("path_queued_blocks", "{{instance}} {{path}}", _TIERS, by="instance, path"),
+            _now("path_queued_blocks", "{{instance}} {{path}}", by="instance, path"),
             empty=_TIERS,
         ),
         lines(
             "Failed moves",
             "Blocks that a path failed to move: a device in trouble.",
             Shown.BLOCKS_PER_SECOND,
-            _rate("path_failed_blocks_total", "path", "{{path}}", _TIERS),
+            _rate("path_failed_blocks_total", "path", "{{path}}"),
             empty=_TIERS,
         ),
         lines(
             "Restores",
             "Requests restored from below HBM, those that failed and were computed, look-ups where computing was faster.",
             Shown.REQUESTS_PER_SECOND,
-            _rate("offload_loads_total", "", "restored", _TIERS),
-            _rate("offload_failed_loads_total", "", "failed", _TIERS),
-            _rate("offload_declined_loads_total", "", "declined", _TIERS),
+            _rate("offload_loads_total", "", "restored"),
+            _rate("offload_failed_loads_total", "", "failed"),
+            _rate("offload_declined_loads_total", "", "declined"),
             empty=_TIERS,
         ),
         lines(
             "Saves",
             "Paths of blocks given to the tiers; tails are saved at a request's end.",
             Shown.PER_SECOND,
-            _rate("offload_saves_total", "", "all", _TIERS),
-            _rate("offload_tail_saves_total", "", "tails", _TIERS),
+            _rate("offload_saves_total", "", "all"),
+            _rate("offload_tail_saves_total", "", "tails"),
             empty=_TIERS,
         ),
         lines(
             "Looked up and found below HBM",
             "Prompt tokens; per look-up.",
             Shown.TOKENS_PER_SECOND,
-            _rate("offload_looked_up_tokens_total", "", "looked up", _TIERS),
-            _rate("offload_found_tokens_total", "", "found", _TIERS),
+            _rate("offload_looked_up_tokens_total", "", "looked up"),
+            _rate("offload_found_tokens_total", "", "found"),
             empty=_TIERS,
         ),
         lines(
             "What a look-up holds the engine's loop",
             "Since the start.",
             Shown.SECONDS,
-            _now("offload_lookup_p50_seconds", "p50 {{instance}}", _TIERS, "max", "instance"),
-            _now("offload_lookup_p99_seconds", "p99 {{instance}}", _TIERS, "max", "instance"),
+            _now("offload_lookup_p50_seconds", "p50 {{instance}}", "max", "instance"),
+            _now("offload_lookup_p99_seconds", "p99 {{instance}}", "max", "instance"),
             empty=_TIERS,
         ),
         lines(
@@ -144,7 +144,6 @@ _MOVING: Final = Row(
                 "offload_blocks_total",
                 "operation, status, reason",
                 "{{operation}} {{status}} {{reason}}",
-                "nothing was moved",
             ),
             empty="nothing was moved",
         ),
@@ -152,14 +151,14 @@ _MOVING: Final = Row(
             "Equal hashes over other tokens",
             "Counted and never used.",
             Shown.BLOCKS_PER_SECOND,
-            _rate("offload_collisions_total", "", "collisions", _TIERS),
+            _rate("offload_collisions_total", "", "collisions"),
             empty=_TIERS,
         ),
         lines(
             "Prefetched",
             "Brought up from NVMe ahead; used or wasted.",
             Shown.BLOCKS_PER_SECOND,
-            _rate("prefetch_blocks_total", "outcome", "{{outcome}}", "prefetching is switched off"),
+            _rate("prefetch_blocks_total", "outcome", "{{outcome}}"),
             empty="prefetching is switched off",
         ),
     ),
@@ -172,37 +171,35 @@ _COSTS: Final = Row(
             "Error",
             "|predicted - actual| / actual, fading.",
             Shown.SHARE,
-            _now("cost_relative_error", "{{instance}} {{quantity}}", _TIERS, "max", "instance, quantity"),
+            _now("cost_relative_error", "{{instance}} {{quantity}}", "max", "instance, quantity"),
             empty=_TIERS,
         ),
         lines(
             "Bias",
             "The same with its sign: above 0 it predicts too much.",
             Shown.SHARE,
-            _now("cost_bias_ratio", "{{instance}} {{quantity}}", _TIERS, "max", "instance, quantity"),
+            _now("cost_bias_ratio", "{{instance}} {{quantity}}", "max", "instance, quantity"),
             empty=_TIERS,
         ),
         lines(
             "Predictions whose outcome was seen",
             "What the errors are averages of.",
             Shown.PER_SECOND,
-            _rate("cost_predictions_total", "quantity", "{{quantity}}", _TIERS),
+            _rate("cost_predictions_total", "quantity", "{{quantity}}"),
             empty=_TIERS,
         ),
         lines(
             "Moves judged",
             "Blocks whose way down was worth it, was not, and was declined therefore.",
             Shown.BLOCKS_PER_SECOND,
-            _rate("migration_judged_blocks_total", "path, verdict", "{{path}} {{verdict}}", "no move was judged yet"),
+            _rate("migration_judged_blocks_total", "path, verdict", "{{path}} {{verdict}}"),
             empty="no move was judged yet",
         ),
         lines(
             "Expected benefit of the moves made",
             "Seconds saved, less what they cost.",
             Shown.SECONDS,
-            _now(
-                "migration_net_benefit_seconds", "{{instance}} {{path}}", "no move was judged yet", by="instance, path"
-            ),
+            _now("migration_net_benefit_seconds", "{{instance}} {{path}}", by="instance, path"),
             empty="no move was judged yet",
         ),
         lines(
@@ -212,7 +209,6 @@ _COSTS: Final = Row(
             _now(
                 "load_break_even_blocks",
                 "{{instance}} {{tier}}",
-                "a load and a prefill must have been measured",
                 "max",
                 "instance, tier",
             ),
@@ -247,7 +243,7 @@ _POLICIES: Final = Row(
             "What shadows would find",
             "Share of sampled blocks in the last whole minute. A candidate well above the one in charge is worth a swap.",
             Shown.SHARE,
-            _now("shadow_hit_ratio", "{{policy}}", "no whole minute with look-ups has passed", "avg", "policy"),
+            _now("shadow_hit_ratio", "{{policy}}", "avg", "policy"),
             empty="no whole minute with look-ups yet",
         ),
         lines(
@@ -276,22 +272,22 @@ _POLICIES: Final = Row(
             "Adaptive: its weight",
             "1 is LRU; higher, blocks that came again stay longer.",
             Shown.TIMES,
-            _now("adaptive_weight", "{{instance}}", _ADAPTIVE, "max", "instance"),
+            _now("adaptive_weight", "{{instance}}", "max", "instance"),
             empty=_ADAPTIVE,
         ),
         lines(
             "Adaptive: its hits and LRU's",
             "Prompt tokens found; what it gains is what it may risk.",
             Shown.TOKENS_PER_SECOND,
-            _rate("adaptive_hits_total", "", "adaptive", _ADAPTIVE),
-            _rate("adaptive_lru_hits_total", "", "LRU would have found", _ADAPTIVE),
+            _rate("adaptive_hits_total", "", "adaptive"),
+            _rate("adaptive_lru_hits_total", "", "LRU would have found"),
             empty=_ADAPTIVE,
         ),
         lines(
             "Adaptive: changes of weight",
             "Many say that the traffic has no steady shape.",
             Shown.TIMES,
-            _now("adaptive_switches_total", "{{instance}}", _ADAPTIVE, by="instance"),
+            _now("adaptive_switches_total", "{{instance}}", by="instance"),
             empty=_ADAPTIVE,
         ),
     ),

@@ -9,13 +9,14 @@ import yaml
 
 from dashboards.boards import BOARDS
 from dashboards.build import built, stale
-from dashboards.panel import Board, Panel, Query
+from dashboards.panel import Board, Panel, Proof, Query
 from dashboards.promql import selected, series_in, series_of_samples
 from dashboards.reference import usage
 from dashboards.rules import Rule, load_rules
 from kvcontrol.series import ENGINE, GATEWAY, LABELS, LMDEPLOY, Kind, Series
 from kvcontrol.series import engine as engine_catalogue
 from kvcontrol.series import gateway as gateway_catalogue
+from tests.support.promql_labels import labels_of
 
 ROOT = Path(__file__).parents[2]
 ALL = (*GATEWAY, *ENGINE)
@@ -97,12 +98,37 @@ def test_a_query_reads_what_exists(board: Board, panel: Panel, query: Query) -> 
     assert selected(query.expr) - series_of_samples().keys() - recorded - {"ALERTS"} == set()
     assert "$instance" not in query.expr or board.by_instance
     assert (query.legend == "") == (len(panel.queries) == 1 and panel.look == "number")
+    assert (query.quiet == "") == (query.proof is Proof.FLEET)
+    assert set(re.findall(r"{{ *(\w+) *}}", query.legend)) - labels_of(query.expr) == set()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda each: each.name)
 def test_a_rule_reads_what_exists(rule: Rule) -> None:
     recorded = {each.name for each in RULES if not each.alert}
     assert selected(rule.expr) - series_of_samples().keys() - recorded == set()
+    told = {label for text in rule.annotations.values() for label in re.findall(r"\$labels\.(\w+)", text)}
+    assert told - labels_of(rule.expr) == set()
+
+
+@pytest.mark.parametrize(
+    ("expr", "labels"),
+    [
+        ("sum by (tier) (kvgate_engine_resident_blocks)", {"tier"}),
+        ("sum by (le) (rate(kvgate_first_byte_seconds_bucket[5m]))", {"le"}),
+        ("sum without (job) (kvgate_requests_in_flight)", {"gateway", "instance", "worker"}),
+        ("sum(up) or vector(0)", set()),
+        ("sum by (stage) (kvgate_requests_total)", None),
+        ('kvgate_requests_total{tier="HBM"}', None),
+        ("sum by (tenant) (kvgate_tenant_quota) / sum by (quota) (kvgate_tenant_quota)", None),
+        ("kvgate_no_such_series", None),
+    ],
+)
+def test_labels_of_expressions_are_found(expr: str, labels: set[str] | None) -> None:
+    if labels is None:
+        with pytest.raises(ValueError, match=r"has no|never equal|nothing is called"):
+            labels_of(expr)
+    else:
+        assert labels_of(expr) == labels
 
 
 @pytest.mark.parametrize("rule", [each for each in RULES if each.alert], ids=lambda each: each.name)

@@ -100,6 +100,7 @@ class ScriptedEngine:
         self.pins_told = 0
         self.pins_hang = False
         self.extra_card: dict[str, Any] = {}
+        self.more_models: list[str] = []
         self.default = Script()
         self.gate: asyncio.Event | None = None  # requests are answered once it is set
         self.role = EngineRole.HYBRID
@@ -212,7 +213,8 @@ class ScriptedEngine:
     async def models(self, request: web.Request) -> web.Response:
         del request
         card = {"id": self.model, "object": "model", "created": 1, "owned_by": "lmdeploy", "max_model_len": 8192}
-        return web.json_response({"object": "list", "data": [card | self.extra_card]})
+        more = [card | {"id": each} for each in self.more_models]
+        return web.json_response({"object": "list", "data": [card | self.extra_card, *more]})
 
     async def stats(self, request: web.Request) -> web.Response:
         del request

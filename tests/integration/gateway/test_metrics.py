@@ -1,19 +1,27 @@
 """What a gateway says of its requests on ``/metrics``: who, how long, in which step; and with which trace."""
 
+import asyncio
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
+import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
+from dashboards.panel import Proof
+from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.metrics import Metrics
 from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.series import GATEWAY, LABELS, MOST_MODELS, MOST_TENANTS, OTHER, Kind
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.fleet import CHAT, Fleet, chat, running_fleet, script
+from tests.support.panels import queries_of, until_all_find
+from tests.support.prometheus import Target, running_prometheus
 from tests.support.running_gateway import eventually
-from tests.support.scripted_engine import MODEL, ScriptedEngine
+from tests.support.scripted_engine import MODEL, Script, ScriptedEngine
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -48,6 +56,33 @@ async def test_every_series_of_the_catalogue_is_exposed_as_it_says_and_no_other(
             for sample in family.samples:
                 assert set(sample.labels) - extra == set(series.labels), sample
                 assert sample.labels.keys() - extra <= LABELS.keys()
+
+
+async def test_panels_of_accidents_find_them_in_a_real_prometheus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = count()
+
+    async def broken_at_first(observe: Callable[[float], None]) -> None:
+        if next(starts) == 0:
+            raise RuntimeError("as a test wants it")
+        await watch_lag(observe)
+
+    monkeypatch.setattr("gateway.app.watch_lag", broken_at_first)
+    async with running_fleet(tmp_path, routing_policy="round_robin") as fleet:
+        fleet.engines["a"].default = Script(status=503)
+        assert [await ask(fleet), await ask(fleet)] == [200, 200]
+        cache = fleet.engines["b"].cache
+        assert cache is not None
+        await cache.publish_raw(b"\xc1 nobody can read this")
+        await fleet.gateway.counted('kvgate_kv_resyncs_total{instance="b",reason="undecodable"}', 1)
+
+        def look() -> None:
+            target = Target("kvgate-gateway", fleet.gateway.url.removeprefix("http://"), {"gateway": "g"})
+            with running_prometheus(tmp_path, [target]) as prometheus:
+                until_all_find(prometheus, queries_of(Proof.ACCIDENTS))
+
+        await asyncio.to_thread(look)
 
 
 async def test_each_step_of_a_request_is_timed(tmp_path: Path) -> None:

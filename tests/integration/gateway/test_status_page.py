@@ -64,8 +64,38 @@ async def page() -> AsyncIterator[Page]:
 
 
 async def test_every_view_fits_in_light_and_dark_narrow_and_wide_and_nothing_complains(
-    fleet: Fleet, page: Page
+    tmp_path: Path, page: Page
 ) -> None:
+    """One of three instances serves 300 models."""
+    engines = {f"engine-{number}": engine(number) for number in range(3)}
+    engines["engine-1"].more_models = [f"zoo/adapter-with-a-long-name-{number:03}" for number in range(299)]
+    async with running_fleet(tmp_path, engines, admin_key=ADMIN_KEY, api_keys=KEYS) as fleet:
+        await look_at_every_view(fleet, page)
+        await open_the_models(page, "engine-1")
+
+
+async def open_the_models(page: Page, instance: str) -> None:
+    """All models of an instance are a key away, and stay in sight while the page is kept up to date."""
+    await page.eval("location.hash = '#overview'")
+    await page.says("+297 more")
+    heights = await page.eval("[...document.querySelectorAll('.instance')].map((each) => each.scrollHeight)")
+    assert max(heights) < 1.5 * min(heights)
+    opened = f"document.getElementById('models-of-{instance}').parentElement.open"
+    await page.focus_by_keyboard(f"#models-of-{instance}")
+    await page.press("Enter")
+    await page.says("zoo/adapter-with-a-long-name-298")
+    await page.eval("window.cardBefore = document.querySelector('.instance')")
+    await page.until("document.querySelector('.instance') !== window.cardBefore")
+    assert await page.eval(opened)
+    assert await page.eval(f"document.activeElement.id === 'models-of-{instance}'")
+    assert await page.overflow() == []
+    await page.keep("overview-300-models")
+    await page.press("Enter")
+    await page.until(f"!{opened}")
+    assert page.problems == []
+
+
+async def look_at_every_view(fleet: Fleet, page: Page) -> None:
     admin = Admin(fleet.gateway)
     await admin.ok("PUT", "/quotas/acme", {"requests_per_min": 6, "tokens_per_min": 20_000, "concurrency": 8})
     await admin.ok("POST", "/instances/engine-2/drain")

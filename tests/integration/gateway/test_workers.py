@@ -12,12 +12,15 @@ import aiohttp
 import psutil
 import pytest
 
+from dashboards.panel import Proof
 from gateway.state import Kind
 from gateway.telemetry.siblings import merged
 from tests.integration.gateway.test_process import listening, refused, start
 from tests.support.databases import redis_server
 from tests.support.fleet import CHAT, chat
+from tests.support.panels import queries_of, until_all_find
 from tests.support.people import put
+from tests.support.prometheus import Target, running_prometheus
 from tests.support.running_gateway import eventually
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -109,6 +112,7 @@ async def test_workers_share_quotas_and_one_that_is_killed_comes_back(tmp_path: 
         await eventually(lambda: len(gateway.workers()) == 3 and victim not in gateway.workers(), 60.0)
         await gateway.all_ready(3)
         assert Counter(await asyncio.gather(*(gateway.chat() for _ in range(20)))) == {429: 20}  # nothing was forgotten
+        await asyncio.to_thread(_panels_show_workers, gateway.url, tmp_path)
 
 
 async def test_workers_end_with_the_process_that_started_them(tmp_path: Path, redis_url: str) -> None:
@@ -117,6 +121,12 @@ async def test_workers_end_with_the_process_that_started_them(tmp_path: Path, re
         gateway.process.kill()
         await gateway.process.wait()
         await eventually(lambda: not any(_alive(each) for each in workers), 60.0)
+
+
+def _panels_show_workers(url: str, folder: Path) -> None:
+    target = Target("kvgate-gateway", url.removeprefix("http://"), {"gateway": "g"})
+    with running_prometheus(folder, [target]) as prometheus:
+        until_all_find(prometheus, queries_of(Proof.WORKERS))
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -1,16 +1,21 @@
 """The gateway walks separated plans over two real instances, and every way that one of them can fail a request."""
 
+import asyncio
 import signal
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from dashboards.panel import Proof
 from kvcontrol.core.pd import new_ticket
+from tests.support.panels import queries_of, until_all_find
 from tests.support.pd_gateway import LIMIT_S, ask, body_of, gateway_of, kill_all_of, leave_at_any_moment, stop_or_go
 from tests.support.pd_pair import Pair, complete, hold, pair_of, pd_of, used_blocks
 from tests.support.processes import eventually
+from tests.support.prometheus import Target, running_prometheus
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -48,6 +53,38 @@ async def test_long_prompts_are_prefilled_elsewhere_and_answered_alike(
         _, route = await ask(gateway, body_of(900, 2) | options)  # there is no prefix cache that could hold it
         assert "pd=separated" in route
     assert pd_of(pair.decode).fetched == before + 3
+    pair.until_idle()
+
+
+async def test_panels_of_prompts_that_change_hands_find_them_in_a_real_prometheus(
+    pair: Pair, tiny_llama: Path, tmp_path: Path
+) -> None:
+    body = body_of(300, 4)
+    assert complete(pair.decode, body, header=str(pair.fetch(new_ticket()))).text, "a ticket that nobody holds"
+    async with gateway_of(pair, tiny_llama, tmp_path) as gateway:
+        targets = [
+            Target("kvgate-gateway", gateway.url.removeprefix("http://"), {"gateway": "g"}),
+            Target("kvgate-engine", pair.decode.url.removeprefix("http://"), {"instance": "d0"}),
+            Target("kvgate-engine", pair.prefill.url.removeprefix("http://"), {"instance": "p0"}),
+        ]
+        over = asyncio.Event()
+
+        async def work() -> None:
+            for seed in count(100):
+                if over.is_set():
+                    return
+                await ask(gateway, body_of(300, seed))
+
+        def look() -> None:
+            with running_prometheus(tmp_path, targets) as prometheus:
+                until_all_find(prometheus, queries_of(Proof.SEPARATED), instance="d0")
+
+        working = asyncio.create_task(work())
+        try:
+            await asyncio.to_thread(look)
+        finally:
+            over.set()
+            await working
     pair.until_idle()
 
 

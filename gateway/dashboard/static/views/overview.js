@@ -5,9 +5,12 @@ import { empty, fill, h, meter } from "/dashboard/dom.js";
 import { bytes, count, DASH, percent, plural, rate, seconds, short, words } from "/dashboard/format.js";
 import { failed, served, total } from "/dashboard/series.js";
 
+const MOST_MODELS = 3;
+
 export class Overview {
   constructor(root, { signIn }) {
     this.signIn = signIn;
+    this.opened = new Set(); // instances all of whose models are shown
     this.numbers = h("dl", { class: "numbers" });
     this.legend = h("p", { class: "bar-legend muted" });
     this.map = h("div", { class: "map" });
@@ -54,7 +57,7 @@ export class Overview {
     this.locked.hidden = signedIn;
     this.traffic.hidden = !signedIn;
     fill(this.numbers, numbers(status, series, signedIn));
-    fill(this.map, status.instances.length ? status.instances.map(instanceCard) : empty("No instance is configured. Name one in the settings (", h("code", {}, "instances"), "), or add one with ", h("code", {}, "kvgate admin instances add"), "."));
+    fill(this.map, status.instances.length ? status.instances.map((each) => instanceCard(each, this.opened)) : empty("No instance is configured. Name one in the settings (", h("code", {}, "instances"), "), or add one with ", h("code", {}, "kvgate admin instances add"), "."));
     fill(this.legend, ...(status.instances.some((each) => each.tiers && Object.keys(each.tiers).length) ? [h("span", { class: "key" }, h("i", { class: "sample cached" }), "cached"), h("span", { class: "key" }, h("i", { class: "sample busy" }), "in use"), h("span", { class: "key" }, h("i", { class: "sample" }), "free")] : []));
     fill(this.worker, status.worker ? `worker ${status.worker.own + 1} of ${status.worker.count}: what this one handles` : signedIn ? "the last ten minutes" : "");
     fill(this.outcomes, outcomes(status.outcomes));
@@ -106,7 +109,7 @@ function outcomes(counts) {
   );
 }
 
-function instanceCard(each) {
+function instanceCard(each, opened) {
   const state = each.draining ? "draining" : each.state;
   const troubled = each.state !== "healthy" || each.draining || (each.breaker && each.breaker !== "closed");
   return h(
@@ -119,11 +122,25 @@ function instanceCard(each) {
       h("h3", {}, each.id),
       h("span", { class: "pill" }, each.role),
     ),
-    h("p", { class: "where muted" }, h("span", {}, each.models.join(", ") || "serves nothing yet"), h("span", { class: "mono" }, each.url)),
+    h("div", { class: "where muted" }, models(each, opened), h("span", { class: "mono" }, each.url)),
     load(each),
     tiers(each),
     troubled && h("p", { class: "why" }, why(each)),
     each.query_tokens ? h("p", { class: "muted" }, `${percent(each.hit_tokens / each.query_tokens)} of ${short(each.query_tokens)} prompt tokens found in its prefix cache since its start`) : null,
+  );
+}
+
+// A card is made anew every two seconds: who opened it finds it open.
+function models(each, opened) {
+  const first = each.models.slice(0, MOST_MODELS).join(", ");
+  const rest = each.models.slice(MOST_MODELS);
+  if (!rest.length) return h("span", {}, first || "serves nothing yet");
+  const note = (event) => (event.target.open ? opened.add(each.id) : opened.delete(each.id));
+  return h(
+    "details",
+    { class: "models", open: opened.has(each.id), ontoggle: note },
+    h("summary", { id: `models-of-${each.id}` }, h("span", {}, first), " ", h("span", { class: "more" }, `+${count(rest.length)} more`)),
+    h("p", {}, rest.join(", ")),
   );
 }
 
