@@ -23,6 +23,7 @@ from gateway.settings import PREFIX, Settings, load_settings
 from gateway.telemetry import configure_logging
 from gateway.telemetry.siblings import Siblings, socket_path
 from gateway.workers import Workers, end_with
+from kvcontrol.core.garbage import freeze_garbage
 
 EXIT_ADDRESS = 3
 _BACKLOG = 2048
@@ -112,6 +113,7 @@ def _serve(settings: Settings, listeners: list[socket.socket], siblings: Sibling
     )
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises a signal again once it has shut down for it
         signal.signal(number, _stopped)
+    freeze_garbage()
     server.run(sockets=listeners)
     return 0 if server.started else 1
 

@@ -4,10 +4,11 @@ answer back to what is known.
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from gateway.candidates import Cached, Candidates, Lookups
+from gateway.candidates import Candidates
 from gateway.fingerprint import Fingerprint, Gap
+from gateway.lookups import Cached, Lookups
 from gateway.registry import Instance, LoadTracker
 from gateway.routing import (
     Calibration,
@@ -21,7 +22,6 @@ from gateway.routing import (
     Speeds,
 )
 from gateway.routing.learned import BLOCK_TOKENS, TEXT_BLOCK_TOKENS
-from gateway.routing.scoring import predicted_wait_s
 from gateway.separation import PrefillSide, RequestSize, Separation
 from gateway.types import Usage
 from kvcontrol.core.blocks import CacheTier
@@ -236,56 +236,61 @@ class Planner:
     ) -> tuple[Plan, Cached | None]:
         lookups = self._candidates.lookups(fingerprint)
         candidates = self._candidates.of(instances, lookups)
-        gap = _gap(fingerprint, known=lookups.any)
-        tokens = fingerprint.tokens if isinstance(fingerprint, Fingerprint) and lookups.any else None
+        known = lookups.any
+        gap = _gap(fingerprint, known=known)
+        tokens = fingerprint.tokens if isinstance(fingerprint, Fingerprint) and known else None
         query = Query(prompt_tokens=tokens, gap=gap, candidates=candidates, key=session or _key(fingerprint))
         decision = self._policy.choose(query)
-        chosen = next(each for each in instances if each.id == decision.candidate.instance)
-        terms = decision.cost_s.get(chosen.id)
+        answer = decision.candidate
+        chosen = instances[candidates.index(answer)]
         cached = self._candidates.cached(chosen, lookups)
         guess = None
         if cached is not None and chosen.stats is None:
             guess = self._learned.guess(chosen.id, cached.hashes, cached.held(chosen.id))
+        split, prefill = self._split(fingerprint, chosen, answer, lookups, size, without)
+        plan_id = f"plan-{self._process}-{self._plans}"
         plan = Plan(
             instance=chosen,
             policy=self._policy.name,
             decision=decision,
-            execution=self._separation.hybrid(f"plan-{self._process}-{self._plans}", size, decision.candidate),
-            matched_tokens=decision.candidate.matched_tokens,
-            uncached_tokens=max(0, (tokens or 0) - decision.candidate.expected_tokens),
-            predicted_s=predicted_wait_s(terms) if terms and tokens is not None else None,
+            execution=self._separation.hybrid(plan_id, size, answer)
+            if split is None or prefill is None
+            else self._separation.plan(plan_id, size, split.placement, answer, prefill.candidate),
+            matched_tokens=answer.matched_tokens,
+            uncached_tokens=0 if prefill is not None else max(0, (tokens or 0) - answer.expected_tokens),
+            predicted_s=decision.wait_s if prefill is None else None,
             guess=guess,
             candidates=candidates,
             textual=isinstance(fingerprint, Fingerprint) and fingerprint.textual,
-        )
-        if isinstance(fingerprint, Fingerprint) and (prefilling := self._prefilling(fingerprint.model)):
-            plan = self._separated(plan, [each for each in prefilling if each.id not in without], lookups, size)
-        return plan, cached
-
-    def _separated(
-        self,
-        plan: Plan,
-        prefilling: Sequence[Instance],
-        lookups: Lookups,
-        size: RequestSize,
-    ) -> Plan:
-        """The same plan, with its prompt computed elsewhere if that is better."""
-        candidates = self._candidates.of(prefilling, lookups)
-        sides = {each.id: PrefillSide(each, seen) for each, seen in zip(prefilling, candidates, strict=True)}
-        split = self._separation.split(size, plan.instance, plan.decision.candidate, list(sides.values()))
-        if split.placement.handover is None:
-            return replace(plan, split=split)
-        prefill = sides[InstanceId(split.placement.prefill)]
-        return replace(
-            plan,
             split=split,
             prefill=prefill,
-            uncached_tokens=0,
-            predicted_s=None,
-            execution=self._separation.plan(
-                plan.execution.plan_id, size, split.placement, plan.decision.candidate, prefill.candidate
-            ),
         )
+        return plan, cached
+
+    def _split(  # noqa: PLR0913, PLR0917 - all that a decision stands on
+        self,
+        fingerprint: Fingerprint | Gap,
+        chosen: Instance,
+        answer: Candidate,
+        lookups: Lookups,
+        size: RequestSize,
+        without: AbstractSet[InstanceId],
+    ) -> tuple[Split | None, PrefillSide | None]:
+        """Say whether the prompt is computed elsewhere, and by whom; None where nobody computes prompts for others."""
+        if not isinstance(fingerprint, Fingerprint):
+            return None, None
+        prefilling = self._prefilling(fingerprint.model)
+        if not prefilling:
+            return None, None
+        if without:
+            prefilling = [each for each in prefilling if each.id not in without]
+        candidates = self._candidates.of(prefilling, lookups)
+        sides = [PrefillSide(each, seen) for each, seen in zip(prefilling, candidates, strict=True)]
+        split = self._separation.split(size, chosen, answer, sides)
+        if split.placement.handover is None:
+            return split, None
+        device = InstanceId(split.placement.handover.prefill)
+        return split, next(each for each in sides if each.instance.id == device)
 
 
 def _gap(fingerprint: Fingerprint | Gap, *, known: bool) -> Gap | None:

@@ -61,7 +61,7 @@ class Separation:
     def __init__(self, separator: PDSeparator) -> None:
         self._separator = separator
         self._legs: dict[tuple[Placement, bool, bool], tuple[Leg, ...]] = {}
-        self._here: dict[InstanceId, Placement] = {}
+        self._here: dict[tuple[InstanceId, bool], tuple[Placement, tuple[Leg, ...]]] = {}
 
     def split(self, size: RequestSize, instance: Instance, answer: Candidate, prefills: Sequence[PrefillSide]) -> Split:
         """Say where the prompt is computed. O(prefill instances)."""
@@ -73,35 +73,54 @@ class Separation:
 
     def hybrid(self, plan_id: str, size: RequestSize, answer: Candidate) -> ExecutionPlan:
         """Return the plan of a request that one instance serves whole."""
-        here = self._here.get(answer.instance)
+        shape = (answer.instance, bool(answer.matched_tokens))
+        here = self._here.get(shape)
         if here is None:
-            here = self._here[answer.instance] = Placement(answer=Device(answer.instance))
-        return self.plan(plan_id, size, here, answer, None)
+            placement = Placement(answer=Device(answer.instance))
+            here = self._here[shape] = (placement, self._legs_of(size, placement, answer, None))
+        return _plan(plan_id, size, here[0], here[1], answer, None)
 
     def plan(
         self, plan_id: str, size: RequestSize, placement: Placement, answer: Candidate, prefill: Candidate | None
     ) -> ExecutionPlan:
         """Return the plan of a placement; ``prefill`` is who computes the prompt, None where that is who answers."""
+        return _plan(plan_id, size, placement, self._legs_of(size, placement, answer, prefill), answer, prefill)
+
+    def _legs_of(
+        self, size: RequestSize, placement: Placement, answer: Candidate, prefill: Candidate | None
+    ) -> tuple[Leg, ...]:
         shape = (placement, bool(answer.matched_tokens), prefill is not None and bool(prefill.matched_tokens))
         legs = self._legs.get(shape)
         if legs is None:
             if len(self._legs) >= _MOST_SHAPES:
                 self._legs.clear()
             legs = self._legs[shape] = legs_of(_graph(size, placement, answer, prefill))
-        return ExecutionPlan(
-            plan_id=PlanId(plan_id),
-            request_ids=(size.request_id,),
-            target_instance_id=answer.instance,
-            legs=legs,
-            graph=partial(_graph, size, placement, answer, prefill),
-        )
+        return legs
 
     def forget(self, instance: InstanceId) -> None:
         """An instance is gone."""
-        self._here.pop(instance, None)
+        self._here.pop((instance, False), None)
+        self._here.pop((instance, True), None)
         device = Device(instance)
         for shape in [each for each in self._legs if device in {each[0].answer, each[0].prefill}]:
             del self._legs[shape]
+
+
+def _plan(  # noqa: PLR0913, PLR0917 - all that a plan is made of
+    plan_id: str,
+    size: RequestSize,
+    placement: Placement,
+    legs: tuple[Leg, ...],
+    answer: Candidate,
+    prefill: Candidate | None,
+) -> ExecutionPlan:
+    return ExecutionPlan(
+        plan_id=PlanId(plan_id),
+        request_ids=(size.request_id,),
+        target_instance_id=answer.instance,
+        legs=legs,
+        graph=partial(_graph, size, placement, answer, prefill),
+    )
 
 
 def _graph(size: RequestSize, placement: Placement, answer: Candidate, prefill: Candidate | None) -> IRGraph:

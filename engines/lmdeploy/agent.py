@@ -7,7 +7,6 @@ own engine configuration as a ``LaunchInfo``.
 
 import asyncio
 import dataclasses
-import gc
 import multiprocessing
 import time
 import uuid
@@ -45,6 +44,7 @@ from kvcontrol.core.control import (
     Snapshot,
     TierStats,
 )
+from kvcontrol.core.garbage import freeze_garbage
 from kvcontrol.core.ids import Epoch
 from kvcontrol.core.pd import PdStats
 from kvcontrol.core.policy_control import PolicyReport
@@ -86,16 +86,6 @@ class EventCounters(msgspec.Struct, frozen=True, kw_only=True):
     refused_swaps: int = 0
     loop_lag: LagReport | None = None
     pinned_blocks: dict[CacheTier, int] = {}
-
-
-def freeze_garbage() -> None:
-    """Leave what is there now out of later garbage collections.
-
-    Model, compiled kernels and modules are a million objects that stay; a full collection walks all of them, on the
-    engine's thread, while requests wait. Once per process: what becomes garbage of these later is not found.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 class EngineAgent:
@@ -411,7 +401,6 @@ __all__ = [
     "engine_sleep",
     "engine_update_params",
     "engine_update_weights",
-    "freeze_garbage",
     "launch_of",
     "loop_started",
     "note_launch",

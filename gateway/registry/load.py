@@ -128,9 +128,15 @@ class LoadTracker:
 
     def recent_tokens(self, counters: Tally) -> float:
         """Return the uncached tokens that an instance was given, each counting half after 30 s."""
-        if not counters.recent_tokens:
-            return 0.0
-        return float(counters.recent_tokens * 0.5 ** ((self._clock() - counters.recent_at_s) / _HALF_LIFE_S))
+        return self.all_recent_tokens((counters,))[0]
+
+    def all_recent_tokens(self, counters: Iterable[Tally]) -> list[float]:
+        """Return them for several instances, at one moment."""
+        now_s = self._clock()
+        return [
+            each.recent_tokens * 0.5 ** ((now_s - each.recent_at_s) / _HALF_LIFE_S) if each.recent_tokens else 0.0
+            for each in counters
+        ]
 
     async def until_idle(self, instance: InstanceId) -> None:
         """Return when nothing of ours is left at an instance; whoever waits bounds the wait."""

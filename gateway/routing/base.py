@@ -96,13 +96,15 @@ class CostModel:
 class Decision:
     """Where a request goes. ``basis`` is what decided (``prefix``, ``load``, ``round_robin``, ``hash``), ``reason`` a
     word from a small fixed set that says why, ``cost_s`` the candidates' named costs in seconds where the policy has
-    any; they are worked out for whom they are asked for.
+    any; they are worked out for whom they are asked for. ``wait_s`` is the predicted time to the first token, None
+    where the policy doesn't count in seconds or the prompt isn't known.
     """
 
     candidate: Candidate
     basis: str
     reason: str
     cost_s: Mapping[InstanceId, Mapping[str, float]] = field(default_factory=dict)
+    wait_s: float | None = None
 
 
 class Costs(Mapping[InstanceId, Mapping[str, float]]):

@@ -80,7 +80,7 @@ class Calibration:
     def speeds(self, instance: InstanceId) -> Speeds | None:
         """Return what is known, None before anybody's first answer."""
         own, fleet = self._owns.get(instance), self._fleet
-        if own is None or fleet is None:
+        if own is None or fleet is None or not own.slowness.shown:
             return fleet
         others = max(1, len(self._owns) - 1)
         factor = own.slowness.factor(fresh=0.5 ** ((self._observed - own.seen) / (_HALVED_AFTER * others)))

@@ -21,59 +21,43 @@ the prompt, less ``spread``; cold ones to who runs least now, to who got least w
 prompt for longest.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from gateway.routing.base import Candidate, CostModel, Costs, Decision, Query
-from gateway.routing.scoring import base_term, load_terms, prefill_terms, reload_s
+from gateway.routing.scoring import base_term, load_terms, prefill_terms, wait_s
+from gateway.routing.standings import LEAST_SHARE_S, MOST_EXCESS_TOKENS, Standings
+from kvcontrol.core.ids import InstanceId
 
 _TIE_S = 0.005
 _TIE_SHARE = 0.05
-_LEAST_SHARE_S = 0.005
-"""Without it, two equal instances of which one once began an answer a little later would not share a burst."""
-_MOST_EXCESS_TOKENS = 8192
+_MOST_STANDINGS: Final = 64
 
 
 class CostAware:
-    """Cost in seconds; the lowest wins. O(candidates)."""
+    """Cost in seconds; the lowest wins. O(candidates), of which most costs a few passes over columns of numbers.
+
+    What is kept between two queries (``Standings``, one for each beginning of a list of candidates) saves work and
+    decides nothing.
+    """
 
     name: ClassVar[str] = "cost_aware"
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
         self._assumed = costs.speeds()
+        self._standings: dict[InstanceId, Standings] = {}
 
     def choose(self, query: Query) -> Decision:
         candidates, prompt_tokens = query.candidates, query.prompt_tokens
-        most = max([each.expected_tokens for each in candidates])
-        least_recent = min([each.recent_tokens for each in candidates])
-        warm = most > 0
-        spread, assumed = self._costs.spread, self._assumed
-        costs: list[float] = []
-        for _, matched, tiers, expected, in_flight, queued, foreign, slots, recent, _, _, known in candidates:
-            # The sum of ``_terms``, without making them: a tenth of the time.
-            speeds = known or assumed
-            speed, delay_s = speeds.prefill_tokens_per_s, speeds.decode_load_s
-            running = in_flight + foreign
-            tokens = float(queued)
-            if prompt_tokens is not None:
-                tokens += 2 * (prompt_tokens - expected)
-            if warm and recent > least_recent:
-                tokens += min(spread * (recent - least_recent), _MOST_EXCESS_TOKENS)
-            cost = speeds.base_s + tokens / speed + running * (max(_LEAST_SHARE_S, delay_s))
-            if slots and running >= slots:
-                cost += (running - slots + 1) * speeds.answer_s / slots
-            if matched and prompt_tokens is not None and speeds.reload_s_per_token:
-                cost += reload_s(tiers, speeds)
-            costs.append(cost)
-        lowest = min(costs)
-        bound = lowest + max(_TIE_S, lowest * _TIE_SHARE)
-        excess = partial(self._excess, least_recent)
-        chosen = min(
-            [(each, cost) for each, cost in zip(candidates, costs, strict=True) if cost <= bound],
-            key=lambda tied: _rank(tied[0], tied[1], excess(tied[0]), warm=warm),
-        )[0]
+        standings = self._following(candidates)
+        expected = standings.expected
+        most = max(expected.values()) if expected else 0
+        costs_s = standings.costs_s(prompt_tokens)
+        lowest_s = min(costs_s)
+        bound_s = lowest_s + max(_TIE_S, lowest_s * _TIE_SHARE)
+        tied = [at for at, cost_s in enumerate(costs_s) if cost_s <= bound_s]
+        chosen = candidates[tied[0] if len(tied) == 1 else _first(tied, standings, costs_s)]
         if query.gap is not None:
             basis, reason = "load", query.gap
         elif chosen.matched_tokens:
@@ -82,32 +66,59 @@ class CostAware:
             basis, reason = "prefix", "just_routed"
         else:
             basis, reason = "load", "busy_holder" if most else "cold"
-        terms = partial(self._terms, prompt_tokens, excess if warm else None)
-        return Decision(candidate=chosen, basis=basis, reason=reason, cost_s=Costs(candidates, terms))
+        return Decision(
+            candidate=chosen,
+            basis=basis,
+            reason=reason,
+            cost_s=Costs(candidates, partial(self._terms, candidates, prompt_tokens)),
+            wait_s=None if prompt_tokens is None else wait_s(chosen, prompt_tokens, chosen.speeds or self._assumed),
+        )
 
-    def _excess(self, least_recent: float, each: Candidate) -> float:
-        """Uncached work that it was given lately, beyond the others, as far as that counts."""
-        return min(self._costs.spread * (each.recent_tokens - least_recent), _MOST_EXCESS_TOKENS)
+    def _following(self, candidates: tuple[Candidate, ...]) -> Standings:
+        """What is kept of the last list that began with this instance, brought up to date."""
+        kept = self._standings.get(candidates[0].instance)
+        if kept is None:
+            if len(self._standings) >= _MOST_STANDINGS:
+                self._standings.clear()
+            kept = self._standings[candidates[0].instance] = Standings(self._assumed, self._costs.spread)
+        kept.follow(candidates)
+        return kept
 
-    def _terms(
-        self, prompt_tokens: int | None, excess: Callable[[Candidate], float] | None, each: Candidate
-    ) -> dict[str, float]:
+    def _terms(self, candidates: tuple[Candidate, ...], prompt_tokens: int | None, each: Candidate) -> dict[str, float]:
+        """The cost of one by name: the same sum as in ``Standings``, said a second time for whoever looks."""
         speeds = each.speeds or self._assumed
         terms = base_term(speeds)
         if prompt_tokens is not None:
             terms |= prefill_terms(each, prompt_tokens, speeds)
         terms |= load_terms(each, speeds)
-        if share := each.running * max(0.0, _LEAST_SHARE_S - speeds.decode_load_s):
+        if share := each.running * max(0.0, LEAST_SHARE_S - speeds.decode_load_s):
             terms["share"] = share
-        if excess is not None and (tokens := excess(each)):
-            terms["spread"] = tokens / speeds.prefill_tokens_per_s
+        if any(other.expected_tokens for other in candidates):
+            least_recent = min(other.recent_tokens for other in candidates)
+            excess = min(self._costs.spread * (each.recent_tokens - least_recent), MOST_EXCESS_TOKENS)
+            if excess:
+                terms["spread"] = excess / speeds.prefill_tokens_per_s
         return terms
 
 
-def _rank(each: Candidate, cost_s: float, excess: float, *, warm: bool) -> tuple[int, float, int, float, str]:
-    """Who goes first of those whose costs tie: the least."""
-    turn = 0 if each.expected_tokens else each.last_cold_turn
-    return 0 if warm else each.running, excess - each.expected_tokens, turn, cost_s, each.instance
+def _first(tied: list[int], standings: Standings, costs_s: list[float]) -> int:
+    """Who goes first of those whose costs tie: by most of the prompt less the excess; cold prompts by requests that
+    run before that, and then to whoever got none for longest.
+    """
+    candidates, expected = standings.candidates, standings.expected
+    if expected:
+        excesses = standings.excesses(tied)
+        worth = [excess - expected.get(at, 0) for at, excess in zip(tied, excesses, strict=True)]
+    else:
+        running = standings.running
+        fewest = min([running[at] for at in tied])
+        tied = [at for at in tied if running[at] == fewest]
+        worth = standings.excesses(tied)
+    least = min(worth)
+    return min(
+        [at for at, each in zip(tied, worth, strict=True) if each == least],
+        key=lambda at: (0 if at in expected else candidates[at].last_cold_turn, costs_s[at], candidates[at].instance),
+    )
 
 
 __all__ = ["CostAware"]

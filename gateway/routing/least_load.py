@@ -20,7 +20,8 @@ class LeastLoad:
             query.candidates, key=lambda each: (load_s(each, each.speeds or assumed), each.last_turn, each.instance)
         )
         costs = Costs(query.candidates, lambda each: load_terms(each, each.speeds or assumed))
-        return Decision(candidate=chosen, basis="load", reason=query.gap or "least_busy", cost_s=costs)
+        wait_s = None if query.prompt_tokens is None else load_s(chosen, chosen.speeds or assumed)
+        return Decision(candidate=chosen, basis="load", reason=query.gap or "least_busy", cost_s=costs, wait_s=wait_s)
 
 
 __all__ = ["LeastLoad"]

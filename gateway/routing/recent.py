@@ -2,21 +2,37 @@
 
 A burst of requests with one long prefix arrives before the first of them is cached anywhere. Without this memory they
 would scatter over all instances and each would compute the prefix.
+
+Blocks are kept in four generations. New ones go into the first; when that is full it becomes the second, and what was
+the fourth is taken apart, some with each call. The obvious choice, one table in the order of use, costs seven times as
+much once it is full: each block is then a link to move and another one to take out, all over the memory.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Final
 
 from kvcontrol.core.ids import BlockHash, InstanceId
 
+_Place = tuple[InstanceId, float]
+_GENERATIONS: Final = 4
+_TAKEN_APART: Final = 2
+"""So many blocks of a generation that is over go with each one that comes."""
+
 
 class RecentRoutes:
-    """The last place of each block, for ``lifetime_s``; at most ``capacity_blocks``, the oldest go first."""
+    """The last place of each block, for ``lifetime_s``; at most ``capacity_blocks``, and the oldest quarter goes first.
+    Of a prompt of more than a quarter the beginning counts.
+    """
 
     def __init__(self, *, lifetime_s: float, capacity_blocks: int = 1 << 16) -> None:
         self._lifetime_s = lifetime_s
-        self._capacity_blocks = capacity_blocks
-        self._places: OrderedDict[BlockHash, tuple[InstanceId, float]] = OrderedDict()
+        self._most = max(1, capacity_blocks // _GENERATIONS)
+        self._generations: list[dict[BlockHash, _Place]] = [{} for _ in range(_GENERATIONS)]
+        self._over: dict[BlockHash, _Place] = {}
+
+    def __len__(self) -> int:
+        """How many blocks are remembered, those twice that are in two generations."""
+        return sum(map(len, self._generations))
 
     def remember(self, hashes: Sequence[BlockHash], instance: InstanceId, now_s: float) -> None:
         """Note that a prompt with these blocks goes to ``instance`` now. O(blocks); leave out those it holds
@@ -24,32 +40,47 @@ class RecentRoutes:
         """
         if not self._lifetime_s:
             return
-        places = self._places
-        until_s = now_s + self._lifetime_s
-        for block in hashes[: self._capacity_blocks]:
-            places[block] = (instance, until_s)
-            places.move_to_end(block)
-        while len(places) > self._capacity_blocks:
-            places.popitem(last=False)
+        young = self._generations[0]
+        if len(young) + len(hashes) > self._most and young:
+            self._over = self._generations.pop()
+            young = {}
+            self._generations.insert(0, young)
+        place = (instance, now_s + self._lifetime_s)
+        for block in hashes if len(hashes) <= self._most else hashes[: self._most]:
+            young[block] = place
+        over = self._over
+        for _ in range(min(len(over), _TAKEN_APART * len(hashes))):
+            over.popitem()
 
     def expected(self, hashes: Sequence[BlockHash], instance: InstanceId, now_s: float, *, start: int = 0) -> int:
         """Return how many blocks from the one at ``start`` on were sent to ``instance`` lately. O(answer)."""
-        places = self._places
+        generations = self._generations
         for count in range(start, len(hashes)):
-            place = places.get(hashes[count])
+            block, place = hashes[count], None
+            for generation in generations:
+                place = generation.get(block)
+                if place is not None:
+                    break
             if place is None or place[0] != instance or place[1] <= now_s:
                 return count - start
         return max(0, len(hashes) - start)
 
     def place(self, block: BlockHash, now_s: float) -> InstanceId | None:
         """Return where a block was sent lately."""
-        place = self._places.get(block)
-        return None if place is None or place[1] <= now_s else place[0]
+        for generation in self._generations:
+            place = generation.get(block)
+            if place is not None:
+                return None if place[1] <= now_s else place[0]
+        return None
 
     def forget(self, instance: InstanceId) -> None:
         """Drop all that was sent to an instance, because it is gone or its cache was cleared. O(size)."""
-        for block in [block for block, (place, _) in self._places.items() if place == instance]:
-            del self._places[block]
+        for generation in self._generations:
+            for block in [block for block, (place, _) in generation.items() if place == instance]:
+                generation[block] = _NOWHERE
 
+
+_NOWHERE: Final[_Place] = (InstanceId(""), float("-inf"))
+"""Forgotten, and older places of the block with it."""
 
 __all__ = ["RecentRoutes"]

@@ -62,6 +62,15 @@ def reload_s(tokens_by_tier: Mapping[CacheTier, int], speeds: Speeds) -> float:
     return seconds
 
 
+def wait_s(candidate: Candidate, prompt_tokens: int, speeds: Speeds) -> float:
+    """Return the predicted time to the first token, as ``predicted_wait_s`` of the terms, without making them."""
+    seconds = speeds.base_s + load_s(candidate, speeds)
+    seconds += (prompt_tokens - candidate.expected_tokens) / speeds.prefill_tokens_per_s
+    if speeds.reload_s_per_token:
+        seconds += reload_s(candidate.tokens_by_tier, speeds)
+    return seconds
+
+
 def predicted_wait_s(terms: Mapping[str, float]) -> float:
     """Return the predicted time to the first token."""
     seconds = 0.0
@@ -70,4 +79,4 @@ def predicted_wait_s(terms: Mapping[str, float]) -> float:
     return seconds
 
 
-__all__ = ["WAIT_TERMS", "base_term", "load_s", "load_terms", "predicted_wait_s", "prefill_terms", "reload_s"]
+__all__ = ["WAIT_TERMS", "base_term", "load_s", "load_terms", "predicted_wait_s", "prefill_terms", "reload_s", "wait_s"]

@@ -92,6 +92,11 @@ class Slowness:
         chance = max(_LEAST_LEAD, _DEVIATIONS * (field.variance * self._spread) ** 0.5)
         self._trust = max(0.0, min(1.0, (abs(self._lead) / chance - 1) / _BETWEEN))
 
+    @property
+    def shown(self) -> bool:
+        """Whether it is anything but equal."""
+        return self._trust > 0
+
     def factor(self, *, fresh: float = 1.0) -> float:
         """Return what to multiply expected times by; ``fresh`` is the share that what it showed still counts for."""
         return exp(self._trust * self._level * fresh) if self._trust else 1.0

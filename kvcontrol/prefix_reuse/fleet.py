@@ -69,12 +69,17 @@ class _Matches(Mapping[InstanceId, PrefixMatch]):
     ``stops`` has a mask of instances for each number of leading blocks that some hold.
     """
 
-    __slots__ = ("_by_instance", "_hashes", "_in_hbm", "_stops")
+    __slots__ = ("_by_instance", "_hashes", "_in_hbm", "_names", "_stops")
 
     def __init__(
-        self, by_instance: Mapping[InstanceId, _Holder], hashes: Sequence[BlockHash], stops: tuple[tuple[int, int], ...]
+        self,
+        by_instance: Mapping[InstanceId, _Holder],
+        names: Mapping[int, InstanceId],
+        hashes: Sequence[BlockHash],
+        stops: tuple[tuple[int, int], ...],
     ) -> None:
         self._by_instance = by_instance
+        self._names = names
         self._hashes = hashes
         self._stops = stops
         self._in_hbm: dict[int, PrefixMatch] = {}
@@ -101,10 +106,15 @@ class _Matches(Mapping[InstanceId, PrefixMatch]):
         return default
 
     def __iter__(self) -> Iterator[InstanceId]:
-        found = 0
+        names = self._names
+        found: list[InstanceId] = []
         for bits, _ in self._stops:
-            found |= bits
-        return (instance for instance, holder in self._by_instance.items() if holder.bit & found)
+            left = bits
+            while left:
+                bit = left & -left
+                found.append(names[bit])
+                left ^= bit
+        return iter(found)
 
     def __len__(self) -> int:
         return sum(bits.bit_count() for bits, _ in self._stops)
@@ -132,6 +142,7 @@ class FleetIndex:
         self._holders: dict[BlockHash, int] = {}
         self._parent: dict[BlockHash, BlockHash | None] = {}
         self._by_instance: dict[InstanceId, _Holder] = {}
+        self._names: dict[int, InstanceId] = {}  # by bit
         self._places = 0
         self._free_places: list[int] = []
         self._live = 0
@@ -173,6 +184,7 @@ class FleetIndex:
     def drop(self, instance: InstanceId) -> None:
         holder = self._by_instance.pop(instance, None)
         if holder is not None:
+            del self._names[holder.bit]
             self._live ^= holder.bit
             self._ragged &= ~holder.bit
             self._retired.append(holder)
@@ -191,7 +203,7 @@ class FleetIndex:
         if not hashes:
             return {}
         first = self._holders.get(hashes[0], 0) & self._live
-        return _Matches(self._by_instance, hashes, tuple(self._stops(hashes, first))) if first else {}
+        return _Matches(self._by_instance, self._names, hashes, tuple(self._stops(hashes, first))) if first else {}
 
     def lineage(self, block: BlockHash) -> list[BlockHash]:
         """Return a block with all that comes before it, in prompt order, as far as anybody holds it; empty where nobody
@@ -240,6 +252,7 @@ class FleetIndex:
         bits += [1 << place for place in self._free_places]
         must(sorted(bits) == [1 << place for place in range(self._places)], "places are lost or used twice")
         must(self._live == sum(each.bit for each in self._by_instance.values()), "who is alive is miscounted")
+        must(self._names == {each.bit: name for name, each in self._by_instance.items()}, "places have wrong names")
         must(holders == self._holders, "the masks differ from what the instances hold")
         must(self._parent.keys() == holders.keys(), "parents are kept for other blocks than those held")
 
@@ -375,6 +388,7 @@ class FleetIndex:
             place = self._places
             self._places += 1
         holder = self._by_instance[instance] = _Holder(1 << place)
+        self._names[holder.bit] = instance
         self._live |= holder.bit
         return holder
 

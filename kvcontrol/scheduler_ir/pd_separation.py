@@ -5,9 +5,10 @@ is to be computed: short prompts, and those that the answering side already hold
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 from kvcontrol.core.roles import KVTransport
 from kvcontrol.scheduler_ir.nodes import Device
@@ -42,18 +43,19 @@ class PhaseLimits:
         return not self.tokens or not side.computing_tokens or side.computing_tokens + tokens <= self.tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(NamedTuple):
     """An instance that could compute or answer a prompt: how much of it it holds, in whatever tier, what it has to do
     already in the phase asked about, and how it can hand KV over. Two sides reach each other by a transport when both
     name the same ``domains`` entry for it.
+
+    A tuple, as one is made of each prefill instance for each request.
     """
 
     device: Device
     held_tokens: int = 0
     requests: int = 0
     computing_tokens: int = 0
-    domains: Mapping[KVTransport, str] = field(default_factory=dict)
+    domains: Mapping[KVTransport, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,18 +119,16 @@ class ThresholdSeparator:
         reaching = [(each, way) for each in prefills if (way := self._way(each, answer)) is not None]
         if not reaching:
             return Split(placement=here, reason=SplitReason.NO_TRANSPORT, uncached_tokens=uncached)
-        free = [
-            (max(0, prompt_tokens - each.held_tokens), each, way)
-            for each, way in reaching
-            if self._limits.admits(each, max(0, prompt_tokens - each.held_tokens))
-        ]
+        free = []
+        for each, way in reaching:
+            to_compute = max(0, prompt_tokens - each.held_tokens)
+            if self._limits.admits(each, to_compute):  # no two are equal up to the device's name
+                free.append((to_compute + each.computing_tokens, each.requests, each.device, to_compute, way))
         if not free:
             return Split(placement=here, reason=SplitReason.PREFILL_BUSY, uncached_tokens=uncached)
-        to_compute, chosen, way = min(
-            free, key=lambda one: (one[0] + one[1].computing_tokens, one[1].requests, one[1].device)
-        )
+        _, _, chosen, to_compute, way = min(free)
         return Split(
-            placement=Placement(answer=answer.device, handover=Handover(prefill=chosen.device, transport=way)),
+            placement=Placement(answer=answer.device, handover=Handover(prefill=chosen, transport=way)),
             reason=SplitReason.SEPARATED,
             uncached_tokens=to_compute,
         )

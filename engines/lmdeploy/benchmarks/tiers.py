@@ -199,7 +199,8 @@ def child(plan: Plan) -> None:
     from lmdeploy.messages import PytorchEngineConfig
     from lmdeploy.pytorch.engine.engine import Engine
 
-    from engines.lmdeploy.agent import agent_of, freeze_garbage
+    from engines.lmdeploy.agent import agent_of
+    from kvcontrol.core.garbage import freeze_garbage
 
     cuda = torch.cuda.is_available()
     settings: dict[str, Any] = {

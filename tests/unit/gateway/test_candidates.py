@@ -13,6 +13,7 @@ from gateway.fingerprint import Fingerprint, Gap
 from gateway.registry import Instance, InstanceSpec, InstanceState, LoadTracker
 from gateway.routing import Calibration, Candidate, CostAware, CostModel, LearnedAffinity, Query, RecentRoutes, Speeds
 from gateway.routing.learned import BLOCK_TOKENS, learned_identity
+from gateway.routing.scoring import predicted_wait_s
 from kvcontrol.core import BlockStored, CacheIdentity, CacheTier, Epoch, InstanceId
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats, TierStats
 from kvcontrol.core.hashing import token_bytes
@@ -250,3 +251,30 @@ def test_the_cheapest_by_the_sum_is_the_cheapest_by_its_named_terms(found: list[
     bound = lowest + max(0.005, lowest * 0.05)
     assert total[decision.candidate.instance] <= bound * (1 + 1e-9)
     assert replace(decision, candidate=named[0]).cost_s.get(InstanceId("nobody")) is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    found=st.lists(CANDIDATES, min_size=1, max_size=6),
+    asked=st.lists(
+        st.tuples(st.none() | st.integers(900, 10**5), st.lists(st.tuples(st.integers(0, 5), CANDIDATES), max_size=3)),
+        min_size=1,
+        max_size=6,
+    ),
+    fewer=st.integers(0, 5),
+)
+def test_what_is_kept_of_the_last_decisions_decides_nothing(
+    found: list[Candidate], asked: list[tuple[int | None, list[tuple[int, Candidate]]]], fewer: int
+) -> None:
+    """Some candidates change between two requests, the others are the same objects."""
+    kept = CostAware(COSTS)
+    now = [each._replace(instance=InstanceId(f"i{number}")) for number, each in enumerate(found)]
+    for tokens, changes in asked:
+        for place, other in changes:
+            now[place % len(now)] = other._replace(instance=now[place % len(now)].instance)
+        for candidates in (tuple(now), tuple(now[: fewer % len(now) + 1])):
+            query = Query(prompt_tokens=tokens, gap=None, candidates=candidates)
+            decision = kept.choose(query)
+            assert decision == CostAware(COSTS).choose(query)
+            terms = decision.cost_s[decision.candidate.instance]
+            assert decision.wait_s == (None if tokens is None else pytest.approx(predicted_wait_s(terms)))
