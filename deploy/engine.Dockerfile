@@ -1,6 +1,6 @@
 # One engine instance: LMDeploy with kvgate's hooks. TORCH=cpu is the CPU build of torch and the pinned set without CUDA;
 # TORCH=auto takes LMDeploy's own requirements for NVIDIA GPUs (several GB).
-#   docker build -f deploy/engine.Dockerfile --build-arg TORCH=cpu -t kvgate-engine:cpu .
+#   docker build -f deploy/engine.Dockerfile --build-arg TORCH=cpu -t kvgate-engine:0.1.0-cpu .
 ARG BASE=python:3.11.13-slim-bookworm
 
 FROM ${BASE} AS build

@@ -1,5 +1,5 @@
 # The gateway: HTTP, routing, admission. No torch, no engine.
-#   docker build -f deploy/gateway.Dockerfile -t kvgate-gateway .
+#   docker build -f deploy/gateway.Dockerfile -t kvgate-gateway:0.1.0 .
 ARG BASE=python:3.11.13-slim-bookworm
 
 FROM ${BASE} AS build

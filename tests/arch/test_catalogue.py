@@ -1,11 +1,15 @@
 """One catalogue: what it declares is what is exposed, documented, shown and alarmed on, and nothing else is."""
 
 import ast
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import alerting
 
 from dashboards.boards import BOARDS
 from dashboards.build import built, stale
@@ -169,6 +173,12 @@ def test_every_panel_has_a_unit_a_description_and_says_what_it_means_when_it_is_
 PROVISIONED = ROOT / "deploy" / "grafana" / "provisioning"
 
 
+def unknown(model: type[Any], given: dict[str, Any]) -> set[str]:
+    """Return what Grafana's own model does not take of an object: it leaves out what it does not know."""
+    taken = json.loads(JSONEncoder().encode(model.from_json(given)))
+    return {name for name, value in given.items() if taken.get(name) != value}
+
+
 def test_every_alert_of_prometheus_has_its_twin_in_grafana() -> None:
     groups = yaml.safe_load((PROVISIONED / "alerting" / "rules.yaml").read_text(encoding="utf-8"))["groups"]
     twins = {each["title"]: each for group in groups for each in group["rules"]}
@@ -190,6 +200,7 @@ def test_every_alert_of_prometheus_has_its_twin_in_grafana() -> None:
         assert twin["annotations"].keys() == alert.annotations.keys()
         assert not any(re.search(r"\$value\b|\$\{", text) for text in twin["annotations"].values())
         assert len(twin["uid"]) <= 40
+        assert unknown(alerting.Rule, twin) == set()
     assert all(int(group["interval"].removesuffix("s")) % 10 == 0 for group in groups), "Grafana's ticks"
 
 
@@ -197,7 +208,9 @@ def test_grafana_tells_one_place_that_the_environment_names_of_all_severities() 
     told = yaml.safe_load((PROVISIONED / "alerting" / "notifications.yaml").read_text(encoding="utf-8"))
     (contact,) = told["contactPoints"]
     assert contact["receivers"][0]["settings"]["url"] == "$KVGATE_ALERT_WEBHOOK_URL"
+    assert [unknown(alerting.ContactPoint, each) for each in contact["receivers"]] == [set()]
     (policy,) = told["policies"]
+    assert unknown(alerting.NotificationPolicy, policy) == {"orgId"}, "whose it is stands in the file alone"
     assert {each["receiver"] for each in (policy, *policy["routes"])} == {contact["name"]}
     severities = {each["object_matchers"][0][2] for each in policy["routes"]}
     assert severities == {each.labels["severity"] for each in RULES if each.alert}

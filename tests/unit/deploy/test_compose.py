@@ -56,6 +56,8 @@ def test_our_own_images_carry_the_version_of_the_project(name: str) -> None:
     assert tag.startswith(f"${{KVGATE_VERSION:-{version}}}")
     built = {"kvgate-gateway": {version}, "kvgate-engine": {f"{version}-cpu", f"{version}-gpu"}}
     assert filled(tag) in built[image]
+    dockerfile = SERVICES[name]["build"]["dockerfile"]
+    assert f"-t {image}:{version}" in (ROOT / dockerfile).read_text(), "as its head says"
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES.keys() - {"model"}))
