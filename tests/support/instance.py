@@ -14,8 +14,10 @@ from typing import Self
 import psutil
 
 from kvgate.ports import free_ports
+from tests.support.warm_process import Warm, WarmProcess
 
 READY_WITHIN_S = 180.0
+LAUNCHER = "engines.lmdeploy.launch"
 
 
 def free_port() -> int:
@@ -23,9 +25,9 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
-def command(model: Path | str, port: int, *options: str, launcher: str = "engines.lmdeploy.launch") -> list[str]:
+def arguments(model: Path | str, port: int, *options: str) -> list[str]:
     return [
-        *(sys.executable, "-m", launcher, "serve", "api_server", str(model)),
+        *("serve", "api_server", str(model)),
         *("--server-name", "127.0.0.1", "--server-port", str(port), "--backend", "pytorch", "--model-name", "m"),
         *("--cache-block-seq-len", "16", "--num-gpu-blocks", "64", "--enable-prefix-caching", *options),
     ]
@@ -35,29 +37,39 @@ def command(model: Path | str, port: int, *options: str, launcher: str = "engine
 class Instance:
     """``with Instance.start(...)`` yields once it is healthy, and leaves no process behind."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | WarmProcess
     port: int
     log: Path
 
     @classmethod
-    def start(
+    def start(  # noqa: PLR0913 - each is one more thing that a test may want otherwise
         cls,
         model: Path,
         log: Path,
         *options: str,
         settings: Mapping[str, str] | None = None,
-        launcher: str = "engines.lmdeploy.launch",
+        launcher: str = LAUNCHER,
+        port: int | None = None,
+        fresh: bool = False,
     ) -> Self:
-        """Start one with ``settings`` in its environment; ``launcher`` is the module to run."""
-        port = free_port()
+        """Start one with ``settings`` in its environment; ``launcher`` is the module to run.
+
+        A ``fresh`` one imports all of its libraries itself, which takes longer than all else that it does.
+        """
+        port = free_port() if port is None else port
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "KVGATE_ENGINE_CPU_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environment |= settings or {}
+        words = arguments(model, port, *options)
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                command(model, port, *options, launcher=launcher),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment | (settings or {}),
-            )
+            if fresh:
+                process: subprocess.Popen[bytes] | WarmProcess = subprocess.Popen(
+                    [sys.executable, "-m", launcher, *words],
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                )
+            else:
+                process = Warm.mine().start(launcher, words, environment=environment, output=output)
         return cls(process, port, log)
 
     def __enter__(self) -> Self:
