@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Final, Self
@@ -25,8 +26,9 @@ class Presets:
     hardware: dict[str, HardwarePart]
 
     @classmethod
+    @cache
     def shipped(cls) -> Self:
-        """Return those that come along."""
+        """Return those that come along; they are read once."""
         return cls.parse(files("kvcontrol.presets").joinpath(FILE).read_text(encoding="utf-8"), file=FILE)
 
     @classmethod

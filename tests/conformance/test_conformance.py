@@ -12,6 +12,7 @@ from aiohttp import web
 
 from kvgate.conformance.runner import CASES, make_rig, make_session, outcome_of
 from kvgate.ports import free_ports
+from tests.support.command import typed
 
 LIMIT_S = 280.0
 BROKEN_BY_A_NAIVE_PROXY = {
@@ -130,12 +131,6 @@ async def test_a_naive_proxy_is_found_out_and_what_it_does_well_is_granted(broke
     ],
 )
 def test_wrong_arguments_are_explained(arguments: list[str], said: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "kvgate", "conformance", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert said in done.stderr
+    done = typed("conformance", *arguments)
+    assert done.code == 1
+    assert said in done.err

@@ -101,7 +101,8 @@ async def running_gateway(state_dir: Path, **settings: Any) -> AsyncIterator[Run
         await eventually(lambda: server.started or task.done())
         if task.done():
             task.result()
-        connector = aiohttp.TCPConnector(limit=0)
+        # The gateway drops a connection that is idle for some seconds; it is not to be used just then.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=1.0)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
             yield RunningGateway(f"http://127.0.0.1:{listener.getsockname()[1]}", session)
     finally:

@@ -4,17 +4,21 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.fleet import CHAT, Fleet, chat, instances, running_fleet
 from tests.support.running_gateway import eventually, running_gateway
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one for all that share a gateway
 
-@pytest.fixture
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
     async with running_fleet(tmp_path, admin_key=ADMIN_KEY) as running:
         yield running
@@ -23,6 +27,13 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
 @pytest.fixture
 def admin(fleet: Fleet) -> Admin:
     return Admin(fleet.gateway)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def refusing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    """One for all tests in which nothing is changed."""
+    async with running_fleet(tmp_path_factory.mktemp("refusing"), admin_key=ADMIN_KEY) as running:
+        yield running
 
 
 async def status_with(fleet: Fleet, key: str) -> int:
@@ -147,11 +158,11 @@ async def test_everything_is_there_again_after_a_restart(tmp_path: Path) -> None
             assert [each["action"] for each in log["data"]] == ["put", "create", "put"]
 
 
-@pytest.mark.parametrize("path", ["/tenants", "/keys", "/quotas", "/audit", "/tenants/acme"])
-async def test_nobody_without_the_admin_key_gets_in(fleet: Fleet, admin: Admin, path: str) -> None:
+async def test_nobody_without_the_admin_key_gets_in(fleet: Fleet, admin: Admin) -> None:
     await admin.ok("PUT", "/tenants/acme", {})
     user = (await admin.ok("POST", "/keys", {"tenant": "acme"}))["key"]
-    for key in (None, "", "wrong", user, ADMIN_KEY + "x", ADMIN_KEY[:-1], "ä"):
+    keys = (None, "", "wrong", user, ADMIN_KEY + "x", ADMIN_KEY[:-1], "ä")
+    for path, key in product(("/tenants", "/keys", "/quotas", "/audit", "/tenants/acme"), keys):
         status, headers, said = await Admin(fleet.gateway, key).call("GET", path)
         assert status == 401
         assert headers["www-authenticate"] == "Bearer"
@@ -192,8 +203,9 @@ BAD: list[tuple[str, str, Any, int, str]] = [
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: f"{case[0]} {case[1]} {case[2]}")
 async def test_a_wrong_request_is_refused_and_says_what_is_wrong(
-    admin: Admin, case: tuple[str, str, Any, int, str]
+    refusing: Fleet, case: tuple[str, str, Any, int, str]
 ) -> None:
+    admin = Admin(refusing.gateway)
     method, path, body, status, named = case
     got, _, said = await admin.call(method, path, body)
     assert got == status
@@ -205,8 +217,8 @@ async def test_a_wrong_request_is_refused_and_says_what_is_wrong(
 @pytest.mark.parametrize(
     "headers", [{"if_match": "3"}, {"if_none_match": '"1"'}, {"idempotency_key": "a b"}, {"idempotency_key": "x" * 129}]
 )
-async def test_a_wrong_condition_is_refused(admin: Admin, headers: dict[str, str]) -> None:
-    assert (await admin.call("PUT", "/tenants/acme", {}, **headers))[0] == 400
+async def test_a_wrong_condition_is_refused(refusing: Fleet, headers: dict[str, str]) -> None:
+    assert (await Admin(refusing.gateway).call("PUT", "/tenants/acme", {}, **headers))[0] == 400
 
 
 async def test_a_long_body_is_a_413(admin: Admin) -> None:

@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.command import typed
 from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, running_fleet
 from tests.support.scripted_engine import MODEL
 
@@ -21,14 +21,8 @@ class Person:
         self._given = ["--url", fleet.gateway.url, "--state-dir", str(state_dir)]
 
     async def types(self, *arguments: str, options: tuple[str, ...] = ()) -> tuple[int, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kvgate", "admin", *self._given, *options, *arguments),
-            env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        said, _ = await asyncio.wait_for(process.communicate(), 120)
-        return process.returncode or 0, said.decode()
+        code, out, err = await asyncio.to_thread(typed, "admin", *self._given, *options, *arguments)
+        return code, out + err
 
     async def gets(self, *arguments: str) -> object:
         code, said = await self.types(*arguments, options=("--json",))

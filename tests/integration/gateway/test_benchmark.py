@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+from tests.support.command import typed
+
 CORPORA = {"200b", "16k", "128k", "16k_hot", "16k_cold", "16k_shared"}
 METRICS = {
     *(f"cpu_us_{each}" for each in CORPORA),
@@ -16,18 +18,14 @@ METRICS = {
 }
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kvgate", "bench", "gateway", *arguments],
+def test_it_prints_one_object_with_every_figure() -> None:
+    done = subprocess.run(
+        [*(sys.executable, "-m", "kvgate", "bench", "gateway"), "--quick", "--json", "--peer", "broken=false {port}"],
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
-
-
-def test_it_prints_one_object_with_every_figure() -> None:
-    done = bench("--quick", "--json", "--peer", "broken=false {port}")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["bench"] == "gateway"
@@ -40,6 +38,6 @@ def test_it_prints_one_object_with_every_figure() -> None:
 
 
 def test_a_peer_without_a_port_is_refused() -> None:
-    done = bench("--peer", "smg=smg launch")
-    assert done.returncode == 1
-    assert "{port}" in done.stderr
+    done = typed("bench", "gateway", "--peer", "smg=smg launch")
+    assert done.code == 1
+    assert "{port}" in done.err

@@ -6,15 +6,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, running_fleet, script
 from tests.support.running_gateway import running_gateway
 from tests.support.scripted_engine import MODEL
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with running_fleet(tmp_path) as running:
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    """One for all tests: what is refused leaves nothing behind."""
+    async with running_fleet(tmp_path_factory.mktemp("fleet")) as running:
         yield running
 
 
@@ -46,12 +50,13 @@ BAD_BODIES = {
 
 @pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES.keys())
 async def test_a_malformed_body_is_a_400_and_never_reaches_an_engine(fleet: Fleet, body: bytes) -> None:
+    before = fleet.requests
     async with fleet.gateway.post(CHAT, body) as answer:
         assert answer.status == 400
         assert answer.content_type == "application/json"
         assert answer.headers["x-request-id"]
         envelope_in(await answer.text())
-    assert fleet.requests == 0
+    assert fleet.requests == before
 
 
 WRONG_FIELDS = [
@@ -83,10 +88,11 @@ WRONG_FIELDS = [
 async def test_a_wrong_field_is_named(
     fleet: Fleet, path: str, body: dict[str, object], status: int, param: str
 ) -> None:
+    before = fleet.requests
     async with fleet.gateway.post(path, body) as answer:
         assert answer.status == status
         assert envelope_in(await answer.text())["param"] == param
-    assert fleet.requests == 0
+    assert fleet.requests == before
 
 
 @pytest.mark.parametrize(
@@ -112,7 +118,7 @@ async def test_unknown_routes_and_methods_get_an_envelope(fleet: Fleet, method: 
 async def test_an_engines_status_is_kept_its_shape_is_mended_and_it_is_not_tried_again(
     fleet: Fleet, *, status: int, stream: bool
 ) -> None:
-    how = script(status=status, retry_after="7")
+    how, before = script(status=status, retry_after="7"), fleet.requests
     async with fleet.gateway.post(CHAT, chat(stream=stream), x_script=how) as answer:
         assert answer.status == status
         assert answer.headers["retry-after"] == "7"
@@ -120,14 +126,15 @@ async def test_an_engines_status_is_kept_its_shape_is_mended_and_it_is_not_tried
         error = envelope_in(await answer.text())
     assert error["message"] == f"scripted {status}"
     assert error["type"] == "engine_said"
-    assert fleet.requests == 1
+    assert fleet.requests == before + 1
 
 
 async def test_a_right_envelope_passes_unchanged_and_is_counted_once(fleet: Fleet) -> None:
+    line = 'kvgate_requests_total{operation="chat_completions",outcome="client_error"}'
+    before = await fleet.gateway.metric(line)
     async with fleet.gateway.post(CHAT, chat(), x_script=script(status=400, error="openai")) as answer:
         assert await answer.json() == {"error": {"message": "scripted 400", "type": "t", "param": None, "code": "c"}}
-    line = 'kvgate_requests_total{operation="chat_completions",outcome="client_error"}'
-    await fleet.gateway.counted(line, 1)
+    await fleet.gateway.counted(line, before + 1)
 
 
 @pytest.mark.parametrize(("shape", "message"), [("detail", "messages: Field required"), ("html", "<h1>no</h1>")])

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.fleet import Fleet, running_fleet
@@ -40,9 +40,13 @@ ROUTES = [
 ]
 
 
-@pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with running_fleet(tmp_path, admin_key=ADMIN_KEY) as running:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    """One for all tests: nothing is changed in any."""
+    async with running_fleet(tmp_path_factory.mktemp("fleet"), admin_key=ADMIN_KEY) as running:
         yield running
 
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from kvcontrol.core import CacheTier
 from kvcontrol.core.control import TierStats
@@ -19,7 +20,10 @@ KIND = "eviction:ddr"
 BODY = {"name": NAME, "hardware": HARDWARE}
 
 
-@pytest.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one for all that share a gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
     engines = {"a": ScriptedEngine(), "b": ScriptedEngine()}
     for engine in engines.values():
@@ -32,6 +36,13 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
 @pytest.fixture
 def admin(fleet: Fleet) -> Admin:
     return Admin(fleet.gateway)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def refusing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Admin]:
+    """Of one gateway for all tests in which nothing is changed."""
+    async with running_fleet(tmp_path_factory.mktemp("refusing"), admin_key=ADMIN_KEY) as running:
+        yield Admin(running.gateway)
 
 
 async def test_presets_are_listed_and_say_what_is_hot(admin: Admin) -> None:
@@ -82,8 +93,8 @@ async def test_instances_without_policies_keep_what_they_have(fleet: Fleet, admi
 
 
 @pytest.mark.parametrize("body", [{"name": "nothing", "hardware": HARDWARE}, {"name": NAME, "hardware": "abacus"}, {}])
-async def test_an_unknown_preset_is_refused(admin: Admin, body: dict[str, str]) -> None:
-    assert (await admin.call("PUT", "/presets/current", body))[0] == 400
+async def test_an_unknown_preset_is_refused(refusing: Admin, body: dict[str, str]) -> None:
+    assert (await refusing.call("PUT", "/presets/current", body))[0] == 400
 
 
 OWN = {
@@ -149,9 +160,9 @@ async def test_what_comes_along_is_shown_as_it_is_written_and_stays(admin: Admin
     ],
 )
 async def test_a_preset_that_can_not_be_is_refused_with_the_reason(
-    admin: Admin, changes: dict[str, object], said: str
+    refusing: Admin, changes: dict[str, object], said: str
 ) -> None:
-    status, _, answer = await admin.call("PUT", "/presets/wrong", OWN | changes)
+    status, _, answer = await refusing.call("PUT", "/presets/wrong", OWN | changes)
     assert (status, answer["error"]["code"]) == (400, "invalid_preset")
     assert said in answer["error"]["message"]
-    assert (await admin.call("GET", "/presets/wrong"))[0] == 404
+    assert (await refusing.call("GET", "/presets/wrong"))[0] == 404

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from yarl import URL
 
 from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, running_fleet, script
@@ -14,11 +15,23 @@ from tests.support.running_gateway import eventually
 from tests.support.scripted_engine import MODEL, Script, ScriptedEngine, events
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": 0}}
+TOKENS = {"kvgate_prompt_tokens_total": 7, "kvgate_completion_tokens_total": 4}
+"""What one answer adds."""
 
 
-@pytest.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one for all that share a gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
     async with running_fleet(tmp_path) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def one(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    """One engine for all tests that look at what it was sent last, or at what comes back."""
+    async with running_fleet(tmp_path_factory.mktemp("one"), {"a": ScriptedEngine()}) as running:
         yield running
 
 
@@ -42,14 +55,15 @@ async def test_the_body_reaches_the_engine_byte_for_byte(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/messages"])
 @pytest.mark.parametrize("query", ["", "?", "?beta=true", "?a=%0d%0ax-evil:%201&b=%20+;/?&&a=1&=%ff", "?model=other"])
-async def test_the_query_reaches_the_engine_byte_for_byte(tmp_path: Path, path: str, query: str) -> None:
-    async with running_fleet(tmp_path, {"a": ScriptedEngine()}) as fleet:
-        body = json.dumps(chat(prompt="hi", max_tokens=4)).encode()
-        url = URL(fleet.gateway.url + path + query, encoded=True)
-        async with fleet.gateway.session.post(url, data=body) as answer:
-            assert answer.status == 200
-        assert fleet.engines["a"].targets == [path + query.removesuffix("?")]
-        assert "x-evil" not in fleet.last_headers()
+async def test_the_query_reaches_the_engine_byte_for_byte(one: Fleet, path: str, query: str) -> None:
+    body = json.dumps(chat(prompt="hi", max_tokens=4)).encode()
+    url = URL(one.gateway.url + path + query, encoded=True)
+    before = one.requests
+    async with one.gateway.session.post(url, data=body) as answer:
+        assert answer.status == 200
+    assert one.requests == before + 1
+    assert one.engines["a"].targets[-1] == path + query.removesuffix("?")
+    assert "x-evil" not in one.last_headers()
 
 
 async def test_end_to_end_headers_reach_the_engine_and_our_own_and_hop_by_hop_ones_never(fleet: Fleet) -> None:
@@ -102,24 +116,25 @@ async def test_an_insane_request_id_is_replaced(fleet: Fleet) -> None:
         {"crlf": True, "text": "é\\n"},
     ],
 )
-async def test_a_stream_with_usage_comes_through_byte_for_byte(fleet: Fleet, path: str, how: dict[str, object]) -> None:
+async def test_a_stream_with_usage_comes_through_byte_for_byte(one: Fleet, path: str, how: dict[str, object]) -> None:
     said = chat(stream=True, stream_options={"include_usage": True}, prompt="x")
-    async with fleet.gateway.post(path, said, x_script=script(**how)) as answer:
+    async with one.gateway.post(path, said, x_script=script(**how)) as answer:
         assert answer.content_type == "text/event-stream"
         got = await answer.read()
     assert got == b"".join(events(path, MODEL, said, Script(**how), USAGE))  # type: ignore[arg-type]
-    assert json.loads(fleet.last_body()) == said
+    assert json.loads(one.last_body()) == said
 
 
 @pytest.mark.parametrize("options", ["absent", None, {}, {"include_usage": False, "x": 1.50}])
 @pytest.mark.parametrize("split", [None, 7])
 async def test_usage_that_the_client_did_not_ask_for_is_accounted_and_hidden(
-    fleet: Fleet, options: object, split: int | None
+    one: Fleet, options: object, split: int | None
 ) -> None:
     said = chat(stream=True) if options == "absent" else chat(stream=True, stream_options=options)
-    async with fleet.gateway.post(CHAT, said, x_script=script(split=split)) as answer:
+    before = {line: await one.gateway.metric(line) for line in TOKENS}
+    async with one.gateway.post(CHAT, said, x_script=script(split=split)) as answer:
         got = (await answer.read()).decode()
-    sent = json.loads(fleet.last_body())
+    sent = json.loads(one.last_body())
     assert sent.pop("stream_options")["include_usage"] is True
     said.pop("stream_options", None)
     assert sent == said
@@ -127,9 +142,9 @@ async def test_usage_that_the_client_did_not_ask_for_is_accounted_and_hidden(
     assert len(chunks) == 4
     assert all(chunk["choices"] and chunk["usage"] is None for chunk in chunks)
     assert got.endswith("data: [DONE]\n\n")
-    await eventually(lambda: fleet.active == 0)
-    await fleet.gateway.counted("kvgate_prompt_tokens_total", 7)
-    await fleet.gateway.counted("kvgate_completion_tokens_total", 4)
+    await eventually(lambda: one.active == 0)
+    for line, tokens in TOKENS.items():
+        await one.gateway.counted(line, before[line] + tokens)
 
 
 async def test_usage_of_a_whole_answer_is_accounted(fleet: Fleet) -> None:
@@ -141,15 +156,17 @@ async def test_usage_of_a_whole_answer_is_accounted(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_compressing_engine_is_readable_and_its_headers_are_consistent(fleet: Fleet, *, stream: bool) -> None:
-    async with fleet.gateway.post(CHAT, chat(stream=stream), x_script=script(gzip=True)) as answer:
+async def test_a_compressing_engine_is_readable_and_its_headers_are_consistent(one: Fleet, *, stream: bool) -> None:
+    line = "kvgate_completion_tokens_total"
+    before = await one.gateway.metric(line)
+    async with one.gateway.post(CHAT, chat(stream=stream), x_script=script(gzip=True)) as answer:
         data = await answer.read()
         if answer.headers.get("content-encoding") == "gzip":
             data = gzip.decompress(data)
         assert b"tok3" in data
         assert answer.headers.get("content-length", str(len(data))) == str(len(data))
-    assert fleet.last_headers().get("accept-encoding", "identity") == "identity"
-    await fleet.gateway.counted("kvgate_completion_tokens_total", 4)
+    assert one.last_headers().get("accept-encoding", "identity") == "identity"
+    await one.gateway.counted(line, before + TOKENS[line])
 
 
 @pytest.mark.parametrize(
@@ -162,9 +179,9 @@ async def test_a_compressing_engine_is_readable_and_its_headers_are_consistent(f
     ],
 )
 async def test_the_media_type_is_that_of_the_answer(
-    fleet: Fleet, *, stream: bool, how: dict[str, object], expected: str
+    one: Fleet, *, stream: bool, how: dict[str, object], expected: str
 ) -> None:
-    async with fleet.gateway.post(CHAT, chat(stream=stream), x_script=script(**how)) as answer:
+    async with one.gateway.post(CHAT, chat(stream=stream), x_script=script(**how)) as answer:
         await answer.read()
         assert answer.content_type == expected
 
@@ -183,11 +200,11 @@ async def test_three_hundred_slow_requests_run_at_once(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("size_mib", [1, 32])
-async def test_a_large_body_goes_through(fleet: Fleet, size_mib: int) -> None:
+async def test_a_large_body_goes_through(one: Fleet, size_mib: int) -> None:
     body = json.dumps({"model": MODEL, "prompt": "x" * (size_mib << 20)}).encode()
-    async with fleet.gateway.post(COMPLETIONS, body) as answer:
+    async with one.gateway.post(COMPLETIONS, body) as answer:
         assert answer.status == 200
-    assert fleet.last_body() == body
+    assert one.last_body() == body
 
 
 @pytest.mark.parametrize("declared", [True, False])

@@ -1,6 +1,7 @@
 """What the commands say about themselves, and that a refusal is a message, never a traceback."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -15,21 +16,21 @@ from kvgate.model import Model
 from kvgate.ports import free_ports
 from kvgate.stack import ApiKey, GatewayOptions, Routing
 from kvgate.up import QUESTION, curl
+from tests.support.command import typed
 
 MODEL = Model(folder=Path("/m"), name="it's a model")
 
 
-def kvgate(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    import os
-
+def in_a_process(*words: str, **environment: str) -> str:
+    """Return what a command prints that begins as a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "kvgate", *arguments],
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **environment},
+        [sys.executable, "-m", "kvgate", *words],
+        env={**os.environ, "COLUMNS": "200", **environment},
         capture_output=True,
         text=True,
-        check=False,
+        check=True,
         timeout=240,
-    )
+    ).stdout
 
 
 def options(*keys: ApiKey) -> GatewayOptions:
@@ -40,13 +41,13 @@ def options(*keys: ApiKey) -> GatewayOptions:
 
 @pytest.mark.parametrize("command", ["up", "engine", "doctor", "replay", "simulate"])
 def test_each_command_explains_itself(command: str) -> None:
-    said = kvgate(command, "--help")
-    assert said.returncode == 0
-    assert f"Usage: kvgate {command}" in said.stdout
+    said = typed(command, "--help")
+    assert said.code == 0
+    assert f"Usage: kvgate {command}" in said.out
 
 
 def test_help_of_up_names_every_option() -> None:
-    said = kvgate("up", "--help", LC_ALL="C", PYTHONIOENCODING="", PYTHONUTF8="").stdout
+    said = in_a_process("up", "--help", LC_ALL="C", PYTHONIOENCODING="", PYTHONUTF8="")
     assert said.isascii(), "a terminal of the locale C shows nothing else"
     for option in (
         *("--model", "--tiny", "--instances", "--host", "--port", "--device", "--block-size", "--kv-blocks"),
@@ -56,29 +57,27 @@ def test_help_of_up_names_every_option() -> None:
 
 
 def test_the_gateways_help_is_its_own() -> None:
-    said = kvgate("gateway", "--help")
-    assert said.returncode == 0
-    assert "--config" in said.stdout
+    assert "--config" in in_a_process("gateway", "--help")  # it becomes another program
 
 
 def test_an_unknown_option_is_named() -> None:
-    said = kvgate("up", "--tinny")
-    assert said.returncode == 2
-    assert "--tinny" in said.stderr
+    said = typed("up", "--tinny")
+    assert said.code == 2
+    assert "--tinny" in said.err
 
 
 def test_an_engine_on_a_cpu_takes_no_share_of_a_gpus_memory(tmp_path: Path) -> None:
     folder = build_tiny(tmp_path / "tiny")
-    said = kvgate("engine", "--model", str(folder), "--device", "cpu", "--kv-memory", "40%")
-    assert said.returncode == 1
-    assert "--kv-memory on a CPU is an amount like 2GiB" in said.stderr
+    said = typed("engine", "--model", str(folder), "--device", "cpu", "--kv-memory", "40%")
+    assert said.code == 1
+    assert "--kv-memory on a CPU is an amount like 2GiB" in said.err
 
 
 def test_an_engine_needs_a_model_folder(tmp_path: Path) -> None:
-    said = kvgate("engine", "--model", str(tmp_path / "absent"))
-    assert said.returncode == 1
-    assert "there is no such folder" in said.stderr
-    assert "Traceback" not in said.stderr
+    said = typed("engine", "--model", str(tmp_path / "absent"))
+    assert said.code == 1
+    assert "there is no such folder" in said.err
+    assert "Traceback" not in said.err
 
 
 def test_the_curl_is_one_shell_command_whatever_the_models_name() -> None:
@@ -96,9 +95,9 @@ def test_the_curl_presents_the_first_key() -> None:
 
 
 def test_doctor_as_json_is_one_object(tmp_path: Path) -> None:
-    said = kvgate("doctor", "--json", "--port", str(free_ports(1)[0]), KVGATE_CACHE_DIR=str(tmp_path))
-    report = json.loads(said.stdout)
-    assert said.returncode == 0, report
+    said = typed("doctor", "--json", "--port", str(free_ports(1)[0]), KVGATE_CACHE_DIR=str(tmp_path))
+    report = json.loads(said.out)
+    assert said.code == 0, report
     assert report["ok"] is True
     checks = {finding["check"]: finding for finding in report["checks"]}
     assert set(checks) == {
@@ -142,12 +141,12 @@ def test_doctor_sees_a_damaged_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_doctor_says_what_of_a_preset_fits(tmp_path: Path) -> None:
-    said = kvgate(
+    said = typed(
         *("doctor", "--preset", "low-latency", "--hardware", "ascend-910b", "--json"),
         KVGATE_CACHE_DIR=str(tmp_path),
     )
-    report = json.loads(said.stdout)
-    assert said.returncode == 1
+    report = json.loads(said.out)
+    assert said.code == 1
     assert report["ok"] is False
     assert (report["preset"], report["hardware"]) == ("low-latency", "ascend-910b")
     assert report["values"]["ddr.size"] == "32GiB"
@@ -158,29 +157,29 @@ def test_doctor_says_what_of_a_preset_fits(tmp_path: Path) -> None:
 
 
 def test_doctor_prints_beside_each_value_whether_it_was_measured(tmp_path: Path) -> None:
-    said = kvgate("doctor", "--preset", "low-latency", "--hardware", "nvidia-h100", KVGATE_CACHE_DIR=str(tmp_path))
-    lines = {line.split()[0]: line for line in said.stdout.splitlines() if line.strip()}
+    said = typed("doctor", "--preset", "low-latency", "--hardware", "nvidia-h100", KVGATE_CACHE_DIR=str(tmp_path))
+    lines = {line.split()[0]: line for line in said.out.splitlines() if line.strip()}
     assert lines["quota.burst_share"].rstrip().endswith("not measured, of each tier, for one tenant")
     assert lines["ddr.size"].rstrip().endswith("not measured")
     assert lines["max_batch_size"].split() == ["max_batch_size", "16"]
 
 
 def test_doctor_answers_an_unknown_preset_with_the_known_ones() -> None:
-    said = kvgate("doctor", "--preset", "fast")
-    assert said.returncode == 1
-    assert "no preset is called 'fast'; there are long-context-32k" in said.stderr
-    assert "Traceback" not in said.stderr
+    said = typed("doctor", "--preset", "fast")
+    assert said.code == 1
+    assert "no preset is called 'fast'; there are long-context-32k" in said.err
+    assert "Traceback" not in said.err
 
 
 def test_doctor_refuses_what_only_goes_with_a_preset() -> None:
-    said = kvgate("doctor", "--hardware", "cpu")
-    assert said.returncode == 1
-    assert "go with --preset" in said.stderr
+    said = typed("doctor", "--hardware", "cpu")
+    assert said.code == 1
+    assert "go with --preset" in said.err
 
 
 @pytest.mark.parametrize("command", ["up", "engine"])
 def test_engines_can_be_given_presets_and_tiers(command: str) -> None:
-    said = kvgate(command, "--help").stdout
+    said = typed(command, "--help").out
     for option in ("--preset", "--hardware", "--ddr", "--ddr-path", "--nvme", "--nvme-dir", "--tier-write"):
         assert option in said
     assert "write_on_second_use" in said
@@ -202,7 +201,7 @@ def test_tiers_that_can_not_be_are_refused_before_anything_starts(
     tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     folder = build_tiny(tmp_path / "tiny")
-    said = kvgate("engine", "--model", str(folder), "--device", "cpu", *options)
-    assert said.returncode == 1
-    assert message in said.stderr
-    assert "Traceback" not in said.stderr
+    said = typed("engine", "--model", str(folder), "--device", "cpu", *options)
+    assert said.code == 1
+    assert message in said.err
+    assert "Traceback" not in said.err
