@@ -9,7 +9,7 @@ from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import BenefitStats, OffloadStats, PathStats, PredictionStats, TierStats
 from kvcontrol.core.tier_control import QuotaBody, Quotas, TenantUsageBody
-from kvcontrol.kv_runtime import HierarchyManager
+from kvcontrol.kv_runtime import HierarchyManager, Loss
 
 
 def tier_stats(hierarchy: HierarchyManager, *, unit_bytes: int = 1) -> dict[CacheTier, TierStats]:
@@ -50,7 +50,7 @@ def offload_stats(  # noqa: PLR0913 - what only the engine's own side knows, by 
         collisions=reuse.collisions + stats.collisions,
         prefill_tokens_per_s=agent.prefill.tokens_per_s or 0.0,
         outcomes={f"{kind}:{status}:{reason}": blocks for (kind, status, reason), blocks in stats.outcomes.items()},
-        losses={f"{tier}:{loss}": blocks for tier, each in stats.tiers.items() for loss, blocks in each.losses.items()},
+        losses={f"{tier}:{loss}": each.losses.get(loss, 0) for tier, each in stats.tiers.items() for loss in Loss},
         paths={
             str(name): PathStats(
                 moved_blocks=lane.moved_blocks,

@@ -74,7 +74,7 @@ TIER_LOST = _counter(
     "KV blocks that left a tier, by reason.",
     "tier",
     "reason",
-    appears=f"{_TIERS}, after the first loss",
+    appears=_TIERS,
 )
 
 # Tenants in the tiers below HBM.

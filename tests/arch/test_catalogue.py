@@ -135,6 +135,15 @@ def test_labels_of_expressions_are_found(expr: str, labels: set[str] | None) -> 
         assert labels_of(expr) == labels
 
 
+@pytest.mark.parametrize(
+    "rule", [each for each in RULES if re.search(r"increase\(.*> 0", each.expr)], ids=lambda each: each.name
+)
+def test_what_alarms_at_its_first_event_is_0_before_it(rule: Rule) -> None:
+    """A counter that begins with its first event does not increase by it."""
+    appears = {each.exposed: each.appears for each in ALL}
+    assert [name for name in selected(rule.expr) if re.search("(after|with) the first", appears[name])] == []
+
+
 @pytest.mark.parametrize("rule", [each for each in RULES if each.alert], ids=lambda each: each.name)
 def test_an_alert_names_the_section_that_says_what_to_do_and_it_is_there(rule: Rule) -> None:
     page, _, anchor = rule.runbook.partition("#")

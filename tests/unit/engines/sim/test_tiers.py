@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from engines.sim.engine import Behaviour, SimEngine
+from engines.sim.report import offload_stats
 from engines.sim.sequence import SimSequence
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.kv_runtime import Loss
 from tests.support.simulated import BLOCK, TIME, Listening, Mirror, engine, request, run, small_profile
 
 
@@ -62,10 +64,13 @@ def test_a_link_that_is_slower_than_computing_is_left_alone_once_it_was_measured
 
 def test_blocks_that_come_wrong_are_computed_again() -> None:
     tiered = engine(Listening(), ddr_blocks=200, behaviour=Behaviour(corrupt_share=1.0))
+    assert tiered.tiers is not None
+    before = offload_stats(tiered.tiers).losses
+    assert before == {f"DDR:{loss}": 0 for loss in Loss}, "an alert sees the first loss only if there was a 0 before it"
     again = revisited(tiered)
+    assert offload_stats(tiered.tiers).losses["DDR:corrupt"] > 0
     assert again.cached_tokens == 0
     assert again.generated == 1
-    assert tiered.tiers is not None
     assert tiered.tiers.counters.failed_loads == 1
     tiered.close()
 
