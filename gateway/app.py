@@ -81,11 +81,16 @@ _log = logging.getLogger(__name__)
 
 
 class Gateway(FastAPI):
-    """FastAPI for operators; inference goes past its middleware and router, which would cost as much as the rest."""
+    """FastAPI for operators; inference goes past its middleware and router, which would cost as much as the rest.
+
+    Whatever takes ``GET`` takes ``HEAD``: the server leaves out the body of an answer to that.
+    """
 
     inference: OpenAiApi | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
         if scope["type"] == "http" and serves(scope["path"]) and self.inference is not None:
             await self.inference(scope, receive, send)
         else:

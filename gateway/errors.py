@@ -26,6 +26,7 @@ GatewayError
 The shapes in which they leave are in ``envelopes``.
 """
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from gateway.envelopes import anthropic_envelope, envelope, envelope_of_answer
@@ -116,11 +117,17 @@ class NotFoundError(ApiError):
 
 
 class MethodNotAllowedError(ApiError):
-    """The route exists, not for this method."""
+    """The route exists, not for this method: ``Allow`` names those that it is for."""
 
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+    def __init__(self, path: str, method: str, *, allowed: Iterable[str]) -> None:
+        methods = ", ".join(sorted(allowed))
+        super().__init__(
+            f"{path} takes {methods}, not {method}", headers=((b"allow", methods.encode()),) if methods else ()
+        )
 
 
 class BodyTimeoutError(ApiError):

@@ -232,9 +232,8 @@ class Pipeline:
         """Plan and try until an instance answers; raises ``ApiError`` when none does."""
         path = exchange.target(_PATHS[call.operation])
         attempts = Attempts(self._retries, most=self._limits.max_attempts)
-        headers = [*_engine_headers(exchange, record, found.tenant), self._via.entry(exchange.http_version)]
-        limits = found.tenant.limits
-        due_s = record.started_s + self._limits.waits_s[limits.slo]
+        headers = [*_engine_headers(exchange, record), self._via.entry(exchange.http_version)]
+        due_s = record.started_s + self._limits.waits_s[found.tenant.limits.slo]
         # An instance may leave between a turn and its use: then admission says that there is none.
         instances = found.entry.instances or self._admission.ready(call.model)
         tried: set[InstanceId] = set()
@@ -256,7 +255,7 @@ class Pipeline:
                     operation=call.operation,
                     path=path,
                     request_id=record.request_id,
-                    headers=[*with_context(headers, record), *urgency_headers(limits, due_in_s=due_s - monotonic())],
+                    headers=[*with_context(headers, record), *_private(plan, found.tenant, due_s)],
                     body=call.body,
                 )
                 try:
@@ -392,12 +391,19 @@ def _size(call: Call, ask: Ask, request_id: RequestId) -> RequestSize:
     )
 
 
-def _engine_headers(exchange: Exchange, record: RequestRecord, tenant: Tenant) -> list[Header]:
+def _engine_headers(exchange: Exchange, record: RequestRecord) -> list[Header]:
     headers = towards_engine(exchange.headers)
-    headers += ((b"x-request-id", record.request_id.encode()), (_SALT_HEADER, tenant.salt.encode()))
+    headers.append((b"x-request-id", record.request_id.encode()))
     if exchange.header(b"content-type") is None:
         headers.append((b"content-type", b"application/json"))
     return headers
+
+
+def _private(plan: Plan, tenant: Tenant, due_s: float) -> tuple[Header, ...]:
+    """What an instance with ``/kv/v1`` is told of a request, and nobody else: the salt is a tenant's secret."""
+    if not plan.instance.kv:
+        return ()
+    return (_SALT_HEADER, tenant.salt.encode()), *urgency_headers(tenant.limits, due_in_s=due_s - monotonic())
 
 
 def _own_headers(plan: Plan, record: RequestRecord) -> list[Header]:

@@ -18,11 +18,8 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """What is looked at in every body. A field of ``looked_at`` may be given only once: of two, the engine might read
-    another one than the gateway.
-    """
+    """What is looked at in every body."""
 
-    looked_at: ClassVar[tuple[bytes, ...]] = (b'"model"', b'"stream"', b'"stream_options"')
     counts_usage: ClassVar[bool] = False
     """Whether a stream reports its usage only when ``stream_options`` asks for it."""
 
@@ -60,7 +57,6 @@ class Message(msgspec.Struct, frozen=True):
 class ChatBody(Body, frozen=True, kw_only=True):
     """``POST /v1/chat/completions``."""
 
-    looked_at = (*Body.looked_at, b'"messages"', b'"input_ids"')
     counts_usage = True
 
     messages: list[dict[str, Any]]
@@ -102,8 +98,6 @@ class ChatBody(Body, frozen=True, kw_only=True):
 class GenerateBody(Body, frozen=True, kw_only=True):
     """``POST /generate``, LMDeploy's own: text or token ids as they are, usage in every event, no model needed."""
 
-    looked_at = (*Body.looked_at, b'"prompt"', b'"input_ids"')
-
     prompt: str | None = None
     input_ids: list[int] | None = None
     image_data: Any = None
@@ -130,8 +124,6 @@ class OtherBody(Body, frozen=True, kw_only=True):
 class EmbeddingsBody(OtherBody, frozen=True, kw_only=True):
     """``POST /v1/embeddings``."""
 
-    looked_at = (*Body.looked_at, b'"input"')
-
     input: str | list[Any]
 
     def prompt_of(self) -> Prompt:
@@ -143,7 +135,6 @@ class EmbeddingsBody(OtherBody, frozen=True, kw_only=True):
 class CompletionBody(Body, frozen=True, kw_only=True):
     """``POST /v1/completions``."""
 
-    looked_at = (*Body.looked_at, b'"prompt"')
     counts_usage = True
 
     prompt: str | list[Any]

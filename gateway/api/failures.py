@@ -1,10 +1,15 @@
 """How what no route answers leaves: unknown routes and methods, and our own bugs, in OpenAI's envelope."""
 
+from http import HTTPStatus
+
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
-from gateway.errors import envelope
+from gateway.errors import MethodNotAllowedError, envelope
+
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 def add_last_handlers(app: FastAPI) -> None:
@@ -17,10 +22,26 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown routes and methods."""
     if not isinstance(error, HTTPException):
         raise error
-    message = {404: f"there is no {request.url.path} here", 405: f"{request.url.path} does not take {request.method}"}
-    code = {404: "unknown_route", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    body = envelope(message.get(error.status_code, str(error.detail)), kind="invalid_request_error", code=code)
-    return Response(body, status_code=error.status_code, media_type="application/json", headers=error.headers)
+    path, headers = request.url.path, error.headers
+    message, code = str(error.detail), "invalid_request"
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        message, code = f"there is no {path} here", "unknown_route"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        refusal = MethodNotAllowedError(path, request.method, allowed=_methods(request))
+        message, code = refusal.message, refusal.reason
+        headers = {name.decode(): value.decode() for name, value in refusal.headers}
+    body = envelope(message, kind="invalid_request_error", code=code)
+    return Response(body, status_code=error.status_code, media_type="application/json", headers=headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """What the routes of a path take together; the one that refused names its own alone."""
+    methods = {
+        method
+        for method in _METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    }
+    return methods | {"HEAD"} if "GET" in methods else methods
 
 
 async def _bug(request: Request, error: Exception) -> Response:

@@ -25,8 +25,6 @@ class _UnreadableError(Exception):
 class MessagesBody(Body, frozen=True, kw_only=True):
     """``POST /v1/messages``."""
 
-    looked_at = (*Body.looked_at, b'"messages"', b'"system"')
-
     messages: list[dict[str, Any]] | None = None
     system: str | list[Any] | None = None
     tools: list[Any] | None = None

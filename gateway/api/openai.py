@@ -70,13 +70,15 @@ class OpenAiApi:
 
     async def _dispatch(self, operation: Operation | None, exchange: Exchange) -> None:
         if operation is not None:
-            _only(exchange, "POST")
+            if exchange.method != "POST":
+                raise MethodNotAllowedError(exchange.path, exchange.method, allowed={"POST"})
             if self._tokens is not None and operation in {Operation.TOKENIZE, Operation.DETOKENIZE}:
                 await self._tokens.serve(operation, exchange)
             else:
                 await self._pipeline.serve(operation, exchange)
         elif exchange.path == _MODELS or exchange.path.startswith(_MODELS + "/"):
-            _only(exchange, "GET")
+            if exchange.method != "GET":
+                raise MethodNotAllowedError(exchange.path, exchange.method, allowed={"GET", "HEAD"})
             self._via.check(exchange.headers)  # another gateway, or this one, that takes it for an instance
             self._authenticator.authenticate(exchange.credential)
             await self._models(exchange)
@@ -93,11 +95,6 @@ class OpenAiApi:
         if card is None:
             raise NotFoundError(f"the model {name!r} does not exist", param="model", code="model_not_found")
         await exchange.reply(200, msgspec.json.encode(card))
-
-
-def _only(exchange: Exchange, method: str) -> None:
-    if exchange.method != method:
-        raise MethodNotAllowedError(f"{exchange.path} takes {method}, not {exchange.method}")
 
 
 def _bug(dialect: Dialect) -> bytes:

@@ -12,13 +12,11 @@ def ops_router(*, registry: Registry, metrics: Metrics, siblings: Siblings | Non
     """Return ``/healthz``, ``/readyz`` and ``/metrics``."""
     router = APIRouter()
 
-    @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz")
     async def healthz() -> dict[str, str]:
         """Alive: the event loop answers."""
         return {"status": "alive"}
 
-    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz")
     async def readyz() -> JSONResponse:
         """Ready: at least one instance is usable, and what it holds has been learned or was tried to be in vain."""

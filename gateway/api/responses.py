@@ -22,8 +22,6 @@ class _UnknownPartsError(Exception):
 class ResponsesBody(Body, frozen=True, kw_only=True):
     """``POST /v1/responses``."""
 
-    looked_at = (*Body.looked_at, b'"input"', b'"instructions"')
-
     input: str | list[Any]
     instructions: str | None = None
     tools: list[Any] | None = None

@@ -27,7 +27,7 @@ _INTERNAL = ("migration_request", "with_cache", "preserve_cache")
 """Fields of LMDeploy's disaggregated serving: they name other engines' memory, or keep blocks from being freed."""
 
 _EXACT_CHECK_BYTES = 1 << 20
-_ESCAPED_ASCII = re.compile(rb"\\u00[2-7]")
+_SPACE = re.compile(rb"[ \t\r\n]*")
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
@@ -80,7 +80,7 @@ def parse_call(operation: Operation, body: bytes, *, models: Callable[[], list[s
     except RecursionError:
         raise InvalidRequestError("the request body is nested too deeply", code="invalid_json") from None
     model = said.model or _only_model(operation, models)
-    _refuse_duplicates(body, said.looked_at)
+    _refuse_duplicates(body)
     for name in _INTERNAL:
         if getattr(said, name) is not msgspec.UNSET:
             raise InvalidRequestError(f"{name}: is for engines among themselves, not for clients", param=name)
@@ -127,18 +127,13 @@ def _invalid(error: msgspec.ValidationError, where: str = "") -> InvalidRequestE
     return InvalidRequestError(f"{param}: {reason}" if param else f"the request body: {reason}", param=param)
 
 
-def _refuse_duplicates(body: bytes, looked_at: tuple[bytes, ...]) -> None:
-    """A key given twice is read differently by different parsers: what was checked must be what the engine reads.
+def _refuse_duplicates(body: bytes) -> None:
+    """A field given twice is read differently by different parsers: what was checked must be what the engine reads.
 
-    A body without a byte between its fields is exactly as long as they are: with one of them twice it would be longer.
-
-    The usual body is cleared by a few substring counts. A suspicious one (tools often have a property "model") is
-    written anew from its parsed keys: only with a key twice, or escaped, does its length change.
+    A usual body is cleared by holding it to its fields as they were read: those that are written twice are not the same
+    text. One whose fields' names are escaped is written anew from them: only with one twice does its length change.
     """
-    if len(body) == _compact_length(body):
-        return
-    escaped = b"\\u00" in body and _ESCAPED_ASCII.search(body)
-    if not escaped and all(body.count(key) <= 1 for key in looked_at):
+    if _is_as_read(body):
         return
     dense = msgspec.json.format(body, indent=-1)
     if len(msgspec.json.encode(msgspec.json.decode(dense, type=dict[str, msgspec.Raw]))) == len(dense):
@@ -150,15 +145,29 @@ def _refuse_duplicates(body: bytes, looked_at: tuple[bytes, ...]) -> None:
         raise InvalidRequestError(f"{twice}: is given more than once", param=twice)
 
 
-def _compact_length(body: bytes) -> int:
-    """How long an object of the body's fields is when written without spaces: two quotes, a colon and a comma for each.
-    0 where a field's name is no text.
-    """
+def _is_as_read(body: bytes) -> bool:
+    """Whether an object's text is that of the fields that it was read as, one after the other, and nothing else."""
     try:
-        fields = _fields.decode(body)
-        return 1 + 4 * len(fields) + sum(len(key.encode()) + len(bytes(value)) for key, value in fields.items())
-    except (msgspec.DecodeError, UnicodeError):  # half a surrogate pair
-        return 0
+        fields = {key.encode(): bytes(value) for key, value in _fields.decode(body).items()}
+    except UnicodeError:  # half a surrogate pair
+        return False
+    # Two quotes, a colon and a comma for each: with a field twice or a byte between them it is longer.
+    if len(body) == 1 + 4 * len(fields) + sum(len(key) + len(value) for key, value in fields.items()):
+        return True
+    place = _space(body, 0) + 1
+    for number, (key, value) in enumerate(fields.items(), 1):
+        for part in (b'"%b"' % key, b":", value, b"," if number < len(fields) else b"}"):
+            place = _space(body, place)
+            if not body.startswith(part, place):
+                return False
+            place += len(part)
+    return _space(body, place) == len(body)
+
+
+def _space(body: bytes, place: int) -> int:
+    """Return where a text goes on behind the space at a place."""
+    found = _SPACE.match(body, place)
+    return place if found is None else found.end()
 
 
 def _given_twice(body: bytes) -> str | None:

@@ -72,6 +72,7 @@ class HealthLoop:
         self._rules = rules or AddressRules()
         self._lag_s = lag_s
         self._reports = False
+        self._kv = False
         self._models: tuple[Model, ...] = ()
         self._models_read_s = 0.0
 
@@ -125,6 +126,7 @@ class HealthLoop:
             stats=stats,
             stats_problem=problem,
             in_flight=max(in_flight, self._load.of(self._instance).in_flight),
+            kv=self._kv,
         )
 
     async def _list_models(self) -> tuple[Model, ...]:
@@ -147,6 +149,7 @@ class HealthLoop:
 
     async def _stats(self) -> tuple[InstanceStats | None, str | None]:
         status, body = await self._get(STATS_PATH)
+        self._kv = status in {HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE}  # the latter is ours, too busy to say
         if status == HTTPStatus.NOT_FOUND:
             self._reports = False
             return None, "healthy; it serves no /kv/v1, so it is routed by what it was sent"

@@ -62,14 +62,16 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """A good health check. ``stats`` is None for an engine that doesn't serve ``/kv/v1``, ``stats_problem`` says why an
-    engine that does could not be read. ``in_flight`` is the most requests of ours that it had while it was asked.
+    """A good health check. ``stats`` is None for an engine that doesn't serve ``/kv/v1`` (``kv``); ``stats_problem`` is
+    why an engine that does could not be read. ``in_flight`` is the most requests of ours that it had while it was
+    asked.
     """
 
     models: tuple[Model, ...]
     stats: InstanceStats | None
     stats_problem: str | None
     in_flight: int
+    kv: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,8 @@ class Instance:
     unknown, and the instance is routed by load until a later try succeeds. A ``draining`` one finishes what it has and
     is given nothing new. ``life`` counts how often it became healthy: it may be another process each
     time; ``doubts`` how often answers have contradicted what it announces. ``named_role`` is what it is for according
-    to whoever named it, None where that says nothing; ``role`` is that, or what it says itself.
+    to whoever named it, None where that says nothing; ``role`` is that, or what it says itself. ``kv`` says that
+    it serves ``/kv/v1``, whether or not that could be read at the last check.
     """
 
     id: InstanceId
@@ -95,6 +98,7 @@ class Instance:
     role: EngineRole = EngineRole.HYBRID
     models: tuple[Model, ...] = ()
     stats: InstanceStats | None = None
+    kv: bool = False
     foreign_requests: int = 0
     settled: bool = False
     blocks_problem: str | None = None

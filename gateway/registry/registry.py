@@ -195,6 +195,7 @@ class Registry:
                 reason=probe.stats_problem or "health check passed",
                 models=probe.models or before.models,
                 stats=probe.stats,
+                kv=probe.kv,
                 role=before.named_role or (EngineRole.HYBRID if probe.stats is None else probe.stats.role),
                 foreign_requests=foreign,
                 life=life,

@@ -61,6 +61,7 @@ class UpstreamResponse:
         self._connection = connection
         self._watch = watch
         self._give_back: Callable[[Connection], None] | None = give_back
+        self._all_said = False
         self.status = connection.status
         headers = connection.headers
         self.is_event_stream = False
@@ -113,11 +114,21 @@ class UpstreamResponse:
         """Whether all of it has been read: then ``read`` returns nothing, at once."""
         return self._connection.exhausted and (self._decoder is None or self._decoder.whole)
 
+    def expect_end(self) -> None:
+        """Note that all has been read that will be: its connection need not be closed for what is left of it."""
+        self._all_said = True
+
     def close(self) -> None:
-        """Idempotent. A fully read answer gives its connection back, any other one closes it."""
+        """Idempotent. A fully read answer gives its connection back, as does one whose end is expected when it comes
+        soon; any other one closes it.
+        """
         give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            self._watch.stop()
+        if give_back is None:
+            return
+        self._watch.stop()
+        if self._all_said and not self._connection.ended:
+            self._connection.linger(_LINGER_S, give_back)
+        else:
             give_back(self._connection)
 
 
@@ -278,6 +289,7 @@ _OWN_LINES = 2  # content-length, and the empty one
 _REDIRECTIONS = range(300, 400)
 _ANY_HEADER = 47  # zlib's word for: gzip or zlib, as its header says
 _MOST_INFLATED_BYTES = 1 << 20
+_LINGER_S = 1.0
 _INFLATED = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _PLAIN = frozenset({b"identity", b""})
 

@@ -10,6 +10,7 @@ closed.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -51,6 +52,8 @@ class Connection(asyncio.Protocol):
         self._interim = False
         self._until_eof = False
         self._keep = False
+        self._lingering: Callable[[Connection], None] | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
         self.status = 0
         self.headers: list[Header] = []
         self.ended = False
@@ -126,6 +129,20 @@ class Connection(asyncio.Protocol):
             and not self._transport.get_write_buffer_size()
         )
 
+    def linger(self, seconds: float, ended: "Callable[[Connection], None]") -> None:
+        """Drop what still comes of an answer, and call ``ended`` when it has ended, or after so long."""
+        self._lingering = ended
+        self._linger_timer = self._loop.call_later(seconds, self._lingered)
+        self.take()
+
+    def _lingered(self) -> None:
+        ended, self._lingering = self._lingering, None
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+        if ended is not None:
+            ended(self)
+
     def fail(self, failure: Exception) -> None:
         """Let whoever waits, or will wait, have this exception, and drop the connection."""
         if self._failure is None:
@@ -153,6 +170,7 @@ class Connection(asyncio.Protocol):
         if self._failure is None:
             self._failure = ConnectionLostError("the connection ended")
         self._wake()
+        self._lingered()
 
     def data_received(self, data: bytes) -> None:
         parser = self._parser
@@ -206,8 +224,9 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if self._parser is None or not self._asked:
             return
-        self._parts.append(body)
-        self._held_bytes += len(body)
+        if self._lingering is None:
+            self._parts.append(body)
+            self._held_bytes += len(body)
         self._unread_bytes = 0
 
     def on_message_complete(self) -> None:
@@ -227,6 +246,8 @@ class Connection(asyncio.Protocol):
         self.ended = True
         self._asked = False
         self.idle_since_s = self._loop.time()
+        if self._lingering is not None:
+            self._loop.call_soon(self._lingered)
 
     def _wake(self) -> None:
         waiter = self._waiter

@@ -88,18 +88,12 @@ class _Watched(NamedTuple):
 
 
 async def _stream(response: UpstreamResponse, reply: Reply, headers: Sequence[Header], watched: _Watched) -> Relayed:
-    scanner, dialect, deadline, paused = watched
+    scanner, dialect, deadline, _ = watched
     failure: str | None = None
     data = await response.read()
-    came_s = monotonic()
     await reply.start(response.status, headers)
     try:
-        while data:
-            if out := scanner.feed(data):
-                await reply.send(out)
-            if data := await response.read():
-                before_s, came_s = came_s, monotonic()
-                paused(came_s - before_s)
+        await _pass_events(response, reply, data, watched)
     except UpstreamFailureError as error:
         failure = error.kind
         await reply.send(_error_events(error, dialect))
@@ -118,6 +112,21 @@ async def _stream(response: UpstreamResponse, reply: Reply, headers: Sequence[He
             await reply.send(ending)
     await reply.finish()
     return Relayed(status=response.status, usage=scanner.usage, failure=failure)
+
+
+async def _pass_events(response: UpstreamResponse, reply: Reply, data: bytes, watched: _Watched) -> None:
+    """Pass on a stream that begins with ``data``, to its last event: whatever its connection does after that."""
+    scanner, paused = watched.scanner, watched.paused
+    came_s = monotonic()
+    while data:
+        if out := scanner.feed(data):
+            await reply.send(out)
+        if scanner.done:
+            response.expect_end()
+            return
+        if data := await response.read():
+            before_s, came_s = came_s, monotonic()
+            paused(came_s - before_s)
 
 
 def _ending(scanner: EventScanner, dialect: Dialect) -> tuple[bytes, str | None]:

@@ -56,6 +56,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     die_after: int | None = None  # drop the connection after so many chunks; 0 before any byte
     stall_after: int | None = None  # say nothing more after so many chunks
     no_done: bool = False
+    hold_open: bool = False  # the stream's connection stays open behind its end
     split: int | None = None  # bytes per TCP write
     crlf: bool = False
     no_space: bool = False
@@ -191,6 +192,8 @@ class ScriptedEngine:
             await asyncio.sleep(script.chunk_s)
         if script.gzip:
             await response.write(compressor.flush())
+        if script.hold_open:
+            await asyncio.sleep(3600)
         await response.write_eof()
         return response
 

@@ -96,20 +96,25 @@ async def test_a_wrong_field_is_named(
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    ("method", "path", "status", "allow"),
     [
-        ("GET", "/v1/nothing", 404),
-        ("GET", "/v1", 404),
-        ("GET", "/nothing", 404),
-        ("GET", CHAT, 405),
-        ("POST", "/v1/models", 405),
-        ("POST", "/healthz", 405),
-        ("DELETE", "/metrics", 405),
+        ("GET", "/v1/nothing", 404, None),
+        ("GET", "/v1", 404, None),
+        ("GET", "/nothing", 404, None),
+        ("GET", CHAT, 405, "POST"),
+        ("POST", "/v1/models", 405, "GET, HEAD"),
+        ("POST", "/healthz", 405, "GET, HEAD"),
+        ("DELETE", "/metrics", 405, "GET, HEAD"),
+        ("OPTIONS", "/dashboard", 405, "GET, HEAD"),
+        ("PATCH", "/admin/v1/tenants/acme", 405, "DELETE, GET, HEAD, PUT"),
     ],
 )
-async def test_unknown_routes_and_methods_get_an_envelope(fleet: Fleet, method: str, path: str, status: int) -> None:
+async def test_unknown_routes_and_methods_get_an_envelope(
+    fleet: Fleet, method: str, path: str, status: int, allow: str | None
+) -> None:
     async with fleet.gateway.session.request(method, fleet.gateway.url + path, allow_redirects=False) as answer:
         assert answer.status == status
+        assert answer.headers.get("allow") == allow
         envelope_in(await answer.text())
 
 

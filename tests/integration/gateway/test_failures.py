@@ -121,6 +121,18 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error_event_and_done(
     await fleet.gateway.counted(f'kvgate_requests_total{{operation="{operation}",outcome="upstream_error"}}', 1)
 
 
+async def test_a_stream_is_over_at_its_done_whatever_the_engine_does_with_the_connection(fleet: Fleet) -> None:
+    for path, body in ((CHAT, chat(stream=True)), (COMPLETIONS, {"model": MODEL, "prompt": "x", "stream": True})):
+        async with fleet.gateway.post(path, body, x_script=script(hold_open=True)) as answer:
+            events = data_events(await answer.text())
+        assert events.count("[DONE]") == 1
+        assert events[-1] == "[DONE]"
+        assert all("error" not in json.loads(event) for event in events[:-1])
+        operation = "chat_completions" if path == CHAT else "completions"
+        await fleet.gateway.counted(f'kvgate_requests_total{{operation="{operation}",outcome="ok"}}', 1)
+    await eventually(lambda: fleet.active == 0)
+
+
 async def test_an_engines_own_error_event_passes_and_counts_as_a_failure(fleet: Fleet) -> None:
     async with fleet.gateway.post(CHAT, chat(stream=True), x_script=script(error_event=True)) as answer:
         events = data_events(await answer.text())

@@ -26,8 +26,15 @@ def plain_and_salted() -> dict[str, ScriptedEngine]:
 
 
 async def test_with_one_tenant_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with running_fleet(tmp_path, plain_and_salted(), api_keys=ONE, isolation="strict") as fleet:
+    async with running_fleet(
+        tmp_path, plain_and_salted(), api_keys=ONE, isolation="strict", routing_policy="round_robin"
+    ) as fleet:
         assert {(await answered(fleet.gateway))[0] for _ in range(4)} == {200}
+        for name, told in (("plain", set()), ("salted", {"cache-salt", "priority", "deadline-ms"})):
+            for headers in fleet.engines[name].headers:
+                private = {each.removeprefix("x-kvgate-") for each in headers if each.startswith("x-kvgate-")}
+                assert private == told, name
+        assert all(each.headers for each in fleet.engines.values())
     assert WARNING not in caplog.text
 
 

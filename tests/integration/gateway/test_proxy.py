@@ -282,12 +282,22 @@ async def test_ops_routes_say_how_it_is(fleet: Fleet) -> None:
         assert said["instances"]["a"]["state"] == "healthy"
         assert said["instances"]["a"]["blocks"] == "known"
         assert said["blocks_known"] == 2
-    for path in ("/healthz", "/readyz"):
-        async with fleet.gateway.session.head(fleet.gateway.url + path) as answer:
+    for path in (
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/dashboard",
+        "/dashboard/fleet",
+        "/v1/models",
+        f"/v1/models/{MODEL}",
+    ):
+        async with fleet.gateway.get(path) as shown, fleet.gateway.session.head(fleet.gateway.url + path) as answer:
             assert answer.status == 200
-            assert answer.content_type == "application/json"
+            assert answer.content_type == shown.content_type
             assert int(answer.headers["content-length"]) > 0
             assert await answer.read() == b""
+    async with fleet.gateway.session.head(fleet.gateway.url + CHAT) as answer:
+        assert (answer.status, answer.headers["allow"]) == (405, "POST")
     async with fleet.gateway.get("/metrics") as answer:
         text = await answer.text()
         assert 'kvgate_instance_state{instance="a",state="healthy"} 1.0' in text

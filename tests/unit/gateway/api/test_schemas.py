@@ -155,11 +155,24 @@ def test_keys_that_only_look_doubled_are_allowed() -> None:
         b'{"model":"m","prompt":"x","model":"n"}',
         b'{"model":"m","prompt":"x","prom\\u0070t":"y"}',
         b'{"stream":false,"model":"m","prompt":"x","stream":true}',
+        b'{"model":"m","prompt":"x","max_tokens":1,"max_tokens":9999}',
+        b'{"model": "m", "prompt": "x", "n": 1, "n": 64}',
+        b'{ "model" : "m" , "n" : 1 , "prompt" : "x" , "unknown" : 1 , "unknown" : 1 }',
+        b'\n{"n": 1,\n "model": "m", "prompt": "x", "n": 1}\n',
     ],
 )
 def test_a_key_given_twice_is_refused_by_name(body: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="more than once"):
         parse_call(Operation.COMPLETIONS, body)
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" ,\t", " :\r\n ")])
+@pytest.mark.parametrize("text", ["plain", 'n: "n": 1', "ü", "\\ \\u0041"])
+def test_however_fields_are_written_once_is_right(separators: tuple[str, str], text: str) -> None:
+    said = {"model": "m", "prompt": text, "n": 1, "metadata": {"n": 1, "model": [{"n": 2}]}, "ünïcode": None}
+    for ascii_only in (True, False):
+        body = json.dumps(said, separators=separators, ensure_ascii=ascii_only)
+        assert parse_call(Operation.COMPLETIONS, f" {body}\n".encode()).prompt == TextPrompt(text=text)
 
 
 @pytest.mark.parametrize(
