@@ -33,7 +33,7 @@ OK = b"ok"
 ERROR = b"error"
 REFUSED = b"refused"
 _IDLE_POLL_MS = 1_000
-_GATHER_S = 0.05
+_GATHER_S = 0.1
 _FAILURE_PAUSE_S = 0.1
 
 _Answer = TypeVar("_Answer")

@@ -17,6 +17,7 @@ from typing import Any
 
 from engines.lmdeploy.events import tracker_of
 from engines.lmdeploy.guard import Guard
+from engines.lmdeploy.trie_contents import content_of
 
 _PATH = "kvgate_path"
 SLICE_BLOCKS = 64
@@ -94,6 +95,7 @@ class TriePath:
             if above is not self._parent:
                 above.children[node.block_hash] = node
             node._parent = above  # noqa: SLF001 - ``attach_to`` would tell of it
+            content_of(node)  # what a policy will call it, and is told of when a request waits
             self._nodes.append(node)
             above = node
             if len(self._nodes) % SLICE_BLOCKS == 0:
