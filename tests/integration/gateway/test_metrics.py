@@ -1,7 +1,6 @@
 """What a gateway says of its requests on ``/metrics``: who, how long, in which step; and with which trace."""
 
 import asyncio
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
 from dashboards.panel import Proof
-from gateway.telemetry.lag import watch_lag
+from gateway.telemetry.lag import LoopLag
 from gateway.telemetry.metrics import Metrics
 from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.tenant import tenant_of_salt
@@ -61,14 +60,14 @@ async def test_every_series_of_the_catalogue_is_exposed_as_it_says_and_no_other(
 async def test_panels_of_accidents_find_them_in_a_real_prometheus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    starts = count()
+    starts, run = count(), LoopLag.run
 
-    async def broken_at_first(observe: Callable[[float], None]) -> None:
+    async def broken_at_first(self: LoopLag) -> None:
         if next(starts) == 0:
             raise RuntimeError("as a test wants it")
-        await watch_lag(observe)
+        await run(self)
 
-    monkeypatch.setattr("gateway.app.watch_lag", broken_at_first)
+    monkeypatch.setattr(LoopLag, "run", broken_at_first)
     async with running_fleet(tmp_path, routing_policy="round_robin") as fleet:
         fleet.engines["a"].default = Script(status=503)
         assert [await ask(fleet), await ask(fleet)] == [200, 200]
