@@ -17,13 +17,14 @@ from kvgate.failure import CommandError
 from kvgate.simulation.board import FleetBoard
 from kvgate.simulation.outcome import FleetOutcome
 from kvgate.simulation.study import Study
+from kvgate.simulation.workload import Workload
 
 _TIERS: Final = (("HBM", 0.0, 0.0), ("HBM + DDR", 2.0, 0.0), ("HBM + DDR + NVMe", 2.0, 20.0))
 """Multiples of HBM."""
-_SIZES: Final = (8, 64, 512)
-_DECIDED: Final = 200
-"""Requests of each copy of the trace; there is a copy for every 8 instances, so that all fleets are equally busy."""
+_SIZES: Final = ((8, 1600), (64, 400), (512, 100))
+"""Instances, and requests of each copy of the trace."""
 _PER_COPY: Final = 8
+"""Instances for each copy, so that all fleets are equally busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def tiers(plan: StudyPlan) -> Grid:
                 ddr=ddr,
                 nvme=nvme,
             )
-            outcome = _served(study, f"{Path(load.trace).stem}, {name}")
+            outcome = _served(study, f"{Path(load.trace).stem}, {name}", study.workload())
             alone = alone or outcome
             rows.append((Path(load.trace).parent.name, load.instances, name, *_tier_cells(outcome, alone)))
     return Grid(
@@ -109,22 +110,23 @@ def _tier_cells(outcome: FleetOutcome, alone: FleetOutcome) -> tuple[Cell, ...]:
 
 
 def decisions(plan: StudyPlan) -> Grid:
-    """Time the gateway's decisions in fleets of three sizes, equally busy; round robin's beside, which looks prompts up
-    in the index too, and compares nothing.
+    """Time the gateway's decisions in fleets of three sizes; round robin's beside, which looks prompts up in the index
+    too, and compares nothing. ``core_ratio`` is the share of a core that they take at the fleet's rate of requests.
     """
     rows: list[tuple[Cell, ...]] = []
     for router in dict.fromkeys((plan.router, "round_robin")):
         least: FleetOutcome | None = None
-        for instances in _SIZES[:2] if plan.quick else _SIZES:
+        for instances, limit in _SIZES[:2] if plan.quick else _SIZES:
             study = Study(
                 trace=_there(plan.traces / MOONCAKE),
                 profile=plan.profile,
                 instances=instances,
                 routers=(router,),
                 copies=instances // _PER_COPY,
-                limit=8 if plan.quick else _DECIDED,
+                limit=8 if plan.quick else limit,
             )
-            outcome = _served(study, f"{router}, {instances} instances")
+            workload = study.workload()
+            outcome = _served(study, f"{router}, {instances} instances", workload)
             least = least or outcome
             rows.append(
                 (
@@ -134,7 +136,7 @@ def decisions(plan: StudyPlan) -> Grid:
                     outcome.decision_us,
                     _ratio(outcome.decision_us, least.decision_us),
                     _ratio(instances, least.instances),
-                    _ratio(outcome.decision_us * 1e-6, outcome.ttft(0.5)),
+                    outcome.decision_us * 1e-6 * outcome.requests / max(1e-9, workload.spans_s),
                 )
             )
     return Grid(
@@ -146,7 +148,7 @@ def decisions(plan: StudyPlan) -> Grid:
             "decision_us",
             "of_the_smallest",
             "instances_of_the_smallest",
-            "of_ttft_p50_ratio",
+            "core_ratio",
         ),
         rows=tuple(rows),
     )
@@ -156,8 +158,7 @@ STUDIES: Final[Mapping[str, Callable[[StudyPlan], Grid]]] = MappingProxyType({"t
 """By the name that ``--study`` takes."""
 
 
-def _served(study: Study, what: str) -> FleetOutcome:
-    workload = study.workload()
+def _served(study: Study, what: str, workload: Workload) -> FleetOutcome:
     with FleetBoard().shown(what, workload.spans_s) as told:
         return study.run(study.routers[0], workload, told)
 

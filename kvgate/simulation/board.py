@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from kvgate.display import errors
+from kvgate.display import draws_unicode, errors
 
 _LINE_EVERY_S = 5.0
 
@@ -29,7 +29,7 @@ class FleetBoard:
             yield self._lines(what, lasts_s)
             return
         with Progress(
-            SpinnerColumn(),
+            SpinnerColumn("dots" if draws_unicode(self._console) else "line"),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.completed:,.0f} of {task.total:,.0f} s of virtual time"),

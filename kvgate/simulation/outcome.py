@@ -25,7 +25,7 @@ class Tally:
 class FleetOutcome:
     """``ttft_s`` counts from a request's arrival at the gateway, waiting there included, sorted. ``ceiling_tokens`` are
     those that one cache with room for everything would have found. ``hotspot`` is the busiest instance's busy time over
-    the mean; ``decision_us`` real time, the rest virtual. One that isn't ``complete`` was stopped before its end.
+    the mean; ``decision_us`` processor time, the rest virtual. One that isn't ``complete`` was stopped before its end.
     """
 
     policy: str
