@@ -44,7 +44,7 @@ from kvcontrol.core.control import (
     Snapshot,
     TierStats,
 )
-from kvcontrol.core.garbage import ENGINE_YOUNG_OBJECTS, freeze_garbage
+from kvcontrol.core.garbage import freeze_garbage
 from kvcontrol.core.ids import Epoch
 from kvcontrol.core.pd import PdStats
 from kvcontrol.core.policy_control import PolicyReport
@@ -149,7 +149,7 @@ class EngineAgent:
             raise
         self.publisher.start()
         if multiprocessing.parent_process() is not None:  # the engine's own process, not a test's
-            freeze_garbage(young_objects=ENGINE_YOUNG_OBJECTS)
+            freeze_garbage()
 
     def close(self) -> None:
         self.loop_lag.stop()

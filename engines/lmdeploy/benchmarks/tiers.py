@@ -200,7 +200,7 @@ def child(plan: Plan) -> None:
     from lmdeploy.pytorch.engine.engine import Engine
 
     from engines.lmdeploy.agent import agent_of
-    from kvcontrol.core.garbage import ENGINE_YOUNG_OBJECTS, freeze_garbage
+    from kvcontrol.core.garbage import freeze_garbage
 
     cuda = torch.cuda.is_available()
     settings: dict[str, Any] = {
@@ -217,7 +217,7 @@ def child(plan: Plan) -> None:
         settings["piecewise_cudagraph_max_tokens"] = plan.piecewise_tokens
     engine = Engine.from_pretrained(plan.model, engine_config=PytorchEngineConfig(**settings))
     if agent_of(engine) is not None:  # as in an engine's own process
-        freeze_garbage(young_objects=ENGINE_YOUNG_OBJECTS)
+        freeze_garbage()
 
     async def run() -> dict[str, Any]:
         engine.start_loop()
