@@ -2,6 +2,7 @@
 
 import gc
 
+
 def freeze_garbage() -> None:
     """Leave what is there now out of later garbage collections.
 
