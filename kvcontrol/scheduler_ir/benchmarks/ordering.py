@@ -54,10 +54,12 @@ def measure(make: Callable[[], WaitingQueue], *, waiting: int, steps: int, seed:
     queue, coming = make(), arrivals(seed)
     rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
     ids: list[WaitingId] = []
-    for _ in range(waiting):
+    for number in range(waiting):
         request = next(coming)
         queue.add(request)
         ids.append(request.request_id)
+        if number % STARTED == 0:  # the engine looks at each step, also while all that it can run does
+            queue.peek(LOOKED_AT, request.arrived_s, _VIEW)
     now_s = request.arrived_s
     took_s = []
     for _ in range(steps):

@@ -10,7 +10,7 @@ order saves them, and what helps is to start what matters most and costs least. 
 starts, at most once in ``dwell_s``, so that it doesn't flutter; shares fade by an eighth with each start.
 
 All three orders are kept at once, so following another one is a pointer: three lines to keep, and no
-step at which ten thousand requests are sorted anew.
+step at which ten thousand requests are sorted anew, or found to have missed their deadlines.
 
 Source: switching between policies at measured thresholds as in self-tuning dynP (Streit, JSSPP 2002); the thresholds
 are ours.
@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingRequest
 from kvcontrol.scheduler_ir.strategies.hybrid import HybridOrder
-from kvcontrol.scheduler_ir.strategies.order import RankedOrder
+from kvcontrol.scheduler_ir.strategies.order import Order
 from kvcontrol.scheduler_ir.strategies.priority import PriorityOrder
 from kvcontrol.scheduler_ir.strategies.slo_aware import SloAwareOrder
 
@@ -46,7 +46,7 @@ class AdaptiveOrder:
     def __init__(self, *, dwell_s: float = 2.0) -> None:
         self._dwell_s = dwell_s
         self._deadlines = SloAwareOrder()
-        self._orders: dict[State, RankedOrder] = {
+        self._orders: dict[State, Order] = {
             State.CALM: PriorityOrder(),
             State.PRESSED: self._deadlines,
             State.DROWNING: HybridOrder(),
@@ -76,9 +76,11 @@ class AdaptiveOrder:
         self._waiting -= 1
         for order in self._orders.values():
             order.start(request, now_s)
+        self._deadlines.keep_up(now_s)
         self._measure(request, now_s)
 
     def following(self, most: int, after_s: float, now_s: float, view: EngineView) -> Iterator[WaitingRequest]:
+        self._deadlines.keep_up(now_s)
         return self._orders[self._followed].following(most, after_s, now_s, view)
 
     def check_integrity(self) -> None:

@@ -15,10 +15,14 @@ weighted round robin of its decode side, preemptive model switching, and the cho
 Source: Xiang et al., "Aegaeon: Effective GPU Pooling for Concurrent LLM Serving on the Market", SOSP 2025, section 4.
 """
 
-from dataclasses import dataclass
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from kvcontrol.scheduler_ir.strategies.base import WaitingId, WaitingRequest
-from kvcontrol.scheduler_ir.strategies.order import RankedOrder
+from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingId, WaitingRequest
+from kvcontrol.scheduler_ir.strategies.order import Arrival
 
 _Key = tuple[str, int]
 
@@ -26,41 +30,69 @@ _Key = tuple[str, int]
 @dataclass(slots=True)
 class _Group:
     number: int
+    key: _Key
     joined: int = 0
-    waiting: int = 0
+    waiting: list[Arrival] = field(default_factory=list)
 
 
-class AegaeonOrder(RankedOrder):
-    """By group."""
+class AegaeonOrder:
+    """By group. All calls are O(log ``group_size``), and move at most as many pointers."""
 
-    name = "aegaeon"
+    name: ClassVar[str] = "aegaeon"
 
     def __init__(self, *, group_size: int = 8) -> None:
-        super().__init__()
         self._group_size = group_size
+        self._line: OrderedDict[int, _Group] = OrderedDict()
         self._open: dict[_Key, _Group] = {}
-        self._groups: dict[WaitingId, _Group] = {}
+        self._places: dict[WaitingId, tuple[_Group, Arrival]] = {}
         self._numbers = 0
 
-    def _rank(self, request: WaitingRequest) -> float:
+    @property
+    def state(self) -> str:
+        return ""
+
+    def add(self, request: WaitingRequest, number: int) -> None:
         key = (request.model, request.prefix)
         group = self._open.get(key)
         if group is None:
             self._numbers += 1
-            group = self._open[key] = _Group(self._numbers)
+            group = self._open[key] = self._line[self._numbers] = _Group(self._numbers, key)
         group.joined += 1
-        group.waiting += 1
         if group.joined >= self._group_size:
             del self._open[key]
-        self._groups[request.request_id] = group
-        return float(group.number)
+        arrival = (request.arrived_s, number, request)
+        insort(group.waiting, arrival)
+        self._places[request.request_id] = (group, arrival)
 
-    def _left(self, request: WaitingRequest) -> None:
-        group = self._groups.pop(request.request_id)
-        group.waiting -= 1
-        key = (request.model, request.prefix)
-        if not group.waiting and self._open.get(key) is group:
-            del self._open[key]
+    def remove(self, request: WaitingRequest) -> None:
+        group, arrival = self._places.pop(request.request_id)
+        del group.waiting[bisect_left(group.waiting, arrival)]
+        if not group.waiting:
+            del self._line[group.number]
+            if self._open.get(group.key) is group:
+                del self._open[group.key]
+
+    def start(self, request: WaitingRequest, now_s: float) -> None:
+        del now_s
+        self.remove(request)
+
+    def following(self, most: int, after_s: float, now_s: float, view: EngineView) -> Iterator[WaitingRequest]:
+        del most, now_s, view
+        for group in self._line.values():
+            for arrival in group.waiting:
+                if arrival[0] > after_s:
+                    yield arrival[2]
+
+    def check_integrity(self) -> None:
+        whole = [(group, arrival) for group in self._line.values() for arrival in group.waiting]
+        if (
+            sorted(self._line) != list(self._line)
+            or len(whole) != len(self._places)
+            or any(sorted(group.waiting) != group.waiting or not group.waiting for group in self._line.values())
+            or any(self._places.get(arrival[2].request_id) != (group, arrival) for group, arrival in whole)
+            or any(self._line.get(group.number) is not group for group in self._open.values())
+        ):
+            raise AssertionError("the groups of aegaeon are out of order or not whole")
 
 
 __all__ = ["AegaeonOrder"]

@@ -9,8 +9,8 @@ from itertools import islice, takewhile
 from math import isfinite
 from typing import Final
 
+from kvcontrol.scheduler_ir.strategies.arrivals import Arrivals
 from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingId, WaitingRequest
-from kvcontrol.scheduler_ir.strategies.line import Line
 from kvcontrol.scheduler_ir.strategies.order import Order
 
 DEFAULT_AGEING_BOUND_S: Final = 60.0
@@ -22,7 +22,7 @@ _NOTHING_KNOWN: Final = EngineView()
 class AgedQueue:
     """The ``WaitingQueue`` of an order.
 
-    ``add``, ``remove``, ``start`` are O(log n) (see ``Line``); ``peek`` is O(what it returns); both plus the order's.
+    ``add``, ``remove``, ``start`` are O(1) (see ``Arrivals``); ``peek`` is O(what it returns); both plus the order's.
     """
 
     def __init__(self, order: Order, *, ageing_bound_s: float = DEFAULT_AGEING_BOUND_S) -> None:
@@ -30,8 +30,7 @@ class AgedQueue:
             raise ValueError(f"ageing_bound_s is {ageing_bound_s}; allowed is a number of seconds above 0")
         self._order = order
         self._ageing_bound_s = ageing_bound_s
-        self._waiting: dict[WaitingId, _Arrival] = {}
-        self._arrivals: Line[_Arrival] = Line()
+        self._arrivals: Arrivals[_Arrival] = Arrivals()
         self._number = 0
         self._promotions = 0
 
@@ -53,27 +52,24 @@ class AgedQueue:
 
     @property
     def oldest_s(self) -> float | None:
-        return self._arrivals.first[0] if self._arrivals else None
+        return self._arrivals.first[0] if len(self._arrivals) else None
 
     def add(self, request: WaitingRequest) -> None:
-        if request.request_id in self._waiting:
+        if request.request_id in self._arrivals:
             raise ValueError(f"request {request.request_id} waits already")
         if not isfinite(request.arrived_s) or (request.deadline_s is not None and not isfinite(request.deadline_s)):
             raise ValueError(f"request {request.request_id} has a time that is no number")
         self._number += 1
         self._order.add(request, self._number)
-        arrival = self._waiting[request.request_id] = (request.arrived_s, self._number, request)
-        self._arrivals.add(arrival)
+        self._arrivals.add(request.request_id, (request.arrived_s, self._number, request))
 
     def remove(self, request_id: WaitingId) -> WaitingRequest:
-        arrival = self._waiting.pop(request_id)
-        self._arrivals.remove(arrival)
+        arrival = self._arrivals.remove(request_id)
         self._order.remove(arrival[2])
         return arrival[2]
 
     def start(self, request_id: WaitingId, now_s: float) -> WaitingRequest:
-        arrival = self._waiting.pop(request_id)
-        self._arrivals.remove(arrival)
+        arrival = self._arrivals.remove(request_id)
         self._promotions += arrival[0] <= now_s - self._ageing_bound_s
         self._order.start(arrival[2], now_s)
         return arrival[2]
@@ -96,21 +92,19 @@ class AgedQueue:
         return chosen
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._arrivals)
 
     def __iter__(self) -> Iterator[WaitingRequest]:
         return (request for _, _, request in self._arrivals)
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._waiting
+        return request_id in self._arrivals
 
     def check_integrity(self) -> None:
         self._order.check_integrity()
         self._arrivals.check_integrity()
-        if sorted(self._waiting.values()) != list(self._arrivals):
-            raise AssertionError("the arrivals are out of order or not whole")
         found = {request.request_id for request in self._order.following(len(self), float("-inf"), 0.0, _NOTHING_KNOWN)}
-        if found != self._waiting.keys():
+        if found != {request.request_id for request in self}:
             raise AssertionError(f"the order of {self.name} holds others than those that wait")
 
 

@@ -83,6 +83,15 @@ class Line(Generic[Item]):
         elif place == len(chunk):
             lasts[at] = chunk[-1]
 
+    def pop_first(self) -> Item:
+        """Take the first item out; raises ``IndexError`` for an empty line. Nothing has to be found for it."""
+        chunk = self._chunks[0]
+        first = chunk.pop(0)
+        self._size -= 1
+        if not chunk:
+            del self._chunks[0], self._lasts[0]
+        return first
+
     def from_item(self, item: tuple[Any, ...]) -> Iterator[Item]:
         """Give all that are not less than ``item``, which may be any tuple that compares with them."""
         at = bisect_left(self._lasts, item)

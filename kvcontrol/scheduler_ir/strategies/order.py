@@ -14,6 +14,10 @@ Place = tuple[float, float, int, WaitingRequest]
 """Rank, arrival, number of coming, and the request; numbers differ, so that requests are never compared."""
 
 
+Arrival = tuple[float, int, WaitingRequest]
+"""Arrival, number of coming, and the request."""
+
+
 class Order(Protocol):
     """An order without ageing, which an ``AgedQueue`` adds. It is told of each request once and never asked whether it
     knows one.
@@ -103,4 +107,4 @@ class RankedOrder:
         self._line.add(place)
 
 
-__all__ = ["Order", "Place", "RankedOrder"]
+__all__ = ["Arrival", "Order", "Place", "RankedOrder"]

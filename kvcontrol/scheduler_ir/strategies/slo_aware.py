@@ -14,73 +14,96 @@ QLM (Patke et al., SoCC 2024). Requests past their deadline are moved once, so a
 
 from bisect import insort
 from collections.abc import Iterator
-from contextlib import suppress
-from itertools import chain
+from heapq import merge
 from math import inf, nextafter
+from typing import ClassVar
 
+from kvcontrol.scheduler_ir.strategies.arrivals import Arrivals
 from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingId, WaitingRequest
 from kvcontrol.scheduler_ir.strategies.line import Line
-from kvcontrol.scheduler_ir.strategies.order import Place, RankedOrder
-
-_Due = tuple[float, WaitingId]
-_MISSED = inf
-"""The rank of what is late for good: behind all that have one, by arrival."""
+from kvcontrol.scheduler_ir.strategies.order import Arrival, Place
 
 
-class SloAwareOrder(RankedOrder):
-    """By deadline."""
+class SloAwareOrder:
+    """By deadline. Each request is in one of three lines: its deadline is ahead, or missed, or it has none."""
 
-    name = "slo_aware"
+    name: ClassVar[str] = "slo_aware"
 
     def __init__(self, *, patience_s: float = 10.0) -> None:
-        super().__init__()
         self._patience_s = patience_s
-        self._due: Line[_Due] = Line()  # the deadlines that are not known to be missed
+        self._due: Line[Place] = Line()
+        self._dues: dict[WaitingId, Place] = {}
+        self._patient: Arrivals[Place] = Arrivals()
+        self._missed: Line[Arrival] = Line()
+        self._misses: dict[WaitingId, Arrival] = {}
+
+    @property
+    def state(self) -> str:
+        return ""
 
     def nearest_after(self, now_s: float) -> float | None:
         """Return the earliest deadline that is still to come; None where there is none."""
         nearest = next(self._due.from_item((nextafter(now_s, inf),)), None)
         return None if nearest is None else nearest[0]
 
-    def _rank(self, request: WaitingRequest) -> float:
-        if request.deadline_s is None:
-            return request.arrived_s + self._patience_s
-        self._due.add((request.deadline_s, request.request_id))
-        return request.deadline_s
+    def add(self, request: WaitingRequest, number: int) -> None:
+        arrived_s, deadline_s = request.arrived_s, request.deadline_s
+        if deadline_s is None:
+            place = (arrived_s + self._patience_s, arrived_s, number, request)
+            self._patient.add(request.request_id, place)
+        else:
+            place = self._dues[request.request_id] = (deadline_s, arrived_s, number, request)
+            self._due.add(place)
 
-    def _left(self, request: WaitingRequest) -> None:
-        if request.deadline_s is not None:
-            with suppress(KeyError):  # its deadline is over
-                self._due.remove((request.deadline_s, request.request_id))
+    def remove(self, request: WaitingRequest) -> None:
+        request_id = request.request_id
+        if request.deadline_s is None:
+            self._patient.remove(request_id)
+        elif (place := self._dues.pop(request_id, None)) is not None:
+            self._due.remove(place)
+        else:
+            self._missed.remove(self._misses.pop(request_id))
+
+    def start(self, request: WaitingRequest, now_s: float) -> None:
+        del now_s
+        self.remove(request)
 
     def following(self, most: int, after_s: float, now_s: float, view: EngineView) -> Iterator[WaitingRequest]:
-        self._set_aside(now_s)
-        late: list[Place] = []
+        self.keep_up(now_s)
+        late: list[Arrival] = []
         found = 0
-        line = iter(self._line)
-        for place in line:
+        for place in merge(self._due, self._patient) if len(self._patient) else self._due:
             if place[1] <= after_s:
                 continue
-            if place[0] == _MISSED:
-                # All from here on are late for good; the few that are late by their length alone belong among them.
-                rest = (each for each in chain((place,), line) if each[1] > after_s)
-                yield from _by_arrival(late, rest)
-                return
             if _is_late(place[3], now_s, view):
-                insort(late, place, key=_arrival)
+                insort(late, place[1:])
                 continue
             yield place[3]
             found += 1
             if found >= most:
                 return
-        for place in late:
-            yield place[3]
+        # The few that are late by their length alone belong among those that are late for good.
+        for arrival in merge(late, self._missed) if late else self._missed:
+            if arrival[0] > after_s:
+                yield arrival[2]
 
-    def _set_aside(self, now_s: float) -> None:
-        """Give those whose deadline is over the last rank: once for each, whatever the engine's speed."""
-        while self._due and (first := self._due.first)[0] <= now_s:
-            self._due.remove(first)
-            self._move(first[1], _MISSED)
+    def keep_up(self, now_s: float) -> None:
+        """Let those whose deadline is over wait behind the others, by arrival: once for each, whatever the engine's
+        speed. Done with every look; who looks seldom may do it in between, so that no look has to do all of it.
+        """
+        due = self._due
+        while due and due.first[0] <= now_s:
+            first = due.pop_first()
+            request_id = first[3].request_id
+            del self._dues[request_id]
+            arrival = self._misses[request_id] = first[1:]
+            self._missed.add(arrival)
+
+    def check_integrity(self) -> None:
+        for line in (self._due, self._patient, self._missed):
+            line.check_integrity()
+        if sorted(self._dues.values()) != list(self._due) or sorted(self._misses.values()) != list(self._missed):
+            raise AssertionError("the lines of slo_aware are out of order or not whole")
 
 
 def _is_late(request: WaitingRequest, now_s: float, view: EngineView) -> bool:
@@ -88,24 +111,6 @@ def _is_late(request: WaitingRequest, now_s: float, view: EngineView) -> bool:
         return False
     speed = view.prefill_tokens_per_s
     return request.deadline_s <= now_s + (request.prefill_tokens / speed if speed > 0 else 0.0)
-
-
-def _arrival(place: Place) -> tuple[float, int]:
-    return place[1], place[2]
-
-
-def _by_arrival(few: list[Place], line: Iterator[Place]) -> Iterator[WaitingRequest]:
-    """Merge a sorted list into a sorted line; lazily, as the line may be long."""
-    waiting = iter(few)
-    next_few = next(waiting, None)
-    for place in line:
-        while next_few is not None and _arrival(next_few) < _arrival(place):
-            yield next_few[3]
-            next_few = next(waiting, None)
-        yield place[3]
-    if next_few is not None:
-        for place in chain((next_few,), waiting):
-            yield place[3]
 
 
 __all__ = ["SloAwareOrder"]

@@ -26,7 +26,9 @@ def test_a_line_is_a_sorted_set(changes: list[tuple[bool, tuple[int, int]]], cut
     assert (len(line), bool(line)) == (len(expected), bool(expected))
     assert list(line.from_item(cut)) == sorted(item for item in expected if item >= cut)
     if expected:
-        assert line.first == min(expected)
+        assert line.first == min(expected) == line.pop_first()
+        line.check_integrity()
+        assert list(line) == sorted(expected)[1:]
 
 
 @pytest.mark.parametrize("order", [1, -1, 7919])

@@ -13,6 +13,7 @@ from kvcontrol.scheduler_ir.strategies import (
     hand_over,
     make_strategy,
 )
+from kvcontrol.scheduler_ir.strategies.adaptive import AdaptiveOrder
 
 
 def ask(name: str, arrived_s: float = 0.0, **more: object) -> WaitingRequest:
@@ -134,6 +135,21 @@ def test_adaptive_follows_classes_then_deadlines_then_what_can_be_saved() -> Non
         queue.add(ask(f"t{number}", now_s, deadline_s=now_s + 100))
         queue.take(1, now_s)
     assert queue.state == "calm: priority"
+
+
+def test_adaptive_notes_missed_deadlines_while_it_follows_another_order() -> None:
+    """Else the step that turns to deadlines would find thousands of them missed at once."""
+    queue = make_strategy("adaptive", {"ageing_bound_s": 10_000, "dwell_s": 3600})
+    for number in range(100):
+        queue.add(ask(f"r{number}", number / 10, deadline_s=number / 10 + 5))
+    adaptive = queue._order
+    assert isinstance(adaptive, AdaptiveOrder)
+    for second in range(12):
+        queue.add(ask(f"s{second}", float(second), priority=1))
+        assert queue.take(1, float(second))[0].request_id == f"s{second}"
+        assert queue.state == "calm: priority"
+        assert len(adaptive._deadlines._missed) == max(0, (second - 5) * 10 + 1)
+    queue.check_integrity()
 
 
 def test_adaptive_does_not_change_its_mind_within_the_dwell() -> None:
