@@ -2,7 +2,7 @@
 
 | corpus | is |
 |---|---|
-| hot | 64 prompts, again and again |
+| hot | 64 prompts, again and again, never in the same order |
 | cold | each prompt once |
 | mixed | nine of ten hot, one cold |
 | shared | eight long beginnings (seven eighths of the prompt), each with an end of its own every time |
@@ -11,6 +11,7 @@
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from kvgate.benchmarks.gateway.backend import MODEL
@@ -50,9 +51,12 @@ def chat(*contents: str, stream: bool = False) -> bytes:
 
 
 def hot(chance: random.Random, size_bytes: int, requests: int) -> Sequence[Ask]:
-    """Return requests for 64 prompts in turn."""
+    """Return requests for 64 prompts, all of them in every round, each round in an order of its own: in one that comes
+    again, who merely takes turns sends every prompt where it went before.
+    """
     prompts = [Ask(chat(text(chance, size_bytes)), f"hot-{each}") for each in range(_HOT)]
-    return [prompts[number * 7 % _HOT] for number in range(requests)]
+    rounds = (chance.sample(prompts, _HOT) for _ in range(-(-requests // _HOT)))
+    return list(chain.from_iterable(rounds))[:requests]
 
 
 def cold(chance: random.Random, size_bytes: int, requests: int) -> Sequence[Ask]:

@@ -22,6 +22,7 @@ NAME = "gateway"
 _OURS = "kvgate"
 _SIZES = {"200b": 200, "16k": 16 << 10, "128k": 128 << 10}
 _CLIENTS = 16
+_CHATS = 4 * _CLIENTS
 _STREAMERS = 64
 _PERIOD_S = 0.010
 _BACKENDS = 4
@@ -131,8 +132,8 @@ def _measure_whole(  # noqa: PLR0913 - one place calls it
         readings.add(name, figure, served.cpu_us)
         _note_places(readings, name, figure.removeprefix("cpu_us_"), served.placed)
     chance = random.Random(plan.seed + 1)  # noqa: S311 - texts, no secrets
-    chats = conversations(chance, sessions=max(16, plan.requests // 16), turns=_TURNS, turn_bytes=1 << 10)
-    served = asyncio.run(in_turns(subject, chats, clients=_CLIENTS))
+    chats = conversations(chance, sessions=max(_CHATS, plan.requests // 16), turns=_TURNS, turn_bytes=1 << 10)
+    served = asyncio.run(in_turns(subject, chats, clients=_CLIENTS, chance=chance))
     _note_places(readings, name, "turns", served.placed)
     through = asyncio.run(latencies(subject.url, short[1].body, requests=plan.requests // 4))
     bare = asyncio.run(latencies(f"http://127.0.0.1:{direct}", chat("hi"), requests=plan.requests // 4))

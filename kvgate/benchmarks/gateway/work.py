@@ -1,9 +1,11 @@
 """The work that a gateway is given: requests sent by so many clients at once, whole, in turns, or as streams."""
 
 import asyncio
+import random
 import re
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import aiohttp
@@ -16,6 +18,9 @@ from kvgate.benchmarks.timed_chat import BenchmarkError
 CHAT = "/v1/chat/completions"
 _HEADERS = {"content-type": "application/json"}
 _BACKEND = re.compile(rb'"content":\s*"on-(\d+)"')
+
+
+_Send = Callable[[Ask], Awaitable[None]]
 
 
 class Served(NamedTuple):
@@ -31,24 +36,44 @@ def session() -> aiohttp.ClientSession:
 
 
 async def whole(subject: Subject, asks: Sequence[Ask], *, clients: int) -> Served:
-    """Send these, ``clients`` at once."""
-    return await in_turns(subject, [[each] for each in asks], clients=clients)
+    """Send these in their order, ``clients`` at once."""
+    left = iter(asks)
+
+    async def one(send: _Send) -> None:
+        for ask in left:
+            await send(ask)
+
+    return await _served(subject, [one] * clients)
 
 
-async def in_turns(subject: Subject, chats: Sequence[Sequence[Ask]], *, clients: int) -> Served:
-    """Send chats, ``clients`` at once: within one each turn waits for the answer of the one before."""
+async def in_turns(subject: Subject, chats: Sequence[Sequence[Ask]], *, clients: int, chance: random.Random) -> Served:
+    """Send chats, ``clients`` at once: within one each turn waits for the answer of the one before.
+
+    Whoever is free takes any one's next turn: if each client stayed with a chat to its end they would go in step, and
+    who merely takes turns would send every chat where it went before. So there have to be several chats for a client.
+    """
+    ready = [deque(each) for each in chats]
+
+    async def one(send: _Send) -> None:
+        while ready:
+            turns = ready.pop(chance.randrange(len(ready)))
+            await send(turns.popleft())
+            if turns:
+                ready.append(turns)
+
+    return await _served(subject, [one] * clients)
+
+
+async def _served(subject: Subject, clients: Sequence[Callable[[_Send], Awaitable[None]]]) -> Served:
     placed: list[Placed] = []
     async with session() as client:
-        left = iter(chats)
 
-        async def one() -> None:
-            for turns in left:
-                for ask in turns:
-                    backend = await _ask(client, subject.url, ask.body)
-                    placed.append(Placed(ask.key, backend))
+        async def send(ask: Ask) -> None:
+            backend = await _ask(client, subject.url, ask.body)
+            placed.append(Placed(ask.key, backend))
 
         before_s = subject.cpu_s()
-        await asyncio.gather(*(one() for _ in range(clients)))
+        await asyncio.gather(*(each(send) for each in clients))
         return Served((subject.cpu_s() - before_s) / max(1, len(placed)) * 1e6, placed)
 
 
