@@ -22,8 +22,8 @@ test: setup ## the whole suite, but for the slow lane; ARGS="-k name" are handed
 	@OMP_NUM_THREADS=1 $(VENV)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: slow
-slow: setup ## the slow lane: the real SmolLM2 (downloads 93 MB the first time)
-	@OMP_NUM_THREADS=1 $(VENV)/pytest -m slow $(ARGS)
+slow: setup ## the slow lane: the real SmolLM2 (downloads 93 MB the first time), and Hypothesis with all of its examples
+	@OMP_NUM_THREADS=1 $(VENV)/pytest -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
 
 # SCENARIO is one of loadtests/scenarios; TARGET the gateway; ARGS go to locust ("--scale 0.1 --crowd 2 --duration 60").
 SCENARIO ?= chat

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import POLICIES, EvictionPolicy, NaiveLruPolicy, PolicyContext, make_policy
+from tests.support.examples import examples
 
 CAPACITY = 12
 MAKERS: dict[str, Callable[[], EvictionPolicy]] = {
@@ -273,6 +274,9 @@ class Trie(RuleBasedStateMachine):
         assert len(self.policy) == len(self.parent)
 
 
+@pytest.mark.hypothesis
 def test_any_workload_of_paths_is_served(make: Callable[[], EvictionPolicy]) -> None:
     machine = type("Machine", (Trie,), {"make": staticmethod(make)})
-    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+    )

@@ -25,6 +25,7 @@ from kvcontrol.scheduler_ir.strategies import (
     hand_over,
     make_strategy,
 )
+from tests.support.examples import examples
 
 BOUND_S = 20.0
 MAKERS: dict[str, Callable[[], WaitingQueue]] = {
@@ -241,14 +242,17 @@ class TwoQueues(RuleBasedStateMachine):
         assert (self.queue.promotions, self.queue.oldest_s) == (self.naive.promotions, self.naive.oldest_s)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_order_is_the_naive_one_after_any_calls(name: str) -> None:
     machine = type(name, (TwoQueues,), {"name": name})
-    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples(25), stateful_step_count=30, deadline=None)
+    )
 
 
 @given(st.lists(st.tuples(st.integers(-2, 2), st.sampled_from(sorted(STRATEGIES))), min_size=1, max_size=30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_exchanging_strategies_in_between_loses_nobody_and_serves_nobody_twice(
     steps: list[tuple[int, str]],
 ) -> None:

@@ -17,6 +17,7 @@ from kvcontrol.kv_runtime import QuotaManager
 from kvcontrol.kv_runtime.record import BlockRecord
 from kvcontrol.kv_runtime.resident import Block
 from kvcontrol.kv_runtime.tier_space import TierSpace
+from tests.support.examples import examples
 
 CAPACITY = 12
 
@@ -138,10 +139,13 @@ class Forest(RuleBasedStateMachine):
         self.policy.check_integrity()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", POLICIES)
 def test_any_policy_gives_up_tails_before_heads_and_all_that_may_go(kind: str) -> None:
     machine = type("Machine", (Forest,), {"kind": kind})
-    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+    )
 
 
 def test_a_head_whose_turn_has_come_is_the_next_when_its_last_tail_has_gone() -> None:
@@ -199,7 +203,7 @@ class Recorder(LruPolicy):
         return list(self._line)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), parts=st.integers(1, 6))
 def test_a_policy_told_in_parts_knows_what_one_told_at_once_knows_in_the_same_order(
     data: st.DataObject, parts: int

@@ -11,6 +11,7 @@ from kvcontrol.core.events import AllBlocksCleared, BlockRemoved, BlockStored
 from kvcontrol.core.hashing import token_bytes
 from kvcontrol.core.ids import BlockHash, Seq
 from kvcontrol.core.wire import decode_batch
+from tests.support.examples import examples
 
 BLOCK = 2
 TIERS = (CacheTier.HBM, CacheTier.DDR)
@@ -148,7 +149,7 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLogAgainstNaiveTwin = LogMachine.TestCase
-TestLogAgainstNaiveTwin.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLogAgainstNaiveTwin.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 def test_a_chain_recorded_in_a_row_is_one_event() -> None:

@@ -18,6 +18,7 @@ from kvcontrol.core import BlockStored, CacheIdentity, CacheTier, Epoch, Instanc
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats, TierStats
 from kvcontrol.core.hashing import token_bytes
 from kvcontrol.prefix_reuse import FleetIndex
+from tests.support.examples import examples
 
 BLOCK = 4
 COSTS = CostModel(prefill_tokens_per_s=2000, decode_load_s=0.02, spread=0.1)
@@ -150,7 +151,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS, count=st.integers(1, 7))
 def test_candidates_say_what_is_true_now(steps: list[tuple[str, int]], count: int) -> None:
     world = World(count)
@@ -235,7 +236,7 @@ CANDIDATES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(found=st.lists(CANDIDATES, min_size=1, max_size=5), tokens=st.none() | st.integers(900, 10**5))
 def test_the_cheapest_by_the_sum_is_the_cheapest_by_its_named_terms(found: list[Candidate], tokens: int | None) -> None:
     named = tuple(
@@ -253,7 +254,7 @@ def test_the_cheapest_by_the_sum_is_the_cheapest_by_its_named_terms(found: list[
     assert replace(decision, candidate=named[0]).cost_s.get(InstanceId("nobody")) is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     found=st.lists(CANDIDATES, min_size=1, max_size=6),
     asked=st.lists(

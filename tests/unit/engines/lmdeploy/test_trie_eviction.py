@@ -28,6 +28,7 @@ from kvcontrol.kv_policy import (
 )
 from kvcontrol.kv_policy.choice import parse_choices
 from tests.support.block_trie import BLOCK_TOKENS, Paging, prompt
+from tests.support.examples import examples
 
 LOGGER = "engines.lmdeploy.trie_eviction"
 
@@ -543,11 +544,17 @@ class AnyPolicy(Workload):
         assert {node.block_id for node in nodes(self.ours)} == before
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_gives_up_leaves_that_nobody_uses_and_all_of_them_also_when_it_is_swapped(name: str) -> None:
     machine = type("Machine", (AnyPolicy,), {"name": name})
-    run_state_machine_as_test(machine, settings=settings(max_examples=12, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples(12), stateful_step_count=30, deadline=None)
+    )
 
 
+@pytest.mark.hypothesis
 def test_any_workload_leaves_the_books_right_and_the_order_that_of_the_naive_twin() -> None:
-    run_state_machine_as_test(Workload, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(
+        Workload, settings=settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+    )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engines.sim.engine import Behaviour, DoesNotFitError
 from engines.sim.sequence import Phase, SimRequest, SimSequence
 from kvcontrol.core.blocks import CacheTier
+from tests.support.examples import examples
 from tests.support.simulated import BLOCK, TIME, Listening, Mirror, engine, finish, request, run
 
 ARRIVALS = st.lists(
@@ -80,7 +81,7 @@ def test_prompts_are_computed_together_and_answers_go_on_between_them() -> None:
 
 
 @given(ARRIVALS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_spans_end_where_single_steps_do(arrivals: list[tuple[float, list[int], int, int]]) -> None:
     heard, stepped = Listening(), Listening()
     spans = run(engine(heard, hbm_blocks=24), requests(arrivals))
@@ -91,7 +92,7 @@ def test_spans_end_where_single_steps_do(arrivals: list[tuple[float, list[int], 
 
 
 @given(ARRIVALS, st.integers(21, 40), st.sampled_from([0, 30]), st.lists(st.floats(0, 4), max_size=5))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_every_request_ends_and_gives_its_blocks_back(
     arrivals: list[tuple[float, list[int], int, int]], blocks: int, ddr: int, cancels: list[float]
 ) -> None:

@@ -10,6 +10,7 @@ from engines.sim.pool import PrefixPool
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash
 from kvcontrol.kv_policy import make_policy
+from tests.support.examples import examples
 from tests.support.simulated import Mirror, chain
 
 CAPACITY = 12
@@ -76,11 +77,11 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 @given(st.lists(PATHS, max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_one_request_after_another_finds_what_a_naive_lru_cache_has(paths: list[list[int]]) -> None:
     pool = PrefixPool(
         capacity_blocks=CAPACITY,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.admission.fair_queue import FairQueue, Waiting
 from gateway.limits import Priority
 from gateway.types import TenantId
+from tests.support.examples import examples
 
 LEVELS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 AGEING_S = 10.0
@@ -75,7 +76,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(STEPS, st.integers(1, 12))
 def test_it_chooses_as_its_naive_twin_does(steps: list[tuple[str, str, Priority, int]], bound: int) -> None:
     fast, naive, now_s = queue(bound), NaiveQueue(bound), 0.0

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from gateway.fingerprint.encoder import HuggingFaceEncoder, choose_encoder, disagreement
 from gateway.fingerprint.pieces import Memoryless, PieceMemory, RememberingEncoder, remembering
+from tests.support.examples import examples
 
 SPECIAL = ["<|start|>", "<|end|>", "<|end|>x"]
 CORPUS = [
@@ -76,7 +77,7 @@ def test_the_ids_are_those_of_the_whole(tokenizer: Tokenizer) -> None:
     reference = HuggingFaceEncoder(tokenizer)
     encoder = remember(tokenizer)
 
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=examples(400), deadline=None)
     @given(texts)
     def holds(text: str) -> None:
         assert encoder.encode(text) == reference.encode(text)
@@ -254,7 +255,7 @@ def test_special_tokens_that_overlap_are_encoded_as_the_tokenizer_does(tokens: l
 letters = st.text("<ab>", min_size=1, max_size=5)
 
 
-@settings(max_examples=60, deadline=None, print_blob=True)
+@settings(max_examples=examples(60), deadline=None, print_blob=True)
 @given(
     tokens=st.dictionaries(letters, st.booleans(), min_size=1, max_size=5),
     asked_for=st.lists(st.text("<ab>", max_size=14), max_size=20),

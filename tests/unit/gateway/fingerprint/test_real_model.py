@@ -22,6 +22,7 @@ from gateway.fingerprint import ModelTokenizer, load_tokenizer
 from gateway.fingerprint.encoder import FastokensEncoder, HuggingFaceEncoder, TextEncoder, choose_encoder
 from gateway.fingerprint.pieces import Memoryless, PieceMemory, RememberingEncoder, remembering
 from kvcontrol.core import token_bytes
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.timeout(1800)  # the first time, 93 MB are fetched
 
@@ -100,7 +101,10 @@ spaces = st.text(" \n\t\r\u3000\u00a0", max_size=12)
 contents = st.lists(st.one_of(languages, languages, anything, words, spaces), max_size=4).map("".join)
 
 quick = settings(
-    max_examples=120, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(120),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
@@ -216,7 +220,7 @@ CHOSEN = choose_encoder(FALLING).encoder
 REMEMBERED = remembering(CHOSEN, FALLING, PieceMemory(1 << 20))
 
 
-@settings(max_examples=200, deadline=None, print_blob=True)
+@settings(max_examples=examples(200), deadline=None, print_blob=True)
 @given(
     parts=st.lists(
         st.one_of(languages, anything, st.sampled_from(["<s>", "</s>", "<s", "▁ab", "<0x0A>", "<0xFF>"])), max_size=8

@@ -12,6 +12,7 @@ from kvcontrol.core import BlockHash, CacheIdentity, CacheTier, Epoch, InstanceI
 from kvcontrol.core.control import Residents, Snapshot
 from kvcontrol.core.snapshot import SnapshotReader
 from kvcontrol.prefix_reuse import FleetIndex
+from tests.support.examples import examples
 
 IDENTITY = CacheIdentity(model="m", revision="r", kv_dtype="float32", block_size_tokens=16)
 ONE, TWO, THREE, GONE = (BlockHash(bytes([n]) * 16) for n in range(4))
@@ -127,7 +128,7 @@ def test_one_that_is_too_long_is_not_even_looked_at(monkeypatch: pytest.MonkeyPa
         SnapshotReader(body())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=60), st.data())
 def test_any_bytes_are_read_or_raise_the_one_error(junk: bytes, data: st.DataObject) -> None:
     whole = body()

@@ -32,6 +32,7 @@ from kvcontrol.core.wire import (
     encode_batch,
     encode_seq,
 )
+from tests.support.examples import examples
 from tests.support.work import steps
 
 hashes = st.binary(min_size=8, max_size=32).map(BlockHash)
@@ -285,7 +286,7 @@ def raw_events(of: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
     return (batches | st.fixed_dictionaries({"ts": stamp, "events": events})).map(msgspec.msgpack.encode)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.binary(max_size=200) | raw_events(st.binary(max_size=40)), st.data())
 def test_any_bytes_are_decoded_within_the_limits_or_raise_the_one_error(payload: bytes, data: st.DataObject) -> None:
     if payload and data.draw(st.booleans()):  # a flipped byte somewhere

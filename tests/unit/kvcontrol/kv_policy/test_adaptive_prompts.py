@@ -13,6 +13,7 @@ from kvcontrol.kv_policy import AdaptivePolicy, EvictionPolicy, LruPolicy, Polic
 from kvcontrol.kv_policy.adaptive import RISK
 from kvcontrol.kv_policy.benchmarks.adversaries import HABITS, Workload
 from kvcontrol.traces import Request
+from tests.support.examples import examples
 
 
 class Cache:
@@ -64,14 +65,14 @@ def test_in_every_habit_it_keeps_its_promise_at_every_prompt(habit: str, room: i
     side_by_side([workload.request(HABITS[habit](workload)) for _ in range(150)], room)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seed=st.integers(0, 1 << 32), room=st.sampled_from([1, 3, 8, 20, 50]), count=st.integers(1, 120))
 def test_whatever_habits_follow_each_other_it_keeps_its_promise(seed: int, room: int, count: int) -> None:
     side_by_side(Workload(Random(seed), room).requests(count), room)  # noqa: S311
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(seed=st.integers(0, 1 << 32), room=st.sampled_from([3, 8, 20, 50, 100, 200, 400]), count=st.integers(1, 900))
 def test_whatever_habits_follow_each_other_for_long_it_keeps_its_promise(seed: int, room: int, count: int) -> None:
     side_by_side(Workload(Random(seed), room).requests(count), room)  # noqa: S311

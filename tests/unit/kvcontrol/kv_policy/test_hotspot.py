@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcontrol.kv_policy.hotspot import HotspotLineage
+from tests.support.examples import examples
 
 
 def chained(*choices: int) -> list[tuple[int, ...]]:
@@ -26,7 +27,7 @@ def test_what_came_after_a_prompt_is_known_with_its_share() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=60), st.integers(1, 40))
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 def test_any_prompts_are_kept_whole_within_bounds(prompts: list[list[int]], most: int) -> None:
     lineage = HotspotLineage(max_blocks=most)
     for now, prompt in enumerate(prompts):

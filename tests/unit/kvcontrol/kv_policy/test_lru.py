@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import LruPolicy, NaiveLruPolicy, PolicyContext
+from tests.support.examples import examples
 
 
 def ids(*blocks: int) -> tuple[BlockId, ...]:
@@ -92,4 +93,4 @@ class AgainstTheTwin(RuleBasedStateMachine):
 
 
 TestAgainstTheTwin = AgainstTheTwin.TestCase
-TestAgainstTheTwin.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAgainstTheTwin.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)

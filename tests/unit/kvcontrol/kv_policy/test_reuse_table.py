@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcontrol.kv_policy.reuse_table import BUCKETS, ReuseTable, bucket_of, index_of, start_of
+from tests.support.examples import examples
 
 
 def test_buckets_cover_all_ages_without_a_gap() -> None:
@@ -42,7 +43,7 @@ def test_what_is_still_open_counts_as_having_got_as_far_as_it_has() -> None:
     table.ended(0, 9_000, 10_000)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     told=st.lists(
         st.tuples(st.integers(0, 1), st.integers(0, 900), st.sampled_from(["used", "ended", "open"])), max_size=60

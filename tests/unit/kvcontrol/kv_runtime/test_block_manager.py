@@ -27,6 +27,7 @@ from kvcontrol.kv_runtime import (
     SlotSpace,
 )
 from kvcontrol.kv_runtime.pool import OnEnded, ignore
+from tests.support.examples import examples
 
 SIZE = 4
 SPEC = BlockSpec(kv_format=KVFormat.BF16, tokens=SIZE, size_bytes=1024)
@@ -373,4 +374,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManagerMachine = ManagerMachine.TestCase
-TestManagerMachine.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
+TestManagerMachine.settings = settings(max_examples=examples(250), stateful_step_count=50, deadline=None)

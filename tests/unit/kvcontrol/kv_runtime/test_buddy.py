@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvcontrol.kv_runtime import AllocationError, BuddyAllocator, NaiveUnits, NoRoom, Shortage
+from tests.support.examples import examples
 
 
 def given_out(buddy: BuddyAllocator, count: int, order: int) -> list[int]:
@@ -152,4 +153,4 @@ class BuddyMachine(RuleBasedStateMachine):
 
 
 TestBuddyMachine = BuddyMachine.TestCase
-TestBuddyMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestBuddyMachine.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_runtime import NaiveUnits, NoRoom, PlacedBlock, Shortage
 from kvcontrol.kv_runtime.defrag import Relocation, plan_clearing, plan_moves
+from tests.support.examples import examples
 
 
 def at(*starts: int, order: int = 0) -> list[PlacedBlock]:
@@ -62,7 +63,7 @@ def laid(layout: list[tuple[int, int]], units: int) -> tuple[list[PlacedBlock], 
     return blocks, naive
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(layouts, st.integers(4, 41), st.integers(0, 3), st.sets(st.integers(0, 29)), st.integers(0, 8))
 def test_any_plan_is_bounded_independent_and_frees_a_run_for_each_window_that_it_empties(
     layout: list[tuple[int, int]], units: int, order: int, pinned: set[int], max_moves: int
@@ -82,7 +83,7 @@ def test_any_plan_is_bounded_independent_and_frees_a_run_for_each_window_that_it
     assert naive.available(order) == before + len(emptied)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(layouts, st.integers(4, 41), st.integers(0, 3), st.sets(st.integers(0, 29)), st.integers(1, 6))
 def test_clearing_gives_the_room_or_says_how_much_there_could_be(
     layout: list[tuple[int, int]], units: int, order: int, pinned: set[int], count: int

@@ -22,6 +22,7 @@ from kvcontrol.kv_runtime import (
     Watermarks,
     WriteMode,
 )
+from tests.support.examples import examples
 from tests.support.memory_tier import MemoryDisk, MemoryTier
 from tests.support.tiers import BLOCK_BYTES, Rig, config_of, record
 
@@ -311,5 +312,5 @@ class Hierarchy(RuleBasedStateMachine):
 
 TestHierarchy = Hierarchy.TestCase
 TestHierarchy.settings = settings(
-    max_examples=120, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(120), stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )

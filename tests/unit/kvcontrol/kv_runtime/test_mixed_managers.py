@@ -21,6 +21,7 @@ from kvcontrol.kv_runtime import (
     Relocation,
     RequestError,
 )
+from tests.support.examples import examples
 
 SIZE = 4
 UNIT_BYTES = 512
@@ -240,4 +241,4 @@ class MixedMachine(RuleBasedStateMachine):
 
 
 TestMixedMachine = MixedMachine.TestCase
-TestMixedMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestMixedMachine.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

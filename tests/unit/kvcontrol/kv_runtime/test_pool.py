@@ -25,6 +25,7 @@ from kvcontrol.kv_runtime import (
 )
 from kvcontrol.kv_runtime.defrag import Compactor, Relocation
 from kvcontrol.kv_runtime.pool import DISCARDED, FREED
+from tests.support.examples import examples
 
 KIB = 1024
 BF16 = BlockSpec(kv_format=KVFormat.BF16, tokens=64, size_bytes=4 * KIB)
@@ -393,7 +394,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 class RegionMachine(RuleBasedStateMachine):
@@ -534,4 +535,4 @@ class RegionMachine(RuleBasedStateMachine):
 
 
 TestRegionMachine = RegionMachine.TestCase
-TestRegionMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestRegionMachine.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)

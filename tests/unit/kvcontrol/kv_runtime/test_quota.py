@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime import QuotaError, QuotaManager, SaveRequest, TenantQuota
+from tests.support.examples import examples
 from tests.support.tiers import BLOCK_BYTES, Rig, config_of, path
 
 DDR = CacheTier.DDR
@@ -210,7 +211,7 @@ shares = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(work=saves, quotas=shares)
 def test_nobody_pushes_another_below_its_guarantee_in_any_tier_whatever_they_do(
     work: list[tuple[str, int]], quotas: dict[str, tuple[int, float]]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvcontrol.kv_runtime import AllocationError, NoRoom, SlabAllocator
+from tests.support.examples import examples
 
 
 def test_a_fresh_slab_gives_the_lowest_slots_first() -> None:
@@ -125,4 +126,4 @@ class SlabMachine(RuleBasedStateMachine):
 
 
 TestSlabMachine = SlabMachine.TestCase
-TestSlabMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestSlabMachine.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)

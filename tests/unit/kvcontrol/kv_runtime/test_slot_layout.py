@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvcontrol.kv_runtime import NaiveTokens, NoRoom, RequestError, Shortage, SlotLayout
+from tests.support.examples import examples
 
 
 def test_what_is_reserved_and_not_written_is_internal_fragmentation() -> None:
@@ -105,4 +106,4 @@ class SlotMachine(RuleBasedStateMachine):
 
 
 TestSlotMachine = SlotMachine.TestCase
-TestSlotMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestSlotMachine.settings = settings(max_examples=examples(120), stateful_step_count=40, deadline=None)

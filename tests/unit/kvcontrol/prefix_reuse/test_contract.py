@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvcontrol.core import CacheIdentity, IdentityError, WireError
 from kvcontrol.prefix_reuse import BlockKeys, NaivePrefixReuseIndex, PrefixIndex, PrefixReuseIndex
 from kvcontrol.prefix_reuse.dump import Contents, HeldBlock, HeldEntry, encode
+from tests.support.examples import examples
 from tests.support.prefixes import IDENTITY, SIZE, prompt, prompts, salts
 
 Kind = type[PrefixReuseIndex] | type[NaivePrefixReuseIndex]
@@ -418,7 +419,12 @@ def _what_is_wrong(index: PrefixIndex, tokens: bytes, salt: str, call: str) -> s
     return None if served == right[: len(served)] else f"{call} gave {served} for {right}"
 
 
-@settings(max_examples=20, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(20),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(calls=calls_at_once)
 def test_calls_from_free_running_threads_leave_a_sound_index_that_serves_only_right_blocks(
     make: Make, calls: list[tuple[bytes, str, str]]

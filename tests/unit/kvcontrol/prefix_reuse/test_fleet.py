@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
 from kvcontrol.prefix_reuse import FleetIndex, NaiveFleetIndex, PrefixMatch, ResidencyIndex
+from tests.support.examples import examples
 from tests.support.work import steps
 
 A, B, C, LIAR = InstanceId("a"), InstanceId("b"), InstanceId("c"), InstanceId("liar")
@@ -404,7 +405,7 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 TestFleetMachine = FleetMachine.TestCase
-TestFleetMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestFleetMachine.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
 
 
 class TieredMachine(RuleBasedStateMachine):
@@ -435,7 +436,7 @@ class TieredMachine(RuleBasedStateMachine):
 
 
 TestTieredMachine = TieredMachine.TestCase
-TestTieredMachine.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestTieredMachine.settings = settings(max_examples=examples(60), stateful_step_count=20, deadline=None)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvcontrol.core import CacheIdentity, IdentityError, chain_hashes, root_hash, token_bytes
 from kvcontrol.prefix_reuse import BlockKeys
+from tests.support.examples import examples
 from tests.support.prefixes import IDENTITY, prompt, salts
 
 
@@ -95,7 +96,7 @@ def test_what_is_shared_again_has_its_keys_again() -> None:
     assert keys.of(prompt(1, 2), salt="a") == before
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     block_size_tokens=st.integers(1, 6),
     shared=st.lists(st.lists(st.integers(1, 2), min_size=6, max_size=16), max_size=3),

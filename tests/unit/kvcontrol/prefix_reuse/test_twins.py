@@ -22,6 +22,7 @@ from kvcontrol.prefix_reuse import (
     node,
     tree,
 )
+from tests.support.examples import examples
 from tests.support.interleaving import TurnLock, Turns
 from tests.support.journal import READS, WRITES, Journal, Step
 from tests.support.prefixes import IDENTITY, SIZE, prompt, prompts, salts, weak_chain
@@ -183,10 +184,10 @@ class TwinMachine(RuleBasedStateMachine):
 
 
 TestTwinMachine = TwinMachine.TestCase
-TestTwinMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None, print_blob=True)
+TestTwinMachine.settings = settings(max_examples=examples(80), stateful_step_count=30, deadline=None, print_blob=True)
 
 
-@settings(max_examples=150, deadline=None, print_blob=True)
+@settings(max_examples=examples(150), deadline=None, print_blob=True)
 @given(parts=scripts, seed=seeds, capacity=st.integers(1, 9))
 def test_any_interleaving_of_threads_is_one_after_the_other_to_the_twin(
     parts: list[list[Step]], seed: int, capacity: int

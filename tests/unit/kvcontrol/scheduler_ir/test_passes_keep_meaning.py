@@ -17,11 +17,12 @@ from kvcontrol.scheduler_ir.passes import (
     all_passes,
 )
 from kvcontrol.scheduler_ir.timeline import Paces, timeline
+from tests.support.examples import examples
 from tests.support.ir_requests import contexts, several
 
 PASSES = all_passes()
 PACES = Paces()
-LIGHT = settings(max_examples=30, deadline=None)
+LIGHT = settings(max_examples=examples(30), deadline=None)
 
 
 def built(context: PassContext, *passes: IRPass) -> IRGraph:
@@ -39,7 +40,7 @@ def test_a_pass_alone_keeps_every_answer(one: IRPass, data: st.DataObject) -> No
     assert interpret(built(context, one), asked, limits).answers == interpret(built(context), asked).answers
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_all_passes_together_keep_every_answer_within_all_limits(data: st.DataObject) -> None:
     asked = data.draw(several())

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvcontrol.kv_runtime import BlockFileSpec, BlockStatus, HostArena, Move, Recovered
 from kvcontrol.kv_runtime.backends.file import FileBackend
+from tests.support.examples import examples
 from tests.support.kv_blocks import Block, get, put, random_block
 
 MOST_SLOTS = 8
@@ -115,4 +116,4 @@ class FileMachine(RuleBasedStateMachine):
 
 
 TestFileMachine = FileMachine.TestCase
-TestFileMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestFileMachine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

@@ -1,0 +1,19 @@
+"""How many examples Hypothesis tries: a part of them in every run, all of them in the slow lane."""
+
+from typing import Final
+
+from hypothesis import settings
+
+FULL: Final = "full"
+"""The profile of the slow lane: ``pytest --hypothesis-profile=full``."""
+QUICK: Final = "quick"
+_PART: Final = 4
+_LEAST: Final = 15
+
+
+def examples(full: int) -> int:
+    """Return how many of so many to try in this run. Other runs draw others, so that many runs try as many."""
+    return full if settings.get_current_profile_name() == FULL else min(full, max(_LEAST, full // _PART))
+
+
+__all__ = ["FULL", "QUICK", "examples"]
