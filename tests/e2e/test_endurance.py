@@ -61,7 +61,7 @@ async def mixed(folder: Path, *, seconds: float, clients: int, record: Record) -
 async def test_a_short_mix_of_all_leaves_no_task_no_file_and_no_count_behind(
     tmp_path: Path, record_property: Record
 ) -> None:
-    await mixed(tmp_path, seconds=15, clients=16, record=record_property)
+    await mixed(tmp_path, seconds=8, clients=16, record=record_property)
 
 
 @pytest.mark.slow

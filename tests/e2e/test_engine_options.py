@@ -5,14 +5,16 @@ The model's weights are random; a call that is required is written by guided dec
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import openai
 import pytest
 
 from kvgate.ports import free_ports
 from tests.support.processes import running
+
+if TYPE_CHECKING:
+    import anthropic
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -49,7 +51,9 @@ def client(url: str) -> openai.OpenAI:
 
 
 @pytest.fixture
-def claude(url: str) -> anthropic.Anthropic:
+def claude(url: str) -> "anthropic.Anthropic":
+    import anthropic
+
     return anthropic.Anthropic(base_url=url, api_key="sk-any", max_retries=0, timeout=LIMIT_S)
 
 
@@ -77,7 +81,7 @@ def test_a_tool_call_is_streamed(client: openai.OpenAI) -> None:
     assert calls[0].function.name == "weather"
 
 
-def test_messages_call_tools_too(claude: anthropic.Anthropic) -> None:
+def test_messages_call_tools_too(claude: "anthropic.Anthropic") -> None:
     tool: Any = {"name": "weather", "description": "d", "input_schema": PARAMETERS}
     answer = claude.messages.create(
         model=MODEL, messages=QUESTION, max_tokens=80, tools=[tool], tool_choice={"type": "any"}

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from kvgate.ports import free_ports
+from tests.support.instance import Instance
 from tests.support.processes import Running, eventually, kill_now, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -21,7 +22,10 @@ MODEL = "tiny-llama"
 
 
 class Fleet:
-    """Two instances and a gateway that can be stopped and started again, each on its port."""
+    """Two instances and a gateway that can be stopped and started again, each on its port.
+
+    The second instance is started as a person would; the first is killed, and started twice.
+    """
 
     def __init__(self, stack: ExitStack, folder: Path, environment: dict[str, str]) -> None:
         self._stack = stack
@@ -29,18 +33,22 @@ class Fleet:
         self._environment = environment
         self._model = environment["KVGATE_CACHE_DIR"] + "/tiny-llama"
         self.ports = free_ports(3)
-        self.engines = [self.start_engine(0), self.start_engine(1)]
+        self.killed = self.start_killed()
+        engine = ["engine", "--model", self._model, "--port", str(self.ports[1]), "--kv-blocks", "512"]
+        survivor = self._start(engine, "engine-1.log", {})
         self.gateway = self.start_gateway()
-        for index, engine in enumerate(self.engines):
-            engine.until_healthy(f"http://127.0.0.1:{self.ports[index]}/health")
+        self.killed.wait_healthy()
+        survivor.until_healthy(f"http://127.0.0.1:{self.ports[1]}/health")
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.ports[2]}"
 
-    def start_engine(self, index: int) -> Running:
-        arguments = ["engine", "--model", self._model, "--port", str(self.ports[index]), "--kv-blocks", "512"]
-        return self._start(arguments, f"engine-{index}.log", {})
+    def start_killed(self) -> Instance:
+        options = ("--model-name", MODEL, "--num-gpu-blocks", "512")
+        instance = Instance.start(Path(self._model), self._folder / "engine-0.log", *options, port=self.ports[0])
+        self._stack.push(instance.__exit__)
+        return instance
 
     def start_gateway(self) -> Running:
         instances = [f'{{"id": "engine-{index}", "url": "http://127.0.0.1:{self.ports[index]}"}}' for index in (0, 1)]
@@ -121,7 +129,7 @@ def test_an_instance_killed_under_load_hangs_no_request_and_comes_back(fleet: Fl
         work = [pool.submit(keep_asking, number) for number in range(8)]
         try:
             eventually(lambda: busy(fleet, 0), LIMIT_S, "the instance has work")
-            kill_now(fleet.engines[0].pid)
+            kill_now(fleet.killed.process.pid)
             eventually(lambda: fleet.usable() == 1, LIMIT_S, "the gateway has noticed")
             assert {ask(fleet, fresh())[0] for _ in range(6)} == {"engine-1"}
         finally:
@@ -131,7 +139,8 @@ def test_an_instance_killed_under_load_hangs_no_request_and_comes_back(fleet: Fl
     failures = [error for _, errors in results for error in errors]
     assert failures == [], "nothing had been sent of these answers, so the other instance gives them"
 
-    fleet.engines[0] = fleet.start_engine(0)
+    fleet.killed.process.wait(LIMIT_S)
+    fleet.killed = fleet.start_killed()
     fleet.until_usable(2)
     eventually(lambda: ask(fleet, fresh())[0] == "engine-0", LIMIT_S, "requests go to the instance that returned")
 

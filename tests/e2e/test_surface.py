@@ -1,14 +1,16 @@
 """Every route beyond plain chat with the official SDKs, against ``kvgate up --tiny``: LMDeploy's own answers."""
 
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx2
 import openai
 import pytest
 
 from tests.support.processes import Running, eventually
+
+if TYPE_CHECKING:
+    import anthropic
 
 pytestmark = [
     pytest.mark.engine,
@@ -36,7 +38,9 @@ def client(url: str) -> openai.OpenAI:
 
 
 @pytest.fixture
-def claude(url: str) -> anthropic.Anthropic:
+def claude(url: str) -> "anthropic.Anthropic":
+    import anthropic
+
     return anthropic.Anthropic(base_url=url, api_key="sk-any", max_retries=0, timeout=LIMIT_S)
 
 
@@ -53,7 +57,7 @@ def post(url: str, path: str, body: dict[str, Any], **headers: str) -> httpx2.Re
     return httpx2.post(url + path, json=body, headers=named, trust_env=False, timeout=LIMIT_S)
 
 
-def test_messages_whole_and_streamed_say_the_same(claude: anthropic.Anthropic) -> None:
+def test_messages_whole_and_streamed_say_the_same(claude: "anthropic.Anthropic") -> None:
     messages = [user(fresh())]
     asked: Any = {"model": MODEL, "messages": messages, "max_tokens": 12, "system": "be brief"}
     greedy = {"temperature": 0}  # this library has no argument for it any more
@@ -68,13 +72,15 @@ def test_messages_whole_and_streamed_say_the_same(claude: anthropic.Anthropic) -
     assert last.usage.output_tokens == whole.usage.output_tokens
 
 
-def test_tokens_of_messages_are_counted(claude: anthropic.Anthropic) -> None:
+def test_tokens_of_messages_are_counted(claude: "anthropic.Anthropic") -> None:
     few = claude.messages.count_tokens(model=MODEL, messages=[user("hi")]).input_tokens
     many = claude.messages.count_tokens(model=MODEL, messages=[user("hi " * 50)]).input_tokens
     assert 0 < few < many
 
 
-def test_errors_of_messages_are_the_librarys_own(claude: anthropic.Anthropic, url: str) -> None:
+def test_errors_of_messages_are_the_librarys_own(claude: "anthropic.Anthropic", url: str) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as missing:
         claude.messages.create(model="claude-none", messages=[user("hi")], max_tokens=4)
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
@@ -87,7 +93,7 @@ def test_errors_of_messages_are_the_librarys_own(claude: anthropic.Anthropic, ur
 
 
 def test_a_prompt_of_messages_or_responses_goes_where_it_is_cached(
-    claude: anthropic.Anthropic, client: openai.OpenAI
+    claude: "anthropic.Anthropic", client: openai.OpenAI
 ) -> None:
     text = fresh()
 
@@ -237,7 +243,9 @@ def test_what_the_engine_can_not_do_is_a_400_in_the_apis_shape(
     assert error["type"] == "invalid_request_error"
 
 
-def test_an_image_or_a_tool_that_messages_can_not_take_is_the_librarys_own_error(claude: anthropic.Anthropic) -> None:
+def test_an_image_or_a_tool_that_messages_can_not_take_is_the_librarys_own_error(claude: "anthropic.Anthropic") -> None:
+    import anthropic
+
     image: Any = {"type": "base64", "media_type": "image/png", "data": IMAGE.partition(",")[2]}
     shown: Any = {"role": "user", "content": [{"type": "image", "source": image}]}
     with pytest.raises(anthropic.BadRequestError, match="Multimodal"):

@@ -3,14 +3,13 @@
 import re
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from kvgate.ports import free_ports
+from tests.support.command import typed
 from tests.support.processes import Running, all_gone, eventually, kill_now, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -91,18 +90,10 @@ def test_nothing_outlives_a_kvgate_up_that_is_killed(environment: dict[str, str]
 
 
 def refused(environment: dict[str, str], *arguments: str) -> str:
-    """Run a command that must refuse; return what it says, without a traceback."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kvgate", *arguments],
-        env={**__import__("os").environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr
+    """Run a command that must refuse; return what it says."""
+    done = typed(*arguments, **environment)
+    assert done.code == 1, done.err
+    return done.err
 
 
 def test_a_port_in_use_is_one_clear_message(environment: dict[str, str]) -> None:
