@@ -236,6 +236,8 @@ async def test_a_restarted_gateway_rebuilds_residency_and_knows_its_tenants(tmp_
 @pytest.mark.parametrize("shape", ["array", "map batch"])
 async def test_events_in_other_engines_shapes_are_read(fleet: Fleet, shape: str) -> None:
     cache = cache_of(fleet, "a")
+    await cache.store(range(5000, 5016), "s")
+    await holds(fleet.gateway, "a", 1)  # from here on events arrive; a lost one would be in no snapshot
     hashes = cache.hashes(range(32), "s")
     if shape == "array":
         raw: object = [1.0, [["BlockStored", hashes, None, list(range(32)), 16, None, "GPU", None]], 0]
@@ -243,7 +245,7 @@ async def test_events_in_other_engines_shapes_are_read(fleet: Fleet, shape: str)
         stored = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None, "block_size": 16}
         raw = {"ts": 1.0, "events": [stored | {"token_ids": list(range(32))}], "data_parallel_rank": 0}
     await cache.publish_raw(msgspec.msgpack.encode(raw))
-    await holds(fleet.gateway, "a", 2)
+    await holds(fleet.gateway, "a", 3)
 
 
 GOOD = {"type": "BlockStored", "block_hashes": [b"x" * 16], "parent_block_hash": None, "block_size": 16}
