@@ -25,10 +25,24 @@ RESOURCES: list[dict[str, Any]] = [
 ]
 WORKLOADS = [each for each in RESOURCES if each["kind"] in {"Deployment", "StatefulSet"}]
 FOLDERS = (BASE, ROOT / "deploy" / "grafana", ROOT / "dashboards")
+MOST_BYTES = 200_000
+"""Of an object: `kubectl apply` writes it into an annotation once more, and annotations may have 262,144 together."""
 
 
 def named(kind: str) -> set[str]:
     return {each["metadata"]["name"] for each in RESOURCES if each["kind"] == kind}
+
+
+def generated(folder: Path) -> list[dict[str, Any]]:
+    """Return the ConfigMaps that kustomize makes of a folder's files."""
+    made: list[dict[str, Any]] = yaml.safe_load((folder / "kustomization.yaml").read_text())["configMapGenerator"]
+    return made
+
+
+def config_maps(volume: dict[str, Any]) -> set[str]:
+    """Return the names of those that a volume is of."""
+    sources = (volume, *volume.get("projected", {}).get("sources", ()))
+    return {each["configMap"]["name"] for each in sources if "configMap" in each}
 
 
 def containers(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -39,22 +53,29 @@ def containers(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def test_files_that_config_maps_are_made_of_exist() -> None:
     maps: set[str] = set()
     for folder in FOLDERS:
-        built = yaml.safe_load((folder / "kustomization.yaml").read_text())
-        for each in built["configMapGenerator"]:
+        for each in generated(folder):
             maps.add(each["name"])
-            for file in each.get("files", ()):
-                assert (folder / file).is_file(), file
+            files = [folder / file for file in each.get("files", ())]
+            assert [file for file in files if not file.is_file()] == []
+            data = {file.name: file.read_text() for file in files}
+            assert len(json.dumps(data)) < MOST_BYTES, f"{each['name']} could not be applied"
     used = {
-        volume["configMap"]["name"]
+        name
         for workload in WORKLOADS
         for volume in workload["spec"]["template"]["spec"].get("volumes", ())
-        if "configMap" in volume
+        for name in config_maps(volume)
     }
     assert used | {"kvgate-settings"} == maps
 
 
-def test_every_dashboard_is_in_the_config_map() -> None:
-    files = yaml.safe_load((ROOT / "dashboards" / "kustomization.yaml").read_text())["configMapGenerator"][1]["files"]
+def test_every_dashboard_is_mounted_where_grafana_looks_for_them() -> None:
+    (grafana,) = (each for each in WORKLOADS if each["metadata"]["name"] == "grafana")
+    (container,) = containers(grafana)
+    (provider,) = yaml.safe_load((ROOT / "deploy/grafana/provisioning/dashboards/kvgate.yml").read_text())["providers"]
+    (volume,) = (each["name"] for each in container["volumeMounts"] if each["mountPath"] == provider["options"]["path"])
+    volumes = {each["name"]: each for each in grafana["spec"]["template"]["spec"]["volumes"]}
+    mounted = config_maps(volumes[volume])
+    files = [file for each in generated(ROOT / "dashboards") if each["name"] in mounted for file in each["files"]]
     assert sorted(files) == sorted(f"grafana/{each.name}" for each in (ROOT / "dashboards" / "grafana").glob("*.json"))
 
 
@@ -64,20 +85,13 @@ def test_grafana_is_given_data_source_dashboards_and_alerts_and_the_variable_tha
     mounted = {each["mountPath"].rpartition("/provisioning/")[2]: each["name"] for each in container["volumeMounts"]}
     volumes = grafana["spec"]["template"]["spec"]["volumes"]
     maps = {each["name"]: each.get("configMap", {}).get("name") for each in volumes}
-    generated = {
-        each["name"]: sorted(each["files"])
-        for each in yaml.safe_load((ROOT / "deploy/grafana/kustomization.yaml").read_text())["configMapGenerator"]
-    }
+    files = {each["name"]: sorted(each["files"]) for each in generated(ROOT / "deploy" / "grafana")}
     for folder in ("datasources", "dashboards", "alerting"):
         there = (ROOT / "deploy/grafana/provisioning" / folder).iterdir()
-        assert generated[maps[mounted[folder]]] == sorted(f"provisioning/{folder}/{each.name}" for each in there)
+        assert files[maps[mounted[folder]]] == sorted(f"provisioning/{folder}/{each.name}" for each in there)
     (webhook,) = (each for each in container["env"] if each["name"] == WEBHOOK.removeprefix("$"))
     named = webhook["valueFrom"]["configMapKeyRef"]
-    (settings,) = (
-        each
-        for each in yaml.safe_load((BASE / "kustomization.yaml").read_text())["configMapGenerator"]
-        if each["name"] == named["name"]
-    )
+    (settings,) = (each for each in generated(BASE) if each["name"] == named["name"])
     assert any(each.startswith(f"{named['key']}=http") for each in settings["literals"])
 
 
@@ -143,6 +157,20 @@ def test_kustomize_renders_the_base() -> None:
         pytest.skip("kubectl is not installed")
     rendered = subprocess.run([kubectl, "kustomize", BASE], capture_output=True, text=True, check=False, timeout=60)
     assert rendered.returncode == 0, rendered.stderr
-    kinds = [each["kind"] for each in yaml.safe_load_all(rendered.stdout)]
-    assert kinds.count("ConfigMap") == 7
+    objects = list(yaml.safe_load_all(rendered.stdout))
+    kinds = [each["kind"] for each in objects]
+    assert kinds.count("ConfigMap") == 12
     assert kinds.count("Deployment") == 3
+    assert {
+        each["metadata"]["name"]: len(json.dumps(each)) for each in objects if len(json.dumps(each)) > MOST_BYTES
+    } == {}
+    mounted = {
+        name
+        for each in objects
+        if each["kind"] == "Deployment"
+        for volume in each["spec"]["template"]["spec"]["volumes"]
+        for name in config_maps(volume)
+    }
+    assert mounted < {each["metadata"]["name"] for each in objects if each["kind"] == "ConfigMap"}, (
+        "by their final names"
+    )
