@@ -24,14 +24,26 @@ async def supervised(name: str, loop: Callable[[], Awaitable[None]], *, on_failu
         try:
             await loop()
         except Exception:  # noqa: BLE001 - a loop may fail in any way and must still come back
+            end_if_cancelled()
             _log.exception("background loop %s failed; it starts again in %.1f s", name, pause_s)
         else:
+            end_if_cancelled()
             _log.error("background loop %s ended; it starts again in %.1f s", name, pause_s)
         on_failure(name)
         if clock() - started_s > _LONGEST_PAUSE_S:
             pause_s = _FIRST_PAUSE_S
         await asyncio.sleep(pause_s)
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def end_if_cancelled() -> None:
+    """Raise ``CancelledError`` in a task that was cancelled and has lived on.
+
+    A ``TaskGroup`` whose tasks fail while it is being cancelled raises what they raised, and the cancellation is gone.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 @asynccontextmanager
@@ -50,4 +62,4 @@ async def running(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-__all__ = ["running", "supervised"]
+__all__ = ["end_if_cancelled", "running", "supervised"]

@@ -32,6 +32,7 @@ import zmq
 import zmq.asyncio
 
 from gateway.registry import Instance, InstanceState, Registry
+from gateway.supervisor import end_if_cancelled
 from gateway.upstream.backoff import Backoff, Reason
 from gateway.upstream.turns import Turns
 from kvcontrol.core.control import SNAPSHOT_PATH, InstanceStats
@@ -137,6 +138,7 @@ class EventFeed:
             await self._follow(stats)
         except* _ResyncError as group:
             errors = [each for each in group.exceptions if isinstance(each, _ResyncError)]
+        end_if_cancelled()
         return errors[0]
 
     def _now(self) -> Instance:

@@ -56,6 +56,28 @@ async def test_an_instance_is_added_used_drained_resumed_and_taken_out(tmp_path:
         assert audit == ["delete", "resume", "drain", "create"]
 
 
+async def test_nothing_of_an_instance_that_was_taken_out_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="gateway.upstream.event_feed")
+    async with running_fleet(tmp_path, admin_key=ADMIN_KEY) as fleet:
+        admin = Admin(fleet.gateway)
+        for life in range(1, 3):
+            async with ScriptedEngine().started() as engine:
+                await admin.ok("POST", "/instances", {"id": "c", "url": engine.url})
+                await fleet.gateway.usable(3)
+                await eventually(lambda life=life: _followed(caplog, "c") == life)
+                assert [task for task in asyncio.all_tasks() if task.get_name().endswith(":c")]
+                await admin.ok("DELETE", "/instances/c")
+                await eventually(lambda: _is(admin, {"a", "b"}))
+                await eventually(lambda: not [task for task in asyncio.all_tasks() if task.get_name().endswith(":c")])
+    assert not [each for each in caplog.messages if "background loop" in each]
+
+
+def _followed(caplog: pytest.LogCaptureFixture, instance: str) -> int:
+    return len([each for each in caplog.messages if each.startswith(f"instance {instance}: snapshot of")])
+
+
 async def _is(admin: Admin, expected: set[str]) -> bool:
     return set(await names(admin)) == expected
 

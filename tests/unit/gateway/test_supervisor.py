@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 
 from gateway.supervisor import running
 
@@ -27,3 +28,32 @@ async def test_a_loop_that_fails_or_ends_is_started_again_and_its_neighbours_go_
     assert starts["ends"] >= 2
     assert failures.count("fails") >= 2
     assert not [task for task in asyncio.all_tasks() if task.get_name() in starts]
+
+
+async def test_a_loop_whose_tasks_fail_while_it_is_cancelled_ends_all_the_same() -> None:
+    failures: list[str] = []
+    begun = asyncio.Event()
+
+    async def fails_when_cancelled() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise RuntimeError("what it looked at is gone") from None
+
+    async def swallows() -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+
+    async def group() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fails_when_cancelled())
+            tasks.create_task(asyncio.sleep(3600))
+
+    for loop in (group, swallows):
+        begun.clear()
+        async with asyncio.timeout(20):
+            async with running({"leaves": loop}, on_failure=failures.append):
+                await begun.wait()
+    assert failures == []
