@@ -1,6 +1,7 @@
 """``kvgate top``: a running gateway at a glance, in the terminal."""
 
 import json
+import os
 import signal
 import sys
 import time
@@ -40,6 +41,11 @@ def top(
     name = urlsplit(url).netloc
     if not (once or as_json) and not (sys.stdin.isatty() and output.is_terminal):
         raise CommandError("kvgate top needs a terminal", "--once prints one picture, --json one object")
+    if not (once or as_json) and output.is_dumb_terminal:
+        raise CommandError(
+            f"kvgate top redraws the screen, which this terminal can't do (TERM={os.environ.get('TERM', '')})",
+            "--once prints one picture, --json one object",
+        )
     known = feed.ask()
     if as_json:
         plain(json.dumps({"status": known.status, "shadows": known.shadows, "shadows_problem": known.shadows_problem}))

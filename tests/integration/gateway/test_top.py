@@ -128,6 +128,13 @@ async def test_over_a_line_that_knows_only_ascii_it_draws_with_ascii(fleet: Flee
         assert "\x1b[?1049l" in terminal.said, "the screen is as it was before after Ctrl-C, too"
 
 
+async def test_a_terminal_that_cannot_redraw_is_told_what_it_can_have(fleet: Fleet) -> None:
+    async with Terminal("--url", fleet.gateway.url, "--admin-key", ADMIN_KEY, TERM="dumb") as terminal:
+        assert await terminal.ended() == 1
+        assert "TERM=dumb" in terminal.said
+        assert "--once" in terminal.said
+
+
 async def run(*arguments: str) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvgate", "top", *arguments),
