@@ -20,8 +20,9 @@ ROOT = Path(__file__).parents[3]
 BASE = ROOT / "deploy" / "kubernetes"
 RESOURCES: list[dict[str, Any]] = [
     document
-    for path in ("engines", "gateway", "prometheus", "grafana")
-    for document in yaml.safe_load_all((BASE / f"{path}.yaml").read_text())
+    for path in yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
+    if path.endswith(".yaml")
+    for document in yaml.safe_load_all((BASE / path).read_text())
 ]
 WORKLOADS = [each for each in RESOURCES if each["kind"] in {"Deployment", "StatefulSet"}]
 FOLDERS = (BASE, ROOT / "deploy" / "grafana", ROOT / "dashboards")
@@ -139,6 +140,32 @@ def test_services_find_their_pods_by_label_and_port() -> None:
         assert {port["port"] for port in service["spec"]["ports"]} <= ports
 
 
+def test_only_gateways_prometheus_and_engines_reach_an_engine_and_each_only_what_it_needs() -> None:
+    labels = {each["metadata"]["name"]: each["spec"]["template"]["metadata"]["labels"] for each in WORKLOADS}
+    (policy,) = (each["spec"] for each in RESOURCES if each["kind"] == "NetworkPolicy")
+    assert [name for name in labels if policy["podSelector"]["matchLabels"].items() <= labels[name].items()] == [
+        "engine"
+    ]
+    assert policy["policyTypes"] == ["Ingress"]
+    let_in: dict[str, set[int]] = {}
+    for rule in policy["ingress"]:
+        assert {each["protocol"] for each in rule["ports"]} == {"TCP"}
+        for source in rule["from"]:
+            assert source.keys() == {"podSelector"}, "of this namespace"
+            chosen = source["podSelector"]["matchLabels"].items()
+            (name,) = (each for each in labels if chosen <= labels[each].items())
+            let_in.setdefault(name, set()).update(each["port"] for each in rule["ports"])
+    ports = {
+        port["name"]: port["port"]
+        for each in RESOURCES
+        if each["kind"] == "Service" and each["metadata"]["name"] == "engines"
+        for port in each["spec"]["ports"]
+    }
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    handed_over = int(compose["x-pd-environment"]["KVGATE_ENGINE_PD_PORT"])
+    assert let_in == {"gateway": set(ports.values()), "prometheus": {ports["http"]}, "engine": {handed_over}}
+
+
 def test_the_gateway_finds_engines_and_is_told_only_settings_that_exist() -> None:
     pod = next(each for each in WORKLOADS if each["metadata"]["name"] == "gateway")["spec"]["template"]["spec"]
     told = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
@@ -161,6 +188,7 @@ def test_kustomize_renders_the_base() -> None:
     kinds = [each["kind"] for each in objects]
     assert kinds.count("ConfigMap") == 12
     assert kinds.count("Deployment") == 3
+    assert kinds.count("NetworkPolicy") == 1
     assert {
         each["metadata"]["name"]: len(json.dumps(each)) for each in objects if len(json.dumps(each)) > MOST_BYTES
     } == {}
