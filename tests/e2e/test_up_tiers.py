@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,11 +29,17 @@ from tests.support.prometheus import Prometheus, Target, lint, program, running_
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 MIB = 1 << 20
-KEYS = ("--api-key", "acme:k-acme", "--api-key", "umbra:k-umbra")
+TENANTS = ("acme", "omega", "umbra")
+KEYS = tuple(word for tenant in TENANTS for word in ("--api-key", f"{tenant}:k-{tenant}"))
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
-DDR, NVME = 2 * MIB, 16 * MIB
-PROMPTS = 12
-"""Different ones of each tenant, more together than pool and DDR hold: some come back from DDR, some go on to NVMe."""
+DDR, NVME = 4 * MIB, 16 * MIB
+AGO = (2, 6, 10, 14, 40)
+"""So many new prompts ago was what is asked again: the pool has it still, or DDR, or it went on to NVMe."""
+MOVES = {
+    'sum by (instance, path) (kvgate_engine_path_moved_bytes_total{path=~"hbm_to_ddr|ddr_to_hbm|ddr_to_nvme"}) > 0': 3,
+    "sum by (instance) (kvgate_engine_migration_judged_blocks_total) > 0": 1,
+}
+"""What every engine does while that goes on, and of how many kinds."""
 LIMITED = {"requests_per_min": 20, "tokens_per_min": 100_000}
 NOBODY = "0123456789abcdef"
 """A tenant that an engine was told of, and no gateway can name."""
@@ -49,7 +55,7 @@ class Stack(NamedTuple):
 
 @pytest.fixture(scope="module")
 def stack(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Two engines with small pools and tiers, and two tenants."""
+    """Two engines with small pools and tiers, and tenants of whom two together fill DDR: one's burst is less."""
     folder = tmp_path_factory.mktemp("tiers")
     port = str(free_ports(1)[0])
     asked = (
@@ -60,9 +66,9 @@ def stack(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
         "--kv-blocks",
         "64",
         "--ddr",
-        "2MiB",
+        f"{DDR // MIB}MiB",
         "--nvme",
-        "16MiB",
+        f"{NVME // MIB}MiB",
     )
     places = ("--ddr-path", str(folder / "ddr"), "--nvme-dir", str(folder / "nvme"))
     command = ["up", "--tiny", "--device", "cpu", "--port", port, *asked, *places, *KEYS]
@@ -71,7 +77,7 @@ def stack(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
         more["KVGATE_ENGINE_PREFETCH_PROBABILITY"] = "0.5"
         with running(command, folder / "up.log", environment | more) as up:
             up.until_said("Ctrl-C stops everything")
-            engines = dict(re.findall(r"(engine-\d) +(http://\S+)   tiers: DDR 2 MiB", up.said))
+            engines = dict(re.findall(rf"(engine-\d) +(http://\S+)   tiers: DDR {DDR // MIB} MiB", up.said))
             yield Stack(f"http://127.0.0.1:{port}", engines, up.said, folder, collector)
 
 
@@ -107,27 +113,37 @@ def put(url: str, body: object, **headers: str) -> None:
         assert answer.status < 300, answer.read()
 
 
+def new_and_known() -> Iterator[int]:
+    """Yield numbers of prompts: each new one, and after it one of before."""
+    for new in count():
+        yield new
+        yield max(0, new - AGO[new % len(AGO)])
+
+
 @contextmanager
 def load(gateway: str) -> Iterator[None]:
-    """Two tenants that take turns over the same prompts, as long as the block runs; a 429 is an answer, too."""
+    """Tenants that ask something new and something again by turns, as long as the block runs, so that blocks are
+    saved, evicted, moved and loaded all the time. After a 429 they ask the same again.
+    """
     over = threading.Event()
     failures: list[BaseException] = []
 
-    def work(key: str) -> None:
-        turn = 0
+    def work(*tenants: str) -> None:
+        asked = ((tenant, prompt) for prompt in new_and_known() for tenant in tenants)
+        tenant, prompt = next(asked)
         while not over.is_set():
             try:
-                ask(gateway, key, f"{turn % PROMPTS} " * 150, stream=True)
+                ask(gateway, f"k-{tenant}", f"{prompt}" + " a" * 600, stream=True)
+                tenant, prompt = next(asked)
             except OSError as error:
                 if not isinstance(error, urllib.error.HTTPError) or error.code != 429:
                     failures.append(error)
                     return
                 error.close()
                 over.wait(0.2)
-            turn += 1
             over.wait(0.05)
 
-    threads = [threading.Thread(target=work, args=(key,)) for key in ("k-acme", "k-umbra")]
+    threads = [threading.Thread(target=work, args=tenants) for tenants in (("acme", "omega"), ("umbra",))]
     for thread in threads:
         thread.start()
     try:
@@ -157,7 +173,7 @@ def test_each_engine_has_the_tiers_that_preset_and_options_ask_for(stack: Stack)
         for tier, share in (("DDR", DDR), ("NVME", NVME)):
             accounts = read(f"{url}/kv/v1/quotas")["tiers"][tier]
             guaranteed = {name: each["quota"] for name, each in accounts.items() if name != "shared"}
-            assert len(guaranteed) == 2
+            assert len(guaranteed) == len(TENANTS)
             assert tenants < set(guaranteed), "who has a key is who its requests are accounted to"
             for quota in guaranteed.values():
                 assert quota["guaranteed_bytes"] == pytest.approx(0.1 * share, abs=block)
@@ -269,7 +285,11 @@ def test_every_query_of_every_dashboard_and_every_rule_finds_data_in_a_real_prom
         def well() -> bool:
             return set(prometheus.up().values()) == {"up"} and not prometheus.unhealthy_rules()
 
+        def everywhere() -> bool:
+            return all(len(prometheus.values(move)) == kinds * len(stack.engines) for move, kinds in MOVES.items())
+
         until_all_find(prometheus, queries_of(Proof.FLEET), also=well)
+        eventually(everywhere, 180, f"at both engines: {', '.join(MOVES)}")
         quiet = queries_of(Proof.SEPARATED, Proof.WORKERS, Proof.NONE)
         assert [where for where, query in quiet.items() if finds(prometheus, query)] == [], "why is it called quiet?"
         for query in queries_of(Proof.ACCIDENTS).values():  # the machine may have had one
