@@ -1,6 +1,7 @@
-"""The Kubernetes base: what refers to something else refers to what is there."""
+"""The Kubernetes base and its components: what refers to something else refers to what is there."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,11 +19,13 @@ from gateway.settings import Settings
 
 ROOT = Path(__file__).parents[3]
 BASE = ROOT / "deploy" / "kubernetes"
+COMPONENTS = sorted((BASE / "components").iterdir())
 RESOURCES: list[dict[str, Any]] = [
     document
-    for path in yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
+    for folder in (BASE, *COMPONENTS)
+    for path in yaml.safe_load((folder / "kustomization.yaml").read_text()).get("resources", ())
     if path.endswith(".yaml")
-    for document in yaml.safe_load_all((BASE / path).read_text())
+    for document in yaml.safe_load_all((folder / path).read_text())
 ]
 WORKLOADS = [each for each in RESOURCES if each["kind"] in {"Deployment", "StatefulSet"}]
 FOLDERS = (BASE, ROOT / "deploy" / "grafana", ROOT / "dashboards")
@@ -98,14 +101,15 @@ def test_grafana_is_given_data_source_dashboards_and_alerts_and_the_variable_tha
 
 def test_every_image_is_pinned_and_our_own_carry_the_version_of_the_project() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    tags = {
-        each["name"]: str(each["newTag"])
-        for each in yaml.safe_load((BASE / "kustomization.yaml").read_text())["images"]
-    }
-    assert tags == {"kvgate-engine": f"{version}-cpu", "kvgate-gateway": version}
+    tags: dict[str, str] = {}
+    for folder in (*COMPONENTS, BASE):
+        for each in yaml.safe_load((folder / "kustomization.yaml").read_text()).get("images", ()):
+            assert re.fullmatch(rf"{re.escape(version)}(-gpu|-cpu)?", str(each["newTag"])), folder
+            tags[each["name"]] = str(each["newTag"])
+    assert tags == {"kvgate-engine": f"{version}-cpu", "kvgate-gateway": version, "kvgate-locust": version}
     compose = (ROOT / "docker-compose.yml").read_text()
     for image in {each["image"] for workload in WORKLOADS for each in containers(workload)} - tags.keys():
-        assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", image)
+        assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+(-alpine)?", image)
         assert f"image: {image}\n" in compose, "the same as in docker-compose.yml"
 
 
@@ -142,7 +146,9 @@ def test_services_find_their_pods_by_label_and_port() -> None:
 
 def test_only_gateways_prometheus_and_engines_reach_an_engine_and_each_only_what_it_needs() -> None:
     labels = {each["metadata"]["name"]: each["spec"]["template"]["metadata"]["labels"] for each in WORKLOADS}
-    (policy,) = (each["spec"] for each in RESOURCES if each["kind"] == "NetworkPolicy")
+    (policy,) = (
+        each["spec"] for each in RESOURCES if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "engines"
+    )
     assert [name for name in labels if policy["podSelector"]["matchLabels"].items() <= labels[name].items()] == [
         "engine"
     ]
@@ -178,13 +184,18 @@ def test_the_gateway_finds_engines_and_is_told_only_settings_that_exist() -> Non
     assert pod["serviceAccountName"] in named("ServiceAccount")
 
 
-def test_kustomize_renders_the_base() -> None:
+def rendered(folder: Path) -> list[dict[str, Any]]:
+    """Return what kustomize makes of a folder."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
-    rendered = subprocess.run([kubectl, "kustomize", BASE], capture_output=True, text=True, check=False, timeout=60)
-    assert rendered.returncode == 0, rendered.stderr
-    objects = list(yaml.safe_load_all(rendered.stdout))
+    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def test_kustomize_renders_the_base() -> None:
+    objects = rendered(BASE)
     kinds = [each["kind"] for each in objects]
     assert kinds.count("ConfigMap") == 12
     assert kinds.count("Deployment") == 3
@@ -202,3 +213,68 @@ def test_kustomize_renders_the_base() -> None:
     assert mounted < {each["metadata"]["name"] for each in objects if each["kind"] == "ConfigMap"}, (
         "by their final names"
     )
+
+
+def overlay(folder: Path, *components: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return what an overlay with these components deploys, by kind and name."""
+    here = Path(os.path.relpath(BASE, folder.resolve()))
+    (folder / "kustomization.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "kustomize.config.k8s.io/v1beta1",
+                "kind": "Kustomization",
+                "resources": [str(here)],
+                "components": [str(here / "components" / each) for each in components],
+            }
+        )
+    )
+    return {(each["kind"], each["metadata"]["name"]): each for each in rendered(folder)}
+
+
+def container_of(workload: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = workload["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def environment_of(workload: dict[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each.get("value") for each in container_of(workload)["env"]}
+
+
+def test_the_components_are_the_profiles_of_compose(tmp_path: Path) -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    profiles = {profile for each in compose["services"].values() for profile in each.get("profiles", ())}
+    assert {each.name for each in COMPONENTS} == profiles - {"cpu"}, "the base's engines are on processors"
+    objects = overlay(tmp_path, "redis", "gpu", "locust")
+    assert environment_of(objects["Deployment", "gateway"])["KVGATE_REDIS_URL"] == "redis://redis:6379/0"
+    redis = container_of(objects["Deployment", "redis"])
+    assert redis["args"] == list(map(str, compose["services"]["redis"]["command"]))
+    engine = container_of(objects["StatefulSet", "engine"])
+    assert engine["image"].endswith("-gpu")
+    assert engine["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert ("Service", "locust") in objects
+    told = environment_of(objects["Deployment", "locust"])
+    assert told.keys() | {"PYTHONDONTWRITEBYTECODE"} == compose["services"]["locust"]["environment"].keys()
+
+
+def test_of_engines_with_roles_the_first_computes_prompts_and_all_may_be_asked_for_them(tmp_path: Path) -> None:
+    engine = overlay(tmp_path, "pd")["StatefulSet", "engine"]
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    told = environment_of(engine)
+    for name, value in compose["x-pd-environment"].items():
+        if name.startswith("KVGATE_ENGINE_PD_") and not str(value).startswith("$"):
+            assert told[name] == value
+    container = container_of(engine)
+    assert container["command"] == ["sh", "-c"]
+    (line,) = container["args"]
+    for name, role in (("engine-0", "prefill"), ("engine-1", "decode"), ("engine-10", "decode")):
+        said = subprocess.run(
+            ["/bin/sh", "-c", line.replace("exec kvgate", "echo")],
+            env={**os.environ, "HOSTNAME": name, "KVGATE_MODEL_NAME": "m"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        assert said[0] == "engine"
+        assert f"--role={role}" in said
+        assert "--events-host=*" in said
+        assert "--model=/models/m" in said
