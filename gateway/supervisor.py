@@ -6,8 +6,9 @@ started again after a pause that doubles up to a bound; only cancellation ends i
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
@@ -24,10 +25,8 @@ async def supervised(name: str, loop: Callable[[], Awaitable[None]], *, on_failu
         try:
             await loop()
         except Exception:  # noqa: BLE001 - a loop may fail in any way and must still come back
-            end_if_cancelled()
             _log.exception("background loop %s failed; it starts again in %.1f s", name, pause_s)
         else:
-            end_if_cancelled()
             _log.error("background loop %s ended; it starts again in %.1f s", name, pause_s)
         on_failure(name)
         if clock() - started_s > _LONGEST_PAUSE_S:
@@ -36,14 +35,21 @@ async def supervised(name: str, loop: Callable[[], Awaitable[None]], *, on_failu
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
 
-def end_if_cancelled() -> None:
-    """Raise ``CancelledError`` in a task that was cancelled and has lived on.
+async def until_one_ends(*work: Coroutine[Any, Any, None]) -> None:
+    """Run them together until one ends or raises, cancel the others, and raise what it raised.
 
-    A ``TaskGroup`` whose tasks fail while it is being cancelled raises what they raised, and the cancellation is gone.
+    A ``TaskGroup`` would do it but for this: when its tasks fail while it is being cancelled, it raises what they
+    raised, and the cancellation is gone; and in Python 3.11 nobody can ask whether there was one.
     """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in ended:
+        task.result()
 
 
 @asynccontextmanager
@@ -62,4 +68,4 @@ async def running(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-__all__ = ["end_if_cancelled", "running", "supervised"]
+__all__ = ["running", "supervised", "until_one_ends"]

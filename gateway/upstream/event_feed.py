@@ -32,7 +32,7 @@ import zmq
 import zmq.asyncio
 
 from gateway.registry import Instance, InstanceState, Registry
-from gateway.supervisor import end_if_cancelled
+from gateway.supervisor import until_one_ends
 from gateway.upstream.backoff import Backoff, Reason
 from gateway.upstream.turns import Turns
 from kvcontrol.core.control import SNAPSHOT_PATH, InstanceStats
@@ -133,13 +133,11 @@ class EventFeed:
 
     async def _follow_until_resync(self, stats: InstanceStats) -> _ResyncError:
         """Follow until something makes a new start necessary, and return that."""
-        errors: list[_ResyncError] = []
         try:
             await self._follow(stats)
-        except* _ResyncError as group:
-            errors = [each for each in group.exceptions if isinstance(each, _ResyncError)]
-        end_if_cancelled()
-        return errors[0]
+        except _ResyncError as error:
+            return error
+        raise AssertionError("following has no end but an error")
 
     def _now(self) -> Instance:
         return self._registry.get(self._instance)
@@ -149,14 +147,13 @@ class EventFeed:
         return now.stats if now.state is InstanceState.HEALTHY else None
 
     async def _follow(self, stats: InstanceStats) -> None:
-        """Subscribe and follow for ever; raises ``_ResyncError``, or a group of them, when a new start is necessary."""
+        """Subscribe and follow for ever; raises ``_ResyncError`` when a new start is necessary."""
         async with self._subscribed(_reachable(stats.events.endpoint, self._now().url)) as (socket, monitor):
             position = _Position(seq=-1)
             await self._take_snapshot(stats, position)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._read(socket, stats, position))
-                group.create_task(self._watch_link(monitor))
-                group.create_task(self._watch_instance(stats, position))
+            await until_one_ends(
+                self._read(socket, stats, position), self._watch_link(monitor), self._watch_instance(stats, position)
+            )
 
     @asynccontextmanager
     async def _subscribed(self, endpoint: str) -> AsyncIterator[tuple[zmq.asyncio.Socket, zmq.asyncio.Socket]]:

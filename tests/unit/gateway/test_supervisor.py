@@ -1,7 +1,8 @@
 import asyncio
-import contextlib
 
-from gateway.supervisor import running
+import pytest
+
+from gateway.supervisor import running, until_one_ends
 
 
 async def test_a_loop_that_fails_or_ends_is_started_again_and_its_neighbours_go_on() -> None:
@@ -30,7 +31,7 @@ async def test_a_loop_that_fails_or_ends_is_started_again_and_its_neighbours_go_
     assert not [task for task in asyncio.all_tasks() if task.get_name() in starts]
 
 
-async def test_a_loop_whose_tasks_fail_while_it_is_cancelled_ends_all_the_same() -> None:
+async def test_work_that_fails_while_it_is_cancelled_ends_all_the_same() -> None:
     failures: list[str] = []
     begun = asyncio.Event()
 
@@ -41,19 +42,30 @@ async def test_a_loop_whose_tasks_fail_while_it_is_cancelled_ends_all_the_same()
         except asyncio.CancelledError:
             raise RuntimeError("what it looked at is gone") from None
 
-    async def swallows() -> None:
-        begun.set()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(3600)
+    async def loop() -> None:
+        await until_one_ends(fails_when_cancelled(), asyncio.sleep(3600))
 
-    async def group() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(fails_when_cancelled())
-            tasks.create_task(asyncio.sleep(3600))
-
-    for loop in (group, swallows):
-        begun.clear()
-        async with asyncio.timeout(20):
-            async with running({"leaves": loop}, on_failure=failures.append):
-                await begun.wait()
+    async with asyncio.timeout(20):
+        async with running({"leaves": loop}, on_failure=failures.append):
+            await begun.wait()
     assert failures == []
+
+
+async def test_of_work_done_together_the_first_end_is_the_end_of_all() -> None:
+    cancelled = asyncio.Event()
+
+    async def others() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cancelled.set()
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise RuntimeError("as it happens")
+
+    async with asyncio.timeout(20):
+        with pytest.raises(RuntimeError, match="as it happens"):
+            await until_one_ends(others(), fails())
+        assert cancelled.is_set()
+        await until_one_ends(asyncio.sleep(0), others())
