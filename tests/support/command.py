@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from kvgate.__main__ import main
+from kvgate.display import output
 
 
 class Said(NamedTuple):
@@ -34,8 +35,11 @@ def typed(*words: str, **environment: str) -> Said:
         patch.setattr(sys, "argv", ["kvgate", *words])
         for name in ("execv", "execve"):
             patch.setattr(os, name, _no_other_process)
-        for name, value in {"COLUMNS": "200", "NO_COLOR": "1", **environment}.items():
+        variables = {"COLUMNS": "200", "NO_COLOR": "1", **environment}
+        for name, value in variables.items():
             patch.setenv(name, value)
+        # A console keeps the width that it found when it was made, in whichever test that was.
+        patch.setattr(output, "_width", int(variables["COLUMNS"]))
         try:
             main()
         except SystemExit as end:
