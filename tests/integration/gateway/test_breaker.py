@@ -99,7 +99,12 @@ async def test_an_instance_that_alone_answers_500_is_ejected_and_one_among_other
     async with running_fleet(tmp_path, everybody, routing_policy="round_robin", admin_key=ADMIN_KEY) as fleet:
         for _ in range(40):
             await ask(fleet)
-        assert [len(engine.requests) for engine in everybody.values()] == [20, 20]
+        assert sum(len(engine.requests) for engine in everybody.values()) == 40
+        assert (
+            min(len(engine.requests) for engine in everybody.values()) >= 10
+        )  # a late health check may take turns away
+        for name in everybody:
+            assert (await Admin(fleet.gateway).ok("GET", f"/instances/{name}"))["breaker"] == "closed"
 
 
 async def test_an_instance_whose_answers_contradict_its_announcements_is_learned_anew(tmp_path: Path) -> None:
