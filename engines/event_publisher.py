@@ -203,7 +203,7 @@ class EventPublisher:
                 # just now, and the blocks of one prompt go out as one chain.
                 self._due_s = time.monotonic() + _GATHER_S
         asked = bool(self._calls) or self._router in ready or (self._control is not None and self._control in ready)
-        if self._due_s is not None and self._gathering_ms() and wait_ms and not asked:
+        if self._gathering_ms() and wait_ms and not asked:
             return
         self._due_s = None
         self._send(self.log.publish())

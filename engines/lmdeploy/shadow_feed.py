@@ -13,7 +13,7 @@ from typing import Any
 from engines.lmdeploy.trie_contents import content_of
 from kvcontrol.kv_policy import ShadowPolicies
 
-WORK_EVERY_S = 0.02
+_WORK_EVERY_S = 0.02
 """Between two pieces of work while some waits; a piece takes 2 ms at most, for a prompt of 100,000 tokens."""
 _LOOK_EVERY_S = 0.25
 
@@ -59,7 +59,7 @@ class ShadowFeed:
     def follow(self, loop: asyncio.AbstractEventLoop) -> None:
         """Work whenever the engine's loop is free, until ``close``."""
         self.close()
-        self._timer = loop.call_later(WORK_EVERY_S if self.work() else _LOOK_EVERY_S, self.follow, loop)
+        self._timer = loop.call_later(_WORK_EVERY_S if self.work() else _LOOK_EVERY_S, self.follow, loop)
 
     def work(self) -> bool:
         """Do a piece of what waits and return whether more does. Never raises."""
@@ -83,4 +83,4 @@ class ShadowFeed:
         _log.exception("following a request failed; shadow policies are switched off")
 
 
-__all__ = ["WORK_EVERY_S", "ShadowFeed"]
+__all__ = ["ShadowFeed"]

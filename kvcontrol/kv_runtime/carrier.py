@@ -144,8 +144,9 @@ class Carrier:
 
     def _begun(self, hosts: list[int]) -> Callable[[], list[int]]:
         """Return what ``check_ahead`` has begun for these very slots just now, else begin."""
-        ahead, self._ahead = self._ahead, None
+        ahead = self._ahead
         if ahead is not None and ahead.hosts == hosts and time.monotonic() - ahead.begun_s <= _AHEAD_S:
+            self._ahead = None
             return ahead.sums
         return self._checksums(hosts)
 
