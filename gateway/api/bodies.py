@@ -3,12 +3,15 @@
 Types of fields that only the engine reads are the engine's to check.
 """
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from gateway.errors import InvalidRequestError
 from gateway.fingerprint.canonical import Prompt, TextPrompt, TokenPrompt, Unreadable, canonical_chat
+
+_TEMPLATE: Final = "chat_template"
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -79,6 +82,7 @@ class ChatBody(Body, frozen=True, kw_only=True):
         return max(1, self.n or 1)
 
     def prompt_of(self) -> Prompt:
+        check_template_kwargs(self.chat_template_kwargs)
         if self.input_ids is not None:
             check_tokens(self.input_ids, "input_ids")
         if not self.messages and self.input_ids is not None:
@@ -190,6 +194,13 @@ def check_tokens(ids: object, where: str) -> None:
     )
 
 
+def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> None:
+    """A template is a program, and one of a client's would run here and in the engine for as long as it likes."""
+    if kwargs is not None and _TEMPLATE in kwargs:
+        where = f"chat_template_kwargs.{_TEMPLATE}"
+        raise InvalidRequestError(f"{where}: the model's own template is used, and no other", param=where)
+
+
 def _empty(where: str) -> InvalidRequestError:
     return InvalidRequestError(f"{where}: is empty; a prompt has at least one token", param=where)
 
@@ -203,5 +214,6 @@ __all__ = [
     "Message",
     "OtherBody",
     "StreamOptions",
+    "check_template_kwargs",
     "check_tokens",
 ]

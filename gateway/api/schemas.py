@@ -67,10 +67,7 @@ def parse_call(operation: Operation, body: bytes, *, models: Callable[[], list[s
     ``models`` are those served now: where a route's own API has no model and only one is served, it is that one.
     """
     try:
-        said: Body = _DECODERS[operation].decode(body)
-        if isinstance(said, ChatBody):
-            for number, message in enumerate(said.messages):
-                _check_message(message, number)
+        return _parsed(operation, body, models)
     except msgspec.ValidationError as error:
         raise _invalid(error) from None
     except UnicodeDecodeError:  # its position counts from the start of one string, not of the body
@@ -79,6 +76,14 @@ def parse_call(operation: Operation, body: bytes, *, models: Callable[[], list[s
         raise InvalidRequestError(f"the request body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise InvalidRequestError("the request body is nested too deeply", code="invalid_json") from None
+
+
+def _parsed(operation: Operation, body: bytes, models: Callable[[], list[str]]) -> Call:
+    """``parse_call``, but for what msgspec raises: any step that follows a body inwards may find it too deep."""
+    said: Body = _DECODERS[operation].decode(body)
+    if isinstance(said, ChatBody):
+        for number, message in enumerate(said.messages):
+            _check_message(message, number)
     model = said.model or _only_model(operation, models)
     _refuse_duplicates(body)
     for name in _INTERNAL:
@@ -176,10 +181,7 @@ def _given_twice(body: bytes) -> str | None:
     def note(pairs: list[tuple[str, Any]]) -> None:
         objects.append([key for key, _ in pairs])
 
-    try:
-        json.loads(body, object_pairs_hook=note)
-    except RecursionError:
-        raise InvalidRequestError("the request body is nested too deeply", code="invalid_json") from None
+    json.loads(body, object_pairs_hook=note, parse_int=str)  # Python makes no number of more than 4,300 digits
     keys = objects[-1]  # the outermost object is closed last
     return next((key for key in keys if keys.count(key) > 1), None)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.admission import Authenticator
-from gateway.api.bodies import check_tokens
+from gateway.api.bodies import check_template_kwargs, check_tokens
 from gateway.api.exchange import Exchange
 from gateway.deadline import HEADER, Deadline, limit_of
 from gateway.errors import InvalidRequestError, NotFoundError
@@ -98,6 +98,7 @@ class TokenApi:
             raise InvalidRequestError("messages: this model has no chat template", param="messages")
         if not said.messages:
             raise InvalidRequestError("messages: is empty; at least one message is needed", param="messages")
+        check_template_kwargs(said.chat_template_kwargs)
         prompt = canonical_chat(said.messages, tools=said.tools, template_kwargs=said.chat_template_kwargs)
         messages = getattr(prompt, "messages", None)
         if messages is None:

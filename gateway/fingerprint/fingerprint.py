@@ -196,6 +196,12 @@ class Fingerprinter:
 
     def _begin(self, prompt: Prompt, salt: str) -> _Encoded | Sought | _Textual | Gap:
         """All of the work, except for encoding what is not remembered where there is a memory."""
+        try:
+            return self._begin_any(prompt, salt)
+        except RecursionError:  # what could be read need not be shallow enough to be written again
+            return Gap.UNKNOWN_PARTS
+
+    def _begin_any(self, prompt: Prompt, salt: str) -> _Encoded | Sought | _Textual | Gap:
         match prompt:
             case Unreadable():
                 return Gap(prompt.reason)

@@ -44,8 +44,38 @@ BAD_BODIES = {
     "NaN": b'{"model":"scripted","messages":[{"role":"user","content":"x"}],"temperature":NaN}',
     "a key twice": b'{"model":"scripted","messages":[{"role":"user","content":"x"}],"model":"other"}',
     "a key twice, once escaped": b'{"model":"scripted","messages":[{"role":"user","content":"x"}],"mod\\u0065l":"o"}',
+    "a key twice, and a long number": b'{"model":"scripted","messages":[{"role":"user","content":"x"}],"x":1,"x":'
+    + b"1" * 5_000
+    + b"}",
     "trailing text": b'{"model":"scripted","messages":[{"role":"user","content":"x"}]} {}',
 }
+
+
+NESTED = {
+    CHAT: '{"model":"scripted","messages":[{"role":"user","content":"x"}],'
+    '"tools":[{"type":"function","function":{"name":"f","parameters":DEEP}}]}',
+    "/v1/responses": '{"model":"scripted","input":[{"role":"user","content":"x","more":DEEP}]}',
+    "/v1/messages": '{"model":"scripted","max_tokens":1,"messages":[{"role":"assistant","content":'
+    '[{"type":"tool_use","id":"i","name":"n","input":{"a":DEEP}}]}]}',
+}
+
+
+@pytest.mark.parametrize(("path", "body"), NESTED.items(), ids=NESTED.keys())
+async def test_no_depth_of_a_body_is_a_failure_of_the_gateway(fleet: Fleet, path: str, body: str) -> None:
+    for depth in range(880, 1_000, 2):  # Python takes about a thousand frames, each step's own among them
+        async with fleet.gateway.post(path, body.replace("DEEP", "[" * depth + "]" * depth).encode()) as answer:
+            said = await answer.text()
+            assert "the gateway failed" not in said
+            assert answer.status in {200, 400, 404}
+
+
+async def test_a_clients_own_chat_template_is_refused_and_runs_nowhere(fleet: Fleet) -> None:
+    before = fleet.requests
+    body = chat() | {"chat_template_kwargs": {"chat_template": "{{ 1 / 0 }}"}}
+    async with fleet.gateway.post(CHAT, body) as answer:
+        assert answer.status == 400
+        assert envelope_in(await answer.text())["param"] == "chat_template_kwargs.chat_template"
+    assert fleet.requests == before
 
 
 @pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES.keys())
