@@ -51,6 +51,7 @@ class AdaptiveOrder:
             State.PRESSED: self._deadlines,
             State.DROWNING: HybridOrder(),
         }
+        self._all = tuple(self._orders.values())
         self._followed = State.CALM
         self._waiting = 0
         self._judged_s: float | None = None
@@ -64,17 +65,17 @@ class AdaptiveOrder:
 
     def add(self, request: WaitingRequest, number: int) -> None:
         self._waiting += 1
-        for order in self._orders.values():
+        for order in self._all:
             order.add(request, number)
 
     def remove(self, request: WaitingRequest) -> None:
         self._waiting -= 1
-        for order in self._orders.values():
+        for order in self._all:
             order.remove(request)
 
     def start(self, request: WaitingRequest, now_s: float) -> None:
         self._waiting -= 1
-        for order in self._orders.values():
+        for order in self._all:
             order.start(request, now_s)
         self._deadlines.keep_up(now_s)
         self._measure(request, now_s)
@@ -84,7 +85,7 @@ class AdaptiveOrder:
         return self._orders[self._followed].following(most, after_s, now_s, view)
 
     def check_integrity(self) -> None:
-        for order in self._orders.values():
+        for order in self._all:
             order.check_integrity()
 
     def _measure(self, request: WaitingRequest, now_s: float) -> None:

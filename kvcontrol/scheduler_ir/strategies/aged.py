@@ -6,7 +6,7 @@ decides. That is in one place, so that no strategy can starve anybody, lose anyb
 
 from collections.abc import Iterator
 from itertools import islice, takewhile
-from math import isfinite
+from math import inf, isfinite
 from typing import Final
 
 from kvcontrol.scheduler_ir.strategies.arrivals import Arrivals
@@ -84,6 +84,9 @@ class AgedQueue:
         if most <= 0:
             return []
         cutoff_s = now_s - self._ageing_bound_s
+        oldest_s = self.oldest_s
+        if oldest_s is None or oldest_s > cutoff_s:  # nobody has aged, as mostly
+            return list(islice(self._order.following(most, -inf, now_s, view), most))
         aged = takewhile(lambda arrival: arrival[0] <= cutoff_s, self._arrivals)
         chosen = [request for _, _, request in islice(aged, most)]
         if len(chosen) < most:
@@ -103,7 +106,7 @@ class AgedQueue:
     def check_integrity(self) -> None:
         self._order.check_integrity()
         self._arrivals.check_integrity()
-        found = {request.request_id for request in self._order.following(len(self), float("-inf"), 0.0, _NOTHING_KNOWN)}
+        found = {request.request_id for request in self._order.following(len(self), -inf, 0.0, _NOTHING_KNOWN)}
         if found != {request.request_id for request in self}:
             raise AssertionError(f"the order of {self.name} holds others than those that wait")
 

@@ -66,6 +66,14 @@ class Line(Generic[Item]):
             self._chunks.insert(at, half)
             lasts.insert(at, half[-1])
 
+    def append(self, items: list[Item]) -> None:
+        """Put items, in ascending order, behind all others."""
+        for begin in range(0, len(items), CHUNK):
+            chunk = items[begin : begin + CHUNK]
+            self._chunks.append(chunk)
+            self._lasts.append(chunk[-1])
+        self._size += len(items)
+
     def remove(self, item: Item) -> None:
         """Take an item out; raises ``KeyError`` when it isn't there."""
         lasts = self._lasts
@@ -91,14 +99,6 @@ class Line(Generic[Item]):
         if not chunk:
             del self._chunks[0], self._lasts[0]
         return first
-
-    def from_item(self, item: tuple[Any, ...]) -> Iterator[Item]:
-        """Give all that are not less than ``item``, which may be any tuple that compares with them."""
-        at = bisect_left(self._lasts, item)
-        if at == len(self._lasts):
-            return iter(())
-        chunk = self._chunks[at]
-        return chain(chunk[bisect_left(chunk, item) :], chain.from_iterable(self._chunks[at + 1 :]))
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the parts contradict each other."""

@@ -1,18 +1,9 @@
-"""What the strategies are made of: a line sorted by rank, kept while requests come and go.
-
-A strategy gives each request a rank when it comes (lower goes first; equal ones in the order of arrival) and may change
-it later, request by request.
-"""
+"""What a strategy says of its order; ageing comes from the ``AgedQueue`` around it."""
 
 from collections.abc import Iterator
 from typing import ClassVar, Protocol
 
-from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingId, WaitingRequest
-from kvcontrol.scheduler_ir.strategies.line import Line
-
-Place = tuple[float, float, int, WaitingRequest]
-"""Rank, arrival, number of coming, and the request; numbers differ, so that requests are never compared."""
-
+from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingRequest
 
 Arrival = tuple[float, int, WaitingRequest]
 """Arrival, number of coming, and the request."""
@@ -43,7 +34,9 @@ class Order(Protocol):
         ...
 
     def following(self, most: int, after_s: float, now_s: float, view: EngineView) -> Iterator[WaitingRequest]:
-        """Give those that arrived after ``after_s``, in order; no more than ``most`` will be asked for."""
+        """Give those that arrived after ``after_s``, in order; no more than ``most`` will be asked for. ``after_s`` is
+        -inf where all did: then nobody has to be asked.
+        """
         ...
 
     def check_integrity(self) -> None:
@@ -51,60 +44,4 @@ class Order(Protocol):
         ...
 
 
-class RankedOrder:
-    """An ``Order`` without a rank: who subclasses it says ``_rank``, and may say more.
-
-    All calls are O(log n) (see ``Line``), ``following`` is O(what is asked for), plus what a strategy says.
-    """
-
-    name: ClassVar[str]
-
-    def __init__(self) -> None:
-        self._places: dict[WaitingId, Place] = {}
-        self._line: Line[Place] = Line()
-
-    def _rank(self, request: WaitingRequest) -> float:
-        """Return where a request that comes now belongs."""
-        raise NotImplementedError
-
-    def _left(self, request: WaitingRequest) -> None:
-        """Note that a request has left, for whatever reason."""
-
-    def _started(self, request: WaitingRequest) -> None:
-        """Note that a request that has left goes on now."""
-
-    @property
-    def state(self) -> str:
-        return ""
-
-    def add(self, request: WaitingRequest, number: int) -> None:
-        place = self._places[request.request_id] = (self._rank(request), request.arrived_s, number, request)
-        self._line.add(place)
-
-    def remove(self, request: WaitingRequest) -> None:
-        self._line.remove(self._places.pop(request.request_id))
-        self._left(request)
-
-    def start(self, request: WaitingRequest, now_s: float) -> None:
-        del now_s
-        self.remove(request)
-        self._started(request)
-
-    def following(self, most: int, after_s: float, now_s: float, view: EngineView) -> Iterator[WaitingRequest]:
-        del most, now_s, view
-        return (place[3] for place in self._line if place[1] > after_s)
-
-    def check_integrity(self) -> None:
-        self._line.check_integrity()
-        if sorted(self._places.values()) != list(self._line):
-            raise AssertionError(f"the line of {self.name} is out of order or not whole")
-
-    def _move(self, request_id: WaitingId, rank: float) -> None:
-        """Give a request that waits another rank."""
-        place = self._places[request_id]
-        self._line.remove(place)
-        place = self._places[request_id] = (rank, *place[1:])
-        self._line.add(place)
-
-
-__all__ = ["Arrival", "Order", "Place", "RankedOrder"]
+__all__ = ["Arrival", "Order"]

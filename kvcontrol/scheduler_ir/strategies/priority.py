@@ -12,11 +12,16 @@ Concepts, 5.3.4).
 
 from bisect import insort
 from collections.abc import Iterator
+from itertools import chain
+from math import inf
+from operator import itemgetter
 from typing import ClassVar
 
 from kvcontrol.scheduler_ir.strategies.arrivals import Arrivals
 from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingRequest
 from kvcontrol.scheduler_ir.strategies.order import Arrival
+
+_request_of = itemgetter(2)
 
 
 class PriorityOrder:
@@ -44,7 +49,7 @@ class PriorityOrder:
         rank = -request.priority
         line = self._lines[rank]
         line.remove(request.request_id)
-        if not len(line):
+        if not line:
             del self._lines[rank]
             self._ranks.remove(rank)
 
@@ -54,6 +59,11 @@ class PriorityOrder:
 
     def following(self, most: int, after_s: float, now_s: float, view: EngineView) -> Iterator[WaitingRequest]:
         del most, now_s, view
+        if after_s == -inf:
+            return map(_request_of, chain.from_iterable(map(self._lines.__getitem__, self._ranks)))
+        return self._younger(after_s)
+
+    def _younger(self, after_s: float) -> Iterator[WaitingRequest]:
         for rank in self._ranks:
             for arrival in self._lines[rank]:
                 if arrival[0] > after_s:

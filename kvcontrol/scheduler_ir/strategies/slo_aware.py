@@ -15,13 +15,13 @@ QLM (Patke et al., SoCC 2024). Requests past their deadline are moved once, so a
 from bisect import insort
 from collections.abc import Iterator
 from heapq import merge
-from math import inf, nextafter
 from typing import ClassVar
 
 from kvcontrol.scheduler_ir.strategies.arrivals import Arrivals
 from kvcontrol.scheduler_ir.strategies.base import EngineView, WaitingId, WaitingRequest
+from kvcontrol.scheduler_ir.strategies.ladder import Ladder, Place
 from kvcontrol.scheduler_ir.strategies.line import Line
-from kvcontrol.scheduler_ir.strategies.order import Arrival, Place
+from kvcontrol.scheduler_ir.strategies.order import Arrival
 
 
 class SloAwareOrder:
@@ -31,7 +31,7 @@ class SloAwareOrder:
 
     def __init__(self, *, patience_s: float = 10.0) -> None:
         self._patience_s = patience_s
-        self._due: Line[Place] = Line()
+        self._due = Ladder()
         self._dues: dict[WaitingId, Place] = {}
         self._patient: Arrivals[Place] = Arrivals()
         self._missed: Line[Arrival] = Line()
@@ -43,7 +43,8 @@ class SloAwareOrder:
 
     def nearest_after(self, now_s: float) -> float | None:
         """Return the earliest deadline that is still to come; None where there is none."""
-        nearest = next(self._due.from_item((nextafter(now_s, inf),)), None)
+        self.keep_up(now_s)
+        nearest = self._due.first
         return None if nearest is None else nearest[0]
 
     def add(self, request: WaitingRequest, number: int) -> None:
@@ -70,15 +71,18 @@ class SloAwareOrder:
 
     def following(self, most: int, after_s: float, now_s: float, view: EngineView) -> Iterator[WaitingRequest]:
         self.keep_up(now_s)
+        speed = view.prefill_tokens_per_s
         late: list[Arrival] = []
         found = 0
         for place in merge(self._due, self._patient) if len(self._patient) else self._due:
-            if place[1] <= after_s:
+            rank_s, arrived_s, _, request = place
+            if arrived_s <= after_s:
                 continue
-            if _is_late(place[3], now_s, view):
+            # Nobody's deadline is over any more, so at an unknown speed all can be met.
+            if speed > 0 and rank_s <= now_s + request.prefill_tokens / speed and request.deadline_s is not None:
                 insort(late, place[1:])
                 continue
-            yield place[3]
+            yield request
             found += 1
             if found >= most:
                 return
@@ -91,12 +95,10 @@ class SloAwareOrder:
         """Let those whose deadline is over wait behind the others, by arrival: once for each, whatever the engine's
         speed. Done with every look; who looks seldom may do it in between, so that no look has to do all of it.
         """
-        due = self._due
-        while due and due.first[0] <= now_s:
-            first = due.pop_first()
-            request_id = first[3].request_id
+        for place in self._due.pop_until(now_s):
+            request_id = place[3].request_id
             del self._dues[request_id]
-            arrival = self._misses[request_id] = first[1:]
+            arrival = self._misses[request_id] = place[1:]
             self._missed.add(arrival)
 
     def check_integrity(self) -> None:
@@ -104,13 +106,6 @@ class SloAwareOrder:
             line.check_integrity()
         if sorted(self._dues.values()) != list(self._due) or sorted(self._misses.values()) != list(self._missed):
             raise AssertionError("the lines of slo_aware are out of order or not whole")
-
-
-def _is_late(request: WaitingRequest, now_s: float, view: EngineView) -> bool:
-    if request.deadline_s is None:
-        return False
-    speed = view.prefill_tokens_per_s
-    return request.deadline_s <= now_s + (request.prefill_tokens / speed if speed > 0 else 0.0)
 
 
 __all__ = ["SloAwareOrder"]

@@ -7,8 +7,8 @@ from kvcontrol.scheduler_ir.strategies.line import CHUNK, Line
 ITEMS = st.tuples(st.integers(0, 40), st.integers(0, 40))
 
 
-@given(st.lists(st.tuples(st.booleans(), ITEMS), max_size=200), ITEMS)
-def test_a_line_is_a_sorted_set(changes: list[tuple[bool, tuple[int, int]]], cut: tuple[int, int]) -> None:
+@given(st.lists(st.tuples(st.booleans(), ITEMS), max_size=200), st.integers(0, 3 * CHUNK))
+def test_a_line_is_a_sorted_set(changes: list[tuple[bool, tuple[int, int]]], behind: int) -> None:
     line: Line[tuple[int, int]] = Line()
     expected: set[tuple[int, int]] = set()
     for is_add, item in changes:
@@ -24,7 +24,10 @@ def test_a_line_is_a_sorted_set(changes: list[tuple[bool, tuple[int, int]]], cut
     line.check_integrity()
     assert list(line) == sorted(expected)
     assert (len(line), bool(line)) == (len(expected), bool(expected))
-    assert list(line.from_item(cut)) == sorted(item for item in expected if item >= cut)
+    line.append([(99, number) for number in range(behind)])
+    expected |= {(99, number) for number in range(behind)}
+    line.check_integrity()
+    assert list(line) == sorted(expected)
     if expected:
         assert line.first == min(expected) == line.pop_first()
         line.check_integrity()
