@@ -2,7 +2,8 @@
 
 What orders its waiting queue is shown and exchanged beside it (``schedule_operations.py``).
 
-A change is checked as a whole before anything happens. The new policy is told of every resident block and of what is
+A change is checked as a whole before the engine hears of it: one that can't be costs it nothing, and is refused also
+while it is busy. The new policy is told of every resident block and of what is
 held, on the engine's thread, before it takes the old one's place; if that fails, the old one has never stopped. No
 block moves, no request notices. Counts of what was asked for and found go on; each policy's own are what has been added
 since its swap.
@@ -10,7 +11,7 @@ since its swap.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -18,6 +19,7 @@ import msgspec
 
 from engines.event_publisher import EventPublisher, Operation, RefusedError
 from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
+from engines.lmdeploy.policy_changes import change_of, policy_of, strategy_of
 from engines.lmdeploy.schedule_operations import SCHEDULE, ScheduleOperations
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tiers import EngineTiers
@@ -106,7 +108,7 @@ class PolicyOperations:
                     self._use(tier, parse_choice(text), blocks=None, counts=False)
             self._schedule.use(parse_choice(settings.schedule), counts=False)
             if eviction_of(self._engine.scheduler.block_trie) is not None:
-                self._watch(settings.shadow_policies)
+                self._watch(self._shadows_of(settings.shadow_policies))
         except (PolicyError, RefusedError) as error:
             raise PolicySetupError(f"a policy of the engine's settings can't be used: {error}") from error
 
@@ -135,17 +137,15 @@ class PolicyOperations:
 
     def _set(self, _: EventPublisher, body: bytes) -> bytes:
         try:
-            change = _parsed(body)
+            change = change_of(body)
             if change.kind == SCHEDULE:
-                self._between_steps(partial(self._schedule.use, _strategy(change), counts=True))
+                self._between_steps(partial(self._schedule.use, strategy_of(change), counts=True))
                 return msgspec.json.encode(self.report())
             tier = self._tier_of(change)
             if tier is None:
-                self._between_steps(partial(self._watch, change.name))
+                self._between_steps(partial(self._watch, self._shadows_of(change.name)))
             else:
-                parameters = _numbers(change)
-                choice = PolicyChoice(text=change.name, name=change.name, parameters=parameters)
-                self._exchange(tier, choice)
+                self._exchange(tier, policy_of(change))
         except PolicyError as error:
             self.refused += 1
             raise RefusedError(str(error)) from error
@@ -235,14 +235,21 @@ class PolicyOperations:
         values = POLICIES[choice.name].values
         return present.name == choice.name and values(present.parameters) == values(choice.parameters)
 
-    def _watch(self, candidates: str) -> None:
-        eviction = eviction_of(self._engine.scheduler.block_trie)
+    def _shadows_of(self, candidates: str) -> ShadowPolicies:
+        """Return shadow policies as they are written, which follow nothing yet; any thread, O(characters)."""
         choices: Sequence[PolicyChoice] = parse_choices(candidates) if candidates.strip() else ()
-        shadow = ShadowPolicies(choices, capacity_blocks=self._capacity(_HBM))
-        if eviction is not None:
+        return ShadowPolicies(choices, capacity_blocks=self._capacity(_HBM))
+
+    def _watch(self, shadow: ShadowPolicies) -> None:
+        """Follow these from now on; the same ones that are followed already go on counting. The engine's thread."""
+        eviction = eviction_of(self._engine.scheduler.block_trie)
+        if eviction is None:
+            if shadow.candidates:
+                raise RefusedError(_RECURRENT)
+            return
+        present = eviction.shadows.policies
+        if present is None or present.candidates != shadow.candidates:
             eviction.shadows.policies = shadow
-        elif choices:
-            raise RefusedError(_RECURRENT)
 
     def _maker(self, tier: CacheTier, choice: PolicyChoice) -> Callable[[], EvictionPolicy]:
         capacity_blocks = self._capacity(tier)
@@ -336,31 +343,6 @@ class PolicyOperations:
 
 
 _RECURRENT = "this model keeps recurrent state: LMDeploy's own eviction chooses what leaves HBM"
-
-
-def _parsed(body: bytes) -> PolicyChange:
-    try:
-        return msgspec.json.decode(body or b"{}", type=PolicyChange)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RefusedError(f"the body is not what is allowed: {error}") from error
-
-
-def _strategy(change: PolicyChange) -> PolicyChoice:
-    if change.tier is not None:
-        raise RefusedError(f"a strategy of the schedule has no tier; leave out {change.tier!r}")
-    return PolicyChoice(text=change.name, name=change.name, parameters=_numbers(change))
-
-
-def _numbers(change: PolicyChange) -> Mapping[str, float]:
-    numbers: dict[str, float] = {}
-    for name, value in change.params.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RefusedError(f"params: {name} is {value!r}; policies take numbers")
-        try:
-            numbers[name] = float(value)
-        except OverflowError:
-            raise RefusedError(f"params: {name} has {len(str(value))} digits; numbers up to 1e308 are taken") from None
-    return numbers
 
 
 def _kind_of(tier: CacheTier) -> str:

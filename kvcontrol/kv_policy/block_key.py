@@ -4,6 +4,8 @@ Policies that ask for nothing more take it for the bare key: it is equal to it, 
 may describe them whatever the policy is, and ghosts know them again however they were described before.
 """
 
+import math
+
 from kvcontrol.kv_policy.eviction import ContentKey
 
 HIGHEST_PRIORITY = 7
@@ -29,8 +31,8 @@ class BlockKey:
         if not 0 <= priority <= HIGHEST_PRIORITY:
             raise ValueError(f"priority {priority}; allowed is 0 to {HIGHEST_PRIORITY}")
         for name, seconds in (("recompute_s", recompute_s), ("reload_s", reload_s)):
-            if seconds is not None and not seconds >= 0:
-                raise ValueError(f"{name} is {seconds}; it must be >= 0, or None")
+            if seconds is not None and not (seconds >= 0 and math.isfinite(seconds)):
+                raise ValueError(f"{name} is {seconds}; it must be >= 0 and finite, or None")
         self.content = content
         self.tenant = tenant
         self.priority = priority

@@ -1,14 +1,14 @@
 """A policy as people write it: its name, and in parentheses what is set: ``mq(lifetime=2, ghosts=8)``."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kvcontrol.kv_policy.eviction import EvictionPolicy
 from kvcontrol.kv_policy.registry import PolicyError, make_policy
 
-_WRITTEN = re.compile(r"\s*(?P<name>[^\s(),]+)\s*(?:\((?P<parameters>[^()]*)\))?\s*")
-_NOT_INSIDE = re.compile(r",(?![^(]*\))")
+_WRITTEN = re.compile(r"(?P<name>[^\s(),]+)(?:\s*\((?P<parameters>[^()]*)\))?")
+_SIGNS = re.compile(r"[(),]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class PolicyChoice:
 
 def parse_choice(text: str) -> PolicyChoice:
     """Read one policy; ``PolicyError`` where it isn't written like ``name`` or ``name(parameter=number, ...)``."""
-    written = _WRITTEN.fullmatch(text)
+    written = _WRITTEN.fullmatch(text.strip())
     if written is None:
         raise PolicyError(f"{text.strip()!r} is not written like name or name(parameter=number, ...)")
     parameters: dict[str, float] = {}
@@ -47,15 +47,32 @@ def parse_choice(text: str) -> PolicyChoice:
 
 
 def parse_choices(text: str) -> tuple[PolicyChoice, ...]:
-    """Read policies with commas between them; raises ``PolicyError``, also for one that is named twice."""
-    choices = tuple(parse_choice(part) for part in _NOT_INSIDE.split(text) if part.strip())
+    """Read policies with commas between them; raises ``PolicyError``, also for one that is named twice.
+
+    O(characters): what is written may come from anybody.
+    """
+    choices: dict[str, PolicyChoice] = {}
+    for part in _parts(text):
+        if part.strip():
+            choice = parse_choice(part)
+            if choice.text in choices:
+                raise PolicyError(f"policy {choice.text} is named twice")
+            choices[choice.text] = choice
     if not choices:
         raise PolicyError("no policy is named")
-    texts = [choice.text for choice in choices]
-    for text_ in texts:
-        if texts.count(text_) > 1:
-            raise PolicyError(f"policy {text_} is named twice")
-    return choices
+    return tuple(choices.values())
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yield what stands between the commas that are not inside of parentheses."""
+    begin, is_inside = 0, False
+    for sign in _SIGNS.finditer(text):
+        if sign[0] != ",":
+            is_inside = sign[0] == "("
+        elif not is_inside:
+            yield text[begin : sign.start()]
+            begin = sign.end()
+    yield text[begin:]
 
 
 __all__ = ["PolicyChoice", "parse_choice", "parse_choices"]

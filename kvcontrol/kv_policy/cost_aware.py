@@ -112,7 +112,7 @@ class CostAwarePolicy(PathPolicy[_Entry]):
     def _value(self, entry: _Entry) -> None:
         units = _MEAN_UNITS
         if entry.cost_s is not None and self._mean_s:
-            units = max(1, min(_MOST_UNITS, round(_MEAN_UNITS * entry.cost_s / self._mean_s)))
+            units = max(1, round(min(_MOST_UNITS, _MEAN_UNITS * entry.cost_s / self._mean_s)))
         if self._frequency:
             units *= entry.uses
         self._least = entry.worth = max(self._least, self._climbed + units)

@@ -12,6 +12,7 @@ used is told after its tails), and a plan looks at ``_SCAN`` runs at a time, all
 with the keys of a new run once.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,8 +73,8 @@ class HotspotLineage:
     """See the module's text. Not thread-safe."""
 
     def __init__(self, *, max_blocks: int = 1 << 18, horizon_s: float = 30.0) -> None:
-        if max_blocks < 1 or not horizon_s > 0:
-            raise ValueError(f"max_blocks {max_blocks} and horizon_s {horizon_s}; both must be > 0")
+        if max_blocks < 1 or not 0 < horizon_s < math.inf:
+            raise ValueError(f"max_blocks {max_blocks} and horizon_s {horizon_s}; both must be > 0, and finite")
         self.blocks = 0
         """Keys that are kept."""
         self._max_blocks = max_blocks
@@ -83,14 +84,16 @@ class HotspotLineage:
         """Runs by identity, the one used longest ago first; no run before its followers."""
         self._table = ReuseTable(_CLASSES, patience=self._horizon, window=_WINDOW, work_every=_WORK_EVERY)
         self._to_scan: list[_Run] = []
+        self._now = 0
+        """Of the last request, in ticks."""
 
     def __len__(self) -> int:
         """Return the number of runs."""
         return len(self._line)
 
     def observe(self, path: Sequence[ContentKey], now_s: float) -> None:
-        """Follow a request's prompt: its keys in order, chained as hashes are. Time doesn't run backwards."""
-        now = int(now_s * _TICKS_PER_S)
+        """Follow a request's prompt: its keys in order, chained as hashes are. A time before the last one is that."""
+        now = self._now = max(self._now, int(now_s * _TICKS_PER_S))
         runs: list[_Run] = []
         place = 0
         parent: _Run | None = None

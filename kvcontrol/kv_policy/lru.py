@@ -98,7 +98,7 @@ class LruPolicy:
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """See ``EvictionPolicy``."""
         line = self._line
-        victims = tuple(islice(line, context.wanted_blocks))
+        victims = tuple(islice(line, max(0, context.wanted_blocks)))
         for block in victims:  # faster than as many popitem(last=False)
             del line[block]
         return EvictionDecision(victims=victims, reason=_REASON)

@@ -29,15 +29,20 @@ class PredictionError:
         self._log_factor = 0.0
 
     def came(self, *, predicted: float, actual: float) -> None:
-        """Follow a prediction whose outcome is known; what isn't > 0 can't be compared and doesn't count."""
+        """Follow a prediction whose outcome is known; what isn't > 0 and finite can't be compared and doesn't
+        count, nor what differs by more than numbers can say.
+        """
         if not (predicted > 0 and actual > 0):
             return
-        error = (predicted - actual) / actual
+        ratio = predicted / actual
+        if not (math.isfinite(ratio) and ratio > 0):
+            return
+        error = ratio - 1
         self._predictions += 1
         weight = max(_WEIGHT, 1 / self._predictions)
         self._relative += weight * (abs(error) - self._relative)
         self._bias += weight * (error - self._bias)
-        self._log_factor += weight * (math.log(actual / predicted) - self._log_factor)
+        self._log_factor += weight * (-math.log(ratio) - self._log_factor)
 
     def report(self) -> ErrorReport:
         """Return the averages."""

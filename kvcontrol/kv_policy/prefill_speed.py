@@ -1,5 +1,7 @@
 """How fast an engine computes prompts, as measured."""
 
+import math
+
 _WEIGHT = 0.2
 """Of the newest measurement in the moving average."""
 SHORT_PREFILL_TOKENS = 128
@@ -18,12 +20,14 @@ class PrefillSpeed:
 
     def measured(self, tokens: int, seconds: float) -> bool:
         """Follow one prefill of ``tokens`` that took ``seconds``; False where it says nothing."""
-        if tokens <= 0 or seconds <= 0:
+        if not (tokens > 0 and seconds > 0):
+            return False
+        speed, known = tokens / seconds, self.tokens_per_s
+        if not 0 < speed < math.inf:
             return False
         is_short = tokens < SHORT_PREFILL_TOKENS
         if is_short and not self._is_rough:
             return False
-        speed, known = tokens / seconds, self.tokens_per_s
         starts_anew = known is None or (self._is_rough and not is_short)
         self._is_rough = is_short
         self.tokens_per_s = speed if known is None or starts_anew else known + _WEIGHT * (speed - known)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 from kvcontrol.kv_policy.adaptive import AdaptivePolicy
 from kvcontrol.kv_policy.arc import ArcPolicy
@@ -16,6 +17,9 @@ from kvcontrol.kv_policy.mq import MqPolicy
 from kvcontrol.kv_policy.predictive import PredictivePolicy
 from kvcontrol.kv_policy.qos import QosPolicy
 from kvcontrol.kv_policy.s3fifo import S3FifoPolicy
+
+MOST_CAPACITY_BLOCKS: Final = 1 << 48
+"""More than any memory has; what is counted in capacities stays a number that is exact."""
 
 Values = Mapping[str, float]
 """A policy's parameters, all of them, each within its bounds."""
@@ -160,6 +164,14 @@ POLICIES: Mapping[str, PolicyKind] = MappingProxyType({kind.name: kind for kind 
 """All that ship, by name."""
 
 
+def check_capacity(capacity_blocks: int) -> None:
+    """Raise ``PolicyError`` for a number of blocks that no tier can have."""
+    if capacity_blocks < 1:
+        raise PolicyError(f"a capacity of {capacity_blocks} blocks; allowed is 1 or more")
+    if capacity_blocks > MOST_CAPACITY_BLOCKS:
+        raise PolicyError(f"a capacity of more than {MOST_CAPACITY_BLOCKS:,} blocks; allowed is that at most")
+
+
 def make_policy(
     name: str, *, capacity_blocks: int, parameters: Mapping[str, float] = MappingProxyType({})
 ) -> EvictionPolicy:
@@ -167,9 +179,17 @@ def make_policy(
     kind = POLICIES.get(name)
     if kind is None:
         raise PolicyError(f"there is no policy {name!r}: there are {', '.join(POLICIES)}")
-    if capacity_blocks < 1:
-        raise PolicyError(f"policy {name}: a capacity of {capacity_blocks} blocks; allowed is 1 or more")
+    check_capacity(capacity_blocks)
     return kind.make(capacity_blocks, kind.values(parameters))
 
 
-__all__ = ["POLICIES", "Parameter", "PolicyError", "PolicyKind", "checked", "make_policy"]
+__all__ = [
+    "MOST_CAPACITY_BLOCKS",
+    "POLICIES",
+    "Parameter",
+    "PolicyError",
+    "PolicyKind",
+    "check_capacity",
+    "checked",
+    "make_policy",
+]

@@ -24,7 +24,7 @@ from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy.choice import PolicyChoice
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionPolicy, PolicyContext
 from kvcontrol.kv_policy.ghost_lru import sampled, sampling_shift
-from kvcontrol.kv_policy.registry import PolicyError
+from kvcontrol.kv_policy.registry import PolicyError, check_capacity
 
 SAMPLE_BLOCKS: Final = 256
 _LEAST_SHIFT: Final = 3
@@ -75,8 +75,7 @@ class ShadowPolicies:
     ) -> None:
         if len(candidates) > MOST_CANDIDATES:
             raise PolicyError(f"{len(candidates)} shadow policies; allowed are {MOST_CANDIDATES} at most")
-        if capacity_blocks < 1:
-            raise PolicyError(f"a capacity of {capacity_blocks} blocks; allowed is 1 or more")
+        check_capacity(capacity_blocks)
         self._shift = sampling_shift(capacity_blocks, SAMPLE_BLOCKS)
         if capacity_blocks >= SAMPLE_BLOCKS:
             self._shift = max(self._shift, _LEAST_SHIFT)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvcontrol.traces.reader import TraceError, lines_of, read_trace
+from kvcontrol.traces.reader import UNREADABLE, Lines, TraceError, read_trace
 from kvcontrol.traces.request import Request
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -32,16 +32,16 @@ def _at(request: Request) -> float:
 
 def _is_csv(path: Path) -> bool:
     try:
-        first = next(lines_of(path), "")
-    except (EOFError, ValueError):  # read_trace says what is wrong with it
+        first = next(iter(Lines(path)), "")
+    except UNREADABLE:  # read_trace says what is wrong with it
         return False
     return first.lstrip("\ufeff").startswith(_COLUMNS[0])
 
 
 def _azure(path: Path) -> Iterator[Request]:
-    number = 0
+    lines = Lines(path)
     try:
-        for number, row in enumerate(csv.DictReader(lines_of(path)), 2):  # noqa: B007 - named when something is wrong
+        for row in csv.DictReader(lines):
             # Seven digits of a second are more than Python reads.
             moment = datetime.fromisoformat(row[_COLUMNS[0]].strip()[:26])
             yield Request(
@@ -51,9 +51,9 @@ def _azure(path: Path) -> Iterator[Request]:
                 at_s=(moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp(),
                 output_tokens=_count(row[_COLUMNS[2]]),
             )
-    except (KeyError, TypeError, AttributeError, ValueError, EOFError, csv.Error) as error:
+    except (KeyError, TypeError, AttributeError, csv.Error, *UNREADABLE) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise TraceError(f"{path}, line {number}: {why}") from error
+        raise TraceError(f"{path}, line {lines.number}: {why}") from error
 
 
 def _count(text: str) -> int:

@@ -29,6 +29,10 @@ AGENTIC = "agentic/agentic_dev.jsonl.gz"
 """Where the public traces lie in a folder of traces."""
 
 
+UNREADABLE = (ValueError, EOFError, zlib.error)
+"""What reading a file raises, beside ``OSError``, that is no text, or of whose archive only a part is there."""
+
+
 class TraceError(ValueError):
     """A file is no trace of blocks; the message names file, line and what is wrong."""
 
@@ -36,15 +40,15 @@ class TraceError(ValueError):
 def read_trace(path: Path) -> Iterator[Request]:
     """Yield a trace's requests in the file's order; raises ``TraceError`` for what isn't one, ``OSError``."""
     read: Callable[[dict[str, Any]], Request] | None = None
-    number = 0
+    lines = Lines(path)
     try:
-        for number, line in enumerate(lines_of(path), 1):  # noqa: B007 - it is named when something is wrong
+        for line in lines:
             said = json.loads(line)
             if read is None:
                 read = _reader_of(said)
             yield read(said)
-    except (KeyError, TypeError, ValueError, OverflowError, EOFError, RecursionError, zlib.error) as error:
-        raise TraceError(f"{path}, line {number}: {_why(error)}") from error
+    except (KeyError, TypeError, OverflowError, RecursionError, *UNREADABLE) as error:
+        raise TraceError(f"{path}, line {lines.number}: {_why(error)}") from error
     if read is None:
         raise TraceError(f"{path} is empty")
 
@@ -54,14 +58,26 @@ def read_by_time(path: Path) -> list[Request]:
     return sorted(read_trace(path), key=attrgetter("at_s"))
 
 
-def lines_of(path: Path) -> Iterator[str]:
-    """Yield a file's lines that are not blank, unzipped where they are zipped."""
-    with path.open("rb") as file:
-        zipped = file.read(len(_GZIP)) == _GZIP
-    with gzip.open(path, "rt", encoding="utf-8") if zipped else path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.strip():
-                yield line
+class Lines:
+    """A file's lines that are not blank, unzipped where they are zipped; raises ``OSError`` and ``UNREADABLE``."""
+
+    def __init__(self, path: Path) -> None:
+        self.number = 0
+        """Of the line that is being read, blank ones counted: the one to name when something is wrong."""
+        self._path = path
+
+    def __iter__(self) -> Iterator[str]:
+        self.number = 0
+        with self._path.open("rb") as file:
+            zipped = file.read(len(_GZIP)) == _GZIP
+        with gzip.open(self._path, "rb") if zipped else self._path.open("rb") as lines:
+            while True:
+                self.number += 1
+                line = lines.readline().decode("utf-8")
+                if not line:
+                    return
+                if line.strip():
+                    yield line
 
 
 def _reader_of(said: Any) -> Callable[[dict[str, Any]], Request]:
@@ -130,8 +146,10 @@ def _why(error: Exception) -> str:
             return f"{error} is missing"
         case RecursionError():
             return "nested too deeply"
+        case EOFError():
+            return "the archive ends before its end"
         case _:
             return str(error)
 
 
-__all__ = ["AGENTIC", "MOONCAKE", "TraceError", "lines_of", "read_by_time", "read_trace"]
+__all__ = ["AGENTIC", "MOONCAKE", "UNREADABLE", "Lines", "TraceError", "read_by_time", "read_trace"]

@@ -49,10 +49,11 @@ def test_an_empty_policy_has_no_victims(make: Callable[[], EvictionPolicy]) -> N
     assert make().select_victims(wanted(3)).victims == ()
 
 
-def test_nothing_wanted_is_nothing_chosen(make: Callable[[], EvictionPolicy]) -> None:
+@pytest.mark.parametrize("blocks", [0, -1])
+def test_nothing_wanted_is_nothing_chosen(make: Callable[[], EvictionPolicy], blocks: int) -> None:
     policy = make()
     policy.insert(ids(1, 2))
-    assert policy.select_victims(wanted(0)).victims == ()
+    assert policy.select_victims(wanted(blocks)).victims == ()
     assert len(policy) == 2
 
 

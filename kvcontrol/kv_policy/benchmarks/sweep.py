@@ -14,7 +14,7 @@ from kvcontrol.kv_policy.benchmarks.belady import replay_min
 from kvcontrol.kv_policy.benchmarks.hits import HitRates
 from kvcontrol.kv_policy.benchmarks.replay import replay
 from kvcontrol.kv_policy.choice import PolicyChoice
-from kvcontrol.kv_policy.registry import POLICIES, PolicyError
+from kvcontrol.kv_policy.registry import POLICIES, PolicyError, check_capacity
 from kvcontrol.traces import Request, read_by_time, read_trace
 
 MIN: Final = "min"
@@ -42,8 +42,7 @@ class Sweep:
             elif choice.name not in POLICIES:
                 raise PolicyError(f"there is no policy {choice.name!r}: there are {', '.join([*POLICIES, MIN])}")
             for capacity in self.capacities:
-                if capacity < 1:
-                    raise PolicyError(f"a capacity of {capacity} blocks; allowed is 1 or more")
+                check_capacity(capacity)
                 if choice.name != MIN:
                     choice.make(capacity_blocks=capacity)
 

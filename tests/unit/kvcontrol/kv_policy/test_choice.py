@@ -38,3 +38,18 @@ def test_what_is_written_otherwise_is_refused(text: str, why: str) -> None:
 def test_a_list_names_each_policy_once(text: str, why: str) -> None:
     with pytest.raises(PolicyError, match=why):
         parse_choices(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "," * 200_000 + "lru(",
+        ",".join(f"a{number}" for number in range(30_000)) + ",a0",
+        "lru" + " " * 500_000 + "x",
+        "lru(" * 100_000,
+    ],
+    ids=["commas", "names", "spaces", "parentheses"],
+)
+def test_a_long_text_is_read_in_steps_that_grow_with_its_length_alone(text: str) -> None:
+    with pytest.raises(PolicyError):  # with steps that grow with its square, each would take minutes
+        parse_choices(text)

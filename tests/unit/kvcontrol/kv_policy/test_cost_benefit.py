@@ -106,11 +106,18 @@ def test_the_model_knows_how_wrong_it_was(model: CostBenefitModel) -> None:
     assert model.errors()[Quantity.COMPUTE].predictions == 1, "a few tokens say nothing of the speed"
 
 
-def test_what_cannot_be_compared_is_no_prediction() -> None:
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan, 1e-320])
+def test_what_cannot_be_compared_is_no_prediction(wrong: float) -> None:
     error = PredictionError()
-    error.came(predicted=0, actual=1)
-    error.came(predicted=1, actual=0)
-    assert error.report().predictions == 0
+    error.came(predicted=wrong, actual=1e9)
+    error.came(predicted=1e9, actual=wrong)
+    assert error.report() == PredictionError().report()
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan, 1e-320])
+def test_a_time_that_cannot_be_is_no_speed(model: CostBenefitModel, seconds: float) -> None:
+    model.computed(1_000, seconds)
+    assert model.prefill.seconds_for(1_000) == 1.0
 
 
 def test_what_nobody_can_judge_is_made() -> None:

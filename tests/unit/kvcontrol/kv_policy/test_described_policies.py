@@ -268,8 +268,16 @@ def test_a_described_key_is_the_bare_one() -> None:
 def test_a_description_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="priority 8; allowed is 0 to 7"):
         BlockKey("content", priority=8)
-    with pytest.raises(ValueError, match="reload_s is nan; it must be >= 0"):
-        BlockKey("content", reload_s=float("nan"))
+    for seconds in ("nan", "inf", "-1"):
+        with pytest.raises(ValueError, match=r"reload_s is .*; it must be >= 0 and finite"):
+            BlockKey("content", reload_s=float(seconds))
+
+
+def test_costs_that_are_further_apart_than_numbers_can_say_are_compared_all_the_same() -> None:
+    policy = make_policy("cost_aware", capacity_blocks=8)
+    for block, cost_s in enumerate((1e-310, 1e308, 1e-310, 0.0)):
+        policy.insert((BlockId(block),), (BlockKey(block, recompute_s=cost_s),))
+    assert policy.select_victims(context(BlockKey(9), wanted=9)).victims[-1] == 1
 
 
 def test_jains_index() -> None:

@@ -75,5 +75,19 @@ def test_a_budget_is_kept() -> None:
 def test_bounds_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="both must be > 0"):
         HotspotLineage(max_blocks=0)
+    with pytest.raises(ValueError, match="both must be > 0, and finite"):
+        HotspotLineage(horizon_s=float("inf"))
     with pytest.raises(ValueError, match="least_probability is 2; allowed is 0 to 1"):
         HotspotLineage().plan(0, budget_blocks=1, least_probability=2, wanted=lambda _: True)
+
+
+def test_a_clock_that_is_set_back_teaches_nothing_else() -> None:
+    back, still = HotspotLineage(), HotspotLineage()
+    for place in range(200):
+        back.observe(("a", "b", place % 3), 1_000.0 if place % 2 else 1_000.0 - place)
+        still.observe(("a", "b", place % 3), 1_000.0)
+    back.check_integrity()
+    plans = [
+        each.plan(1_005.0, budget_blocks=9, least_probability=0.0, wanted=lambda _: True) for each in (back, still)
+    ]
+    assert plans[0] == plans[1]

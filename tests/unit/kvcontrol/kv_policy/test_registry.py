@@ -2,7 +2,10 @@
 
 import pytest
 
-from kvcontrol.kv_policy import POLICIES, PolicyError, make_policy
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy import POLICIES, PolicyContext, PolicyError, make_policy
+from kvcontrol.kv_policy.registry import MOST_CAPACITY_BLOCKS
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -43,3 +46,14 @@ def test_a_parameter_out_of_bounds_is_refused_with_its_bounds(name: str, paramet
 def test_a_capacity_of_nothing_is_refused() -> None:
     with pytest.raises(PolicyError, match="a capacity of 0 blocks; allowed is 1 or more"):
         make_policy("arc", capacity_blocks=0)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_capacity_is_refused_or_served(name: str) -> None:
+    with pytest.raises(PolicyError, match="a capacity of more than 281,474,976,710,656 blocks"):
+        make_policy(name, capacity_blocks=10**400)
+    policy = make_policy(name, capacity_blocks=MOST_CAPACITY_BLOCKS)
+    policy.requested((1, 2), block_tokens=16, prompt_tokens=32)
+    policy.insert((BlockId(1), BlockId(2)), (1, 2))
+    context = PolicyContext(tier=CacheTier.HBM, wanted_blocks=1, used_blocks=2, capacity_blocks=MOST_CAPACITY_BLOCKS)
+    assert len(policy.select_victims(context).victims) == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcontrol.traces import AGENTIC, MOONCAKE, TraceError, read_by_time, read_trace
+from kvcontrol.traces import AGENTIC, MOONCAKE, TraceError, read_by_time, read_requests, read_trace
 
 TRACES = Path(__file__).parents[5] / "shared" / "traces"
 
@@ -66,6 +66,26 @@ def test_a_line_that_is_no_request_is_refused_with_its_number(tmp_path: Path, li
     path.write_text(line + "\n")
     with pytest.raises(TraceError, match=rf"trace.jsonl, line 1: .*{why}"):
         list(read_trace(path))
+
+
+@pytest.mark.parametrize("wrong", [b"\xff\xfe", b"{"])
+@pytest.mark.parametrize("is_zipped", [False, True])
+def test_the_line_that_is_named_is_the_files_own(tmp_path: Path, wrong: bytes, is_zipped: bool) -> None:  # noqa: FBT001
+    lines = b'\n\n{"hash_ids": [1], "input_length": 1}\n\n' + wrong + b"\n"
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(gzip.compress(lines) if is_zipped else lines)
+    for read in (read_trace, read_requests):
+        with pytest.raises(TraceError, match=r"trace\.jsonl, line 5: "):
+            list(read(path))
+
+
+def test_a_broken_archive_is_refused_by_every_reader(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"hash_ids": [1], "input_length": 1}\n' * 10_000)
+    broken = tmp_path / "broken.gz"
+    broken.write_bytes(whole[:10] + b"\xff" * 40 + whole[50:])
+    for read in (read_trace, read_requests):
+        with pytest.raises(TraceError, match=r"broken\.gz, line 1: "):
+            list(read(broken))
 
 
 def test_an_empty_file_and_half_an_archive_are_refused(tmp_path: Path) -> None:

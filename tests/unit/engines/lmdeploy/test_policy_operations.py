@@ -1,0 +1,84 @@
+"""What is checked before an engine hears of a change, and what a change leaves alone; no engine."""
+
+import json
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from engines.event_publisher import EventPublisher, RefusedError
+from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
+from engines.lmdeploy.hooks import eviction_hooks
+from engines.lmdeploy.patching import install
+from engines.lmdeploy.policy_operations import SET_POLICY, PolicyOperations
+from engines.lmdeploy.trie_eviction import eviction_of
+from tests.support.block_trie import Paging, prompt
+
+BLOCKS = 32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hooks() -> Iterator[None]:
+    undo = install(eviction_hooks())
+    yield
+    undo()
+
+
+class AtOnce(EngineCalls):
+    """An engine that always has time."""
+
+    def __call__(self, work: Callable[[], Any], *, timeout_s: float) -> Any:
+        del timeout_s
+        return work()
+
+
+def operations(paging: Paging, calls: EngineCalls) -> PolicyOperations:
+    manager = SimpleNamespace(num_gpu_blocks=BLOCKS)
+    scheduler = SimpleNamespace(block_trie=paging.trie, block_manager=manager, seq_manager=None)
+    engine = SimpleNamespace(scheduler=scheduler, cache_config=SimpleNamespace(num_reserved_gpu_blocks=0))
+    return PolicyOperations(engine, None, calls)
+
+
+def change(policies: PolicyOperations, **wanted: object) -> dict[str, Any]:
+    nobody = cast("EventPublisher", None)
+    found: dict[str, Any] = json.loads(policies.table()[SET_POLICY](nobody, json.dumps(wanted).encode()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ({"kind": "eviction", "name": "best"}, "there is no policy 'best'"),
+        ({"kind": "eviction", "name": "mq", "params": {"lifetime": 0}}, "lifetime is 0; allowed is"),
+        ({"kind": "schedule", "name": "best"}, "there is no strategy 'best'"),
+        ({"kind": "schedule", "name": "hybrid", "params": {"class_s": -1}}, "class_s is -1; allowed is"),
+        ({"kind": "shadow", "name": "lru,best"}, "there is no policy 'best'"),
+        ({"kind": "shadow", "name": "," * 60_000}, "no policy is named"),
+    ],
+)
+def test_what_cannot_be_is_refused_without_the_engine(wanted: dict[str, object], why: str) -> None:
+    policies = operations(Paging(BLOCKS), EngineCalls())  # whose loop never gets to anything
+    with pytest.raises(RefusedError, match=why):
+        change(policies, **wanted)
+    assert policies.refused == 1
+
+
+@pytest.mark.parametrize(("kind", "name"), [("eviction", "mq"), ("schedule", "hybrid"), ("shadow", "lru,mq")])
+def test_what_can_be_waits_for_the_engine(kind: str, name: str) -> None:
+    with pytest.raises(EngineBusyError):
+        change(operations(Paging(BLOCKS), EngineCalls()), kind=kind, name=name)
+
+
+def test_shadows_that_are_followed_already_go_on_counting() -> None:
+    paging = Paging(BLOCKS)
+    policies = operations(paging, AtOnce())
+    change(policies, kind="shadow", name="lru, mq(lifetime=2)")
+    eviction = eviction_of(paging.trie)
+    assert eviction is not None
+    paging.serve(prompt(1, 3))
+    for name, requests in (("lru,mq( lifetime=2 )", 1), ("lru", 0)):
+        change(policies, kind="shadow", name=name)
+        watched = eviction.shadows.policies
+        assert watched is not None
+        assert watched.report().requests == requests
