@@ -208,6 +208,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
         )
         with (
             ThreadPoolExecutor(max_workers=2, thread_name_prefix="fingerprint") as executor,
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize") as token_executor,
             zmq.asyncio.Context() as context,
             closing(ConnectionPool(resolver)) as pool,
         ):
@@ -235,6 +236,9 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     retries=RetryBudget(settings.retry_budget_ratio),
                     telemetry=telemetry,
                     via=via,
+                    tokens=None
+                    if tokenizer is None
+                    else TokenApi(tokenizer=tokenizer, executor=token_executor, registry=registry),
                     tracer=traces.tracer if traces else None,
                 )
                 app.include_router(ops_router(registry=registry, metrics=metrics, siblings=siblings))
@@ -245,17 +249,6 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     authenticator=authenticator,
                     registry=registry,
                     via=via,
-                    tokens=None
-                    if tokenizer is None
-                    else TokenApi(
-                        tokenizer=tokenizer,
-                        executor=executor,
-                        authenticator=authenticator,
-                        registry=registry,
-                        max_body_bytes=settings.max_body_bytes,
-                        body_timeout_s=settings.body_timeout_s,
-                        request_timeout_s=settings.request_timeout_s,
-                    ),
                     send_timeout_s=settings.send_timeout_s,
                 )
                 turns = Turns()

@@ -16,9 +16,10 @@ from http import HTTPStatus
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.admission import AdmissionController, Ask, Authenticator, Entry
+from gateway.admission import AdmissionController, Authenticator, Entry
 from gateway.api.exchange import ClientGoneError, Exchange
 from gateway.api.schemas import Call, parse_call
+from gateway.api.tokens import TOKEN_OPERATIONS, TokenApi
 from gateway.deadline import HEADER as TIMEOUT_HEADER
 from gateway.deadline import Deadline, limit_of
 from gateway.errors import (
@@ -29,6 +30,7 @@ from gateway.errors import (
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
+from gateway.estimate import ask_of, ask_of_counting, size_of
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
 from gateway.limits import SloClass
 from gateway.planner import Plan, Planner
@@ -74,23 +76,12 @@ PATHS = {
 """Where each operation is asked for, here and at an engine."""
 _PATHS = {operation: path.encode() for operation, path in PATHS.items()}
 
-_ANSWERING = frozenset(
-    {Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.MESSAGES, Operation.GENERATE}
-)
-_SEPARABLE = frozenset({Operation.CHAT, Operation.COMPLETIONS})
-"""Their prompts may be computed by one instance and answered by another."""
-_COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.TOKENIZE, Operation.DETOKENIZE})
-"""They cost a request and no tokens: nothing is computed from them."""
 _SALT_HEADER = CACHE_SALT_HEADER.lower().encode()
 _OVERLOAD = frozenset({FailureKind.CONNECT_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT, FailureKind.HUNG})
 _TOO_BUSY = frozenset({int(HTTPStatus.TOO_MANY_REQUESTS), int(HTTPStatus.SERVICE_UNAVAILABLE)})
 _INSTANCE_FAILED = frozenset(
     {int(HTTPStatus.BAD_GATEWAY), int(HTTPStatus.SERVICE_UNAVAILABLE), int(HTTPStatus.GATEWAY_TIMEOUT)}
 )
-_BYTES_PER_TOKEN = 4
-_MULTIMODAL_TOKENS = 4096
-"""What a prompt with images is taken for at most: their bytes say nothing about their tokens."""
-_MOST_TOKENS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +120,9 @@ class _Try(NamedTuple):
 
 
 class Pipeline:
-    """Serves inference requests; one object for all of them, holding none of their state."""
+    """Serves inference requests; one object for all of them, holding none of their state. ``tokens`` answers what needs
+    no engine, where the gateway has a tokenizer.
+    """
 
     def __init__(  # noqa: PLR0913 - every step of the path, by name
         self,
@@ -147,6 +140,7 @@ class Pipeline:
         retries: RetryBudget,
         telemetry: Telemetry,
         via: Via,
+        tokens: TokenApi | None = None,
         tracer: "RequestTracer | None" = None,
     ) -> None:
         self._limits = limits
@@ -162,6 +156,7 @@ class Pipeline:
         self._retries = retries
         self._telemetry = telemetry
         self._via = via
+        self._tokens = tokens
         self._tracer = tracer
         # Requests' names are to be told apart, not to be secret; to ask the system for each is a call of its own.
         self._names = random.Random(secrets.randbits(256))  # noqa: S311
@@ -188,6 +183,9 @@ class Pipeline:
             )
             record.received_s = monotonic()
             with exchange.until_disconnect(), deadline:
+                if self._tokens is not None and operation in TOKEN_OPERATIONS:
+                    await self._answer_here(self._tokens, exchange, body, tenant, record)
+                    return
                 call = parse_call(operation, body, models=self._registry.served_models)
                 record.stream = call.stream
                 self._admission.admit(call.model)
@@ -195,11 +193,11 @@ class Pipeline:
                 record.parsed_s = monotonic()
                 fingerprint = await self._fingerprint(call, tenant, record)
                 record.fingerprinted_s = monotonic()
-                ask = _ask(tenant, call, fingerprint, self._limits)
+                ask = ask_of(tenant, call, fingerprint, expected_output_tokens=self._limits.expected_output_tokens)
                 async with self._admission.enter(ask) as entry:
                     record.admitted_s = monotonic()
                     record.limits = entry.headers
-                    found = _Findings(tenant, fingerprint, entry, deadline, _size(call, ask, record.request_id))
+                    found = _Findings(tenant, fingerprint, entry, deadline, size_of(call, ask, record.request_id))
                     await self._forward(exchange, call, found, record)
         except ClientGoneError:
             record.client_left()
@@ -213,6 +211,17 @@ class Pipeline:
             await exchange.refuse(error, [(b"x-request-id", record.request_id.encode()), *limits])
         finally:
             self._telemetry.settle(record)
+
+    async def _answer_here(
+        self, tokens: TokenApi, exchange: Exchange, body: bytes, tenant: Tenant, record: RequestRecord
+    ) -> None:
+        """Answer what needs no instance; a failure that is the request's own costs what an engine's 4xx does."""
+        async with self._admission.count(ask_of_counting(tenant)) as entry:
+            record.limits = entry.headers
+            entry.began()
+            record.model, answer = await tokens.answer(record.operation, body)
+            record.status, record.outcome = HTTPStatus.OK, Outcome.OK
+            await exchange.reply(HTTPStatus.OK, answer, [(b"x-request-id", record.request_id.encode()), *record.limits])
 
     def _request_id(self, exchange: Exchange) -> RequestId:
         given = exchange.header(b"x-request-id")
@@ -360,35 +369,6 @@ class Pipeline:
             self._registry.failed(instance.id, str(failure))
         if failure.kind in _OVERLOAD:
             self._admission.overloaded(instance)
-
-
-def _ask(tenant: Tenant, call: Call, fingerprint: Fingerprint | Gap, limits: Limits) -> Ask:
-    """What the request may cost, as far as it can be known before it runs."""
-    if call.operation in _COUNTING:
-        prompt_tokens = 0
-    elif isinstance(fingerprint, Fingerprint):
-        prompt_tokens = fingerprint.tokens
-    else:
-        prompt_tokens = max(1, len(call.body) // _BYTES_PER_TOKEN)
-        if fingerprint is Gap.MULTIMODAL:
-            prompt_tokens = min(prompt_tokens, _MULTIMODAL_TOKENS)
-    asked = max(0, call.answer_tokens or 0) * call.answers
-    return Ask(
-        tenant=tenant,
-        model=call.model,
-        prompt_tokens=prompt_tokens,
-        output_tokens=min(asked, _MOST_TOKENS),
-        expected_output_tokens=limits.expected_output_tokens * call.answers if call.operation in _ANSWERING else 0,
-    )
-
-
-def _size(call: Call, ask: Ask, request_id: RequestId) -> RequestSize:
-    return RequestSize(
-        request_id=request_id,
-        prompt_tokens=ask.prompt_tokens,
-        max_tokens=ask.output_tokens or ask.expected_output_tokens,
-        separable=call.operation in _SEPARABLE and call.answers == 1,
-    )
 
 
 def _engine_headers(exchange: Exchange, record: RequestRecord) -> list[Header]:

@@ -189,6 +189,17 @@ class AdmissionController:
             entry.close()
             self._pump(ask.model)
 
+    @asynccontextmanager
+    async def count(self, ask: Ask) -> AsyncIterator[Entry]:
+        """Let a request in that needs no instance: its tenant's quotas hold, and there is no turn to wait for. Raises
+        as ``enter`` does for them.
+        """
+        entry = Entry(ask, await self._reserve(ask), self._quotas)
+        try:
+            yield entry
+        finally:
+            entry.close()
+
     async def run(self) -> None:
         """Look again and again at what changed without a request ending: instances, their limits, ageing; for ever."""
         while True:

@@ -9,7 +9,6 @@ import msgspec
 
 from gateway.admission import Authenticator
 from gateway.api.exchange import ClientGoneError, Exchange, Receive, Scope, Send
-from gateway.api.tokens import TokenApi
 from gateway.envelopes import anthropic_envelope, envelope
 from gateway.errors import ApiError, MethodNotAllowedError, NotFoundError
 from gateway.pipeline import PATHS, Pipeline
@@ -29,25 +28,21 @@ def serves(path: str) -> bool:
 
 
 class OpenAiApi:
-    """Dispatches by path and method; inference goes down the pipeline. ``tokens`` answers what needs no engine, where
-    the gateway has a tokenizer.
-    """
+    """Dispatches by path and method; inference goes down the pipeline."""
 
-    def __init__(  # noqa: PLR0913 - wired once, by name
+    def __init__(
         self,
         *,
         pipeline: Pipeline,
         authenticator: Authenticator,
         registry: Registry,
         via: Via,
-        tokens: TokenApi | None,
         send_timeout_s: float,
     ) -> None:
         self._pipeline = pipeline
         self._authenticator = authenticator
         self._registry = registry
         self._via = via
-        self._tokens = tokens
         self._send_timeout_s = send_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,10 +67,7 @@ class OpenAiApi:
         if operation is not None:
             if exchange.method != "POST":
                 raise MethodNotAllowedError(exchange.path, exchange.method, allowed={"POST"})
-            if self._tokens is not None and operation in {Operation.TOKENIZE, Operation.DETOKENIZE}:
-                await self._tokens.serve(operation, exchange)
-            else:
-                await self._pipeline.serve(operation, exchange)
+            await self._pipeline.serve(operation, exchange)
         elif exchange.path == _MODELS or exchange.path.startswith(_MODELS + "/"):
             if exchange.method != "GET":
                 raise MethodNotAllowedError(exchange.path, exchange.method, allowed={"GET", "HEAD"})

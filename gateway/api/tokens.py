@@ -6,20 +6,18 @@ engines that have them.
 
 import asyncio
 from concurrent.futures import Executor
-from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.admission import Authenticator
 from gateway.api.bodies import check_template_kwargs, check_tokens
-from gateway.api.exchange import Exchange
-from gateway.deadline import HEADER, Deadline, limit_of
 from gateway.errors import InvalidRequestError, NotFoundError
 from gateway.fingerprint.canonical import canonical_chat
 from gateway.fingerprint.tokenizer import ModelTokenizer
 from gateway.registry import Registry
 from gateway.types import Operation
+
+TOKEN_OPERATIONS: Final = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
 
 
 class _Tokenize(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,37 +41,17 @@ _Parsed = TypeVar("_Parsed", _Tokenize, _Detokenize)
 class TokenApi:
     """Stateless; the work is done on ``executor``, so that the event loop goes on."""
 
-    def __init__(  # noqa: PLR0913 - wired once, by name
-        self,
-        *,
-        tokenizer: ModelTokenizer,
-        executor: Executor,
-        authenticator: Authenticator,
-        registry: Registry,
-        max_body_bytes: int,
-        body_timeout_s: float,
-        request_timeout_s: float,
-    ) -> None:
+    def __init__(self, *, tokenizer: ModelTokenizer, executor: Executor, registry: Registry) -> None:
         self._tokenizer = tokenizer
         self._executor = executor
-        self._authenticator = authenticator
         self._registry = registry
-        self._max_body_bytes = max_body_bytes
-        self._body_timeout_s = body_timeout_s
-        self._request_timeout_s = request_timeout_s
 
-    async def serve(self, operation: Operation, exchange: Exchange) -> None:
-        """Answer one request; raises ``ApiError``."""
-        started_s = monotonic()
-        self._authenticator.authenticate(exchange.credential)
-        limit_s = limit_of(exchange.header(HEADER), longest_s=self._request_timeout_s)
-        body = await exchange.read_body(limit_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s)
+    async def answer(self, operation: Operation, body: bytes) -> tuple[str | None, bytes]:
+        """Return the model that a request names and its answer; raises ``ApiError``."""
         work = self._tokenize if operation is Operation.TOKENIZE else self._detokenize
-        with exchange.until_disconnect(), Deadline(started_s=started_s, limit_s=limit_s):
-            answer = await asyncio.get_running_loop().run_in_executor(self._executor, work, body)
-        await exchange.reply(200, msgspec.json.encode(answer))
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, body)
 
-    def _tokenize(self, body: bytes) -> dict[str, Any]:
+    def _tokenize(self, body: bytes) -> tuple[str | None, bytes]:
         said = _parsed(body, _Tokenize)
         self._check_model(said.model)
         if (said.prompt is None) == (said.messages is None):
@@ -86,12 +64,13 @@ class TokenApi:
             ids = self._tokenizer.token_ids(text, special=special)
         except UnicodeEncodeError:
             raise InvalidRequestError("prompt: holds half a surrogate pair", param="prompt") from None
-        return {
+        found = {
             "count": len(ids),
             "max_model_len": self._context_length(),
             "tokens": ids,
             "token_strs": self._tokenizer.token_texts(ids) if said.return_token_strs else None,
         }
+        return said.model, msgspec.json.encode(found)
 
     def _rendered(self, said: _Tokenize) -> str:
         if not self._tokenizer.has_chat_template:
@@ -108,15 +87,16 @@ class TokenApi:
         except Exception as error:
             raise InvalidRequestError(f"messages: the chat template refuses them: {error}", param="messages") from error
 
-    def _detokenize(self, body: bytes) -> dict[str, Any]:
+    def _detokenize(self, body: bytes) -> tuple[str | None, bytes]:
         said = _parsed(body, _Detokenize)
         self._check_model(said.model)
         if said.tokens:
             check_tokens(said.tokens, "tokens")
         try:
-            return {"prompt": self._tokenizer.text_of(said.tokens)}
+            text = self._tokenizer.text_of(said.tokens)
         except (OverflowError, IndexError):
             raise InvalidRequestError("tokens: an id is beyond the vocabulary", param="tokens") from None
+        return said.model, msgspec.json.encode({"prompt": text})
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and not self._registry.knows_model(model):
@@ -136,4 +116,4 @@ def _parsed(body: bytes, kind: type[_Parsed]) -> _Parsed:
         raise InvalidRequestError(f"the request body is not JSON: {error}", code="invalid_json") from None
 
 
-__all__ = ["TokenApi"]
+__all__ = ["TOKEN_OPERATIONS", "TokenApi"]

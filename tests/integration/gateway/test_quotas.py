@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from engines.models.tiny import write_tokenizer
 from gateway.state import Kind
 from tests.support.databases import redis_server
 from tests.support.fleet import CHAT, Fleet, chat, instances, running_fleet, script
 from tests.support.people import put
 from tests.support.running_gateway import RunningGateway, eventually, running_gateway
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.tokenized_fleet import tokenized_fleet
 
 ACME = "Bearer acme-key"
 OTHER = "Bearer other-key"
@@ -116,6 +118,26 @@ async def test_a_bad_request_costs_a_request_and_no_tokens(fleet: Fleet) -> None
     async with fleet.gateway.post(CHAT, chat(max_tokens=1), authorization=ACME) as answer:
         assert answer.headers["x-ratelimit-remaining-requests"] == "3"
         assert int(answer.headers["x-ratelimit-remaining-tokens"]) > 900
+
+
+async def test_counting_by_the_gateways_own_tokenizer_costs_a_request_and_no_tokens(tmp_path: Path) -> None:
+    await put(tmp_path, Kind.QUOTA, "acme", requests_per_min=3, tokens_per_min=10)
+    model = write_tokenizer(tmp_path / "tiny-llama")
+    async with tokenized_fleet(tmp_path, model, api_keys=KEYS) as fleet:
+        answers = []
+        for path, body in (
+            ("/tokenize", {"prompt": "far more than ten tokens " * 20}),
+            ("/detokenize", {"tokens": [5, 6]}),
+            ("/tokenize", {"prompt": 5}),
+            ("/tokenize", {"prompt": "x"}),
+        ):
+            async with fleet.gateway.post(path, body, authorization=ACME) as answer:
+                assert answer.headers["x-request-id"]
+                answers.append((answer.status, answer.headers["x-ratelimit-remaining-requests"]))
+        assert answers == [(200, "2"), (200, "1"), (400, "0"), (429, "0")]
+        assert fleet.requests == 0
+        await fleet.gateway.counted('kvgate_requests_total{operation="tokenize",outcome="ok"}', 1)
+        await fleet.gateway.counted('kvgate_requests_total{operation="tokenize",outcome="shed"}', 1)
 
 
 async def test_what_no_quota_could_ever_let_in_is_a_400(fleet: Fleet) -> None:

@@ -1,0 +1,57 @@
+"""What a request may cost, as far as it can be known before it runs."""
+
+from gateway.admission import Ask
+from gateway.api.schemas import Call
+from gateway.fingerprint import Fingerprint, Gap
+from gateway.separation import RequestSize
+from gateway.types import Operation, RequestId, Tenant
+
+_ANSWERING = frozenset(
+    {Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.MESSAGES, Operation.GENERATE}
+)
+_SEPARABLE = frozenset({Operation.CHAT, Operation.COMPLETIONS})
+"""Their prompts may be computed by one instance and answered by another."""
+_COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.TOKENIZE, Operation.DETOKENIZE})
+"""They cost a request and no tokens: nothing is computed from them."""
+_BYTES_PER_TOKEN = 4
+_MULTIMODAL_TOKENS = 4096
+"""What a prompt with images is taken for at most: their bytes say nothing about their tokens."""
+_MOST_TOKENS = 1 << 40
+
+
+def ask_of(tenant: Tenant, call: Call, fingerprint: Fingerprint | Gap, *, expected_output_tokens: int) -> Ask:
+    """Return what is asked of admission; so many tokens are expected of an answer whose request doesn't bound it."""
+    if call.operation in _COUNTING:
+        prompt_tokens = 0
+    elif isinstance(fingerprint, Fingerprint):
+        prompt_tokens = fingerprint.tokens
+    else:
+        prompt_tokens = max(1, len(call.body) // _BYTES_PER_TOKEN)
+        if fingerprint is Gap.MULTIMODAL:
+            prompt_tokens = min(prompt_tokens, _MULTIMODAL_TOKENS)
+    asked = max(0, call.answer_tokens or 0) * call.answers
+    return Ask(
+        tenant=tenant,
+        model=call.model,
+        prompt_tokens=prompt_tokens,
+        output_tokens=min(asked, _MOST_TOKENS),
+        expected_output_tokens=expected_output_tokens * call.answers if call.operation in _ANSWERING else 0,
+    )
+
+
+def ask_of_counting(tenant: Tenant) -> Ask:
+    """Return the same for what the gateway answers by its own tokenizer: a request, and no model's turn."""
+    return Ask(tenant=tenant, model="", prompt_tokens=0, output_tokens=0, expected_output_tokens=0)
+
+
+def size_of(call: Call, ask: Ask, request_id: RequestId) -> RequestSize:
+    """Return what decides whether one instance computes its prompt for another."""
+    return RequestSize(
+        request_id=request_id,
+        prompt_tokens=ask.prompt_tokens,
+        max_tokens=ask.output_tokens or ask.expected_output_tokens,
+        separable=call.operation in _SEPARABLE and call.answers == 1,
+    )
+
+
+__all__ = ["ask_of", "ask_of_counting", "size_of"]
