@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gateway.types import Dialect
+from kvcontrol.core.errors import UNREADABLE
 
 _MAX_FOREIGN_CHARS = 2000
 _DONE = b"data: [DONE]\n\n"
@@ -66,7 +67,7 @@ def envelope_of_answer(status: int, body: bytes, dialect: Dialect = Dialect.OPEN
     """
     try:
         said: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         said = body[:_MAX_FOREIGN_CHARS].decode("utf-8", "replace").strip()
     if _right(said, dialect):
         return body

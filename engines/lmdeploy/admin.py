@@ -42,6 +42,7 @@ from engines.lmdeploy.tier_routes import mount_tier_routes
 from engines.lmdeploy.urgency import URGENCY
 from engines.loop_lag import LoopLag
 from kvcontrol.core.control import SNAPSHOT_PATH, STATS_PATH
+from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.series import engine as catalogue
 from kvcontrol.tracing import start_tracing
 
@@ -120,7 +121,7 @@ class EngineCollector(Collector):
         try:
             body = self._client.ask_now(COUNTERS, timeout_s=SCRAPE_TIMEOUT_S)
             counters = msgspec.json.decode(body, type=EventCounters)
-        except (EngineUnavailableError, msgspec.DecodeError):
+        except (EngineUnavailableError, *UNREADABLE):
             yield single(catalogue.UP, 0)
             return
         yield single(catalogue.UP, 1)

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from engines.event_publisher import RefusedError
+from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.hashing import HASH_BYTES
 from kvcontrol.core.ids import BlockHash
 
@@ -19,7 +20,7 @@ def parsed(body: bytes, kind: type[_Body], allowed: Mapping[type, str]) -> _Body
     """Return a body of this kind; raises ``RefusedError`` with what ``allowed`` says of it."""
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise RefusedError(f"what was asked is not what is allowed: {error}; allowed: {allowed[kind]}") from error
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from engines.event_publisher import RefusedError
+from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.policy_control import PolicyChange
 from kvcontrol.kv_policy.choice import PolicyChoice
 from kvcontrol.scheduler_ir.strategies import make_strategy
@@ -17,7 +18,7 @@ def change_of(body: bytes) -> PolicyChange:
     """Return what a body asks for."""
     try:
         return msgspec.json.decode(body or b"{}", type=PolicyChange)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise RefusedError(f"the body is not what is allowed: {error}") from error
 
 

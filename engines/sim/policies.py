@@ -9,6 +9,7 @@ import msgspec
 from engines.event_publisher import RefusedError
 from engines.sim.engine import SimEngine
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.policy_control import EvictionReport, PolicyChange, PolicyInCharge, PolicyReport
 from kvcontrol.kv_policy import POLICIES, EvictionPolicy, PolicyError, make_policy
 from kvcontrol.kv_policy.choice import PolicyChoice
@@ -53,7 +54,7 @@ class SimPolicies:
             change = msgspec.json.decode(body or b"{}", type=PolicyChange)
             tier = self._tier_of(change)
             self._use(tier, PolicyChoice(text=change.name, name=change.name, parameters=_numbers(change)))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             self.refused += 1
             raise RefusedError(f"the body is not what is allowed: {error}") from error
         except (PolicyError, OverflowError) as error:

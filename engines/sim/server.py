@@ -22,6 +22,7 @@ from engines.sim.faults import InjectedFaultError
 from engines.sim.instance import ENGINE, SimInstance
 from engines.sim.metrics import SimMetrics
 from engines.sim.text import SimTokenizer, TextError
+from kvcontrol.core.errors import UNREADABLE
 
 _INLINE_BYTES: Final = 16 << 10
 """Longer bodies are tokenized beside the event loop."""
@@ -100,7 +101,7 @@ class Server:
             raise RefusedRequestError(HTTPStatus.SERVICE_UNAVAILABLE, "refused, as was asked for", "overloaded")
         try:
             asked = msgspec.json.decode(body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"the body is not what is allowed: {error}") from error
         if asked.model != spec.model:
             raise RefusedRequestError(

@@ -16,6 +16,7 @@ from gateway.fingerprint.canonical import canonical_chat
 from gateway.fingerprint.tokenizer import ModelTokenizer
 from gateway.registry import Registry
 from gateway.types import Operation
+from kvcontrol.core.errors import UNREADABLE
 
 TOKEN_OPERATIONS: Final = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
 
@@ -112,7 +113,7 @@ def _parsed(body: bytes, kind: type[_Parsed]) -> _Parsed:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"the request body: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidRequestError(f"the request body is not JSON: {error}", code="invalid_json") from None
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from kvcontrol.core.errors import UNREADABLE
+
 _MULTIMODAL = frozenset(
     {
         "image_url",
@@ -116,7 +118,7 @@ def _parsed_call(call: Any) -> Any:
         case {"function": {"arguments": str(text)} as function}:
             try:
                 arguments = msgspec.json.decode(text)
-            except (msgspec.DecodeError, RecursionError):
+            except UNREADABLE:
                 return call
             if isinstance(arguments, dict):
                 return {**call, "function": {**function, "arguments": arguments}}

@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 
 from gateway.registry import Instance
+from kvcontrol.core.errors import UNREADABLE
 
 _MAX_ANSWER_BYTES: Final = 4 << 20
 _MAX_SHOWN: Final = 300
@@ -99,7 +100,7 @@ def _message(status: int, path: str, said: bytes) -> str:
         match msgspec.json.decode(said):
             case {"error": {"message": str(message)}}:
                 return message[:_MAX_SHOWN]
-    except msgspec.DecodeError:
+    except UNREADABLE:
         pass
     return f"{path} answered {status}"
 

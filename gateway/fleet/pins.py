@@ -23,6 +23,7 @@ from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.state.fleet_bodies import PinBody
 from kvcontrol.core.blocks import CacheIdentity
+from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.hashing import root_hash
 from kvcontrol.core.ids import Epoch, InstanceId
 from kvcontrol.core.prefix_control import (
@@ -180,7 +181,7 @@ class PinKeeper:
     async def _ask(self, instance: Instance, method: str, path: str, body: Any, kind: type[_Answer]) -> _Answer:
         try:
             return msgspec.json.decode(await self._control.call(instance, method, path, body), type=kind)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise InstanceControlError(f"{path} can't be read: {error}", status=None, sure=False) from None
         except InstanceControlError as error:
             if error.status in {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}:

@@ -19,6 +19,7 @@ import msgspec
 
 from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.registry import Instance
+from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.policy_control import POLICY_PATH, PolicyChange, PolicyParams
 
@@ -220,7 +221,7 @@ def read_policies(body: bytes) -> Choice:
     """Read an answer to ``GET /kv/v1/policy``; raises ``InstanceControlError``."""
     try:
         said = msgspec.json.decode(body, type=_AllRunning)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise InstanceControlError(f"{POLICY_PATH} can't be read: {error}", status=None, sure=True) from None
     policies = {each.kind: Policy(kind=each.kind, name=each.name, params=each.params) for each in said.policies}
     return Choice(policies=policies, available=said.available)

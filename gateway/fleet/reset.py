@@ -7,6 +7,7 @@ import msgspec
 
 from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.registry import Instance
+from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.tier_control import RESET_PATH, CacheReset
 
@@ -21,7 +22,7 @@ async def reset_prefix_caches(
             return msgspec.json.decode(await control.call(instance, "POST", RESET_PATH), type=CacheReset)
         except InstanceControlError as error:
             return error
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             return InstanceControlError(f"{RESET_PATH} can't be read: {error}", status=None, sure=False)
 
     done = await asyncio.gather(*(one(each) for each in instances))

@@ -22,6 +22,7 @@ from gateway.registry.load import LoadTracker
 from gateway.registry.registry import Registry
 from gateway.registry.report import ReportError, read_report
 from kvcontrol.core.control import STATS_PATH, InstanceStats
+from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.ids import InstanceId
 
 _MODELS_EVERY_S = 15.0
@@ -144,7 +145,7 @@ class HealthLoop:
                 )
                 for each in raw
             )
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise _CheckFailedError(f"/v1/models is not a model list: {error}") from error
 
     async def _stats(self) -> tuple[InstanceStats | None, str | None]:
@@ -160,7 +161,7 @@ class HealthLoop:
             stats = read_report(body, url=now.url, rules=None if now.source is Source.SETTINGS else self._rules)
         except ReportError as error:
             raise _CheckFailedError(f"{STATS_PATH} reports what can't be: {error}") from error
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             return self._unreported(f"{STATS_PATH} can't be read ({error})")
         self._reports = True
         return stats, None

@@ -24,7 +24,7 @@ def read_report(body: bytes, *, url: str, rules: AddressRules | None) -> Instanc
     """Return the report of the instance at ``url``; with ``rules`` its event sockets are on its own host or in allowed
     networks.
 
-    Raises ``msgspec.DecodeError`` for what is no report at all, ``ReportError`` for one that can't be true.
+    Raises one of ``UNREADABLE`` for what is no report at all, ``ReportError`` for one that can't be true.
     """
     try:
         stats = msgspec.json.decode(body, type=InstanceStats)

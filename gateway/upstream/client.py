@@ -37,19 +37,34 @@ class _Inflate:
         return not self.more and (self._inflate.eof or not self._begun)
 
     def decode(self, data: bytes = b"") -> bytes:
-        """Return what these bytes and those before hold, at most ``_MOST_INFLATED_BYTES`` of it."""
+        """Return what these bytes and those before hold, at most ``_MOST_INFLATED_BYTES`` of it.
+
+        By small pieces: at the end of each member zlib copies what is left of the piece that it was given, and a
+        hostile engine's members are 20 bytes long.
+        """
         self._begun = True
+        left = self._left + data
+        view, place, room = memoryview(left), 0, _MOST_INFLATED_BYTES
+        parts: list[bytes] = []
         try:
-            if self._inflate.eof and (self._left or data):
-                self._inflate = zlib.decompressobj(wbits=_ANY_HEADER)
-            decoded = self._inflate.decompress(self._left + data, _MOST_INFLATED_BYTES)
+            while room > 0:
+                if self._inflate.eof:
+                    if place == len(left):
+                        break
+                    self._inflate = zlib.decompressobj(wbits=_ANY_HEADER)
+                inflate, piece = self._inflate, view[place : place + _INFLATED_AT_ONCE_BYTES]
+                parts.append(inflate.decompress(piece, room))
+                room -= len(parts[-1])
+                place += len(piece) - len(inflate.unused_data if inflate.eof else inflate.unconsumed_tail)
+                if place == len(left):
+                    break
         except zlib.error as error:
             raise UpstreamFailureError(
                 FailureKind.BAD_ENCODING, f"the engine's compressed answer is damaged: {error}"
             ) from error
-        self._full = len(decoded) == _MOST_INFLATED_BYTES and not self._inflate.eof
-        self._left = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
-        return decoded
+        self._full = room == 0 and not self._inflate.eof
+        self._left = left[place:]
+        return b"".join(parts)
 
 
 class UpstreamResponse:
@@ -65,12 +80,13 @@ class UpstreamResponse:
         self.status = connection.status
         headers = connection.headers
         self.is_event_stream = False
-        coding = b"identity"
+        codings: list[bytes] = []
         for name, value in headers:
             if name == b"content-type":
                 self.is_event_stream = value.partition(b";")[0].strip().lower() == b"text/event-stream"
             elif name == b"content-encoding":
-                coding = value.strip().lower()
+                codings.append(value.strip().lower())
+        coding = b", ".join(codings)
         self._decoder: _Inflate | None = None
         if coding in _INFLATED:
             self._decoder = _Inflate()
@@ -289,6 +305,7 @@ _OWN_LINES = 2  # content-length, and the empty one
 _REDIRECTIONS = range(300, 400)
 _ANY_HEADER = 47  # zlib's word for: gzip or zlib, as its header says
 _MOST_INFLATED_BYTES = 1 << 20
+_INFLATED_AT_ONCE_BYTES = 4 << 10
 _LINGER_S = 1.0
 _INFLATED = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _PLAIN = frozenset({b"identity", b""})

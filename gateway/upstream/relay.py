@@ -18,7 +18,7 @@ from gateway.types import Dialect, Operation, Usage
 from gateway.upstream.client import UpstreamResponse
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.headers import Header, towards_client
-from gateway.upstream.sse import EventScanner, scanner_for, usage_of_answer
+from gateway.upstream.sse import EventScanner, is_whole, scanner_for, usage_of_answer
 
 DEADLINE = "deadline"
 """The failure of an answer that was cut because its request's time was over."""
@@ -29,6 +29,7 @@ OURS: Final = frozenset({DEADLINE, CANCELLED})
 
 _MAX_WHOLE_BYTES = 64 << 20
 _LAST_WORDS_S = 1.0
+_BLANK: Final = b"\n\n"
 
 
 class Reply(Protocol):
@@ -67,7 +68,8 @@ async def relay(  # noqa: PLR0913 - called at one place, by name
     A stream whose ``deadline`` passes ends with an error event; any other answer lets the cancellation through.
     ``paused`` is told the seconds between two pieces of a stream.
     """
-    headers = [*towards_client(response.headers), *own_headers]
+    own = {name for name, _ in own_headers}
+    headers = [*(each for each in towards_client(response.headers) if each[0] not in own), *own_headers]
     if not response.readable:
         return await _pass(response, reply, headers)
     if response.status >= HTTPStatus.BAD_REQUEST:
@@ -96,14 +98,14 @@ async def _stream(response: UpstreamResponse, reply: Reply, headers: Sequence[He
         await _pass_events(response, reply, data, watched)
     except UpstreamFailureError as error:
         failure = error.kind
-        await reply.send(_error_events(error, dialect))
+        await reply.send(_parted(scanner) + _error_events(error, dialect))
     except asyncio.CancelledError:
         if not deadline.passed():
             raise
         response.close()  # the engine stops now, whatever the client does
         if not scanner.done:
             why = deadline.error
-            await _last_words(reply, why, dialect)
+            await _last_words(reply, scanner, why, dialect)
             failure = DEADLINE if isinstance(why, DeadlineError) else CANCELLED
             return Relayed(status=response.status, usage=scanner.usage, failure=failure)
     else:
@@ -132,12 +134,18 @@ async def _pass_events(response: UpstreamResponse, reply: Reply, data: bytes, wa
 def _ending(scanner: EventScanner, dialect: Dialect) -> tuple[bytes, str | None]:
     """What has to follow when the engine has said all, and how it failed."""
     rest = scanner.rest()
-    if scanner.failed:
-        return rest + (b"" if scanner.done else after_error(dialect)), "error_event"
     if scanner.done:
-        return rest, None
+        return rest, "error_event" if scanner.failed else None
+    said = rest + _BLANK if is_whole(rest) else _parted(scanner)
+    if scanner.failed:
+        return said + after_error(dialect), "error_event"
     cut = UpstreamFailureError(FailureKind.CUT, "the engine ended its stream without finishing it")
-    return rest + _error_events(cut, dialect), FailureKind.CUT
+    return said + _error_events(cut, dialect), FailureKind.CUT
+
+
+def _parted(scanner: EventScanner) -> bytes:
+    """What keeps the next event apart from one of which a part has been let pass."""
+    return _BLANK if scanner.torn else b""
 
 
 async def _whole(response: UpstreamResponse, reply: Reply, headers: Sequence[Header]) -> Relayed:
@@ -191,12 +199,14 @@ async def _read(response: UpstreamResponse) -> tuple[bytes, bool]:
     return (first if len(parts) == 1 else b"".join(parts)), True
 
 
-async def _last_words(reply: Reply, error: DeadlineError | PlanCancelledError, dialect: Dialect) -> None:
+async def _last_words(
+    reply: Reply, scanner: EventScanner, error: DeadlineError | PlanCancelledError, dialect: Dialect
+) -> None:
     """End a stream with an error event. Not for long: a client that doesn't read gets a broken answer instead."""
     events = stream_error(dialect, status=error.status, message=error.message, kind=error.type, code=error.code)
     try:
         async with asyncio.timeout(_LAST_WORDS_S):
-            await reply.finish(events)
+            await reply.finish(_parted(scanner) + events)
     except TimeoutError:
         return
 

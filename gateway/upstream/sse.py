@@ -10,6 +10,7 @@ import re
 import msgspec
 
 from gateway.types import Dialect, Usage
+from kvcontrol.core.errors import UNREADABLE
 
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -55,18 +56,20 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(_Event)
+_any = msgspec.json.Decoder(msgspec.Raw)
 
 
 class EventScanner:
     """One answer's scanner. With ``hide_usage`` the event that carries nothing but usage is left out: the gateway asked
-    for it, the client didn't.
+    for it, the client didn't. ``torn`` says that a part of an event has been let pass, and not its end.
     """
 
-    __slots__ = ("_held", "_hide_usage", "done", "failed", "usage")
+    __slots__ = ("_held", "_hide_usage", "done", "failed", "torn", "usage")
 
     def __init__(self, *, hide_usage: bool) -> None:
         self._hide_usage = hide_usage
         self._held = b""
+        self.torn = False
         self.usage: Usage | None = None
         self.done = False
         self.failed = False
@@ -87,10 +90,13 @@ class EventScanner:
         if len(self._held) > _MAX_HELD_BYTES:  # no event is that long: let it pass rather than hold it all
             keep.append(self._held)
             self._held = b""
+            self.torn = True
+        elif self.torn and end:
+            self.torn = False
         return keep[0] if len(keep) == 1 else b"".join(keep)
 
     def rest(self) -> bytes:
-        """Return what was held back, at the orderly end of the stream."""
+        """Return what was held back, at the orderly end of the stream; ``is_whole`` says whether it is an event."""
         rest, self._held = self._held, b""
         return rest if not rest or self._look(rest) else b""
 
@@ -105,7 +111,7 @@ class EventScanner:
             return True
         try:
             said = _decoder.decode(_data(event))
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             return True
         if bytes(said.error) not in {b"", b"null"}:
             self.failed = True
@@ -149,7 +155,7 @@ class TypedScanner(EventScanner):
             return True
         try:
             said = _decoder.decode(_data(event))
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             return True
         if said.type in {"error", "response.failed"}:
             self.failed = True
@@ -181,11 +187,23 @@ def scanner_for(dialect: Dialect, *, hide_usage: bool, generate: bool) -> EventS
     return GenerateScanner() if generate else EventScanner(hide_usage=hide_usage)
 
 
+def is_whole(event: bytes) -> bool:
+    """Whether an event that no blank line ended has all of its data."""
+    data = _data(event)
+    if data == b"[DONE]":
+        return True
+    try:
+        _any.decode(data)
+    except UNREADABLE:
+        return False
+    return True
+
+
 def usage_of_answer(body: bytes) -> Usage | None:
     """Return the usage in a whole (not streamed) answer, where it has one."""
     try:
         said = _decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return None
     usage = said.tokens()
     return None if usage is None else _usage(usage)
@@ -221,4 +239,4 @@ def _joined(before: Usage, now: Usage) -> Usage:
     )
 
 
-__all__ = ["EventScanner", "scanner_for", "usage_of_answer"]
+__all__ = ["EventScanner", "is_whole", "scanner_for", "usage_of_answer"]

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
-from kvcontrol.core.errors import WireError
+from kvcontrol.core.errors import UNREADABLE, WireError
 from kvcontrol.core.ids import BlockHash, Epoch, Seq
 from kvcontrol.core.wire import MAX_HASH_BYTES, MAX_SEQ, MIN_HASH_BYTES
 
@@ -49,7 +49,7 @@ class SnapshotReader:
             raise WireError(f"snapshot is {len(body)} bytes long; at most {MAX_SNAPSHOT_BYTES} are allowed")
         try:
             head = _head.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             known = ", ".join(CacheTier)
             raise WireError(f"snapshot: {str(error)[:_MAX_REASON]}; tiers are {known}") from error
         if head.tiers.keys() != head.parents.keys():
@@ -114,7 +114,7 @@ def _names(raw: msgspec.Raw, where: str) -> Iterator[BlockHash | None]:
     for window in _windows(bytes(raw), where):
         try:
             texts = _texts.decode(window)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise WireError(f"snapshot: {where} is not a list of hex names: {error}") from error
         for text in texts:
             if not text:

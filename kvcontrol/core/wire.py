@@ -24,7 +24,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from kvcontrol.core.blocks import CacheTier
-from kvcontrol.core.errors import WireError
+from kvcontrol.core.errors import UNREADABLE, WireError
 from kvcontrol.core.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvcontrol.core.ids import BlockHash, Seq
 from kvcontrol.core.packed_tokens import PackedTokens
@@ -206,7 +206,7 @@ def _is_array(data: bytes | msgspec.Raw) -> bool:
 def _typed(decoder: msgspec.msgpack.Decoder[_T], data: bytes | msgspec.Raw, problem: str) -> _T:
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise WireError(f"{problem}: {str(error)[:_MAX_REASON]}") from error
 
 

@@ -10,6 +10,7 @@ from hashlib import blake2b
 import msgspec
 
 from kvcontrol.core import BlockHash, CacheIdentity, IdentityError, WireError
+from kvcontrol.core.errors import UNREADABLE
 
 MAX_PINS = 1_000
 """Pins of one entry that a dump may ask for."""
@@ -101,7 +102,7 @@ def decode(data: bytes, identity: CacheIdentity) -> Contents:
         raise WireError("the prefix dump is damaged: its checksum differs")
     try:
         contents = msgspec.msgpack.decode(body, type=Contents)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise WireError(f"the prefix dump can't be read: {error}") from error
     if contents.identity != identity:
         raise IdentityError(f"the prefix dump is for {contents.identity}, not for {identity}")

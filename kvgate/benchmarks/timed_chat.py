@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
+from kvcontrol.core.errors import UNREADABLE
+
 Message = dict[str, str]
 
 _LOOK_UP_S = 10.0
@@ -128,7 +130,7 @@ def _foreign_errors(url: str) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise BenchmarkError(f"{url} did not answer in time") from error
-    except (aiohttp.ClientError, msgspec.DecodeError) as error:
+    except (aiohttp.ClientError, *UNREADABLE) as error:
         raise BenchmarkError(f"{url}: {error}") from error
 
 

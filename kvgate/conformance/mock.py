@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from kvcontrol.core.errors import UNREADABLE
+
 MODEL = "mock-model"
 _SCRIPT = re.compile(r"<<(\{.*?\})>>", re.DOTALL)
 _BIG = 1 << 30
@@ -159,7 +161,7 @@ def script_in(said: Any) -> Script:
         return Script()
     try:
         return msgspec.json.decode(match.group(1), type=Script)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return Script()
 
 

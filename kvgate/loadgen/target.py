@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.traces import Ask, SynthesisError, Told, Words, learn_words
 from kvgate.failure import CommandError
 from kvgate.loadgen.answer import Answer, Ending
@@ -72,7 +73,7 @@ def foreign_errors(url: str) -> Iterator[None]:
         raise CommandError(f"{url} did not answer within {LOOK_UP_S:.0f} s") from error
     except (aiohttp.ClientError, OSError) as error:
         raise CommandError(f"{url}: {error}", "is the gateway running there? kvgate up starts one") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise CommandError(f"{url} answers what can't be read: {error}", "is that an OpenAI-compatible API?") from error
 
 
@@ -195,7 +196,7 @@ class Chats:
             answer.ending, answer.why = Ending.FAILED, "no connection"
         except (aiohttp.ClientError, OSError):
             answer.ending, answer.why = Ending.FAILED, "connection lost"
-        except msgspec.DecodeError:
+        except UNREADABLE:
             answer.ending, answer.why = Ending.FAILED, "unreadable answer"
         finally:
             answer.ended_s = self._clock()
@@ -278,7 +279,7 @@ class _Reading:
 def _code(body: bytes) -> str:
     try:
         said = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return ""
     return _code_of(said.get("error") if isinstance(said, dict) else None)
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from gateway.api.admin.access import AdminRoute
 from gateway.fleet import InstanceControl, InstanceControlError
 from gateway.registry import Instance, InstanceState, Registry
+from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.policy_control import POLICY_PATH, PolicyReport
 
 _EVICTION = "eviction"
@@ -64,7 +65,7 @@ async def _ask(control: InstanceControl, instance: Instance) -> InstanceShadows:
         report = msgspec.json.decode(await control.call(instance, "GET", POLICY_PATH), type=PolicyReport)
     except InstanceControlError as error:
         return InstanceShadows(problem=str(error))
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         return InstanceShadows(problem=f"{POLICY_PATH} can't be read: {error}")
     in_charge = next((each for each in report.policies if each.kind == _EVICTION), None)
     shadows = next((each.shadow for each in report.policies if each.kind == _SHADOW and each.shadow is not None), None)

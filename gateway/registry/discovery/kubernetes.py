@@ -20,6 +20,7 @@ import msgspec
 
 from gateway.registry.discovery.base import DiscoveryError, instance_name
 from gateway.registry.instance import InstanceSpec, Source
+from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.ids import InstanceId
 
 _MAX_LINE_BYTES = 8 << 20
@@ -129,7 +130,7 @@ class KubernetesWatcher:
                                 yield now
                     except _GoneError:
                         continue
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, *UNREADABLE) as error:
             raise DiscoveryError(f"{self.place} can't be watched: {type(error).__name__}: {error}") from None
 
     async def _list(self, session: aiohttp.ClientSession) -> _SliceList:
@@ -216,7 +217,7 @@ class KubernetesWatcher:
     def _refused(self, status: int, body: bytes) -> DiscoveryError:
         try:
             said = msgspec.json.decode(body, type=_Status).message
-        except msgspec.DecodeError:
+        except UNREADABLE:
             said = ""
         return DiscoveryError(f"{self.place}: the API server answered {status} {said}".rstrip())
 

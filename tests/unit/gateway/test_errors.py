@@ -25,6 +25,13 @@ def test_a_number_as_a_code_becomes_a_word() -> None:
     assert read(400, body) == {"message": "m", "type": "t", "param": "p", "code": "invalid_request"}
 
 
+@pytest.mark.parametrize("said", [b"\xff", b"[" * 100_000, b"1" * 6_000])
+def test_an_error_that_can_not_be_read_is_shown_as_it_came(said: bytes) -> None:
+    error = read(400, b'{"error": {"message": "' + said + b'", "code": ' + said + b"}}")
+    assert str(error["message"]).startswith('{"error": {"message": "')
+    assert error["code"] == "invalid_request"
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(400, "invalid_request_error"), (404, "not_found_error"), (429, "rate_limit_error"), (500, "api_error")],

@@ -2,9 +2,11 @@
 
 import asyncio
 import gzip
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -380,6 +382,46 @@ async def test_a_compressed_answer_of_several_members_is_whole_and_one_that_is_c
         assert await ask(asked, server.url) == (200, b"hello" * 200)
         assert await ask(asked, server.url) == (200, b"")
         assert await failure_of(asked, server.url) is FailureKind.BAD_ENCODING
+
+
+class CopiesCounted:
+    """zlib's object; counts the bytes behind a member that it copies."""
+
+    copied = 0
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    @property
+    def unused_data(self) -> bytes:
+        left: bytes = self._real.unused_data
+        CopiesCounted.copied += len(left)
+        return left
+
+
+async def test_thousands_of_empty_members_are_not_copied_thousands_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = zlib.decompressobj
+    monkeypatch.setattr(zlib, "decompressobj", lambda wbits: CopiesCounted(made(wbits=wbits)))
+    packed = gzip.compress(b"") * 50_000 + gzip.compress(b"hello")
+    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed)
+    async with serving(answering(head + packed)) as server, client() as asked:
+        assert await ask(asked, server.url) == (200, b"hello")
+    assert CopiesCounted.copied < 1_000 * len(packed)
+
+
+async def test_an_answer_that_was_encoded_twice_is_left_as_it_is_whatever_lines_say_so() -> None:
+    head = b"HTTP/1.1 200 OK\r\n%bcontent-length: 4\r\n\r\nabcd"
+    twice = (b"content-encoding: gzip\r\ncontent-encoding: gzip\r\n", b"content-encoding: gzip, gzip\r\n")
+    async with serving(answering(*(head % each for each in twice))) as server, client() as asked:
+        for lines in (2, 1):
+            response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+            assert not response.readable
+            assert sum(name == b"content-encoding" for name, _ in response.headers) == lines
+            assert await response.read() == b"abcd"
+            response.close()
 
 
 async def test_a_compressed_answer_is_opened_a_piece_at_a_time() -> None:

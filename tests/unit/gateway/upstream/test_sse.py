@@ -172,3 +172,15 @@ def test_usage_of_whole_answers_in_other_dialects() -> None:
     assert usage_of_answer(b'{"text":"x","meta_info":{"prompt_tokens":3,"completion_tokens":4}}') == Usage(
         prompt_tokens=3, completion_tokens=4, cached_tokens=None
     )
+
+
+BAD_TEXT = b'{"type": "\xff", "choices": [], "usage": {"prompt_tokens": 5}}'
+
+
+def test_what_is_no_text_is_passed_on_and_counts_nothing() -> None:
+    assert usage_of_answer(BAD_TEXT) is None
+    for dialect in Dialect:
+        scanner = scanner_for(dialect, hide_usage=False, generate=False)
+        event = b"data: " + BAD_TEXT.replace(b"choices", b"message_start") + b"\n\n"
+        assert scanner.feed(event) == event
+        assert scanner.usage is None
