@@ -180,7 +180,8 @@ class EventLog:
             for block in blocks:
                 resident.pop(block, None)
             self._removed += len(blocks)
-            first = self._enqueue([_Removed(block, tier) for block in blocks])
+            new = tuple.__new__  # see ``stored_all``
+            first = self._enqueue([new(_Removed, (block, tier)) for block in blocks])
         if first:
             self._on_pending()
 

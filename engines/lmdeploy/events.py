@@ -16,13 +16,14 @@ would serve them as prefix hits after waking. ``forget_cache`` empties it there,
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from engines.event_log import EventLog
+from engines.lmdeploy.put_off import PutOff
 from engines.lmdeploy.tenancy import salt_of_identity, without_salt
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, child_hash, root_hash
@@ -55,7 +56,8 @@ class TrieTracker:
     """Turns changes of one trie's shape into events of one log, on the engine's thread.
 
     LMDeploy changes the trie a path at a time, while a request waits for it. So each change is only noted, and a path's
-    changes are named and told together when it is done (``settle``): a third of what it takes one by one.
+    changes are named and told together when it is done (``settle``): a third of what it takes one by one; a moment
+    later where that is asked for (``put_off``).
     """
 
     def __init__(self, log: EventLog, identity: CacheIdentity) -> None:
@@ -63,6 +65,11 @@ class TrieTracker:
         self._roots: dict[tuple[str, str], BlockHash] = {}
         self._changes: list[tuple[Any, Any]] = []
         """Nodes with the parent that they hang under from now on, None for those that hang no more."""
+        self._untold: list[Callable[[], None]] = []
+        """What is to be told before those."""
+        self._gained = False
+        """Whether some of all that hangs now."""
+        self.put_off = PutOff()
         self.witness: StoredWitness | None = None
         self.identity = identity
         self.errors = 0
@@ -74,6 +81,7 @@ class TrieTracker:
     def attached(self, node: Any, parent: Any) -> None:
         """Note a node that now hangs under ``parent``; O(1)."""
         setattr(node, _TRACKER, self)
+        self._gained = True
         self._changes.append((node, parent))
 
     def detached(self, node: Any) -> None:
@@ -83,51 +91,64 @@ class TrieTracker:
     def named(self, nodes: list[Any], parent: Any) -> NamedPath | None:
         """Name a path that may be hung below ``parent`` later, so that it is told quickly then; None where that fails.
 
-        Each node is the parent of the next. Changes nothing but what was to be told before. Never raises.
+        Each node is the parent of the next, and gets its name and its way to this tracker; the trie isn't touched.
+        What was to be told before is told. Never raises.
         """
-        self.settle()
+        self.settle_now()
         try:
-            return self._named(nodes, parent)
+            named = self._named(nodes, parent)
+            for node, (key, _, _) in zip(nodes, () if named is None else named.blocks, strict=False):
+                setattr(node, _HASH, key)
+                setattr(node, _TRACKER, self)
         except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
             self._failed()
             return None
+        return named
 
     def hung(self, nodes: list[Any], parent: Any, named: NamedPath | None) -> None:
-        """Record a whole path that hangs below ``parent`` now; O(nodes). Never raises."""
+        """Note a whole path that hangs below ``parent`` now. Never raises."""
+        if named is None or named.identity is not self.identity:
+            named = None
+            for node in nodes:  # a name that was given ahead, under an identity that has passed, is none
+                node.__dict__.pop(_HASH, None)
+                setattr(node, _TRACKER, self)
+        self._gained = True
+        self._set_down()
+        self._untold.append(lambda: self._tell_hung(nodes, parent, named))
         self.settle()
-        for node in nodes:
-            setattr(node, _TRACKER, self)
-        try:
-            if named is None or named.identity is not self.identity:
-                named = self._named(nodes, parent)
-            if named is not None:
-                self._tell_named(nodes, named)
-        except Exception:  # noqa: BLE001  # likewise
-            self._failed()
 
     def settle(self) -> None:
-        """Record what has changed since the last call, in order; O(changed blocks). Never raises."""
-        if not self._changes:
-            return
-        changes, self._changes = self._changes, []
-        for is_gone, run in groupby(changes, key=lambda change: change[1] is None):
+        """Record what has changed since the last call, in order, unless that is put off; O(changed blocks). Never
+        raises.
+        """
+        if (self._changes or self._untold) and not self.put_off:
+            self.settle_now()
+
+    def settle_before_eviction(self) -> None:
+        """Record what has come to hang since the last call: the witness may keep it from being evicted."""
+        if self._gained:
+            self.settle_now()
+
+    def settle_now(self) -> None:
+        """Record what has changed since the last call, put off or not. Never raises."""
+        self.put_off.end()
+        self._set_down()
+        self._gained = False
+        untold, self._untold = self._untold, []
+        for tell in untold:
             try:
-                if is_gone:
-                    self._tell_gone([node for node, _ in run])
-                else:
-                    for path in _paths(run):
-                        self._tell_stored(path)
+                tell()
             except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
                 self._failed()
 
     def forgotten(self) -> None:
         """Record that the cache is empty."""
-        self.settle()
+        self.settle_now()
         self._log.cleared()
 
     def rebase(self, identity: CacheIdentity) -> None:
         """Root later blocks in another identity; the cache must be forgotten first."""
-        self.settle()
+        self.settle_now()
         self._roots = {}
         self.identity = identity
 
@@ -135,6 +156,21 @@ class TrieTracker:
         known = [block for node in nodes if (block := getattr(node, _HASH, None)) is not None]
         if known:
             self._log.removed_all(known, tier=CacheTier.HBM)
+
+    def _set_down(self) -> None:
+        """Make of the changes noted what is to be told of them, in order."""
+        changes, self._changes = self._changes, []
+        for is_gone, run in groupby(changes, key=lambda change: change[1] is None):
+            if is_gone:
+                self._untold.append(partial(self._tell_gone, [node for node, _ in run]))
+            else:
+                self._untold += [partial(self._tell_stored, path) for path in _paths(run)]
+
+    def _tell_hung(self, nodes: list[Any], parent: Any, named: NamedPath | None) -> None:
+        if named is None:
+            named = self._named(nodes, parent)
+        if named is not None:
+            self._tell_named(nodes, named)
 
     def _tell_stored(self, path: list[tuple[Any, Any]]) -> None:
         """Record a run of nodes, each the parent of the next."""
@@ -288,6 +324,23 @@ def trie_change(original: Callable[..., Any]) -> Callable[..., Any]:
     return change
 
 
+def trie_evict(original: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
+    """``BlockTrie.evict``: who may keep blocks knows all of them first; what has gone is told."""
+
+    @wraps(original)
+    def evict(self: Any, max_num_blocks: int) -> int:
+        tracker = tracker_of(self)
+        if tracker is None:
+            return original(self, max_num_blocks)
+        tracker.settle_before_eviction()
+        try:
+            return original(self, max_num_blocks)
+        finally:
+            tracker.settle()
+
+    return evict
+
+
 def _extra(extra_identity: tuple[Any, ...]) -> bytes:
     """What else than tokens and salt a block depends on, with every field's length: no two identities alike."""
     others = without_salt(extra_identity) if extra_identity else ()
@@ -310,5 +363,6 @@ __all__ = [
     "node_detach_leaf",
     "tracker_of",
     "trie_change",
+    "trie_evict",
     "trie_root",
 ]

@@ -35,14 +35,14 @@ class ShadowFeed:
         if self.policies is not None:
             self._fresh.update((content_of(each), None) for each in path)
 
-    def matched(self, sequence: Any) -> None:
-        """Note a request whose match was accepted. O(its blocks and the fresh ones). Never raises."""
+    def matched(self, tail: Any) -> None:
+        """Note an accepted request by the trie node its path ends in. O(its blocks, and the fresh). Never raises."""
         policies = self.policies
         if policies is None:
             return
         try:
             prompt = []
-            node = sequence.prefix_cache.trie_cursor
+            node = tail
             while node is not None and node.parent is not None:
                 prompt.append(content_of(node))
                 node = node.parent

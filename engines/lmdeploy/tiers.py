@@ -20,10 +20,12 @@ from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from engines.event_log import EventLog
+from engines.lmdeploy.events import tracker_of
 from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.memory import EngineMemory
 from engines.lmdeploy.offload_plan import LoadOrder, OffloadPlanner, SaveOrder
 from engines.lmdeploy.transfers import Ended, UnderWay
+from engines.lmdeploy.trie_eviction import eviction_of
 from engines.lmdeploy.trie_path import PathMaker
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
@@ -47,6 +49,10 @@ BuildHierarchy = Callable[[EngineMemory, CacheIdentity], Built]
 FOLLOW_EVERY_S = 0.05
 SAVE_GRACE_S = 0.01
 """How long a save waits after the forward that wrote its blocks: the forward's token takes the same way to the host."""
+PUT_OFF_START_S = 0.05
+"""For how long nobody is told what was evicted to make room for a load: until it has begun."""
+PUT_OFF_FORWARD_S = 0.15
+"""For how long nobody is told of the blocks that a load brought: until their prompt's forward has been launched."""
 GRACE_S = 5.0
 """A transfer that has not ended so long after twice its deadline never will."""
 
@@ -154,6 +160,7 @@ class EngineTiers:
             self._timer.cancel()
         if not self._closed:
             self.guard("follow transfers", None, self._announce)
+            self.guard("tell of the block trie", None, self._tell_watchers)
             self._timer = loop.call_later(FOLLOW_EVERY_S, self.follow, loop)
 
     def close(self) -> None:
@@ -171,7 +178,10 @@ class EngineTiers:
             self.planner.arrived(seq)
 
     def external_tokens(self, seq: Any, computed_tokens: int) -> int | None:
-        return 0 if self.planner is None else self.planner.external_tokens(seq, computed_tokens)
+        tokens = 0 if self.planner is None else self.planner.external_tokens(seq, computed_tokens)
+        if tokens and (tracker := tracker_of(self._scheduler.block_trie)) is not None:
+            tracker.put_off.begin(PUT_OFF_START_S)
+        return tokens
 
     def lookup_cancelled(self, request_id: int) -> None:
         """A request is over before its blocks have come from elsewhere."""
@@ -219,7 +229,24 @@ class EngineTiers:
     def loads_ended(self, request_ids: Iterable[int], invalid_slots: Iterable[int]) -> list[tuple[int, bool]]:
         """Return each load's end and whether it succeeded."""
         invalid = set(invalid_slots)
-        return [(request_id, self._load_usable(request_id, invalid)) for request_id in sorted(request_ids)]
+        if request_ids := sorted(request_ids):
+            self.guard("put off telling", None, self._put_off_watchers)
+        return [(request_id, self._load_usable(request_id, invalid)) for request_id in request_ids]
+
+    def _tell_watchers(self) -> None:
+        """Let those who watch the block trie be told what waits for it."""
+        trie = self._scheduler.block_trie
+        if (tracker := tracker_of(trie)) is not None:
+            tracker.settle()
+        if (eviction := eviction_of(trie)) is not None:
+            eviction.work()
+
+    def _put_off_watchers(self) -> None:
+        """Have them told of what a load brought after its prompt's forward has been launched."""
+        trie = self._scheduler.block_trie
+        for watcher in (tracker_of(trie), eviction_of(trie)):
+            if watcher is not None:
+                watcher.put_off.begin(PUT_OFF_FORWARD_S)
 
     def _load_usable(self, request_id: int, invalid: set[int]) -> bool:
         self._paths.end(request_id)
@@ -316,11 +343,12 @@ class EngineTiers:
         A load counts as ended when its blocks are verified and the device will do nothing that the engine asks of it
         from now on before they have come: the host prepares the forward meanwhile.
         """
-        self.guard("follow transfers", None, self._announce)
-        # LMDeploy orders a step ahead: the one after a load's end has nothing to wait for, and a prompt waits for it.
-        if wait_s > 0 and not self._has_ended and not self._load_told:
-            self.guard("wait for transfers", None, self._wait, wait_s)
-        self._give_up_lost()
+        # LMDeploy orders a step ahead: the one after a load's end has nothing to do, and a prompt waits for it.
+        if not self._load_told:
+            self.guard("follow transfers", None, self._announce)
+            if wait_s > 0 and not self._has_ended:
+                self.guard("wait for transfers", None, self._wait, wait_s)
+            self._give_up_lost()
         ended, self._ended = self._ended, Ended()
         self._load_told = bool(ended.loads)
         return ended

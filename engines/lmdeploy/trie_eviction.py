@@ -13,6 +13,9 @@ so those that it may choose are the ones that only the trie holds, always, and c
 is the policy's; that a node goes only as a leaf is ``TailsFirst``'s, which stands before any policy, and is checked
 here once more, with the reference counts: a block that can't go after all is inserted anew.
 
+While a request waits for its first token, telling may be put off for a moment (``put_off.py``); the policy is asked for
+nothing before it knows all.
+
 A ``TrieEviction`` belongs to one trie and to the engine's thread. Nothing here raises into the engine's loop: at the
 first failure it is counted, logged, and LMDeploy's own eviction does the work from then on; the set of leaves and the
 access times that it reads are kept right all the time. A model with recurrent state, whose checkpoints live and die
@@ -25,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from engines.lmdeploy.put_off import PutOff
 from engines.lmdeploy.shadow_feed import ShadowFeed
 from engines.lmdeploy.trie_contents import content_above, content_of, prompt_contents, tenant_of
 from engines.lmdeploy.urgency import urgency_of_sequence
@@ -62,6 +66,9 @@ class TrieEviction:
         self._resident = np.zeros(blocks, dtype=bool)
         self._held = np.zeros(blocks, dtype=bool)
         self.shadows = ShadowFeed()
+        self.put_off = PutOff()
+        self._waiting: list[Callable[[], None]] = []
+        """What the policy is told later, in this order: before it is asked for anything."""
         self._priority = 0
         """Of the request whose blocks are being attached, as ``BlockKey`` counts."""
         self.ways_back: Callable[[], tuple[float | None, float | None]] = _unknown
@@ -98,6 +105,7 @@ class TrieEviction:
 
         The old policy goes on choosing until then, and another hand-over that had begun is given up.
         """
+        self.settle()
         if self.failed:
             raise RuntimeError("LMDeploy's own eviction has taken over after an error")
         self._policy.begin_hand_over(policy)
@@ -113,6 +121,7 @@ class TrieEviction:
 
     def end_use(self) -> None:
         """Put the policy that was to follow in charge: it is told of what is missing and of what is held."""
+        self.settle()
         held = np.flatnonzero(self._held & self._resident)
         self._policy = self._policy.end_hand_over(list(map(BlockId, held.tolist())))
 
@@ -132,62 +141,61 @@ class TrieEviction:
         setattr(sequence, _TURN, turn)
         try:
             contents = prompt_contents(trie, sequence)
-            size = sequence.block_size
-            self._policy.requested(contents, block_tokens=size, prompt_tokens=size * len(contents))
-        except Exception:  # noqa: BLE001  # likewise
-            self._fail("following a prompt")
+        except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
+            self._fail("reading a prompt")
+            return
+        size = sequence.block_size
+        self._tell(
+            "following a prompt",
+            lambda: self._policy.requested(contents, block_tokens=size, prompt_tokens=size * len(contents)),
+        )
 
     def committed(self, node: Any) -> None:
         """Follow what became reusable on the path that ends in ``node``; O(fresh nodes). Never raises."""
-        if self.failed:
-            return
-        try:
-            fresh: list[Any] = []
-            while node.parent is not None and self._nodes.get(node.block_id) is not node:
-                fresh.append(node)
-                node = node.parent
-            if fresh:
-                self._insert(fresh[::-1])
-                self.shadows.committed(reversed(fresh))
-        except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
-            self._fail("following a new path")
+        priority = self._priority
+        self._tell("following a new path", lambda: self._committed(node, priority))
 
     def references_changed(self, blocks: Any) -> None:
         """Follow the reference counts of ``blocks``, in prompt order; O(blocks). Never raises."""
-        if self.failed:
-            return
-        try:
-            blocks = np.atleast_1d(blocks)
-            ours = blocks[self._resident[blocks]]
-            if len(ours):
-                self._follow(ours)
-        except Exception:  # noqa: BLE001  # likewise
-            self._fail("following reference counts")
+        blocks = np.atleast_1d(blocks)
+        if self._waiting and bool((self._allocator.get_ref_count(blocks) <= 0).any()):
+            self.settle()  # before their numbers come again, for other blocks
+        self._tell("following reference counts", lambda: self._references_changed(blocks))
 
     def matched(self, sequence: Any) -> None:
         """Follow the prefix that an accepted request begins with, once for a prompt: LMDeploy accepts a match for what
         was loaded, and once more for the prompt that goes on from there. Never raises.
         """
-        start = sequence.prefix_cache.match_start_step
+        state = sequence.prefix_cache
+        start = state.match_start_step
         turn = (start, sequence.input_end_pos)
         if start >= 0 and getattr(sequence, _MATCHED, None) == turn:
             return
         setattr(sequence, _MATCHED, turn)
-        self.shadows.matched(sequence)
+        tail, size = state.trie_cursor, sequence.block_size
         if self.failed or start < 0:
+            self.shadows.matched(tail)
             return
-        try:
-            size = sequence.block_size
-            path = sequence.logical_blocks.get_real_blocks()[start // size : sequence.num_history_ids // size]
-            if found := path[self._resident[path]].tolist():
-                self._policy.access(found)
-        except Exception:  # noqa: BLE001  # likewise
-            self._fail("following a match")
+        path = sequence.logical_blocks.get_real_blocks()[start // size : sequence.num_history_ids // size].copy()
+        self._tell("following a match", lambda: self._matched(tail, path))
+
+    def settle(self) -> None:
+        """Tell the policy and the shadows all that waits. Never raises."""
+        self.put_off.end()
+        waiting, self._waiting = self._waiting, []
+        for tell in waiting:
+            tell()
+
+    def work(self) -> None:
+        """Do as ``settle``, unless that is put off. Never raises."""
+        if self._waiting and not self.put_off:
+            self.settle()
 
     def evict(self, leaves: set[Any], wanted_blocks: int) -> int:
         """Free up to ``wanted_blocks`` blocks of the trie and keep ``leaves`` right; fewer only when the rest is in use
         or ``failed`` became true. Returns how many. Never raises.
         """
+        self.settle()
         freed: list[BlockId] = []
         try:
             self._evict(leaves, wanted_blocks, freed)
@@ -200,6 +208,7 @@ class TrieEviction:
 
     def check_integrity(self, trie: Any) -> None:
         """Raise ``AssertionError`` unless the policy knows what ``trie`` holds and who may go; O(n), for tests."""
+        self.settle()
         reachable: dict[BlockId, Any] = {}
         waiting = list(trie._roots.values())  # noqa: SLF001
         while waiting:
@@ -215,6 +224,44 @@ class TrieEviction:
         _require(trie.leaves == {node for node in reachable.values() if not node.children}, "not the trie's leaves")
         counts = self._allocator.get_ref_count(np.arange(len(self._resident)))
         _require(bool(np.array_equal(self._held, self._resident & (counts > 1))), "held are not those in use")
+
+    def _tell(self, what: str, tell: Callable[[], None]) -> None:
+        """Do it now, or after what waits."""
+        if self.failed:
+            return
+
+        def told() -> None:
+            if self.failed:
+                return
+            try:
+                tell()
+            except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
+                self._fail(what)
+
+        if self._waiting or self.put_off:
+            self._waiting.append(told)
+            self.work()
+        else:
+            told()
+
+    def _committed(self, node: Any, priority: int) -> None:
+        fresh: list[Any] = []
+        while node.parent is not None and self._nodes.get(node.block_id) is not node:
+            fresh.append(node)
+            node = node.parent
+        if fresh:
+            self._insert(fresh[::-1], priority)
+            self.shadows.committed(reversed(fresh))
+
+    def _references_changed(self, blocks: "np.ndarray[Any, np.dtype[np.int64]]") -> None:
+        ours = blocks[self._resident[blocks]]
+        if len(ours):
+            self._follow(ours)
+
+    def _matched(self, tail: Any, path: "np.ndarray[Any, np.dtype[np.int64]]") -> None:
+        self.shadows.matched(tail)
+        if found := path[self._resident[path]].tolist():
+            self._policy.access(found)
 
     def _evict(self, leaves: set[Any], wanted_blocks: int, freed: list[BlockId]) -> None:
         references = self._allocator.get_ref_count
@@ -234,7 +281,7 @@ class TrieEviction:
                 if parent.block_id in waiting and not parent.children:
                     chosen.append(parent.block_id)
         if waiting:
-            self._insert([self._nodes[block] for block in reversed(waiting)])
+            self._insert([self._nodes[block] for block in reversed(waiting)], self._priority)
 
     def _choose(self, wanted_blocks: int, waiting: dict[BlockId, None]) -> list[BlockId]:
         capacity = int(self._allocator.cpu_mem_offset())
@@ -257,7 +304,7 @@ class TrieEviction:
         if parent.parent is not None and not parent.children:
             leaves.add(parent)
 
-    def _insert(self, path: Sequence[Any]) -> None:
+    def _insert(self, path: Sequence[Any], priority: int) -> None:
         for node in path:
             known = self._nodes.setdefault(node.block_id, node)
             if known is not node:
@@ -265,16 +312,16 @@ class TrieEviction:
             setattr(node, EVICTION, self)
         blocks = np.array([node.block_id for node in path])
         keys: list[ContentKey] = [content_of(node) for node in path]
-        self._policy.insert(blocks.tolist(), self._described(keys, path), [content_above(node) for node in path])
+        above = [content_above(node) for node in path]
+        self._policy.insert(blocks.tolist(), self._described(keys, path, priority), above)
         self._resident[blocks] = True
         self._held[blocks] = False
         self._follow(blocks)
 
-    def _described(self, keys: list[ContentKey], path: Sequence[Any]) -> list[ContentKey]:
+    def _described(self, keys: list[ContentKey], path: Sequence[Any], priority: int) -> list[ContentKey]:
         """Say more of blocks to the policies that ask for it: others need not pay for it."""
         match self._policy.name:
             case QosPolicy.name:
-                priority = self._priority
                 return [
                     BlockKey(key, tenant=tenant_of(node), priority=priority)
                     for key, node in zip(keys, path, strict=True)
@@ -305,6 +352,7 @@ class TrieEviction:
 
     def _fail(self, what: str) -> None:
         self.errors += 1
+        self._waiting.clear()
         _log.exception("%s failed; LMDeploy's own eviction takes over from the %s policy", what, self._policy.name)
         self._nodes = {}
 

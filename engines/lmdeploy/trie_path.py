@@ -36,6 +36,7 @@ class TriePath:
         self._parent = trie._get_or_create_root(seq.adapter_name) if cursor is None else cursor  # noqa: SLF001
         self._first = self._parent.prefix_len // trie.block_size
         self._nodes: list[Any] = []
+        self._blocks: list[int] = []
         self._named: Any = None
         self._left = self._make()
 
@@ -74,7 +75,7 @@ class TriePath:
         ):
             return None
         blocks: list[int] = seq.logical_blocks.get_real_blocks()[self._first : self._last].tolist()
-        return blocks if blocks == [each.block_id for each in nodes] else None
+        return blocks if blocks == self._blocks else None
 
     def _make(self) -> Iterator[bool]:
         from lmdeploy.pytorch.paging.block_trie.node import Node
@@ -97,6 +98,7 @@ class TriePath:
             node._parent = above  # noqa: SLF001 - ``attach_to`` would tell of it
             content_of(node)  # what a policy will call it, and is told of when a request waits
             self._nodes.append(node)
+            self._blocks.append(int(node.block_id))
             above = node
             if len(self._nodes) % SLICE_BLOCKS == 0:
                 yield True

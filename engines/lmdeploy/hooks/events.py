@@ -39,7 +39,7 @@ def event_hooks() -> list[Hook]:
         Hook(
             target=f"{TRIE}.trie:BlockTrie.evict",
             signature="(self, max_num_blocks: int)",
-            replace=events.trie_change,
+            replace=events.trie_evict,
             why="all that goes in one turn is told together",
         ),
         Hook(

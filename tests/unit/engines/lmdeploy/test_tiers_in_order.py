@@ -105,6 +105,7 @@ def test_a_load_counts_as_ended_once_and_is_joined_by_the_next_step_that_may_rea
     assert cast("Any", rig.tiers.hierarchy).held(), "its blocks are kept until the device has done"
     rig.device.write_gate.open()
     rig.rest()
+    assert rig.tiers.collect(0.0).loads == set(), "the step after the one that told: it looks at nothing"
     assert rig.tiers.collect(0.0).loads == set()
     assert cast("Any", rig.tiers.hierarchy).held() == []
     assert rig.tiers.guard.errors == 0
@@ -141,6 +142,7 @@ def test_a_load_that_breaks_off_after_it_was_told_is_an_error_that_is_counted(
     rig.collect_loads()
     rig.device.write_gate.open()
     rig.rest()
+    rig.tiers.collect(0.0)
     rig.tiers.collect(0.0)
     assert rig.tiers.guard.errors == 1
     assert "broke off" in caplog.text

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engines.lmdeploy.hooks import eviction_hooks
 from engines.lmdeploy.patching import install
+from engines.lmdeploy.put_off import PutOff
 from engines.lmdeploy.trie_contents import content_of
 from engines.lmdeploy.trie_eviction import TrieEviction, eviction_of
 from kvcontrol.core.ids import BlockId
@@ -502,6 +503,32 @@ class Workload(RuleBasedStateMachine):
         return st.integers(0, len(things) - 1)
 
 
+class LateWorkload(Workload):
+    """The same while the first pool's policy is told of things later, now and then: it chooses what it would have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        eviction(self.ours).put_off = PutOff(lambda: self.now_s)
+
+    @rule(for_s=st.sampled_from((0.01, 0.1, 0.25)))
+    def put_off(self, for_s: float) -> None:
+        eviction(self.ours).put_off.begin(for_s)
+
+    @rule()
+    def time_passes(self) -> None:
+        self.now_s += 0.1
+        eviction(self.ours).work()
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        if not eviction(self.ours).put_off:  # looking into them settles them
+            super().the_books_are_right()
+
+    def teardown(self) -> None:
+        check(self.ours)
+
+
 class AnyPolicy(Workload):
     """The same with any policy that ships in one pool; which blocks it holds is its own affair."""
 
@@ -550,6 +577,13 @@ def test_every_policy_gives_up_leaves_that_nobody_uses_and_all_of_them_also_when
     machine = type("Machine", (AnyPolicy,), {"name": name})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=examples(12), stateful_step_count=30, deadline=None)
+    )
+
+
+@pytest.mark.hypothesis
+def test_what_is_told_later_changes_no_choice() -> None:
+    run_state_machine_as_test(
+        LateWorkload, settings=settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
     )
 
 

@@ -13,6 +13,7 @@ from engines.lmdeploy.events import TrieTracker
 from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.hooks import event_hooks, eviction_hooks, tenant_hooks, tier_hooks
 from engines.lmdeploy.patching import install
+from engines.lmdeploy.put_off import MOST_S, PutOff
 from engines.lmdeploy.trie_eviction import eviction_of
 from engines.lmdeploy.trie_path import SLICE_BLOCKS, PathMaker
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
@@ -40,12 +41,14 @@ class Told:
         self.maker = PathMaker(self.guard, grace_s=0.0)
         self.sequences: list[Any] = []
 
-    def begin(self, tokens: list[int], *, ahead: int | None = None, salt: str = "") -> Any:
+    def begin(self, tokens: list[int], *, ahead: int | None = None, salt: str = "", put_off: bool = False) -> Any:
         """A request; ``ahead``: so many of its blocks are made ahead, None: as LMDeploy does."""
 
         def between(seq: Any) -> None:
             if ahead is not None:
                 self.make(seq, ahead)
+            if put_off:
+                self.tracker.put_off.begin(0.1)
 
         seq = self.paging.begin(tokens, salt=salt, between=between)
         assert seq is not None
@@ -188,12 +191,74 @@ def test_a_path_that_can_not_be_fitted_is_counted_and_lmdeploy_does_it(caplog: p
 
     def between(seq: Any) -> None:
         told.make(seq, 8)
-        seq.kvgate_path._nodes[3] = None  # no node of LMDeploy's any more
+        seq.kvgate_path._last = None  # no number any more
 
     told.paging.begin(prompt(1, 8), between=between)
     assert told.guard.errors == 1
     assert "failed to fit a path" in caplog.text
     assert told.paging.held_prefix(prompt(1, 8)) == 8
+
+
+def test_what_is_put_off_is_told_later_and_alike() -> None:
+    plain, late = Told(), Told()
+    for told in (plain, late):
+        told.begin(prompt(1, 5))
+    late.tracker.put_off = PutOff(lambda: 0.0)
+    before = late.resident()
+    for told in (plain, late):
+        told.begin(prompt(2, 20), ahead=20, put_off=told is late)
+        told.begin(prompt(2, 20) + prompt(3, 2))
+    assert late.paging.held_prefix(prompt(2, 20)) == 20, "the trie itself has it at once"
+    assert late.resident() == before
+    late.tracker.settle_now()
+    assert late.resident() == plain.resident()
+    late.check()
+
+
+def test_a_path_that_is_named_ahead_has_what_was_put_off_told_first() -> None:
+    plain, late = Told(), Told()
+    late.tracker.put_off = PutOff(lambda: 0.0)
+    for told in (plain, late):
+        told.begin(prompt(2, 20), ahead=20, put_off=told is late)
+        told.begin(prompt(2, 20) + prompt(3, 2), ahead=22)
+    assert late.resident() == plain.resident()
+
+
+def test_what_hangs_is_told_before_anything_is_evicted_and_what_has_gone_when_the_moment_is_over() -> None:
+    now_s = 0.0
+    told = Told(40)
+    told.tracker.put_off = PutOff(lambda: now_s)
+    told.end(told.begin(prompt(1, 10)))
+    told.begin(prompt(2, 10), ahead=10, put_off=True)
+    assert len(told.resident()[CacheTier.HBM]) == 10
+    told.paging.trie.evict(4)
+    assert len(told.resident()[CacheTier.HBM]) == 16, "told in full: that ended the moment"
+    told.tracker.put_off.begin(0.1)
+    told.paging.trie.evict(3)
+    assert len(told.resident()[CacheTier.HBM]) == 16
+    now_s = 0.2
+    told.tracker.settle()
+    assert len(told.resident()[CacheTier.HBM]) == 13
+    told.check()
+
+
+def test_nothing_is_put_off_for_long_however_often_it_is_asked_for() -> None:
+    now_s = 0.0
+    put_off = PutOff(lambda: now_s)
+    assert not put_off
+    for step in range(100):
+        now_s = step * 0.01
+        put_off.begin(0.1)
+        assert put_off
+        put_off.begin(0.02)
+        if now_s >= MOST_S - 0.1:
+            break
+    now_s = MOST_S
+    assert not put_off
+    put_off.begin(0.1)
+    assert put_off
+    put_off.end()
+    assert not put_off
 
 
 _REQUESTS = st.lists(
