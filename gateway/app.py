@@ -318,7 +318,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     await keeper.refresh()
                     await roster_keeper.refresh()
 
-                changes = Changes(store, refresh)
+                changes = app.state.admin_changes = Changes(store, refresh)
                 names = PrefixNames(
                     registry=registry,
                     index=index,

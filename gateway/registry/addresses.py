@@ -4,7 +4,8 @@ Whoever may register an instance makes the gateway send requests to an address o
 So a registered URL is an origin alone (no path, no credentials), all addresses of its host must lie in allowed
 networks, and they are checked once more at each connection (``gateway.upstream.resolver``): a name may point elsewhere
 by then. Redirects are never followed. Link-local addresses, where clouds keep their credentials, are refused in any
-case, also written as IPv6 or as an odd number.
+case, also written as IPv6 or as an odd number; so are those others where some clouds keep them, two of which lie in a
+private network.
 """
 
 import asyncio
@@ -21,7 +22,18 @@ IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _RESOLVE_TIMEOUT_S = 5.0
 _MAX_URL_CHARS = 512
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
+_CREDENTIALS = tuple(
+    ipaddress.ip_network(each)
+    for each in (
+        "fd00:ec2::/32",  # AWS
+        "fd20:ce::254/128",  # Google
+        "100.100.100.200/32",  # Alibaba
+        "168.63.129.16/32",  # Azure
+        "192.0.0.192/32",  # Oracle
+    )
+)
+"""Metadata services of clouds that are not link-local."""
 
 
 class AddressError(ValueError):
@@ -70,6 +82,8 @@ class AddressRules:
         plain = _plain(address)
         if plain.is_link_local or plain.is_multicast or plain.is_unspecified:
             raise AddressError(f"the address {address} is never an instance's (link-local, multicast or unspecified)")
+        if any(plain in network for network in _CREDENTIALS if network.version == plain.version):
+            raise AddressError(f"the address {address} is never an instance's (a cloud's metadata service)")
         if not any(plain in network for network in self.networks if network.version == plain.version):
             allowed = ", ".join(map(str, self.networks)) or "none"
             raise AddressError(f"the address {address} is outside the allowed networks ({allowed})")
@@ -107,7 +121,7 @@ def _plain(address: IPAddress) -> IPAddress:
         return address.sixtofour
     if address.teredo is not None:
         return address.teredo[1]
-    if address in _NAT64:
+    if any(address in network for network in _NAT64):
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address
 

@@ -13,7 +13,8 @@ from typing import Any, Final
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from gateway.errors import AuthenticationError, BodyTimeoutError, BodyTooLargeError
+from gateway.api.admin.changes import Changes
+from gateway.errors import ApiError, AuthenticationError, BodyTimeoutError, BodyTooLargeError
 
 MAX_BODY_BYTES: Final = 1 << 20
 _DRAINED_BYTES: Final = 16 << 20
@@ -66,7 +67,9 @@ class _BoundedRequest(Request):
 
 
 class AdminRoute(APIRoute):
-    """A route for the admin key alone. The app's state has the ``AdminAccess`` as ``admin_access``."""
+    """A route for the admin key alone. The app's state has the ``AdminAccess`` as ``admin_access``, and the ``Changes``
+    as ``admin_changes``.
+    """
 
     def check(self, request: Request) -> None:
         """Raise ``AuthenticationError`` for whoever may not use this route."""
@@ -80,7 +83,13 @@ class AdminRoute(APIRoute):
             self.check(request)
             bounded = _BoundedRequest(request.scope, request.receive)
             await bounded.body()  # here, since FastAPI would make a 400 of what goes wrong with it
-            return await handle(bounded)
+            try:
+                return await handle(bounded)
+            except ApiError as refusal:
+                changes: Changes = request.app.state.admin_changes
+                if (replayed := await changes.replayed_after(refusal, bounded)) is not None:
+                    return replayed
+                raise
 
         return guarded
 

@@ -17,6 +17,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Header, Request, Response
@@ -50,6 +51,8 @@ _ETAG: Final = re.compile(r'"(\d{1,18})"')
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _RETRY_AFTER_S: Final = 2
 _BEGUN: Final = "begun"
+_OF_THE_STATE: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED})
+"""Refusals for what there is, or isn't."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +87,19 @@ class Changes:
             raise IdempotencyError("this Idempotency-Key was used for another request within the last day")
         headers = {"idempotency-replayed": "true"} | ({"etag": before.etag} if before.etag else {})
         return _response(before.status, before.body, headers)
+
+    async def replayed_after(self, refusal: ApiError, request: Request) -> Response | None:
+        """Return what was answered to a request that is refused for what it has done itself: it came twice at once, and
+        the other one was first.
+        """
+        key = request.headers.get("idempotency-key")
+        if key is None or refusal.status not in _OF_THE_STATE:
+            return None
+        try:
+            return await self.replayed(Mutation(request, if_match=request.headers.get("if-match"), idempotency_key=key))
+        except StoreUnavailableError as error:
+            _log.warning("whether a refused request was carried out before can't be looked up: %s", error)
+            return None
 
     @asynccontextmanager
     async def act(

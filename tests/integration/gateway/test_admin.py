@@ -121,6 +121,18 @@ async def test_a_repeated_request_is_carried_out_once(admin: Admin) -> None:
     assert sum(said["key"] is not None for _, _, said in ended) == 1  # shown once
     assert sum(headers.get("idempotency-replayed") == "true" for _, headers, _ in ended) == 4
     assert len((await admin.ok("GET", "/keys"))["data"]) == 1
+    for method, path, body in (
+        ("POST", "/instances", {"id": "new", "url": "http://127.0.0.1:9"}),
+        ("DELETE", "/instances/new", None),
+        ("DELETE", "/quotas/acme", None),
+    ):
+        if path.startswith("/quotas"):
+            await admin.ok("PUT", path, {"requests_per_min": 100})
+        key = f"{method} {path}".replace(" ", "-")
+        same = await asyncio.gather(*(admin.call(method, path, body, idempotency_key=key) for _ in range(20)))
+        assert len({(status, str(said)) for status, _, said in same}) == 1, "whoever was second is no conflict"
+        assert same[0][0] < 300
+        assert sum(headers.get("idempotency-replayed") == "true" for _, headers, _ in same) == 19
     status, _, said = await admin.call("POST", "/keys", {"tenant": "acme", "note": "x"}, idempotency_key="once")
     assert (status, said["error"]["code"]) == (422, "idempotency_key_reused")
 

@@ -44,6 +44,8 @@ def test_an_instance_inside_is_taken_as_an_origin(url: str, origin: str) -> None
         "http://[64:ff9b::a9fe:a9fe]",
         "http://[2002:a9fe:a9fe::]",
         "http://[fe80::1]",
+        "http://[fd00:ec2::254]",
+        "http://[fd20:ce::254]:80",
         "http://0.0.0.0:9001",
         "http://[::]:9001",
         "http://224.0.0.1",
@@ -69,6 +71,24 @@ def test_an_instance_inside_is_taken_as_an_origin(url: str, origin: str) -> None
 def test_everything_else_is_refused(url: str) -> None:
     with pytest.raises(AddressError):
         RULES.origin(url)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "169.254.169.254",
+        "100.100.100.200",
+        "168.63.129.16",
+        "fd00:ec2::23",
+        "64:ff9b:1::a9fe:a9fe",
+        "64:ff9b::6464:64c8",
+    ],
+)
+def test_where_clouds_keep_credentials_is_no_instance_whatever_networks_are_allowed(address: str) -> None:
+    everywhere = AddressRules.of(["http"], ["0.0.0.0/0", "::/0"])
+    with pytest.raises(AddressError, match="never an instance's"):
+        everywhere.check(ipaddress.ip_address(address))
+    everywhere.check(ipaddress.ip_address("100.100.100.201"))
 
 
 @pytest.mark.parametrize("host", ["2852039166", "0xa9fea9fe", "169.254.43518", "0251.0376.0251.0376"])
