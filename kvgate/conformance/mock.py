@@ -37,6 +37,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     chunk_s: float = 0.0
     text: str = "tok"
     die_after: int | None = None
+    hold_s: float = 0.0  # the connection stays open for so long behind a stream's [DONE]
     split: int | None = None
     end: str = "\n\n"
     lead: str = "data: "
@@ -218,6 +219,7 @@ async def _stream(request: web.Request, said: Mapping[str, Any], script: Script)
                 await asyncio.sleep(0.001)
         if script.chunk_s:
             await asyncio.sleep(script.chunk_s)
+    await asyncio.sleep(script.hold_s)
     await response.write_eof()
     return response
 

@@ -10,6 +10,7 @@ from kvgate.conformance.mock import Script, events
 from kvgate.conformance.rig import CHAT, COMPLETIONS, Rig, body_of
 
 _ABORT_S = 3.0
+_HELD_S = 20.0
 _TEXT = "你好，世界 🌍 — é"
 
 
@@ -63,6 +64,16 @@ async def unbuffered(rig: Rig) -> None:
         await answer.content.readany()
         first_s = time.monotonic() - began_s
     need(first_s < 1.5, f"the first piece of a stream of 2 s came after {first_s:.1f} s")
+
+
+@case("done-is-the-end", seen="-")
+async def done(rig: Rig) -> None:
+    """A stream is over at its [DONE] also where its backend leaves the connection open, which is let go of then."""
+    script = rig.script(hold_s=_HELD_S)
+    answer = await rig.ask(script, extra={"stream": True})
+    need(answer.events()[-1:] == ["[DONE]"], f"it ends with {answer.events()[-1:]}")
+    need(answer.seconds < _HELD_S / 2, f"its end came {answer.seconds:.1f} s later")
+    need(await _aborted(rig, script), f"the backend's connection is still held after {_ABORT_S:.0f} s")
 
 
 @case("usage-only-when-asked", seen="litellm #8349 #23847, llm-d-router #2437")
@@ -133,6 +144,6 @@ async def leave_late(rig: Rig) -> None:
     need(await _aborted(rig, script), f"the backend still works after {_ABORT_S:.0f} s")
 
 
-CASES = (complete, split, identical, unbuffered, usage, death, leave_early, leave_whole, leave_late)
+CASES = (complete, split, identical, unbuffered, done, usage, death, leave_early, leave_whole, leave_late)
 
 __all__ = ["CASES"]
