@@ -13,6 +13,10 @@ from gateway.types import Dialect, Usage
 from kvcontrol.core.errors import UNREADABLE
 
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_USAGE = b'"usage"'
+_NULL = (b": null", b":null")
+_OBJECT = (b"data: {", b"data:{")
+"""How an event begins that is none of ``[DONE]``: nearly all do."""
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _MAX_HELD_BYTES = 4 << 20
 _MOST_TOKENS = 1 << 32
@@ -76,16 +80,15 @@ class EventScanner:
 
     def feed(self, data: bytes) -> bytes:
         """Return the bytes of the events that ``data`` completes. O(len(data))."""
-        held = self._held + data if self._held else data
+        before = len(self._held)
+        held = self._held + data if before else data
         end = 0
-        start = 0
         keep: list[bytes] = []
-        for match in _BLANK_LINE.finditer(held, max(0, len(self._held) - 3)):
-            end = match.end()
-            event = held[start:end]
+        for after in _ends(held, before):
+            event = held[end:after]
             if self._look(event):
                 keep.append(event)
-            start = end
+            end = after
         self._held = held[end:]
         if len(self._held) > _MAX_HELD_BYTES:  # no event is that long: let it pass rather than hold it all
             keep.append(self._held)
@@ -102,11 +105,11 @@ class EventScanner:
 
     def _look(self, event: bytes) -> bool:
         """Note what an event says; return whether the client is to have it."""
-        usages = event.count(b'"usage"')  # within a text its quotes are escaped, so this is a field
-        if usages == 1 and (b'"usage": null' in event or b'"usage":null' in event):
-            usages = 0
-        if not usages and b'"error"' not in event:
-            if b"[DONE]" in event and _data(event) == b"[DONE]":
+        last = event.rfind(_USAGE)  # within a text its quotes are escaped, so this is a field
+        if last >= 0 and event.startswith(_NULL, last + len(_USAGE)) and event.find(_USAGE, 0, last) < 0:
+            last = -1
+        if last < 0 and b'"error"' not in event:
+            if not event.startswith(_OBJECT) and b"[DONE]" in event and _data(event) == b"[DONE]":
                 self.done = True
             return True
         try:
@@ -151,7 +154,10 @@ class TypedScanner(EventScanner):
         self._last, self._marks = _TYPED[dialect]
 
     def _look(self, event: bytes) -> bool:
-        if not any(mark in event for mark in self._marks):
+        for mark in self._marks:
+            if mark in event:
+                break
+        else:
             return True
         try:
             said = _decoder.decode(_data(event))
@@ -207,6 +213,21 @@ def usage_of_answer(body: bytes) -> Usage | None:
         return None
     usage = said.tokens()
     return None if usage is None else _usage(usage)
+
+
+def _ends(held: bytes, before: int) -> list[int]:
+    """Return where events end of which the first ``before`` bytes hold no whole one.
+
+    Most engines end lines with a newline alone, and to look for two of them takes a fifth of what the pattern does.
+    """
+    if b"\r" in held:
+        return [match.end() for match in _BLANK_LINE.finditer(held, max(0, before - 3))]
+    ends: list[int] = []
+    at = held.find(b"\n\n", max(0, before - 1))
+    while at >= 0:
+        ends.append(at + 2)
+        at = held.find(b"\n\n", at + 2)
+    return ends
 
 
 def _data(event: bytes) -> bytes:

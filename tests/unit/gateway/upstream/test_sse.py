@@ -184,3 +184,25 @@ def test_what_is_no_text_is_passed_on_and_counts_nothing() -> None:
         event = b"data: " + BAD_TEXT.replace(b"choices", b"message_start") + b"\n\n"
         assert scanner.feed(event) == event
         assert scanner.usage is None
+
+
+@pytest.mark.parametrize(
+    ("event", "found"),
+    [
+        ('{"usage": {"prompt_tokens": 3}, "choices": [], "more": {"usage": null}}', 3),
+        ('{"more": {"usage": null}, "choices": [], "usage":{"prompt_tokens": 3}}', 3),
+        ('{"usage": null}', None),
+        ('{"text": "\\"usage\\": 7", "usage":null}', None),
+    ],
+)
+def test_usage_is_found_wherever_its_field_stands_beside_one_that_is_null(event: str, found: int | None) -> None:
+    scanner = EventScanner(hide_usage=False)
+    scanner.feed(b"data: " + event.encode() + b"\n\n")
+    assert (scanner.usage.prompt_tokens if scanner.usage else None) == found
+
+
+@pytest.mark.parametrize("before", ["", ": a comment\n", "event: x\n", "data:\n", "data: {\n", "\n\n"])
+def test_done_is_that_word_alone_whatever_lines_stand_before_it(before: str) -> None:
+    scanner = EventScanner(hide_usage=False)
+    scanner.feed(before.encode() + b"data: [DONE]\n\n")
+    assert scanner.done is ("data" not in before)
