@@ -14,7 +14,7 @@ from kvgate.benchmarks.show import show
 from kvgate.benchmarks.timed_chat import BenchmarkError
 from kvgate.display import errors
 from kvgate.failure import CommandError
-from kvgate.model import embedded_model, model_from_folder, tiny_model
+from kvgate.model import Model, embedded_model, model_from_folder, tiny_model
 from kvgate.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -273,6 +273,10 @@ def run_schedule(
 def run_pd(  # noqa: PLR0913 - each is one option
     *,
     model: Annotated[Path | None, typer.Option(help="A model folder. Default: a tiny random Llama.")] = None,
+    separated: Annotated[
+        str | None, typer.Option(help="A gateway that separates; nothing is started. With --hybrid.")
+    ] = None,
+    hybrid: Annotated[str | None, typer.Option(help="One that doesn't, best over the same engines.")] = None,
     answers: Annotated[int, typer.Option(min=1, help="Answers that run meanwhile.")] = 4,
     prompts: Annotated[int, typer.Option(min=1, help="Long prompts that arrive in a round.")] = 6,
     prompt_tokens: Annotated[int, typer.Option(min=64, help="Length of each, in letters, of about a token.")] = 3000,
@@ -284,8 +288,16 @@ def run_pd(  # noqa: PLR0913 - each is one option
     """Answers run while long prompts arrive: prefill and decode apart against two instances that do both."""
     from kvgate.benchmarks import pd
 
+    if (separated is None) != (hybrid is None):
+        raise CommandError("--separated and --hybrid go together: the same work is sent to both")
+    if separated is not None and hybrid is not None:
+        if model is not None:
+            raise CommandError("--model goes with instances of its own; gateways say themselves what they serve")
+        on: Model | pd.PdGateways = pd.PdGateways(separated=separated.rstrip("/"), hybrid=hybrid.rstrip("/"))
+    else:
+        on = tiny_model(None) if model is None else model_from_folder(model, None)
     plan = pd.PdPlan(
-        model=tiny_model(None) if model is None else model_from_folder(model, None),
+        on=on,
         answers=answers,
         prompts=prompts,
         prompt_tokens=prompt_tokens,
@@ -293,7 +305,11 @@ def run_pd(  # noqa: PLR0913 - each is one option
         rounds=rounds,
         seed=seed,
     )
-    show(pd.run(plan, _say), as_json=as_json)
+    try:
+        report = pd.run(plan, _say)
+    except BenchmarkError as error:
+        raise CommandError(str(error)) from error
+    show(report, as_json=as_json)
 
 
 def run_tiers(  # noqa: PLR0913 - each is one option
