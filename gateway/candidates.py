@@ -1,31 +1,26 @@
 """The usable instances as a policy sees them: what each has to do, how fast it is, what it holds of a prompt.
 
-Made for each request, over all instances, so little of it is made anew. Of an instance that holds nothing of the prompt
-everything is known beforehand; its candidate is kept, in a *seat*, until one of the things changes that it says:
+Asked for with each request, over all instances, so little of it is made anew. What instances have to do stands in the
+columns of a ``Lineup``, where that changes which has changed since the last request:
 
     the instance's snapshot  a health check brought another one
     its tally                a request came or went
     its speeds               an answer of its own was observed, or the calibration has a new ``version`` for all
-    its age                  the work that it was given lately has lost a half percent: all seats at once
-
-Seats are kept in columns, so that those which changed are found by comparing one list with another. The one that was
-made from a seat for the last prompt of which the instance held some is kept as well: prompts with the same beginning
-find the same candidates, and a policy that compares them with the last ones sees that nothing has changed.
 
 ``NaiveCandidates`` in the tests keeps nothing and is what this is compared with.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import compress, count
-from operator import attrgetter, is_, ne
+from itertools import compress
+from operator import is_not
 from typing import Final
 
 from gateway.fingerprint import Fingerprint, Gap
+from gateway.lineup import LiveLineup
 from gateway.lookups import Cached, Lookups
-from gateway.registry import Instance, LoadTracker, Tally
-from gateway.routing import Calibration, Candidate, LearnedAffinity, RecentRoutes, Speeds
+from gateway.registry import Instance, LoadTracker
+from gateway.routing import Calibration, Field, Held, LearnedAffinity, RecentRoutes, Speeds
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.ids import InstanceId
@@ -36,19 +31,11 @@ _PATHS_UP = {
     CacheTier.DDR: ("ddr_to_hbm",),
     CacheTier.NVME: ("nvme_to_ddr", "ddr_to_hbm"),
 }
-_AGES_S: Final = 0.2
-"""After this long the work that an instance was given lately counts for half a percent less."""
-_NEVER: Final = float("inf")
 _MOST_KEPT: Final = 1024
-_ANEW: Final = -1
-"""No tally has changed so often: the seat is made anew."""
-_changes = attrgetter("changes")
-_make = partial(tuple.__new__, Candidate)
-"""``Candidate._make`` for a tuple that is known to be of its length."""
-_RECENT: Final = Candidate._fields.index("recent_tokens")
+_MOST_LINEUPS: Final = 64
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Reload:
     """Seconds to bring a token up from each tier, and the speeds of whoever has these times and was measured so."""
 
@@ -64,18 +51,25 @@ class _Reload:
         return self.speeds
 
 
-@dataclass(frozen=True, slots=True)
-class _List:
-    """Instances that were asked about together: their seats, and which identities their caches have."""
+class Asked(Field):
+    """The field of one prompt, and what of it is cached where."""
 
-    instances: tuple[Instance, ...]
-    seats: tuple[int, ...]
-    identities: tuple[CacheIdentity | None, ...]
-    snapshots: int
+    __slots__ = ("_identities", "_lookups")
+
+    def __init__(self, lineup: LiveLineup, held: dict[int, Held], lookups: Lookups) -> None:
+        super().__init__(lineup, held)
+        self._identities = lineup.identities
+        self._lookups = lookups
+
+    def cached(self, place: int) -> Cached | None:
+        """Return what is cached of the prompt under an instance's identity; None where it can't be named so."""
+        return self._lookups.under(self._identities[place])
 
 
 class Candidates:
-    """Owns the seats. A request costs O(instances) in C, and O(1) for each that changed or holds some of the prompt."""
+    """Owns the lineups. A request costs O(instances) in C, and O(1) for each that changed or holds some of the
+    prompt.
+    """
 
     def __init__(  # noqa: PLR0913 - wired once, by name
         self,
@@ -97,46 +91,25 @@ class Candidates:
         self._identities: dict[CacheIdentity, CacheIdentity] = {}
         self._reloads: dict[InstanceId, tuple[InstanceStats, _Reload]] = {}
         self._reload_times: dict[tuple[tuple[CacheTier, float], ...], _Reload] = {}
-        self._clear()
-
-    def _clear(self) -> None:
-        self._places: dict[InstanceId, int] = {}
-        self._instances: list[Instance] = []
-        self._tallies: list[Tally] = []
-        self._seen_changes: list[int] = []
-        self._kinds: list[CacheIdentity | None] = []
-        self._ups: list[_Reload | None] = []
-        self._seats: list[Candidate] = []
-        self._holding: list[Candidate | None] = []
-        self._lists: dict[InstanceId, _List] = {}
-        self._snapshots = 0
-        self._version = 0
-        self._until_s = _NEVER
+        self._lineups: dict[tuple[InstanceId, int], LiveLineup] = {}
 
     def lookups(self, fingerprint: Fingerprint | Gap) -> Lookups:
         """Return what will say who holds what of a prompt; valid until the index changes."""
         return Lookups(fingerprint, self._index, self._recent, self._clock())
 
-    def of(self, instances: Sequence[Instance], lookups: Lookups) -> tuple[Candidate, ...]:
-        """Return each instance as a candidate for a prompt, in their order."""
-        if not instances:
-            return ()
-        asked = self._list(instances)
-        self._refresh()
-        found = self._seats.copy()
-        for identity in asked.identities:
+    def of(self, instances: Sequence[Instance], lookups: Lookups) -> Asked:
+        """Return instances, at least one, as candidates for a prompt, in their order; valid until anything changes."""
+        lineup = self._lineup(instances)
+        held: dict[int, Held] = {}
+        places, identities = lineup.places, lineup.identities
+        for identity in lineup.kinds:
             cached = lookups.under(identity)
             if cached is not None:
-                self._show(cached, identity, found)
-        return tuple([found[at] for at in asked.seats])
-
-    def cached(self, instance: Instance, lookups: Lookups) -> Cached | None:
-        """Return what is cached of a prompt under an instance's identity; None where it can't be named so."""
-        if instance.stats is None:
-            return lookups.under(None)
-        at = self._places.get(instance.id)
-        known = at is not None and self._instances[at] is instance
-        return lookups.under(self._kinds[at] if at is not None and known else self._interned(instance.stats.identity))
+                for name, tokens in cached.held_by.items():
+                    at = places.get(name)
+                    if at is not None and identities[at] is identity:
+                        held[at] = tokens
+        return Asked(lineup, held, lookups)
 
     def speeds(self, instance: Instance) -> Speeds | None:
         """Return how fast an instance is; None before anything is known."""
@@ -147,119 +120,64 @@ class Candidates:
 
     def observed(self, instance: InstanceId) -> None:
         """An instance's speeds have changed by an answer of its own."""
-        at = self._places.get(instance)
-        if at is not None:
-            self._seen_changes[at] = _ANEW
+        for lineup in self._lineups.values():
+            at = lineup.places.get(instance)
+            if at is not None:
+                lineup.tell(at, self.speeds(lineup.instances[at]))
 
     def forget(self, instance: InstanceId) -> None:
-        """An instance is gone. All seats are made anew, which is as seldom."""
-        self._clear()
+        """An instance is gone. All lineups are made anew, which is as seldom."""
+        self._lineups.clear()
         self._reloads.pop(instance, None)
         self._lives.pop(instance, None)
 
-    def _list(self, instances: Sequence[Instance]) -> _List:
-        """Return what is known of a list; lists are kept by who is first in them, of which there are few."""
-        known = self._lists.get(instances[0].id)
-        if (
-            known is None
-            or known.snapshots != self._snapshots
-            or len(known.instances) != len(instances)
-            or not all(map(is_, known.instances, instances))
-        ):
-            seats = tuple([self._seat(each) for each in instances])
-            known = self._lists[instances[0].id] = _List(
-                instances=tuple(instances),
-                seats=seats,
-                identities=tuple(dict.fromkeys(self._kinds[at] for at in seats)),
-                snapshots=self._snapshots,
-            )
-        return known
+    def _lineup(self, instances: Sequence[Instance]) -> LiveLineup:
+        """Return the lineup of these, brought up to date. They are kept by who is first in them and how many they are:
+        a model's, and those without the one or other whose breaker is open.
+        """
+        key = (instances[0].id, len(instances))
+        lineup = self._lineups.get(key)
+        if lineup is None or (lineup.asked is not instances and lineup.instances != list(instances)):
+            asked = list(instances)  # to be compared costs nothing for whoever is the same object
+            if lineup is None or lineup.names != tuple([each.id for each in asked]):
+                if len(self._lineups) >= _MOST_LINEUPS:
+                    self._lineups.clear()
+                lineup = self._lineups[key] = LiveLineup(asked, self._load)
+                for each in asked:
+                    self._seat(lineup, each)
+            else:
+                for each in list(compress(asked, map(is_not, lineup.instances, asked))):
+                    self._seat(lineup, each)
+            lineup.asked = instances if isinstance(instances, tuple) else None
+        lineup.refresh()
+        if lineup.version != self._calibration.version:
+            self._tell_all(lineup)
+        return lineup
 
-    def _seat(self, instance: Instance) -> int:
-        """Return an instance's place, after seating it or its new snapshot where need be."""
-        at = self._places.get(instance.id)
-        if at is not None and self._instances[at] is instance:
-            return at
+    def _seat(self, lineup: LiveLineup, instance: Instance) -> None:
+        """Show an instance's new snapshot."""
         stats = instance.stats
         if stats is None and self._lives.get(instance.id) != instance.life:
             self._learned.forget(instance.id)  # it was away: whoever is there now may have an empty cache
             self._lives[instance.id] = instance.life
-        if at is None:
-            at = self._places[instance.id] = len(self._seats)
-            self._instances.append(instance)
-            self._tallies.append(self._load.tally(instance.id))
-            self._seen_changes.append(_ANEW)
-            self._kinds.append(None)
-            self._ups.append(None)
-            self._seats.append(Candidate(instance.id))
-            self._holding.append(None)
-        else:
-            self._snapshots += 1
-        self._instances[at] = instance
-        self._tallies[at] = self._load.tally(instance.id)
-        self._seen_changes[at] = _ANEW
-        self._kinds[at] = None if stats is None else self._interned(stats.identity)
-        self._ups[at] = None if stats is None else self._reload(instance.id, stats)
-        return at
+        identity = None if stats is None else self._interned(stats.identity)
+        lineup.seat(instance, identity, self.speeds(instance))
 
-    def _refresh(self) -> None:
-        """Make the seats anew whose instances have changed."""
-        now_s = self._clock()
-        changes = list(map(_changes, self._tallies))
-        if changes != self._seen_changes:
-            for at in compress(count(), map(ne, changes, self._seen_changes)):
-                self._seats[at] = seated = self._seated(self._instances[at], self._tallies[at])
-                self._holding[at] = None
-                if seated.recent_tokens:
-                    self._until_s = min(self._until_s, now_s + _AGES_S)
-            self._seen_changes = changes
-        if self._until_s <= now_s:
-            self._age(now_s)
-        if self._version != self._calibration.version:
-            self._tell_speeds()
-
-    def _seated(self, instance: Instance, tally: Tally) -> Candidate:
-        stats = instance.stats
-        return Candidate(
-            instance=instance.id,
-            in_flight=tally.in_flight,
-            prefill_tokens=tally.prefill_tokens,
-            foreign_requests=instance.foreign_requests,
-            slots=0 if stats is None else stats.load.max_batch_size,
-            recent_tokens=self._load.recent_tokens(tally),
-            last_turn=tally.last_turn,
-            last_cold_turn=tally.last_cold_turn,
-            speeds=self.speeds(instance),
-        )
-
-    def _age(self, now_s: float) -> None:
-        """All that was given lately is a little older."""
-        recent = self._load.all_recent_tokens(self._tallies)
-        self._until_s = now_s + _AGES_S if any(recent) else _NEVER
-        self._seats = [
-            _make((*seat[:_RECENT], tokens, *seat[_RECENT + 1 :]))
-            for seat, tokens in zip(self._seats, recent, strict=True)
-        ]
-        self._holding = [None] * len(self._seats)
-
-    def _tell_speeds(self) -> None:
+    def _tell_all(self, lineup: LiveLineup) -> None:
         """All get the new speeds together."""
-        self._version = self._calibration.version
-        measured = map(self._calibration.speeds, self._places)  # in the order of the seats
-        told = [
-            speeds if up is None or speeds is None else up.speeds if up.measured is speeds else up.with_times(speeds)
-            for speeds, up in zip(measured, self._ups, strict=True)
-        ]
-        self._seats = [_make((*seat[:-1], speeds)) for seat, speeds in zip(self._seats, told, strict=True)]
-        self._holding = [None] * len(self._seats)
-
-    def _show(self, cached: Cached, identity: CacheIdentity | None, found: list[Candidate]) -> None:
-        """Put those that hold some of the prompt in place of their seats."""
-        places, kinds, seats, holding = self._places, self._kinds, self._seats, self._holding
-        for name in cached.concerned:
-            at = places.get(name)
-            if at is not None and kinds[at] is identity:
-                found[at] = holding[at] = cached.seen_by(seats[at], holding[at])
+        fleet = self._calibration.fleet
+        told: list[Speeds | None] = [fleet] * len(lineup.instances)
+        if fleet is not None:
+            reloads = map(self._reloads.get, lineup.names)
+            told = [
+                fleet if each is None else each[1].speeds if each[1].measured is fleet else each[1].with_times(fleet)
+                for each in reloads
+            ]
+        for name in self._calibration.unlike:
+            at = lineup.places.get(name)
+            if at is not None:
+                told[at] = self.speeds(lineup.instances[at])
+        lineup.tell_all(told, self._calibration.version)
 
     def _interned(self, identity: CacheIdentity) -> CacheIdentity:
         """One object for equal identities: to compare them costs nothing then."""
@@ -296,4 +214,4 @@ def _times_up(stats: InstanceStats) -> dict[CacheTier, float]:
     return times
 
 
-__all__ = ["Candidates"]
+__all__ = ["Asked", "Candidates"]

@@ -3,16 +3,18 @@
 from collections.abc import Mapping, Sequence
 
 from gateway.fingerprint import Fingerprint, Gap
-from gateway.routing import Candidate, RecentRoutes, learned_identity
-from kvcontrol.core.blocks import CacheIdentity, CacheTier
+from gateway.routing import NOTHING_HELD, Held, RecentRoutes, learned_identity
+from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.ids import BlockHash, InstanceId
 from kvcontrol.prefix_reuse import FleetIndex, PrefixMatch
 
 
 class Cached:
-    """What is cached of a prompt under one identity, in blocks of so many tokens, and where."""
+    """What is cached of a prompt under one identity, in blocks of so many tokens, and where. ``held_by`` says it of all
+    who hold something of the prompt, or were sent its beginning lately.
+    """
 
-    __slots__ = ("_get", "_heads", "_held", "_now_s", "_recent", "block_tokens", "by_instance", "concerned", "hashes")
+    __slots__ = ("_now_s", "_recent", "block_tokens", "hashes", "held_by")
 
     def __init__(
         self,
@@ -24,51 +26,40 @@ class Cached:
         now_s: float,
     ) -> None:
         self.hashes = hashes
-        self.by_instance = by_instance
         self.block_tokens = block_tokens
-        self._get = by_instance.get
         self._recent = recent
         self._now_s = now_s
-        self._heads: dict[int, InstanceId | None] = {}
-        self._held: dict[int, tuple[int, Mapping[CacheTier, int]]] = {}
-        first = self._heads[0] = self._head(0)
-        self.concerned: tuple[InstanceId, ...] = (*by_instance,)
-        """Instances that hold something of the prompt, or were sent its beginning lately."""
-        if first is not None and by_instance.get(first) is None:
-            self.concerned = (*self.concerned, first)
+        first = self._head(0)
+        self.held_by: dict[InstanceId, Held] = {}
+        if by_instance:
+            self._see(by_instance, {0: first})
+        if first is not None and first not in self.held_by:
+            self.held_by[first] = (0, NOTHING_HELD[1], self._sent(first, 0))
 
     def held(self, instance: InstanceId) -> int:
         """Return how many leading blocks an instance holds."""
-        match = self._get(instance)
-        return 0 if match is None else match.blocks
+        held = self.held_by.get(instance)
+        return 0 if held is None else held[0] // self.block_tokens
 
-    def seen_by(self, candidate: Candidate, before: Candidate | None) -> Candidate:
-        """Return a candidate that holds nothing as one that holds what it does, and what was sent there lately; that is
-        ``before``, made from it for another prompt, where both hold as much.
-
-        Mostly the block after those that it holds was sent elsewhere, or nowhere: asked once for all who hold as many.
+    def _see(self, by_instance: Mapping[InstanceId, PrefixMatch], heads: dict[int, InstanceId | None]) -> None:
+        """Mostly the block after those that somebody holds was sent elsewhere, or nowhere: then all who hold as much
+        share what is said of them.
         """
-        instance = candidate[0]
-        match = self._get(instance)
-        blocks = 0 if match is None else match.blocks
-        try:
-            head = self._heads[blocks]
-        except KeyError:
-            head = self._heads[blocks] = self._head(blocks)
-        expected = blocks * self.block_tokens
-        if head == instance:
-            expected += self._recent.expected(self.hashes, instance, self._now_s, start=blocks) * self.block_tokens
-        if match is None:
-            matched, tiers = 0, candidate[2]
-        else:
-            held = self._held.get(id(match))  # matches are shared, and live as long as this
-            if held is None:
-                size = self.block_tokens
-                held = self._held[id(match)] = (blocks * size, {tier: n * size for tier, n in match.by_tier.items()})
-            matched, tiers = held
-        if before is not None and before[1] == matched and before[3] == expected and before[2] == tiers:
-            return before
-        return Candidate._make((instance, matched, tiers, expected, *candidate[4:]))
+        size, held_by = self.block_tokens, self.held_by
+        last: PrefixMatch | None = None
+        for name, match in by_instance.items():
+            if match is not last:
+                last, blocks = match, match.blocks
+                tiers = {tier: count * size for tier, count in match.by_tier.items()}
+                shared: Held = (blocks * size, tiers, blocks * size)
+                if blocks not in heads:
+                    heads[blocks] = self._head(blocks)
+                head = heads[blocks]
+            held_by[name] = (blocks * size, tiers, blocks * size + self._sent(name, blocks)) if head == name else shared
+
+    def _sent(self, instance: InstanceId, blocks: int) -> int:
+        """How many tokens after so many blocks were sent to an instance lately."""
+        return self._recent.expected(self.hashes, instance, self._now_s, start=blocks) * self.block_tokens
 
     def _head(self, blocks: int) -> InstanceId | None:
         return self._recent.place(self.hashes[blocks], self._now_s) if blocks < len(self.hashes) else None
@@ -82,7 +73,7 @@ class Lookups:
         self._index = index
         self._recent = recent
         self._now_s = now_s
-        self._found: dict[CacheIdentity, Cached] = {}
+        self._found: dict[int, Cached] = {}  # by the identity's, of which there is one object for equal ones
         self._last: tuple[CacheIdentity | None, Cached | None] = (None, None)
         self._learned: Cached | None = None
 
@@ -102,7 +93,7 @@ class Lookups:
         fingerprint = self._fingerprint
         if isinstance(fingerprint, Gap) or fingerprint.textual:
             return None
-        found = self._found.get(identity) or self._look_up(fingerprint, identity)
+        found = self._found.get(id(identity)) or self._look_up(fingerprint, identity)
         self._last = (identity, found)
         return found
 
@@ -115,7 +106,7 @@ class Lookups:
 
     def _look_up(self, fingerprint: Fingerprint, identity: CacheIdentity) -> Cached:
         hashes = fingerprint.hashes(identity)
-        found = self._found[identity] = Cached(
+        found = self._found[id(identity)] = Cached(
             hashes, self._index.match(hashes), identity.block_size_tokens, recent=self._recent, now_s=self._now_s
         )
         return found

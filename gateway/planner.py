@@ -4,7 +4,7 @@ answer back to what is known.
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.candidates import Candidates
 from gateway.fingerprint import Fingerprint, Gap
@@ -40,8 +40,9 @@ class Plan:
     """Where one request goes, and why. ``matched_tokens`` are those that the instance is known to hold.
     ``predicted_s`` is the expected time to the first token, None where the policy doesn't count in seconds. ``guess``
     is set for an instance that publishes nothing, ``textual`` when its blocks are of text. ``execution`` is what is to
-    be done, call by call; ``split`` says whether the prompt is computed elsewhere first, by ``prefill``, and why (None:
-    nobody computes prompts for others). ``uncached_tokens`` are those that ``instance`` computes itself.
+    be done, call by call; ``candidates`` are who could have got it, as they are when somebody first looks. ``split``
+    says whether the prompt is computed elsewhere first, by ``prefill``, and why (None: nobody computes prompts for
+    others). ``uncached_tokens`` are those that ``instance`` computes itself.
     """
 
     instance: Instance
@@ -53,7 +54,7 @@ class Plan:
     predicted_s: float | None = None
     guess: Guess | None = None
     textual: bool = False
-    candidates: tuple[Candidate, ...] = ()
+    candidates: Sequence[Candidate] = ()
     split: Split | None = None
     prefill: PrefillSide | None = None
 
@@ -174,7 +175,8 @@ class Planner:
         size: RequestSize = _UNSIZED,
     ) -> Plan:
         """Return what ``plan`` would, and change nothing that it depends on."""
-        return self._decide(fingerprint, instances, session, size, frozenset())[0]
+        plan = self._decide(fingerprint, instances, session, size, frozenset())[0]
+        return replace(plan, candidates=tuple(plan.candidates))
 
     def began(self, plan: Plan, *, took_s: float) -> None:
         """Note that a request's first token has come, ``took_s`` after it was sent. What another instance's work took
@@ -242,8 +244,9 @@ class Planner:
         query = Query(prompt_tokens=tokens, gap=gap, candidates=candidates, key=session or _key(fingerprint))
         decision = self._policy.choose(query)
         answer = decision.candidate
-        chosen = instances[candidates.index(answer)]
-        cached = self._candidates.cached(chosen, lookups)
+        place = candidates.lineup.places[answer.instance]
+        chosen = instances[place]
+        cached = candidates.cached(place)
         guess = None
         if cached is not None and chosen.stats is None:
             guess = self._learned.guess(chosen.id, cached.hashes, cached.held(chosen.id))
@@ -284,7 +287,7 @@ class Planner:
             return None, None
         if without:
             prefilling = [each for each in prefilling if each.id not in without]
-        candidates = self._candidates.of(prefilling, lookups)
+        candidates = self._candidates.of(prefilling, lookups) if prefilling else ()
         sides = [PrefillSide(each, seen) for each, seen in zip(prefilling, candidates, strict=True)]
         split = self._separation.split(size, chosen, answer, sides)
         if split.placement.handover is None:

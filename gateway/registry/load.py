@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import exp2
 from time import monotonic
 
 from kvcontrol.core.ids import InstanceId
 
 _HALF_LIFE_S = 30.0
+_MOST_LOGGED = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +29,19 @@ class Load:
 
 @dataclass(slots=True)
 class Tally:
-    """One instance's counts as they are now, for who looks often: ``changes`` grows whenever any of them changes, other
-    than by ``recent_tokens`` growing old. Only the ``LoadTracker`` writes it.
+    """One instance's counts as they are now, for who looks often. Only the ``LoadTracker`` writes it; ``changed`` is
+    its log.
     """
 
-    changes: int = 0
+    instance: InstanceId
+    changed: list[InstanceId]
     in_flight: int = 0
     prefill_tokens: int = 0
     last_turn: int = 0
     last_cold_turn: int = 0
     recent_tokens: float = 0.0
     recent_at_s: float = 0.0
+    """When ``recent_tokens`` were so many."""
     idle: list[asyncio.Future[None]] = field(default_factory=list)
 
 
@@ -51,20 +55,20 @@ class Permit:
         self._tokens = tokens
         counters.in_flight += 1
         counters.prefill_tokens += tokens
-        counters.changes += 1
+        counters.changed.append(counters.instance)
 
     def first_byte(self) -> None:
         """Idempotent."""
         if self._tokens:
             self._counters.prefill_tokens -= self._tokens
-            self._counters.changes += 1
+            self._counters.changed.append(self._counters.instance)
             self._tokens = 0
 
     def release(self) -> None:
         """Give the place back; once."""
         self.first_byte()
         self._counters.in_flight -= 1
-        self._counters.changes += 1
+        self._counters.changed.append(self._counters.instance)
         if self._counters.idle and not self._counters.in_flight:
             for waiter in self._counters.idle:
                 if not waiter.done():
@@ -76,10 +80,15 @@ class LoadTracker:
     """Counts in-flight requests. Load is counted from the routing decision on, not from the first answer, so that a
     burst spreads; a permit is given back however the request ends. An instance that was never given anything, or is
     forgotten, has no load.
+
+    ``changed`` logs whose counts have changed, other than by growing old: who looks often reads on where it has read up
+    to, as long as ``epoch`` is the same. In a new one anybody's may have.
     """
 
     def __init__(self, instances: Iterable[InstanceId] = (), *, clock: Callable[[], float] = monotonic) -> None:
-        self._counters = {instance: Tally() for instance in instances}
+        self.changed: list[InstanceId] = []
+        self.epoch = 0
+        self._counters = {instance: Tally(instance, self.changed) for instance in instances}
         self._clock = clock
         self._turn = 0
 
@@ -102,7 +111,7 @@ class LoadTracker:
         """Return an instance's own counts, which stay its own until it is forgotten."""
         counters = self._counters.get(instance)
         if counters is None:
-            counters = self._counters[instance] = Tally()
+            counters = self._counters[instance] = Tally(instance, self.changed)
         return counters
 
     @property
@@ -120,6 +129,9 @@ class LoadTracker:
         counters.recent_at_s = self._clock()
         if cold:
             counters.last_cold_turn = self._turn
+        if len(self.changed) > _MOST_LOGGED:
+            self.changed.clear()
+            self.epoch += 1
         permit = Permit(counters, uncached_tokens)
         try:
             yield permit
@@ -128,15 +140,11 @@ class LoadTracker:
 
     def recent_tokens(self, counters: Tally) -> float:
         """Return the uncached tokens that an instance was given, each counting half after 30 s."""
-        return self.all_recent_tokens((counters,))[0]
+        return counters.recent_tokens * faded(self._clock() - counters.recent_at_s) if counters.recent_tokens else 0.0
 
-    def all_recent_tokens(self, counters: Iterable[Tally]) -> list[float]:
-        """Return them for several instances, at one moment."""
-        now_s = self._clock()
-        return [
-            each.recent_tokens * 0.5 ** ((now_s - each.recent_at_s) / _HALF_LIFE_S) if each.recent_tokens else 0.0
-            for each in counters
-        ]
+    def now_s(self) -> float:
+        """Return the time by which work grows old."""
+        return self._clock()
 
     async def until_idle(self, instance: InstanceId) -> None:
         """Return when nothing of ours is left at an instance; whoever waits bounds the wait."""
@@ -151,6 +159,11 @@ class LoadTracker:
         self._counters.pop(instance, None)
 
 
-_NOTHING = Tally()
+def faded(after_s: float) -> float:
+    """Return what work counts for so long after it was given: 1 at once, a half after 30 s."""
+    return exp2(-after_s / _HALF_LIFE_S)
 
-__all__ = ["Load", "LoadTracker", "Permit", "Tally"]
+
+_NOTHING = Tally(InstanceId(""), [])
+
+__all__ = ["Load", "LoadTracker", "Permit", "Tally", "faded"]

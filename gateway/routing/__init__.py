@@ -7,6 +7,7 @@ from gateway.routing.base import Candidate, CostModel, Decision, Query, RoutingP
 from gateway.routing.calibration import Calibration
 from gateway.routing.consistent_hash import ConsistentHash
 from gateway.routing.cost_aware import CostAware
+from gateway.routing.field import NOTHING_HELD, Field, Held, Lineup, make_candidate
 from gateway.routing.learned import Guess, LearnedAffinity, learned_identity
 from gateway.routing.least_load import LeastLoad
 from gateway.routing.prefix_affinity import PrefixAffinity
@@ -25,6 +26,7 @@ POLICIES: MappingProxyType[str, Callable[[CostModel], RoutingPolicy]] = MappingP
 """Setting ``routing_policy`` -> constructor."""
 
 __all__ = [
+    "NOTHING_HELD",
     "POLICIES",
     "Calibration",
     "Candidate",
@@ -32,9 +34,12 @@ __all__ = [
     "CostAware",
     "CostModel",
     "Decision",
+    "Field",
     "Guess",
+    "Held",
     "LearnedAffinity",
     "LeastLoad",
+    "Lineup",
     "PrefixAffinity",
     "Query",
     "RecentRoutes",
@@ -42,4 +47,5 @@ __all__ = [
     "RoutingPolicy",
     "Speeds",
     "learned_identity",
+    "make_candidate",
 ]

@@ -1,6 +1,6 @@
 """What a routing policy is given, and what it answers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple, Protocol
@@ -67,12 +67,12 @@ class Query:
     """One request to place. ``prompt_tokens`` is None when the prompt has no fingerprint, and ``gap`` then says why.
 
     ``key`` is what requests that belong together have in common, None when nothing is known of that.
-    ``candidates`` holds at least one.
+    ``candidates`` holds at least one; of a gateway's own requests it is a ``Field``.
     """
 
     prompt_tokens: int | None
     gap: str | None
-    candidates: tuple[Candidate, ...]
+    candidates: Sequence[Candidate]
     key: bytes | None = None
 
 
@@ -112,7 +112,7 @@ class Costs(Mapping[InstanceId, Mapping[str, float]]):
 
     __slots__ = ("_candidates", "_terms")
 
-    def __init__(self, candidates: tuple[Candidate, ...], terms: Callable[[Candidate], Mapping[str, float]]) -> None:
+    def __init__(self, candidates: Sequence[Candidate], terms: Callable[[Candidate], Mapping[str, float]]) -> None:
         self._candidates = candidates
         self._terms = terms
 

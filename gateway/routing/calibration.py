@@ -10,6 +10,8 @@ What was seen of an instance grows old while only others answer: then it is take
 Otherwise an instance that once looked slow would get nothing any more, and so could never show that it isn't.
 """
 
+from collections.abc import Set as AbstractSet
+
 from gateway.routing.base import CostModel, Speeds
 from gateway.routing.slowness import Field, Slowness, off
 from gateway.routing.speed_filter import SpeedFilter
@@ -38,6 +40,7 @@ class Calibration:
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
         self._owns: dict[InstanceId, _Own] = {}
+        self._unlike: set[InstanceId] = set()
         self._begin()
 
     def _begin(self) -> None:
@@ -66,6 +69,7 @@ class Calibration:
             own = self._owns[instance] = _Own(self._field)
         if self._observed:  # what is assumed at first is nothing to be measured by
             own.slowness.note(off(took_s, self._filter.expected_s(tokens, running)))
+            (self._unlike.add if own.slowness.shown else self._unlike.discard)(instance)
         self._filter.observe(tokens, running, took_s)
         self._observed += 1
         own.seen = self._observed
@@ -76,6 +80,16 @@ class Calibration:
     def ended(self, took_s: float) -> None:
         """Note how long a request ran in all."""
         self._answer_s += (took_s - self._answer_s) * (_ANSWER_SHARE if self._answer_s else 1.0)
+
+    @property
+    def fleet(self) -> Speeds | None:
+        """The speeds of all instances that are like the others; None before anybody's first answer."""
+        return self._fleet
+
+    @property
+    def unlike(self) -> AbstractSet[InstanceId]:
+        """The instances whose answers have shown that they are not."""
+        return self._unlike
 
     def speeds(self, instance: InstanceId) -> Speeds | None:
         """Return what is known, None before anybody's first answer."""
@@ -88,6 +102,7 @@ class Calibration:
 
     def forget(self, instance: InstanceId) -> None:
         self._owns.pop(instance, None)
+        self._unlike.discard(instance)
         if not self._owns:
             self._begin()
 

@@ -21,21 +21,22 @@ the prompt, less ``spread``; cold ones to who runs least now, to who got least w
 prompt for longest.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Final
 
 from gateway.routing.base import Candidate, CostModel, Costs, Decision, Query
+from gateway.routing.field import Field, Held, Lineup
 from gateway.routing.scoring import base_term, load_terms, prefill_terms, wait_s
 from gateway.routing.standings import LEAST_SHARE_S, MOST_EXCESS_TOKENS, Standings
 from kvcontrol.core.ids import InstanceId
 
-_TIE_S = 0.005
-_TIE_SHARE = 0.05
 _MOST_STANDINGS: Final = 64
 
 
 class CostAware:
-    """Cost in seconds; the lowest wins. O(candidates), of which most costs a few passes over columns of numbers.
+    """Cost in seconds; the lowest wins. O(candidates that hold some of the prompt) where those cost clearly less than
+    the others could, else O(candidates).
 
     What is kept between two queries (``Standings``, one for each beginning of a list of candidates) saves work and
     decides nothing.
@@ -50,22 +51,20 @@ class CostAware:
 
     def choose(self, query: Query) -> Decision:
         candidates, prompt_tokens = query.candidates, query.prompt_tokens
-        standings = self._following(candidates)
-        expected = standings.expected
-        most = max(expected.values()) if expected else 0
-        costs_s = standings.costs_s(prompt_tokens)
-        lowest_s = min(costs_s)
-        bound_s = lowest_s + max(_TIE_S, lowest_s * _TIE_SHARE)
-        tied = [at for at, cost_s in enumerate(costs_s) if cost_s <= bound_s]
-        chosen = candidates[tied[0] if len(tied) == 1 else _first(tied, standings, costs_s)]
+        field = candidates if isinstance(candidates, Field) else Field.of(candidates)
+        standings = self._following(field.lineup)
+        holding = {at: held for at, held in field.held.items() if held[2]}
+        tied = standings.tied(prompt_tokens, holding)
+        chosen = field.at(next(iter(tied)) if len(tied) == 1 else _first(tied, standings, holding))
         if query.gap is not None:
             basis, reason = "load", query.gap
         elif chosen.matched_tokens:
+            most = max([expected for _, _, expected in holding.values()], default=0)
             basis, reason = "prefix", "longest_match" if chosen.expected_tokens == most else "busy_holder"
         elif chosen.expected_tokens:
             basis, reason = "prefix", "just_routed"
         else:
-            basis, reason = "load", "busy_holder" if most else "cold"
+            basis, reason = "load", "busy_holder" if holding else "cold"
         return Decision(
             candidate=chosen,
             basis=basis,
@@ -74,17 +73,17 @@ class CostAware:
             wait_s=None if prompt_tokens is None else wait_s(chosen, prompt_tokens, chosen.speeds or self._assumed),
         )
 
-    def _following(self, candidates: tuple[Candidate, ...]) -> Standings:
-        """What is kept of the last list that began with this instance, brought up to date."""
-        kept = self._standings.get(candidates[0].instance)
-        if kept is None:
+    def _following(self, lineup: Lineup) -> Standings:
+        """What is kept of the last lineup that began with this instance, brought up to date."""
+        kept = self._standings.get(lineup.names[0])
+        if kept is None or kept.lineup is not lineup:
             if len(self._standings) >= _MOST_STANDINGS:
                 self._standings.clear()
-            kept = self._standings[candidates[0].instance] = Standings(self._assumed, self._costs.spread)
-        kept.follow(candidates)
+            kept = self._standings[lineup.names[0]] = Standings(lineup, self._assumed, self._costs.spread)
+        kept.follow()
         return kept
 
-    def _terms(self, candidates: tuple[Candidate, ...], prompt_tokens: int | None, each: Candidate) -> dict[str, float]:
+    def _terms(self, candidates: Sequence[Candidate], prompt_tokens: int | None, each: Candidate) -> dict[str, float]:
         """The cost of one by name: the same sum as in ``Standings``, said a second time for whoever looks."""
         speeds = each.speeds or self._assumed
         terms = base_term(speeds)
@@ -101,23 +100,26 @@ class CostAware:
         return terms
 
 
-def _first(tied: list[int], standings: Standings, costs_s: list[float]) -> int:
+def _first(tied: Mapping[int, float], standings: Standings, holding: Mapping[int, Held]) -> int:
     """Who goes first of those whose costs tie: by most of the prompt less the excess; cold prompts by requests that
     run before that, and then to whoever got none for longest.
     """
-    candidates, expected = standings.candidates, standings.expected
-    if expected:
-        excesses = standings.excesses(tied)
-        worth = [excess - expected.get(at, 0) for at, excess in zip(tied, excesses, strict=True)]
+    lineup = standings.lineup
+    places = list(tied)
+    if holding:
+        excesses = standings.excesses(places)
+        worth = [
+            excess - holding[at][2] if at in holding else excess for at, excess in zip(places, excesses, strict=True)
+        ]
     else:
-        running = standings.running
-        fewest = min([running[at] for at in tied])
-        tied = [at for at in tied if running[at] == fewest]
-        worth = standings.excesses(tied)
+        running = lineup.running
+        fewest = min([running[at] for at in places])
+        places = [at for at in places if running[at] == fewest]
+        worth = standings.excesses(places)
     least = min(worth)
     return min(
-        [at for at, each in zip(tied, worth, strict=True) if each == least],
-        key=lambda at: (0 if at in expected else candidates[at].last_cold_turn, costs_s[at], candidates[at].instance),
+        [at for at, each in zip(places, worth, strict=True) if each == least],
+        key=lambda at: (0 if at in holding else lineup.cold_turns[at], tied[at], lineup.names[at]),
     )
 
 

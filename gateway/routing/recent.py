@@ -8,7 +8,9 @@ the fourth is taken apart, some with each call. The obvious choice, one table in
 much once it is full: each block is then a link to move and another one to take out, all over the memory.
 """
 
+from collections import deque
 from collections.abc import Sequence
+from itertools import repeat, starmap
 from typing import Final
 
 from kvcontrol.core.ids import BlockHash, InstanceId
@@ -17,6 +19,8 @@ _Place = tuple[InstanceId, float]
 _GENERATIONS: Final = 4
 _TAKEN_APART: Final = 2
 """So many blocks of a generation that is over go with each one that comes."""
+
+_consume = deque[object](maxlen=0).extend
 
 
 class RecentRoutes:
@@ -46,11 +50,10 @@ class RecentRoutes:
             young = {}
             self._generations.insert(0, young)
         place = (instance, now_s + self._lifetime_s)
-        for block in hashes if len(hashes) <= self._most else hashes[: self._most]:
-            young[block] = place
+        young.update(dict.fromkeys(hashes if len(hashes) <= self._most else hashes[: self._most], place))
         over = self._over
-        for _ in range(min(len(over), _TAKEN_APART * len(hashes))):
-            over.popitem()
+        if over:
+            _consume(starmap(over.popitem, repeat((), min(len(over), _TAKEN_APART * len(hashes)))))
 
     def expected(self, hashes: Sequence[BlockHash], instance: InstanceId, now_s: float, *, start: int = 0) -> int:
         """Return how many blocks from the one at ``start`` on were sent to ``instance`` lately. O(answer)."""

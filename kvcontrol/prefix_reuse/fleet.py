@@ -25,7 +25,7 @@ per instance (``NaiveFleetIndex``: O(instances x blocks)), a plain walk with mas
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar, overload
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
@@ -118,6 +118,24 @@ class _Matches(Mapping[InstanceId, PrefixMatch]):
 
     def __len__(self) -> int:
         return sum(bits.bit_count() for bits, _ in self._stops)
+
+    def items(self) -> ItemsView[InstanceId, PrefixMatch]:
+        """As ``Mapping.items``, without looking for each where it stops."""
+        names, by_instance, found = self._names, self._by_instance, dict[InstanceId, PrefixMatch]()
+        for bits, blocks in self._stops:
+            left, shared = bits, None
+            while left:
+                bit = left & -left
+                left ^= bit
+                name = names[bit]
+                holder = by_instance[name]
+                if shared is None or holder.blocks_in[0] != len(holder.held):
+                    found[name] = match = self._match(holder, blocks)
+                    if match is self._in_hbm.get(blocks):
+                        shared = match
+                else:
+                    found[name] = shared
+        return found.items()
 
     def _match(self, holder: _Holder, blocks: int) -> PrefixMatch:
         if holder.blocks_in[0] != len(holder.held):
@@ -264,19 +282,18 @@ class FleetIndex:
         if whole := closed & get(hashes[-1], 0):
             yield whole, end
             closed ^= whole
-        left = [(0, closed, end, 0)]
-        while left:  # who is in `at_low` holds `low`; who of them is not in `at_high` does not hold `high`
-            low, at_low, high, at_high = left.pop()
-            stopping = at_low & ~at_high
-            if not stopping:
-                continue
-            if high - low == 1:
-                yield stopping, high
-                continue
-            middle = (low + high) // 2
-            at_middle = get(hashes[middle], 0) & at_low
-            left.append((low, at_low, middle, at_middle))
-            left.append((middle, at_middle, high, at_high))
+        low = 0
+        while closed:  # all of them hold `low`, and none of them the last
+            high, at_high = end - 1, 0
+            while high - low > 1:  # all hold `low`; of those that hold `high` one or more are missing
+                middle = (low + high) // 2
+                at_middle = get(hashes[middle], 0) & closed
+                if at_middle == closed:
+                    low = middle
+                else:
+                    high, at_high = middle, at_middle
+            yield closed ^ at_high, high
+            low, closed = high, at_high
         walking = first & self._ragged
         for place, block in enumerate(hashes if walking else ()):
             on = walking & get(block, 0)

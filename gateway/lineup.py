@@ -1,0 +1,149 @@
+"""What usable instances have to do, kept in columns from one request to the next.
+
+What has changed since the last request is read in the load tracker's log. What an instance was given lately grows old
+with every moment; so the column says what that would have been at one moment, and one number for all what it counts for
+now.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.registry import Instance, LoadTracker, Tally, faded
+from gateway.routing import NOTHING_HELD, Candidate, Held, Lineup, Speeds, make_candidate
+from kvcontrol.core.blocks import CacheIdentity
+
+_SINCE_AT_MOST_S: Final = 600.0
+"""Then work is said as of another moment: the numbers double every half-life that has passed since."""
+_AGES_S: Final = 0.2
+"""After this long the work that was given lately counts for half a percent less."""
+
+
+class LiveLineup(Lineup):
+    """The lineup of a list of instances. ``asked`` is the tuple that they were last asked for by, which is as they are
+    still, None where it was none. ``identities`` are those of their caches, one object for equal ones, and
+    ``kinds`` the different ones; ``version`` is the calibration's whose speeds they have.
+    """
+
+    __slots__ = (
+        "_load",
+        "_read",
+        "_seats",
+        "_seats_s",
+        "_since_s",
+        "_stale",
+        "_tallies",
+        "asked",
+        "identities",
+        "instances",
+        "kinds",
+        "version",
+    )
+
+    def __init__(self, instances: Sequence[Instance], load: LoadTracker) -> None:
+        super().__init__([each.id for each in instances])
+        self.instances = list(instances)
+        self.asked: tuple[Instance, ...] | None = None
+        self.identities: list[CacheIdentity | None] = [None] * len(instances)
+        self.kinds: tuple[CacheIdentity | None, ...] = (None,)
+        self.version = 0
+        self._load = load
+        self._tallies: list[Tally] = [load.tally(each.id) for each in instances]
+        self._read = (load.epoch, len(load.changed))
+        self._stale: dict[int, None] = {}  # places to be filled, whatever the log says
+        self._since_s = load.now_s()
+        self._seats: list[Candidate | None] = [None] * len(instances)
+        self._seats_s = self._since_s
+
+    def seat(self, instance: Instance, identity: CacheIdentity | None, speeds: Speeds | None) -> None:
+        """Show an instance's new snapshot."""
+        at = self.places[instance.id]
+        self.instances[at] = instance
+        self.identities[at] = identity
+        self.kinds = tuple(dict.fromkeys(self.identities))
+        self.speeds[at] = speeds
+        self.slots[at] = 0 if instance.stats is None else instance.stats.load.max_batch_size
+        self._tallies[at] = self._load.tally(instance.id)
+        self._stale[at] = None
+
+    def tell(self, at: int, speeds: Speeds | None) -> None:
+        """One has other speeds from now on."""
+        if speeds is not self.speeds[at]:
+            self.speeds[at] = speeds
+            self._seats[at] = None
+            self.note([at])
+
+    def tell_all(self, speeds: list[Speeds | None], version: int) -> None:
+        """All have other speeds from now on."""
+        self.speeds = speeds
+        self.version = version
+        self._seats = [None] * len(speeds)
+        self.note_all()
+
+    def refresh(self) -> None:
+        """Take in what has changed, and that time has passed."""
+        now_s = self._load.now_s()
+        if now_s - self._since_s > _SINCE_AT_MOST_S:
+            self._since_s = now_s
+            self._stale = dict.fromkeys(range(len(self.names)))
+        self.scale = faded(now_s - self._since_s)
+        load = self._load
+        epoch, read = self._read
+        if epoch != load.epoch:
+            self._stale = dict.fromkeys(range(len(self.names)))
+        elif read < len(load.changed):
+            places = self.places
+            for name in load.changed[read:]:
+                if name in places:
+                    self._stale[places[name]] = None
+        self._read = (load.epoch, len(load.changed))
+        if self._stale:
+            self._fill(list(self._stale))
+            self._stale.clear()
+        if now_s - self._seats_s > _AGES_S:
+            self._seats = [None] * len(self._seats)
+            self._seats_s = now_s
+
+    def _fill(self, places: list[int]) -> None:
+        recent, least, since_s = self.recent, self.least, self._since_s
+        is_known = True
+        for at in places:
+            tally = self._tallies[at]
+            self.running[at] = tally.in_flight + self.instances[at].foreign_requests
+            self.queued[at] = tally.prefill_tokens
+            self.cold_turns[at] = tally.last_cold_turn
+            tokens = tally.recent_tokens
+            now = tokens * faded(since_s - tally.recent_at_s) if tokens else 0.0
+            if recent[at] == least < now:
+                is_known = False
+            recent[at] = now
+            least = min(now, least)
+            self._seats[at] = None
+        self.least = least if is_known else min(recent)
+        self.note(places)
+
+    def candidate(self, place: int, held: Held) -> Candidate:
+        tally, foreign = self._tallies[place], self.instances[place].foreign_requests
+        return make_candidate(
+            (
+                self.names[place],
+                *held,
+                self.running[place] - foreign,
+                self.queued[place],
+                foreign,
+                self.slots[place],
+                self.recent[place] * self.scale,
+                tally.last_turn,
+                self.cold_turns[place],
+                self.speeds[place],
+            )
+        )
+
+    def seats(self) -> Sequence[Candidate]:
+        found = self._seats
+        for at, seat in enumerate(found):
+            if seat is None:
+                found[at] = self.candidate(at, NOTHING_HELD)
+        return found  # type: ignore[return-value] # none is None any more
+
+
+__all__ = ["LiveLineup"]

@@ -1,0 +1,160 @@
+"""The instances as a policy sees them for one prompt: what they have to do, in columns, and what a few of them hold.
+
+Of sixty-four instances four hold some of a prompt, and since the last one three have got or lost a request. A policy
+that looks at columns needs no ``Candidate`` of the others; one that wants them all finds a sequence of candidates.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Final, overload
+
+from gateway.routing.base import Candidate, Speeds
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.ids import InstanceId
+
+Held = tuple[int, Mapping[CacheTier, int], int]
+"""What an instance holds of a prompt: its ``matched_tokens``, ``tokens_by_tier``, ``expected_tokens``."""
+NOTHING_HELD: Final[Held] = (0, MappingProxyType({}), 0)
+
+_MOST_LOGGED: Final = 4096
+make_candidate: Callable[..., Candidate] = partial(tuple.__new__, Candidate)
+"""``Candidate._make`` for a tuple that is known to be of its length."""
+
+
+class Lineup:
+    """What instances that are asked about together have to do, whatever the prompt: columns in their order, which only
+    its owner writes.
+
+    ``recent`` times ``scale`` is the work that each was given lately; all of it grows old at once, by ``scale``.
+    ``least`` is the least of ``recent``.
+    ``changed`` logs the places that changed; whoever has read it up to some place reads on there, as long as ``epoch``
+    is the same. A new ``epoch`` means that anything may have changed.
+    """
+
+    __slots__ = (
+        "changed",
+        "cold_turns",
+        "epoch",
+        "least",
+        "names",
+        "places",
+        "queued",
+        "recent",
+        "running",
+        "scale",
+        "slots",
+        "speeds",
+    )
+
+    def __init__(self, names: Sequence[InstanceId]) -> None:
+        count = len(names)
+        self.names = tuple(names)
+        self.places = {name: place for place, name in enumerate(names)}
+        self.running = [0] * count
+        self.queued = [0] * count
+        self.slots = [0] * count
+        self.recent = [0.0] * count
+        self.cold_turns = [0] * count
+        self.speeds: list[Speeds | None] = [None] * count
+        self.least = 0.0
+        self.scale = 1.0
+        self.changed: list[int] = []
+        self.epoch = 0
+
+    def note(self, places: list[int]) -> None:
+        """Log changes."""
+        self.changed += places
+        if len(self.changed) > _MOST_LOGGED:
+            self.note_all()
+
+    def note_all(self) -> None:
+        """Say that anything may have changed."""
+        self.epoch += 1
+        self.changed = []
+
+    @abstractmethod
+    def seats(self) -> Sequence[Candidate]:
+        """Return all as candidates that hold nothing."""
+
+    @abstractmethod
+    def candidate(self, place: int, held: Held) -> Candidate:
+        """Return one as a candidate that holds this."""
+
+
+class Field(Sequence[Candidate]):
+    """The candidates for one prompt: a lineup, and by place what is held of the prompt; valid until the lineup changes.
+    As a sequence it is made when it is first looked at, and stays as it was then.
+    """
+
+    __slots__ = ("_all", "held", "lineup")
+
+    def __init__(self, lineup: Lineup, held: Mapping[int, Held]) -> None:
+        self.lineup = lineup
+        self.held = held
+        self._all: tuple[Candidate, ...] | None = None
+
+    @classmethod
+    def of(cls, candidates: Sequence[Candidate]) -> "Field":
+        """Return given candidates as a field."""
+        found = cls(_Given(candidates), {at: each[1:4] for at, each in enumerate(candidates) if each[1] or each[3]})
+        found._all = tuple(candidates)
+        return found
+
+    def at(self, place: int) -> Candidate:
+        """Return one of them, without making the others."""
+        if self._all is not None:
+            return self._all[place]
+        return self.lineup.candidate(place, self.held.get(place, NOTHING_HELD))
+
+    def all(self) -> tuple[Candidate, ...]:
+        """Return all of them."""
+        if self._all is None:
+            found = list(self.lineup.seats())
+            for place, held in self.held.items():
+                found[place] = self.lineup.candidate(place, held)
+            self._all = tuple(found)
+        return self._all
+
+    @overload
+    def __getitem__(self, place: int) -> Candidate: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Candidate, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> Candidate | tuple[Candidate, ...]:
+        return self.all()[place]
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self.all())
+
+    def __len__(self) -> int:
+        return len(self.lineup.names)
+
+
+class _Given(Lineup):
+    """The lineup of candidates that are given as such."""
+
+    __slots__ = ("_candidates",)
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        super().__init__([each.instance for each in candidates])
+        self._candidates = candidates
+        self.running = [each.running for each in candidates]
+        self.queued = [each.prefill_tokens for each in candidates]
+        self.slots = [each.slots for each in candidates]
+        self.recent = [each.recent_tokens for each in candidates]
+        self.least = min(self.recent)
+        self.cold_turns = [each.last_cold_turn for each in candidates]
+        self.speeds = [each.speeds for each in candidates]
+
+    def seats(self) -> Sequence[Candidate]:
+        return self._candidates
+
+    def candidate(self, place: int, held: Held) -> Candidate:
+        seat = self._candidates[place]
+        return make_candidate((seat[0], *held, *seat[4:]))
+
+
+__all__ = ["NOTHING_HELD", "Field", "Held", "Lineup", "make_candidate"]
