@@ -117,6 +117,12 @@ class TrieTracker:
         self._untold.append(lambda: self._tell_hung(nodes, parent, named))
         self.settle()
 
+    def put_off_telling(self, for_s: float) -> None:
+        """Let what changes be told a moment later."""
+        if not (self._changes or self._untold):
+            self.put_off.end()
+        self.put_off.begin(for_s)
+
     def settle(self) -> None:
         """Record what has changed since the last call, in order, unless that is put off; O(changed blocks). Never
         raises.

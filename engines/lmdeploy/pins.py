@@ -23,7 +23,7 @@ import numpy as np
 from engines.event_publisher import RefusedError
 from engines.lmdeploy.events import evict_unused, hash_of
 from engines.lmdeploy.guard import Guard
-from engines.lmdeploy.trie_prefixes import find_nodes, path_above, take_out, with_what_follows
+from engines.lmdeploy.trie_prefixes import find_nodes, path_above, take_out, tell_watchers, with_what_follows
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash, BlockId
 from kvcontrol.core.integrity import must
@@ -224,6 +224,7 @@ class PinBook:
 
     def let_go(self) -> None:
         """Give back the references to HBM's blocks: they are about to be forgotten, and the pins stand."""
+        tell_watchers(self._trie)  # or the pins would take references to what is new just before it is to go
         self._guard("let go", None, self._unrefer, list(self._in_hbm))
 
     def clear(self) -> None:
@@ -387,6 +388,7 @@ class PinBook:
 
     def _forget_doomed(self) -> None:
         """What requests saved at their end goes with what they used."""
+        tell_watchers(self._trie)
         for node, followed in list(self._doomed.items()):
             followed.update(_hashes(with_what_follows((node,))))
             take_out(self._trie, (node,))

@@ -13,22 +13,23 @@ MOST_S = 0.3
 
 
 class PutOff:
-    """Whether it is such a moment. One thread."""
+    """Whether it is such a moment. One thread. A moment that was not ended can only be prolonged, also once it is over:
+    what was put off in it waits still.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._since_s = self._until_s = -math.inf
+        self._since_s, self._until_s = math.inf, -math.inf
 
     def begin(self, for_s: float) -> None:
-        """Begin a moment, or prolong the one that is."""
+        """Begin a moment, or prolong the one that was not ended."""
         now_s = self._clock()
-        if now_s >= self._until_s:
-            self._since_s = now_s
+        self._since_s = min(self._since_s, now_s)
         self._until_s = max(self._until_s, min(now_s + for_s, self._since_s + MOST_S))
 
     def end(self) -> None:
-        """End it."""
-        self._until_s = -math.inf
+        """End it: nothing waits."""
+        self._since_s, self._until_s = math.inf, -math.inf
 
     def __bool__(self) -> bool:
         """Whether it is now."""

@@ -180,7 +180,7 @@ class EngineTiers:
     def external_tokens(self, seq: Any, computed_tokens: int) -> int | None:
         tokens = 0 if self.planner is None else self.planner.external_tokens(seq, computed_tokens)
         if tokens and (tracker := tracker_of(self._scheduler.block_trie)) is not None:
-            tracker.put_off.begin(PUT_OFF_START_S)
+            tracker.put_off_telling(PUT_OFF_START_S)
         return tokens
 
     def lookup_cancelled(self, request_id: int) -> None:
@@ -239,14 +239,14 @@ class EngineTiers:
         if (tracker := tracker_of(trie)) is not None:
             tracker.settle()
         if (eviction := eviction_of(trie)) is not None:
-            eviction.work()
+            eviction.settle()
 
     def _put_off_watchers(self) -> None:
         """Have them told of what a load brought after its prompt's forward has been launched."""
         trie = self._scheduler.block_trie
         for watcher in (tracker_of(trie), eviction_of(trie)):
             if watcher is not None:
-                watcher.put_off.begin(PUT_OFF_FORWARD_S)
+                watcher.put_off_telling(PUT_OFF_FORWARD_S)
 
     def _load_usable(self, request_id: int, invalid: set[int]) -> bool:
         self._paths.end(request_id)

@@ -105,7 +105,7 @@ class TrieEviction:
 
         The old policy goes on choosing until then, and another hand-over that had begun is given up.
         """
-        self.settle()
+        self.settle_now()
         if self.failed:
             raise RuntimeError("LMDeploy's own eviction has taken over after an error")
         self._policy.begin_hand_over(policy)
@@ -121,7 +121,7 @@ class TrieEviction:
 
     def end_use(self) -> None:
         """Put the policy that was to follow in charge: it is told of what is missing and of what is held."""
-        self.settle()
+        self.settle_now()
         held = np.flatnonzero(self._held & self._resident)
         self._policy = self._policy.end_hand_over(list(map(BlockId, held.tolist())))
 
@@ -158,8 +158,11 @@ class TrieEviction:
     def references_changed(self, blocks: Any) -> None:
         """Follow the reference counts of ``blocks``, in prompt order; O(blocks). Never raises."""
         blocks = np.atleast_1d(blocks)
-        if self._waiting and bool((self._allocator.get_ref_count(blocks) <= 0).any()):
-            self.settle()  # before their numbers come again, for other blocks
+        if self._waiting or self.put_off:
+            if bool((self._allocator.get_ref_count(blocks) <= 0).any()):
+                self.settle_now()  # before their numbers come again, for other blocks
+            else:
+                blocks = blocks.copy()  # a sequence's own list, which may have others until it is told
         self._tell("following reference counts", lambda: self._references_changed(blocks))
 
     def matched(self, sequence: Any) -> None:
@@ -179,23 +182,29 @@ class TrieEviction:
         path = sequence.logical_blocks.get_real_blocks()[start // size : sequence.num_history_ids // size].copy()
         self._tell("following a match", lambda: self._matched(tail, path))
 
-    def settle(self) -> None:
+    def put_off_telling(self, for_s: float) -> None:
+        """Let the policy and the shadows be told a moment later."""
+        if not self._waiting:
+            self.put_off.end()
+        self.put_off.begin(for_s)
+
+    def settle_now(self) -> None:
         """Tell the policy and the shadows all that waits. Never raises."""
         self.put_off.end()
         waiting, self._waiting = self._waiting, []
         for tell in waiting:
             tell()
 
-    def work(self) -> None:
-        """Do as ``settle``, unless that is put off. Never raises."""
+    def settle(self) -> None:
+        """Do as ``settle_now``, unless that is put off. Never raises."""
         if self._waiting and not self.put_off:
-            self.settle()
+            self.settle_now()
 
     def evict(self, leaves: set[Any], wanted_blocks: int) -> int:
         """Free up to ``wanted_blocks`` blocks of the trie and keep ``leaves`` right; fewer only when the rest is in use
         or ``failed`` became true. Returns how many. Never raises.
         """
-        self.settle()
+        self.settle_now()
         freed: list[BlockId] = []
         try:
             self._evict(leaves, wanted_blocks, freed)
@@ -208,7 +217,7 @@ class TrieEviction:
 
     def check_integrity(self, trie: Any) -> None:
         """Raise ``AssertionError`` unless the policy knows what ``trie`` holds and who may go; O(n), for tests."""
-        self.settle()
+        self.settle_now()
         reachable: dict[BlockId, Any] = {}
         waiting = list(trie._roots.values())  # noqa: SLF001
         while waiting:
@@ -240,7 +249,7 @@ class TrieEviction:
 
         if self._waiting or self.put_off:
             self._waiting.append(told)
-            self.work()
+            self.settle()
         else:
             told()
 

@@ -10,13 +10,22 @@ from typing import Any
 import numpy as np
 
 from engines.lmdeploy.events import hash_of, tracker_of
+from engines.lmdeploy.trie_eviction import eviction_of
 from kvcontrol.core.ids import BlockHash
+
+
+def tell_watchers(trie: Any) -> None:
+    """Have those who watch a trie told of all that was put off: blocks without a name yet get theirs. Never raises."""
+    for watcher in (tracker_of(trie), eviction_of(trie)):
+        if watcher is not None:
+            watcher.settle_now()
 
 
 def find_nodes(trie: Any, keys: Collection[BlockHash]) -> dict[BlockHash, Any]:
     """Return the nodes of those blocks that the trie has. O(blocks of the trie)."""
     if not keys:
         return {}
+    tell_watchers(trie)
     return {key: node for node in _all(trie._roots.values()) if (key := hash_of(node)) in keys and key is not None}  # noqa: SLF001
 
 
@@ -34,8 +43,10 @@ def with_what_follows(nodes: Iterable[Any]) -> list[Any]:
 def take_out(trie: Any, nodes: Iterable[Any]) -> tuple[int, int]:
     """Free the blocks of nodes and of all that hangs below them, but for what somebody uses and what comes before that.
 
-    Returns how many were freed and how many stay. Each is announced, and whoever chooses victims is told.
+    Returns how many were freed and how many stay. Each is announced, and whoever chooses victims is told: first of what
+    hangs, since that is followed up from its tail, and some of it may be to stay.
     """
+    tell_watchers(trie)
     lifecycle = trie._kv_lifecycle  # noqa: SLF001
     states, leaves, references = lifecycle.state_checkpoints, lifecycle.leaves, trie.allocator.get_ref_count
     sought = with_what_follows(nodes)
@@ -52,8 +63,7 @@ def take_out(trie: Any, nodes: Iterable[Any]) -> tuple[int, int]:
         freed.append(node.block_id)
     if freed:
         trie.allocator.free(np.array(freed))
-    if (tracker := tracker_of(trie)) is not None:
-        tracker.settle()
+    tell_watchers(trie)
     return len(freed), sum(node.is_attached() for node in sought)
 
 
@@ -66,4 +76,4 @@ def _all(roots: Iterable[Any]) -> Iterator[Any]:
                 waiting.append(child)
 
 
-__all__ = ["find_nodes", "path_above", "take_out", "with_what_follows"]
+__all__ = ["find_nodes", "path_above", "take_out", "tell_watchers", "with_what_follows"]

@@ -8,10 +8,11 @@ import pytest
 
 from engines.event_log import EventLog
 from engines.event_publisher import RefusedError
-from engines.lmdeploy.events import TrieTracker
+from engines.lmdeploy.events import TrieTracker, forget_cache
 from engines.lmdeploy.hooks import event_hooks, eviction_hooks, tenant_hooks
 from engines.lmdeploy.patching import install
 from engines.lmdeploy.pins import PinBook
+from engines.lmdeploy.put_off import PutOff
 from engines.lmdeploy.tiers import EngineTiers
 from engines.lmdeploy.trie_eviction import eviction_of
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
@@ -328,3 +329,39 @@ def test_an_invalidated_prefix_is_gone_from_all_tiers_with_all_that_follows_it(r
     assert [rig.hierarchy.find(key) is not None for key in keys_of(tokens)] == [True, True, False, False, False, False]
     assert all(rig.hierarchy.find(key) is not None for key in keys_of(prompt(2, 2)))
     engine.check()
+
+
+def late(engine: Engine) -> None:
+    """Have everybody who watches the trie told later, of all that comes from now on."""
+    eviction = eviction_of(engine.paging.trie)
+    assert eviction is not None
+    for watcher in (engine.tracker, eviction):
+        watcher.put_off = PutOff(lambda: 0.0)
+        watcher.put_off_telling(0.1)
+
+
+def test_what_is_to_be_forgotten_is_found_though_nobody_was_told_of_it_yet(engine: Engine) -> None:
+    late(engine)
+    engine.paging.serve(prompt(1, 6))
+    outcome = engine.pins.invalidate(keys_of(prompt(1, 6))[:1])
+    assert outcome.dropped[HBM] == 6
+    assert engine.paging.held_prefix(prompt(1, 6)) == 0
+
+
+def test_what_comes_before_a_pin_is_found_though_nobody_was_told_of_it_yet(engine: Engine) -> None:
+    late(engine)
+    engine.paging.serve(prompt(1, 6))
+    engine.pins.pin(keys_of(prompt(1, 6))[-1:], None)
+    assert engine.pins.report().pinned_blocks == 6
+
+
+def test_a_pin_takes_no_hold_of_what_is_about_to_be_forgotten(engine: Engine) -> None:
+    engine.pins.pin(keys_of(prompt(1, 6)), None)
+    late(engine)
+    engine.paging.serve(prompt(1, 6))
+    assert engine.pins.reset() == {HBM: 6}
+    late(engine)
+    engine.paging.serve(prompt(1, 6))
+    engine.pins.let_go()  # as an engine that sleeps
+    forget_cache(SimpleNamespace(scheduler=engine.paging.scheduler))
+    assert engine.paging.held_prefix(prompt(1, 6)) == 0

@@ -15,6 +15,7 @@ from engines.lmdeploy.patching import install
 from engines.lmdeploy.put_off import PutOff
 from engines.lmdeploy.trie_contents import content_of
 from engines.lmdeploy.trie_eviction import TrieEviction, eviction_of
+from engines.lmdeploy.trie_prefixes import take_out
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import (
     POLICIES,
@@ -429,6 +430,45 @@ def test_a_model_with_recurrent_state_keeps_lmdeploys_own(caplog: pytest.LogCapt
     assert trie.evict(4) == 0
 
 
+def late(paging: Paging) -> TrieEviction:
+    """Have the policy of a pool told later, of all that comes from now on."""
+    of = eviction(paging)
+    of.put_off = PutOff(lambda: 0.0)
+    of.put_off_telling(0.1)
+    return of
+
+
+def test_blocks_that_were_freed_when_nothing_waited_yet_come_again_for_others() -> None:
+    paging = Paging(9)
+    paging.serve(prompt(1, 8)[:-1])
+    late(paging)
+    assert take_out(paging.trie, nodes(paging)) == (8, 0)
+    paging.serve(prompt(2, 8)[:-1])
+    check(paging)
+
+
+def test_the_rest_of_a_path_is_known_whose_tail_was_taken_out_before_it_was_told_of() -> None:
+    paging = Paging(16)
+    late(paging)
+    paging.serve(prompt(1, 6)[:-1])
+    tail = max(nodes(paging), key=lambda node: node.prefix_len)
+    assert take_out(paging.trie, [tail]) == (1, 0)
+    check(paging)
+    assert paging.trie.evict(16) == 5
+
+
+def test_a_sequence_may_get_other_blocks_before_it_is_told_which_it_gave_back() -> None:
+    paging = Paging(16)
+    first, other = paging.begin(prompt(1, 3)[:-1]), paging.begin(prompt(2, 3)[:-1])
+    assert first is not None
+    assert other is not None
+    late(paging)
+    paging.end(first)
+    first.logical_blocks.append(other.logical_blocks.get_real_blocks())  # the same memory, as when it is matched again
+    check(paging)
+    assert paging.trie.evict(16) == 3
+
+
 class Workload(RuleBasedStateMachine):
     """Requests come, share prefixes, decode, end and are cancelled in a pool too small for them.
 
@@ -480,6 +520,13 @@ class Workload(RuleBasedStateMachine):
             expected = min(wanted, evictable(pool))
             assert pool.trie.evict(wanted) == expected
 
+    @precondition(lambda self: nodes(self.ours))
+    @rule(data=st.data())
+    def take_out(self, data: st.DataObject) -> None:
+        place = data.draw(self.any_of(list(nodes(self.ours))))
+        taken = [take_out(pool.trie, [sorted(nodes(pool), key=_tokens)[place]]) for pool in self.pools]
+        assert len(set(taken)) == 1
+
     @invariant()
     def the_books_are_right(self) -> None:
         for place, pool in enumerate(self.pools):
@@ -492,10 +539,7 @@ class Workload(RuleBasedStateMachine):
 
     @invariant()
     def both_hold_the_same(self) -> None:
-        held = [
-            sorted(tuple(token for step in node.path_from_root() for token in step.token_ids) for node in nodes(pool))
-            for pool in self.pools
-        ]
+        held = [sorted(map(_tokens, nodes(pool))) for pool in self.pools]
         assert held[0] == held[1]
 
     @staticmethod
@@ -513,12 +557,12 @@ class LateWorkload(Workload):
 
     @rule(for_s=st.sampled_from((0.01, 0.1, 0.25)))
     def put_off(self, for_s: float) -> None:
-        eviction(self.ours).put_off.begin(for_s)
+        eviction(self.ours).put_off_telling(for_s)
 
     @rule()
     def time_passes(self) -> None:
         self.now_s += 0.1
-        eviction(self.ours).work()
+        eviction(self.ours).settle()
 
     @invariant()
     def the_books_are_right(self) -> None:
@@ -569,6 +613,10 @@ class AnyPolicy(Workload):
         eviction(self.ours).end_use()
         self.name = self.next_name
         assert {node.block_id for node in nodes(self.ours)} == before
+
+
+def _tokens(node: Any) -> tuple[int, ...]:
+    return tuple(token for step in node.path_from_root() for token in step.token_ids)
 
 
 @pytest.mark.hypothesis

@@ -256,9 +256,45 @@ def test_nothing_is_put_off_for_long_however_often_it_is_asked_for() -> None:
     now_s = MOST_S
     assert not put_off
     put_off.begin(0.1)
+    assert not put_off, "what waits is to be told first"
+    put_off.end()
+    put_off.begin(0.1)
     assert put_off
     put_off.end()
     assert not put_off
+
+
+def test_loads_that_follow_each_other_keep_nothing_from_being_told() -> None:
+    now_s = 0.0
+    told = Told()
+    told.tracker.put_off = PutOff(lambda: now_s)
+    chooses = eviction_of(told.paging.trie)
+    assert chooses is not None
+    chooses.put_off = PutOff(lambda: now_s)
+    watchers = told.tracker, chooses
+    for watcher in watchers:
+        watcher.put_off_telling(0.1)
+    told.begin(prompt(1, 5))
+    for step in range(1, 100):
+        now_s = step * 0.02
+        for watcher in watchers:
+            watcher.put_off_telling(0.1)
+            watcher.settle()
+        if told.resident() and chooses.resident_blocks:
+            break
+    assert now_s <= MOST_S + 0.02
+    assert len(told.resident()[CacheTier.HBM]) == 5
+
+
+def test_a_moment_in_which_nothing_changed_takes_nothing_from_the_next() -> None:
+    now_s = 0.0
+    told = Told()
+    told.tracker.put_off = PutOff(lambda: now_s)
+    told.tracker.put_off_telling(0.1)
+    now_s = 2 * MOST_S
+    told.tracker.put_off_telling(0.1)
+    told.begin(prompt(1, 5))
+    assert not told.resident()
 
 
 _REQUESTS = st.lists(
