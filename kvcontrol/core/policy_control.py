@@ -5,7 +5,7 @@ JSON on the wire. Kinds of an LMDeploy instance: ``eviction`` (what leaves HBM),
 ``schedule`` (which of the waiting requests goes next).
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -15,18 +15,22 @@ POLICY_PATH = "/kv/v1/policy"
 
 PolicyParams = dict[str, str | int | float | bool | None]
 
+_Name = Annotated[str, msgspec.Meta(max_length=64)]
+_Text = Annotated[str, msgspec.Meta(max_length=1024)]
+
 
 class PolicyChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``PUT /kv/v1/policy``: from now on run ``name`` with ``params`` for decisions of this ``kind``.
 
     ``tier`` may name the tier of an ``eviction`` beside its kind; absent, it is HBM. The ``name`` of a ``shadow`` lists
-    candidates, like ``lru,mq(lifetime=2),adaptive``; empty is none.
+    candidates, like ``lru,mq(lifetime=2),adaptive``; empty is none. Characters are limited, as refusals repeat them: 64
+    of a kind, a tier or a parameter's name, 1,024 of a name or a value.
     """
 
-    kind: str
-    name: str
-    params: PolicyParams = {}
-    tier: str | None = None
+    kind: _Name
+    name: _Text
+    params: dict[_Name, _Text | int | float | bool | None] = {}
+    tier: _Name | None = None
 
 
 class AdaptiveReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,7 +71,7 @@ class MigrationPolicy:
         return MigrationDecision(plan=None, net_benefit_s=net_s, reason="not worth it")
 
     def benefits(self) -> dict[tuple[CacheTier, CacheTier], PathBenefits]:
-        """Return what was decided for each path."""
+        """Return what was decided for each path; any thread (then numbers may be a moment apart)."""
         return {
             path: PathBenefits(
                 worth_blocks=self._worth[path],
@@ -79,7 +79,7 @@ class MigrationPolicy:
                 declined_blocks=self._declined[path],
                 net_benefit_s=self._benefit_s.get(path, 0.0),
             )
-            for path in (self._worth | self._not_worth)
+            for path in dict.fromkeys([*self._worth, *self._not_worth])  # copied at once, each
         }
 
     def _made(self, migration: Migration, net_s: float, reason: str) -> MigrationDecision:

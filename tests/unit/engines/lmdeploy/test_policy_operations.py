@@ -54,7 +54,11 @@ def change(policies: PolicyOperations, **wanted: object) -> dict[str, Any]:
         ({"kind": "schedule", "name": "best"}, "there is no strategy 'best'"),
         ({"kind": "schedule", "name": "hybrid", "params": {"class_s": -1}}, "class_s is -1; allowed is"),
         ({"kind": "shadow", "name": "lru,best"}, "there is no policy 'best'"),
-        ({"kind": "shadow", "name": "," * 60_000}, "no policy is named"),
+        ({"kind": "shadow", "name": "," * 1_000}, "no policy is named"),
+        ({"kind": "shadow", "name": "," * 60_000}, r"length <= 1024 - at `\$\.name`"),
+        ({"kind": "x" * 65, "name": "lru"}, r"length <= 64 - at `\$\.kind`"),
+        ({"kind": "eviction", "name": "mq", "params": {"lifetime": "x" * 1_025}}, "length <= 1024"),
+        ({"kind": "eviction", "name": "mq", "params": {"x" * 65: 1}}, "length <= 64"),
     ],
 )
 def test_what_cannot_be_is_refused_without_the_engine(wanted: dict[str, object], why: str) -> None:

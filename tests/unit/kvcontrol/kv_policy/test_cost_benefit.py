@@ -1,6 +1,8 @@
 """What a move is worth follows from what was measured; and the model says how wrong it was."""
 
 import math
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -8,6 +10,7 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import (
     CostBenefitModel,
+    Estimate,
     Migration,
     MigrationMode,
     MigrationPolicy,
@@ -143,3 +146,24 @@ def test_what_is_not_worth_it_is_made_always_or_only_now_and_then(model: CostBen
     assert worthwhile.benefits()[path].declined_blocks == 60
     assert worthwhile.benefits()[path].worth_blocks == 2
     assert worthwhile.benefits()[path].net_benefit_s > always.benefits()[path].net_benefit_s
+
+
+def test_what_was_decided_may_be_asked_for_while_more_is() -> None:
+    policy = MigrationPolicy()
+    worth = Estimate(saved_s=2, spent_s=1, reuse_probability=1)
+    waiting = iter(range(1_000))
+
+    class Tier:
+        """One whose hash lets a decision over another path come in between, as another thread's might."""
+
+        def __hash__(self) -> int:
+            if is_asked and (place := next(waiting, None)) is not None:
+                policy.plan(replace(DOWN, src_tier=cast("CacheTier", place)), worth)
+            return 7
+
+    is_asked = False
+    for _ in range(3):
+        policy.plan(replace(DOWN, src_tier=cast("CacheTier", Tier())), worth)
+    is_asked = True
+    assert len(policy.benefits()) == 3
+    assert next(waiting) > 3
