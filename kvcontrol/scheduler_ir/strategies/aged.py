@@ -5,7 +5,7 @@ decides. That is in one place, so that no strategy can starve anybody, lose anyb
 """
 
 from collections.abc import Iterator
-from itertools import islice, takewhile
+from itertools import islice
 from math import inf, isfinite
 from typing import Final
 
@@ -87,8 +87,11 @@ class AgedQueue:
         oldest_s = self.oldest_s
         if oldest_s is None or oldest_s > cutoff_s:  # nobody has aged, as mostly
             return list(islice(self._order.following(most, -inf, now_s, view), most))
-        aged = takewhile(lambda arrival: arrival[0] <= cutoff_s, self._arrivals)
-        chosen = [request for _, _, request in islice(aged, most)]
+        chosen: list[WaitingRequest] = []
+        for arrived_s, _, request in islice(self._arrivals, most):
+            if arrived_s > cutoff_s:
+                break
+            chosen.append(request)
         if len(chosen) < most:
             most -= len(chosen)
             chosen += islice(self._order.following(most, cutoff_s, now_s, view), most)

@@ -52,11 +52,12 @@ class HybridOrder:
         if deadline_s is not None and deadline_s < rank:
             rank = deadline_s
         rank -= self._class_s * request.priority
-        if prefix in self._recent:
+        is_apart = prefix and prefix not in self._recent
+        if prefix and not is_apart:
             rank -= self._locality_s
         place = self._places[request.request_id] = (rank, request.arrived_s, number, request)
         self._line.add(place)
-        if prefix and prefix not in self._recent:
+        if is_apart:
             apart = self._apart.get(prefix)
             if apart is None:
                 apart = self._apart[prefix] = {}

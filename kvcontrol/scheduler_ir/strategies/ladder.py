@@ -33,17 +33,17 @@ class Ladder:
     it comes to, each once; nobody can see that.
     """
 
-    __slots__ = ("_far", "_keys", "_near", "_opened", "_size")
+    __slots__ = ("_far", "_keys", "_near", "_opened")
 
     def __init__(self) -> None:
         self._near: Line[Place] = Line()
         self._far: dict[float, dict[int, Place]] = {}
         self._keys: list[float] = []  # of the far buckets
         self._opened = -inf  # the last key that was
-        self._size = 0
 
     def __len__(self) -> int:
-        return self._size
+        """O(buckets)."""
+        return len(self._near) + sum(map(len, self._far.values()))
 
     def __iter__(self) -> Iterator[Place]:
         return chain(self._near, self._behind())
@@ -60,39 +60,46 @@ class Ladder:
         gone: list[Place] = []
         while (first := self.first) is not None and first[0] <= rank:
             gone.append(self._near.pop_first())
-            self._size -= 1
         return gone
 
     def add(self, place: Place) -> None:
         """Put a place where it belongs."""
-        rank = place[0]
-        key = rank // _WIDTH
-        if key != key:  # noqa: PLR0124 - as in ``_key``, and without its call
-            key = rank
+        key = place[0] // _WIDTH
         if key <= self._opened:
             self._near.add(place)
-        else:
-            bucket = self._far.get(key)
-            if bucket is None:
-                bucket = self._far[key] = {}
-                insort(self._keys, key)
+        elif (bucket := self._far.get(key)) is not None:
             bucket[place[2]] = place
-        self._size += 1
+        else:
+            self._add_first(place)
+
+    def _add_first(self, place: Place) -> None:
+        """Put a place where no other far one is, or whose rank is infinite."""
+        key = _key(place[0])
+        if key <= self._opened:
+            self._near.add(place)
+            return
+        bucket = self._far.get(key)
+        if bucket is None:
+            bucket = self._far[key] = {}
+            insort(self._keys, key)
+        bucket[place[2]] = place
 
     def remove(self, place: Place) -> None:
         """Take a place out; raises ``KeyError`` when it isn't there."""
-        rank = place[0]
-        key = rank // _WIDTH
-        if key != key:  # noqa: PLR0124
-            key = rank
+        key = place[0] // _WIDTH
         if key <= self._opened:
             self._near.remove(place)
-        else:
+            return
+        bucket = self._far.get(key)
+        if bucket is None:  # the rank may be infinite
+            key = _key(place[0])
+            if key <= self._opened:
+                self._near.remove(place)
+                return
             bucket = self._far[key]
-            del bucket[place[2]]
-            if not bucket:
-                del self._far[key], self._keys[bisect_left(self._keys, key)]
-        self._size -= 1
+        del bucket[place[2]]
+        if not bucket:
+            del self._far[key], self._keys[bisect_left(self._keys, key)]
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the parts contradict each other."""
@@ -103,7 +110,6 @@ class Ladder:
             or not all(self._far.values())
             or any(_key(place[0]) > self._opened for place in self._near)
             or any(key != _key(place[0]) or key <= self._opened or number != place[2] for key, number, place in far)
-            or len(self._near) + len(far) != self._size
         ):
             raise AssertionError("a ladder is out of order or not whole")
 

@@ -15,6 +15,7 @@ QLM (Patke et al., SoCC 2024). Requests past their deadline are moved once, so a
 from bisect import insort
 from collections.abc import Iterator
 from heapq import merge
+from math import inf
 from typing import ClassVar
 
 from kvcontrol.scheduler_ir.strategies.arrivals import Arrivals
@@ -36,6 +37,7 @@ class SloAwareOrder:
         self._patient: Arrivals[Place] = Arrivals()
         self._missed: Line[Arrival] = Line()
         self._misses: dict[WaitingId, Arrival] = {}
+        self._kept_s = -inf
 
     @property
     def state(self) -> str:
@@ -55,6 +57,8 @@ class SloAwareOrder:
         else:
             place = self._dues[request.request_id] = (deadline_s, arrived_s, number, request)
             self._due.add(place)
+            if deadline_s <= self._kept_s:
+                self._kept_s = -inf
 
     def remove(self, request: WaitingRequest) -> None:
         request_id = request.request_id
@@ -95,6 +99,9 @@ class SloAwareOrder:
         """Let those whose deadline is over wait behind the others, by arrival: once for each, whatever the engine's
         speed. Done with every look; who looks seldom may do it in between, so that no look has to do all of it.
         """
+        if now_s <= self._kept_s:  # up to then nobody's is over
+            return
+        self._kept_s = now_s
         for place in self._due.pop_until(now_s):
             request_id = place[3].request_id
             del self._dues[request_id]
