@@ -12,8 +12,8 @@ columns of a ``Lineup``, where that changes which has changed since the last req
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
-from operator import is_not
+from itertools import compress, repeat
+from operator import is_, is_not
 from typing import Final
 
 from gateway.fingerprint import Fingerprint, Gap
@@ -90,6 +90,7 @@ class Candidates:
         self._lives: dict[InstanceId, int] = {}
         self._identities: dict[CacheIdentity, CacheIdentity] = {}
         self._reloads: dict[InstanceId, tuple[InstanceStats, _Reload]] = {}
+        self._ups: dict[InstanceId, _Reload] = {}  # of those that publish: the last that each had
         self._reload_times: dict[tuple[tuple[CacheTier, float], ...], _Reload] = {}
         self._lineups: dict[tuple[InstanceId, int], LiveLineup] = {}
 
@@ -129,6 +130,7 @@ class Candidates:
         """An instance is gone. All lineups are made anew, which is as seldom."""
         self._lineups.clear()
         self._reloads.pop(instance, None)
+        self._ups.pop(instance, None)
         self._lives.pop(instance, None)
 
     def _lineup(self, instances: Sequence[Instance]) -> LiveLineup:
@@ -160,19 +162,25 @@ class Candidates:
         if stats is None and self._lives.get(instance.id) != instance.life:
             self._learned.forget(instance.id)  # it was away: whoever is there now may have an empty cache
             self._lives[instance.id] = instance.life
-        identity = None if stats is None else self._interned(stats.identity)
+        if stats is None:
+            identity = None
+            self._ups.pop(instance.id, None)
+        else:
+            identity = self._interned(stats.identity)
+            self._ups[instance.id] = self._reload(instance.id, stats)
         lineup.seat(instance, identity, self.speeds(instance))
 
     def _tell_all(self, lineup: LiveLineup) -> None:
         """All get the new speeds together."""
         fleet = self._calibration.fleet
-        told: list[Speeds | None] = [fleet] * len(lineup.instances)
+        told: list[Speeds | None] = [fleet] * len(lineup.names)
         if fleet is not None:
-            reloads = map(self._reloads.get, lineup.names)
-            told = [
-                fleet if each is None else each[1].speeds if each[1].measured is fleet else each[1].with_times(fleet)
-                for each in reloads
-            ]
+            reloads = list(map(self._ups.get, lineup.names))
+            first = reloads[0]
+            if first is not None and all(map(is_, reloads, repeat(first))):
+                told = [first.with_times(fleet)] * len(reloads)
+            else:
+                told = [fleet if each is None else each.with_times(fleet) for each in reloads]
         for name in self._calibration.unlike:
             at = lineup.places.get(name)
             if at is not None:

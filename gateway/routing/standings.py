@@ -12,7 +12,9 @@ than what ties, nobody looks at them.
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import compress, repeat
 from math import inf
+from operator import ge, is_
 from typing import Final
 
 from gateway.routing.base import Speeds
@@ -103,10 +105,25 @@ class Standings:
         return [min(spread * (recent[at] * scale - least), MOST_EXCESS_TOKENS) for at in places]
 
     def _work_out_all(self) -> None:
-        count = len(self.lineup.names)
-        self._load_s, self._token_s = [0.0] * count, [0.0] * count
-        self._least_load_s = self._least_token_s = inf
-        self._work_out(range(count))
+        lineup, count = self.lineup, len(self.lineup.names)
+        speeds = lineup.speeds[0]
+        if all(map(is_, lineup.speeds, repeat(speeds))):  # as mostly: few are worked out one by one then
+            first = speeds or self._assumed
+            each_s, base_s = 2.0 / first.prefill_tokens_per_s, first.base_s
+            share_s = max(LEAST_SHARE_S, first.decode_load_s)
+            self._token_s = [each_s] * count
+            self._load_s = [
+                base_s + queued / 2 * each_s + runs * share_s
+                for queued, runs in zip(lineup.queued, lineup.running, strict=True)
+            ]
+            self._least_load_s, self._least_token_s = min(self._load_s), each_s
+            self._work_out(
+                [at for at in compress(range(count), map(ge, lineup.running, lineup.slots)) if lineup.slots[at]]
+            )
+        else:
+            self._load_s, self._token_s = [0.0] * count, [0.0] * count
+            self._least_load_s = self._least_token_s = inf
+            self._work_out(range(count))
 
     def _work_out(self, places: Iterable[int]) -> None:
         load_s, token_s, lineup = self._load_s, self._token_s, self.lineup
