@@ -12,6 +12,8 @@ from kvcontrol.core.prefix_control import INVALIDATE_PATH, PIN_PATH, PREFIXES_PA
 from kvcontrol.core.tier_control import BLOCKS_PATH, MIGRATE_PATH, QUOTAS_PATH, RESET_PATH
 
 MAX_BODY_BYTES = 1 << 20
+_MOST_DIGITS = 18
+"""Of a number that JSON can carry; a longer one goes on as the text that it is, to be refused."""
 
 Answer = Callable[[bytes, bytes], Awaitable[Response]]
 """Answers an operation with a body."""
@@ -23,7 +25,7 @@ def mount_tier_routes(app: FastAPI, answer: Answer, too_large: Callable[[int], R
     async def blocks(request: Request) -> Response:
         query: dict[str, object] = dict(request.query_params)
         limit = query.get("limit")
-        if isinstance(limit, str) and limit.isdecimal():
+        if isinstance(limit, str) and limit.isdecimal() and len(limit) <= _MOST_DIGITS:
             query["limit"] = int(limit)
         return await answer(BLOCKS, msgspec.json.encode(query))
 

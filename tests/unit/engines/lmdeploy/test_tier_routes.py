@@ -56,7 +56,7 @@ def test_each_route_asks_for_its_operation_with_its_body(client: TestClient, ask
     ]
 
 
-@pytest.mark.parametrize("limit", ["x", "-1", "1.5", "", "1e3", "²"])
+@pytest.mark.parametrize("limit", ["x", "-1", "1.5", "", "1e3", "²", "9" * 30, "9" * 5_000])
 def test_a_limit_that_is_no_number_is_passed_on_to_be_refused(client: TestClient, asked: Asked, limit: str) -> None:
     client.get(BLOCKS_PATH, params={"limit": limit})
     [(operation, body)] = asked
