@@ -11,6 +11,7 @@ import yaml
 from pydantic_settings import SettingsError as SourceError
 
 from gateway.errors import SettingsError
+from kvcontrol.core.yaml_text import load_yaml
 
 PREFIX = "KVGATE_"
 _MAX_SHOWN_CHARS = 80
@@ -20,7 +21,7 @@ _SECRET = {"key", "admin_key", "registration_key", "salt_secret", "store_url", "
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the settings of a file; raises ``SettingsError``."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{path}: can't be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -7,6 +7,7 @@ from urllib.parse import quote
 import typer
 import yaml
 
+from kvcontrol.core.yaml_text import load_yaml
 from kvgate.admin_desk import one, table_of, text_of, told
 from kvgate.display import plain
 from kvgate.failure import CommandError
@@ -68,7 +69,7 @@ def presets() -> typer.Typer:
 
 def _form_in(file: Path) -> dict[str, object]:
     try:
-        form = yaml.safe_load(file.read_text(encoding="utf-8"))
+        form = load_yaml(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise CommandError(f"{file}: can't be read: {error}") from error
     if not isinstance(form, dict):

@@ -10,7 +10,12 @@ from typing import TypeAlias
 
 import yaml
 
+from kvcontrol.core.yaml_text import NO_SUCH_VALUE, TOO_DEEP
 from kvcontrol.presets.errors import PresetFileError
+
+_MOST_SHOWN = 80
+_MOST_BITS = 1024
+"""Of a whole number, about as many as the largest fraction has; Python refuses to write very long ones."""
 
 Scalar: TypeAlias = str | int | float | bool | None
 Value: TypeAlias = "Scalar | list[Value] | dict[str, Value]"
@@ -51,6 +56,8 @@ def parse(text: str, *, file: str) -> Document:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark is not None else 1
         raise PresetFileError(f"{file}:{line}: not YAML: {getattr(error, 'problem', None) or error}") from error
+    except RecursionError:
+        raise PresetFileError(f"{file}:1: not YAML that can be read: {TOO_DEEP}") from None
     document.check()
     return document
 
@@ -65,11 +72,20 @@ def _value(node: yaml.Node, path: str, document: Document) -> Value:
         return dict(_items(node, path, document))
     if isinstance(node, yaml.SequenceNode):
         return [_value(each, f"{path}.{index}", document) for index, each in enumerate(node.value)]
-    scalar: object = yaml.SafeLoader("").construct_object(node, deep=True)
+    scalar = _scalar(node)
     if scalar is None or isinstance(scalar, (str, int, float, bool)):
         return scalar
-    document.complain(path, f" is {node.value}; allowed are text, numbers, true, false and null")
+    document.complain(path, f" is {node.value[:_MOST_SHOWN]}; allowed are text, numbers, true, false and null")
     return None
+
+
+def _scalar(node: yaml.Node) -> object:
+    """Return a value, or the node itself where it is none that can be had or shown."""
+    try:
+        scalar: object = yaml.SafeLoader("").construct_object(node, deep=True)
+    except (yaml.YAMLError, *NO_SUCH_VALUE):
+        return node
+    return node if isinstance(scalar, int) and scalar.bit_length() > _MOST_BITS else scalar
 
 
 def _items(node: yaml.MappingNode, path: str, document: Document) -> Iterator[tuple[str, Value]]:

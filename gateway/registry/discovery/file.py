@@ -18,6 +18,7 @@ from gateway.registry.discovery.base import DiscoveryError
 from gateway.registry.instance import InstanceSpec, Source
 from gateway.settings import InstanceSettings
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.yaml_text import load_yaml
 
 _MAX_BYTES = 4 << 20
 _LIST = TypeAdapter(list[InstanceSettings])
@@ -56,7 +57,7 @@ class FileWatcher:
         if len(text) > _MAX_BYTES:
             raise DiscoveryError(f"{self.place} is longer than {_MAX_BYTES} bytes")
         try:
-            named = _LIST.validate_python(yaml.safe_load(text) or [])
+            named = _LIST.validate_python(load_yaml(text) or [])
         except yaml.YAMLError as error:
             raise DiscoveryError(f"{self.place} is not YAML: {error}") from None
         except ValidationError as error:
