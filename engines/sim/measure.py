@@ -1,8 +1,9 @@
 """``python -m engines.sim.measure URL``: time an engine, and print the [measured] of a profile for it.
 
-Random tokens, on an engine that does nothing else: prompts of several lengths, one at a time, cold and again; then
-answers at several batch sizes. Each is timed ``--repeats`` times and the median counts; how much was cached is what the
-engine says. Times are those of whole HTTP requests, so they need a quiet machine.
+Random words as chat messages, on an engine that does nothing else: prompts of several lengths, one at a time, cold and
+again; then answers at several batch sizes. Each is timed ``--repeats`` times and the median counts; how many tokens a
+prompt has and how many of them were cached is what the engine says (of a cold one, the beginning that the chat template
+gives to all). Times are those of whole HTTP requests, so they need a quiet machine.
 """
 
 import argparse
@@ -18,6 +19,86 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 _TIMEOUT_S = 600.0
+_WORDS = (
+    "time",
+    "year",
+    "people",
+    "way",
+    "day",
+    "man",
+    "thing",
+    "woman",
+    "life",
+    "child",
+    "world",
+    "school",
+    "state",
+    "family",
+    "student",
+    "group",
+    "country",
+    "problem",
+    "hand",
+    "part",
+    "place",
+    "case",
+    "week",
+    "company",
+    "system",
+    "program",
+    "question",
+    "work",
+    "government",
+    "number",
+    "night",
+    "point",
+    "home",
+    "water",
+    "room",
+    "mother",
+    "area",
+    "money",
+    "story",
+    "fact",
+    "month",
+    "lot",
+    "right",
+    "study",
+    "book",
+    "eye",
+    "job",
+    "word",
+    "business",
+    "issue",
+    "side",
+    "kind",
+    "head",
+    "house",
+    "service",
+    "friend",
+    "father",
+    "power",
+    "hour",
+    "game",
+    "line",
+    "end",
+    "member",
+    "law",
+    "car",
+    "city",
+    "name",
+    "team",
+    "minute",
+    "idea",
+    "body",
+    "back",
+    "parent",
+    "face",
+    "level",
+    "office",
+    "door",
+)
+"""Most tokenizers have each of these as one token."""
 
 
 class MeasureError(Exception):
@@ -25,9 +106,11 @@ class MeasureError(Exception):
 
 
 class _Timed(NamedTuple):
+    """``tokens`` and ``cached`` are those of the first prompt."""
+
     seconds: float
+    tokens: int
     cached: int
-    """Of the first prompt."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,11 +119,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("url", help="where the engine listens")
     made.add_argument("--model", required=True, help="the model's name there")
     made.add_argument(
-        "--tokens", type=_counts, default="64,256,512,1024,2048", help="prompt lengths; default: 64 to 2048"
+        "--tokens", type=_counts, default="64,256,512,1024,2048", help="prompt lengths in words; default: 64 to 2048"
     )
     made.add_argument("--batches", type=_counts, default="1,2,4,8", help="batch sizes of decoding; default: 1 to 8")
-    made.add_argument("--contexts", type=_counts, default="64,512", help="prompt lengths of decoding; default: 64,512")
-    made.add_argument("--vocabulary", type=_count, default=1000, help="token ids are drawn below this; default: 1000")
+    made.add_argument("--contexts", type=_counts, default="64,512", help="the same of decoding; default: 64,512")
     made.add_argument("--answer", type=_count, default=33, help="further tokens of a timed answer; default: 33")
     made.add_argument("--repeats", type=_count, default=3, help="times of each; default: 3")
     made.add_argument("--seed", type=int, default=0, help="another seed, other tokens; default: 0")
@@ -50,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None, *, clock: Callable[[], float] = time.perf_counter) -> int:
     """Measure and print; 1, with a message, where nothing can be measured."""
     chosen = parser().parse_args(arguments)
-    engine = _Engine(chosen.url, chosen.model, random.Random(chosen.seed), chosen.vocabulary, clock)  # noqa: S311
+    engine = _Engine(chosen.url, chosen.model, random.Random(chosen.seed), clock)  # noqa: S311
     try:
         engine.timed([engine.prompt(chosen.tokens[0])], 1)  # the first of all takes longer
         prefill = [line for tokens in chosen.tokens for line in _prefill(engine, tokens, chosen.repeats)]
@@ -66,75 +148,80 @@ def main(arguments: list[str] | None = None, *, clock: Callable[[], float] = tim
     return 0
 
 
-def _prefill(engine: "_Engine", tokens: int, repeats: int) -> list[str]:
+def _prefill(engine: "_Engine", words: int, repeats: int) -> list[str]:
     cold, again = [], []
     for _ in range(repeats):
-        prompt = engine.prompt(tokens)
+        prompt = engine.prompt(words)
         cold.append(engine.timed([prompt], 1))
         again.append(engine.timed([prompt], 1))
+    if len(cached := {each.cached for each in cold}) > 1:
+        raise MeasureError(f"new prompts found {sorted(cached)} tokens cached: does anybody else use the engine?")
     return [
-        f"  {{ tokens = {tokens}, cached = {cached}, seconds = {seconds:.4g} }},"
-        for cached, seconds in (_median(cold), _median(again))
+        f"  {{ tokens = {each.tokens}, cached = {each.cached}, seconds = {each.seconds:.4g} }},"
+        for each in (_median(cold), _median(again))
     ]
 
 
 def _decode(engine: "_Engine", context: int, batch: int, *, answer: int, repeats: int) -> str:
-    gaps = []
+    gaps, tokens = [], 0
     for _ in range(repeats):
         prompts = [engine.prompt(context) for _ in range(batch)]
         engine.timed(prompts, 1)  # from here on their prompts cost next to nothing
         short, long = engine.timed(prompts, 1), engine.timed(prompts, 1 + answer)
         gaps.append((long.seconds - short.seconds) / answer)
+        tokens = short.tokens
     gap_s = statistics.median(gaps)
     if gap_s <= 0:
         raise MeasureError(
             f"{answer} more tokens at batch {batch} took no longer: the machine is too noisy, or --answer too small"
         )
-    return f"  {{ batch = {batch}, context = {context + answer // 2}, seconds = {gap_s:.4g} }},"
+    return f"  {{ batch = {batch}, context = {tokens + answer // 2}, seconds = {gap_s:.4g} }},"
 
 
-def _median(times: list[_Timed]) -> tuple[int, float]:
-    """Return how much was cached, every time, and how long it took."""
-    cached = {each.cached for each in times}
-    if len(cached) > 1:
-        raise MeasureError(f"equal requests found {sorted(cached)} tokens cached: does anybody else use the engine?")
-    return cached.pop(), statistics.median([each.seconds for each in times])
+def _median(times: list[_Timed]) -> _Timed:
+    """Return the one in the middle, by how long it took."""
+    return sorted(times)[len(times) // 2]
 
 
 class _Engine:
-    def __init__(self, url: str, model: str, rng: random.Random, vocabulary: int, clock: Callable[[], float]) -> None:
-        self._url = url.rstrip("/") + "/v1/completions"
+    def __init__(self, url: str, model: str, rng: random.Random, clock: Callable[[], float]) -> None:
+        self._url = url.rstrip("/") + "/v1/chat/completions"
         self._model = model
         self._rng = rng
-        self._vocabulary = vocabulary
         self._clock = clock
 
-    def prompt(self, tokens: int) -> list[int]:
-        """Return random tokens; the lower ids, often special ones, are left out."""
-        return [self._rng.randrange(self._vocabulary // 4, self._vocabulary) for _ in range(tokens)]
+    def prompt(self, words: int) -> str:
+        """Return so many random words."""
+        return " ".join(self._rng.choices(_WORDS, k=words))
 
-    def timed(self, prompts: list[list[int]], answer: int) -> _Timed:
+    def timed(self, prompts: list[str], answer: int) -> _Timed:
         """Ask for all of them at once, and return how long it took until all had their whole answers."""
         with ThreadPoolExecutor(len(prompts)) as clients:
             began_s = self._clock()
-            cached = list(clients.map(lambda prompt: self._ask(prompt, answer), prompts))
-            return _Timed(self._clock() - began_s, cached[0])
+            told = list(clients.map(lambda prompt: self._ask(prompt, answer), prompts))
+            return _Timed(self._clock() - began_s, *told[0])
 
-    def _ask(self, prompt: list[int], answer: int) -> int:
-        """Return how much was cached."""
-        body = {"model": self._model, "prompt": prompt, "max_tokens": answer, "ignore_eos": True, "temperature": 0}
+    def _ask(self, prompt: str, answer: int) -> tuple[int, int]:
+        """Return how many tokens the prompt has, and how many of them were cached."""
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": answer,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
         try:
             request = urllib.request.Request(  # noqa: S310 - the address is the operator's
                 self._url, json.dumps(body).encode(), {"content-type": "application/json"}
             )
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
                 usage = json.load(response)["usage"]
-            said, details = usage["completion_tokens"], usage.get("prompt_tokens_details")
+            tokens, said, details = usage["prompt_tokens"], usage["completion_tokens"], usage["prompt_tokens_details"]
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
             raise MeasureError(f"{self._url} doesn't answer as an engine does: {error!r}") from error
         if said != answer:
             raise MeasureError(f"the engine answered {said} tokens instead of {answer}: nothing can be timed by that")
-        return int((details or {}).get("cached_tokens") or 0)
+        return int(tokens), int((details or {}).get("cached_tokens") or 0)
 
 
 def _count(text: str) -> int:

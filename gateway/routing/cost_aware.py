@@ -8,17 +8,18 @@
          + slot    (wait for a place, when the instance runs all that it can)
          + share   (what running requests lose to one more, where that was measured to be next to nothing)
          + work    (the prefill again: what the instance can't do for others meanwhile)
+         + room    (and again: the blocks that it fills push out others that somebody may come back for)
          + spread  (a share of the uncached work that it was given lately, beyond the others)
 
 Speeds are each instance's own, measured from the answers that it gave. A long cached prefix outweighs some load, a busy
 enough holder loses: there is no threshold that throws all affinity away. ``spread`` is small: it can't drive a
 conversation from its instance, but a system prompt that all conversations share is copied to where there is room,
-instead of drawing all of them to one place. For a prompt that nobody has cached it only breaks ties, or one enormous
-prompt would keep all others away from its instance for minutes.
+instead of drawing all of them to one place. Where all have as much of a prompt, there is nothing to copy, and where
+nobody has any it only breaks ties, or one enormous prompt would keep all others away from its instance for minutes.
 
 Costs are estimates, so those within a few milliseconds, or a few percent, of the lowest tie. Ties go to who has most of
-the prompt, less ``spread``; cold ones to who runs least now, to who got least work lately, and then to who got no cold
-prompt for longest.
+the prompt, and between those that have as much to who costs least; cold ones to who runs least now, to who got least
+work lately, and then to who got no cold prompt for longest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,7 +93,7 @@ class CostAware:
         terms |= load_terms(each, speeds)
         if share := each.running * max(0.0, LEAST_SHARE_S - speeds.decode_load_s):
             terms["share"] = share
-        if any(other.expected_tokens for other in candidates):
+        if len({other.expected_tokens for other in candidates}) > 1:
             least_recent = min(other.recent_tokens for other in candidates)
             excess = min(self._costs.spread * (each.recent_tokens - least_recent), MOST_EXCESS_TOKENS)
             if excess:
@@ -101,25 +102,23 @@ class CostAware:
 
 
 def _first(tied: Mapping[int, float], standings: Standings, holding: Mapping[int, Held]) -> int:
-    """Who goes first of those whose costs tie: by most of the prompt less the excess; cold prompts by requests that
-    run before that, and then to whoever got none for longest.
+    """Who goes first of those whose costs tie: who has most of the prompt, then who costs least, then who got least
+    work lately; cold prompts by requests that run before that, and then to whoever got none for longest.
     """
     lineup = standings.lineup
-    places = list(tied)
     if holding:
-        excesses = standings.excesses(places)
-        worth = [
-            excess - holding[at][2] if at in holding else excess for at, excess in zip(places, excesses, strict=True)
-        ]
-    else:
-        running = lineup.running
-        fewest = min([running[at] for at in places])
-        places = [at for at in places if running[at] == fewest]
-        worth = standings.excesses(places)
-    least = min(worth)
+        return min(
+            tied,
+            key=lambda at: (-holding[at][2] if at in holding else 0, tied[at], lineup.recent[at], lineup.names[at]),
+        )
+    running = lineup.running
+    fewest = min([running[at] for at in tied])
+    places = [at for at in tied if running[at] == fewest]
+    excesses = standings.excesses(places)
+    least = min(excesses)
     return min(
-        [at for at, each in zip(places, worth, strict=True) if each == least],
-        key=lambda at: (0 if at in holding else lineup.cold_turns[at], tied[at], lineup.names[at]),
+        [at for at, each in zip(places, excesses, strict=True) if each == least],
+        key=lambda at: (lineup.cold_turns[at], tied[at], lineup.names[at]),
     )
 
 

@@ -27,13 +27,14 @@ def load_terms(candidate: Candidate, speeds: Speeds) -> dict[str, float]:
 
 def prefill_terms(candidate: Candidate, prompt_tokens: int, speeds: Speeds) -> dict[str, float]:
     """What the prompt itself costs there: ``prefill`` is the request's wait for its uncached part, ``load`` for what
-    lies below HBM, ``work`` the prefill again, which the instance can't give to anybody else.
+    lies below HBM, ``work`` the prefill again, which the instance can't give to anybody else, and ``room`` once more:
+    what is computed is cached, and pushes out as much that somebody may come back for.
 
     Without ``work``, waiting for a sibling that computes the same prefix would look as dear as computing it a second
     time on an idle instance, and a burst of siblings would scatter.
     """
     seconds = (prompt_tokens - candidate.expected_tokens) / speeds.prefill_tokens_per_s
-    terms = {"prefill": seconds, "work": seconds}
+    terms = {"prefill": seconds, "work": seconds, "room": seconds}
     if speeds.reload_s_per_token and (load := reload_s(candidate.tokens_by_tier, speeds)):
         terms["load"] = load
     return terms

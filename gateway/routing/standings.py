@@ -5,10 +5,10 @@ worked out of the others holds. When the prompt comes, the few that hold some of
 cost at least what the least busy one would for the whole prompt without anything held against it; where that is more
 than what ties, nobody looks at them.
 
-    cost  = own_s + (prompt_tokens + excess / 2) * token_s      (excess: only where somebody has some of the prompt)
+    cost  = own_s + (prompt_tokens + excess / 3) * token_s      (excess: only where some have more of it than others)
     own_s = load_s - expected_tokens * token_s + reload_s
 
-``token_s`` is what a token costs that has to be computed: its prefill, and that again as ``work``.
+``token_s`` is what a token costs that has to be computed: its prefill, and that again as ``work`` and as ``room``.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,6 +24,8 @@ from gateway.routing.scoring import reload_s
 LEAST_SHARE_S: Final = 0.005
 """Without it, two equal instances of which one once began an answer a little later would not share a burst."""
 MOST_EXCESS_TOKENS: Final = 8192
+_TIMES: Final = 3
+"""So often the prefill of a token counts: as a wait, as ``work`` and as ``room``."""
 _TIE_S: Final = 0.005
 _TIE_SHARE: Final = 0.05
 
@@ -76,7 +78,8 @@ class Standings:
         load_s, token_s, lineup = self._load_s, self._token_s, self.lineup
         if not holding:
             return _lowest([first_s + tokens * each_s for first_s, each_s in zip(load_s, token_s, strict=True)])
-        scale, half, most = lineup.scale, self._spread / 2, MOST_EXCESS_TOKENS / 2
+        scale, most = lineup.scale, MOST_EXCESS_TOKENS / _TIMES
+        part = self._spread / _TIMES if _drawn(holding, len(load_s)) else 0.0
         recent, least = lineup.recent, lineup.least * scale
         costs_s: dict[int, float] = {}
         for at, (matched, tiers, expected) in holding.items():
@@ -86,12 +89,12 @@ class Standings:
                 speeds = lineup.speeds[at]
                 if matched and speeds is not None and speeds.reload_s_per_token:
                     own_s += reload_s(tiers, speeds)
-            costs_s[at] = own_s + (tokens + min(most, half * (recent[at] * scale - least))) * each_s
+            costs_s[at] = own_s + (tokens + min(most, part * (recent[at] * scale - least))) * each_s
         bound_s = _bound_s(min(costs_s.values()))
         if self._least_load_s + tokens * self._least_token_s > bound_s:
             return {at: cost_s for at, cost_s in costs_s.items() if cost_s <= bound_s}
         all_s = [
-            first_s + (tokens + (more if (more := half * (past * scale - least)) < most else most)) * each_s
+            first_s + (tokens + (more if (more := part * (past * scale - least)) < most else most)) * each_s
             for first_s, each_s, past in zip(load_s, token_s, recent, strict=True)
         ]
         for at, cost_s in costs_s.items():
@@ -109,11 +112,11 @@ class Standings:
         speeds = lineup.speeds[0]
         if all(map(is_, lineup.speeds, repeat(speeds))):  # as mostly: few are worked out one by one then
             first = speeds or self._assumed
-            each_s, base_s = 2.0 / first.prefill_tokens_per_s, first.base_s
+            each_s, base_s = _TIMES / first.prefill_tokens_per_s, first.base_s
             share_s = max(LEAST_SHARE_S, first.decode_load_s)
             self._token_s = [each_s] * count
             self._load_s = [
-                base_s + queued / 2 * each_s + runs * share_s
+                base_s + queued / _TIMES * each_s + runs * share_s
                 for queued, runs in zip(lineup.queued, lineup.running, strict=True)
             ]
             self._least_load_s, self._least_token_s = min(self._load_s), each_s
@@ -134,10 +137,10 @@ class Standings:
         for at in places:
             speeds = known[at] or self._assumed
             if speeds is not last:
-                last, each_s, base_s = speeds, 2.0 / speeds.prefill_tokens_per_s, speeds.base_s
+                last, each_s, base_s = speeds, _TIMES / speeds.prefill_tokens_per_s, speeds.base_s
                 share_s = max(LEAST_SHARE_S, speeds.decode_load_s)
             runs, most = running[at], slots[at]
-            before_s = base_s + queued[at] / 2 * each_s + runs * share_s
+            before_s = base_s + queued[at] / _TIMES * each_s + runs * share_s
             if 0 < most <= runs:
                 before_s += (runs - most + 1) * speeds.answer_s / most
             if load_s[at] == least_load_s < before_s or token_s[at] == least_token_s < each_s:
@@ -147,6 +150,11 @@ class Standings:
         if not is_known:  # what was the least isn't there any more
             least_load_s, least_token_s = min(load_s), min(token_s)
         self._least_load_s, self._least_token_s = least_load_s, least_token_s
+
+
+def _drawn(holding: Mapping[int, Held], instances: int) -> bool:
+    """Whether some have more of the prompt than others: what all have as much of draws it nowhere."""
+    return len(holding) < instances or len({expected for _, _, expected in holding.values()}) > 1
 
 
 def _bound_s(lowest_s: float) -> float:

@@ -362,7 +362,7 @@ async def test_an_explanation_says_where_a_prompt_would_go_and_the_prompt_then_g
             "results %answer, %tail\n"
         )
         assert said["predicted_ttft_s"] == pytest.approx(
-            sum(value for name, value in terms[home].items() if name not in {"work", "spread"})
+            sum(value for name, value in terms[home].items() if name not in {"work", "room", "spread"})
         )
         again = await admin.ok("POST", "/explain", asked)
         assert {**again, "candidates": said["candidates"]} == said

@@ -220,28 +220,26 @@ def compare(
 
 def on_paper(candidates: Sequence[Candidate], tokens: int | None) -> InstanceId:
     """Whom ``cost_aware`` takes, from the cost of each."""
-    shared = any(each.expected_tokens for each in candidates)
+    held = {each.expected_tokens for each in candidates}
     least = min(each.recent_tokens for each in candidates)
-    costs = [on_paper_s(each, tokens, each.recent_tokens - least if shared else 0.0) for each in candidates]
+    costs = [on_paper_s(each, tokens, each.recent_tokens - least if len(held) > 1 else 0.0) for each in candidates]
     bound_s = min(costs) + max(0.005, min(costs) * 0.05)
     tied = [(each, cost_s) for each, cost_s in zip(candidates, costs, strict=True) if cost_s <= bound_s]
-    if not shared:
-        fewest = min(each.running for each, _ in tied)
-        tied = [(each, cost_s) for each, cost_s in tied if each.running == fewest]
 
-    def order(one: tuple[Candidate, float]) -> tuple[float, int, float, InstanceId]:
+    def order(one: tuple[Candidate, float]) -> tuple[float, float, float, float, InstanceId]:
         each, cost_s = one
+        if any(held):
+            return 0, -each.expected_tokens, cost_s, each.recent_tokens, each.instance
         excess = min(COSTS.spread * (each.recent_tokens - least), 8192)
-        turn = 0 if each.expected_tokens else each.last_cold_turn
-        return excess - each.expected_tokens, turn, cost_s, each.instance
+        return each.running, excess, each.last_cold_turn, cost_s, each.instance
 
     return min(tied, key=order)[0].instance
 
 
 def on_paper_s(each: Candidate, tokens: int | None, excess: float) -> float:
     speeds = each.speeds or COSTS.speeds()
-    token_s = 2 / speeds.prefill_tokens_per_s
-    cost_s = speeds.base_s + each.prefill_tokens / 2 * token_s + each.running * max(0.005, speeds.decode_load_s)
+    token_s = 3 / speeds.prefill_tokens_per_s
+    cost_s = speeds.base_s + each.prefill_tokens / 3 * token_s + each.running * max(0.005, speeds.decode_load_s)
     if each.slots and each.running >= each.slots:
         cost_s += (each.running - each.slots + 1) * speeds.answer_s / each.slots
     if tokens is not None and each.expected_tokens:
@@ -249,7 +247,7 @@ def on_paper_s(each: Candidate, tokens: int | None, excess: float) -> float:
         held = each.tokens_by_tier.items() if each.matched_tokens else ()
         reload_s = sum(count * speeds.reload_s_per_token.get(tier, 0.0) for tier, count in held)
         cost_s += reload_s
-    return cost_s + (float(tokens or 0) + min(COSTS.spread / 2 * excess, 4096)) * token_s
+    return cost_s + (float(tokens or 0) + min(COSTS.spread / 3 * excess, 8192 / 3)) * token_s
 
 
 def near(candidate: Candidate) -> tuple[object, ...]:

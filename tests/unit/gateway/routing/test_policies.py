@@ -1,5 +1,6 @@
 """One contract for all policies, then what makes each of them different."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -144,7 +145,7 @@ def test_what_was_just_routed_attracts_siblings_until_the_queue_is_too_long() ->
         return Candidate(instance=A, expected_tokens=990, in_flight=1, prefill_tokens=queue)
 
     assert prefix(sibling(1000), Candidate(instance=B)) == ("a", "prefix", "just_routed")
-    assert prefix(sibling(3000), Candidate(instance=B)) == ("b", "load", "busy_holder")
+    assert prefix(sibling(4000), Candidate(instance=B)) == ("b", "load", "busy_holder")
 
 
 def test_cold_prompts_go_to_whoever_got_none_for_longest_whatever_warm_ones_came_between() -> None:
@@ -179,7 +180,8 @@ def test_costs_have_names_and_those_that_the_request_waits_for_are_its_predicted
     )
     terms = terms_of(candidate)
     assert terms == pytest.approx(
-        {"base": 0.05, "prefill": 0.2, "load": 0.23, "queue": 0.25, "decode": 0.05, "slot": 2.0, "work": 0.2}
+        {"base": 0.05, "prefill": 0.2, "load": 0.23, "queue": 0.25, "decode": 0.05, "slot": 2.0}
+        | {"work": 0.2, "room": 0.2}
     )
     assert predicted_wait_s(terms) == pytest.approx(2.78)
 
@@ -214,6 +216,28 @@ def test_a_shared_beginning_does_not_keep_an_instance_that_got_much_more_than_ot
     assert prefix(held(A, 200, recent_tokens=900), Candidate(instance=B))[0] == "a"
     assert prefix(held(A, 200, recent_tokens=9000), Candidate(instance=B))[0] == "b"
     assert prefix(held(A, 950, recent_tokens=9000), Candidate(instance=B))[0] == "a"
+
+
+def test_a_beginning_that_all_have_draws_a_prompt_nowhere() -> None:
+    """Whoever got much lately is no dearer for it: with ``spread`` counted here, A would cost 0.9 s more."""
+    shared = held(B, 512, prefill_tokens=300)
+    assert prefix(held(A, 512, recent_tokens=9000), shared) == ("a", "prefix", "longest_match")
+    assert "spread" not in dict(cost_of(A, held(A, 512, recent_tokens=9000), shared))
+    assert "spread" in dict(cost_of(A, held(A, 600, recent_tokens=9000), shared))
+
+
+def test_costs_that_tie_go_to_who_has_most_and_then_to_who_costs_least() -> None:
+    assert prefix(held(A, 500), held(B, 510, prefill_tokens=33))[0] == "b"
+    assert (
+        prefix(held(A, 500, prefill_tokens=4, recent_tokens=1), held(B, 500, prefill_tokens=3, recent_tokens=2))[0]
+        == "b"
+    )
+    assert prefix(held(A, 500, recent_tokens=2), held(B, 500, recent_tokens=1))[0] == "b"
+
+
+def cost_of(instance: InstanceId, *candidates: Candidate) -> Mapping[str, float]:
+    query = Query(prompt_tokens=1000, gap=None, candidates=candidates)
+    return CostAware(COSTS).choose(query).cost_s[instance]
 
 
 def affine(*candidates: Candidate) -> tuple[str, str, str]:
