@@ -14,11 +14,30 @@ NO_SUCH_VALUE: Final = (ValueError, LookupError, ArithmeticError, AttributeError
 
 TOO_DEEP: Final = "it is nested too deeply"
 
+_MOST_BITS: Final = 1024
+"""Of a whole number, about as many as the largest fraction has. Python refuses to write very long ones: into a
+complaint, for instance.
+"""
+
+
+class Loader(yaml.SafeLoader):
+    """PyYAML's safe rules, with an end to whole numbers."""
+
+    def whole_number(self, node: yaml.ScalarNode) -> int:
+        """Make a whole number; ``ValueError`` for one that is too long."""
+        number = int(self.construct_yaml_int(node))
+        if number.bit_length() > _MOST_BITS:
+            raise ValueError(f"a whole number of more than {_MOST_BITS} bits")
+        return number
+
+
+Loader.add_constructor("tag:yaml.org,2002:int", Loader.whole_number)
+
 
 def load_yaml(text: str | bytes) -> object:
     """Return what YAML says; raises ``yaml.YAMLError``."""
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)  # noqa: S506 - a safe one
     except yaml.YAMLError:
         raise
     except RecursionError:
@@ -27,4 +46,4 @@ def load_yaml(text: str | bytes) -> object:
         raise yaml.YAMLError(f"it has a value that is none of its kind ({error})") from error
 
 
-__all__ = ["NO_SUCH_VALUE", "TOO_DEEP", "load_yaml"]
+__all__ = ["NO_SUCH_VALUE", "TOO_DEEP", "Loader", "load_yaml"]

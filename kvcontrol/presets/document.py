@@ -10,12 +10,10 @@ from typing import TypeAlias
 
 import yaml
 
-from kvcontrol.core.yaml_text import NO_SUCH_VALUE, TOO_DEEP
+from kvcontrol.core.yaml_text import NO_SUCH_VALUE, TOO_DEEP, Loader
 from kvcontrol.presets.errors import PresetFileError
 
 _MOST_SHOWN = 80
-_MOST_BITS = 1024
-"""Of a whole number, about as many as the largest fraction has; Python refuses to write very long ones."""
 
 Scalar: TypeAlias = str | int | float | bool | None
 Value: TypeAlias = "Scalar | list[Value] | dict[str, Value]"
@@ -80,12 +78,12 @@ def _value(node: yaml.Node, path: str, document: Document) -> Value:
 
 
 def _scalar(node: yaml.Node) -> object:
-    """Return a value, or the node itself where it is none that can be had or shown."""
+    """Return a value, or the node itself where it is none that can be had."""
     try:
-        scalar: object = yaml.SafeLoader("").construct_object(node, deep=True)
+        scalar: object = Loader("").construct_object(node, deep=True)
     except (yaml.YAMLError, *NO_SUCH_VALUE):
         return node
-    return node if isinstance(scalar, int) and scalar.bit_length() > _MOST_BITS else scalar
+    return scalar
 
 
 def _items(node: yaml.MappingNode, path: str, document: Document) -> Iterator[tuple[str, Value]]:

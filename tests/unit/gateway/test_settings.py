@@ -48,6 +48,7 @@ def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(
         ("tokenizer: /nowhere", ["tokenizer", "/nowhere", "folder"]),
         ("- a list", ["kvgate.yaml", "list", "mapping"]),
         ("a: [", ["kvgate.yaml", "not YAML"]),
+        ("port: 0x" + "f" * 5_000, ["kvgate.yaml", "not YAML", "more than 1024 bits"]),
         ("port: !!int high", ["kvgate.yaml", "not YAML", "none of its kind"]),
     ],
 )

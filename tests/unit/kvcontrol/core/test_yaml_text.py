@@ -26,6 +26,7 @@ def test_what_can_be_read_is_what_it_says() -> None:
         "a: !!python/object:os.system x",
         "a: 0x_",
         "a: " + "9" * 5_000,
+        "a: 0x" + "f" * 5_000,
         "[" * 3_000,
         "{a: " * 3_000,
         b"\xff\xfe\xfa",
