@@ -155,7 +155,10 @@ def _prefill(engine: "_Engine", words: int, repeats: int) -> list[str]:
         cold.append(engine.timed([prompt], 1))
         again.append(engine.timed([prompt], 1))
     if len(cached := {each.cached for each in cold}) > 1:
-        raise MeasureError(f"new prompts found {sorted(cached)} tokens cached: does anybody else use the engine?")
+        raise MeasureError(
+            f"new prompts found {sorted(cached)} tokens cached: does anybody else use the engine, or was it measured "
+            "with this --seed before?"
+        )
     return [
         f"  {{ tokens = {each.tokens}, cached = {each.cached}, seconds = {each.seconds:.4g} }},"
         for each in (_median(cold), _median(again))
