@@ -164,6 +164,25 @@ def on_end_session(original: Callable[..., None]) -> Callable[..., None]:
     return _on_end_session
 
 
+def on_stop_session(original: Callable[..., None]) -> Callable[..., None]:
+    """``Engine._on_stop_session``: a client that is found to have left when its prompt is held already gives it up.
+
+    LMDeploy ends a session before it looks for its client, and stops it then: its blocks waited for the end of their
+    lease under a ticket that could not be fetched any more.
+    """
+
+    def _on_stop_session(self: Any, reqs: list[Any], **kwargs: Any) -> None:
+        original(self, reqs, **kwargs)
+        pd = pd_of(self)
+        if pd is None or pd.prefill is None:
+            return
+        for session_id in [req.data["session_id"] for req in reqs]:
+            if pd.prefill.holds.waits(session_id):
+                self.end_session(session_id)
+
+    return _on_stop_session
+
+
 def end_session(original: Callable[[Any, int], bool]) -> Callable[[Any, int], bool]:
     """``Engine.end_session``: not while the session's blocks are read by a peer, and then at once."""
 
@@ -213,6 +232,7 @@ __all__ = [
     "migration_loop",
     "on_add_message",
     "on_end_session",
+    "on_stop_session",
     "pd_of",
     "update_running_seqs",
 ]

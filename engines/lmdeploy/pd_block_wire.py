@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engines.lmdeploy.pd_wire import Connection, TransferError
+from engines.lmdeploy.pd_wire import Connection, TransferError, reason_of
 from kvcontrol.core.hashing import HASH_BYTES
 from kvcontrol.core.ids import BlockHash
 
@@ -52,7 +52,7 @@ def ask(connection: Connection, wanted: Wanted) -> BlockOffer:
         raise TransferError("protocol", "the peer doesn't speak this protocol")
     body = _body(connection)
     if word == REFUSED:
-        raise TransferError("refused", bytes(body).decode(errors="replace"))
+        raise TransferError("refused", reason_of(body))
     offer = _decoded(body, BlockOffer)
     count = len(offer.checksums)
     if not 0 < count <= len(wanted.keys) or not count == len(offer.tokens) == len(offer.parents):

@@ -27,6 +27,7 @@ from kvcontrol.core.pd import Fetch, PdStats
 MAX_TRANSFERS = 4
 """Prompts that are fetched at once: each lies in host memory as a whole before it is used."""
 _FULL_POLL_S = 0.02
+_LEAST_S = 0.001
 
 _log = logging.getLogger("lmdeploy.kvgate")
 
@@ -112,10 +113,21 @@ class PdDecode:
         loop.migration_event.set()
 
     async def _fetch(self, loop: Any, seq: Any, fetch: Fetch) -> Offer:
-        async with self._places:
+        until_s = time.monotonic() + self._timeout_s
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._places.acquire()
+        except TimeoutError as error:
+            raise TransferError(
+                "timeout", "the prompt's turn came too late: the transfers before it took too long"
+            ) from error
+        try:
             running = asyncio.get_running_loop()
             connection: Connection = await running.run_in_executor(
-                None, lambda: self._peers.connect(fetch.host, fetch.port, timeout_s=self._timeout_s)
+                None,
+                lambda: self._peers.connect(
+                    fetch.host, fetch.port, timeout_s=max(_LEAST_S, until_s - time.monotonic())
+                ),
             )
             with connection:
                 offer = await running.run_in_executor(None, ask, connection, fetch.ticket)
@@ -129,6 +141,8 @@ class PdDecode:
                 await _migrate(loop, remote, pairs, delivery)
                 with suppress(TransferError):  # its lease ends all the same
                     await running.run_in_executor(None, _release, connection)
+        finally:
+            self._places.release()
         return offer
 
     def _pairs(self, seq: Any, offer: Offer) -> list[tuple[int, int]]:

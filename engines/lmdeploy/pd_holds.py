@@ -91,6 +91,11 @@ class Holds:
             held.timer = later(self._lease_s, self._expire, session_id)
         return True
 
+    def waits(self, session_id: int) -> bool:
+        """Whether a session's lease has begun: nobody but its fetcher, or the lease, would end it."""
+        held = self._of_session(session_id)
+        return held is not None and held.timer is not None
+
     def begin(self, ticket: Ticket) -> int:
         """Return the session to read; it stays until ``end``. Raises ``TransferError``."""
         held = self._by_ticket.get(ticket)

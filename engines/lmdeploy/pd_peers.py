@@ -32,7 +32,7 @@ class Peers:
         deadline_s = time.monotonic() + timeout_s
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of what no name can be
             raise TransferError("unreachable", f"{host} has no address: {error}") from error
         addresses = [address for *_, address in found if self.admits(str(address[0]))]
         if not addresses:

@@ -22,6 +22,7 @@ from typing import Any, Self
 import msgspec
 
 from kvcontrol.core.blocks import CacheIdentity
+from kvcontrol.core.hashing import TOKEN_BYTES
 from kvcontrol.core.pd import TICKET_BYTES, Ticket
 from kvcontrol.kv_runtime.record import checksum
 
@@ -29,6 +30,7 @@ MAGIC = b"kvgate-pd-1"
 OFFERED, REFUSED, GO, TAKEN, RELEASED = b"O", b"R", b"G", b"T", b"L"
 MAX_OFFER_BYTES = 64 << 20
 MAX_FRAME_BYTES = 1 << 30
+MAX_REASON_BYTES = 500
 _LENGTH = struct.Struct("!I")
 _FRAME = struct.Struct("!IQ")
 
@@ -125,11 +127,21 @@ def ask(connection: Connection, ticket: Ticket) -> Offer:
         raise TransferError("protocol", "the peer doesn't speak this protocol")
     body = connection.receive(size)
     if answer == REFUSED:
-        raise TransferError("refused", body.decode(errors="replace"))
+        raise TransferError("refused", reason_of(body))
     try:
-        return msgspec.msgpack.decode(body, type=Offer)
+        offer = msgspec.msgpack.decode(body, type=Offer)
     except (msgspec.MsgspecError, ValueError) as error:
         raise TransferError("protocol", f"the peer's offer is malformed: {error}") from error
+    tokens = len(offer.tokens) // TOKEN_BYTES
+    if not 0 <= offer.cached_tokens <= tokens:
+        raise TransferError("protocol", f"the peer says that {offer.cached_tokens} of {tokens} tokens were cached")
+    return offer
+
+
+def reason_of(body: bytearray) -> str:
+    """Return why a peer refuses, in its words, as far as they fit a line of a log."""
+    said = body[:MAX_REASON_BYTES].decode(errors="replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in said)
 
 
 def read_ticket(connection: Connection) -> Ticket:

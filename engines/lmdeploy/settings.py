@@ -125,7 +125,8 @@ class EngineSettings(BaseSettings):
     pd_lease_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
     """How long a computed prompt waits to be fetched before its blocks are freed."""
     pd_transfer_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
-    """How long one transfer may take before the prompt is computed at the decode instance."""
+    """How long one transfer may take, its wait for a turn included, before the prompt is computed where it is decoded.
+    """
     otlp_endpoint: str | None = None
     """An OpenTelemetry collector (OTLP over HTTP, like http://127.0.0.1:4318) that is sent spans of each request; or
     OTEL_EXPORTER_OTLP_ENDPOINT. Absent: none are made."""

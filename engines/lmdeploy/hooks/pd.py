@@ -39,6 +39,12 @@ def pd_hooks() -> list[Hook]:
             why="a held prompt's blocks were evictable, and a cancelled one ended the engine's loop",
         ),
         Hook(
+            target=f"{ENGINE}._on_stop_session",
+            signature="(self, reqs: list[lmdeploy.pytorch.engine.request.Request], **kwargs)",
+            replace=pd.on_stop_session,
+            why="a prompt whose client left when it was held already kept its blocks until the end of its lease",
+        ),
+        Hook(
             target=f"{ENGINE}.end_session",
             signature="(self, session_id: int)",
             replace=pd.end_session,

@@ -137,3 +137,12 @@ def test_only_what_is_finished_counts_as_held(engine: Engine, holds: Holds) -> N
     assert holds.held() == (1, 3)
     engine.end(1)
     assert holds.held() == (0, 0)
+
+
+def test_a_lease_has_begun_when_its_client_is_done_and_until_it_is_gone(engine: Engine, holds: Holds) -> None:
+    assert not holds.waits(1)
+    assert not holds.waits(2)
+    holds.keep(1, Later())
+    assert holds.waits(1)
+    engine.end(1)
+    assert not holds.waits(1)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 import pytest
 
 from engines.lmdeploy.pd_hand_over import hand_over
@@ -18,6 +19,9 @@ from engines.lmdeploy.pd_wire import (
     GO,
     MAGIC,
     MAX_OFFER_BYTES,
+    MAX_REASON_BYTES,
+    OFFERED,
+    REFUSED,
     RELEASED,
     TAKEN,
     Connection,
@@ -203,6 +207,31 @@ def test_frames_that_are_wrong_are_not_used(wrong: str) -> None:
 def test_an_offer_that_is_none_is_an_error(answer: bytes) -> None:
     with _speaking(answer) as connection, pytest.raises(TransferError):
         ask(connection, TICKET)
+
+
+@pytest.mark.parametrize("cached_tokens", [-1, 2, 1 << 40])
+def test_an_offer_that_cannot_be_true_is_an_error(cached_tokens: int) -> None:
+    body = msgspec.msgpack.encode(msgspec.structs.replace(OFFER, cached_tokens=cached_tokens))
+    said = OFFERED + struct.pack("!I", len(body)) + body
+    with _speaking(said) as connection, pytest.raises(TransferError, match="1 tokens were cached") as refused:
+        ask(connection, TICKET)
+    assert refused.value.cause == "protocol"
+
+
+def test_a_reason_is_a_line_of_a_log_however_long_it_is() -> None:
+    body = "no\nroom \u2603 ".encode() * 1000
+    said = REFUSED + struct.pack("!I", len(body)) + body
+    with _speaking(said) as connection, pytest.raises(TransferError, match=r"^no\?room \u2603 no") as refused:
+        ask(connection, TICKET)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) <= MAX_REASON_BYTES
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".b", "nowhere.invalid"])
+def test_a_host_that_can_have_no_address_is_unreachable(host: str) -> None:
+    with pytest.raises(TransferError) as failed:
+        Peers(parse_networks(LOOPBACK)).connect(host, 1, timeout_s=5)
+    assert failed.value.cause == "unreachable"
 
 
 def test_a_silent_peer_is_given_up_at_the_deadline() -> None:
