@@ -16,7 +16,7 @@ from http import HTTPStatus
 from gateway.registry import Instance, Registry
 from gateway.upstream import FailureKind, UpstreamClient, UpstreamFailureError
 from gateway.walk import EngineCall, LegRunner
-from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, Load, PdDuty, Save, new_ticket
+from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, Load, PdDuty, Save, new_ticket, parse_endpoint
 from kvcontrol.core.roles import KVTransport
 from kvcontrol.scheduler_ir import Leg, LegKind
 
@@ -34,16 +34,17 @@ class PrefillRunner:
     async def run(self, leg: Leg, instance: Instance, call: EngineCall) -> EngineCall:
         """Return the call with where to fetch the prompt, or as it was when there is nothing to fetch."""
         endpoint = "" if instance.stats is None or instance.stats.pd is None else instance.stats.pd.endpoint
-        host, _, port = endpoint.rpartition(":")
-        if not host or not port.isdecimal():
+        place = parse_endpoint(endpoint)
+        if place is None:
             return call
+        host, port = place
         first: PdDuty
         then: PdDuty
         if leg.transport is KVTransport.TIERS:
-            first, then = Save(), Load(host=host, port=int(port))
+            first, then = Save(), Load(host=host, port=port)
         else:
             ticket = new_ticket()
-            first, then = Hold(ticket=ticket), Fetch(ticket=ticket, host=host, port=int(port))
+            first, then = Hold(ticket=ticket), Fetch(ticket=ticket, host=host, port=port)
         return _with(call, then) if await self._computed(instance, _with(call, first)) else call
 
     async def _computed(self, instance: Instance, call: EngineCall) -> bool:

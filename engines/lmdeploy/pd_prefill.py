@@ -10,6 +10,7 @@ from engines.lmdeploy.pd_holds import Holds
 from engines.lmdeploy.pd_peers import Peers
 from engines.lmdeploy.pd_pools import engine_description, pool_descriptions, pools_of
 from engines.lmdeploy.pd_server import PdServer
+from engines.lmdeploy.pd_transport import endpoint_of
 from engines.lmdeploy.pd_wire import Offer, TransferError
 from engines.lmdeploy.settings import EngineSettings
 from kvcontrol.core.blocks import CacheIdentity
@@ -21,7 +22,9 @@ _CALL_S = 5.0
 
 
 class PdPrefill:
-    """Holds, and serves what is held until ``close``; used on the engine's thread. Raises ``OSError``."""
+    """Holds, and serves what is held until ``close``; used on the engine's thread. Raises ``OSError`` or
+    ``SettingsError``.
+    """
 
     def __init__(  # noqa: PLR0913 - each from another owner
         self,
@@ -48,7 +51,7 @@ class PdPrefill:
                 port=settings.pd_port,
                 timeout_s=settings.pd_transfer_timeout_s,
             )
-            self.endpoint = f"{settings.pd_advertised_host or settings.pd_host}:{self._server.port}"
+            self.endpoint = endpoint_of(settings, self._server.port)
             self._server.start()
 
     def give_up_all(self) -> None:

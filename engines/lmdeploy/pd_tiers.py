@@ -11,6 +11,7 @@ from engines.lmdeploy.pd_borrower import PdBorrower
 from engines.lmdeploy.pd_lender import PdLender
 from engines.lmdeploy.pd_peers import Peers
 from engines.lmdeploy.pd_server import PdServer
+from engines.lmdeploy.pd_transport import endpoint_of
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tiers import EngineTiers
 from kvcontrol.core.pd import PdStats
@@ -29,7 +30,7 @@ class PdTiers:
         self._server = PdServer(
             self._lender.serve, peers, host=settings.pd_host, port=settings.pd_port, timeout_s=timeout_s
         )
-        self._endpoint = f"{settings.pd_advertised_host or settings.pd_host}:{self._server.port}"
+        self._endpoint = endpoint_of(settings, self._server.port)
         tiers.planner.supply = self._borrower
         self._server.start()
 

@@ -1,6 +1,11 @@
 """By what a prompt's blocks go from one engine to another."""
 
+from typing import Final
+
 from engines.lmdeploy.settings import EngineSettings, PdTransport, SettingsError
+from kvcontrol.core.pd import parse_endpoint
+
+_ANY_HOST: Final = ("0.0.0.0", "::", "*")  # noqa: S104 - compared, not bound
 
 
 def transport_of(settings: EngineSettings, device: str) -> PdTransport:
@@ -20,4 +25,16 @@ def transport_of(settings: EngineSettings, device: str) -> PdTransport:
     return settings.pd_transport
 
 
-__all__ = ["transport_of"]
+def endpoint_of(settings: EngineSettings, port: int) -> str:
+    """Return where others reach what this instance serves on ``port``; raises ``SettingsError`` for what is nowhere."""
+    host = settings.pd_advertised_host or settings.pd_host
+    endpoint = f"{host}:{port}"
+    if host.strip("[]") in _ANY_HOST or parse_endpoint(endpoint) is None:
+        raise SettingsError(
+            f"{host!r} is no host that other instances can reach; KVGATE_ENGINE_PD_ADVERTISED_HOST is a name or an "
+            "address of this one"
+        )
+    return endpoint
+
+
+__all__ = ["endpoint_of", "transport_of"]

@@ -9,6 +9,7 @@ from gateway.registry.addresses import AddressRules
 from gateway.settings import is_loopback
 from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.errors import IdentityError
+from kvcontrol.core.pd import parse_endpoint
 from kvcontrol.core.wire import MAX_BLOCK_SIZE_TOKENS, MAX_SEQ
 
 _MAX_PORT = 65_535
@@ -60,6 +61,8 @@ def read_report(body: bytes, *, url: str, rules: AddressRules | None) -> Instanc
         )
     _check_endpoint("events.endpoint", stats.events.endpoint, url, rules=rules)
     _check_endpoint("events.replay_endpoint", stats.events.replay_endpoint, url, rules=rules)
+    if stats.pd is not None and stats.pd.endpoint and parse_endpoint(stats.pd.endpoint) is None:
+        raise ReportError(f"pd.endpoint is {stats.pd.endpoint!r}; it is host:port, or nothing")
     return stats
 
 

@@ -22,9 +22,11 @@ Ticket = NewType("Ticket", str)
 """32 lower-case hex digits."""
 
 TICKET_BYTES = 16
+_PLACE = r"([\w.:%\[\]-]{1,253}):(\d{1,5})"
+_ENDPOINT = re.compile(_PLACE, re.ASCII)
 _HOLD = re.compile(r"hold;ticket=([0-9a-f]{32})")
-_FETCH = re.compile(r"fetch;ticket=([0-9a-f]{32});from=([^\s;]{1,253}):(\d{1,5})")
-_LOAD = re.compile(r"load;from=([^\s;]{1,253}):(\d{1,5})")
+_FETCH = re.compile(rf"fetch;ticket=([0-9a-f]{{32}});from={_PLACE}", re.ASCII)
+_LOAD = re.compile(rf"load;from={_PLACE}", re.ASCII)
 _SAVE = "save"
 _LARGEST_PORT = 65_535
 
@@ -131,6 +133,13 @@ def parse_pd_header(value: str) -> PdDuty:
     )
 
 
+def parse_endpoint(endpoint: str) -> tuple[str, int] | None:
+    """Return the host and the port of a ``PdStats.endpoint``, None for one that no ``PD_HEADER`` can name."""
+    place = _ENDPOINT.fullmatch(endpoint)
+    port = _port(place.group(2)) if place else 0
+    return (place.group(1).strip("[]"), port) if place and port else None
+
+
 def _port(text: str) -> int:
     """Return a port, 0 for what is none."""
     port = int(text)
@@ -149,5 +158,6 @@ __all__ = [
     "Save",
     "Ticket",
     "new_ticket",
+    "parse_endpoint",
     "parse_pd_header",
 ]

@@ -24,13 +24,15 @@ def report(**changes: dict[str, Any]) -> bytes:
         "prefix_cache": {"query_tokens": 0, "hit_tokens": 0},
     }
     for section, fields in changes.items():
-        said[section] = said[section] | fields
+        said[section] = said.get(section, {}) | fields
     return msgspec.json.encode(said)
 
 
 def test_a_sane_report_is_taken() -> None:
     assert read_report(report(), url=ELSEWHERE, rules=None).events.seq == -1
     assert read_report(report(events={"endpoint": "ipc:///run/kv/events"}), url=HERE, rules=None).events.seq == -1
+    for endpoint in ("", "[::1]:5559"):
+        assert read_report(report(pd={"endpoint": endpoint}), url=HERE, rules=None).pd is not None
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,9 @@ def test_a_sane_report_is_taken() -> None:
         ({"events": {"replay_endpoint": ""}}, "events.replay_endpoint"),
         ({"events": {"replay_endpoint": "ipc://kv/events"}}, "events.replay_endpoint"),
         ({"events": {"replay_endpoint": "ipc:///run/kv/../../etc"}}, "events.replay_endpoint"),
+        ({"pd": {"endpoint": "10.0.0.7:99999"}}, "pd.endpoint"),
+        ({"pd": {"endpoint": "10.0.0.7"}}, "pd.endpoint"),
+        ({"pd": {"endpoint": "10.0.0.7\r\nx-kvgate-salt: s:80"}}, "pd.endpoint"),
     ],
 )
 def test_one_that_can_not_be_true_is_refused_by_name(changes: dict[str, dict[str, Any]], name: str) -> None:
