@@ -249,6 +249,7 @@ class PolicyOperations:
             return
         present = eviction.shadows.policies
         if present is None or present.candidates != shadow.candidates:
+            eviction.settle_now()  # what was asked for until now is not for these to count
             eviction.shadows.policies = shadow
 
     def _maker(self, tier: CacheTier, choice: PolicyChoice) -> Callable[[], EvictionPolicy]:

@@ -153,6 +153,12 @@ class TrieEviction:
     def committed(self, node: Any) -> None:
         """Follow what became reusable on the path that ends in ``node``; O(fresh nodes). Never raises."""
         priority = self._priority
+        fresh = node
+        while fresh.parent is not None and getattr(fresh, EVICTION, None) is not self:
+            setattr(
+                fresh, EVICTION, self
+            )  # whoever finds them before they are told of is told to this one all the same
+            fresh = fresh.parent
         self._tell("following a new path", lambda: self._committed(node, priority))
 
     def references_changed(self, blocks: Any) -> None:

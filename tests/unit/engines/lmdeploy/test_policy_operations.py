@@ -86,3 +86,17 @@ def test_shadows_that_are_followed_already_go_on_counting() -> None:
         watched = eviction.shadows.policies
         assert watched is not None
         assert watched.report().requests == requests
+
+
+def test_shadows_count_from_when_they_are_named() -> None:
+    paging = Paging(BLOCKS)
+    policies = operations(paging, AtOnce())
+    eviction = eviction_of(paging.trie)
+    assert eviction is not None
+    eviction.put_off_telling(60.0)
+    paging.serve(prompt(1, 3))
+    change(policies, kind="shadow", name="lru")
+    eviction.settle_now()
+    watched = eviction.shadows.policies
+    assert watched is not None
+    assert watched.report().requests == 0

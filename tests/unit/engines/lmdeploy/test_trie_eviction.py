@@ -417,6 +417,17 @@ def test_a_match_that_is_accepted_twice_for_one_prompt_counts_once() -> None:
     assert watched.report().requests == requests == 2
 
 
+def test_a_match_of_blocks_that_are_told_of_later_counts() -> None:
+    paging = Paging(32)
+    watched = ShadowPolicies(parse_choices("lru"), capacity_blocks=32)
+    eviction(paging).shadows.policies = watched
+    eviction(paging).put_off_telling(60.0)
+    paging.serve(prompt(1, 3))  # as a load's blocks
+    paging.serve(prompt(1, 3))
+    eviction(paging).settle_now()
+    assert watched.report().requests == 2
+
+
 def test_a_model_with_recurrent_state_keeps_lmdeploys_own(caplog: pytest.LogCaptureFixture) -> None:
     from lmdeploy.pytorch.paging.block_manager.base_block_manager import LogicalAllocator
     from lmdeploy.pytorch.paging.block_trie import BlockTrie
