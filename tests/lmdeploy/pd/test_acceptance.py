@@ -31,7 +31,7 @@ def pair(request: pytest.FixtureRequest, tiny_llama: Path, tmp_path: Path) -> It
 
 def test_a_hundred_prompts_are_answered_as_by_one_instance(pair: Pair) -> None:
     dice = random.Random(1)  # noqa: S311
-    lengths = [5, 3000, *(dice.randrange(5, 3000) for _ in range(COUNT - 2))]
+    lengths = [5, 3250, *(dice.randrange(5, 3000) for _ in range(COUNT - 2))]
     jobs: list[tuple[dict[str, Any], bool]] = []
     for letters in lengths:
         prompt = "".join(dice.choice("bcdfghjklmnpqrstvwxz") for _ in range(letters))
@@ -43,7 +43,9 @@ def test_a_hundred_prompts_are_answered_as_by_one_instance(pair: Pair) -> None:
     alone = at_once(lambda job: complete(pair.prefill_or_decode, job[0]), jobs)
     assert [each.text for each in apart] == [each.text for each in alone]
     assert [each.usage["prompt_tokens"] for each in apart] == [each.usage["prompt_tokens"] for each in alone]
-    assert max(each.usage["prompt_tokens"] for each in apart) > 2000
+    tokens = [each.usage["prompt_tokens"] for each in apart]
+    assert min(tokens) <= 5
+    assert max(tokens) >= 3000
     assert after.recomputed == before.recomputed
     whole_blocks = sum(pair.is_by_ticket or each.usage["prompt_tokens"] > BLOCK_TOKENS for each in alone)
     assert after.fetched == before.fetched + whole_blocks
