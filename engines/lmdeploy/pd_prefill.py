@@ -1,5 +1,6 @@
 """The prefill instance's part: LMDeploy's sessions as holds, their blocks as bytes, and the door to both."""
 
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -80,8 +81,22 @@ class PdPrefill:
     # What the door's threads ask.
 
     def begin(self, ticket: Ticket) -> Offer:
-        """See ``Larder``."""
-        return self._ask(lambda: self._offer(ticket))
+        """See ``Larder``. A reading that begins when nobody waits for it any more ends at once."""
+        begun: list[Offer] = []
+
+        def work() -> Offer:
+            begun.append(self._offer(ticket))
+            return begun[0]
+
+        def take_back() -> None:
+            if begun:
+                self.holds.end(ticket, taken=False)
+
+        try:
+            return self._calls(work, timeout_s=_CALL_S)
+        except EngineBusyError as error:
+            self._calls.post(take_back)
+            raise TransferError("busy", str(error)) from error
 
     def pieces(self, offer: Offer) -> Iterator[memoryview]:
         """See ``Larder``: pool by pool and block by block, as LMDeploy plans its transfers."""
@@ -96,17 +111,21 @@ class PdPrefill:
 
     def still(self, ticket: Ticket) -> bool:
         """See ``Larder``."""
-        return self._ask(lambda: self.holds.still(ticket))
-
-    def end(self, ticket: Ticket, *, taken: bool) -> None:
-        """See ``Larder``."""
-        self._ask(lambda: self.holds.end(ticket, taken=taken))
-
-    def _ask(self, work: Any) -> Any:
         try:
-            return self._calls(work, timeout_s=_CALL_S)
+            return self._calls(lambda: self.holds.still(ticket), timeout_s=_CALL_S)
         except EngineBusyError as error:
             raise TransferError("busy", str(error)) from error
+
+    def end(self, ticket: Ticket, *, taken: bool) -> None:
+        """See ``Larder``. However long the engine is busy: what is read for ever stays for ever."""
+        over = threading.Event()
+
+        def work() -> None:
+            self.holds.end(ticket, taken=taken)
+            over.set()
+
+        self._calls.post(work)
+        over.wait(_CALL_S)
 
     def _offer(self, ticket: Ticket) -> Offer:
         session_id = self.holds.begin(ticket)

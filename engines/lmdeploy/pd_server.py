@@ -56,15 +56,18 @@ class PdServer:
         self._socket.close()
 
     def _accept(self) -> None:
+        failures = 0
         while not self._closing.is_set():
             try:
                 sock, address = self._socket.accept()
             except TimeoutError:
                 continue
-            except OSError:
-                if not self._closing.is_set():
-                    _log.exception("no prompt is handed over any more")
-                return
+            except OSError as error:  # too many files are open, or a peer left at the door: it passes
+                failures += not self._closing.is_set()
+                if failures and failures & (failures - 1) == 0:  # 1st, 2nd, 4th, 8th...: a log, not a flood
+                    _log.warning("a connection could not be accepted (%d times by now): %s", failures, error)
+                self._closing.wait(_ACCEPT_POLL_S)
+                continue
             if not self._peers.admits(str(address[0])):
                 _log.warning("a connection from %s was refused: it is not in the list of peers", address[0])
                 sock.close()
@@ -72,7 +75,15 @@ class PdServer:
                 _log.warning("a connection from %s was refused: %d are open", address[0], MAX_CONNECTIONS)
                 sock.close()
             else:
-                threading.Thread(target=self._serve, args=(sock,), name="kvgate-pd-peer", daemon=True).start()
+                self._begin(sock)
+
+    def _begin(self, sock: socket.socket) -> None:
+        try:
+            threading.Thread(target=self._serve, args=(sock,), name="kvgate-pd-peer", daemon=True).start()
+        except RuntimeError as error:  # the system has no thread for it now
+            _log.warning("a connection was refused: %s", error)
+            self._places.release()
+            sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
         try:

@@ -1,5 +1,6 @@
 """What the two instances say to each other, and every way that a peer can get it wrong."""
 
+import errno
 import socket
 import struct
 import threading
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -143,6 +145,55 @@ def test_nonsense_costs_nothing(server: PdServer, shelf: Shelf) -> None:
         assert not _rest(sock)
     assert shelf.ends == []
     test_what_is_held_is_handed_over_once(server, shelf)
+
+
+class Scarce:
+    """A server socket of a process that has no file, or no thread, for its first connections."""
+
+    def __init__(self, own: socket.socket, failures: int) -> None:
+        self._own = own
+        self.left = failures
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        if self.left:
+            self.left -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._own.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+def test_a_door_that_had_no_file_left_opens_again(shelf: Shelf) -> None:
+    server = PdServer(partial(hand_over, shelf), loopback(), host="127.0.0.1", port=0, timeout_s=20.0)
+    scarce = Scarce(server._socket, 2)
+    server._socket = scarce  # type: ignore[assignment]
+    server.start()
+    try:
+        test_what_is_held_is_handed_over_once(server, shelf)
+        assert not scarce.left
+    finally:
+        server.close()
+
+
+def test_a_connection_that_gets_no_thread_is_closed_and_its_place_is_free(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = PdServer(partial(hand_over, shelf), loopback(), host="127.0.0.1", port=0, timeout_s=20.0)
+    server.start()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", _no_thread)
+            for _ in range(MAX_CONNECTIONS + 1):
+                with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+                    assert not _rest(sock)
+        test_what_is_held_is_handed_over_once(server, shelf)
+    finally:
+        server.close()
+
+
+def _no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_host_that_is_no_peer_is_not_served() -> None:
