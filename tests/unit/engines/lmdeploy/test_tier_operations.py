@@ -60,7 +60,7 @@ SOMEBODY = tenant_of_salt("somebody's salt")
 
 
 def operations_of(rig: Rig | None, loop: Loop) -> TierOperations:
-    trie = SimpleNamespace(evict=lambda _: HBM_BLOCKS, block_size=16)
+    trie = SimpleNamespace(evict=lambda _: HBM_BLOCKS, block_size=16, allocator=None)
     tiers = None
     if rig is not None:
         tiers = EngineTiers(pages_per_block=1, deadline_s=1.0)
