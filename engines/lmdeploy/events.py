@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from engines.event_log import EventLog
-from engines.lmdeploy.put_off import PutOff
+from engines.lmdeploy.put_off import TellsLater
 from engines.lmdeploy.tenancy import salt_of_identity, without_salt
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, child_hash, root_hash
@@ -52,7 +52,7 @@ class StoredWitness(Protocol):
         """Follow nodes that hang in the trie now, by their hashes."""
 
 
-class TrieTracker:
+class TrieTracker(TellsLater):
     """Turns changes of one trie's shape into events of one log, on the engine's thread.
 
     LMDeploy changes the trie a path at a time, while a request waits for it. So each change is only noted, and a path's
@@ -61,15 +61,13 @@ class TrieTracker:
     """
 
     def __init__(self, log: EventLog, identity: CacheIdentity) -> None:
+        super().__init__()
         self._log = log
         self._roots: dict[tuple[str, str], BlockHash] = {}
         self._changes: list[tuple[Any, Any]] = []
         """Nodes with the parent that they hang under from now on, None for those that hang no more."""
-        self._untold: list[Callable[[], None]] = []
-        """What is to be told before those."""
         self._gained = False
-        """Whether some of all that hangs now."""
-        self.put_off = PutOff()
+        """Whether some of all that is untold hangs now."""
         self.witness: StoredWitness | None = None
         self.identity = identity
         self.errors = 0
@@ -114,21 +112,12 @@ class TrieTracker:
                 setattr(node, _TRACKER, self)
         self._gained = True
         self._set_down()
-        self._untold.append(lambda: self._tell_hung(nodes, parent, named))
+        self._untold.append(partial(self._guarded, self._tell_hung, nodes, parent, named))
         self.settle()
 
-    def put_off_telling(self, for_s: float) -> None:
-        """Let what changes be told a moment later."""
-        if not (self._changes or self._untold):
-            self.put_off.end()
-        self.put_off.begin(for_s)
-
-    def settle(self) -> None:
-        """Record what has changed since the last call, in order, unless that is put off; O(changed blocks). Never
-        raises.
-        """
-        if (self._changes or self._untold) and not self.put_off:
-            self.settle_now()
+    @property
+    def has_untold(self) -> bool:
+        return bool(self._changes or self._untold)
 
     def settle_before_eviction(self) -> None:
         """Record what has come to hang since the last call: the witness may keep it from being evicted."""
@@ -136,16 +125,10 @@ class TrieTracker:
             self.settle_now()
 
     def settle_now(self) -> None:
-        """Record what has changed since the last call, put off or not. Never raises."""
-        self.put_off.end()
+        """Record what has changed since the last call, put off or not; O(changed blocks). Never raises."""
         self._set_down()
         self._gained = False
-        untold, self._untold = self._untold, []
-        for tell in untold:
-            try:
-                tell()
-            except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
-                self._failed()
+        super().settle_now()
 
     def forgotten(self) -> None:
         """Record that the cache is empty."""
@@ -168,9 +151,15 @@ class TrieTracker:
         changes, self._changes = self._changes, []
         for is_gone, run in groupby(changes, key=lambda change: change[1] is None):
             if is_gone:
-                self._untold.append(partial(self._tell_gone, [node for node, _ in run]))
+                self._untold.append(partial(self._guarded, self._tell_gone, [node for node, _ in run]))
             else:
-                self._untold += [partial(self._tell_stored, path) for path in _paths(run)]
+                self._untold += [partial(self._guarded, self._tell_stored, path) for path in _paths(run)]
+
+    def _guarded(self, tell: Callable[..., None], *args: Any) -> None:
+        try:
+            tell(*args)
+        except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
+            self._failed()
 
     def _tell_hung(self, nodes: list[Any], parent: Any, named: NamedPath | None) -> None:
         if named is None:

@@ -23,7 +23,8 @@ import numpy as np
 from engines.event_publisher import RefusedError
 from engines.lmdeploy.events import evict_unused, hash_of
 from engines.lmdeploy.guard import Guard
-from engines.lmdeploy.trie_prefixes import find_nodes, path_above, take_out, tell_watchers, with_what_follows
+from engines.lmdeploy.trie_prefixes import find_nodes, path_above, take_out, with_what_follows
+from engines.lmdeploy.trie_watchers import tell_watchers
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash, BlockId
 from kvcontrol.core.integrity import must

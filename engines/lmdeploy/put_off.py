@@ -36,4 +36,36 @@ class PutOff:
         return self._clock() < self._until_s
 
 
-__all__ = ["MOST_S", "PutOff"]
+class TellsLater:
+    """Who watches the block trie and tells others of it: at once, or in order when the moment is over. One thread."""
+
+    def __init__(self) -> None:
+        self.put_off = PutOff()
+        self._untold: list[Callable[[], None]] = []
+        """What is to be told, in this order; none of it raises."""
+
+    @property
+    def has_untold(self) -> bool:
+        """Whether anything waits to be told."""
+        return bool(self._untold)
+
+    def put_off_telling(self, for_s: float) -> None:
+        """Let what comes be told a moment later."""
+        if not self.has_untold:
+            self.put_off.end()
+        self.put_off.begin(for_s)
+
+    def settle(self) -> None:
+        """Tell all that waits, unless that is put off. Never raises."""
+        if self.has_untold and not self.put_off:
+            self.settle_now()
+
+    def settle_now(self) -> None:
+        """Tell all that waits, put off or not. Never raises."""
+        self.put_off.end()
+        untold, self._untold = self._untold, []
+        for tell in untold:
+            tell()
+
+
+__all__ = ["MOST_S", "PutOff", "TellsLater"]

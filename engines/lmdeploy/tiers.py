@@ -25,8 +25,8 @@ from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.memory import EngineMemory
 from engines.lmdeploy.offload_plan import LoadOrder, OffloadPlanner, SaveOrder
 from engines.lmdeploy.transfers import Ended, UnderWay
-from engines.lmdeploy.trie_eviction import eviction_of
 from engines.lmdeploy.trie_path import PathMaker
+from engines.lmdeploy.trie_watchers import watchers_of
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.ids import BlockHash
@@ -235,18 +235,13 @@ class EngineTiers:
 
     def _tell_watchers(self) -> None:
         """Let those who watch the block trie be told what waits for it."""
-        trie = self._scheduler.block_trie
-        if (tracker := tracker_of(trie)) is not None:
-            tracker.settle()
-        if (eviction := eviction_of(trie)) is not None:
-            eviction.settle()
+        for watcher in watchers_of(self._scheduler.block_trie):
+            watcher.settle()
 
     def _put_off_watchers(self) -> None:
         """Have them told of what a load brought after its prompt's forward has been launched."""
-        trie = self._scheduler.block_trie
-        for watcher in (tracker_of(trie), eviction_of(trie)):
-            if watcher is not None:
-                watcher.put_off_telling(PUT_OFF_FORWARD_S)
+        for watcher in watchers_of(self._scheduler.block_trie):
+            watcher.put_off_telling(PUT_OFF_FORWARD_S)
 
     def _load_usable(self, request_id: int, invalid: set[int]) -> bool:
         self._paths.end(request_id)

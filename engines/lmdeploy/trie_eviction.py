@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from engines.lmdeploy.put_off import PutOff
+from engines.lmdeploy.put_off import TellsLater
 from engines.lmdeploy.shadow_feed import ShadowFeed
 from engines.lmdeploy.trie_contents import content_above, content_of, prompt_contents, tenant_of
 from engines.lmdeploy.urgency import urgency_of_sequence
@@ -55,10 +55,11 @@ _MATCHED = "kvgate_matched"
 _log = logging.getLogger(__name__)
 
 
-class TrieEviction:
+class TrieEviction(TellsLater):
     """Keeps one policy informed about one trie and carries out what it chooses."""
 
     def __init__(self, allocator: Any, policy: EvictionPolicy) -> None:
+        super().__init__()
         self._allocator = allocator
         self._policy = TailsFirst(policy)
         self._nodes: dict[BlockId, Any] = {}
@@ -66,9 +67,6 @@ class TrieEviction:
         self._resident = np.zeros(blocks, dtype=bool)
         self._held = np.zeros(blocks, dtype=bool)
         self.shadows = ShadowFeed()
-        self.put_off = PutOff()
-        self._waiting: list[Callable[[], None]] = []
-        """What the policy is told later, in this order: before it is asked for anything."""
         self._priority = 0
         """Of the request whose blocks are being attached, as ``BlockKey`` counts."""
         self.ways_back: Callable[[], tuple[float | None, float | None]] = _unknown
@@ -155,16 +153,14 @@ class TrieEviction:
         priority = self._priority
         fresh = node
         while fresh.parent is not None and getattr(fresh, EVICTION, None) is not self:
-            setattr(
-                fresh, EVICTION, self
-            )  # whoever finds them before they are told of is told to this one all the same
+            setattr(fresh, EVICTION, self)  # so that a match of them that comes before they are told of is told too
             fresh = fresh.parent
         self._tell("following a new path", lambda: self._committed(node, priority))
 
     def references_changed(self, blocks: Any) -> None:
         """Follow the reference counts of ``blocks``, in prompt order; O(blocks). Never raises."""
         blocks = np.atleast_1d(blocks)
-        if self._waiting or self.put_off:
+        if self._untold or self.put_off:
             if bool((self._allocator.get_ref_count(blocks) <= 0).any()):
                 self.settle_now()  # before their numbers come again, for other blocks
             else:
@@ -187,24 +183,6 @@ class TrieEviction:
             return
         path = sequence.logical_blocks.get_real_blocks()[start // size : sequence.num_history_ids // size].copy()
         self._tell("following a match", lambda: self._matched(tail, path))
-
-    def put_off_telling(self, for_s: float) -> None:
-        """Let the policy and the shadows be told a moment later."""
-        if not self._waiting:
-            self.put_off.end()
-        self.put_off.begin(for_s)
-
-    def settle_now(self) -> None:
-        """Tell the policy and the shadows all that waits. Never raises."""
-        self.put_off.end()
-        waiting, self._waiting = self._waiting, []
-        for tell in waiting:
-            tell()
-
-    def settle(self) -> None:
-        """Do as ``settle_now``, unless that is put off. Never raises."""
-        if self._waiting and not self.put_off:
-            self.settle_now()
 
     def evict(self, leaves: set[Any], wanted_blocks: int) -> int:
         """Free up to ``wanted_blocks`` blocks of the trie and keep ``leaves`` right; fewer only when the rest is in use
@@ -253,8 +231,8 @@ class TrieEviction:
             except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
                 self._fail(what)
 
-        if self._waiting or self.put_off:
-            self._waiting.append(told)
+        if self._untold or self.put_off:
+            self._untold.append(told)
             self.settle()
         else:
             told()
@@ -324,7 +302,6 @@ class TrieEviction:
             known = self._nodes.setdefault(node.block_id, node)
             if known is not node:
                 raise ValueError(f"block {node.block_id} belongs to two nodes")
-            setattr(node, EVICTION, self)
         blocks = np.array([node.block_id for node in path])
         keys: list[ContentKey] = [content_of(node) for node in path]
         above = [content_above(node) for node in path]
@@ -367,7 +344,7 @@ class TrieEviction:
 
     def _fail(self, what: str) -> None:
         self.errors += 1
-        self._waiting.clear()
+        self._untold.clear()
         _log.exception("%s failed; LMDeploy's own eviction takes over from the %s policy", what, self._policy.name)
         self._nodes = {}
 

@@ -18,6 +18,7 @@ from typing import Any
 from engines.lmdeploy.events import tracker_of
 from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.trie_contents import content_of
+from engines.lmdeploy.trie_eviction import EVICTION, eviction_of
 
 _PATH = "kvgate_path"
 SLICE_BLOCKS = 64
@@ -81,6 +82,7 @@ class TriePath:
         from lmdeploy.pytorch.paging.block_trie.node import Node
 
         trie, seq, size, above = self._trie, self._seq, self._trie.block_size, self._parent
+        eviction = eviction_of(trie)
         for place in range(self._first, self._last):
             start, end = place * size, (place + 1) * size
             tokens = seq.history_cache[start:end]
@@ -97,6 +99,8 @@ class TriePath:
                 above.children[node.block_hash] = node
             node._parent = above  # noqa: SLF001 - ``attach_to`` would tell of it
             content_of(node)  # what a policy will call it, and is told of when a request waits
+            if eviction is not None:
+                setattr(node, EVICTION, eviction)
             self._nodes.append(node)
             self._blocks.append(int(node.block_id))
             above = node

@@ -9,16 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from engines.lmdeploy.events import hash_of, tracker_of
-from engines.lmdeploy.trie_eviction import eviction_of
+from engines.lmdeploy.events import hash_of
+from engines.lmdeploy.trie_watchers import tell_watchers
 from kvcontrol.core.ids import BlockHash
-
-
-def tell_watchers(trie: Any) -> None:
-    """Have those who watch a trie told of all that was put off: blocks without a name yet get theirs. Never raises."""
-    for watcher in (tracker_of(trie), eviction_of(trie)):
-        if watcher is not None:
-            watcher.settle_now()
 
 
 def find_nodes(trie: Any, keys: Collection[BlockHash]) -> dict[BlockHash, Any]:
@@ -76,4 +69,4 @@ def _all(roots: Iterable[Any]) -> Iterator[Any]:
                 waiting.append(child)
 
 
-__all__ = ["find_nodes", "path_above", "take_out", "tell_watchers", "with_what_follows"]
+__all__ = ["find_nodes", "path_above", "take_out", "with_what_follows"]
