@@ -68,6 +68,7 @@ class ConnectionPool:
         self._names: dict[tuple[str, int], tuple[float, list[ResolveResult]]] = {}
         self._tls: ssl.SSLContext | None = None
         self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
 
     def idle(self, origin: Origin) -> Connection | None:
         """Return an open connection on which nothing is asked, None when there is none."""
@@ -108,7 +109,7 @@ class ConnectionPool:
 
     def give_back(self, origin: Origin, connection: Connection) -> None:
         """Keep a connection for the next request if it can be used for one, close it otherwise."""
-        if not connection.reusable:
+        if self._closed or not connection.reusable:
             connection.abort()
             return
         idle = self._idle.get(origin)
@@ -119,7 +120,8 @@ class ConnectionPool:
             self._sweep = asyncio.get_running_loop().call_later(_IDLE_S, self._close_old)
 
     def close(self) -> None:
-        """Close all that is idle."""
+        """Close all that is idle, and whatever is given back from now on."""
+        self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None

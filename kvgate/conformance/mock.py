@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from kvcontrol.core.errors import UNREADABLE
+from kvgate.conformance.listening import Listening
 
 MODEL = "mock-model"
 _SCRIPT = re.compile(r"<<(\{.*?\})>>", re.DOTALL)
@@ -74,7 +75,7 @@ class MockBackend:
     silent: bool = False
     active: int = 0
     seen: list[Seen] = field(default_factory=list)
-    _runner: web.AppRunner | None = None
+    _listening: Listening | None = None
 
     async def start(self) -> None:
         """Listen; a second start after ``stop`` is a restart."""
@@ -85,16 +86,13 @@ class MockBackend:
         for path in ("/health", "/healthz", "/get_server_info", "/server_info", "/get_model_info", "/model_info"):
             app.router.add_get(path, self._health)
         app.router.add_route("*", "/{rest:.*}", self._unknown)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", self.port, reuse_address=True, backlog=4096).start()
-        self._runner = runner
+        self._listening = await Listening.start(app, self.port, shutdown_timeout_s=0.05)
 
     async def stop(self) -> None:
         """Close the port and all connections. Idempotent."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            await listening.stop()
 
     def of(self, identity: str) -> list[Seen]:
         """Return the requests whose script has this id."""

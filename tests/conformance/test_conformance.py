@@ -13,6 +13,7 @@ from aiohttp import web
 from kvgate.conformance.runner import CASES, make_rig, make_session, outcome_of
 from kvgate.ports import free_ports
 from tests.support.command import typed
+from tests.support.serving import serving
 
 LIMIT_S = 280.0
 BROKEN_BY_A_NAIVE_PROXY = {
@@ -88,14 +89,8 @@ async def naive_proxy(backends: list[str]) -> AsyncIterator[str]:
     app.router.add_post("/v1/chat/completions", chat)
     app.router.add_post("/v1/completions", chat)
     app.router.add_get("/v1/models", models)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serving(app, handler_cancellation=False) as url:
+        yield url
 
 
 @pytest.fixture

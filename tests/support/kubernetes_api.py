@@ -8,6 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.support.serving import serving
+
 PATH = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
 
@@ -112,15 +114,8 @@ class KubernetesApi:
     async def started(self) -> AsyncIterator["KubernetesApi"]:
         app = web.Application()
         app.router.add_get(PATH, self.answer)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with serving(app) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
 
 __all__ = ["KubernetesApi", "endpoint"]

@@ -36,6 +36,7 @@ from kvcontrol.core.prefix_control import (
 from kvcontrol.core.roles import EngineRole, KVTransport
 from kvcontrol.core.tier_control import QuotaChange
 from tests.support.scripted_cache import ScriptedCache
+from tests.support.serving import serving
 
 MODEL = "scripted"
 IDENTITY = CacheIdentity(model=MODEL, revision="r1", kv_dtype="float32", block_size_tokens=16)
@@ -387,15 +388,10 @@ class ScriptedEngine:
         app.router.add_post(PIN_PATH, self.put_pin)
         app.router.add_post(UNPIN_PATH, self.unpin)
         app.router.add_post(INVALIDATE_PATH, self.invalidate)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True, backlog=4096)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         try:
-            yield self
+            async with serving(app, port) as self.url:
+                yield self
         finally:
-            await runner.cleanup()
             if self.cache is not None:
                 await self.cache.close()
                 self.cache = None

@@ -13,6 +13,7 @@ from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.fleet import CHAT, COMPLETIONS, chat, instances, running_fleet, script
 from tests.support.running_gateway import RunningGateway, eventually, running_gateway
 from tests.support.scripted_engine import MODEL, ScriptedEngine
+from tests.support.serving import serving
 
 REGISTRATION_KEY = "registration-key-0123456789"
 
@@ -243,23 +244,15 @@ async def test_a_redirect_of_a_registered_instance_is_not_followed(tmp_path: Pat
 
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", elsewhere)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            async with running_gateway(tmp_path, admin_key=ADMIN_KEY) as gateway:
-                admin = Admin(gateway)
-                url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-                await admin.ok("POST", "/instances", {"id": "x", "url": url})
+        async with serving(app) as url, running_gateway(tmp_path, admin_key=ADMIN_KEY) as gateway:
+            admin = Admin(gateway)
+            await admin.ok("POST", "/instances", {"id": "x", "url": url})
 
-                async def told() -> bool:
-                    return "/health answered 307" in (await names(admin))["x"]["reason"]
+            async def told() -> bool:
+                return "/health answered 307" in (await names(admin))["x"]["reason"]
 
-                await eventually(told)
-                assert inside.requests == []
-        finally:
-            await runner.cleanup()
+            await eventually(told)
+            assert inside.requests == []
 
 
 async def test_of_several_addresses_said_at_once_for_one_instance_the_last_holds(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 
-from gateway.upstream import ConnectionPool, FailureKind, Timeouts, UpstreamClient, UpstreamFailureError
+from gateway.upstream import ConnectionPool, FailureKind, Timeouts, UpstreamClient, UpstreamFailureError, pool
 from gateway.upstream.connection import MOST_HEAD_BYTES
 from gateway.upstream.pool import Origin
 
@@ -84,11 +84,11 @@ def answering(*answers: bytes) -> Callable[[Server, asyncio.StreamReader, asynci
 async def client(
     timeouts: Timeouts = PATIENT, resolver: AbstractResolver | None = None
 ) -> AsyncIterator[UpstreamClient]:
-    pool = ConnectionPool(resolver or ThreadedResolver())
+    connections = ConnectionPool(resolver or ThreadedResolver())
     try:
-        yield UpstreamClient(pool, timeouts)
+        yield UpstreamClient(connections, timeouts)
     finally:
-        pool.close()
+        connections.close()
 
 
 def never() -> asyncio.Future[None]:
@@ -132,6 +132,22 @@ async def test_a_connection_is_used_again_after_a_whole_answer() -> None:
         said = [await ask(asked, server.url) for _ in range(5)]
     assert said == [(200, b"hello"), (200, b"hello world"), (200, b"hello"), (204, b""), (200, b"hello")]
     assert server.connections == 1
+
+
+async def test_an_answer_that_ends_after_the_client_was_closed_leaves_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "_IDLE_S", 3600.0)
+    async with serving(answering(PLAIN, PLAIN)) as server:
+        async with client() as asked:
+            response = await asked.open(server.url, b"/v1/x", headers=[], body=b"{}", hung=never)
+            assert await response.read() == b"hello"
+        assert server.ended == 0
+        response.close()
+        async with asyncio.timeout(10):
+            while not server.ended:
+                await asyncio.sleep(0.01)
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(

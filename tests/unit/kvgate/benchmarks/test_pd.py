@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 
 import pytest
 from aiohttp import web
@@ -14,6 +14,7 @@ from kvgate.bench import build_bench
 from kvgate.benchmarks.pd import PdGateways, PdPlan, run
 from kvgate.benchmarks.timed_chat import BenchmarkError
 from kvgate.failure import CommandError
+from tests.support.serving import serving
 
 SHORT_LETTERS = 100
 
@@ -57,20 +58,14 @@ def served(*servers: Server) -> Iterator[list[str]]:
     ready, loop, over = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
 
     async def serve() -> None:
-        runners = []
-        for server in servers:
-            application = web.Application()
-            application.router.add_get("/v1/models", server.models)
-            application.router.add_post("/v1/completions", server.complete)
-            runner = web.AppRunner(application, shutdown_timeout=0.1)
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            urls.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
-            runners.append(runner)
-        ready.set()
-        await over.wait()
-        for runner in runners:
-            await runner.cleanup()
+        async with AsyncExitStack() as stack:
+            for server in servers:
+                application = web.Application()
+                application.router.add_get("/v1/models", server.models)
+                application.router.add_post("/v1/completions", server.complete)
+                urls.append(await stack.enter_async_context(serving(application)))
+            ready.set()
+            await over.wait()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()

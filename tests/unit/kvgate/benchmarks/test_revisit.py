@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 from aiohttp import web
@@ -11,6 +10,7 @@ from aiohttp import web
 from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.revisit import RevisitPlan, run
 from kvgate.benchmarks.timed_chat import BenchmarkError
+from tests.support.serving import serving
 
 PLAN = RevisitPlan(conversations=2, turns=3, first_words=20, turn_words=3, max_tokens=3)
 
@@ -59,24 +59,16 @@ class RememberingServer:
         await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
 
-@asynccontextmanager
-async def serving(server: RememberingServer) -> AsyncIterator[str]:
+def answering(server: RememberingServer) -> AbstractAsyncContextManager[str]:
     app = web.Application()
     app.router.add_get("/v1/models", server.models)
     app.router.add_post("/v1/chat/completions", server.chat)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    return serving(app)
 
 
 async def test_later_turns_carry_the_whole_conversation_and_count_as_revisits() -> None:
     server = RememberingServer()
-    async with serving(server) as url:
+    async with answering(server) as url:
         metrics = await run([url], PLAN)
     assert len(server.prompts) == PLAN.conversations * PLAN.turns
     assert metrics["predicted_equals_cached_share"] == 1.0
@@ -86,7 +78,7 @@ async def test_later_turns_carry_the_whole_conversation_and_count_as_revisits() 
 
 async def test_two_targets_get_the_same_amount_of_work_and_share_no_prefix() -> None:
     ours, theirs = RememberingServer(), RememberingServer(remembers=False)
-    async with serving(ours) as url, serving(theirs) as baseline:
+    async with answering(ours) as url, answering(theirs) as baseline:
         metrics = await run([url, baseline], PLAN)
     assert len(ours.prompts) == len(theirs.prompts)
     assert not any(a.startswith(b[:17]) for a in ours.prompts for b in theirs.prompts)
@@ -97,7 +89,7 @@ async def test_two_targets_get_the_same_amount_of_work_and_share_no_prefix() -> 
 async def test_the_same_seed_asks_the_same_questions() -> None:
     first, second = RememberingServer(cold_s=0), RememberingServer(cold_s=0)
     for server in (first, second):
-        async with serving(server) as url:
+        async with answering(server) as url:
             await run([url], PLAN)
     assert first.prompts == second.prompts
 
@@ -107,7 +99,7 @@ async def test_a_target_that_fails_is_named_and_nothing_is_reported() -> None:
         async def chat(self, _: web.Request) -> web.StreamResponse:
             return web.json_response({"error": {"message": "no instance"}}, status=503)
 
-    async with serving(Failing()) as url:
+    async with answering(Failing()) as url:
         with pytest.raises(BenchmarkError, match=f"{url} answered 503.*no instance"):
             await run([url], PLAN)
 
@@ -120,7 +112,7 @@ async def test_an_error_event_in_the_stream_is_a_failure() -> None:
             await self._event(response, {"error": {"message": "instance died"}})
             return response
 
-    async with serving(Dying()) as url:
+    async with answering(Dying()) as url:
         with pytest.raises(BenchmarkError, match="failed mid-stream"):
             await run([url], PLAN)
 
@@ -133,13 +125,13 @@ async def test_a_stream_without_usage_is_a_failure() -> None:
             await self._event(response, {"choices": [{"delta": {"content": "hi"}}]})
             return response
 
-    async with serving(Silent()) as url:
+    async with answering(Silent()) as url:
         with pytest.raises(BenchmarkError, match="without usage"):
             await run([url], PLAN)
 
 
 async def test_a_target_that_is_not_there_is_named() -> None:
-    async with serving(RememberingServer()) as url:
+    async with answering(RememberingServer()) as url:
         gone = url
     with pytest.raises(BenchmarkError, match=gone):
         await run([gone], PLAN)
@@ -150,7 +142,7 @@ async def test_a_target_that_is_no_gateway_is_named() -> None:
         async def models(self, _: web.Request) -> web.Response:
             return web.Response(text="<html>")
 
-    async with serving(Other()) as url:
+    async with answering(Other()) as url:
         with pytest.raises(BenchmarkError, match=url):
             await run([url], PLAN)
 
