@@ -1,11 +1,13 @@
 """From a chosen instance to a request's plan: is its prompt computed there, or elsewhere first, and what is called.
 
-On the way of a request this costs a few microseconds: what a plan's calls are depends on its placement alone and is
-kept; the graph itself is worked out when somebody looks.
+On the way of a request this costs a few microseconds: what a plan's calls are depends on little, and is known before
+the first request comes; the graph itself is worked out when somebody looks.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Final, NamedTuple
 
 from gateway.registry import Instance
@@ -17,6 +19,7 @@ from kvcontrol.scheduler_ir import (
     CachedRun,
     Device,
     ExecutionPlan,
+    Handover,
     IRBuilder,
     IRGraph,
     IROptimizer,
@@ -33,7 +36,10 @@ from kvcontrol.scheduler_ir import (
 )
 
 _MOST_SHAPES: Final = 4096
-"""Placements whose calls are kept; they are worked out again when there are more."""
+"""Pairs of instances whose calls are kept; they are put together again when there are more."""
+_ANSWERS: Final = Device("answers")
+_PREFILLS: Final = Device("prefills")
+"""Of forms: whoever it will be."""
 _NO_DOMAINS: Final[Mapping[KVTransport, str]] = {}
 
 
@@ -56,11 +62,16 @@ class PrefillSide(NamedTuple):
 
 
 class Separation:
-    """Owns what is kept of plans; ``separator`` decides."""
+    """Owns what is kept of plans; ``separator`` decides.
+
+    What calls a plan comes down to depends on who of its instances holds some of the prompt and on how KV goes from one
+    to the other, not on which instances they are: of each such form the graph is worked out once, at the start.
+    """
 
     def __init__(self, separator: PDSeparator) -> None:
         self._separator = separator
-        self._legs: dict[tuple[Placement, bool, bool], tuple[Leg, ...]] = {}
+        self._forms = _forms()
+        self._legs: dict[tuple[InstanceId, InstanceId, KVTransport, bool, bool], tuple[Leg, ...]] = {}
         self._here: dict[tuple[InstanceId, bool], tuple[Placement, tuple[Leg, ...]]] = {}
 
     def split(self, size: RequestSize, instance: Instance, answer: Candidate, prefills: Sequence[PrefillSide]) -> Split:
@@ -73,37 +84,68 @@ class Separation:
 
     def hybrid(self, plan_id: str, size: RequestSize, answer: Candidate) -> ExecutionPlan:
         """Return the plan of a request that one instance serves whole."""
-        shape = (answer.instance, bool(answer.matched_tokens))
+        shape = (answer.instance, answer.matched_tokens > 0)
         here = self._here.get(shape)
         if here is None:
-            placement = Placement(answer=Device(answer.instance))
-            here = self._here[shape] = (placement, self._legs_of(size, placement, answer, None))
+            device = Device(answer.instance)
+            legs = _moved(self._forms[None, shape[1], False], device, device)
+            here = self._here[shape] = (Placement(answer=device), legs)
         return _plan(plan_id, size, here[0], here[1], answer, None)
 
     def plan(
-        self, plan_id: str, size: RequestSize, placement: Placement, answer: Candidate, prefill: Candidate | None
+        self, plan_id: str, size: RequestSize, placement: Placement, answer: Candidate, prefill: Candidate
     ) -> ExecutionPlan:
-        """Return the plan of a placement; ``prefill`` is who computes the prompt, None where that is who answers."""
-        return _plan(plan_id, size, placement, self._legs_of(size, placement, answer, prefill), answer, prefill)
-
-    def _legs_of(
-        self, size: RequestSize, placement: Placement, answer: Candidate, prefill: Candidate | None
-    ) -> tuple[Leg, ...]:
-        shape = (placement, bool(answer.matched_tokens), prefill is not None and bool(prefill.matched_tokens))
+        """Return the plan of a request whose prompt ``prefill`` computes for ``answer``, another instance."""
+        handover = placement.handover
+        assert handover is not None  # noqa: S101 - or nobody would be told to compute it
+        shape = (
+            answer.instance,
+            prefill.instance,
+            handover.transport,
+            answer.matched_tokens > 0,
+            prefill.matched_tokens > 0,
+        )
         legs = self._legs.get(shape)
         if legs is None:
             if len(self._legs) >= _MOST_SHAPES:
                 self._legs.clear()
-            legs = self._legs[shape] = legs_of(_graph(size, placement, answer, prefill))
-        return legs
+            legs = self._legs[shape] = _moved(self._forms[shape[2:]], placement.answer, handover.prefill)
+        return _plan(plan_id, size, placement, legs, answer, prefill)
 
     def forget(self, instance: InstanceId) -> None:
         """An instance is gone."""
         self._here.pop((instance, False), None)
         self._here.pop((instance, True), None)
-        device = Device(instance)
-        for shape in [each for each in self._legs if device in {each[0].answer, each[0].prefill}]:
+        for shape in [each for each in self._legs if instance in each[:2]]:
             del self._legs[shape]
+
+
+def _forms() -> dict[tuple[KVTransport | None, bool, bool], tuple[Leg, ...]]:
+    """The legs of every plan that there can be, of instances that stand for any: by the transport (None: all is done
+    where it is answered), and by whether who answers, and who computes the prompt, hold some of it.
+    """
+    size = RequestSize(prompt_tokens=2)
+
+    def held(device: Device, holds: bool) -> Candidate:  # noqa: FBT001 - of two
+        tokens = int(holds)
+        return Candidate(
+            instance=InstanceId(device), matched_tokens=tokens, tokens_by_tier={CacheTier.HBM: tokens} if tokens else {}
+        )
+
+    forms: dict[tuple[KVTransport | None, bool, bool], tuple[Leg, ...]] = {}
+    for answers in (False, True):
+        answer = held(_ANSWERS, answers)
+        forms[None, answers, False] = legs_of(_graph(size, Placement(answer=_ANSWERS), answer, None))
+        for transport, prefills in product(KVTransport, (False, True)):
+            placement = Placement(answer=_ANSWERS, handover=Handover(prefill=_PREFILLS, transport=transport))
+            forms[transport, answers, prefills] = legs_of(_graph(size, placement, answer, held(_PREFILLS, prefills)))
+    return forms
+
+
+def _moved(legs: tuple[Leg, ...], answer: Device, prefill: Device) -> tuple[Leg, ...]:
+    """The legs of a form, with the instances that they are of."""
+    at: dict[Device | None, Device] = {_ANSWERS: answer, _PREFILLS: prefill}
+    return tuple([replace(leg, device=at[leg.device], target=at.get(leg.target)) for leg in legs])
 
 
 def _plan(  # noqa: PLR0913, PLR0917 - all that a plan is made of

@@ -41,17 +41,18 @@ def candidate(name: str, tiers: dict[CacheTier, int]) -> Candidate:
     )
 
 
-def test_the_calls_that_are_kept_for_a_shape_are_those_of_its_graph() -> None:
+def test_the_calls_of_a_plan_are_those_of_its_graph_whoever_is_in_it() -> None:
     separation = Separation(HybridOnly())
     held: Sequence[dict[CacheTier, int]] = ({}, {CacheTier.HBM: 32}, {CacheTier.HBM: 16, CacheTier.NVME: 64})
-    elsewhere = Placement(answer=Device("d"), handover=Handover(prefill=Device("p"), transport=KVTransport.MIGRATION))
-    for of_answer, of_prefill, tokens in product(held, held, (1, 100, 4000)):
+    pairs = (("d", "p"), ("p", "d"), ("prefills", "answers"), ("d", "p"))  # some come twice, and are kept
+    for (d, p), transport, of_answer, of_prefill, tokens in product(pairs, KVTransport, held, held, (1, 100, 4000)):
+        elsewhere = Placement(answer=Device(d), handover=Handover(prefill=Device(p), transport=transport))
         size = SIZE._replace(prompt_tokens=tokens)
-        answer, prefill = candidate("d", of_answer), candidate("p", of_prefill)
+        answer, prefill = candidate(d, of_answer), candidate(p, of_prefill)
         plans = [separation.hybrid("x", size, answer), separation.plan("x", size, elsewhere, answer, prefill)]
         for plan in plans:
             assert plan.legs == legs_of(plan.ir_graph)
-            assert plan.target_instance_id == "d"
+            assert plan.target_instance_id == d
             assert plan.request_ids == ("r",)
 
 
