@@ -1,13 +1,14 @@
 """``kvgate bench NAME``: one subcommand for each benchmark; ``--json`` prints one object and nothing else."""
 
 import asyncio
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvgate.bench_fleet import run_fleet
+from kvgate.bench_options import AsJson, AsMarkdown, say
+from kvgate.bench_policies import run_adaptive, run_evict, run_hierarchy, run_predict, run_shadow
 from kvgate.benchmarks import revisit
 from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.show import show
@@ -19,10 +20,6 @@ from kvgate.units import parse_bytes
 
 if TYPE_CHECKING:
     from kvgate.benchmarks.gateway.subject import Peer
-
-"""Tables are as wide as they need, up to so many characters; folded cells could not be read."""
-
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def build_bench() -> typer.Typer:
@@ -59,7 +56,7 @@ def run_revisit(  # noqa: PLR0913 - each is one option
     turn_words: Annotated[int, typer.Option(min=1, help="Length of each later message, in words.")] = 30,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 16,
     seed: Annotated[int, typer.Option(help="Another seed, other texts.")] = 0,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Several chats take turns: what does a cached past save, and does routing find it?"""
     plan = revisit.RevisitPlan(
@@ -93,8 +90,8 @@ def run_prefix(  # noqa: PLR0913 - each is one option
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Time few calls: to see that it runs.")] = False,
-    as_json: _AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    as_json: AsJson = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
     """Prefix look-ups, hashing, tokenization: what does it cost to know who holds a prompt's beginning?"""
     from kvgate.benchmarks import prefix
@@ -110,7 +107,7 @@ def run_prefix(  # noqa: PLR0913 - each is one option
     plan = prefix.PrefixPlan(
         blocks=blocks, instances=instances, tokenizer=folder, traces=traces, sglang=sglang, quick=quick
     )
-    report = prefix.run(plan, lambda step: errors.print(f"  {step}", markup=False, soft_wrap=True))
+    report = prefix.run(plan, say)
     show(report, as_json=as_json, as_markdown=as_markdown)
 
 
@@ -122,127 +119,15 @@ def run_pool(
         typer.Option(help="A folder with azure/, mooncake/ and agentic/ traces. Default: that beside a checkout."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Time few calls: to see that it runs.")] = False,
-    as_json: _AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    as_json: AsJson = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
     """A full pool of KV blocks: what does an allocation with its evictions cost, and how much memory is lost?"""
     from kvcontrol.kv_runtime.benchmarks.pool import PoolPlan
     from kvgate.benchmarks import pool
 
-    plan = PoolPlan(workloads=pool.workloads(traces, _say), blocks=blocks, quick=quick)
-    show(pool.run(plan, _say), as_json=as_json, as_markdown=as_markdown)
-
-
-def run_evict(
-    *,
-    policy: Annotated[str | None, typer.Option(help="Which to measure, with commas. Default: all that ship.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure small caches: to see that it runs.")] = False,
-    as_json: _AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
-) -> None:
-    """Full caches of 10^5 and 10^6 blocks: how long does each eviction policy take to choose who goes?"""
-    from kvgate.benchmarks import evict
-
-    names = None if policy is None else tuple(name.strip() for name in policy.split(",") if name.strip())
-    show(evict.run(_say, quick=quick, policies=names), as_json=as_json, as_markdown=as_markdown)
-
-
-def run_adaptive(  # noqa: PLR0913 - each is one option
-    *,
-    policy: Annotated[str, typer.Option(help="What to hold beside LRU.")] = "adaptive",
-    traces: Annotated[
-        Path | None,
-        typer.Option(help="A folder; all of its *.jsonl(.gz) are replayed. Default: that beside a checkout."),
-    ] = None,
-    capacity: Annotated[
-        str | None, typer.Option(help="Blocks in the cache, like 300,5859. Default: 8 to 50,000.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=0, help="Random workloads of each of three capacities.")] = 10,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Two capacities, one seed: to see that it runs.")] = False,
-    as_json: _AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
-) -> None:
-    """Beside LRU, on all traces at all capacities: does the adaptive policy ever find less? Fails where it does."""
-    from kvgate.benchmarks import adaptive
-    from kvgate.benchmarks.pool import BESIDE_CHECKOUT
-    from kvgate.replay import capacities_of, cores
-
-    plan = adaptive.AdaptivePlan(
-        traces=BESIDE_CHECKOUT if traces is None else traces,
-        policy=policy,
-        capacities=adaptive.CAPACITIES if capacity is None else capacities_of(capacity),
-        seeds=seeds,
-        jobs=jobs or cores(),
-        quick=quick,
-    )
-    report, failed = adaptive.run(plan, _say)
-    show(report, as_json=as_json, as_markdown=as_markdown)
-    if failed:
-        raise CommandError(f"{policy} is behind what is promised: {'; '.join(failed)}")
-
-
-def run_shadow(
-    *,
-    policy: Annotated[str, typer.Option(help="Candidates, like lru,mq(lifetime=2).")] = "lru,adaptive,s3fifo,arc,lru2",
-    quick: Annotated[bool, typer.Option("--quick", help="Few requests: to see that it runs.")] = False,
-    as_json: _AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
-) -> None:
-    """Shadow policies beside an engine: what does following its requests cost?"""
-    from kvcontrol.kv_policy import PolicyError
-    from kvgate.benchmarks import shadow
-
-    try:
-        report = shadow.run(_say, candidates=policy, quick=quick)
-    except PolicyError as error:
-        raise CommandError(str(error)) from error
-    show(report, as_json=as_json, as_markdown=as_markdown)
-
-
-def run_hierarchy(  # noqa: PLR0913 - each is one option
-    *,
-    policy: Annotated[str, typer.Option(help="Policies of all tiers, with commas; metrics are the first's.")] = "lru",
-    traces: Annotated[
-        Path | None, typer.Option(help="A folder with mooncake/ and agentic/ traces. Default: that beside a checkout.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="A folder for pictures; needs the extra 'plot'.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Serve few requests: to see that it runs.")] = False,
-    as_json: _AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
-) -> None:
-    """Traces through the real tiers, without bytes: what is found in HBM, DDR and NVMe, and what is computed again?"""
-    from kvgate.benchmarks import hierarchy
-
-    if plot is not None:
-        if importlib.util.find_spec("matplotlib") is None:
-            raise CommandError("--plot needs matplotlib, which isn't installed", "pip install 'kvgate[plot]'")
-        if not plot.is_dir():
-            raise CommandError(f"--plot {plot}: there is no such folder")
-
-    plan = hierarchy.HierarchyPlan(traces=traces, policies=policy, quick=quick, plots=plot)
-    show(hierarchy.run(plan, _say), as_json=as_json, as_markdown=as_markdown)
-
-
-def run_predict(
-    *,
-    predictors: Annotated[
-        str, typer.Option(help="Which to run beside the statistical one, with commas.")
-    ] = "constant,statistical,lstm,transformer",
-    traces: Annotated[
-        Path | None,
-        typer.Option(help="A folder with azure/, mooncake/ and agentic/ traces. Default: that beside a checkout."),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few requests of each trace: to see that it runs.")] = False,
-    as_json: _AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
-) -> None:
-    """How long answers will be, when chats come back, what to prefetch: predicted on traces, the constant beside."""
-    from kvgate.benchmarks import predict
-
-    names = tuple(name.strip() for name in predictors.split(",") if name.strip())
-    report = predict.run(predict.PredictPlan(traces=traces, predictors=names, quick=quick), _say)
-    show(report, as_json=as_json, as_markdown=as_markdown)
+    plan = PoolPlan(workloads=pool.workloads(traces, say), blocks=blocks, quick=quick)
+    show(pool.run(plan, say), as_json=as_json, as_markdown=as_markdown)
 
 
 def run_schedule(
@@ -253,8 +138,8 @@ def run_schedule(
         typer.Option(help="A folder with azure/, mooncake/ and agentic/ traces. Default: that beside a checkout."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Time few calls: to see that it runs.")] = False,
-    as_json: _AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    as_json: AsJson = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
     """Plans over 64 instances, 1,000 and 10,000 requests waiting: what do decisions cost, and what do strategies do?"""
     from kvgate.benchmarks import schedule
@@ -266,7 +151,7 @@ def run_schedule(
             raise CommandError(f"--strategy: there is no strategy {name!r}: there are {', '.join(there)}")
     if not names:
         raise CommandError("--strategy names none", f"there are {', '.join(there)}")
-    report = schedule.run(schedule.SchedulePlan(traces=traces, strategies=names, quick=quick), _say)
+    report = schedule.run(schedule.SchedulePlan(traces=traces, strategies=names, quick=quick), say)
     show(report, as_json=as_json, as_markdown=as_markdown)
 
 
@@ -283,7 +168,7 @@ def run_pd(  # noqa: PLR0913 - each is one option
     period: Annotated[float, typer.Option(min=0.01, help="Seconds between two of them.")] = 0.5,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each way.")] = 3,
     seed: Annotated[int, typer.Option(help="Another seed, other prompts.")] = 1,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Answers run while long prompts arrive: prefill and decode apart against two instances that do both."""
     from kvgate.benchmarks import pd
@@ -306,7 +191,7 @@ def run_pd(  # noqa: PLR0913 - each is one option
         seed=seed,
     )
     try:
-        report = pd.run(plan, _say)
+        report = pd.run(plan, say)
     except BenchmarkError as error:
         raise CommandError(str(error)) from error
     show(report, as_json=as_json)
@@ -333,7 +218,7 @@ def run_tiers(  # noqa: PLR0913 - each is one option
         int, typer.Option(min=0, help="LMDeploy's piecewise CUDA graphs up to so many tokens; 0: off.")
     ] = 0,
     seed: Annotated[int, typer.Option(help="Another seed, other prompts.")] = 1,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Contexts visited again after their eviction: computed again, or loaded from DDR or NVMe?"""
     from kvgate.benchmarks import tiers
@@ -371,8 +256,8 @@ def run_gateway(  # noqa: PLR0913 - each is one option
     requests: Annotated[int, typer.Option(min=100, help="Requests of each size in a round.")] = 3000,
     streams: Annotated[int, typer.Option(min=1, help="Streams in a round; 64 at once.")] = 320,
     quick: Annotated[bool, typer.Option("--quick", help="Send little: to see that it runs.")] = False,
-    as_json: _AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    as_json: AsJson = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
     """Processor time of each request and streamed piece, added latency, placement: ours and others, in turns."""
     from kvgate.benchmarks.gateway import run as gateway
@@ -386,7 +271,7 @@ def run_gateway(  # noqa: PLR0913 - each is one option
         streams=16 if quick else streams,
     )
     try:
-        report = gateway.run(plan, _say)
+        report = gateway.run(plan, say)
     except BenchmarkError as error:
         raise CommandError(str(error)) from error
     show(report, as_json=as_json, as_markdown=as_markdown)
@@ -395,8 +280,8 @@ def run_gateway(  # noqa: PLR0913 - each is one option
 def run_telemetry(
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Few requests: to see that it runs.")] = False,
-    as_json: _AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    as_json: AsJson = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
     """What metrics and the log line of a request cost the gateway: processor time for each request."""
     from gateway.benchmarks import telemetry
@@ -419,10 +304,6 @@ def _peer(said: str) -> "Peer":
             "for example smg='smg launch --port {port} --worker-urls http://127.0.0.1:{a} http://127.0.0.1:{b}'",
         )
     return Peer(name=name, command=command)
-
-
-def _say(step: str) -> None:
-    errors.print(f"  {step}", markup=False, soft_wrap=True)
 
 
 __all__ = ["build_bench"]

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from kvgate.bench_options import AsJson, AsMarkdown, say
 from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.show import show
-from kvgate.display import errors
 from kvgate.failure import CommandError
 
 
@@ -28,8 +28,8 @@ def run_fleet(  # noqa: PLR0913 - each is one option
         Path | None, typer.Option(help="A folder with mooncake/ and agentic/ traces. Default: that beside a checkout.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few engines, few requests: to see that it runs.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    as_json: AsJson = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
     """An hour of a large simulated fleet in virtual time: how long does that take, and how much memory?"""
     from kvgate.benchmarks import fleet
@@ -43,7 +43,7 @@ def run_fleet(  # noqa: PLR0913 - each is one option
             plan = fleet.FleetBench(
                 traces=traces, instances=instances, copies=copies, router=router, profile=profile, ddr=ddr, quick=quick
             )
-            report = fleet.run(plan, lambda step: errors.print(f"  {step}", markup=False, soft_wrap=True))
+            report = fleet.run(plan, say)
     show(report, as_json=as_json, as_markdown=as_markdown)
 
 
