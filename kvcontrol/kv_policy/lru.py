@@ -1,22 +1,27 @@
 """LRU: the block whose last use lies furthest back goes first.
 
 All blocks that nobody holds stand in one line, oldest first. Inserting, using or releasing a path takes its blocks out
-of the line and puts them back at the young end, tail first: so a head is always younger than the tails that were told
-with it, and the oldest block of all never has a younger tail that would become useless with it. The victim is the
-first in line. Held blocks stand outside. Everything is a dictionary operation: O(1) a block, no scan.
+of the line and puts them at the young end, tail first: so a head is always younger than the tails that were told with
+it, and the oldest block of all never has a younger tail that would become useless with it. The victim is the first in
+line. Held blocks stand outside.
 
-Rejected: timestamps and a heap (O(log n), ties within one clock tick decide by accident), LMDeploy's own scan over all
-leaves.
+A dictionary has those in the line in their order, but has no quick way to its first: it looks at all who left before.
+So there is a list beside it, read from its front. Whoever leaves the line from its middle leaves a place in the list
+that is nobody's; how many of those a block has is counted, and as its own place is the last one, the first so many are
+passed over when they come to the front. Victims are then a slice of dense memory and one deletion each. When there are
+more such places and passed ones than blocks, the list is copied anew: every hook is O(1) a block, amortised.
+
+Rejected: an ``OrderedDict`` (three look-ups in scattered memory for a victim; it makes room by walking all of them),
+timestamps and a heap (O(log n), ties within one clock tick decide by accident), LMDeploy's own scan over all leaves.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import islice
 
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, PolicyContext
 
 _REASON = "lru: used longest ago"
+_SLACK = 64
 
 
 class LruPolicy:
@@ -28,7 +33,14 @@ class LruPolicy:
     counts_uses = False
 
     def __init__(self) -> None:
-        self._line: OrderedDict[BlockId, None] = OrderedDict()
+        self._places: list[BlockId] = []
+        """The list beside the line."""
+        self._first = 0
+        """Where the line begins in it; what is before has gone."""
+        self._line: dict[BlockId, None] = {}
+        """Those in the line, in its order."""
+        self._stale: dict[BlockId, int] = {}
+        """Of blocks with places that are nobody's, how many; absent is none."""
         self._holds: dict[BlockId, int] = {}
 
     def __len__(self) -> int:
@@ -49,35 +61,37 @@ class LruPolicy:
         _refuse_twice(path, blocks)
         for block in reversed(path):
             line[block] = None
+        self._places += reversed(path)
+        self._tidy()
 
     def access(self, path: Sequence[BlockId]) -> None:
         """See ``EvictionPolicy``."""
         self._check(path)
-        line, holds = self._line, self._holds
+        places, line, stale = self._places, self._line, self._stale
         for block in reversed(path):
-            if block not in holds:  # a held one becomes the youngest when it is released
-                line.move_to_end(block)
+            if block in line:  # a held one becomes the youngest when it is released
+                del line[block]
+                line[block] = None
+                stale[block] = stale.get(block, 0) + 1
+                places.append(block)
+        self._tidy()
 
     def hold(self, path: Sequence[BlockId]) -> None:
         """See ``EvictionPolicy``."""
-        blocks = self._check(path)
-        line, holds = self._line, self._holds
-        if holds.keys().isdisjoint(blocks):
-            for block in path:
-                del line[block]
-            holds.update(dict.fromkeys(path, 1))
-            return
+        self._check(path)
+        line, holds, stale = self._line, self._holds, self._stale
         for block in path:
             if block in holds:
                 holds[block] += 1
             else:
                 del line[block]
                 holds[block] = 1
+                stale[block] = stale.get(block, 0) + 1
 
     def release(self, path: Sequence[BlockId]) -> None:
         """See ``EvictionPolicy``."""
         blocks = self._check(path)
-        line, holds = self._line, self._holds
+        places, line, holds = self._places, self._line, self._holds
         if not holds.keys() >= blocks:
             block = next(block for block in path if block not in holds)
             raise ValueError(f"block {block} is not held")
@@ -87,21 +101,64 @@ class LruPolicy:
             else:
                 del holds[block]
                 line[block] = None
+                places.append(block)
+        self._tidy()
 
     def remove(self, path: Sequence[BlockId]) -> None:
         """See ``EvictionPolicy``."""
         self._check(path)
+        line, holds, stale = self._line, self._holds, self._stale
         for block in path:
-            if self._holds.pop(block, None) is None:
-                del self._line[block]
+            if holds.pop(block, None) is None:
+                del line[block]
+                stale[block] = stale.get(block, 0) + 1
 
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """See ``EvictionPolicy``."""
+        wanted = max(0, context.wanted_blocks)
+        first = self._first
+        victims = self._places[first : first + wanted]
+        if self._stale and not self._stale.keys().isdisjoint(victims):
+            victims = self._walk(wanted)
+        else:
+            self._first = first + len(victims)
         line = self._line
-        victims = tuple(islice(line, max(0, context.wanted_blocks)))
-        for block in victims:  # faster than as many popitem(last=False)
+        for block in victims:
             del line[block]
-        return EvictionDecision(victims=victims, reason=_REASON)
+        return EvictionDecision(tuple(victims), _REASON)
+
+    def _walk(self, wanted: int) -> list[BlockId]:
+        """Take so many off the line's front, past places that are nobody's."""
+        places, stale, place = self._places, self._stale, self._first
+        end = len(places)
+        victims: list[BlockId] = []
+        while place < end and len(victims) < wanted:
+            block = places[place]
+            place += 1
+            left = stale.get(block)
+            if left is None:
+                victims.append(block)
+            elif left == 1:
+                del stale[block]
+            else:
+                stale[block] = left - 1
+        self._first = place
+        return victims
+
+    def _tidy(self) -> None:
+        """Have somebody stand at the front, so that whoever waits for a victim needn't look; keep the list short."""
+        places, stale = self._places, self._stale
+        while stale and self._first < len(places) and places[self._first] in stale:
+            block = places[self._first]
+            self._first += 1
+            if stale[block] == 1:
+                del stale[block]
+            else:
+                stale[block] -= 1
+        if len(places) > 2 * len(self._line) + _SLACK:
+            self._places = list(self._line)
+            self._first = 0
+            stale.clear()
 
     def _check(self, path: Sequence[BlockId]) -> set[BlockId]:
         line, holds = self._line, self._holds

@@ -18,7 +18,6 @@ policy (a hold ends as a use, so every head would be young when its last tail go
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from kvcontrol.core.ids import BlockId
 from kvcontrol.core.integrity import must
@@ -158,7 +157,7 @@ class TailsFirst:
                 continue
             part = context
             if victims or len(context.incoming) > missing:
-                part = replace(context, wanted_blocks=missing, incoming=context.incoming[len(victims) :])
+                part = context._replace(wanted_blocks=missing, incoming=context.incoming[len(victims) :])
             decision = self.policy.select_victims(part)
             reason = decision.reason
             if not decision.victims:

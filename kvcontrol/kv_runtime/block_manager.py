@@ -44,8 +44,7 @@ class BlockCopy(NamedTuple):
     dst: BlockId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extension:
+class Extension(NamedTuple):
     """What appending needed: blocks that joined the end of the table, and what to copy into replaced ones first."""
 
     block_ids: tuple[BlockId, ...]

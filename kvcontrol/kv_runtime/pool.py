@@ -9,14 +9,14 @@ Every block is in exactly one of the three states, so ``free + cached + pinned =
 the eviction policy's; an allocation that finds too few free ones takes what the policy gives up, in the same call.
 Blocks are named in *paths*, heads before tails, as the policy wants them.
 
-What is done a block is done by set and list operations, never by a Python statement a block, but where blocks have
-several references or several sizes. Rejected: a queue of free and cached blocks in one (fast, but then the order of
-eviction is the queue's, and policies can't be exchanged).
+An eviction costs a block one deletion here. The cached ones are a dictionary, which has them side by side in memory in
+the order in which they came, as those go that come to be victims; a set scatters them, and what left stays in its way:
+three times as slow, though it takes no Python statement a block. Rejected: a queue of free and cached blocks in one
+(fast, but then the order of eviction is the queue's, and policies can't be exchanged).
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
@@ -25,13 +25,13 @@ from kvcontrol.kv_policy.eviction import EvictionPolicy, PolicyContext
 from kvcontrol.kv_runtime.defrag import plan_clearing
 from kvcontrol.kv_runtime.errors import AllocationError
 from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
+from kvcontrol.kv_runtime.slab import SlabAllocator
 from kvcontrol.kv_runtime.space import BlockSpace, BlockSpec, SlotSpace
 from kvcontrol.kv_runtime.usage import Fragmentation, PoolCounters, Utilization
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocationResult:
-    """Blocks that are the caller's now, with one reference each."""
+class AllocationResult(NamedTuple):
+    """Blocks that are the caller's now, with one reference each. A tuple, as one is made for every allocation."""
 
     block_ids: tuple[BlockId, ...]
     tier: CacheTier
@@ -81,11 +81,14 @@ class KVPool:
         self._policy = policy
         self._on_ended = on_ended
         self._evict_at_least = evict_at_least
-        self._uniform = isinstance(space, SlotSpace)
+        self._slab = space.slab if isinstance(space, SlotSpace) else None
+        """Where blocks are alike: asked directly, as each call on the way costs as much as a step."""
         self._default = space.specs[0]
+        self._slot_bytes = self._default.size_bytes
         self._capacity_blocks = space.capacity_bytes // min(spec.size_bytes for spec in space.specs)
-        self._context = self._context_for(0, 0)
-        self._cached: set[BlockId] = set()
+        self._context = PolicyContext(tier, 0, 0, self._capacity_blocks)
+        self._cached: dict[BlockId, None] = {}
+        """Those that came first are first: see the module's text."""
         self._known: set[BlockId] = set()
         """Pinned blocks that the policy knows and holds, because they were cached before."""
         self._further: dict[BlockId, int] = {}
@@ -102,14 +105,15 @@ class KVPool:
         O(count), and O(pool) where sizes are mixed and a large block has to be made room for.
         """
         kind = self._default if spec is None else spec
-        blocks = self._allocate_alike(kind, count) if self._uniform else self._allocate_mixed(kind, count)
+        slab = self._slab
+        blocks = self._allocate_mixed(kind, count) if slab is None else self._allocate_alike(slab, kind, count)
         counters = self.counters
         if isinstance(blocks, NoRoom):
             counters.refusals += 1
             return blocks
         counters.allocations += 1
         counters.allocated_blocks += count
-        return AllocationResult(block_ids=tuple(blocks), tier=self.tier)
+        return AllocationResult(tuple(blocks), self.tier)
 
     def free(self, path: Sequence[BlockId]) -> None:
         """Drop one reference to pinned blocks; those that had no other are free, their contents forgotten."""
@@ -132,18 +136,21 @@ class KVPool:
             self._policy.insert([block for block in last if block not in known])
             self._policy.release(old)  # after the insertion: the old ones are heads, and leave later
             known.difference_update(old)
-        self._cached.update(last)
+        cached = self._cached
+        for block in reversed(last):
+            cached[block] = None
         self._cached_bytes += self.space.reserved_bytes(last)
 
     def hold(self, path: Sequence[BlockId]) -> None:
         """Add a reference to resident blocks; cached ones are pinned by it, and safe from eviction."""
         cached = self._cached
         fresh = path
-        if not cached.issuperset(path):
+        if not cached.keys() >= set(path):
             self._must_be_resident(path)
             fresh = [block for block in path if block in cached]
         _must_be_distinct(path)
-        cached.difference_update(fresh)
+        for block in fresh:
+            del cached[block]
         self._known.update(fresh)
         self._policy.hold(fresh)
         self._cached_bytes -= self.space.reserved_bytes(fresh)
@@ -155,11 +162,12 @@ class KVPool:
 
     def discard(self, blocks: Sequence[BlockId]) -> None:
         """Free cached blocks whose contents are of no use any more."""
-        if not self._cached.issuperset(blocks):
+        if not self.are_cached(blocks):
             strange = next(block for block in blocks if block not in self._cached)
             raise AllocationError(f"block {strange} is discarded but isn't cached")
         _must_be_distinct(blocks)
-        self._cached.difference_update(blocks)
+        for block in blocks:
+            del self._cached[block]
         self._cached_bytes -= self.space.reserved_bytes(blocks)
         self._policy.remove(blocks)
         self._end(blocks, DISCARDED)
@@ -171,7 +179,7 @@ class KVPool:
 
     def are_cached(self, blocks: Iterable[BlockId]) -> bool:
         """Whether that holds for all of them."""
-        return self._cached.issuperset(blocks)
+        return all(map(self._cached.__contains__, blocks))
 
     def references(self, block: BlockId) -> int:
         """Return how many references a block has: 0 if it is cached or free."""
@@ -218,7 +226,7 @@ class KVPool:
         taken = self.space.capacity_bytes - self.space.free_bytes
         largest = max(self.space.specs, key=self.space.order)
         together = 0
-        if not self._uniform:
+        if self._slab is None:
             run_bytes = _run_bytes(self.space, largest)
             together = self.space.free_bytes // run_bytes
         return Fragmentation(
@@ -232,7 +240,7 @@ class KVPool:
         must(self.space.holds(self._cached), "a cached block is free")
         must(self.space.holds(self._known) and self._known.isdisjoint(self._cached), "a held block isn't pinned")
         must(self.space.holds(self._further), "a free block has references")
-        must(self._cached.isdisjoint(self._further), "a cached block has references")
+        must(self._cached.keys().isdisjoint(self._further), "a cached block has references")
         must(all(more > 0 for more in self._further.values()), "a count of references is not positive")
         must(len(self._policy) == len(self._cached) + len(self._known), "the policy knows other blocks than the pool")
         must(self._cached_bytes == self.space.reserved_bytes(list(self._cached)), "cached_bytes is not what is cached")
@@ -245,7 +253,7 @@ class KVPool:
     def _dropped(self, path: Sequence[BlockId]) -> Sequence[BlockId]:
         """Drop one reference to each block, and return those that have none left."""
         self._must_be_resident(path)
-        if not self._cached.isdisjoint(path):
+        if not self._cached.keys().isdisjoint(path):
             strange = next(block for block in path if block in self._cached)
             raise AllocationError(f"block {strange} is released but nobody has it pinned (released twice)")
         _must_be_distinct(path)
@@ -265,48 +273,53 @@ class KVPool:
 
     def _evict(self, wanted: int) -> tuple[BlockId, ...]:
         """Return blocks that the policy gave up: no longer cached, not yet free."""
-        used = self.space.resident_blocks
+        # The calls of a few lines are written out here, as each costs as much as what it does.
+        slab, cached = self._slab, self._cached
+        used = self.space.resident_blocks if slab is None else self._capacity_blocks - slab.available
         context = self._context
         if context.wanted_blocks != wanted or context.used_blocks != used:  # a full pool asks the same again and again
-            context = self._context = self._context_for(wanted, used)
-        decision = self._policy.select_victims(context)
-        victims = decision.victims
-        before = len(self._cached)
-        self._forget(victims, decision.reason)
-        if before - len(self._cached) != len(victims):
-            raise AssertionError(f"policy {self._policy.name} evicts blocks that aren't cached")
-        self.counters.evictions += 1
+            context = self._context = PolicyContext(self.tier, wanted, used, self._capacity_blocks)
+        victims, reason = self._policy.select_victims(context)
+        gone = len(victims)
+        try:
+            for block in victims:
+                del cached[block]
+        except KeyError:
+            raise AssertionError(f"policy {self._policy.name} evicts blocks that aren't cached") from None
+        self._cached_bytes -= self.space.reserved_bytes(victims) if slab is None else gone * self._slot_bytes
+        counters = self.counters
+        counters.evictions += 1
+        counters.evicted_blocks += gone
+        if self._marks:
+            self._unmark(victims)
+        if gone:
+            self._on_ended(victims, reason)
         return victims
-
-    def _context_for(self, wanted: int, used: int) -> PolicyContext:
-        return PolicyContext(
-            tier=self.tier, wanted_blocks=wanted, used_blocks=used, capacity_blocks=self._capacity_blocks
-        )
-
-    def _forget(self, victims: Sequence[BlockId], reason: str) -> None:
-        self._cached.difference_update(victims)
-        self._cached_bytes -= self.space.reserved_bytes(victims)
-        self.counters.evicted_blocks += len(victims)
-        self._end(victims, reason)
 
     def _end(self, blocks: Sequence[BlockId], reason: str) -> None:
         """The contents of blocks end."""
         if self._marks:
-            for block in self._marks.keys() & blocks:
-                del self._marks[block]
+            self._unmark(blocks)
         if blocks:
             self._on_ended(blocks, reason)
 
-    def _allocate_alike(self, spec: BlockSpec, count: int) -> Sequence[BlockId] | NoRoom:
+    def _unmark(self, blocks: Sequence[BlockId]) -> None:
+        for block in self._marks.keys() & blocks:
+            del self._marks[block]
+
+    def _allocate_alike(self, slab: SlabAllocator, spec: BlockSpec, count: int) -> Sequence[BlockId] | NoRoom:
         """Blocks are alike: the evicted ones are the new ones, without a detour over the free."""
-        available = self.space.available(spec)
+        if spec is not self._default:
+            self.space.order(spec)  # which refuses what isn't equal to it
+        available = slab.available
         missing = count - available
         if missing <= 0:
             return self.space.allocate(spec, count)
         evictable = len(self._cached)
         if missing > evictable:
             return NoRoom(wanted=count, available=available + evictable)
-        victims = self._evict(max(missing, min(self._evict_at_least, evictable)))
+        least = self._evict_at_least
+        victims = self._evict(missing if missing >= least else max(missing, min(least, evictable)))
         if len(victims) != missing:
             self.space.free(victims)
             return self.space.allocate(spec, count)
@@ -348,7 +361,7 @@ class KVPool:
             gone = set(victims)
             for victim in victims:
                 others = [block for block in self.space.neighbours(victim, order) if block not in gone]
-                if self._cached.issuperset(others):
+                if self.are_cached(others):
                     gone.update(others)
                 else:
                     in_vain -= 1
@@ -373,8 +386,12 @@ class KVPool:
 
     def _free_for_place(self, blocks: list[BlockId], reason: str) -> None:
         self._policy.remove(blocks)
-        self._forget(blocks, reason)
+        for block in blocks:
+            del self._cached[block]
+        self._cached_bytes -= self.space.reserved_bytes(blocks)
+        self.counters.evicted_blocks += len(blocks)
         self.counters.cleared_blocks += len(blocks)
+        self._end(blocks, reason)
         self.space.free(blocks)
 
 

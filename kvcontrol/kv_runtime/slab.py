@@ -26,6 +26,8 @@ class SlabAllocator:
         self.capacity = capacity
         self._free = list(range(capacity - 1, -1, -1))
         self._used: set[int] = set()
+        self.available = capacity
+        """Slots that can be handed out; ``used + available == capacity`` always. Written here alone."""
         self._stale = False
         """Slots were taken out of the middle of the stack and still stand in it."""
 
@@ -33,11 +35,6 @@ class SlabAllocator:
     def used(self) -> int:
         """Slots that are handed out."""
         return len(self._used)
-
-    @property
-    def available(self) -> int:
-        """Slots that can be handed out; ``used + available == capacity`` always."""
-        return self.capacity - len(self._used)
 
     def __contains__(self, slot: int) -> bool:
         """Whether a slot is handed out."""
@@ -61,6 +58,7 @@ class SlabAllocator:
         slots = free[: -count - 1 : -1]
         del free[-count:]
         self._used.update(slots)
+        self.available -= count
         return slots
 
     def free(self, slots: Sequence[int]) -> None:
@@ -77,6 +75,7 @@ class SlabAllocator:
             used.update(slots)
             raise AllocationError("a slot is named twice in one call of free")
         self._free.extend(reversed(slots))
+        self.available += len(slots)
 
     def take(self, slot: int) -> None:
         """Mark one given slot as handed out: how a restart claims what it found. ``AllocationError`` if it is already.
@@ -88,12 +87,14 @@ class SlabAllocator:
         if slot in self._used:
             raise AllocationError(f"slot {slot} is in use already")
         self._used.add(slot)
+        self.available -= 1
         self._stale = True
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the parts contradict each other. O(capacity)."""
         self._settle()
         free = set(self._free)
+        must(self.available == len(free), "other slots are available than are free")
         must(len(free) == len(self._free), "a slot is free twice")
         must(free.isdisjoint(self._used), "a slot is both free and in use")
         must(free | self._used == set(range(self.capacity)), "a slot is lost, or one from elsewhere came in")

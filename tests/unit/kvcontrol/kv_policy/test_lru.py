@@ -1,5 +1,7 @@
 """The order in which LRU gives blocks up, and that it is its naive twin's."""
 
+import random
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -54,6 +56,26 @@ def test_holding_does_not_move_those_that_are_not_held() -> None:
     policy.insert(ids(3))
     policy.hold(ids(1))
     assert policy.select_victims(wanted(9)).victims == ids(2, 3)
+
+
+def test_a_long_life_keeps_the_order_of_its_twin_and_no_more_places_than_blocks() -> None:
+    rng = random.Random(5)  # noqa: S311 - reproducible, not secret
+    policy, twin = LruPolicy(), NaiveLruPolicy()
+    resident: set[BlockId] = set()
+    for _ in range(2_000):
+        path = [BlockId(block) for block in rng.sample(range(50), 8)]
+        new, old = [block for block in path if block not in resident], [block for block in path if block in resident]
+        gone = [twin.select_victims(wanted(len(new))).victims, policy.select_victims(wanted(len(new))).victims]
+        assert gone[0] == gone[1]
+        resident.difference_update(gone[0])
+        old = [block for block in old if block in resident]
+        for each in (policy, twin):
+            each.hold(old[:3])
+            each.insert(new)
+            each.access(old)
+            each.release(old[:3])
+        resident.update(new)
+    assert len(policy._places) <= 2 * len(policy) + 64
 
 
 def test_the_reason_says_which_policy_and_why() -> None:

@@ -514,7 +514,7 @@ class RegionMachine(RuleBasedStateMachine):
             self.pool.check_integrity()
             used = self.pool.get_utilization()
             assert used.free_bytes + used.cached_bytes + used.pinned_bytes == used.capacity_bytes
-            assert set(self.cached()) == self.pool._cached
+            assert set(self.cached()) == self.pool._cached.keys()
             for block, content in self.contents.items():
                 assert all(self.memory[unit] == content for unit in self.units_of(block))
 
