@@ -57,7 +57,9 @@ class Asked(Field):
     __slots__ = ("_identities", "_lookups")
 
     def __init__(self, lineup: LiveLineup, held: dict[int, Held], lookups: Lookups) -> None:
-        super().__init__(lineup, held)
+        self.lineup = lineup
+        self.held = held
+        self._all = None
         self._identities = lineup.identities
         self._lookups = lookups
 
@@ -102,14 +104,15 @@ class Candidates:
         """Return instances, at least one, as candidates for a prompt, in their order; valid until anything changes."""
         lineup = self._lineup(instances)
         held: dict[int, Held] = {}
-        places, identities = lineup.places, lineup.identities
-        for identity in lineup.kinds:
+        for identity, places in lineup.kinds:
             cached = lookups.under(identity)
             if cached is not None:
-                for name, tokens in cached.held_by.items():
-                    at = places.get(name)
-                    if at is not None and identities[at] is identity:
-                        held[at] = tokens
+                for names, tokens in cached.groups:
+                    at = places.get(names)
+                    held |= dict.fromkeys(lineup.find(names, identity, places) if at is None else at, tokens)
+                for name, tokens in cached.apart.items():
+                    for place in lineup.find((name,), identity, places):
+                        held[place] = tokens
         return Asked(lineup, held, lookups)
 
     def speeds(self, instance: Instance) -> Speeds | None:
@@ -173,19 +176,23 @@ class Candidates:
     def _tell_all(self, lineup: LiveLineup) -> None:
         """All get the new speeds together."""
         fleet = self._calibration.fleet
+        paces: tuple[Speeds | None, ...] = (fleet,)
         told: list[Speeds | None] = [fleet] * len(lineup.names)
         if fleet is not None:
             reloads = list(map(self._ups.get, lineup.names))
             first = reloads[0]
             if first is not None and all(map(is_, reloads, repeat(first))):
-                told = [first.with_times(fleet)] * len(reloads)
+                paces = (first.with_times(fleet),)
+                told = [paces[0]] * len(reloads)
             else:
+                paces = ()
                 told = [fleet if each is None else each.with_times(fleet) for each in reloads]
         for name in self._calibration.unlike:
             at = lineup.places.get(name)
             if at is not None:
                 told[at] = self.speeds(lineup.instances[at])
-        lineup.tell_all(told, self._calibration.version)
+                paces = ()
+        lineup.tell_all(told, self._calibration.version, paces)
 
     def _interned(self, identity: CacheIdentity) -> CacheIdentity:
         """One object for equal identities: to compare them costs nothing then."""

@@ -11,17 +11,24 @@ from typing import Final
 from gateway.registry import Instance, LoadTracker, Tally, faded
 from gateway.routing import NOTHING_HELD, Candidate, Held, Lineup, Speeds, make_candidate
 from kvcontrol.core.blocks import CacheIdentity
+from kvcontrol.core.ids import InstanceId
 
 _SINCE_AT_MOST_S: Final = 600.0
 """Then work is said as of another moment: the numbers double every half-life that has passed since."""
 _AGES_S: Final = 0.2
 """After this long the work that was given lately counts for half a percent less."""
+_NO_TURN: Final = -1
+_MOST_PLACES: Final = 4096
+
+_Places = dict[tuple[InstanceId, ...], tuple[int, ...]]
+"""Of those among some names who are meant."""
 
 
 class LiveLineup(Lineup):
     """The lineup of a list of instances. ``asked`` is the tuple that they were last asked for by, which is as they are
-    still, None where it was none. ``identities`` are those of their caches, one object for equal ones, and
-    ``kinds`` the different ones; ``version`` is the calibration's whose speeds they have.
+    still, None where it was none. ``identities`` are those of their caches, one object for equal ones, and ``kinds``
+    the different ones, each with the places of those among some names who have it, as far as anybody has asked;
+    ``version`` is the calibration's whose speeds they have.
     """
 
     __slots__ = (
@@ -32,6 +39,7 @@ class LiveLineup(Lineup):
         "_since_s",
         "_stale",
         "_tallies",
+        "_turns",
         "asked",
         "identities",
         "instances",
@@ -44,9 +52,10 @@ class LiveLineup(Lineup):
         self.instances = list(instances)
         self.asked: tuple[Instance, ...] | None = None
         self.identities: list[CacheIdentity | None] = [None] * len(instances)
-        self.kinds: tuple[CacheIdentity | None, ...] = (None,)
+        self.kinds: tuple[tuple[CacheIdentity | None, _Places], ...] = ((None, {}),)
         self.version = 0
         self._load = load
+        self._turns = [_NO_TURN] * len(instances)  # the last of each whose work is in ``recent``
         self._tallies: list[Tally] = [load.tally(each.id) for each in instances]
         self._read = (load.epoch, len(load.changed))
         self._stale: dict[int, None] = {}  # places to be filled, whatever the log says
@@ -59,22 +68,38 @@ class LiveLineup(Lineup):
         at = self.places[instance.id]
         self.instances[at] = instance
         self.identities[at] = identity
-        self.kinds = tuple(dict.fromkeys(self.identities))
+        self.kinds = tuple([(each, {}) for each in dict.fromkeys(self.identities)])
         self.speeds[at] = speeds
+        self.paces = ()
         self.slots[at] = 0 if instance.stats is None else instance.stats.load.max_batch_size
         self._tallies[at] = self._load.tally(instance.id)
+        self._turns[at] = _NO_TURN
         self._stale[at] = None
+
+    def find(self, names: tuple[InstanceId, ...], identity: CacheIdentity | None, known: _Places) -> tuple[int, ...]:
+        """Return the places of those among some names that are here and whose caches have an identity; ``known`` is
+        what ``kinds`` has for it.
+        """
+        places = known.get(names)
+        if places is None:
+            if len(known) >= _MOST_PLACES:
+                known.clear()
+            here = [at for name in names if (at := self.places.get(name)) is not None]
+            places = known[names] = tuple([at for at in here if self.identities[at] is identity])
+        return places
 
     def tell(self, at: int, speeds: Speeds | None) -> None:
         """One has other speeds from now on."""
         if speeds is not self.speeds[at]:
             self.speeds[at] = speeds
+            self.paces = ()
             self._seats[at] = None
             self.note([at])
 
-    def tell_all(self, speeds: list[Speeds | None], version: int) -> None:
-        """All have other speeds from now on."""
+    def tell_all(self, speeds: list[Speeds | None], version: int, paces: tuple[Speeds | None, ...] = ()) -> None:
+        """All have other speeds from now on; ``paces`` are the different ones, where that is known."""
         self.speeds = speeds
+        self.paces = paces
         self.version = version
         self._seats = [None] * len(speeds)
         self.note_all()
@@ -85,6 +110,7 @@ class LiveLineup(Lineup):
         if now_s - self._since_s > _SINCE_AT_MOST_S:
             self._since_s = now_s
             self._stale = dict.fromkeys(range(len(self.names)))
+            self._turns = [_NO_TURN] * len(self.names)
         self.scale = faded(now_s - self._since_s)
         load = self._load
         epoch, read = self._read
@@ -105,11 +131,16 @@ class LiveLineup(Lineup):
 
     def _fill(self, places: list[int]) -> None:
         recent, least, since_s = self.recent, self.least, self._since_s
+        running, queued, seats, tallies, turns = self.running, self.queued, self._seats, self._tallies, self._turns
         is_known = True
         for at in places:
-            tally = self._tallies[at]
-            self.running[at] = tally.in_flight + self.instances[at].foreign_requests
-            self.queued[at] = tally.prefill_tokens
+            tally = tallies[at]
+            running[at] = tally.in_flight + self.instances[at].foreign_requests
+            queued[at] = tally.prefill_tokens
+            seats[at] = None
+            if turns[at] == tally.last_turn:
+                continue  # it got nothing since
+            turns[at] = tally.last_turn
             self.cold_turns[at] = tally.last_cold_turn
             tokens = tally.recent_tokens
             now = tokens * faded(since_s - tally.recent_at_s) if tokens else 0.0
@@ -117,7 +148,6 @@ class LiveLineup(Lineup):
                 is_known = False
             recent[at] = now
             least = min(now, least)
-            self._seats[at] = None
         self.least = least if is_known else min(recent)
         self.note(places)
 

@@ -1,72 +1,55 @@
 """What is cached of one prompt, and where: looked up once for each identity of a cache that instances have."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from gateway.fingerprint import Fingerprint, Gap
 from gateway.routing import NOTHING_HELD, Held, RecentRoutes, learned_identity
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.ids import BlockHash, InstanceId
-from kvcontrol.prefix_reuse import FleetIndex, PrefixMatch
+from kvcontrol.prefix_reuse import FleetIndex, Run
 
 
 class Cached:
-    """What is cached of a prompt under one identity, in blocks of so many tokens, and where. ``held_by`` says it of all
-    who hold something of the prompt, or were sent its beginning lately.
+    """What is cached of a prompt under one identity, in blocks of so many tokens, and where. ``groups`` are those that
+    hold as much of it, as the index has it; ``apart`` says it of those who were sent what follows lately, and goes
+    before.
     """
 
-    __slots__ = ("_now_s", "_recent", "block_tokens", "hashes", "held_by")
+    __slots__ = ("apart", "block_tokens", "groups", "hashes")
 
     def __init__(
-        self,
-        hashes: Sequence[BlockHash],
-        by_instance: Mapping[InstanceId, PrefixMatch],
-        block_tokens: int,
-        *,
-        recent: RecentRoutes,
-        now_s: float,
+        self, hashes: Sequence[BlockHash], runs: Sequence[Run], block_tokens: int, *, recent: RecentRoutes, now_s: float
     ) -> None:
         self.hashes = hashes
         self.block_tokens = block_tokens
-        self._recent = recent
-        self._now_s = now_s
-        first = self._head(0)
-        self.held_by: dict[InstanceId, Held] = {}
-        if by_instance:
-            self._see(by_instance, {0: first})
-        if first is not None and first not in self.held_by:
-            self.held_by[first] = (0, NOTHING_HELD[1], self._sent(first, 0))
-
-    def held(self, instance: InstanceId) -> int:
-        """Return how many leading blocks an instance holds."""
-        held = self.held_by.get(instance)
-        return 0 if held is None else held[0] // self.block_tokens
-
-    def _see(self, by_instance: Mapping[InstanceId, PrefixMatch], heads: dict[int, InstanceId | None]) -> None:
-        """Mostly the block after those that somebody holds was sent elsewhere, or nowhere: then all who hold as much
-        share what is said of them.
-        """
-        size, held_by = self.block_tokens, self.held_by
-        last: PrefixMatch | None = None
-        for name, match in by_instance.items():
-            if match is not last:
-                last, blocks = match, match.blocks
-                tiers = {tier: count * size for tier, count in match.by_tier.items()}
-                shared: Held = (blocks * size, tiers, blocks * size)
-                if blocks not in heads:
-                    heads[blocks] = self._head(blocks)
-                head = heads[blocks]
-            held_by[name] = (blocks * size, tiers, blocks * size + self._sent(name, blocks)) if head == name else shared
-
-    def _sent(self, instance: InstanceId, blocks: int) -> int:
-        """How many tokens after so many blocks were sent to an instance lately."""
-        return self._recent.expected(self.hashes, instance, self._now_s, start=blocks) * self.block_tokens
-
-    def _head(self, blocks: int) -> InstanceId | None:
-        return self._recent.place(self.hashes[blocks], self._now_s) if blocks < len(self.hashes) else None
+        self.groups: list[tuple[tuple[InstanceId, ...], Held]] = []
+        self.apart: dict[InstanceId, Held] = {}
+        first = recent.place(hashes[0], now_s) if hashes else None
+        stop, head = 0, None
+        for blocks, by_tier, names in runs:
+            tokens = blocks * block_tokens
+            tiers = {tier: count * block_tokens for tier, count in by_tier.items()}
+            self.groups.append((names, (tokens, tiers, tokens)))
+            if blocks != stop:
+                stop = blocks
+                head = recent.place(hashes[blocks], now_s) if blocks < len(hashes) else None
+            if head is not None and head in names:
+                sent = recent.expected(hashes, head, now_s, start=blocks) * block_tokens
+                self.apart[head] = (tokens, tiers, tokens + sent)
+            if first is not None and first in names:
+                first = None
+        if first is not None:
+            self.apart[first] = (
+                0,
+                NOTHING_HELD[1],
+                recent.expected(hashes, first, now_s) * block_tokens,
+            )
 
 
 class Lookups:
     """A prompt's look-ups, one for each cache identity that instances have."""
+
+    __slots__ = ("_fingerprint", "_found", "_index", "_now_s", "_recent")
 
     def __init__(self, fingerprint: Fingerprint | Gap, index: FleetIndex, recent: RecentRoutes, now_s: float) -> None:
         self._fingerprint = fingerprint
@@ -74,8 +57,6 @@ class Lookups:
         self._recent = recent
         self._now_s = now_s
         self._found: dict[int, Cached] = {}  # by the identity's, of which there is one object for equal ones
-        self._last: tuple[CacheIdentity | None, Cached | None] = (None, None)
-        self._learned: Cached | None = None
 
     @property
     def any(self) -> bool:
@@ -86,28 +67,16 @@ class Lookups:
         """Return what is cached under an identity (None: of an instance that publishes nothing), None where the prompt
         can't be named so.
         """
-        if identity is None:
-            return self._learned or self._look_up_learned()
-        if identity is self._last[0]:
-            return self._last[1]
-        fingerprint = self._fingerprint
-        if isinstance(fingerprint, Gap) or fingerprint.textual:
-            return None
-        found = self._found.get(id(identity)) or self._look_up(fingerprint, identity)
-        self._last = (identity, found)
-        return found
+        return self._found.get(id(identity)) or self._look_up(identity)
 
-    def _look_up_learned(self) -> Cached | None:
+    def _look_up(self, identity: CacheIdentity | None) -> Cached | None:
         fingerprint = self._fingerprint
-        if isinstance(fingerprint, Gap):
+        if isinstance(fingerprint, Gap) or (fingerprint.textual and identity is not None):
             return None
-        self._learned = self._look_up(fingerprint, learned_identity(fingerprint.model, textual=fingerprint.textual))
-        return self._learned
-
-    def _look_up(self, fingerprint: Fingerprint, identity: CacheIdentity) -> Cached:
-        hashes = fingerprint.hashes(identity)
+        named = identity or learned_identity(fingerprint.model, textual=fingerprint.textual)
+        hashes = fingerprint.hashes(named)
         found = self._found[id(identity)] = Cached(
-            hashes, self._index.match(hashes), identity.block_size_tokens, recent=self._recent, now_s=self._now_s
+            hashes, self._index.runs(hashes), named.block_size_tokens, recent=self._recent, now_s=self._now_s
         )
         return found
 

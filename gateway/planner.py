@@ -4,7 +4,8 @@ answer back to what is known.
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 from gateway.candidates import Candidates
 from gateway.fingerprint import Fingerprint, Gap
@@ -35,8 +36,7 @@ _CONTRADICTIONS = 5
 """So many answers in a row that found less in HBM than their instance had announced are no coincidence."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(NamedTuple):
     """Where one request goes, and why. ``matched_tokens`` are those that the instance is known to hold.
     ``predicted_s`` is the expected time to the first token, None where the policy doesn't count in seconds. ``guess``
     is set for an instance that publishes nothing, ``textual`` when its blocks are of text. ``execution`` is what is to
@@ -162,7 +162,7 @@ class Planner:
         self._plans += 1
         plan, cached = self._decide(fingerprint, instances, session, size, without)
         if cached is not None:
-            held = cached.held(plan.instance.id)
+            held = plan.matched_tokens // cached.block_tokens
             self._recent.remember(cached.hashes[held:], plan.instance.id, self._clock())
         return plan
 
@@ -176,7 +176,7 @@ class Planner:
     ) -> Plan:
         """Return what ``plan`` would, and change nothing that it depends on."""
         plan = self._decide(fingerprint, instances, session, size, frozenset())[0]
-        return replace(plan, candidates=tuple(plan.candidates))
+        return plan._replace(candidates=tuple(plan.candidates))
 
     def began(self, plan: Plan, *, took_s: float) -> None:
         """Note that a request's first token has come, ``took_s`` after it was sent. What another instance's work took
@@ -249,7 +249,7 @@ class Planner:
         cached = candidates.cached(place)
         guess = None
         if cached is not None and chosen.stats is None:
-            guess = self._learned.guess(chosen.id, cached.hashes, cached.held(chosen.id))
+            guess = self._learned.guess(chosen.id, cached.hashes, answer.matched_tokens // cached.block_tokens)
         split, prefill = self._split(fingerprint, chosen, answer, lookups, size, without)
         plan_id = f"plan-{self._process}-{self._plans}"
         plan = Plan(
@@ -302,9 +302,9 @@ def _gap(fingerprint: Fingerprint | Gap, *, known: bool) -> Gap | None:
     return None if known else fingerprint.gap
 
 
-def _key(fingerprint: Fingerprint | Gap) -> bytes | None:
-    """What requests with one beginning have in common, whatever instances there are now."""
-    return fingerprint.beginning(_KEY_TOKENS) if isinstance(fingerprint, Fingerprint) else None
+def _key(fingerprint: Fingerprint | Gap) -> Callable[[], bytes] | None:
+    """What makes what requests with one beginning have in common, whatever instances there are now."""
+    return partial(fingerprint.beginning, _KEY_TOKENS) if isinstance(fingerprint, Fingerprint) else None
 
 
 __all__ = ["Plan", "Planner"]

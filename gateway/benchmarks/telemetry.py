@@ -188,7 +188,7 @@ def _plan() -> Plan:
     plan = planner.plan(prompt, instances)
     # As of an instance that announces its blocks, in two tiers.
     candidate = plan.decision.candidate._replace(tokens_by_tier={CacheTier.HBM: 512, CacheTier.DDR: 256})
-    return replace(plan, decision=replace(plan.decision, candidate=candidate), matched_tokens=768)
+    return plan._replace(decision=plan.decision._replace(candidate=candidate), matched_tokens=768)
 
 
 def _median_us(step: Callable[[], None], plan: TelemetryPlan) -> float:

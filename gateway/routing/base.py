@@ -9,6 +9,7 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import InstanceId
 
 _NOWHERE: Final[Mapping[CacheTier, int]] = MappingProxyType({})
+_NO_COSTS: Final[Mapping[InstanceId, Mapping[str, float]]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +63,34 @@ class Candidate(NamedTuple):
         return self.in_flight + self.foreign_requests
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """One request to place. ``prompt_tokens`` is None when the prompt has no fingerprint, and ``gap`` then says why.
 
-    ``key`` is what requests that belong together have in common, None when nothing is known of that.
-    ``candidates`` holds at least one; of a gateway's own requests it is a ``Field``.
+    ``key`` is what requests that belong together have in common, None when nothing is known of that; it may be given as
+    what makes it, as few policies ask for it. ``candidates`` holds at least one; of a gateway's own requests it is a
+    ``Field``.
     """
 
-    prompt_tokens: int | None
-    gap: str | None
-    candidates: Sequence[Candidate]
-    key: bytes | None = None
+    __slots__ = ("_key", "candidates", "gap", "prompt_tokens")
+
+    def __init__(
+        self,
+        *,
+        prompt_tokens: int | None,
+        gap: str | None,
+        candidates: Sequence[Candidate],
+        key: bytes | Callable[[], bytes] | None = None,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.gap = gap
+        self.candidates = candidates
+        self._key = key
+
+    @property
+    def key(self) -> bytes | None:
+        if callable(self._key):
+            self._key = self._key()
+        return self._key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,18 +109,19 @@ class CostModel:
         return Speeds(prefill_tokens_per_s=self.prefill_tokens_per_s, decode_load_s=self.decode_load_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(NamedTuple):
     """Where a request goes. ``basis`` is what decided (``prefix``, ``load``, ``round_robin``, ``hash``), ``reason`` a
     word from a small fixed set that says why, ``cost_s`` the candidates' named costs in seconds where the policy has
     any; they are worked out for whom they are asked for. ``wait_s`` is the predicted time to the first token, None
     where the policy doesn't count in seconds or the prompt isn't known.
+
+    A tuple, as one is made for each request.
     """
 
     candidate: Candidate
     basis: str
     reason: str
-    cost_s: Mapping[InstanceId, Mapping[str, float]] = field(default_factory=dict)
+    cost_s: Mapping[InstanceId, Mapping[str, float]] = _NO_COSTS
     wait_s: float | None = None
 
 

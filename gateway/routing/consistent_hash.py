@@ -26,10 +26,10 @@ class ConsistentHash:
         del costs
 
     def choose(self, query: Query) -> Decision:
-        if query.key is None:
+        key = query.key
+        if key is None:
             chosen = min(query.candidates, key=lambda each: (each.running, each.last_turn, each.instance))
             return Decision(candidate=chosen, basis="load", reason=query.gap or "no_key")
-        key = query.key
 
         def weight(each: Candidate) -> int:
             return xxhash.xxh3_64_intdigest(each.instance.encode() + b"\x00" + key)

@@ -54,7 +54,7 @@ class CostAware:
         candidates, prompt_tokens = query.candidates, query.prompt_tokens
         field = candidates if isinstance(candidates, Field) else Field.of(candidates)
         standings = self._following(field.lineup)
-        holding = {at: held for at, held in field.held.items() if held[2]}
+        holding = field.held
         tied = standings.tied(prompt_tokens, holding)
         chosen = field.at(next(iter(tied)) if len(tied) == 1 else _first(tied, standings, holding))
         if query.gap is not None:
@@ -75,13 +75,12 @@ class CostAware:
         )
 
     def _following(self, lineup: Lineup) -> Standings:
-        """What is kept of the last lineup that began with this instance, brought up to date."""
+        """What is kept of the last lineup that began with this instance."""
         kept = self._standings.get(lineup.names[0])
         if kept is None or kept.lineup is not lineup:
             if len(self._standings) >= _MOST_STANDINGS:
                 self._standings.clear()
             kept = self._standings[lineup.names[0]] = Standings(lineup, self._assumed, self._costs.spread)
-        kept.follow()
         return kept
 
     def _terms(self, candidates: Sequence[Candidate], prompt_tokens: int | None, each: Candidate) -> dict[str, float]:

@@ -30,7 +30,8 @@ class Lineup:
     ``recent`` times ``scale`` is the work that each was given lately; all of it grows old at once, by ``scale``.
     ``least`` is the least of ``recent``.
     ``changed`` logs the places that changed; whoever has read it up to some place reads on there, as long as ``epoch``
-    is the same. A new ``epoch`` means that anything may have changed.
+    is the same. A new ``epoch`` means that anything may have changed. ``paces`` are the different ones of ``speeds``,
+    and empty when those have changed since somebody looked.
     """
 
     __slots__ = (
@@ -39,6 +40,7 @@ class Lineup:
         "epoch",
         "least",
         "names",
+        "paces",
         "places",
         "queued",
         "recent",
@@ -58,10 +60,16 @@ class Lineup:
         self.recent = [0.0] * count
         self.cold_turns = [0] * count
         self.speeds: list[Speeds | None] = [None] * count
+        self.paces: tuple[Speeds | None, ...] = ()
         self.least = 0.0
         self.scale = 1.0
         self.changed: list[int] = []
         self.epoch = 0
+
+    def find_paces(self) -> tuple[Speeds | None, ...]:
+        """Return ``paces``, which they are from now on: by identity, as equal instances are told the same object."""
+        self.paces = tuple(dict(zip(map(id, self.speeds), self.speeds, strict=True)).values())
+        return self.paces
 
     def note(self, places: list[int]) -> None:
         """Log changes."""
@@ -84,8 +92,9 @@ class Lineup:
 
 
 class Field(Sequence[Candidate]):
-    """The candidates for one prompt: a lineup, and by place what is held of the prompt; valid until the lineup changes.
-    As a sequence it is made when it is first looked at, and stays as it was then.
+    """The candidates for one prompt: a lineup, and by place what is expected to be held of the prompt, by those of whom
+    anything is; valid until the lineup changes. As a sequence it is made when it is first looked at, and stays as it
+    was then.
     """
 
     __slots__ = ("_all", "held", "lineup")
@@ -98,7 +107,7 @@ class Field(Sequence[Candidate]):
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> "Field":
         """Return given candidates as a field."""
-        found = cls(_Given(candidates), {at: each[1:4] for at, each in enumerate(candidates) if each[1] or each[3]})
+        found = cls(_Given(candidates), {at: each[1:4] for at, each in enumerate(candidates) if each[3]})
         found._all = tuple(candidates)
         return found
 

@@ -17,8 +17,8 @@ from kvcontrol.core.ids import BlockHash, InstanceId
 
 _Place = tuple[InstanceId, float]
 _GENERATIONS: Final = 4
-_TAKEN_APART: Final = 2
-"""So many blocks of a generation that is over go with each one that comes."""
+_TAKEN_APART: Final = 4
+"""So many blocks more of a generation that is over go with each prompt than come with it."""
 
 _consume = deque[object](maxlen=0).extend
 
@@ -53,28 +53,23 @@ class RecentRoutes:
         young.update(dict.fromkeys(hashes if len(hashes) <= self._most else hashes[: self._most], place))
         over = self._over
         if over:
-            _consume(starmap(over.popitem, repeat((), min(len(over), _TAKEN_APART * len(hashes)))))
+            _consume(starmap(over.popitem, repeat((), min(len(over), len(hashes) + _TAKEN_APART))))
 
     def expected(self, hashes: Sequence[BlockHash], instance: InstanceId, now_s: float, *, start: int = 0) -> int:
         """Return how many blocks from the one at ``start`` on were sent to ``instance`` lately. O(answer)."""
-        generations = self._generations
+        young, second, third, old = self._generations
         for count in range(start, len(hashes)):
-            block, place = hashes[count], None
-            for generation in generations:
-                place = generation.get(block)
-                if place is not None:
-                    break
+            block = hashes[count]
+            place = young.get(block) or second.get(block) or third.get(block) or old.get(block)
             if place is None or place[0] != instance or place[1] <= now_s:
                 return count - start
         return max(0, len(hashes) - start)
 
     def place(self, block: BlockHash, now_s: float) -> InstanceId | None:
         """Return where a block was sent lately."""
-        for generation in self._generations:
-            place = generation.get(block)
-            if place is not None:
-                return None if place[1] <= now_s else place[0]
-        return None
+        young, second, third, old = self._generations
+        place = young.get(block) or second.get(block) or third.get(block) or old.get(block)
+        return place[0] if place is not None and place[1] > now_s else None
 
     def forget(self, instance: InstanceId) -> None:
         """Drop all that was sent to an instance, because it is gone or its cache was cleared. O(size)."""

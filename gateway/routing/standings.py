@@ -1,9 +1,8 @@
-"""What each instance costs before the prompt is known, kept from one request to the next, and who may cost least.
+"""Who may cost least, and what each instance costs before the prompt is known, kept from one request to the next.
 
-Of sixty-four instances a few have changed since the last request: who got it, and whose answer began or ended. What was
-worked out of the others holds. When the prompt comes, the few that hold some of it are worked out first. All others
-cost at least what the least busy one would for the whole prompt without anything held against it; where that is more
-than what ties, nobody looks at them.
+When the prompt comes, the few that hold some of it are worked out first. All others cost at least what the fastest one
+would for the whole prompt, with as little to do as the least busy has; where that is more than what ties, nobody looks
+at them. Otherwise those count that have changed since somebody did: what was worked out of the others holds.
 
     cost  = own_s + (prompt_tokens + excess / 3) * token_s      (excess: only where some have more of it than others)
     own_s = load_s - expected_tokens * token_s + reload_s
@@ -13,7 +12,6 @@ than what ties, nobody looks at them.
 
 from collections.abc import Iterable, Mapping
 from itertools import compress, repeat
-from math import inf
 from operator import ge, is_
 from typing import Final
 
@@ -31,16 +29,16 @@ _TIE_SHARE: Final = 0.05
 
 
 class Standings:
-    """Of one lineup. ``follow`` is O(1) for each instance that changed, and O(instances) in C; ``tied`` is O(holders),
-    or O(instances) where others may cost as little.
+    """Of one lineup. ``tied`` is O(holders), or O(instances) where others may cost as little: then also those are
+    worked out anew that have changed since that was so last.
     """
 
     __slots__ = (
         "_assumed",
         "_epoch",
-        "_least_load_s",
-        "_least_token_s",
+        "_floor",
         "_load_s",
+        "_paces",
         "_read",
         "_spread",
         "_token_s",
@@ -53,59 +51,98 @@ class Standings:
         self._spread = spread
         self._load_s: list[float] = []
         self._token_s: list[float] = []
-        self._least_load_s = 0.0
-        self._least_token_s = 0.0
         self._epoch = -1
         self._read = 0
-
-    def follow(self) -> None:
-        """Take in what has changed."""
-        lineup = self.lineup
-        if self._epoch != lineup.epoch:
-            self._work_out_all()
-            self._epoch = lineup.epoch
-        elif self._read == len(lineup.changed):
-            return
-        else:
-            self._work_out(lineup.changed[self._read :])
-        self._read = len(lineup.changed)
+        self._paces: tuple[Speeds | None, ...] = ()
+        self._floor = (0.0, 0.0, 0.0)
 
     def tied(self, prompt_tokens: int | None, holding: Mapping[int, Held]) -> dict[int, float]:
         """Return the places of those that cost least, give or take what ties, and their costs. ``holding`` are those
         that expect some of the prompt.
         """
         tokens = 0.0 if prompt_tokens is None else float(prompt_tokens)
-        load_s, token_s, lineup = self._load_s, self._token_s, self.lineup
+        lineup = self.lineup
         if not holding:
-            return _lowest([first_s + tokens * each_s for first_s, each_s in zip(load_s, token_s, strict=True)])
+            self._follow()
+            return _lowest(
+                [first_s + tokens * each_s for first_s, each_s in zip(self._load_s, self._token_s, strict=True)]
+            )
+        queued, running, slots, recent, known = (
+            lineup.queued,
+            lineup.running,
+            lineup.slots,
+            lineup.recent,
+            lineup.speeds,
+        )
         scale, most = lineup.scale, MOST_EXCESS_TOKENS / _TIMES
-        part = self._spread / _TIMES if _drawn(holding, len(load_s)) else 0.0
-        recent, least = lineup.recent, lineup.least * scale
+        part = self._spread / _TIMES if _drawn(holding, len(recent)) else 0.0
+        least = lineup.least * scale
         costs_s: dict[int, float] = {}
+        last: Speeds | None = None  # most have the same
         for at, (matched, tiers, expected) in holding.items():
-            own_s, each_s = load_s[at], token_s[at]
+            speeds = known[at] or self._assumed
+            if speeds is not last:
+                last, each_s, base_s = speeds, _TIMES / speeds.prefill_tokens_per_s, speeds.base_s
+                share_s, reloads = max(LEAST_SHARE_S, speeds.decode_load_s), speeds.reload_s_per_token
+            runs = running[at]
+            own_s = base_s + queued[at] / _TIMES * each_s + runs * share_s
+            if 0 < slots[at] <= runs:
+                own_s += (runs - slots[at] + 1) * speeds.answer_s / slots[at]
             if prompt_tokens is not None:
                 own_s -= expected * each_s
-                speeds = lineup.speeds[at]
-                if matched and speeds is not None and speeds.reload_s_per_token:
+                if reloads and matched:
                     own_s += reload_s(tiers, speeds)
-            costs_s[at] = own_s + (tokens + min(most, part * (recent[at] * scale - least))) * each_s
+            costs_s[at] = (
+                own_s + (tokens + (more if (more := part * (recent[at] * scale - least)) < most else most)) * each_s
+            )
         bound_s = _bound_s(min(costs_s.values()))
-        if self._least_load_s + tokens * self._least_token_s > bound_s:
+        if self._are_all_above(bound_s, tokens):
             return {at: cost_s for at, cost_s in costs_s.items() if cost_s <= bound_s}
+        self._follow()
         all_s = [
             first_s + (tokens + (more if (more := part * (past * scale - least)) < most else most)) * each_s
-            for first_s, each_s, past in zip(load_s, token_s, recent, strict=True)
+            for first_s, each_s, past in zip(self._load_s, self._token_s, recent, strict=True)
         ]
         for at, cost_s in costs_s.items():
             all_s[at] = cost_s
         return _lowest(all_s)
+
+    def _are_all_above(self, bound_s: float, tokens: float) -> bool:
+        """Say whether whoever holds nothing costs more than this, whatever it has to do, or as the least of all do.
+        False may be wrong.
+        """
+        lineup = self.lineup
+        paces = lineup.paces or lineup.find_paces()
+        if paces is not self._paces:
+            speeds = [each or self._assumed for each in paces]
+            self._paces = paces
+            self._floor = (
+                min([each.base_s for each in speeds]),
+                _TIMES / max([each.prefill_tokens_per_s for each in speeds]),
+                max(LEAST_SHARE_S, min([each.decode_load_s for each in speeds])),
+            )
+        base_s, each_s, share_s = self._floor
+        whole_s = tokens * each_s
+        return (
+            base_s + whole_s > bound_s
+            or base_s + min(lineup.queued) / _TIMES * each_s + min(lineup.running) * share_s + whole_s > bound_s
+        )
 
     def excesses(self, places: Iterable[int]) -> list[float]:
         """Return the uncached work that these were given lately, beyond the others, as far as that counts."""
         recent, scale, spread = self.lineup.recent, self.lineup.scale, self._spread
         least = self.lineup.least * scale
         return [min(spread * (recent[at] * scale - least), MOST_EXCESS_TOKENS) for at in places]
+
+    def _follow(self) -> None:
+        """Take in what has changed."""
+        lineup = self.lineup
+        if self._epoch != lineup.epoch:
+            self._work_out_all()
+            self._epoch = lineup.epoch
+        elif self._read != len(lineup.changed):
+            self._work_out(set(lineup.changed[self._read :]))
+        self._read = len(lineup.changed)
 
     def _work_out_all(self) -> None:
         lineup, count = self.lineup, len(self.lineup.names)
@@ -119,21 +156,17 @@ class Standings:
                 base_s + queued / _TIMES * each_s + runs * share_s
                 for queued, runs in zip(lineup.queued, lineup.running, strict=True)
             ]
-            self._least_load_s, self._least_token_s = min(self._load_s), each_s
             self._work_out(
                 [at for at in compress(range(count), map(ge, lineup.running, lineup.slots)) if lineup.slots[at]]
             )
         else:
             self._load_s, self._token_s = [0.0] * count, [0.0] * count
-            self._least_load_s = self._least_token_s = inf
             self._work_out(range(count))
 
     def _work_out(self, places: Iterable[int]) -> None:
         load_s, token_s, lineup = self._load_s, self._token_s, self.lineup
         queued, running, slots, known = lineup.queued, lineup.running, lineup.slots, lineup.speeds
         last: Speeds | None = None  # most have the same
-        least_load_s, least_token_s = self._least_load_s, self._least_token_s
-        is_known = True
         for at in places:
             speeds = known[at] or self._assumed
             if speeds is not last:
@@ -143,13 +176,7 @@ class Standings:
             before_s = base_s + queued[at] / _TIMES * each_s + runs * share_s
             if 0 < most <= runs:
                 before_s += (runs - most + 1) * speeds.answer_s / most
-            if load_s[at] == least_load_s < before_s or token_s[at] == least_token_s < each_s:
-                is_known = False
             load_s[at], token_s[at] = before_s, each_s
-            least_load_s, least_token_s = min(before_s, least_load_s), min(each_s, least_token_s)
-        if not is_known:  # what was the least isn't there any more
-            least_load_s, least_token_s = min(load_s), min(token_s)
-        self._least_load_s, self._least_token_s = least_load_s, least_token_s
 
 
 def _drawn(holding: Mapping[int, Held], instances: int) -> bool:

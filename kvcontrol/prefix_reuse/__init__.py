@@ -2,7 +2,7 @@
 
 from kvcontrol.prefix_reuse.chain import PromptChain
 from kvcontrol.prefix_reuse.entry import EntryId, Insertion, Lease, LeaseId, PrefixEntry, PrefixHit
-from kvcontrol.prefix_reuse.fleet import FleetIndex
+from kvcontrol.prefix_reuse.fleet import FleetIndex, Run
 from kvcontrol.prefix_reuse.index import PrefixReuseIndex
 from kvcontrol.prefix_reuse.keys import BlockKeys
 from kvcontrol.prefix_reuse.match import PrefixMatch, ResidencyIndex
@@ -31,4 +31,5 @@ __all__ = [
     "PrefixReuseReport",
     "PromptChain",
     "ResidencyIndex",
+    "Run",
 ]

@@ -23,127 +23,27 @@ Rejected: a radix tree with owners on its nodes (splits and merges on every even
 per instance (``NaiveFleetIndex``: O(instances x blocks)), a plain walk with masks (O(blocks): 60 us and more at 2,048).
 """
 
-from bisect import bisect_left
 from collections import deque
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar, overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
 from kvcontrol.core.control import Residents
 from kvcontrol.core.integrity import must
+from kvcontrol.prefix_reuse.holders import ONE_CHILD, TIER_BIT, TIERS, Holder, Matches, split
 from kvcontrol.prefix_reuse.match import PrefixMatch
 
-T = TypeVar("T")
-
-_TIERS = tuple(CacheTier)
-_TIER_BIT = {tier: 1 << place for place, tier in enumerate(_TIERS)}
-_ANY_TIER = (1 << len(_TIERS)) - 1
-_ONE_CHILD = 1 << len(_TIERS)
+_ANY_TIER = (1 << len(TIERS)) - 1
+_HBM_BIT = TIER_BIT[CacheTier.HBM]
 _MAX_SHARED_MASKS = 1 << 16
+_MAX_NAMED_MASKS = 1 << 12
 _SWEPT_PER_STORE = 4
 _SWEPT_PER_CALL = 16
 _SWEPT_PER_TURN = 512
 """About half a millisecond of work."""
 
 
-class _Holder:
-    """One instance. ``held`` maps a block to its tiers' bits plus ``_ONE_CHILD`` for each held child.
-
-    ``holes`` counts the held children of blocks that are not held. ``own_parents`` has the parents of held blocks that
-    this instance names otherwise than the shared table does.
-    """
-
-    __slots__ = ("bit", "blocks_in", "held", "holes", "own_parents")
-
-    def __init__(self, bit: int) -> None:
-        self.bit = bit
-        self.held: dict[BlockHash, int] = {}
-        self.holes: dict[BlockHash, int] = {}
-        self.own_parents: dict[BlockHash, BlockHash | None] = {}
-        self.blocks_in = [0] * len(_TIERS)
-
-
-class _Matches(Mapping[InstanceId, PrefixMatch]):
-    """The answer of ``match``, worked out for an instance when it is asked for; valid until the index changes.
-
-    ``stops`` has a mask of instances for each number of leading blocks that some hold.
-    """
-
-    __slots__ = ("_by_instance", "_hashes", "_in_hbm", "_names", "_stops")
-
-    def __init__(
-        self,
-        by_instance: Mapping[InstanceId, _Holder],
-        names: Mapping[int, InstanceId],
-        hashes: Sequence[BlockHash],
-        stops: tuple[tuple[int, int], ...],
-    ) -> None:
-        self._by_instance = by_instance
-        self._names = names
-        self._hashes = hashes
-        self._stops = stops
-        self._in_hbm: dict[int, PrefixMatch] = {}
-
-    def __getitem__(self, instance: InstanceId) -> PrefixMatch:
-        match = self.get(instance)
-        if match is None:
-            raise KeyError(instance)
-        return match
-
-    @overload
-    def get(self, instance: InstanceId) -> PrefixMatch | None: ...
-
-    @overload
-    def get(self, instance: InstanceId, default: T) -> PrefixMatch | T: ...
-
-    def get(self, instance: InstanceId, default: T | None = None) -> PrefixMatch | T | None:
-        """As ``Mapping.get``, without an exception for each instance that holds nothing."""
-        holder = self._by_instance.get(instance)
-        if holder is not None:
-            for bits, blocks in self._stops:
-                if bits & holder.bit:
-                    return self._match(holder, blocks)
-        return default
-
-    def __iter__(self) -> Iterator[InstanceId]:
-        names = self._names
-        found: list[InstanceId] = []
-        for bits, _ in self._stops:
-            left = bits
-            while left:
-                bit = left & -left
-                found.append(names[bit])
-                left ^= bit
-        return iter(found)
-
-    def __len__(self) -> int:
-        return sum(bits.bit_count() for bits, _ in self._stops)
-
-    def items(self) -> ItemsView[InstanceId, PrefixMatch]:
-        """As ``Mapping.items``, without looking for each where it stops."""
-        names, by_instance, found = self._names, self._by_instance, dict[InstanceId, PrefixMatch]()
-        for bits, blocks in self._stops:
-            left, shared = bits, None
-            while left:
-                bit = left & -left
-                left ^= bit
-                name = names[bit]
-                holder = by_instance[name]
-                if shared is None or holder.blocks_in[0] != len(holder.held):
-                    found[name] = match = self._match(holder, blocks)
-                    if match is self._in_hbm.get(blocks):
-                        shared = match
-                else:
-                    found[name] = shared
-        return found.items()
-
-    def _match(self, holder: _Holder, blocks: int) -> PrefixMatch:
-        if holder.blocks_in[0] != len(holder.held):
-            return _split(holder.held, self._hashes, blocks)
-        match = self._in_hbm.get(blocks)
-        if match is None:
-            match = self._in_hbm[blocks] = PrefixMatch(blocks=blocks, by_tier={CacheTier.HBM: blocks})
-        return match
+Run = tuple[int, Mapping[CacheTier, int], tuple[InstanceId, ...]]
+"""So many leading blocks of a prompt, how many of them in which tier, and who holds these."""
 
 
 class FleetIndex:
@@ -159,14 +59,16 @@ class FleetIndex:
     def __init__(self) -> None:
         self._holders: dict[BlockHash, int] = {}
         self._parent: dict[BlockHash, BlockHash | None] = {}
-        self._by_instance: dict[InstanceId, _Holder] = {}
+        self._by_instance: dict[InstanceId, Holder] = {}
         self._names: dict[int, InstanceId] = {}  # by bit
         self._places = 0
         self._free_places: list[int] = []
         self._live = 0
         self._ragged = 0
-        self._retired: deque[_Holder] = deque()
+        self._retired: deque[Holder] = deque()
         self._masks: dict[int, int] = {}
+        self._tiered = 0  # whoever may hold a block outside of HBM: all who do, and maybe more
+        self._named: dict[int, tuple[InstanceId, ...]] = {}
 
     def reset(self, instance: InstanceId, residents: Residents) -> None:
         self.drop(instance)
@@ -194,7 +96,7 @@ class FleetIndex:
                     parent = block
             case BlockRemoved():
                 for block in event.block_hashes:
-                    self._remove(holder, block, _TIER_BIT[event.tier])
+                    self._remove(holder, block, TIER_BIT[event.tier])
             case AllBlocksCleared():
                 self.drop(instance)
                 self._admit(instance)
@@ -205,6 +107,8 @@ class FleetIndex:
             del self._names[holder.bit]
             self._live ^= holder.bit
             self._ragged &= ~holder.bit
+            self._tiered &= ~holder.bit
+            self._named.clear()
             self._retired.append(holder)
         if self._retired:
             self._sweep(_SWEPT_PER_CALL)
@@ -221,7 +125,27 @@ class FleetIndex:
         if not hashes:
             return {}
         first = self._holders.get(hashes[0], 0) & self._live
-        return _Matches(self._by_instance, self._names, hashes, tuple(self._stops(hashes, first))) if first else {}
+        return Matches(self._by_instance, self._names, hashes, self._stops(hashes, first)) if first else {}
+
+    def runs(self, hashes: Sequence[BlockHash]) -> list[Run]:
+        """Return what ``match`` does, of all at once: those together that hold as many blocks, and only in HBM."""
+        if self._retired:
+            self._sweep(_SWEPT_PER_CALL)
+        first = self._holders.get(hashes[0], 0) & self._live if hashes else 0
+        if not first:
+            return []
+        runs: list[Run] = []
+        for bits, blocks in self._stops(hashes, first):
+            if tiered := bits & self._tiered:
+                bits ^= tiered  # noqa: PLW2901 - the others
+                while tiered:
+                    bit = tiered & -tiered
+                    tiered ^= bit
+                    name = self._names[bit]
+                    runs.append((blocks, split(self._by_instance[name].held, hashes, blocks).by_tier, (name,)))
+            if bits:
+                runs.append((blocks, {CacheTier.HBM: blocks}, self._named.get(bits) or self._name(bits)))
+        return runs
 
     def lineage(self, block: BlockHash) -> list[BlockHash]:
         """Return a block with all that comes before it, in prompt order, as far as anybody holds it; empty where nobody
@@ -238,7 +162,7 @@ class FleetIndex:
         holder = self._by_instance.get(instance)
         if holder is None:
             return {}
-        return {tier: blocks for tier, blocks in zip(_TIERS, holder.blocks_in, strict=True) if blocks}
+        return {tier: blocks for tier, blocks in zip(TIERS, holder.blocks_in, strict=True) if blocks}
 
     def is_ragged(self, instance: InstanceId) -> bool:
         """Return whether an instance has to be matched by walking (see the module's text)."""
@@ -252,35 +176,48 @@ class FleetIndex:
             for block in holder.held:
                 holders[block] = holders.get(block, 0) | holder.bit
         for holder in self._by_instance.values():
-            counts = [0] * len(_TIERS)
+            counts = [0] * len(TIERS)
             children: dict[BlockHash, int] = {}
             for block, value in holder.held.items():
                 holders[block] = holders.get(block, 0) | holder.bit
-                for place, tier in enumerate(_TIERS):
-                    counts[place] += bool(value & _TIER_BIT[tier])
+                for place, tier in enumerate(TIERS):
+                    counts[place] += bool(value & TIER_BIT[tier])
                 if (parent := holder.own_parents.get(block, self._parent[block])) is not None:
                     children[parent] = children.get(parent, 0) + 1
             must(counts == holder.blocks_in, "an instance's block counts are wrong")
             must(holder.own_parents.keys() <= holder.held.keys(), "a parent is kept for a block that is not held")
             for block, value in holder.held.items():
-                must(value // _ONE_CHILD == children.pop(block, 0), "a block's children are miscounted")
+                must(value // ONE_CHILD == children.pop(block, 0), "a block's children are miscounted")
             must(children == holder.holes, "an instance's holes are miscounted")
             must(bool(self._ragged & holder.bit) == bool(children), "who has holes is ragged, and nobody else")
+            must(bool(self._tiered & holder.bit) or not any(counts[1:]), "one holds blocks outside of HBM unnoticed")
         bits = [holder.bit for holder in (*self._by_instance.values(), *self._retired)]
         bits += [1 << place for place in self._free_places]
         must(sorted(bits) == [1 << place for place in range(self._places)], "places are lost or used twice")
         must(self._live == sum(each.bit for each in self._by_instance.values()), "who is alive is miscounted")
         must(self._names == {each.bit: name for name, each in self._by_instance.items()}, "places have wrong names")
+        must(
+            all(each == tuple(map(self._names.get, _bits(mask))) for mask, each in self._named.items()),
+            "the names kept of a mask are others'",
+        )
         must(holders == self._holders, "the masks differ from what the instances hold")
         must(self._parent.keys() == holders.keys(), "parents are kept for other blocks than those held")
 
-    def _stops(self, hashes: Sequence[BlockHash], first: int) -> Iterator[tuple[int, int]]:
-        """Yield, for all who hold the first block: their bits, and how many leading blocks they hold."""
+    def _name(self, mask: int) -> tuple[InstanceId, ...]:
+        """Return who the bits of a mask are, and keep it."""
+        if len(self._named) >= _MAX_NAMED_MASKS:
+            self._named.clear()
+        names = self._named[mask] = tuple([self._names[bit] for bit in _bits(mask)])
+        return names
+
+    def _stops(self, hashes: Sequence[BlockHash], first: int) -> list[tuple[int, int]]:
+        """Return, for all who hold the first block: their bits, and how many leading blocks they hold."""
+        stops: list[tuple[int, int]] = []
         get = self._holders.get
         end = len(hashes)
         closed = first & ~self._ragged
         if whole := closed & get(hashes[-1], 0):
-            yield whole, end
+            stops.append((whole, end))
             closed ^= whole
         low = 0
         while closed:  # all of them hold `low`, and none of them the last
@@ -292,23 +229,24 @@ class FleetIndex:
                     low = middle
                 else:
                     high, at_high = middle, at_middle
-            yield closed ^ at_high, high
+            stops.append((closed ^ at_high, high))
             low, closed = high, at_high
         walking = first & self._ragged
         for place, block in enumerate(hashes if walking else ()):
             on = walking & get(block, 0)
             if stopping := walking ^ on:
-                yield stopping, place
+                stops.append((stopping, place))
             walking = on
             if not on:
-                return
+                return stops
         if walking:
-            yield walking, end
+            stops.append((walking, end))
+        return stops
 
-    def _store(self, holder: _Holder, block: BlockHash, parent: BlockHash | None, tier: CacheTier) -> None:
+    def _store(self, holder: Holder, block: BlockHash, parent: BlockHash | None, tier: CacheTier) -> None:
         if type(block) is not bytes or (parent is not None and type(parent) is not bytes):
             raise TypeError(f"block {block!r:.80} with parent {parent!r:.80}: names are bytes")
-        tier_bit = _TIER_BIT[tier]
+        tier_bit = TIER_BIT[tier]
         held = holder.held
         if self._retired:
             self._sweep(_SWEPT_PER_STORE)
@@ -316,12 +254,14 @@ class FleetIndex:
         if value & tier_bit:
             return
         holder.blocks_in[tier_bit.bit_length() - 1] += 1
+        if tier_bit != _HBM_BIT:
+            self._tiered |= holder.bit
         held[block] = value | tier_bit
         if value:
             return
         self._mark(block, holder.bit)
         if holder.holes and block in holder.holes:
-            held[block] += holder.holes.pop(block) * _ONE_CHILD
+            held[block] += holder.holes.pop(block) * ONE_CHILD
             self._judge(holder)
         if self._parent.setdefault(block, parent) != parent:
             holder.own_parents[block] = parent
@@ -332,14 +272,16 @@ class FleetIndex:
             holder.holes[parent] = holder.holes.get(parent, 0) + 1
             self._judge(holder)
         else:
-            held[parent] = above + _ONE_CHILD
+            held[parent] = above + ONE_CHILD
 
-    def _remove(self, holder: _Holder, block: BlockHash, tier_bit: int) -> None:
+    def _remove(self, holder: Holder, block: BlockHash, tier_bit: int) -> None:
         held = holder.held
         value = held.get(block, 0)
         if not value & tier_bit:
             return
         holder.blocks_in[tier_bit.bit_length() - 1] -= 1
+        if tier_bit != _HBM_BIT and not any(holder.blocks_in[1:]):
+            self._tiered &= ~holder.bit
         value ^= tier_bit
         if value & _ANY_TIER:
             held[block] = value
@@ -349,11 +291,11 @@ class FleetIndex:
         if holder.own_parents and block in holder.own_parents:
             parent = holder.own_parents.pop(block)
         if value:  # it has children left
-            holder.holes[block] = value // _ONE_CHILD
+            holder.holes[block] = value // ONE_CHILD
         if parent is not None:
             above = held.get(parent)
             if above is not None:
-                held[parent] = above - _ONE_CHILD
+                held[parent] = above - ONE_CHILD
             elif holder.holes[parent] > 1:
                 holder.holes[parent] -= 1
             else:
@@ -362,7 +304,7 @@ class FleetIndex:
             self._judge(holder)
         self._unmark(block, holder.bit)
 
-    def _judge(self, holder: _Holder) -> None:
+    def _judge(self, holder: Holder) -> None:
         if holder.holes:
             self._ragged |= holder.bit
         else:
@@ -398,34 +340,24 @@ class FleetIndex:
         else:
             del self._holders[block], self._parent[block]
 
-    def _admit(self, instance: InstanceId) -> _Holder:
+    def _admit(self, instance: InstanceId) -> Holder:
         if self._free_places:
             place = self._free_places.pop()
         else:
             place = self._places
             self._places += 1
-        holder = self._by_instance[instance] = _Holder(1 << place)
+        holder = self._by_instance[instance] = Holder(1 << place)
         self._names[holder.bit] = instance
         self._live |= holder.bit
         return holder
 
 
-def _split(held: Mapping[BlockHash, int], hashes: Sequence[BlockHash], blocks: int) -> PrefixMatch:
-    """Say which tiers the leading ``blocks`` lie in; O(tiers x log blocks)."""
-    by_tier: dict[CacheTier, int] = {}
-    start = 0
-    fast = 0
-
-    def is_slower(place: int) -> bool:
-        return not held.get(hashes[place], 0) & fast
-
-    for tier, tier_bit in _TIER_BIT.items():
-        fast |= tier_bit
-        end = bisect_left(range(blocks), True, lo=start, key=is_slower)  # noqa: FBT003 - sought is the first slower one
-        if end > start:
-            by_tier[tier] = end - start
-        start = end
-    return PrefixMatch(blocks=blocks, by_tier=by_tier)
+def _bits(mask: int) -> Iterator[int]:
+    """The bits of a mask, lowest first."""
+    while mask:
+        bit = mask & -mask
+        mask ^= bit
+        yield bit
 
 
-__all__ = ["FleetIndex"]
+__all__ = ["FleetIndex", "Run"]

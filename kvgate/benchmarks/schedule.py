@@ -183,7 +183,8 @@ class _Fleet:
     """A planner over instances that hold prompts, with a queue behind it."""
 
     def __init__(self, answering: int, prefilling: int) -> None:
-        self._instances = [_instance(f"d{number:02}", EngineRole.HYBRID) for number in range(answering)]
+        # As the registry gives them: one tuple while nothing changes, and a list made for each request.
+        self._instances = tuple([_instance(f"d{number:02}", EngineRole.HYBRID) for number in range(answering)])
         self._prefills = [_instance(f"p{number:02}", EngineRole.PREFILL) for number in range(prefilling)]
         self._index = FleetIndex()
         self._load = LoadTracker()
@@ -197,7 +198,7 @@ class _Fleet:
             calibration=Calibration(_COSTS),
             clock=time.monotonic,
             separation=Separation(ThresholdSeparator(min_uncached_tokens=1024)),
-            prefilling=lambda _: self._prefills,
+            prefilling=lambda _: list(self._prefills),
         )
 
     def measure(self, case: str, count: int) -> PlanTimes:

@@ -52,16 +52,18 @@ class AgedQueue:
 
     @property
     def oldest_s(self) -> float | None:
-        return self._arrivals.first[0] if len(self._arrivals) else None
+        first = self._arrivals.first
+        return None if first is None else first[0]
 
     def add(self, request: WaitingRequest) -> None:
-        if request.request_id in self._arrivals:
-            raise ValueError(f"request {request.request_id} waits already")
-        if not isfinite(request.arrived_s) or (request.deadline_s is not None and not isfinite(request.deadline_s)):
-            raise ValueError(f"request {request.request_id} has a time that is no number")
-        self._number += 1
-        self._order.add(request, self._number)
-        self._arrivals.add(request.request_id, (request.arrived_s, self._number, request))
+        request_id, arrived_s, deadline_s = request.request_id, request.arrived_s, request.deadline_s
+        if request_id in self._arrivals:
+            raise ValueError(f"request {request_id} waits already")
+        if not isfinite(arrived_s) or (deadline_s is not None and not isfinite(deadline_s)):
+            raise ValueError(f"request {request_id} has a time that is no number")
+        self._number = number = self._number + 1
+        self._order.add(request, number)
+        self._arrivals.add(request_id, (arrived_s, number, request))
 
     def remove(self, request_id: WaitingId) -> WaitingRequest:
         arrival = self._arrivals.remove(request_id)
@@ -84,8 +86,8 @@ class AgedQueue:
         if most <= 0:
             return []
         cutoff_s = now_s - self._ageing_bound_s
-        oldest_s = self.oldest_s
-        if oldest_s is None or oldest_s > cutoff_s:  # nobody has aged, as mostly
+        first = self._arrivals.first
+        if first is None or first[0] > cutoff_s:  # nobody has aged, as mostly
             return list(islice(self._order.following(most, -inf, now_s, view), most))
         chosen: list[WaitingRequest] = []
         for arrived_s, _, request in islice(self._arrivals, most):

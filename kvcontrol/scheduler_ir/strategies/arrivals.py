@@ -42,14 +42,14 @@ class Arrivals(Generic[Item]):
         return iter(self._in_turn.values())
 
     @property
-    def first(self) -> Item:
-        """Raises ``IndexError`` when there is none."""
+    def first(self) -> Item | None:
+        """None when there is none."""
         if self._late_items:
             first = self._late.first
             return min(first, next(iter(self._in_turn.values()), first))
         for item in self._in_turn.values():
             return item
-        raise IndexError("nobody waits")
+        return None
 
     def add(self, request_id: WaitingId, item: Item) -> None:
         """Put an item in its place; its request has none yet."""

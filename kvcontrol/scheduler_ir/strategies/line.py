@@ -19,7 +19,8 @@ CHUNK: Final = 256
 class Line(Generic[Item]):
     """Items in ascending order, all different.
 
-    ``add`` and ``remove`` are O(log n + n / CHUNK + CHUNK), all but the first of it in C.
+    ``add`` and ``remove`` are O(log n + n / CHUNK + CHUNK), all but the first of it in C; to take the first one out
+    nothing is compared.
     """
 
     __slots__ = ("_chunks", "_lasts", "_size")
@@ -77,6 +78,9 @@ class Line(Generic[Item]):
     def remove(self, item: Item) -> None:
         """Take an item out; raises ``KeyError`` when it isn't there."""
         lasts = self._lasts
+        if lasts and self._chunks[0][0] is item:  # as mostly: its turn has come
+            self.pop_first()
+            return
         at = bisect_left(lasts, item)
         if at == len(lasts):
             raise KeyError(item)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
-from kvcontrol.prefix_reuse import FleetIndex, NaiveFleetIndex, PrefixMatch, ResidencyIndex
+from kvcontrol.prefix_reuse import FleetIndex, NaiveFleetIndex, PrefixMatch, ResidencyIndex, Run
 from tests.support.examples import examples
 from tests.support.work import steps
 
@@ -393,6 +393,7 @@ class FleetMachine(RuleBasedStateMachine):
             assert self.index.blocks_held(instance) == self.oracle.blocks_held(instance)
         for prompt in (BLOCKS, OTHER, BLOCKS[:4], [*BLOCKS, BlockHash(b"unheard of")]):
             ours, theirs = dict(self.index.match(prompt)), self.oracle.match(prompt)
+            assert by_name(self.index.runs(prompt)) == ours
             ours.pop(LIAR, None)
             assert {name: match.blocks for name, match in ours.items()} == {
                 name: match.blocks for name, match in theirs.items()
@@ -406,6 +407,12 @@ class FleetMachine(RuleBasedStateMachine):
 
 TestFleetMachine = FleetMachine.TestCase
 TestFleetMachine.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
+
+
+def by_name(runs: list[Run]) -> dict[InstanceId, PrefixMatch]:
+    named = [(name, PrefixMatch(blocks=blocks, by_tier=by_tier)) for blocks, by_tier, names in runs for name in names]
+    assert len(dict(named)) == len(named), "somebody comes twice"
+    return dict(named)
 
 
 class TieredMachine(RuleBasedStateMachine):
@@ -433,6 +440,7 @@ class TieredMachine(RuleBasedStateMachine):
         self.index.check_integrity()
         assert not self.index.is_ragged(A)
         assert self.index.match(BLOCKS) == self.oracle.match(BLOCKS)
+        assert by_name(self.index.runs(BLOCKS)) == self.oracle.match(BLOCKS)
 
 
 TestTieredMachine = TieredMachine.TestCase

@@ -1,0 +1,117 @@
+"""What one instance holds, and the answer of who holds how much of a prompt."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar, overload
+
+from kvcontrol.core import BlockHash, CacheTier, InstanceId
+from kvcontrol.prefix_reuse.match import PrefixMatch
+
+T = TypeVar("T")
+
+TIERS = tuple(CacheTier)
+TIER_BIT = {tier: 1 << place for place, tier in enumerate(TIERS)}
+ONE_CHILD = 1 << len(TIERS)
+
+
+class Holder:
+    """One instance. ``held`` maps a block to its tiers' bits plus ``ONE_CHILD`` for each held child.
+
+    ``holes`` counts the held children of blocks that are not held. ``own_parents`` has the parents of held blocks that
+    this instance names otherwise than the shared table does.
+    """
+
+    __slots__ = ("bit", "blocks_in", "held", "holes", "own_parents")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.held: dict[BlockHash, int] = {}
+        self.holes: dict[BlockHash, int] = {}
+        self.own_parents: dict[BlockHash, BlockHash | None] = {}
+        self.blocks_in = [0] * len(TIERS)
+
+
+class Matches(Mapping[InstanceId, PrefixMatch]):
+    """The answer of ``match``, worked out for an instance when it is asked for; valid until the index changes.
+
+    ``stops`` has a mask of instances for each number of leading blocks that some hold.
+    """
+
+    __slots__ = ("_by_instance", "_hashes", "_in_hbm", "_names", "_stops")
+
+    def __init__(
+        self,
+        by_instance: Mapping[InstanceId, Holder],
+        names: Mapping[int, InstanceId],
+        hashes: Sequence[BlockHash],
+        stops: Sequence[tuple[int, int]],
+    ) -> None:
+        self._by_instance = by_instance
+        self._names = names
+        self._hashes = hashes
+        self._stops = stops
+        self._in_hbm: dict[int, PrefixMatch] = {}
+
+    def __getitem__(self, instance: InstanceId) -> PrefixMatch:
+        match = self.get(instance)
+        if match is None:
+            raise KeyError(instance)
+        return match
+
+    @overload
+    def get(self, instance: InstanceId) -> PrefixMatch | None: ...
+
+    @overload
+    def get(self, instance: InstanceId, default: T) -> PrefixMatch | T: ...
+
+    def get(self, instance: InstanceId, default: T | None = None) -> PrefixMatch | T | None:
+        """As ``Mapping.get``, without an exception for each instance that holds nothing."""
+        holder = self._by_instance.get(instance)
+        if holder is not None:
+            for bits, blocks in self._stops:
+                if bits & holder.bit:
+                    return self._match(holder, blocks)
+        return default
+
+    def __iter__(self) -> Iterator[InstanceId]:
+        names = self._names
+        found: list[InstanceId] = []
+        for bits, _ in self._stops:
+            left = bits
+            while left:
+                bit = left & -left
+                found.append(names[bit])
+                left ^= bit
+        return iter(found)
+
+    def __len__(self) -> int:
+        return sum(bits.bit_count() for bits, _ in self._stops)
+
+    def _match(self, holder: Holder, blocks: int) -> PrefixMatch:
+        if holder.blocks_in[0] != len(holder.held):
+            return split(holder.held, self._hashes, blocks)
+        match = self._in_hbm.get(blocks)
+        if match is None:
+            match = self._in_hbm[blocks] = PrefixMatch(blocks=blocks, by_tier={CacheTier.HBM: blocks})
+        return match
+
+
+def split(held: Mapping[BlockHash, int], hashes: Sequence[BlockHash], blocks: int) -> PrefixMatch:
+    """Say which tiers the leading ``blocks`` lie in; O(tiers x log blocks)."""
+    by_tier: dict[CacheTier, int] = {}
+    start = 0
+    fast = 0
+
+    def is_slower(place: int) -> bool:
+        return not held.get(hashes[place], 0) & fast
+
+    for tier, tier_bit in TIER_BIT.items():
+        fast |= tier_bit
+        end = bisect_left(range(blocks), True, lo=start, key=is_slower)  # noqa: FBT003 - sought is the first slower one
+        if end > start:
+            by_tier[tier] = end - start
+        start = end
+    return PrefixMatch(blocks=blocks, by_tier=by_tier)
+
+
+__all__ = ["ONE_CHILD", "TIERS", "TIER_BIT", "Holder", "Matches", "split"]
