@@ -10,6 +10,7 @@ from typing import Final
 
 from gateway.registry import Instance, LoadTracker, Tally, faded
 from gateway.routing import NOTHING_HELD, Candidate, Held, Lineup, Speeds, make_candidate
+from gateway.routing.base import CHUNK_TOKENS
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.ids import InstanceId
 
@@ -131,19 +132,24 @@ class LiveLineup(Lineup):
 
     def _fill(self, places: list[int]) -> None:
         recent, least, since_s = self.recent, self.least, self._since_s
-        running, queued, seats, tallies, turns = self.running, self.queued, self._seats, self._tallies, self._turns
+        running, queued, soon, seats = self.running, self.queued, self.soon, self._seats
+        tallies, turns, instances = self._tallies, self._turns, self.instances
         is_known = True
         for at in places:
             tally = tallies[at]
-            running[at] = tally.in_flight + self.instances[at].foreign_requests
-            queued[at] = tally.prefill_tokens
+            running[at] = tally.in_flight + instances[at].foreign_requests
+            tokens = tally.prefill_tokens
+            queued[at] = tokens
+            if (long := tally.chunked_tokens) > CHUNK_TOKENS and instances[at].stats is not None:
+                tokens -= long - CHUNK_TOKENS  # it is LMDeploy's way
+            soon[at] = tokens
             seats[at] = None
             if turns[at] == tally.last_turn:
                 continue  # it got nothing since
             turns[at] = tally.last_turn
             self.cold_turns[at] = tally.last_cold_turn
-            tokens = tally.recent_tokens
-            now = tokens * faded(since_s - tally.recent_at_s) if tokens else 0.0
+            work = tally.recent_tokens
+            now = work * faded(since_s - tally.recent_at_s) if work else 0.0
             if recent[at] == least < now:
                 is_known = False
             recent[at] = now
@@ -165,6 +171,7 @@ class LiveLineup(Lineup):
                 tally.last_turn,
                 self.cold_turns[place],
                 self.speeds[place],
+                self.queued[place] - self.soon[place],
             )
         )
 

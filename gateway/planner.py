@@ -23,6 +23,7 @@ from gateway.routing import (
     Speeds,
 )
 from gateway.routing.learned import BLOCK_TOKENS, TEXT_BLOCK_TOKENS
+from gateway.routing.scoring import before_tokens
 from gateway.separation import PrefillSide, RequestSize, Separation
 from gateway.types import Usage
 from kvcontrol.core.blocks import CacheTier
@@ -187,7 +188,7 @@ class Planner:
         candidate = plan.decision.candidate
         self._calibration.observe(
             plan.instance.id,
-            tokens=plan.uncached_tokens + candidate.prefill_tokens,
+            tokens=plan.uncached_tokens + before_tokens(candidate, plan.uncached_tokens),
             running=candidate.running,
             took_s=took_s,
         )

@@ -11,11 +11,11 @@ that comes meanwhile cuts it at the end of the step that runs. So an answer of a
 with ``stream`` every step is one, and tells the listener.
 
 As LMDeploy's PyTorch engine, which it stands for, does: what waits is admitted in order as long as there are places in
-the batch and blocks for all of its prompt; a prefill step takes chunks of several prompts, up to
-``max_prefill_tokens``; between two of them, those that are answering make one step. A prompt's last token is always
-computed. Blocks are cached from the step on that fills them; blocks that decoding fills, when the sequence next needs
-room. A sequence that needs a block when there is none makes way for the others: the one that came last goes back to the
-head of the line and computes anew what it doesn't find in the cache.
+the batch and blocks for all of its prompt; a prefill step takes several prompts, up to ``max_prefill_tokens``, or so
+much of one that is longer, and short ones pass long ones (``turns.py``); between two steps, those that are answering
+make one. A prompt's last token is always computed. Blocks are cached from the step on that fills them; blocks that
+decoding fills, when the sequence next needs room. A sequence that needs a block when there is none makes way for the
+others: the one that came last goes back to the head of the line and computes anew what it doesn't find in the cache.
 """
 
 import heapq
@@ -31,6 +31,7 @@ from engines.sim.profile import Profile
 from engines.sim.sequence import Listener, Phase, SimRequest, SimSequence
 from engines.sim.sink import BlockSink, SilentSink
 from engines.sim.tiers import MakePolicy, SimTiers
+from engines.sim.turns import PrefillTurns
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.integrity import must
 from kvcontrol.kv_policy import EvictionPolicy, make_policy
@@ -156,6 +157,7 @@ class SimEngine:
         self._leaving: list[SimSequence] = []
         self._work: _Prefill | _Span | _Wait | None = None
         self._decode_next = False
+        self._turns = PrefillTurns(shape.max_prefill_tokens)
         self._last_token_s = self._joined_s = 0.0
         self._joined = 0
         """Sequences whose first token came since the last decode step, the last of them at ``_joined_s``."""
@@ -363,18 +365,12 @@ class SimEngine:
                 self._prefilling.append(sequence)
 
     def _prefill(self, now_s: float) -> _Prefill:
-        """Begin a step that computes parts of prompts."""
-        left = self._shape.max_prefill_tokens
-        chunks: list[tuple[SimSequence, int]] = []
+        """Begin a step that computes prompts, or a part of one."""
+        chunks = self._turns.take(self._prefilling)
         seconds = self._time.step_s
-        for sequence in self._prefilling:
-            tokens = min(left, sequence.target - sequence.computed)
-            chunks.append((sequence, tokens))
+        for sequence, tokens in chunks:
             seconds += self._time.chunk_s(tokens, sequence.computed)
             self._attach(sequence, (sequence.computed + tokens) // self._shape.block_tokens)
-            left -= tokens
-            if not left:
-                break
         seconds *= self._pace()
         self._decode_next = True
         return _Prefill(end_s=now_s + seconds, seconds=seconds, chunks=chunks)

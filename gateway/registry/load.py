@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import exp2
 from time import monotonic
 
+from gateway.routing.base import CHUNK_TOKENS
 from kvcontrol.core.ids import InstanceId
 
 _HALF_LIFE_S = 30.0
@@ -37,6 +38,8 @@ class Tally:
     changed: list[InstanceId]
     in_flight: int = 0
     prefill_tokens: int = 0
+    chunked_tokens: int = 0
+    """As many of them as are of prompts that are computed in several chunks."""
     last_turn: int = 0
     last_cold_turn: int = 0
     recent_tokens: float = 0.0
@@ -55,12 +58,16 @@ class Permit:
         self._tokens = tokens
         counters.in_flight += 1
         counters.prefill_tokens += tokens
+        if tokens > CHUNK_TOKENS:
+            counters.chunked_tokens += tokens
         counters.changed.append(counters.instance)
 
     def first_byte(self) -> None:
         """Idempotent."""
         if self._tokens:
             self._counters.prefill_tokens -= self._tokens
+            if self._tokens > CHUNK_TOKENS:
+                self._counters.chunked_tokens -= self._tokens
             self._counters.changed.append(self._counters.instance)
             self._tokens = 0
 

@@ -8,6 +8,11 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import InstanceId
 
+CHUNK_TOKENS: Final = 8192
+"""So much of a prompt LMDeploy computes at most before short prompts that came later get a turn:
+``max_prefill_token_num`` where nobody says another.
+"""
+
 _NOWHERE: Final[Mapping[CacheTier, int]] = MappingProxyType({})
 _NO_COSTS: Final[Mapping[InstanceId, Mapping[str, float]]] = MappingProxyType({})
 
@@ -34,6 +39,7 @@ class Candidate(NamedTuple):
     ``expected_tokens`` >= ``matched_tokens`` adds what was just sent there and will be cached shortly. ``in_flight``
     and ``prefill_tokens`` are this gateway's own requests there, ``foreign_requests`` those of others; ``slots`` is how
     many it runs at once, 0 when it doesn't say. ``recent_tokens`` is the uncached work it was given lately.
+    ``passed_tokens`` are those of ``prefill_tokens`` that a prompt of ``CHUNK_TOKENS`` or less needn't wait for.
     ``last_turn`` and ``last_cold_turn`` order the candidates by when they last got any, or an unmatched, request
     (0: never). ``speeds`` is None where nothing is known: the policy's own assumptions hold.
 
@@ -52,6 +58,7 @@ class Candidate(NamedTuple):
     last_turn: int = 0
     last_cold_turn: int = 0
     speeds: Speeds | None = None
+    passed_tokens: int = 0
 
     @property
     def matched_tiers(self) -> tuple[CacheTier, ...]:
@@ -157,4 +164,4 @@ class RoutingPolicy(Protocol):
         ...
 
 
-__all__ = ["Candidate", "CostModel", "Costs", "Decision", "Query", "RoutingPolicy", "Speeds"]
+__all__ = ["CHUNK_TOKENS", "Candidate", "CostModel", "Costs", "Decision", "Query", "RoutingPolicy", "Speeds"]

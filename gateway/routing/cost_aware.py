@@ -3,7 +3,7 @@
     cost = base    (what every request waits there)
          + prefill (uncached prompt tokens / speed)
          + load    (cached tokens below HBM x the time to bring one back)
-         + queue   (uncached tokens of requests before it / speed)
+         + queue   (uncached tokens of requests before it / speed; of long ones a chunk, where it is short)
          + decode  (running requests x their delay)
          + slot    (wait for a place, when the instance runs all that it can)
          + share   (what running requests lose to one more, where that was measured to be next to nothing)
@@ -87,9 +87,11 @@ class CostAware:
         """The cost of one by name: the same sum as in ``Standings``, said a second time for whoever looks."""
         speeds = each.speeds or self._assumed
         terms = base_term(speeds)
+        own_tokens = None
         if prompt_tokens is not None:
+            own_tokens = prompt_tokens - each.expected_tokens
             terms |= prefill_terms(each, prompt_tokens, speeds)
-        terms |= load_terms(each, speeds)
+        terms |= load_terms(each, speeds, own_tokens)
         if share := each.running * max(0.0, LEAST_SHARE_S - speeds.decode_load_s):
             terms["share"] = share
         if len({other.expected_tokens for other in candidates}) > 1:

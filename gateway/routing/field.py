@@ -27,6 +27,7 @@ class Lineup:
     """What instances that are asked about together have to do, whatever the prompt: columns in their order, which only
     its owner writes.
 
+    ``queued`` is what is computed there before a long prompt, ``soon`` what before a short one.
     ``recent`` times ``scale`` is the work that each was given lately; all of it grows old at once, by ``scale``.
     ``least`` is the least of ``recent``.
     ``changed`` logs the places that changed; whoever has read it up to some place reads on there, as long as ``epoch``
@@ -47,6 +48,7 @@ class Lineup:
         "running",
         "scale",
         "slots",
+        "soon",
         "speeds",
     )
 
@@ -56,6 +58,7 @@ class Lineup:
         self.places = {name: place for place, name in enumerate(names)}
         self.running = [0] * count
         self.queued = [0] * count
+        self.soon = [0] * count
         self.slots = [0] * count
         self.recent = [0.0] * count
         self.cold_turns = [0] * count
@@ -152,6 +155,7 @@ class _Given(Lineup):
         self._candidates = candidates
         self.running = [each.running for each in candidates]
         self.queued = [each.prefill_tokens for each in candidates]
+        self.soon = [each.prefill_tokens - each.passed_tokens for each in candidates]
         self.slots = [each.slots for each in candidates]
         self.recent = [each.recent_tokens for each in candidates]
         self.least = min(self.recent)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from gateway.routing.base import Candidate, Speeds
+from gateway.routing.base import CHUNK_TOKENS, Candidate, Speeds
 from kvcontrol.core.blocks import CacheTier
 
 WAIT_TERMS = ("base", "prefill", "load", "queue", "decode", "slot")
@@ -10,13 +10,25 @@ WAIT_TERMS = ("base", "prefill", "load", "queue", "decode", "slot")
 placement costs somebody else."""
 
 
-def load_terms(candidate: Candidate, speeds: Speeds) -> dict[str, float]:
+def before_tokens(candidate: Candidate, own_tokens: int | None) -> int:
+    """Return the tokens that are computed there before a prompt of which ``own_tokens`` are still to be computed; None
+    where that isn't known.
+
+    Between two chunks of a long prompt an engine takes in short ones. So one that fits into a chunk waits for no more
+    than a chunk of those that don't, and where its conversation lies isn't lost to it while a long one is under way.
+    """
+    if own_tokens is None or own_tokens > CHUNK_TOKENS:
+        return candidate.prefill_tokens
+    return candidate.prefill_tokens - candidate.passed_tokens
+
+
+def load_terms(candidate: Candidate, speeds: Speeds, own_tokens: int | None = None) -> dict[str, float]:
     """What the work that is there already costs a new request: ``queue`` is the prefill before it, ``decode`` the steps
     that running requests take in between, ``slot`` the wait for a place when all that it runs at once are taken.
     """
     running = candidate.in_flight + candidate.foreign_requests
     terms = {
-        "queue": candidate.prefill_tokens / speeds.prefill_tokens_per_s,
+        "queue": before_tokens(candidate, own_tokens) / speeds.prefill_tokens_per_s,
         "decode": running * speeds.decode_load_s,
     }
     if candidate.slots and running >= candidate.slots:
@@ -45,10 +57,10 @@ def base_term(speeds: Speeds) -> dict[str, float]:
     return {"base": speeds.base_s} if speeds.base_s else {}
 
 
-def load_s(candidate: Candidate, speeds: Speeds) -> float:
+def load_s(candidate: Candidate, speeds: Speeds, own_tokens: int | None = None) -> float:
     """Return the sum of ``load_terms``, without making them."""
     running = candidate.in_flight + candidate.foreign_requests
-    seconds = candidate.prefill_tokens / speeds.prefill_tokens_per_s + running * speeds.decode_load_s
+    seconds = before_tokens(candidate, own_tokens) / speeds.prefill_tokens_per_s + running * speeds.decode_load_s
     slots = candidate.slots
     if slots and running >= slots:
         seconds += (running - slots + 1) * speeds.answer_s / slots
@@ -65,8 +77,8 @@ def reload_s(tokens_by_tier: Mapping[CacheTier, int], speeds: Speeds) -> float:
 
 def wait_s(candidate: Candidate, prompt_tokens: int, speeds: Speeds) -> float:
     """Return the predicted time to the first token, as ``predicted_wait_s`` of the terms, without making them."""
-    seconds = speeds.base_s + load_s(candidate, speeds)
-    seconds += (prompt_tokens - candidate.expected_tokens) / speeds.prefill_tokens_per_s
+    own_tokens = prompt_tokens - candidate.expected_tokens
+    seconds = speeds.base_s + load_s(candidate, speeds, own_tokens) + own_tokens / speeds.prefill_tokens_per_s
     if speeds.reload_s_per_token:
         seconds += reload_s(candidate.tokens_by_tier, speeds)
     return seconds
@@ -80,4 +92,14 @@ def predicted_wait_s(terms: Mapping[str, float]) -> float:
     return seconds
 
 
-__all__ = ["WAIT_TERMS", "base_term", "load_s", "load_terms", "predicted_wait_s", "prefill_terms", "reload_s", "wait_s"]
+__all__ = [
+    "WAIT_TERMS",
+    "base_term",
+    "before_tokens",
+    "load_s",
+    "load_terms",
+    "predicted_wait_s",
+    "prefill_terms",
+    "reload_s",
+    "wait_s",
+]

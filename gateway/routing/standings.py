@@ -7,15 +7,16 @@ at them. Otherwise those count that have changed since somebody did: what was wo
     cost  = own_s + (prompt_tokens + excess / 3) * token_s      (excess: only where some have more of it than others)
     own_s = load_s - expected_tokens * token_s + reload_s
 
+``load_s`` is less for a prompt of which a chunk at most is to be computed (``short_s``): it passes long ones.
 ``token_s`` is what a token costs that has to be computed: its prefill, and that again as ``work`` and as ``room``.
 """
 
 from collections.abc import Iterable, Mapping
 from itertools import compress, repeat
-from operator import ge, is_
+from operator import ge, is_, ne
 from typing import Final
 
-from gateway.routing.base import Speeds
+from gateway.routing.base import CHUNK_TOKENS, Speeds
 from gateway.routing.field import Held, Lineup
 from gateway.routing.scoring import reload_s
 
@@ -40,6 +41,7 @@ class Standings:
         "_load_s",
         "_paces",
         "_read",
+        "_short_s",
         "_spread",
         "_token_s",
         "lineup",
@@ -50,6 +52,7 @@ class Standings:
         self._assumed = assumed
         self._spread = spread
         self._load_s: list[float] = []
+        self._short_s: list[float] = []
         self._token_s: list[float] = []
         self._epoch = -1
         self._read = 0
@@ -62,13 +65,14 @@ class Standings:
         """
         tokens = 0.0 if prompt_tokens is None else float(prompt_tokens)
         lineup = self.lineup
+        is_short = prompt_tokens is not None and prompt_tokens <= CHUNK_TOKENS
         if not holding:
             self._follow()
-            return _lowest(
-                [first_s + tokens * each_s for first_s, each_s in zip(self._load_s, self._token_s, strict=True)]
-            )
-        queued, running, slots, recent, known = (
+            load_s = self._short_s if is_short else self._load_s
+            return _lowest([first_s + tokens * each_s for first_s, each_s in zip(load_s, self._token_s, strict=True)])
+        queued, soon, running, slots, recent, known = (
             lineup.queued,
+            lineup.soon,
             lineup.running,
             lineup.slots,
             lineup.recent,
@@ -85,7 +89,8 @@ class Standings:
                 last, each_s, base_s = speeds, _TIMES / speeds.prefill_tokens_per_s, speeds.base_s
                 share_s, reloads = max(LEAST_SHARE_S, speeds.decode_load_s), speeds.reload_s_per_token
             runs = running[at]
-            own_s = base_s + queued[at] / _TIMES * each_s + runs * share_s
+            before = queued[at] if prompt_tokens is None or prompt_tokens - expected > CHUNK_TOKENS else soon[at]
+            own_s = base_s + before / _TIMES * each_s + runs * share_s
             if 0 < slots[at] <= runs:
                 own_s += (runs - slots[at] + 1) * speeds.answer_s / slots[at]
             if prompt_tokens is not None:
@@ -96,20 +101,21 @@ class Standings:
                 own_s + (tokens + (more if (more := part * (recent[at] * scale - least)) < most else most)) * each_s
             )
         bound_s = _bound_s(min(costs_s.values()))
-        if self._are_all_above(bound_s, tokens):
+        if self._are_all_above(bound_s, tokens, soon if is_short else queued):
             return {at: cost_s for at, cost_s in costs_s.items() if cost_s <= bound_s}
         self._follow()
+        load_s = self._short_s if is_short else self._load_s
         all_s = [
             first_s + (tokens + (more if (more := part * (past * scale - least)) < most else most)) * each_s
-            for first_s, each_s, past in zip(self._load_s, self._token_s, recent, strict=True)
+            for first_s, each_s, past in zip(load_s, self._token_s, recent, strict=True)
         ]
         for at, cost_s in costs_s.items():
             all_s[at] = cost_s
         return _lowest(all_s)
 
-    def _are_all_above(self, bound_s: float, tokens: float) -> bool:
-        """Say whether whoever holds nothing costs more than this, whatever it has to do, or as the least of all do.
-        False may be wrong.
+    def _are_all_above(self, bound_s: float, tokens: float, before: Iterable[int]) -> bool:
+        """Say whether whoever holds nothing costs more than this, whatever it has to do, or as the least of all do;
+        ``before`` are the tokens that are computed before the prompt at each. False may be wrong.
         """
         lineup = self.lineup
         paces = lineup.paces or lineup.find_paces()
@@ -125,7 +131,7 @@ class Standings:
         whole_s = tokens * each_s
         return (
             base_s + whole_s > bound_s
-            or base_s + min(lineup.queued) / _TIMES * each_s + min(lineup.running) * share_s + whole_s > bound_s
+            or base_s + min(before) / _TIMES * each_s + min(lineup.running) * share_s + whole_s > bound_s
         )
 
     def excesses(self, places: Iterable[int]) -> list[float]:
@@ -156,16 +162,17 @@ class Standings:
                 base_s + queued / _TIMES * each_s + runs * share_s
                 for queued, runs in zip(lineup.queued, lineup.running, strict=True)
             ]
-            self._work_out(
-                [at for at in compress(range(count), map(ge, lineup.running, lineup.slots)) if lineup.slots[at]]
-            )
+            self._short_s = self._load_s.copy()
+            full = [at for at in compress(range(count), map(ge, lineup.running, lineup.slots)) if lineup.slots[at]]
+            self._work_out({*full, *compress(range(count), map(ne, lineup.queued, lineup.soon))})
         else:
-            self._load_s, self._token_s = [0.0] * count, [0.0] * count
+            self._load_s, self._short_s, self._token_s = [0.0] * count, [0.0] * count, [0.0] * count
             self._work_out(range(count))
 
     def _work_out(self, places: Iterable[int]) -> None:
-        load_s, token_s, lineup = self._load_s, self._token_s, self.lineup
-        queued, running, slots, known = lineup.queued, lineup.running, lineup.slots, lineup.speeds
+        load_s, short_s, token_s, lineup = self._load_s, self._short_s, self._token_s, self.lineup
+        queued, soon, running, slots = lineup.queued, lineup.soon, lineup.running, lineup.slots
+        known = lineup.speeds
         last: Speeds | None = None  # most have the same
         for at in places:
             speeds = known[at] or self._assumed
@@ -173,10 +180,15 @@ class Standings:
                 last, each_s, base_s = speeds, _TIMES / speeds.prefill_tokens_per_s, speeds.base_s
                 share_s = max(LEAST_SHARE_S, speeds.decode_load_s)
             runs, most = running[at], slots[at]
-            before_s = base_s + queued[at] / _TIMES * each_s + runs * share_s
+            tokens = queued[at]
+            before_s = soon_s = base_s + tokens / _TIMES * each_s + runs * share_s
+            if soon[at] != tokens:
+                soon_s = base_s + soon[at] / _TIMES * each_s + runs * share_s
             if 0 < most <= runs:
-                before_s += (runs - most + 1) * speeds.answer_s / most
-            load_s[at], token_s[at] = before_s, each_s
+                slot_s = (runs - most + 1) * speeds.answer_s / most
+                before_s += slot_s
+                soon_s += slot_s
+            load_s[at], short_s[at], token_s[at] = before_s, soon_s, each_s
 
 
 def _drawn(holding: Mapping[int, Held], instances: int) -> bool:

@@ -53,6 +53,7 @@ class CandidateView(BaseModel):
     expected_tokens: int
     in_flight: int
     prefill_tokens: int
+    passed_tokens: int
     foreign_requests: int
     slots: int
     recent_tokens: float
@@ -241,6 +242,7 @@ def _candidates(plan: Plan) -> list[CandidateView]:
                 expected_tokens=each.expected_tokens,
                 in_flight=each.in_flight,
                 prefill_tokens=each.prefill_tokens,
+                passed_tokens=each.passed_tokens,
                 foreign_requests=each.foreign_requests,
                 slots=each.slots,
                 recent_tokens=each.recent_tokens,

@@ -74,6 +74,7 @@ class NaiveCandidates:
             last_turn=load.last_turn,
             last_cold_turn=load.last_cold_turn,
             speeds=world.candidates.speeds(instance),
+            passed_tokens=0 if instance.stats is None else max(0, world.load.tally(name).chunked_tokens - 8192),
         )
 
     def identity(self, prompt: Fingerprint | Gap, instance: Instance) -> CacheIdentity | None:
@@ -121,7 +122,7 @@ class World:
 
     def send(self, asked: Fingerprint | Gap, at: Instance, number: int, identity: CacheIdentity | None) -> None:
         place = ExitStack()
-        permit = place.enter_context(self.load.placed(at.id, uncached_tokens=number * 100, cold=number % 2 == 0))
+        permit = place.enter_context(self.load.placed(at.id, uncached_tokens=number * 1500, cold=number % 2 == 0))
         self.permits.append(permit)
         self.places.append(place)
         if isinstance(asked, Fingerprint) and identity is not None:
@@ -238,7 +239,10 @@ def on_paper(candidates: Sequence[Candidate], tokens: int | None) -> InstanceId:
 def on_paper_s(each: Candidate, tokens: int | None, excess: float) -> float:
     speeds = each.speeds or COSTS.speeds()
     token_s = 3 / speeds.prefill_tokens_per_s
-    cost_s = speeds.base_s + each.prefill_tokens / 3 * token_s + each.running * max(0.005, speeds.decode_load_s)
+    before = each.prefill_tokens
+    if tokens is not None and tokens - each.expected_tokens <= 8192:
+        before -= each.passed_tokens
+    cost_s = speeds.base_s + before / 3 * token_s + each.running * max(0.005, speeds.decode_load_s)
     if each.slots and each.running >= each.slots:
         cost_s += (each.running - each.slots + 1) * speeds.answer_s / each.slots
     if tokens is not None and each.expected_tokens:
@@ -310,7 +314,8 @@ CANDIDATES = st.builds(
     last_turn=st.integers(0, 3),
     last_cold_turn=st.integers(0, 3),
     speeds=SPEEDS,
-)
+    passed_tokens=st.just(0) | st.integers(1, 10**5),
+).map(lambda each: each._replace(prefill_tokens=each.prefill_tokens + each.passed_tokens))
 
 
 @settings(deadline=None, max_examples=examples(150))

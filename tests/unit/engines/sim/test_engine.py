@@ -63,17 +63,20 @@ def test_an_answers_blocks_are_found_by_the_next_turn() -> None:
     assert turn.cached_tokens == 4 * BLOCK
 
 
-def test_prompts_are_computed_together_and_answers_go_on_between_them() -> None:
-    busy = engine(Listening())
+def test_short_prompts_are_computed_together_and_between_the_chunks_of_long_ones_while_answers_go_on() -> None:
+    busy = engine(Listening(), hbm_blocks=256, max_batch=16)
     answering = busy.submit(request("a", [], more=4, output=200), 0.0)
     busy.advance(1.0)
-    first = busy.submit(request("b", range(100, 112)), 1.0)
-    second = busy.submit(request("c", range(200, 206)), 1.0)
+    long = busy.submit(request("long", range(100, 124)), 1.0)
+    busy.advance(busy.next_event_s)
+    shorts = [busy.submit(request(f"s{each}", range(200 + 9 * each, 206 + 9 * each)), 1.1) for each in range(8)]
+    tiny = busy.submit(request("tiny", [300]), 1.1)
     finish(busy)
-    # 49 and 25 tokens in steps of 32: b, the rest of b and half of c, the rest of c
-    assert second.first_token_s is not None
-    assert first.first_token_s is not None
-    assert second.first_token_s > first.first_token_s
+    # 97 tokens in steps of 32: two of them, each with three steps of shorts behind it (25 tokens, and once 5), then the
+    # third and at once what is left
+    order = sorted([*shorts, long], key=lambda each: each.first_token_s or math.inf)
+    assert order == [*shorts[:6], long, *shorts[6:]]
+    assert tiny.first_token_s == shorts[0].first_token_s
     assert answering.ended_s is not None
     assert busy.gaps.total == 199
     # one step of decoding after each of the prefill steps that it met

@@ -234,6 +234,20 @@ def test_costs_that_tie_go_to_who_has_most_and_then_to_who_costs_least() -> None
     assert prefix(held(A, 500, recent_tokens=2), held(B, 500, recent_tokens=1))[0] == "b"
 
 
+def test_a_short_turn_stays_where_it_lies_while_a_long_prompt_is_computed_there_and_a_long_one_does_not() -> None:
+    """Between two chunks of a long prompt short ones get a turn, so all of it but a chunk is no wait for them."""
+    candidates = (held(A, 6000, prefill_tokens=40_100, passed_tokens=31_808), Candidate(instance=B))
+    short, longer = (
+        CostAware(COSTS).choose(Query(prompt_tokens=tokens, gap=None, candidates=candidates))
+        for tokens in (14_000, 20_000)
+    )
+    assert (short.candidate.instance, short.reason) == ("a", "longest_match")
+    assert short.cost_s[A]["queue"] == pytest.approx(8.292)
+    assert short.wait_s == pytest.approx(predicted_wait_s(short.cost_s[A]))
+    assert (longer.candidate.instance, longer.reason) == ("b", "busy_holder")
+    assert longer.cost_s[A]["queue"] == pytest.approx(40.1)
+
+
 def cost_of(instance: InstanceId, *candidates: Candidate) -> Mapping[str, float]:
     query = Query(prompt_tokens=1000, gap=None, candidates=candidates)
     return CostAware(COSTS).choose(query).cost_s[instance]
