@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy.base import PathPolicy
+from kvcontrol.kv_policy.base import OLDEST, PathPolicy
 from kvcontrol.kv_policy.eviction import ContentKey
 from kvcontrol.kv_policy.ghost import GhostList
 
@@ -89,24 +89,24 @@ class ArcPolicy(PathPolicy[_Entry]):
     def _choose(self, incoming: ContentKey | None) -> BlockId | None:
         # One function, because each call costs as much as a step, and more where the processor's caches are cold.
         once, often, gone = self._once, self._often, self._gone_once
-        came_from = None if incoming is None else self._learn(incoming)
+        came_from = self._learn(incoming) if incoming in gone or incoming in self._gone_often else None
         if came_from is not None:
             self._returning.put(incoming, True)  # noqa: FBT003 - a value that nobody reads
         elif self._once_size >= self._c and once:
-            block, _ = once.popitem(last=False)  # without being remembered
+            block, _ = once.popitem(OLDEST)  # without being remembered
             self._once_size -= 1
             del self._entries[block]
             return block
         elif self._once_size + len(gone) >= self._c:
             if gone:
-                gone.popitem(last=False)
+                gone.popitem(OLDEST)
         elif self._gone_often and len(self._entries) + len(gone) + len(self._gone_often) >= 2 * self._c:
-            self._gone_often.popitem(last=False)
+            self._gone_often.popitem(OLDEST)
         if once and (not often or self._once_size > self._p or (came_from and self._once_size == self._p)):
-            block, entry = once.popitem(last=False)
+            block, entry = once.popitem(OLDEST)
             self._once_size -= 1
         elif often:
-            block, entry = often.popitem(last=False)
+            block, entry = often.popitem(OLDEST)
             gone = self._gone_often
         else:
             return None
@@ -135,9 +135,9 @@ class ArcPolicy(PathPolicy[_Entry]):
         """Keep the memory within its bounds where blocks come without anybody's having asked for room."""
         once, often = self._gone_once, self._gone_often
         while once and self._once_size + len(once) > self._c:
-            once.popitem(last=False)
+            once.popitem(OLDEST)
         while often and len(self._entries) + len(once) + len(often) > 2 * self._c:
-            often.popitem(last=False)
+            often.popitem(OLDEST)
 
 
 __all__ = ["ArcPolicy"]

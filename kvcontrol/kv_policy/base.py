@@ -7,12 +7,15 @@ the engine's own path, so it stands alone.)
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, PolicyContext
 
 Entry = TypeVar("Entry")
+
+OLDEST: Final = False
+"""``OrderedDict.popitem`` for the first: by place, as by name (``last=``) it takes twice as long."""
 
 
 class PathPolicy(ABC, Generic[Entry]):
@@ -92,14 +95,19 @@ class PathPolicy(ABC, Generic[Entry]):
 
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """See ``EvictionPolicy``."""
+        victims = tuple(self._choose_all(context.wanted_blocks, context.incoming))
+        return EvictionDecision(victims, self.reason)
+
+    def _choose_all(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:
+        """Choose up to so many; a policy that can go on from one to the next at less cost does so in its own."""
         victims: list[BlockId] = []
-        incoming = context.incoming
-        for place in range(context.wanted_blocks):
-            victim = self._choose(incoming[place] if place < len(incoming) else None)
+        choose, said = self._choose, len(incoming)
+        for place in range(wanted):
+            victim = choose(incoming[place] if place < said else None)
             if victim is None:
                 break
             victims.append(victim)
-        return EvictionDecision(victims=tuple(victims), reason=self.reason)
+        return victims
 
     @abstractmethod
     def _add(self, block: BlockId, key: ContentKey | None) -> None:
@@ -138,4 +146,4 @@ def _refuse_twice(path: Sequence[BlockId]) -> None:
         raise ValueError(f"a path names a block once: {list(path)}")
 
 
-__all__ = ["PathPolicy"]
+__all__ = ["OLDEST", "PathPolicy"]

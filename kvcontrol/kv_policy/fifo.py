@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy.base import PathPolicy
+from kvcontrol.kv_policy.base import OLDEST, PathPolicy
 from kvcontrol.kv_policy.eviction import ContentKey
 
 
@@ -52,7 +52,7 @@ class FifoPolicy(PathPolicy[None]):
     def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002
         line, holds = self._line, self._holds
         while line:
-            block, _ = line.popitem(last=False)
+            block, _ = line.popitem(OLDEST)
             if block not in holds:
                 del self._entries[block]
                 return block

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
+from kvcontrol.kv_policy.base import OLDEST
 from kvcontrol.kv_policy.eviction import ContentKey
 
 Value = TypeVar("Value")
@@ -10,6 +11,8 @@ Value = TypeVar("Value")
 
 class GhostList(Generic[Value]):
     """At most ``room`` keys, the one put in longest ago leaves first. Every call is O(1)."""
+
+    __slots__ = ("_line", "room")
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -31,7 +34,9 @@ class GhostList(Generic[Value]):
         line[key] = value
         if len(line) == before:
             line.move_to_end(key)
-        return line.popitem(last=False)[1] if len(line) > self.room else None
+        elif before >= self.room:
+            return line.popitem(OLDEST)[1]
+        return None
 
     def take(self, key: ContentKey) -> Value | None:
         """Forget a key and return its value; None when it isn't remembered."""
@@ -39,7 +44,7 @@ class GhostList(Generic[Value]):
 
     def forget_oldest(self) -> None:
         """Forget the key put in longest ago; ``KeyError`` when there is none."""
-        self._line.popitem(last=False)
+        self._line.popitem(OLDEST)
 
 
 __all__ = ["GhostList"]

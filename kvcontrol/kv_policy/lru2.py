@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy.base import PathPolicy
+from kvcontrol.kv_policy.base import OLDEST, PathPolicy
 from kvcontrol.kv_policy.buckets import Buckets
 from kvcontrol.kv_policy.eviction import ContentKey
 from kvcontrol.kv_policy.ghost import GhostList
@@ -87,7 +87,7 @@ class Lru2Policy(PathPolicy[_Entry]):
 
     def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it remembers at the insertion
         if self._once:
-            block, _ = self._once.popitem(last=False)
+            block, _ = self._once.popitem(OLDEST)
         else:
             lowest = self._again.lowest()
             if lowest is None:

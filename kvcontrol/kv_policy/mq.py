@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy.base import PathPolicy
+from kvcontrol.kv_policy.base import OLDEST, PathPolicy
 from kvcontrol.kv_policy.eviction import ContentKey
 from kvcontrol.kv_policy.ghost import GhostList
 
@@ -83,7 +83,7 @@ class MqPolicy(PathPolicy[_Entry]):
     def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it remembers at the insertion
         for line in self._lines:
             if line:
-                block, _ = line.popitem(last=False)
+                block, _ = line.popitem(OLDEST)
                 self._remember(self._entries.pop(block))
                 return block
         return None

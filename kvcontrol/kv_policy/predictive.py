@@ -17,8 +17,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy.base import PathPolicy
-from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, PolicyContext
+from kvcontrol.kv_policy.base import OLDEST, PathPolicy
+from kvcontrol.kv_policy.eviction import ContentKey
 from kvcontrol.kv_policy.ghost import GhostList
 from kvcontrol.kv_policy.reuse_table import ReuseTable, bucket_of, start_of
 
@@ -50,13 +50,16 @@ class PredictivePolicy(PathPolicy[_Entry]):
         self._forgotten: list[_Entry] = []
         """Ghosts that made way, which the table hasn't been told of."""
         self._fronts: list[BlockId | None] = [None] * CLASSES
-        """Each line's first block, where it is known what is to be expected of it (a read of cold memory saved)."""
+        """Each line's first block, where it is known what is to be expected of it."""
+        self._lasts = [0] * CLASSES
+        """When the fronts were used last (reads of cold memory saved)."""
         self._expected = [_NONE_THERE] * CLASSES
         """Of the fronts, at the table's ``_version``, until ticks that follow."""
         self._untils: list[float] = [_NONE_THERE] * CLASSES
         self._until = _NONE_THERE
         """The first of these."""
         self._version = 0
+        self._versions = [0] * CLASSES
         self._unasked: set[int] = set()
         """Lines that may have a first block of which nobody has asked."""
         self._ages = [(0, 0, 0.0)] * CLASSES
@@ -64,13 +67,25 @@ class PredictivePolicy(PathPolicy[_Entry]):
         self._table = ReuseTable(CLASSES, patience=int(patience * capacity_blocks), window=16 * capacity_blocks)
 
     def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
-        """See ``EvictionPolicy``. What the table learns of victims and is asked of who is next is done here, not by who
-        waits for a victim: each choice is followed by an insertion.
+        """See ``EvictionPolicy``. What the table learns of victims is done here, not by who waits for a victim: each
+        choice is followed by an insertion. So is what it is asked of who is next, here and in other hooks.
         """
         for entry in self._forgotten:
             self._table.ended(class_of(entry.uses), entry.last, self._now)
         self._forgotten.clear()
         super().insert(path, keys)
+        if self._is_outdated():
+            self._look()
+
+    def access(self, path: Sequence[BlockId]) -> None:
+        """See ``EvictionPolicy``."""
+        super().access(path)
+        if self._is_outdated():
+            self._look()
+
+    def hold(self, path: Sequence[BlockId]) -> None:
+        """See ``EvictionPolicy``."""
+        super().hold(path)
         if self._is_outdated():
             self._look()
 
@@ -117,33 +132,41 @@ class PredictivePolicy(PathPolicy[_Entry]):
         if forgotten is not None:
             self._forgotten.append(forgotten)
 
-    def select_victims(self, context: PolicyContext) -> EvictionDecision:
-        """See ``EvictionPolicy``."""
+    def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it learns at the insertion
+        victims = self._choose_all(1, ())
+        return victims[0] if victims else None
+
+    def _choose_all(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
+        victims: list[BlockId] = []
         if self._is_outdated():
             self._look()
-        return super().select_victims(context)
-
-    def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it learns at the insertion
-        if self._unasked:  # as after every choice
-            for klass in self._unasked:
-                self._ask(klass)
-            self._unasked.clear()
-        expected = self._expected
-        least = min(expected)
-        if least == _NONE_THERE:
-            return None
-        klass = expected.index(least)
-        block, entry = self._lines[klass].popitem(last=False)
-        del self._entries[block]
-        forgotten: _Entry | None = entry
-        if entry.key is not None:
-            forgotten = self._ghosts.put(entry.key, entry)
-        if forgotten is not None:
-            self._forgotten.append(forgotten)
-        self._fronts[klass] = None
-        expected[klass] = _NONE_THERE
-        self._unasked.add(klass)
-        return block
+        entries, expected, remember, now = self._entries, self._expected, self._ghosts.put, self._now
+        while len(victims) < wanted:
+            if self._unasked:
+                self._ask_all()
+            least = min(expected)
+            if least == _NONE_THERE:
+                break
+            klass = expected.index(least)
+            line = self._lines[klass]
+            start, end, _ = self._ages[klass]
+            while True:
+                block, entry = line.popitem(OLDEST)
+                del entries[block]
+                victims.append(block)
+                forgotten: _Entry | None = entry
+                if entry.key is not None:
+                    forgotten = remember(entry.key, entry)
+                if forgotten is not None:
+                    self._forgotten.append(forgotten)
+                if len(victims) == wanted or not line:
+                    break
+                if not start <= now - line[next(iter(line))].last < end:
+                    break  # of the next in line something else is to be expected
+            self._fronts[klass] = None
+            expected[klass] = _NONE_THERE
+            self._unasked.add(klass)
+        return victims
 
     def _is_outdated(self) -> bool:
         return bool(self._unasked) or self._now >= self._until or self._version != self._table.version
@@ -153,14 +176,20 @@ class PredictivePolicy(PathPolicy[_Entry]):
         now, version = self._now, self._table.version
         if self._version != version:
             self._version = version
-            self._ages = [(0, 0, 0.0)] * CLASSES
-            self._unasked.update(range(CLASSES))
-        elif now >= self._until:
+            for klass, (asked, worked_out) in enumerate(zip(self._versions, self._table.versions, strict=True)):
+                if asked != worked_out:
+                    self._versions[klass] = worked_out
+                    self._ages[klass] = (0, 0, 0.0)
+                    self._unasked.add(klass)
+        if now >= self._until:
             self._unasked.update([klass for klass, until in enumerate(self._untils) if now >= until])
+        self._ask_all()
+        self._until = min(self._untils)
+
+    def _ask_all(self) -> None:
         for klass in self._unasked:
             self._ask(klass)
         self._unasked.clear()
-        self._until = min(self._untils)
 
     def _ask(self, klass: int) -> None:
         """Find out what is to be expected of the front of a line."""
@@ -169,10 +198,10 @@ class PredictivePolicy(PathPolicy[_Entry]):
             self._fronts[klass] = None
             self._expected[klass] = self._untils[klass] = _NONE_THERE
             return
-        block = self._fronts[klass]
-        if block is None:
+        if self._fronts[klass] is None:
             block = self._fronts[klass] = next(iter(line))
-        last = line[block].last
+            self._lasts[klass] = line[block].last
+        last = self._lasts[klass]
         age = self._now - last
         start, end, expected = self._ages[klass]
         if not start <= age < end:

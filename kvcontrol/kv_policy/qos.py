@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy.base import PathPolicy
+from kvcontrol.kv_policy.base import OLDEST, PathPolicy
 from kvcontrol.kv_policy.block_key import HIGHEST_PRIORITY, described
 from kvcontrol.kv_policy.eviction import ContentKey
 
@@ -92,20 +92,48 @@ class QosPolicy(PathPolicy[tuple[_Account, int]]):
         self._charge(block)
 
     def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - whoever comes, the richest gives
-        account = self._gone() or self._heaviest()
-        if account is None:
-            return None
-        block = next(iter(account.lines[min(account.lines)]))
-        self._park(block)
-        self._charge(block)
-        del self._entries[block]
-        return block
+        victims = self._choose_all(1, ())
+        return victims[0] if victims else None
 
-    def _gone(self) -> _Account | None:
-        if not self._accounts:
-            return None
-        account = next(iter(self._accounts.values()))
-        return account if account.lines and self._now - account.last > self._idle else None
+    def _choose_all(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
+        victims: list[BlockId] = []
+        accounts = self._accounts
+        while accounts and len(victims) < wanted:
+            first = next(iter(accounts.values()))  # the one heard of longest ago
+            account: _Account | None = first
+            rival = None
+            if len(accounts) > 1 and not (first.lines and self._now - first.last > self._idle):
+                account = self._heaviest()
+                if account is not None and len(victims) + 1 < wanted:
+                    rival = self._rival()
+            if account is None or not account.lines:
+                break
+            self._give(account, wanted - len(victims), rival, victims)
+        return victims
+
+    def _give(self, account: _Account, most: int, rival: tuple[int, str] | None, victims: list[BlockId]) -> None:
+        """Take blocks of a tenant that gives: one at least, and others as long as it weighs more than its rival."""
+        lines, entries, tenant = account.lines, self._entries, account.tenant
+        weight, first = account.weight, len(victims)
+        while most and lines:
+            priority = min(lines)
+            line, unit = lines[priority], _UNIT >> priority
+            while most and line:
+                block, _ = line.popitem(OLDEST)
+                del entries[block]
+                victims.append(block)
+                weight -= unit
+                most -= 1
+                if rival is not None and (-weight, tenant) > rival:
+                    most = 0
+            if not line:
+                del lines[priority]
+        account.weight = weight
+        account.blocks -= len(victims) - first
+        if account.blocks:
+            self._changed.add(tenant)
+        else:
+            del self._accounts[tenant]
 
     def _heaviest(self) -> _Account | None:
         richest, accounts = self._richest, self._accounts
@@ -117,6 +145,15 @@ class QosPolicy(PathPolicy[tuple[_Account, int]]):
         if len(richest) > 2 * len(accounts) + _SLACK:
             self._richest = richest = [(-account.weight, account.tenant) for account in accounts.values()]
             heapify(richest)
+        return self._top()
+
+    def _rival(self) -> tuple[int, str] | None:
+        """Return who comes after the heaviest, which is found anew when it has given."""
+        heappop(self._richest)
+        return self._richest[0] if self._top() else None
+
+    def _top(self) -> _Account | None:
+        richest, accounts = self._richest, self._accounts
         while richest:
             weight, tenant = richest[0]
             account = accounts.get(tenant)

@@ -64,6 +64,8 @@ class ReuseTable:
         """Gaps that are open, by the slot in which they began."""
         self.version = 0
         """Counts up when a class is worked out anew."""
+        self.versions = [0] * classes
+        """Of each class."""
         self._observed = 0
         self._next = 0
         self._until_work = 0
@@ -96,7 +98,7 @@ class ReuseTable:
         self._count(now)
 
     def worth(self, klass: int, bucket: int) -> float:
-        """Return the uses per tick that are to be expected of something in a bucket; holds for one ``version``."""
+        """Return the uses per tick to be expected of something in a bucket; good for one of its class' ``versions``."""
         hazards = self._hazards[klass]
         if hazards is None:
             return 1.0 / (1 + start_of(bucket))
@@ -156,6 +158,7 @@ class ReuseTable:
         self._worths[klass] = {bucket: index_of(hazards, bucket, self._patience) for bucket in wanted}
         self._asked[klass] = set()
         self.version += 1
+        self.versions[klass] += 1
 
     def _hazards_of(self, klass: int, now: int, overall: list[float] | None) -> list[float]:
         used, ended = self._used[klass], self._ended[klass]

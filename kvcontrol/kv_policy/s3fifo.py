@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy.base import PathPolicy
+from kvcontrol.kv_policy.base import OLDEST, PathPolicy
 from kvcontrol.kv_policy.eviction import ContentKey
 from kvcontrol.kv_policy.ghost import GhostList
 
@@ -81,14 +81,13 @@ class S3FifoPolicy(PathPolicy[_Entry]):
             self._small.pop(block, None)
 
     def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it learns at the insertion
-        first, second = self._from_small, self._from_main
+        block = None
         if len(self._small) + len(self._aside_small) < self._small_room:
-            first, second = second, first
-        block = first()
-        if block is None:
-            block = second()
-        if block is None:  # all that small had went to main, which may have been asked before that
             block = self._from_main()
+        if block is None:
+            block = self._from_small()
+            if block is None:  # what small had may have gone to main
+                block = self._from_main()
         if block is not None:
             del self._entries[block]
         return block
@@ -96,7 +95,7 @@ class S3FifoPolicy(PathPolicy[_Entry]):
     def _from_small(self) -> BlockId | None:
         small, holds = self._small, self._holds
         while small:
-            block, entry = small.popitem(last=False)
+            block, entry = small.popitem(OLDEST)
             if block in holds:
                 self._aside_small.add(block)
             elif entry.uses >= self._threshold:
