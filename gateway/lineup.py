@@ -33,7 +33,9 @@ class LiveLineup(Lineup):
     """
 
     __slots__ = (
+        "_kinds",
         "_load",
+        "_load_epoch",
         "_read",
         "_seats",
         "_seats_s",
@@ -44,7 +46,6 @@ class LiveLineup(Lineup):
         "asked",
         "identities",
         "instances",
-        "kinds",
         "version",
     )
 
@@ -53,13 +54,14 @@ class LiveLineup(Lineup):
         self.instances = list(instances)
         self.asked: tuple[Instance, ...] | None = None
         self.identities: list[CacheIdentity | None] = [None] * len(instances)
-        self.kinds: tuple[tuple[CacheIdentity | None, _Places], ...] = ((None, {}),)
+        self._kinds: list[tuple[CacheIdentity | None, _Places]] = []  # none until somebody asks
         self.version = 0
         self._load = load
         self._turns = [_NO_TURN] * len(instances)  # the last of each whose work is in ``recent``
         self._tallies: list[Tally] = [load.tally(each.id) for each in instances]
-        self._read = (load.epoch, len(load.changed))
-        self._stale: dict[int, None] = {}  # places to be filled, whatever the log says
+        self._load_epoch = load.epoch
+        self._read = len(load.changed)
+        self._stale: set[int] = set()  # places to be filled, whatever the log says
         self._since_s = load.now_s()
         self._seats: list[Candidate | None] = [None] * len(instances)
         self._seats_s = self._since_s
@@ -68,14 +70,22 @@ class LiveLineup(Lineup):
         """Show an instance's new snapshot."""
         at = self.places[instance.id]
         self.instances[at] = instance
-        self.identities[at] = identity
-        self.kinds = tuple([(each, {}) for each in dict.fromkeys(self.identities)])
+        if identity is not self.identities[at]:
+            self.identities[at] = identity
+            self._kinds = []
         self.speeds[at] = speeds
         self.paces = ()
         self.slots[at] = 0 if instance.stats is None else instance.stats.load.max_batch_size
         self._tallies[at] = self._load.tally(instance.id)
         self._turns[at] = _NO_TURN
-        self._stale[at] = None
+        self._stale.add(at)
+
+    @property
+    def kinds(self) -> Sequence[tuple[CacheIdentity | None, _Places]]:
+        if not self._kinds:
+            different = dict(zip(map(id, self.identities), self.identities, strict=True))
+            self._kinds = [(each, {}) for each in different.values()]
+        return self._kinds
 
     def find(self, names: tuple[InstanceId, ...], identity: CacheIdentity | None, known: _Places) -> tuple[int, ...]:
         """Return the places of those among some names that are here and whose caches have an identity; ``known`` is
@@ -107,30 +117,30 @@ class LiveLineup(Lineup):
 
     def refresh(self) -> None:
         """Take in what has changed, and that time has passed."""
-        now_s = self._load.now_s()
-        if now_s - self._since_s > _SINCE_AT_MOST_S:
+        load, stale = self._load, self._stale
+        now_s = load.now_s()
+        since_s = now_s - self._since_s
+        if since_s > _SINCE_AT_MOST_S:
             self._since_s = now_s
-            self._stale = dict.fromkeys(range(len(self.names)))
+            since_s = 0.0
+            stale.update(range(len(self.names)))
             self._turns = [_NO_TURN] * len(self.names)
-        self.scale = faded(now_s - self._since_s)
-        load = self._load
-        epoch, read = self._read
-        if epoch != load.epoch:
-            self._stale = dict.fromkeys(range(len(self.names)))
-        elif read < len(load.changed):
-            places = self.places
-            for name in load.changed[read:]:
-                if name in places:
-                    self._stale[places[name]] = None
-        self._read = (load.epoch, len(load.changed))
-        if self._stale:
-            self._fill(list(self._stale))
-            self._stale.clear()
+        self.scale = faded(since_s)
+        changed = load.changed
+        if self._load_epoch != load.epoch:
+            self._load_epoch = load.epoch
+            stale.update(range(len(self.names)))
+        elif self._read < len(changed):
+            stale.update([at for at in map(self.places.get, changed[self._read :]) if at is not None])
+        self._read = len(changed)
+        if stale:
+            self._fill(stale)
+            stale.clear()
         if now_s - self._seats_s > _AGES_S:
             self._seats = [None] * len(self._seats)
             self._seats_s = now_s
 
-    def _fill(self, places: list[int]) -> None:
+    def _fill(self, places: set[int]) -> None:
         recent, least, since_s = self.recent, self.least, self._since_s
         running, queued, soon, seats = self.running, self.queued, self.soon, self._seats
         tallies, turns, instances = self._tallies, self._turns, self.instances

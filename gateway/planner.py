@@ -240,9 +240,15 @@ class Planner:
         lookups = self._candidates.lookups(fingerprint)
         candidates = self._candidates.of(instances, lookups)
         known = lookups.any
-        gap = _gap(fingerprint, known=known)
-        tokens = fingerprint.tokens if isinstance(fingerprint, Fingerprint) and known else None
-        query = Query(prompt_tokens=tokens, gap=gap, candidates=candidates, key=session or _key(fingerprint))
+        gap: Gap | None
+        if isinstance(fingerprint, Fingerprint):
+            gap, tokens = (None, fingerprint.tokens) if known else (fingerprint.gap, None)
+            key: bytes | Callable[[], bytes] = session or partial(fingerprint.beginning, _KEY_TOKENS)
+            query = Query(prompt_tokens=tokens, gap=gap, candidates=candidates, key=key)
+            textual = fingerprint.textual
+        else:
+            tokens, textual = None, False
+            query = Query(prompt_tokens=None, gap=fingerprint, candidates=candidates, key=session)
         decision = self._policy.choose(query)
         answer = decision.candidate
         place = candidates.lineup.places[answer.instance]
@@ -253,19 +259,23 @@ class Planner:
             guess = self._learned.guess(chosen.id, cached.hashes, answer.matched_tokens // cached.block_tokens)
         split, prefill = self._split(fingerprint, chosen, answer, lookups, size, without)
         plan_id = f"plan-{self._process}-{self._plans}"
+        if split is None or prefill is None:
+            execution = self._separation.hybrid(plan_id, size, answer)
+            uncached, predicted_s = max(0, (tokens or 0) - answer.expected_tokens), decision.wait_s
+        else:
+            execution = self._separation.plan(plan_id, size, split.placement, answer, prefill.candidate)
+            uncached, predicted_s = 0, None
         plan = Plan(
             instance=chosen,
             policy=self._policy.name,
             decision=decision,
-            execution=self._separation.hybrid(plan_id, size, answer)
-            if split is None or prefill is None
-            else self._separation.plan(plan_id, size, split.placement, answer, prefill.candidate),
+            execution=execution,
             matched_tokens=answer.matched_tokens,
-            uncached_tokens=0 if prefill is not None else max(0, (tokens or 0) - answer.expected_tokens),
-            predicted_s=decision.wait_s if prefill is None else None,
+            uncached_tokens=uncached,
+            predicted_s=predicted_s,
             guess=guess,
+            textual=textual,
             candidates=candidates,
-            textual=isinstance(fingerprint, Fingerprint) and fingerprint.textual,
             split=split,
             prefill=prefill,
         )
@@ -295,17 +305,6 @@ class Planner:
             return split, None
         device = InstanceId(split.placement.handover.prefill)
         return split, next(each for each in sides if each.instance.id == device)
-
-
-def _gap(fingerprint: Fingerprint | Gap, *, known: bool) -> Gap | None:
-    if isinstance(fingerprint, Gap):
-        return fingerprint
-    return None if known else fingerprint.gap
-
-
-def _key(fingerprint: Fingerprint | Gap) -> Callable[[], bytes] | None:
-    """What makes what requests with one beginning have in common, whatever instances there are now."""
-    return partial(fingerprint.beginning, _KEY_TOKENS) if isinstance(fingerprint, Fingerprint) else None
 
 
 __all__ = ["Plan", "Planner"]

@@ -90,7 +90,9 @@ class Separation:
             device = Device(answer.instance)
             legs = _moved(self._forms[None, shape[1], False], device, device)
             here = self._here[shape] = (Placement(answer=device), legs)
-        return _plan(plan_id, size, here[0], here[1], answer, None)
+        placement, legs = here
+        graph = partial(_graph, size, placement, answer, None)
+        return ExecutionPlan(PlanId(plan_id), (size.request_id,), answer.instance, legs, graph)
 
     def plan(
         self, plan_id: str, size: RequestSize, placement: Placement, answer: Candidate, prefill: Candidate
@@ -110,7 +112,8 @@ class Separation:
             if len(self._legs) >= _MOST_SHAPES:
                 self._legs.clear()
             legs = self._legs[shape] = _moved(self._forms[shape[2:]], placement.answer, handover.prefill)
-        return _plan(plan_id, size, placement, legs, answer, prefill)
+        graph = partial(_graph, size, placement, answer, prefill)
+        return ExecutionPlan(PlanId(plan_id), (size.request_id,), answer.instance, legs, graph)
 
     def forget(self, instance: InstanceId) -> None:
         """An instance is gone."""
@@ -146,23 +149,6 @@ def _moved(legs: tuple[Leg, ...], answer: Device, prefill: Device) -> tuple[Leg,
     """The legs of a form, with the instances that they are of."""
     at: dict[Device | None, Device] = {_ANSWERS: answer, _PREFILLS: prefill}
     return tuple([replace(leg, device=at[leg.device], target=at.get(leg.target)) for leg in legs])
-
-
-def _plan(  # noqa: PLR0913, PLR0917 - all that a plan is made of
-    plan_id: str,
-    size: RequestSize,
-    placement: Placement,
-    legs: tuple[Leg, ...],
-    answer: Candidate,
-    prefill: Candidate | None,
-) -> ExecutionPlan:
-    return ExecutionPlan(
-        plan_id=PlanId(plan_id),
-        request_ids=(size.request_id,),
-        target_instance_id=answer.instance,
-        legs=legs,
-        graph=partial(_graph, size, placement, answer, prefill),
-    )
 
 
 def _graph(size: RequestSize, placement: Placement, answer: Candidate, prefill: Candidate | None) -> IRGraph:

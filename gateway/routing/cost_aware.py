@@ -24,6 +24,7 @@ work lately, and then to who got no cold prompt for longest.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import ClassVar, Final
 
 from gateway.routing.base import Candidate, CostModel, Costs, Decision, Query
@@ -33,6 +34,7 @@ from gateway.routing.standings import LEAST_SHARE_S, MOST_EXCESS_TOKENS, Standin
 from kvcontrol.core.ids import InstanceId
 
 _MOST_STANDINGS: Final = 64
+_expected_of = itemgetter(2)
 
 
 class CostAware:
@@ -60,7 +62,7 @@ class CostAware:
         if query.gap is not None:
             basis, reason = "load", query.gap
         elif chosen.matched_tokens:
-            most = max([expected for _, _, expected in holding.values()], default=0)
+            most = max(map(_expected_of, holding.values()), default=0)
             basis, reason = "prefix", "longest_match" if chosen.expected_tokens == most else "busy_holder"
         elif chosen.expected_tokens:
             basis, reason = "prefix", "just_routed"

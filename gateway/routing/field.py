@@ -5,7 +5,7 @@ that looks at columns needs no ``Candidate`` of the others; one that wants them 
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final, overload
@@ -74,7 +74,7 @@ class Lineup:
         self.paces = tuple(dict(zip(map(id, self.speeds), self.speeds, strict=True)).values())
         return self.paces
 
-    def note(self, places: list[int]) -> None:
+    def note(self, places: Iterable[int]) -> None:
         """Log changes."""
         self.changed += places
         if len(self.changed) > _MOST_LOGGED:

@@ -19,6 +19,7 @@ from typing import Final
 from gateway.routing.base import CHUNK_TOKENS, Speeds
 from gateway.routing.field import Held, Lineup
 from gateway.routing.scoring import reload_s
+from kvcontrol.core.blocks import CacheTier
 
 LEAST_SHARE_S: Final = 0.005
 """Without it, two equal instances of which one once began an answer a little later would not share a burst."""
@@ -70,24 +71,20 @@ class Standings:
             self._follow()
             load_s = self._short_s if is_short else self._load_s
             return _lowest([first_s + tokens * each_s for first_s, each_s in zip(load_s, self._token_s, strict=True)])
-        queued, soon, running, slots, recent, known = (
-            lineup.queued,
-            lineup.soon,
-            lineup.running,
-            lineup.slots,
-            lineup.recent,
-            lineup.speeds,
-        )
+        queued, soon, running, slots = lineup.queued, lineup.soon, lineup.running, lineup.slots
+        recent, known = lineup.recent, lineup.speeds
         scale, most = lineup.scale, MOST_EXCESS_TOKENS / _TIMES
         part = self._spread / _TIMES if _drawn(holding, len(recent)) else 0.0
         least = lineup.least * scale
         costs_s: dict[int, float] = {}
-        last: Speeds | None = None  # most have the same
+        last: Speeds | None = None  # most have the same, and hold as much in the same tiers
+        loaded: Mapping[CacheTier, int] | None = None
         for at, (matched, tiers, expected) in holding.items():
             speeds = known[at] or self._assumed
             if speeds is not last:
                 last, each_s, base_s = speeds, _TIMES / speeds.prefill_tokens_per_s, speeds.base_s
                 share_s, reloads = max(LEAST_SHARE_S, speeds.decode_load_s), speeds.reload_s_per_token
+                loaded = None
             runs = running[at]
             before = queued[at] if prompt_tokens is None or prompt_tokens - expected > CHUNK_TOKENS else soon[at]
             own_s = base_s + before / _TIMES * each_s + runs * share_s
@@ -96,7 +93,9 @@ class Standings:
             if prompt_tokens is not None:
                 own_s -= expected * each_s
                 if reloads and matched:
-                    own_s += reload_s(tiers, speeds)
+                    if tiers is not loaded:
+                        loaded, again_s = tiers, reload_s(tiers, speeds)
+                    own_s += again_s
             costs_s[at] = (
                 own_s + (tokens + (more if (more := part * (recent[at] * scale - least)) < most else most)) * each_s
             )

@@ -25,6 +25,8 @@ per instance (``NaiveFleetIndex``: O(instances x blocks)), a plain walk with mas
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import and_, is_
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
 from kvcontrol.core.control import Residents
@@ -68,7 +70,7 @@ class FleetIndex:
         self._retired: deque[Holder] = deque()
         self._masks: dict[int, int] = {}
         self._tiered = 0  # whoever may hold a block outside of HBM: all who do, and maybe more
-        self._named: dict[int, tuple[InstanceId, ...]] = {}
+        self._named: dict[int, tuple[tuple[InstanceId, ...], list[dict[BlockHash, int]]]] = {}
 
     def reset(self, instance: InstanceId, residents: Residents) -> None:
         self.drop(instance)
@@ -136,15 +138,14 @@ class FleetIndex:
             return []
         runs: list[Run] = []
         for bits, blocks in self._stops(hashes, first):
-            if tiered := bits & self._tiered:
-                bits ^= tiered  # noqa: PLW2901 - the others
-                while tiered:
-                    bit = tiered & -tiered
-                    tiered ^= bit
-                    name = self._names[bit]
-                    runs.append((blocks, split(self._by_instance[name].held, hashes, blocks).by_tier, (name,)))
+            tiered = bits & self._tiered
+            for place in self._slower(tiered, hashes, blocks) if tiered else ():
+                bits ^= 1 << place  # noqa: PLW2901 - the others
+                name = self._names[1 << place]
+                runs.append((blocks, split(self._by_instance[name].held, hashes, blocks).by_tier, (name,)))
             if bits:
-                runs.append((blocks, {CacheTier.HBM: blocks}, self._named.get(bits) or self._name(bits)))
+                names, _ = self._named.get(bits) or self._name(bits)
+                runs.append((blocks, {CacheTier.HBM: blocks}, names))
         return runs
 
     def lineage(self, block: BlockHash) -> list[BlockHash]:
@@ -197,18 +198,43 @@ class FleetIndex:
         must(self._live == sum(each.bit for each in self._by_instance.values()), "who is alive is miscounted")
         must(self._names == {each.bit: name for name, each in self._by_instance.items()}, "places have wrong names")
         must(
-            all(each == tuple(map(self._names.get, _bits(mask))) for mask, each in self._named.items()),
-            "the names kept of a mask are others'",
+            all(
+                names == tuple(map(self._names.get, _bits(mask)))
+                and all(map(is_, held, [self._by_instance[name].held for name in names]))
+                for mask, (names, held) in self._named.items()
+            ),
+            "what is kept of a mask is others'",
         )
         must(holders == self._holders, "the masks differ from what the instances hold")
         must(self._parent.keys() == holders.keys(), "parents are kept for other blocks than those held")
 
-    def _name(self, mask: int) -> tuple[InstanceId, ...]:
-        """Return who the bits of a mask are, and keep it."""
+    def _name(self, mask: int) -> tuple[tuple[InstanceId, ...], list[dict[BlockHash, int]]]:
+        """Return who the bits of a mask are, and what they hold, and keep it."""
         if len(self._named) >= _MAX_NAMED_MASKS:
             self._named.clear()
-        names = self._named[mask] = tuple([self._names[bit] for bit in _bits(mask)])
-        return names
+        names = tuple([self._names[bit] for bit in _bits(mask)])
+        named = self._named[mask] = (names, [self._by_instance[name].held for name in names])
+        return named
+
+    def _slower(self, mask: int, hashes: Sequence[BlockHash], blocks: int) -> list[int]:
+        """Return the places of those for whom ``split`` would find more than HBM. What it looks at as long as it finds
+        nothing else are the same blocks for all.
+        """
+        _, all_held = self._named.get(mask) or self._name(mask)
+        slower: list[int] = []
+        low = 0
+        while low < blocks and mask:
+            middle = (low + blocks) // 2
+            block = hashes[middle]
+            if not all(map(and_, map(dict.get, all_held, repeat(block), repeat(0)), repeat(_HBM_BIT))):
+                found = [
+                    bit for bit, held in zip(_bits(mask), all_held, strict=True) if not held.get(block, 0) & _HBM_BIT
+                ]
+                slower += [bit.bit_length() - 1 for bit in found]
+                mask ^= sum(found)
+                all_held = [held for held in all_held if held.get(block, 0) & _HBM_BIT]
+            low = middle + 1
+        return slower
 
     def _stops(self, hashes: Sequence[BlockHash], first: int) -> list[tuple[int, int]]:
         """Return, for all who hold the first block: their bits, and how many leading blocks they hold."""

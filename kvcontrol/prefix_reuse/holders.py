@@ -1,6 +1,5 @@
 """What one instance holds, and the answer of who holds how much of a prompt."""
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar, overload
 
@@ -101,16 +100,20 @@ def split(held: Mapping[BlockHash, int], hashes: Sequence[BlockHash], blocks: in
     by_tier: dict[CacheTier, int] = {}
     start = 0
     fast = 0
-
-    def is_slower(place: int) -> bool:
-        return not held.get(hashes[place], 0) & fast
-
     for tier, tier_bit in TIER_BIT.items():
         fast |= tier_bit
-        end = bisect_left(range(blocks), True, lo=start, key=is_slower)  # noqa: FBT003 - sought is the first slower one
-        if end > start:
-            by_tier[tier] = end - start
-        start = end
+        low, high = start, blocks
+        while low < high:  # sought is the first one that is slower
+            middle = (low + high) // 2
+            if held.get(hashes[middle], 0) & fast:
+                low = middle + 1
+            else:
+                high = middle
+        if low > start:
+            by_tier[tier] = low - start
+            start = low
+        if start == blocks:
+            break
     return PrefixMatch(blocks=blocks, by_tier=by_tier)
 
 

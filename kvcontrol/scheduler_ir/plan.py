@@ -51,11 +51,10 @@ class ExecutionPlan:
     on the way of a request only ``legs`` are needed, and they depend on its placement alone.
     """
 
-    __slots__ = ("_build", "_graph", "legs", "plan_id", "request_ids", "target_instance_id")
+    __slots__ = ("_graph", "legs", "plan_id", "request_ids", "target_instance_id")
 
     def __init__(
         self,
-        *,
         plan_id: PlanId,
         request_ids: tuple[str, ...],
         target_instance_id: InstanceId,
@@ -66,14 +65,12 @@ class ExecutionPlan:
         self.request_ids = request_ids
         self.target_instance_id = target_instance_id
         self.legs = legs
-        self._graph = graph if isinstance(graph, IRGraph) else None
-        self._build = None if isinstance(graph, IRGraph) else graph
+        self._graph = graph
 
     @property
     def ir_graph(self) -> IRGraph:
-        if self._graph is None:
-            assert self._build is not None  # noqa: S101 - one of the two is there
-            self._graph = self._build()
+        if not isinstance(self._graph, IRGraph):
+            self._graph = self._graph()
         return self._graph
 
     def __eq__(self, other: object) -> bool:

@@ -18,10 +18,10 @@ from gateway.registry import Instance, InstanceState, LoadTracker, Model
 from gateway.routing import POLICIES, Calibration, CostModel, LearnedAffinity, RecentRoutes
 from gateway.separation import RequestSize, Separation
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
-from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats
+from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats, TierStats
 from kvcontrol.core.garbage import freeze_garbage
 from kvcontrol.core.hashing import token_bytes
-from kvcontrol.core.ids import Epoch, InstanceId
+from kvcontrol.core.ids import BlockHash, Epoch, InstanceId
 from kvcontrol.core.roles import EngineRole, KVTransport
 from kvcontrol.prefix_reuse import FleetIndex
 from kvcontrol.scheduler_ir import ThresholdSeparator
@@ -37,6 +37,8 @@ PROMPT_TOKENS = 4096
 _RUNNING = 128
 """Requests that run at once: as one comes one ends, and the one that came eight before gets its first token."""
 _COMPUTING = 8
+_CHECKED = 16
+"""After so many plans a health check has brought another snapshot of an instance."""
 _BLOCK_TOKENS = 64
 _COSTS = CostModel(prefill_tokens_per_s=20_000.0, decode_load_s=0.001)
 _IDENTITY = CacheIdentity(model="m", revision="r", kv_dtype="bfloat16", block_size_tokens=_BLOCK_TOKENS)
@@ -54,6 +56,7 @@ _STATS = InstanceStats(
     prefix_cache=PrefixCacheStats(query_tokens=0, hit_tokens=0),
     transports={KVTransport.MIGRATION: "tcp"},
 )
+_DDR = TierStats(capacity_blocks=1 << 16, used_blocks=1, cached_blocks=1, block_bytes=1 << 20)
 
 Progress = Callable[[str], None]
 
@@ -70,7 +73,8 @@ class SchedulePlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTimes:
     """One request planned over a fleet: routing, separation, its plan, and its turn in a queue of a thousand; processor
-    time of the thread that does it, so that a busy machine doesn't count.
+    time of the thread that does it, so that a busy machine doesn't count. In the cases ``hybrid`` and ``separated``
+    four instances hold the first half of a prompt, in ``shared`` all do, and more in a tier below HBM.
     """
 
     case: str
@@ -92,6 +96,7 @@ def run(plan: SchedulePlan, say: Progress) -> Report:
     orders: list[ordering.OrderTimes] = []
     sizes = {"1k": 100, "10k": 300} if plan.quick else {"1k": 1_000, "10k": 10_000}
     metrics = {"plan_p50_us": plans[0].p50_us, "plan_p99_us": plans[0].p99_us, "plan_pd_p99_us": plans[1].p99_us}
+    metrics["plan_shared_p99_us"] = plans[2].p99_us
     for size, waiting in sizes.items():
         steps = 50 if plan.quick else 3_000
         times = []
@@ -135,8 +140,10 @@ def _served(plan: SchedulePlan, say: Progress) -> list[serving.Served]:
 def _plans(say: Progress, *, count: int, rounds: int) -> list[PlanTimes]:
     say(f"plans over {INSTANCES} instances")
     return [
-        _calmest([_Fleet(INSTANCES - prefilling, prefilling).measure(case, count) for _ in range(rounds)])
-        for case, prefilling in (("hybrid", 0), ("separated", PREFILLING))
+        _calmest(
+            [_Fleet(INSTANCES - prefilling, prefilling, holders=holders).measure(case, count) for _ in range(rounds)]
+        )
+        for case, prefilling, holders in (("hybrid", 0, 4), ("separated", PREFILLING, 4), ("shared", 0, INSTANCES))
     ]
 
 
@@ -182,11 +189,16 @@ class _Running:
 class _Fleet:
     """A planner over instances that hold prompts, with a queue behind it."""
 
-    def __init__(self, answering: int, prefilling: int) -> None:
+    def __init__(self, answering: int, prefilling: int, *, holders: int) -> None:
+        """Each prompt's beginning is held by so many ``holders``; where that is all, each has a tier below HBM, too."""
+        self._holders = min(holders, answering)
+        self._tiers = tiers = {CacheTier.DDR: _DDR} if holders >= answering else {}
         # As the registry gives them: one tuple while nothing changes, and a list made for each request.
-        self._instances = tuple([_instance(f"d{number:02}", EngineRole.HYBRID) for number in range(answering)])
-        self._prefills = [_instance(f"p{number:02}", EngineRole.PREFILL) for number in range(prefilling)]
+        self._instances = tuple([_instance(f"d{number:02}", EngineRole.HYBRID, tiers) for number in range(answering)])
+        self._prefills = [_instance(f"p{number:02}", EngineRole.PREFILL, {}) for number in range(prefilling)]
         self._index = FleetIndex()
+        for each in self._instances if tiers else ():
+            self._index.extend(each.id, CacheTier.DDR, [(BlockHash(each.id.encode()), None)])
         self._load = LoadTracker()
         self._queue: WaitingQueue = make_strategy("hybrid")
         self._planner = Planner(
@@ -211,6 +223,8 @@ class _Fleet:
         took_s = []
         running: deque[_Running] = deque()
         for number in range(count):
+            if number % _CHECKED == 0:
+                self._check(number // _CHECKED)
             prompt = self._prompt(number)
             request = next(coming)
             size = RequestSize(
@@ -240,6 +254,13 @@ class _Fleet:
             max_us=took_s[-1] * 1e6,
         )
 
+    def _check(self, number: int) -> None:
+        place = number % len(self._instances)
+        instances = list(self._instances)
+        each = instances[place]
+        instances[place] = _instance(each.id, each.role, self._tiers, running=number % 256)
+        self._instances = tuple(instances)
+
     def _prompt(self, number: int) -> Fingerprint:
         """A prompt of its own after one of 64 beginnings; its blocks are hashed, a few instances hold the beginning."""
         beginning = number % 64
@@ -251,19 +272,21 @@ class _Fleet:
         if number < 64:  # noqa: PLR2004 - once for each beginning
             held = hashes[: half // _BLOCK_TOKENS]
             pairs = list(zip(held, [None, *held[:-1]], strict=True))
-            for place in range(4):
+            for place in range(self._holders):
                 self._index.extend(self._instances[(beginning + place) % len(self._instances)].id, CacheTier.HBM, pairs)
         return prompt
 
 
-def _instance(name: str, role: EngineRole) -> Instance:
+def _instance(name: str, role: EngineRole, tiers: dict[CacheTier, TierStats], *, running: int = 0) -> Instance:
     instance = Instance(
         id=InstanceId(name),
         url=f"http://{name}",
         state=InstanceState.HEALTHY,
         reason="",
         models=(Model(id="m", card={}),),
-        stats=msgspec.structs.replace(_STATS, role=role),
+        stats=msgspec.structs.replace(
+            _STATS, role=role, tiers=tiers, load=LoadStats(running=running, waiting=0, max_batch_size=256)
+        ),
         settled=True,
     )
     return replace(instance, role=role)
