@@ -8,7 +8,7 @@ from pathlib import Path
 import uvicorn
 
 from engines.event_publisher import EndpointError
-from engines.sim.engine import Behaviour
+from engines.sim.behaviour import Behaviour
 from engines.sim.faults import Faults
 from engines.sim.instance import InstanceSpec, SimInstance
 from engines.sim.profile import EngineShape, ProfileError, load_profile, shipped

@@ -25,6 +25,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from engines.sim.batch import DecodeBatch
+from engines.sim.behaviour import Behaviour
 from engines.sim.gaps import GapHistogram
 from engines.sim.pool import PrefixPool
 from engines.sim.profile import Profile
@@ -41,26 +43,6 @@ _NEVER: Final = math.inf
 
 class DoesNotFitError(ValueError):
     """A request that this engine could never serve; the message says what is allowed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Behaviour:
-    """How this engine differs from its profile. ``jitter`` is the spread (sigma of a log-normal) of steps' times, by
-    ``seed``; ``slow`` multiplies all times; ``corrupt_share`` of the blocks that are loaded come wrong.
-    """
-
-    seed: int = 0
-    jitter: float = 0.0
-    slow: float = 1.0
-    corrupt_share: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.jitter <= 1:
-            raise ValueError(f"jitter is {self.jitter}; allowed is 0 to 1")
-        if not (self.slow > 0 and math.isfinite(self.slow)):
-            raise ValueError(f"slow is {self.slow}; it must be > 0 and finite")
-        if not 0 <= self.corrupt_share <= 1:
-            raise ValueError(f"corrupt_share is {self.corrupt_share}; allowed is 0 to 1")
 
 
 @dataclass(slots=True)
@@ -147,13 +129,7 @@ class SimEngine:
         self._waiting: deque[SimSequence] = deque()
         self._loading: list[tuple[float, int, SimSequence]] = []
         self._prefilling: deque[SimSequence] = deque()
-        self._running: dict[int, SimSequence] = {}
-        self._ending: list[tuple[int, int, SimSequence]] = []
-        """By the decode step after which they end; of those that are gone, entries stay until they come up."""
-        self._growing: list[tuple[int, int, SimSequence]] = []
-        """By the decode step before which they need a block, likewise."""
-        self._steps = 0
-        self._context = 0
+        self._running = DecodeBatch(shape.block_tokens)
         self._leaving: list[SimSequence] = []
         self._work: _Prefill | _Span | _Wait | None = None
         self._decode_next = False
@@ -268,7 +244,7 @@ class SimEngine:
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the parts contradict each other. O(blocks)."""
         self.pool.check_integrity()
-        placed = [*self._running.values(), *self._prefilling, *(each for _, _, each in self._loading)]
+        placed = [*self._running.sequences, *self._prefilling, *(each for _, _, each in self._loading)]
         own = [slot for each in placed for slot in each.own]
         must(len(set(own)) == len(own), "two sequences have one slot")
         must(
@@ -309,7 +285,7 @@ class SimEngine:
         leaving, self._leaving = self._leaving, []
         for sequence in leaving:
             if sequence.phase is Phase.RUNNING:
-                self._leave(sequence)
+                self._running.leave(sequence)
             elif sequence.phase is Phase.WAITING:  # it was preempted meanwhile
                 self._waiting.remove(sequence)
             else:
@@ -396,39 +372,17 @@ class SimEngine:
             if sequence.generated >= sequence.request.output_tokens:
                 self._end(sequence, now_s)
             else:
-                self._join(sequence)
+                self._joined += 1
+                self._joined_s = now_s
+                self._running.join(sequence)
         counters.computed_tokens += computed
         if self.tiers is not None:
             self.tiers.computed(computed, work.seconds)
 
-    def _join(self, sequence: SimSequence) -> None:
-        """A sequence decodes from the next step on."""
-        self._joined += 1
-        self._joined_s = self._now_s
-        sequence.phase = Phase.RUNNING
-        sequence.joined_at, sequence.context = self._steps, sequence.computed
-        self._running[sequence.number] = sequence
-        self._context += sequence.computed
-        last = self._steps + sequence.request.output_tokens - sequence.generated
-        heapq.heappush(self._ending, (last, sequence.number, sequence))
-        self._plan_growth(sequence)
-
-    def _plan_growth(self, sequence: SimSequence) -> None:
-        """Note before which step a sequence needs a block; the last token's KV is never written."""
-        room = (sequence.attached + len(sequence.own)) * self._shape.block_tokens
-        heapq.heappush(self._growing, (sequence.joined_at + room - sequence.context, sequence.number, sequence))
-
     def _span(self, now_s: float) -> _Span:
         """Begin as many decode steps as nothing interrupts."""
-        sequences, context = len(self._running), self._context
-        ending, growing = self._ending, self._growing
-        while ending[0][2].phase is not Phase.RUNNING or self._stale(ending[0]):
-            heapq.heappop(ending)
-        steps = ending[0][0] - self._steps
-        while growing and (growing[0][2].phase is not Phase.RUNNING or self._outgrown(growing[0])):
-            heapq.heappop(growing)
-        if growing:
-            steps = min(steps, growing[0][0] - self._steps)
+        sequences, context = len(self._running), self._running.context_tokens
+        steps = self._running.steps_undisturbed()
         pace = self._pace()
         if self._stream or self._prefilling:
             steps = 1
@@ -437,19 +391,6 @@ class SimEngine:
         self._decode_next = False
         seconds = pace * self._time.span_s(steps, sequences, context)
         return _Span(now_s + seconds, now_s, steps, sequences, context, pace)
-
-    def _stale(self, entry: tuple[int, int, SimSequence]) -> bool:
-        """Whether a sequence has joined anew since."""
-        sequence = entry[2]
-        return entry[0] != self._ends_at(sequence)
-
-    def _ends_at(self, sequence: SimSequence) -> int:
-        return sequence.joined_at + sequence.request.output_tokens - sequence.generated
-
-    def _outgrown(self, entry: tuple[int, int, SimSequence]) -> bool:
-        sequence = entry[2]
-        room = (sequence.attached + len(sequence.own)) * self._shape.block_tokens
-        return entry[0] != sequence.joined_at + room - sequence.context
 
     def _cut(self, now_s: float) -> None:
         """Let the running span end with the step that runs now."""
@@ -472,25 +413,12 @@ class SimEngine:
         self.gaps.add(each_s + work.start_s - self._last_token_s, sequences - self._joined)
         self.gaps.add(each_s, sequences * (steps - 1))
         self._last_token_s, self._joined = end_s, 0
-        self._steps += steps
-        self._context += steps * sequences
+        self._running.step(steps)
         if self._stream:
-            for sequence in list(self._running.values()):
+            for sequence in self._running.sequences:
                 self._listener.produced(sequence, steps, end_s)
-        ending, now = self._ending, self._steps
-        while ending and ending[0][0] <= now:
-            sequence = heapq.heappop(ending)[2]
-            if sequence.phase is Phase.RUNNING and self._ends_at(sequence) <= now:
-                self._leave(sequence)
-                self._end(sequence, end_s)
-
-    def _leave(self, sequence: SimSequence) -> None:
-        """A sequence decodes no more; what it has is settled, and still its own."""
-        steps = self._steps - sequence.joined_at
-        del self._running[sequence.number]
-        sequence.generated += steps
-        sequence.computed = sequence.context + steps
-        self._context -= sequence.computed
+        for sequence in self._running.ended():
+            self._end(sequence, end_s)
 
     def _end(self, sequence: SimSequence, now_s: float) -> None:
         sequence.phase = Phase.ENDED
@@ -508,15 +436,11 @@ class SimEngine:
 
     def _grow(self, now_s: float) -> bool:
         """Give those that need a block before the next step one; False when nobody is left to make a step."""
-        growing = self._growing
-        while growing and growing[0][0] <= self._steps:
-            entry = heapq.heappop(growing)
-            sequence = entry[2]
-            if sequence.phase is not Phase.RUNNING or self._outgrown(entry):
-                continue
+        running = self._running
+        for sequence in running.needing():
             slots = self.pool.take(1)
             while slots is None:
-                last = self._running[next(reversed(self._running))]
+                last = running.youngest
                 self._preempt(last, now_s)
                 if last is sequence:
                     break
@@ -525,12 +449,12 @@ class SimEngine:
                 filled = sequence.attached + len(sequence.own)
                 self._attach(sequence, filled)
                 sequence.own += slots
-                self._plan_growth(sequence)
-        return bool(self._running)
+                running.plan_growth(sequence)
+        return bool(running)
 
     def _preempt(self, sequence: SimSequence, now_s: float) -> None:
         """Send a sequence back to the head of the line; what it computed stays in the cache for as long as it may."""
-        self._leave(sequence)
+        self._running.leave(sequence)
         self._attach(sequence, min(sequence.computed // self._shape.block_tokens, len(sequence.request.chain.keys)))
         self._save(sequence, now_s, tail=False)
         self._let_go(sequence)
@@ -570,4 +494,4 @@ def _shipped(name: str, capacity_blocks: int) -> EvictionPolicy:
     return make_policy(name, capacity_blocks=capacity_blocks)
 
 
-__all__ = ["Behaviour", "Counters", "DoesNotFitError", "SimEngine"]
+__all__ = ["Counters", "DoesNotFitError", "SimEngine"]

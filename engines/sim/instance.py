@@ -14,8 +14,9 @@ from engines.block_list import block_list
 from engines.event_log import EventLog
 from engines.event_publisher import Endpoints, EventPublisher, RefusedError
 from engines.lmdeploy.operation_bodies import block_hashes, parsed
+from engines.sim.behaviour import Behaviour
 from engines.sim.driver import RealTime
-from engines.sim.engine import Behaviour, SimEngine
+from engines.sim.engine import SimEngine
 from engines.sim.faults import Faults, LossySink
 from engines.sim.policies import SimPolicies
 from engines.sim.profile import Profile

@@ -19,7 +19,8 @@ from typing import Final
 
 from msgspec.structs import replace as replace_struct
 
-from engines.sim.engine import Behaviour, DoesNotFitError, SimEngine
+from engines.sim.behaviour import Behaviour
+from engines.sim.engine import DoesNotFitError, SimEngine
 from engines.sim.gaps import GapHistogram
 from engines.sim.profile import Links, Profile
 from engines.sim.sequence import SimRequest, SimSequence

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from engines.sim.engine import Behaviour
+from engines.sim.behaviour import Behaviour
 from engines.sim.profile import Profile
 from gateway.routing import POLICIES, CostModel, RoutingPolicy
 from kvcontrol.core.blocks import CacheTier

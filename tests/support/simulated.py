@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engines.sim.engine import Behaviour, SimEngine
+from engines.sim.behaviour import Behaviour
+from engines.sim.engine import SimEngine
 from engines.sim.profile import EngineShape, Links, Profile
 from engines.sim.sequence import SimRequest, SimSequence
 from engines.sim.sink import BlockSink

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.sim.engine import Behaviour, DoesNotFitError
+from engines.sim.behaviour import Behaviour
+from engines.sim.engine import DoesNotFitError
 from engines.sim.sequence import Phase, SimRequest, SimSequence
 from kvcontrol.core.blocks import CacheTier
 from tests.support.examples import examples

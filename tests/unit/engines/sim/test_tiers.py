@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from engines.sim.engine import Behaviour, SimEngine
+from engines.sim.behaviour import Behaviour
+from engines.sim.engine import SimEngine
 from engines.sim.report import offload_stats
 from engines.sim.sequence import SimSequence
 from kvcontrol.core.blocks import CacheTier

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engines.sim.engine import Behaviour
+from engines.sim.behaviour import Behaviour
 from gateway.routing import POLICIES
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.traces import Request
