@@ -50,6 +50,7 @@ def run(say: Progress, *, quick: bool = False, policies: Sequence[str] | None = 
         metrics[f"victims{MANY}_p99_ms_{size}"] = max(each.p99_us for each in many) / 1e3
     metrics[f"victims{MANY}_ms"] = max(metrics[f"victims{MANY}_p99_ms_{size}"] for size in sizes)
     interrupted, decisions = sum(each.interrupted for each in times), sum(each.decisions for each in times)
+    metrics["loop_5us_p99_us"] = max(each.loop_p99_us for each in times if each.victims == 1)
     metrics["interrupted_percent"] = 100 * interrupted / decisions
     grid = Grid(
         name="decisions",

@@ -10,8 +10,10 @@ the cache holds: a policy with queues has found its balance by then.
 A decision's time is what passed on the clock. Where the kernel gave the core to somebody else before the decision was
 made (its count of the thread's involuntary switches has grown), that says how busy the machine is, so the time is the
 processor's time of this thread; how many those were is told, and what passed on the clock is there beside it. Cold
-caches after such a switch are counted as they come. Garbage is collected at Python's own thresholds, and pauses are
-in the times; an engine, which exempts what it has loaded (``gc.freeze``) and no block, has the same.
+caches after such a switch are counted as they come, and so are interrupts after which the same thread goes on. What the
+machine makes of steps that always take the same is measured beside it: after each decision, a loop. Garbage is
+collected at Python's own thresholds, and pauses are in the times; an engine, which exempts what it has loaded
+(``gc.freeze``) and no block, has the same.
 """
 
 import random
@@ -33,6 +35,7 @@ _REPLACED_AT_ONCE = 200
 _RETURNING = 0.2
 """Share of new blocks whose contents were given up of late."""
 _REMEMBERED = 10_000
+_LOOP_US = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,8 @@ class DecisionTimes:
     """Of what passed on the clock, whoever had the core."""
     interrupted: int
     """Decisions during which somebody else had it."""
+    loop_p99_us: float
+    """Of a loop that takes 5 µs where nothing comes between: the machine's own part in ``p99_us``, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class Took:
     clock_s: float
     processor_s: float
     interrupted: bool
+    loop_s: float
+    """What the loop took that was run after it."""
 
     @property
     def own_s(self) -> float:
@@ -72,6 +79,7 @@ class FullCache:
     def __init__(self, make: Callable[[int], EvictionPolicy], *, blocks: int, seed: int = 0) -> None:
         self._rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
         self._policy = make(blocks)
+        self._loop_steps = _steps_of(_LOOP_US)
         self._blocks = blocks
         self._ids = count()
         self._contents = count()
@@ -105,6 +113,7 @@ class FullCache:
             clock_s=time.perf_counter() - started,
             processor_s=time.thread_time() - processor_s,
             interrupted=resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw != switches,
+            loop_s=_loop_s(self._loop_steps),
         )
         if len(decision.victims) != victims:
             raise AssertionError(f"{self._policy.name} chose {len(decision.victims)} blocks of {victims}")
@@ -161,6 +170,19 @@ def measure(
     return _times(name, blocks, 1, ones), _times(name, blocks, many, more)
 
 
+def _steps_of(loop_us: float) -> int:
+    """Return how many steps of ``_loop_s`` take so long when nothing comes between."""
+    return max(1, round(1_000 * loop_us / 1e6 / min(_loop_s(1_000) for _ in range(200))))
+
+
+def _loop_s(steps: int) -> float:
+    """Return what so many steps took that touch no memory."""
+    started = time.perf_counter()
+    for _ in range(steps):
+        pass
+    return time.perf_counter() - started
+
+
 def _times(policy: str, blocks: int, victims: int, took: list[Took]) -> DecisionTimes:
     own_us = sorted(each.own_s * 1e6 for each in took)
     clock_us = sorted(each.clock_s * 1e6 for each in took)
@@ -174,6 +196,7 @@ def _times(policy: str, blocks: int, victims: int, took: list[Took]) -> Decision
         max_us=own_us[-1],
         clock_p99_us=clock_us[len(took) * 99 // 100],
         interrupted=sum(each.interrupted for each in took),
+        loop_p99_us=sorted(each.loop_s * 1e6 for each in took)[len(took) * 99 // 100],
     )
 
 
