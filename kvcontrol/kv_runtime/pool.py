@@ -49,6 +49,9 @@ An index that believes it can't name a block that holds something else. Must not
 _IN_VAIN = 4
 """How many victims may go in vain for each large block that is wanted."""
 
+_QUESTIONS = 1_024
+"""How many are kept."""
+
 FREED = "freed by who had it pinned"
 DISCARDED = "discarded"
 
@@ -86,7 +89,8 @@ class KVPool:
         self._default = space.specs[0]
         self._slot_bytes = self._default.size_bytes
         self._capacity_blocks = space.capacity_bytes // min(spec.size_bytes for spec in space.specs)
-        self._context = PolicyContext(tier, 0, 0, self._capacity_blocks)
+        self._questions: dict[int, PolicyContext] = {}
+        """By blocks that are wanted: what a full pool asks its policy, again and again."""
         self._cached: dict[BlockId, None] = {}
         """Those that came first are first: see the module's text."""
         self._known: set[BlockId] = set()
@@ -275,11 +279,8 @@ class KVPool:
         """Return blocks that the policy gave up: no longer cached, not yet free."""
         # The calls of a few lines are written out here, as each costs as much as what it does.
         slab, cached = self._slab, self._cached
-        used = self.space.resident_blocks if slab is None else self._capacity_blocks - slab.available
-        context = self._context
-        if context.wanted_blocks != wanted or context.used_blocks != used:  # a full pool asks the same again and again
-            context = self._context = PolicyContext(self.tier, wanted, used, self._capacity_blocks)
-        victims, reason = self._policy.select_victims(context)
+        context = self._questions.get(wanted) if slab is not None and not slab.available else None
+        victims, reason = self._policy.select_victims(self._question(wanted) if context is None else context)
         gone = len(victims)
         try:
             for block in victims:
@@ -306,6 +307,13 @@ class KVPool:
     def _unmark(self, blocks: Sequence[BlockId]) -> None:
         for block in self._marks.keys() & blocks:
             del self._marks[block]
+
+    def _question(self, wanted: int) -> PolicyContext:
+        used = self.space.resident_blocks
+        context = PolicyContext(self.tier, wanted, used, self._capacity_blocks)
+        if used == self._capacity_blocks and len(self._questions) < _QUESTIONS:
+            self._questions[wanted] = context
+        return context
 
     def _allocate_alike(self, slab: SlabAllocator, spec: BlockSpec, count: int) -> Sequence[BlockId] | NoRoom:
         """Blocks are alike: the evicted ones are the new ones, without a detour over the free."""
