@@ -12,7 +12,7 @@ columns of a ``Lineup``, where that changes which has changed since the last req
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, repeat
+from itertools import compress, count, repeat
 from operator import is_, is_not
 from typing import Final
 
@@ -142,17 +142,17 @@ class Candidates:
         """
         key = (instances[0].id, len(instances))
         lineup = self._lineups.get(key)
-        if lineup is None or (lineup.asked is not instances and lineup.instances != list(instances)):
-            asked = list(instances)  # to be compared costs nothing for whoever is the same object
-            if lineup is None or lineup.names != tuple([each.id for each in asked]):
+        if lineup is None or lineup.asked is not instances:
+            others = () if lineup is None else list(compress(count(), map(is_not, lineup.instances, instances)))
+            if lineup is None or any(instances[at].id != lineup.names[at] for at in others):
                 if len(self._lineups) >= _MOST_LINEUPS:
                     self._lineups.clear()
-                lineup = self._lineups[key] = LiveLineup(asked, self._load)
-                for each in asked:
+                lineup = self._lineups[key] = LiveLineup(instances, self._load)
+                for each in instances:
                     self._seat(lineup, each)
             else:
-                for each in list(compress(asked, map(is_not, lineup.instances, asked))):
-                    self._seat(lineup, each)
+                for at in others:
+                    self._seat(lineup, instances[at])
             lineup.asked = instances if isinstance(instances, tuple) else None
         lineup.refresh()
         if lineup.version != self._calibration.version:

@@ -73,8 +73,9 @@ class LiveLineup(Lineup):
         if identity is not self.identities[at]:
             self.identities[at] = identity
             self._kinds = []
-        self.speeds[at] = speeds
-        self.paces = ()
+        if speeds is not self.speeds[at]:
+            self.speeds[at] = speeds
+            self.paces = ()
         self.slots[at] = 0 if instance.stats is None else instance.stats.load.max_batch_size
         self._tallies[at] = self._load.tally(instance.id)
         self._turns[at] = _NO_TURN

@@ -298,13 +298,13 @@ class Planner:
             return None, None
         if without:
             prefilling = [each for each in prefilling if each.id not in without]
-        candidates = self._candidates.of(prefilling, lookups) if prefilling else ()
-        sides = [PrefillSide(each, seen) for each, seen in zip(prefilling, candidates, strict=True)]
-        split = self._separation.split(size, chosen, answer, sides)
-        if split.placement.handover is None:
+        field = self._candidates.of(prefilling, lookups) if prefilling else None
+        split = self._separation.split(size, chosen, answer, prefilling, field)
+        handover = split.placement.handover
+        if handover is None or field is None:
             return split, None
-        device = InstanceId(split.placement.handover.prefill)
-        return split, next(each for each in sides if each.instance.id == device)
+        place = field.lineup.places[InstanceId(handover.prefill)]
+        return split, PrefillSide(prefilling[place], field.at(place))
 
 
 __all__ = ["Plan", "Planner"]

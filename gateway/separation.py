@@ -11,7 +11,7 @@ from itertools import product
 from typing import Final, NamedTuple
 
 from gateway.registry import Instance
-from gateway.routing import Candidate
+from gateway.routing import NOTHING_HELD, Candidate, Field, Held
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole, KVTransport
@@ -74,12 +74,21 @@ class Separation:
         self._legs: dict[tuple[InstanceId, InstanceId, KVTransport, bool, bool], tuple[Leg, ...]] = {}
         self._here: dict[tuple[InstanceId, bool], tuple[Placement, tuple[Leg, ...]]] = {}
 
-    def split(self, size: RequestSize, instance: Instance, answer: Candidate, prefills: Sequence[PrefillSide]) -> Split:
-        """Say where the prompt is computed. O(prefill instances)."""
+    def split(
+        self,
+        size: RequestSize,
+        instance: Instance,
+        answer: Candidate,
+        prefills: Sequence[Instance],
+        field: Field | None,
+    ) -> Split:
+        """Say where the prompt is computed; ``field`` are the candidates that ``prefills`` are, None for no instance.
+        O(prefill instances).
+        """
         return self._separator.split(
             size.prompt_tokens if size.separable and size.prompt_tokens else None,
-            _side(instance, answer),
-            [_side(each.instance, each.candidate) for each in prefills],
+            _side(instance, answer[1:4], answer.in_flight, answer.prefill_tokens),
+            [] if field is None else _sides(prefills, field),
         )
 
     def hybrid(self, plan_id: str, size: RequestSize, answer: Candidate) -> ExecutionPlan:
@@ -178,19 +187,22 @@ def _runs(candidate: Candidate) -> tuple[CachedRun, ...]:
     return tuple(runs)
 
 
-def _side(instance: Instance, candidate: Candidate) -> Side:
+def _sides(instances: Sequence[Instance], field: Field) -> list[Side]:
+    """From the columns: of those that aren't chosen no candidate is made."""
+    lineup, held = field.lineup, field.held
+    return [
+        _side(each, held.get(at, NOTHING_HELD), runs - each.foreign_requests, queued)
+        for at, (each, runs, queued) in enumerate(zip(instances, lineup.running, lineup.queued, strict=True))
+    ]
+
+
+def _side(instance: Instance, held: Held, requests: int, computing_tokens: int) -> Side:
     """What was sent to an instance lately is no guess at what it holds where it has no prefix cache: in LMDeploy's own
     roles, and not where those are the gateway's alone and prompts go through the tiers.
     """
     domains = _NO_DOMAINS if instance.stats is None else instance.stats.transports
     keeps = instance.role is EngineRole.HYBRID or KVTransport.TIERS in domains
-    return Side(
-        device=Device(instance.id),
-        held_tokens=candidate.expected_tokens if keeps else candidate.matched_tokens,
-        requests=candidate.in_flight,
-        computing_tokens=candidate.prefill_tokens,
-        domains=domains,
-    )
+    return Side(Device(instance.id), held[2] if keeps else held[0], requests, computing_tokens, domains)
 
 
 __all__ = ["PrefillSide", "RequestSize", "Separation"]

@@ -11,7 +11,7 @@ at them. Otherwise those count that have changed since somebody did: what was wo
 ``token_s`` is what a token costs that has to be computed: its prefill, and that again as ``work`` and as ``room``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, repeat
 from operator import ge, is_, ne
 from typing import Final
@@ -119,13 +119,8 @@ class Standings:
         lineup = self.lineup
         paces = lineup.paces or lineup.find_paces()
         if paces is not self._paces:
-            speeds = [each or self._assumed for each in paces]
             self._paces = paces
-            self._floor = (
-                min([each.base_s for each in speeds]),
-                _TIMES / max([each.prefill_tokens_per_s for each in speeds]),
-                max(LEAST_SHARE_S, min([each.decode_load_s for each in speeds])),
-            )
+            self._floor = _floor([each or self._assumed for each in paces])
         base_s, each_s, share_s = self._floor
         whole_s = tokens * each_s
         return (
@@ -188,6 +183,15 @@ class Standings:
                 before_s += slot_s
                 soon_s += slot_s
             load_s[at], short_s[at], token_s[at] = before_s, soon_s, each_s
+
+
+def _floor(paces: Sequence[Speeds]) -> tuple[float, float, float]:
+    """The least that anything takes at one of these speeds: to begin, a token, a running request."""
+    base_s, speed, share_s = paces[0].base_s, paces[0].prefill_tokens_per_s, paces[0].decode_load_s
+    for each in paces[1:]:
+        base_s, speed = min(base_s, each.base_s), max(speed, each.prefill_tokens_per_s)
+        share_s = min(share_s, each.decode_load_s)
+    return base_s, _TIMES / speed, max(LEAST_SHARE_S, share_s)
 
 
 def _drawn(holding: Mapping[int, Held], instances: int) -> bool:

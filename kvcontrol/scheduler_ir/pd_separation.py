@@ -102,6 +102,7 @@ class ThresholdSeparator:
     ) -> None:
         self._min_uncached = min_uncached_tokens
         self._limits = limits
+        self._is_free = not limits.requests and not limits.tokens
         self._transports = tuple(transports)
 
     def split(self, prompt_tokens: int | None, answer: Side, prefills: Sequence[Side]) -> Split:
@@ -116,16 +117,23 @@ class ThresholdSeparator:
         if uncached < self._min_uncached:
             reason = SplitReason.SHORT if prompt_tokens < self._min_uncached else SplitReason.HELD
             return Split(placement=here, reason=reason, uncached_tokens=uncached)
-        reaching = [(each, way) for each in prefills if (way := self._way(each, answer)) is not None]
-        if not reaching:
-            return Split(placement=here, reason=SplitReason.NO_TRANSPORT, uncached_tokens=uncached)
         free = []
-        for each, way in reaching:
+        reaches = False
+        domains: Mapping[KVTransport, str] | None = None  # most have the same
+        way: KVTransport | None = None
+        for each in prefills:
+            if each.domains != domains:
+                domains = each.domains
+                way = self._way(domains, answer.domains)
+            if way is None or each.device == answer.device:
+                continue
+            reaches = True
             to_compute = max(0, prompt_tokens - each.held_tokens)
-            if self._limits.admits(each, to_compute):  # no two are equal up to the device's name
+            if self._is_free or self._limits.admits(each, to_compute):  # no two are equal up to the device's name
                 free.append((to_compute + each.computing_tokens, each.requests, each.device, to_compute, way))
         if not free:
-            return Split(placement=here, reason=SplitReason.PREFILL_BUSY, uncached_tokens=uncached)
+            reason = SplitReason.PREFILL_BUSY if reaches else SplitReason.NO_TRANSPORT
+            return Split(placement=here, reason=reason, uncached_tokens=uncached)
         _, _, chosen, to_compute, way = min(free)
         return Split(
             placement=Placement(answer=answer.device, handover=Handover(prefill=chosen, transport=way)),
@@ -133,13 +141,11 @@ class ThresholdSeparator:
             uncached_tokens=to_compute,
         )
 
-    def _way(self, prefill: Side, answer: Side) -> KVTransport | None:
-        """The first transport by which one reaches the other; None when there is none, or they are the same."""
-        if prefill.device == answer.device:
-            return None
+    def _way(self, prefill: Mapping[KVTransport, str], answer: Mapping[KVTransport, str]) -> KVTransport | None:
+        """The first transport by which a side with some domains reaches one with others; None when there is none."""
         for transport in self._transports:
-            domain = prefill.domains.get(transport)
-            if domain is not None and domain == answer.domains.get(transport):
+            domain = prefill.get(transport)
+            if domain is not None and domain == answer.get(transport):
                 return transport
         return None
 
