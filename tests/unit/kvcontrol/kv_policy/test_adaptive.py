@@ -10,7 +10,7 @@ from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import AdaptivePolicy, LruPolicy, PolicyContext
 from kvcontrol.kv_policy.adaptive import RISK
 from kvcontrol.kv_policy.ghost_lru import EXACT_BLOCKS, sampled, sampling_shift
-from kvcontrol.kv_policy.two_lines import TwoLines
+from kvcontrol.kv_policy.three_lines import ENDLESS, LRU, ThreeLines, Weights
 
 ROOM = 64
 
@@ -61,6 +61,14 @@ def once_again(rng: random.Random, uses: int) -> Iterator[int]:
             yield recent.pop(rng.randrange(8))
 
 
+def again_late(rng: random.Random, uses: int) -> Iterator[int]:
+    """Everything comes exactly twice, the second time when LRU is about to let it go."""
+    del rng
+    for place in range(uses // 2):
+        yield place
+        yield max(0, place - (ROOM // 2 - 2))
+
+
 def changing(rng: random.Random, uses: int) -> Iterator[int]:
     """One habit after another; what was popular never comes again."""
     for phase in range(6):
@@ -106,19 +114,30 @@ def test_it_keeps_what_comes_again_when_scans_would_wash_it_out() -> None:
     assert ours.policy.state().follows > 1  # type: ignore[union-attr]
 
 
-def test_it_stays_with_lru_where_nothing_is_better() -> None:
+def test_it_goes_back_to_lru_where_that_is_better() -> None:
     ours = Cache(AdaptivePolicy(ROOM))
-    for block in once_again(random.Random(1), 20_000):  # noqa: S311
+    for block in again_late(random.Random(1), 40_000):  # noqa: S311
         ours.use(block)
     state = ours.policy.state()  # type: ignore[union-attr]
-    assert (state.weight, state.behind_blocks, state.switches) == (1, 0, 0)
+    assert (state.weight, state.behind_blocks) == (1, 0)
 
 
 def test_it_says_what_it_follows() -> None:
     policy = AdaptivePolicy(4)
     policy.insert([BlockId(1)])
     context = PolicyContext(tier=CacheTier.HBM, wanted_blocks=1, used_blocks=1, capacity_blocks=4)
-    assert policy.select_victims(context).reason == "adaptive: oldest, where what came again ages 1 times as slowly"
+    assert policy.select_victims(context).reason == (
+        "adaptive: used longest ago, until a weight of 1.7 can't cost more than it has gained"
+    )
+    policy.requested(["a"], block_tokens=10, prompt_tokens=10)
+    for _ in range(200):
+        policy.insert([BlockId(1)], ["a"])
+        for _ in range(6):
+            policy.access([BlockId(1)])
+            policy.requested(["a"], block_tokens=10, prompt_tokens=10)
+        policy.remove([BlockId(1)])
+    policy.insert([BlockId(1)], ["a"])
+    assert policy.select_victims(context).reason == "adaptive: oldest, where what came again ages 1.7 times as slowly"
 
 
 def test_a_block_lost_for_another_reason_is_lost_to_lru_too() -> None:
@@ -152,21 +171,27 @@ def test_a_held_block_stays_and_is_used_all_the_same() -> None:
     ours.use(0)
     assert 0 in ours.resident
     ours.policy.release([BlockId(0)])
-    for block in range(100, 108):
+    for block in range(100, 140):
         ours.use(block)
     assert 0 not in ours.resident
 
 
 def test_a_weight_of_one_is_lru_and_infinity_lets_what_was_used_once_go_first() -> None:
-    def order(weight: float) -> Sequence[int | None]:
-        lines: TwoLines[int] = TwoLines()
-        for key in (1, 2, 3):
-            lines.put(key, again=key == 1)
-        lines.use(2)
-        return [lines.pop(weight) for _ in range(4)]
+    uses = {1: 2, 4: 4, 3: 1, 2: 3, 5: 1, 6: 1, 7: 4}
 
-    assert order(1) == [1, 3, 2, None]
-    assert order(float("inf")) == [3, 1, 2, None]
+    def order(weights: Weights) -> Sequence[int | None]:
+        lines: ThreeLines[int] = ThreeLines()
+        for key, often in uses.items():
+            lines.put(key, often)
+        gone = []
+        while (key := lines.first(weights)) is not None:
+            gone.append(key)
+            lines.drop(key, uses[key])
+        return gone
+
+    assert order(LRU) == [1, 4, 3, 2, 5, 6, 7]
+    assert order(Weights(1, ENDLESS, ENDLESS)) == [3, 5, 6, 1, 4, 2, 7]
+    assert order(Weights(1, 1.2, 4)) == [1, 3, 2, 5, 4, 6, 7]
 
 
 def test_a_sample_has_its_share_of_the_keys_and_always_the_same() -> None:
