@@ -2,20 +2,16 @@
 
 import asyncio
 import csv
-import os
-import sys
-from asyncio.subprocess import PIPE
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from engines.models.tiny import write_tokenizer
+from tests.support.locust_run import locust
 from tests.support.scripted_engine import Script
 from tests.support.tokenized_fleet import tokenized_fleet
 
-LOCUSTFILE = Path(__file__).parents[3] / "loadtests" / "locustfile.py"
-LIMIT_S = 120.0
 SCENARIO = """
 [load]
 users = 2
@@ -46,30 +42,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tokenizer(tmp_path_factory.mktemp("models") / "tiny-llama")
 
 
-async def locust(folder: Path, url: str, *arguments: str, scenario: str = SCENARIO) -> tuple[int, str]:
+async def own(folder: Path, url: str, *arguments: str, scenario: str = SCENARIO) -> tuple[int, str]:
+    """Run a scenario that is written for it."""
     file = folder / "own.toml"
     file.write_text(scenario)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LOCUST", "PYTHONPATH"))}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"),
-        *("--host", url, "--scenario", str(file), *arguments),
-        cwd=folder,
-        env=environment,
-        stdout=PIPE,
-        stderr=PIPE,
-    )
-    try:
-        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return process.returncode or 0, (out + err).decode()
+    return await locust(folder, url, "--scenario", str(file), *arguments)
 
 
 async def test_a_healthy_gateway_passes_and_its_figures_stand_in_locusts_own_files(tmp_path: Path, model: Path) -> None:
     async with tokenized_fleet(tmp_path / "state", model) as fleet:
-        code, said = await locust(
+        code, said = await own(
             tmp_path,
             fleet.gateway.url,
             *("--csv", str(tmp_path / "run"), "--html", str(tmp_path / "run.html")),
@@ -102,7 +84,7 @@ async def test_a_fault_fails_the_run_and_names_the_threshold(
     async with tokenized_fleet(tmp_path / "state", model, retry_budget_ratio=0.0) as fleet:
         for engine in fleet.engines.values():
             engine.default = fault
-        code, said = await locust(tmp_path, fleet.gateway.url)
+        code, said = await own(tmp_path, fleet.gateway.url)
     assert code == 1, said
     assert f"threshold of scenario own broken: {broken}" in said, said
 
@@ -110,9 +92,7 @@ async def test_a_fault_fails_the_run_and_names_the_threshold(
 async def test_what_cant_be_tested_is_refused_before_anything_is_asked(tmp_path: Path, model: Path) -> None:
     async with tokenized_fleet(tmp_path / "state", model) as fleet:
         url = fleet.gateway.url
-        refusals = await asyncio.gather(
-            locust(tmp_path, url, "--scale", "1000"), locust(tmp_path, url, "--scenario", "none")
-        )
+        refusals = await asyncio.gather(own(tmp_path, url, "--scale", "1000"), own(tmp_path, url, "--scenario", "none"))
         assert not fleet.requests
     assert {code for code, _ in refusals} == {2}
     long, unknown = (said for _, said in refusals)
