@@ -3,11 +3,12 @@
 import sys
 
 import typer
+from typer.core import TyperGroup
 
 from kvgate.admin import build_admin
 from kvgate.bench import build_bench
 from kvgate.conformance.command import conformance
-from kvgate.display import locale_is_utf8, show_failure
+from kvgate.display import errors, locale_is_utf8, show_failure
 from kvgate.doctor import doctor
 from kvgate.engine import engine
 from kvgate.failure import CommandError
@@ -23,10 +24,22 @@ from kvgate.up import INTERRUPTED, up
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
+class _Commands(TyperGroup):
+    """Says of a command that Ctrl-C ended that it was interrupted; typer would end it without a word."""
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            errors.print("[bold red]kvgate:[/] interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+
+
 def build_app() -> typer.Typer:
     """Return the command line."""
     app = typer.Typer(
         name="kvgate",
+        cls=_Commands,
         help="An OpenAI-compatible, KV-aware gateway for LMDeploy.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,

@@ -5,8 +5,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Self
+from contextlib import contextmanager, suppress
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -45,6 +45,14 @@ class Terminal(Console):
     def encoding(self) -> str:
         return super().encoding if locale_is_utf8() else "ascii"
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does; ``CommandError`` where standard output can't be written."""
+        if self.stderr:
+            super().print(*objects, **options)
+        else:
+            with _writing():
+                super().print(*objects, **options)
+
 
 output = Terminal(highlight=False)
 errors = Terminal(stderr=True, highlight=False)
@@ -57,6 +65,29 @@ def show_failure(error: CommandError) -> None:
     errors.print(f"[bold red]kvgate:[/] {escape(error.message)}", soft_wrap=True)
     if error.advice:
         errors.print(f"[dim]->[/] {escape(error.advice)}", soft_wrap=True)
+
+
+def write_out(text: str) -> None:
+    """Write a report and a newline to standard output as it is, to the end; ``CommandError`` where that can't be."""
+    if sys.stdout is None:
+        raise CommandError("standard output is closed")
+    with _writing():
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # whoever read it has had enough: the command ends without a word
+    except OSError as error:
+        with suppress(OSError):  # what takes its place may have no descriptor
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())  # or what is left would fail once more when the process ends
+            os.close(nowhere)
+        raise CommandError(f"can't write to standard output: {error.strerror or error}") from error
 
 
 def plain(text: str = "") -> None:
@@ -177,4 +208,5 @@ __all__ = [
     "output",
     "plain",
     "show_failure",
+    "write_out",
 ]

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvcontrol.presets import Preset, Presets
-from kvgate.display import output, plain
+from kvgate.display import output, plain, write_out
 from kvgate.failure import CommandError
 from kvgate.finding import Finding, Verdict, is_fit
 from kvgate.fit import NOT_MEASURED, Machine, examine_preset, unmeasured_keys
@@ -113,7 +113,7 @@ def _preset_names() -> str:
 
 def _write_json(findings: Sequence[Finding], **more: object) -> None:
     report = {"ok": is_fit(findings), **more, "checks": [asdict(finding) for finding in findings]}
-    sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    write_out(json.dumps(report, indent=2))
 
 
 def examine(port: int) -> list[Finding]:

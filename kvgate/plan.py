@@ -1,5 +1,6 @@
 """``kvgate plan TRACE``: how many instances, with which tiers, policy and routing, serve a trace well enough."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -9,7 +10,7 @@ from engines.sim.profile import load_profile, shipped
 from gateway.routing import POLICIES as ROUTING
 from kvcontrol.kv_policy import POLICIES as EVICTION
 from kvgate.benchmarks.show import show
-from kvgate.display import show_failure
+from kvgate.display import errors, show_failure
 from kvgate.failure import CommandError
 from kvgate.tier_flags import NONE
 from kvgate.units import parse_bytes
@@ -118,7 +119,14 @@ def plan(  # noqa: PLR0913 - each is one option
         sizing = Sizing(study, goals, prices, most=max_instances, shown=board.shown)
     made = planned(sizing, candidates, profile=profile)
     if check and made.chosen is not None:
-        made = checked(made, sizing, profile=profile, seconds=check_seconds, board=board)
+        try:
+            made = checked(made, sizing, profile=profile, seconds=check_seconds, board=board)
+        except (CommandError, KeyboardInterrupt) as error:  # the plan stands without it
+            why = error.message if isinstance(error, CommandError) else "interrupted"
+            show(replace(made.report, not_run={"check": why}), as_json=as_json, as_markdown=as_markdown)
+            if not isinstance(error, CommandError):
+                errors.print("  the check was interrupted; the plan is whole", markup=False, soft_wrap=True)
+            raise
     show(made.report, as_json=as_json, as_markdown=as_markdown)
     if made.chosen is None:
         show_failure(made.refusal)

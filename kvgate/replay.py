@@ -6,7 +6,6 @@ take a trace and answer how well it is served; an option of one of them is refus
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from kvcontrol.kv_policy.lru import LruPolicy
 from kvcontrol.traces import Request, TraceError
 from kvgate.benchmarks.report import Grid, Host, Report
 from kvgate.benchmarks.show import show
-from kvgate.display import errors
+from kvgate.display import errors, write_out
 from kvgate.failure import CommandError
 from kvgate.replay_options import (
     DurationOption,
@@ -171,17 +170,16 @@ def _through_a_gateway(
     trace: Path, options: HttpReplay, *, as_json: bool, as_markdown: bool, plot: Path | None
 ) -> None:
     replayed = replay_http(trace, options)
-    if as_json:
-        sys.stdout.write(replayed.report.as_json() + "\n")
-    else:
-        show(replayed.report, as_markdown=as_markdown)
-    say_warnings(replayed)
-    written = [] if options.out is None else write_report(replayed, options.out)
-    if plot is not None:
-        draw_report(replayed, plot)
-        written.append(plot)
-    for file in written:
-        errors.print(f"  {file}", markup=False, soft_wrap=True)
+    try:
+        show(replayed.report, as_json=as_json, as_markdown=as_markdown)
+    finally:  # where standard output can't be written the files still can
+        say_warnings(replayed)
+        written = [] if options.out is None else write_report(replayed, options.out)
+        if plot is not None:
+            draw_report(replayed, plot)
+            written.append(plot)
+        for file in written:
+            errors.print(f"  {file}", markup=False, soft_wrap=True)
     if replayed.interrupted:
         raise typer.Exit(INTERRUPTED)
     if not any(each.ok for each in replayed.answers):
@@ -229,7 +227,7 @@ def _through_policies(options: Offline, *, as_json: bool, as_markdown: bool, plo
         if not as_json:
             show(_report(rows, requests, distinct, ceiling), as_markdown=as_markdown)
     if as_json:
-        sys.stdout.write(json.dumps({"trace": str(trace), "rows": [_object(row) for row in rows]}, indent=1) + "\n")
+        write_out(json.dumps({"trace": str(trace), "rows": [_object(row) for row in rows]}, indent=1))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -97,14 +97,27 @@ async def drive(trace: Path, requests: Sequence[Request], options: HttpReplay) -
         before = await tier_tokens(session, target)
         answers, setting, interrupted = await _driven(session, target, work, options)
         await asyncio.sleep(_SETTLING_S)
-        after = await tier_tokens(session, target)
+        found = await _found_since(session, target, before)
     setting = replace(
         setting,
         how=options.how(trace, target.model),
         price=price,
-        tier_tokens={tier: tokens - before.get(tier, 0.0) for tier, tokens in sorted(after.items())},
+        tier_tokens=found,
     )
     return Replayed(report=summarize(answers, setting), answers=answers, setting=setting, interrupted=interrupted)
+
+
+async def _found_since(
+    session: aiohttp.ClientSession, target: Target, before: Mapping[str, float]
+) -> Mapping[str, float] | None:
+    """Return what the gateway found meanwhile, by tier; None where it can't say: it ended, or began anew."""
+    try:
+        after = await tier_tokens(session, target)
+    except CommandError:
+        return None
+    if any(after.get(tier, 0.0) < tokens for tier, tokens in before.items()):
+        return None
+    return {tier: tokens - before.get(tier, 0.0) for tier, tokens in sorted(after.items())}
 
 
 async def _driven(
@@ -133,6 +146,7 @@ async def _driven(
         elapsed_s=driver.run.ended_s,
         planned=len(work.requests),
         left_out=work.left_out,
+        template_tokens=work.template_tokens,
         open_loop=pace.users is None,
         driver_cpu_s=time.process_time() - cpu_s,
         goals=Goals(ttft_s=options.slo_ttft, itl_s=options.slo_itl),

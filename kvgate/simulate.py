@@ -1,6 +1,7 @@
 """``kvgate simulate TRACE``: a fleet of simulated engines behind the gateway's own routing, in virtual time."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,8 +33,12 @@ def simulate(  # noqa: PLR0913 - each is one option
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:
-    """Serve a trace with a simulated fleet: times to the first token, hits, hot spots and what was turned away."""
+    """Serve a trace with a simulated fleet: times to the first token, hits, hot spots and what was turned away.
+
+    Ctrl-C ends it with the routers that are done (exit code 130).
+    """
     from kvgate.simulation.board import FleetBoard
+    from kvgate.simulation.outcome import FleetOutcome
     from kvgate.simulation.refusals import refusals
     from kvgate.simulation.study import ROUTERS, Study, grids
 
@@ -57,14 +62,19 @@ def simulate(  # noqa: PLR0913 - each is one option
             jitter=jitter,
         )
         workload = study.workload()
-    outcomes, board = {}, FleetBoard()
-    took_s = 0.0
-    for name in names:
-        began_s = time.perf_counter()
-        with board.shown(name, workload.spans_s) as progress:
-            outcomes[name] = study.run(name, workload, progress)
-        took_s += time.perf_counter() - began_s
-    last = outcomes[names[-1]]
+    outcomes: dict[str, FleetOutcome] = {}
+    board, took_s = FleetBoard(), 0.0
+    try:
+        for name in names:
+            began_s = time.perf_counter()
+            with board.shown(name, workload.spans_s) as progress:
+                outcomes[name] = study.run(name, workload, progress)
+            took_s += time.perf_counter() - began_s
+    except KeyboardInterrupt:
+        if not outcomes:
+            raise
+    last = list(outcomes.values())[-1]
+    missing = [name for name in names if name not in outcomes]
     metrics = {
         "instances_count": instances,
         "requests_count": last.requests,
@@ -73,7 +83,13 @@ def simulate(  # noqa: PLR0913 - each is one option
         "ceiling_ratio": last.ceiling_tokens / max(1, workload.ceiling_tokens()[0]),
     }
     report = Report(bench="simulate", host=Host.here(), metrics=metrics, grids=grids(outcomes))
-    show(report, as_json=as_json, as_markdown=as_markdown)
+    show(
+        replace(report, not_run=dict.fromkeys(missing, "interrupted")),
+        as_json=as_json,
+        as_markdown=as_markdown,
+    )
+    if missing:
+        raise KeyboardInterrupt
 
 
 __all__ = ["simulate"]

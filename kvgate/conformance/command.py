@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgate.display import errors, output
+from kvgate.display import errors, output, write_out
 from kvgate.failure import CommandError
 from kvgate.ports import free_ports
 
@@ -81,9 +80,7 @@ def _show(outcomes: "list[Outcome]", *, as_json: bool) -> None:
     failed = sum(not each.ok for each in outcomes)
     if as_json:
         cases = [{"id": each.id, "ok": each.ok, "why": each.why} for each in outcomes]
-        sys.stdout.write(
-            json.dumps({"passed": len(outcomes) - failed, "failed": failed, "cases": cases}, indent=2) + "\n"
-        )
+        write_out(json.dumps({"passed": len(outcomes) - failed, "failed": failed, "cases": cases}, indent=2))
         return
     output.print(f"{len(outcomes) - failed} hold, {failed} are broken")
 

@@ -13,6 +13,9 @@ ALL = "all"
 _HOUR_S = 3600.0
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
 _LAG_TO_SAY_S = 0.05
+_CHANCE_TOKENS = 16
+"""Words at the beginning of a text that another may have in common with it by chance, generously."""
+_NO_TIERS = "unknown: the gateway's own counts could not be read at the end, or began anew meanwhile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,8 @@ class Price:
 class Setting:
     """What a summary is of: how it was driven, and what isn't in the answers themselves.
 
-    ``tier_tokens`` are what the gateway says that it found in each tier meanwhile, for all its clients.
+    ``tier_tokens`` are what the gateway says that it found in each tier meanwhile, for all its clients; None where it
+    was asked and couldn't say. ``template_tokens`` are those that every prompt begins with.
     """
 
     how: str
@@ -57,7 +61,8 @@ class Setting:
     driver_cpu_s: float
     goals: Goals = field(default_factory=Goals)
     price: Price | None = None
-    tier_tokens: Mapping[str, float] = field(default_factory=dict)
+    tier_tokens: Mapping[str, float] | None = field(default_factory=dict)
+    template_tokens: int = 0
 
 
 def summarize(answers: Sequence[Answer], setting: Setting) -> Report:
@@ -71,7 +76,13 @@ def summarize(answers: Sequence[Answer], setting: Setting) -> Report:
     if setting.tier_tokens:
         rows = tuple((tier.lower(), round(tokens)) for tier, tokens in setting.tier_tokens.items())
         grids.append(Grid(name="tiers", columns=("tier", "matched_tokens"), rows=rows))
-    return Report(bench="replay", host=Host.here(), metrics=_metrics(answers, judged, setting), grids=tuple(grids))
+    return Report(
+        bench="replay",
+        host=Host.here(),
+        metrics=_metrics(answers, judged, setting),
+        grids=tuple(grids),
+        not_run={"tiers": _NO_TIERS} if setting.tier_tokens is None else {},
+    )
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -225,6 +236,17 @@ def warnings(answers: Sequence[Answer], setting: Setting) -> Iterator[str]:
     others = sum(each.prompt_tokens != each.planned_tokens for each in whole)
     if others:
         yield f"{others} of {len(whole)} prompts had another number of tokens at the engine than was planned"
+    cached = sum(each.cached_tokens for each in whole)
+    # Of all that was asked: in another order than the trace's, those without a whole answer are found by those before.
+    ceiling = sum(each.reusable_tokens for each in answers)
+    if cached > ceiling + len(whole) * (setting.template_tokens + _CHANCE_TOKENS):
+        yield (
+            f"engines found {cached:,} tokens in their caches, and of these requests alone a cache without bounds "
+            f"would have {ceiling:,}: the target's wasn't empty at the beginning. After an earlier run with the same "
+            "--seed another one makes all texts others"
+        )
+    if setting.tier_tokens is None:
+        yield f"the tiers' tokens are {_NO_TIERS}"
 
 
 def _share(part: float, whole: float) -> float:

@@ -63,7 +63,8 @@ class Work:
                 numbers.setdefault(block, len(numbers))
         maker = TextMaker(words.words, seed=seed)
         self._texts = BlockTexts(maker, numbers, block_tokens=block_tokens)
-        self._message_tokens = words.message_tokens
+        self.template_tokens = words.message_tokens
+        """Tokens of the chat template and of the opener, with which every prompt begins."""
         self.requests = requests
         self.left_out = left_out
         self.block_tokens = block_tokens
@@ -71,7 +72,7 @@ class Work:
 
     def content(self, planned: Planned) -> str:
         """Return the text of its message; the opener and the chat template are among its tokens."""
-        tokens = planned.prompt_tokens - self._message_tokens
+        tokens = planned.prompt_tokens - self.template_tokens
         return OPENER + self._texts.content(planned.block_ids, tokens, tail=planned.number)
 
 
@@ -86,7 +87,7 @@ def plan(
     """Return the work of these requests, which are ordered by time.
 
     Raises ``CommandError`` when they don't fit the model's context and aren't to be left out, when blocks get too
-    short, or when they have no times and need some.
+    short, or when they need gaps between their times and have none.
     """
     sized = [_sized(request, words, lengths) for request in requests]
     fitting = [each for each in sized if each.fits(words.context_tokens)]
@@ -164,12 +165,16 @@ def _planned(sized: Sequence[_Sized], pace: Pace) -> Iterator[Planned]:
 def _faster(sized: Sequence[_Sized], pace: Pace) -> float:
     if pace.rate is None:
         return pace.speed
+    if len(sized) == 1:
+        return 1.0  # it is due at once, at whatever rate
     span_s = sized[-1].request.at_s - sized[0].request.at_s
     if span_s <= 0:
         raise CommandError(
-            "--rate: the trace doesn't say when its requests came", "--users N sends one after another instead"
+            f"--rate: all {len(sized)} requests to be sent come at one moment of the trace "
+            f"({sized[0].request.at_s:g} s), so there are no gaps to give a rate",
+            "take in requests that come later (a larger --limit), or --users N sends one after another instead",
         )
-    return pace.rate * span_s / max(1, len(sized) - 1)
+    return pace.rate * span_s / (len(sized) - 1)
 
 
 def _too_long(sized: Sequence[_Sized], fitting: int, context_tokens: int, lengths: Lengths) -> CommandError:

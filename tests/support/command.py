@@ -4,7 +4,7 @@ import io
 import os
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import pytest
 
@@ -24,14 +24,14 @@ def _no_other_process(path: str, *_: object) -> None:
     raise AssertionError(f"the test's process would become {path}")
 
 
-def typed(*words: str, **environment: str) -> Said:
+def typed(*words: str, into: TextIO | None = None, **environment: str) -> Said:
     """Run a command with these variables as well; an exception that it lets out is the test's.
 
-    Its standard output is the whole process's: one command at a time, in whatever thread.
+    Its standard output is the whole process's: one command at a time, in whatever thread. ``into`` takes it instead.
     """
     out, err = io.StringIO(), io.StringIO()
     code = 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(into or out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["kvgate", *words])
         for name in ("execv", "execve"):
             patch.setattr(os, name, _no_other_process)

@@ -18,6 +18,7 @@ from gateway.fingerprint.tokenizer import load_tokenizer
 from kvcontrol.traces import Request
 from kvgate.failure import CommandError
 from kvgate.loadgen.answer import Ending
+from kvgate.loadgen.summary import warnings
 from kvgate.replay_options import HttpReplay
 from kvgate.replay_target import Replayed, drive
 from tests.support.fleet import Fleet, running_fleet
@@ -123,13 +124,30 @@ async def test_what_fails_is_counted_by_how(
 async def test_another_seed_is_a_cold_cache(tmp_path: Path, model: Path) -> None:
     async with tokenized_fleet(tmp_path, model) as fleet:
 
-        async def found(seed: int) -> int:
-            (answer,) = (await replayed(fleet, requests([1, 2, 3, 4]), seed=seed)).answers
+        async def found(seed: int, said: str) -> int:
+            done = await replayed(fleet, requests([1, 2, 3, 4]), seed=seed)
+            assert "".join(warnings(done.answers, done.setting)).count(": the target's wasn't empty") == bool(said)
+            (answer,) = done.answers
             return answer.cached_tokens
 
-        assert await found(1) == 0
-        assert await found(1) > 3 * BLOCK
-        assert await found(2) == 0
+        assert await found(1, "") == 0
+        assert await found(1, "warm") > 3 * BLOCK
+        assert await found(2, "") == 0
+
+
+async def test_a_gateway_that_ends_in_the_middle_leaves_the_report(tmp_path: Path, model: Path) -> None:
+    async with tokenized_fleet(tmp_path, model) as fleet:
+        for engine in fleet.engines.values():
+            engine.default = Script(ttft_s=0.2)
+        run = asyncio.create_task(replayed(fleet, requests(*([n] for n in range(30)))))
+        await eventually(lambda: fleet.requests >= 2, LIMIT_S)  # so the first one has its answer
+    done = await run
+    metrics = done.report.metrics
+    assert metrics["requests_sent_count"] == 30
+    assert 0 < metrics["requests_ok_count"] < 30
+    assert metrics["failed_ratio"] == pytest.approx(1 - metrics["requests_ok_count"] / 30)
+    assert set(done.report.not_run) == {"tiers"}
+    assert any("the tiers' tokens are unknown" in said for said in warnings(done.answers, done.setting))
 
 
 async def test_a_target_without_a_tokenizer_is_named_and_a_folder_can_stand_in(tmp_path: Path, model: Path) -> None:

@@ -56,6 +56,15 @@ def test_help_of_up_names_every_option() -> None:
         assert option in said
 
 
+@pytest.mark.parametrize("form", ["--json", "--markdown", ""])
+def test_a_report_that_can_not_be_printed_is_said_in_one_line(tmp_path: Path, form: str) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"hash_ids": [1, 2], "input_length": 1024, "output_length": 4, "timestamp": 0}\n')
+    with Path("/dev/full").open("w") as full:
+        said = typed("simulate", str(trace), *filter(None, [form]), into=full)
+    assert (said.code, said.err) == (1, "kvgate: can't write to standard output: No space left on device\n")
+
+
 def test_the_gateways_help_is_its_own() -> None:
     assert "--config" in in_a_process("gateway", "--help")  # it becomes another program
 

@@ -50,8 +50,9 @@ def test_scaled_lengths_keep_whole_blocks_whole() -> None:
 def test_the_pace_is_faster_or_a_rate_in_the_mean() -> None:
     assert [each.at_s for each in plan(CHAT, WORDS, lengths=Lengths(), pace=Pace(speed=4)).requests] == [0, 0.5, 2]
     assert [each.at_s for each in plan(CHAT, WORDS, lengths=Lengths(), pace=Pace(rate=2)).requests] == [0, 0.25, 1]
-    with pytest.raises(CommandError, match="doesn't say when its requests came"):
-        plan([request([1], 600), request([2], 600)], WORDS, lengths=Lengths(), pace=Pace(rate=2))
+    with pytest.raises(CommandError, match=r"all 2 requests to be sent come at one moment of the trace \(3 s\)"):
+        plan([request([1], 600, 3.0), request([2], 600, 3.0)], WORDS, lengths=Lengths(), pace=Pace(rate=2))
+    assert [each.at_s for each in plan(CHAT[:1], WORDS, lengths=Lengths(), pace=Pace(rate=2)).requests] == [0]
 
 
 def test_what_doesnt_fit_the_context_is_refused_with_what_would_or_left_out() -> None:

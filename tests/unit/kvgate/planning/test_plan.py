@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from kvgate.__main__ import build_app
 from kvgate.failure import CommandError
 from kvgate.planning.sizing import GIB, kinds
+from tests.support.command import typed
 
 RUNNER = CliRunner()
 
@@ -102,6 +103,26 @@ def test_what_is_to_be_run_runs(trace: str) -> None:
     assert again.exit_code == 0, again.output
     (row,) = json.loads(again.stdout)["routers"]
     assert row["ttft_p99_s"] == found["frontier"][0]["ttft_p99_s"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "why"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (CommandError("engine-1 ended"), 1, "engine-1 ended")],
+)
+def test_a_check_that_comes_to_nothing_leaves_the_plan(
+    trace: str, monkeypatch: pytest.MonkeyPatch, ends: BaseException, code: int, why: str
+) -> None:
+    def lived(*_: object) -> None:
+        raise ends
+
+    monkeypatch.setattr("kvgate.planning.live.lived", lived)
+    goal = ("--slo", "ttft_p99=30s", "--ddr", "0", "--limit-requests", "20")
+    said = typed("plan", trace, *goal, "--check", "--check-seconds", "1", "--json")
+    assert (said.code, said.err.splitlines()[-1]) == (code, f"kvgate: {why}")
+    found = json.loads(said.out)
+    assert found["not_run"] == {"check": why}
+    assert found["metrics"]["instances_count"] == 1
+    assert found["to run it"]
 
 
 def test_tables_are_printed_for_people(trace: str) -> None:

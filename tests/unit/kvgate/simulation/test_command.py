@@ -3,12 +3,16 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from kvgate.__main__ import build_app
 from kvgate.failure import CommandError
+from kvgate.simulation.outcome import FleetOutcome
+from kvgate.simulation.study import Study
+from tests.support.command import typed
 
 RUNNER = CliRunner()
 
@@ -63,6 +67,28 @@ def test_tables_are_printed_for_people(traces: Path) -> None:
     said = RUNNER.invoke(build_app(), ["simulate", trace_of(traces), "--limit", "8", "--markdown"])
     assert said.exit_code == 0, said.output
     assert "| cost_aware |" in said.stdout
+
+
+def test_ctrl_c_leaves_the_routers_that_are_done(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Study.run
+
+    def until_the_second(study: Study, name: str, *more: Any) -> FleetOutcome:
+        if name == "round_robin":
+            raise KeyboardInterrupt
+        return run(study, name, *more)
+
+    monkeypatch.setattr(Study, "run", until_the_second)
+    simulated = ("simulate", trace_of(traces), "--limit", "8", "--json", "--router")
+    said = typed(*simulated, "cost_aware,round_robin")
+    assert (said.code, said.err) == (130, "kvgate: interrupted\n")
+    report = json.loads(said.out)
+    assert [row["router"] for row in report["routers"]] == ["cost_aware"]
+    assert report["not_run"] == {"round_robin": "interrupted"}
+    assert typed(*simulated, "round_robin") == (130, "", "kvgate: interrupted\n")
+    bench = ("bench", "fleet", "--quick", "--traces", str(traces), "--router", "round_robin")
+    said = typed(*bench)
+    assert (said.code, said.out) == (130, "")
+    assert said.err.endswith("kvgate: interrupted\n")
 
 
 def test_the_fleet_bench_measures_time_and_memory(traces: Path) -> None:
