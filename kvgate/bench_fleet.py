@@ -9,15 +9,20 @@ from kvgate.bench_options import AsJson, AsMarkdown, say
 from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.show import show
 from kvgate.failure import CommandError
+from kvgate.simulation.limits import MOST_COPIES, MOST_INSTANCES, MOST_TIMES_HBM
 
 
 def run_fleet(  # noqa: PLR0913 - each is one option
     *,
-    instances: Annotated[int, typer.Option(min=1, help="Simulated engines.")] = 512,
-    copies: Annotated[int, typer.Option(min=1, help="So many of the conversation trace side by side.")] = 8,
+    instances: Annotated[int, typer.Option(min=1, max=MOST_INSTANCES, help="Simulated engines.")] = 512,
+    copies: Annotated[
+        int, typer.Option(min=1, max=MOST_COPIES, help="So many of the conversation trace side by side.")
+    ] = 8,
     router: Annotated[str, typer.Option(help="One of those that kvgate simulate has.")] = "cost_aware",
     profile: Annotated[str, typer.Option(help="Kind of engine, as kvgate simulate has them.")] = "h100-7b",
-    ddr: Annotated[float, typer.Option(min=0, help="DDR tier, in multiples of HBM; 0: none.")] = 0.0,
+    ddr: Annotated[
+        float, typer.Option(min=0, max=MOST_TIMES_HBM, help="DDR tier, in multiples of HBM; 0: none.")
+    ] = 0.0,
     study: Annotated[
         str | None,
         typer.Option(

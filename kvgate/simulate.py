@@ -11,22 +11,31 @@ from engines.sim.profile import load_profile, shipped
 from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.show import show
 from kvgate.failure import CommandError
+from kvgate.simulation.limits import LEAST_SPEED, MOST_COPIES, MOST_INSTANCES, MOST_SPEED, MOST_TIMES_HBM
 
 
 def simulate(  # noqa: PLR0913 - each is one option
     trace: Annotated[Path, typer.Argument(help="A trace in Mooncake's or the agentic format, plain or gzipped.")],
     *,
-    instances: Annotated[int, typer.Option(min=1, help="Engines in the fleet.")] = 8,
+    instances: Annotated[int, typer.Option(min=1, max=MOST_INSTANCES, help="Engines in the fleet.")] = 8,
     router: Annotated[
         str, typer.Option(help="Routing policies, ours or others' formulas, with commas between them; all: every one.")
     ] = "cost_aware",
     profile: Annotated[str, typer.Option(help=f"Kind of engine: {', '.join(shipped())}, or a file.")] = "h100-7b",
-    copies: Annotated[int, typer.Option(min=1, help="So many of the trace side by side, each other tenants'.")] = 1,
-    speed: Annotated[float, typer.Option(min=0.001, help="Requests come so many times as fast.")] = 1.0,
+    copies: Annotated[
+        int, typer.Option(min=1, max=MOST_COPIES, help="So many of the trace side by side, each other tenants'.")
+    ] = 1,
+    speed: Annotated[
+        float, typer.Option(min=LEAST_SPEED, max=MOST_SPEED, help="Requests come so many times as fast.")
+    ] = 1.0,
     limit: Annotated[int, typer.Option(min=0, help="Use the first requests of the trace only; 0: all.")] = 0,
     seconds: Annotated[float, typer.Option(min=0, help="Use the first seconds of the trace only; 0: all.")] = 0.0,
-    ddr: Annotated[float, typer.Option(min=0, help="DDR tier, in multiples of HBM; 0: none.")] = 0.0,
-    nvme: Annotated[float, typer.Option(min=0, help="NVMe tier, in multiples of HBM; 0: none.")] = 0.0,
+    ddr: Annotated[
+        float, typer.Option(min=0, max=MOST_TIMES_HBM, help="DDR tier, in multiples of HBM; 0: none.")
+    ] = 0.0,
+    nvme: Annotated[
+        float, typer.Option(min=0, max=MOST_TIMES_HBM, help="NVMe tier, in multiples of HBM; 0: none.")
+    ] = 0.0,
     policy: Annotated[str, typer.Option(help="What chooses who leaves HBM and tiers. Default: the profile's.")] = "",
     seed: Annotated[int, typer.Option(help="Another seed, another jitter.")] = 0,
     jitter: Annotated[float, typer.Option(min=0, max=1, help="Spread of steps' times.")] = 0.0,

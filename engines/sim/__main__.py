@@ -2,18 +2,23 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import uvicorn
 
 from engines.event_publisher import EndpointError
-from engines.sim.behaviour import Behaviour
+from engines.sim.behaviour import LEAST_FACTOR, MOST_FACTOR, Behaviour
 from engines.sim.faults import Faults
 from engines.sim.instance import InstanceSpec, SimInstance
-from engines.sim.profile import EngineShape, ProfileError, load_profile, shipped
+from engines.sim.profile import SHAPE_LIMITS, EngineShape, ProfileError, load_profile, shipped
 from engines.sim.server import Server
 from engines.sim.text import SimTokenizer, TextError
+from kvcontrol.kv_runtime import ArenaError
+
+Number = TypeVar("Number", int, float)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -23,27 +28,47 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--model-name", help="the name that clients say; default: the folder's")
     made.add_argument("--profile", default="h100-7b", help=f"{', '.join(shipped())}, or a file; default: h100-7b")
     made.add_argument("--host", default="127.0.0.1", help="where to listen; default: 127.0.0.1")
-    made.add_argument("--port", type=int, required=True, help="the HTTP port")
+    made.add_argument("--port", type=_within(int, 1, 65_535), required=True, help="the HTTP port")
     made.add_argument("--events", default="tcp://127.0.0.1:*", help="endpoint of the KV events; default: a free port")
     made.add_argument("--replay", default="tcp://127.0.0.1:*", help="endpoint that replays them; default: a free port")
     made.add_argument("--seed", type=int, default=0, help="another seed, other answers, jitter and faults; default: 0")
-    made.add_argument("--jitter", type=float, default=0.0, help="spread of steps' times, 0 to 1; default: 0")
     made.add_argument(
-        "--answer-tokens", type=_some, default=128, help="an answer's length where nobody says; default: 128"
+        "--jitter", type=_within(float, 0, 1), default=0.0, help="spread of steps' times, 0 to 1; default: 0"
+    )
+    made.add_argument(
+        "--answer-tokens",
+        type=_within(int, 1, 1 << 30),
+        default=128,
+        help="an answer's length where nobody says; default: 128",
     )
     sizes = made.add_argument_group("sizes, where they differ from the profile's")
-    sizes.add_argument("--block-tokens", type=int, help="cut the same memory into blocks of so many tokens")
+    sizes.add_argument(
+        "--block-tokens",
+        type=_within(int, *SHAPE_LIMITS["block_tokens"]),
+        help="cut the same memory into blocks of so many tokens",
+    )
     for name in ("hbm-blocks", "ddr-blocks", "nvme-blocks", "max-batch", "context-tokens"):
-        sizes.add_argument(f"--{name}", type=int)
+        sizes.add_argument(f"--{name}", type=_within(int, *SHAPE_LIMITS[name.replace("-", "_")]))
     sizes.add_argument("--policy", help="the eviction policy of HBM")
     sizes.add_argument("--tier-policy", help="the eviction policy of the tiers below")
     faults = made.add_argument_group("faults")
-    faults.add_argument("--slow", type=float, default=1.0, help="factor on all times")
-    faults.add_argument("--refuse", type=float, default=0.0, help="share of requests that get a 503")
-    faults.add_argument("--die", type=float, default=0.0, help="share of streams that break off")
-    faults.add_argument("--lose-events", type=float, default=0.0, help="share of KV events that nobody hears of")
-    faults.add_argument("--corrupt", type=float, default=0.0, help="share of blocks that come wrong from below HBM")
-    faults.add_argument("--capacity-lie", type=float, default=1.0, help="factor on the capacity that is reported")
+    faults.add_argument(
+        "--slow", type=_within(float, LEAST_FACTOR, MOST_FACTOR), default=1.0, help="factor on all times"
+    )
+    faults.add_argument("--refuse", type=_within(float, 0, 1), default=0.0, help="share of requests that get a 503")
+    faults.add_argument("--die", type=_within(float, 0, 1), default=0.0, help="share of streams that break off")
+    faults.add_argument(
+        "--lose-events", type=_within(float, 0, 1), default=0.0, help="share of KV events that nobody hears of"
+    )
+    faults.add_argument(
+        "--corrupt", type=_within(float, 0, 1), default=0.0, help="share of blocks that come wrong from below HBM"
+    )
+    faults.add_argument(
+        "--capacity-lie",
+        type=_within(float, LEAST_FACTOR, MOST_FACTOR),
+        default=1.0,
+        help="factor on the capacity that is reported",
+    )
     return made
 
 
@@ -74,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
                 replay_endpoint=chosen.replay,
             )
         )
-    except (ProfileError, TextError, EndpointError, ValueError) as error:
+    except (ProfileError, TextError, EndpointError, ArenaError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     app = Server(instance, tokenizer, answer_tokens=chosen.answer_tokens).app()
@@ -82,11 +107,19 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _some(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{count}; it must be > 0")
-    return count
+def _within(kind: type[Number], least: float, most: float) -> Callable[[str], Number]:
+    """Return what reads a number and refuses one that is not within bounds, both included."""
+
+    def read(text: str) -> Number:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not allowed; allowed is {least:,} to {most:,}")
+        return value
+
+    return read
 
 
 def _shape(shape: EngineShape, chosen: argparse.Namespace) -> EngineShape:

@@ -1,7 +1,11 @@
 """How one simulated engine differs from its profile."""
 
-import math
 from dataclasses import dataclass
+from typing import Final
+
+LEAST_FACTOR: Final = 1e-6
+MOST_FACTOR: Final = 1e6
+"""Of what an engine is made slower by, or lies by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +22,10 @@ class Behaviour:
     def __post_init__(self) -> None:
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"jitter is {self.jitter}; allowed is 0 to 1")
-        if not (self.slow > 0 and math.isfinite(self.slow)):
-            raise ValueError(f"slow is {self.slow}; it must be > 0 and finite")
+        if not LEAST_FACTOR <= self.slow <= MOST_FACTOR:
+            raise ValueError(f"slow is {self.slow}; allowed is {LEAST_FACTOR:g} to {MOST_FACTOR:,.0f}")
         if not 0 <= self.corrupt_share <= 1:
             raise ValueError(f"corrupt_share is {self.corrupt_share}; allowed is 0 to 1")
 
 
-__all__ = ["Behaviour"]
+__all__ = ["LEAST_FACTOR", "MOST_FACTOR", "Behaviour"]

@@ -1,10 +1,10 @@
 """What can be wrong with an instance, on purpose: shares of requests, events and blocks that go wrong, by seed."""
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from engines.sim.behaviour import LEAST_FACTOR, MOST_FACTOR
 from engines.sim.sink import BlockSink, StoredBlock
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash
@@ -32,8 +32,8 @@ class Faults:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in {"slow", "capacity_lie"}:
-                if not (value > 0 and math.isfinite(value)):
-                    raise ValueError(f"{field.name} is {value}; it must be > 0 and finite")
+                if not LEAST_FACTOR <= value <= MOST_FACTOR:
+                    raise ValueError(f"{field.name} is {value}; allowed is {LEAST_FACTOR:g} to {MOST_FACTOR:,.0f}")
             elif not 0 <= value <= 1:
                 raise ValueError(f"{field.name} is {value}; allowed is 0 to 1")
 

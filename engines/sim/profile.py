@@ -3,20 +3,44 @@
 A file's coefficients are the fit of its own measurements (``calibration``), so that anybody can repeat it.
 """
 
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from engines.sim.timing import TimeModel
 
 FOLDER: Final = Path(__file__).with_name("profiles")
+MOST_BLOCKS: Final = 10_000_000
+"""Of one tier of one instance: each takes memory of the simulation."""
+_MOST_TOKENS: Final = 1 << 30
+_MOST_BATCH: Final = 100_000
+_MOST_BLOCK_BYTES: Final = 1 << 40
+_MOST_BYTES_PER_S: Final = 1e18
+_MOST_FILE_BYTES: Final = 1 << 20
 _SECTIONS: Final = ("about", "engine", "links", "time", "measured")
 
 
 class ProfileError(ValueError):
     """A profile can't be used; the message names file, place and what is allowed."""
+
+
+SHAPE_LIMITS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
+    {
+        "block_tokens": (1, _MOST_TOKENS),
+        "block_bytes": (1, _MOST_BLOCK_BYTES),
+        "hbm_blocks": (1, MOST_BLOCKS),
+        "ddr_blocks": (0, MOST_BLOCKS),
+        "nvme_blocks": (0, MOST_BLOCKS),
+        "max_batch": (1, _MOST_BATCH),
+        "max_prefill_tokens": (1, _MOST_TOKENS),
+        "context_tokens": (1, _MOST_TOKENS),
+    }
+)
+"""The least and the most that each size of an engine may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +64,11 @@ class EngineShape:
     tier_policy: str = "lru"
 
     def __post_init__(self) -> None:
-        for name in ("block_tokens", "block_bytes", "hbm_blocks", "max_batch", "max_prefill_tokens", "context_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be > 0")
-        if self.ddr_blocks < 0 or self.nvme_blocks < 0 or (self.nvme_blocks and not self.ddr_blocks):
-            raise ValueError(
-                f"{self.ddr_blocks} blocks of DDR and {self.nvme_blocks} of NVMe; they must be >= 0, and NVMe needs DDR"
-            )
+        for name, (least, most) in SHAPE_LIMITS.items():
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed is {least} to {most:,}")
+        if self.nvme_blocks and not self.ddr_blocks:
+            raise ValueError(f"{self.ddr_blocks} blocks of DDR and {self.nvme_blocks} of NVMe; NVMe needs DDR")
 
     def with_block_tokens(self, block_tokens: int) -> "EngineShape":
         """Return the same memory, cut into blocks of another size."""
@@ -74,8 +96,10 @@ class Links:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if not getattr(self, each.name) > 0:
-                raise ValueError(f"{each.name} is {getattr(self, each.name)}; it must be > 0")
+            if not 1 <= getattr(self, each.name) <= _MOST_BYTES_PER_S:
+                raise ValueError(
+                    f"{each.name} is {getattr(self, each.name)}; allowed is 1 to {_MOST_BYTES_PER_S:g} bytes/s"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +151,7 @@ def load_profile(name: str) -> Profile:
     """Read a profile that ships by its name, or any other by the path of its file; raises ``ProfileError``."""
     path = FOLDER / f"{name}.toml" if name in shipped() else Path(name)
     try:
-        said = tomllib.loads(path.read_text(encoding="utf-8"))
+        said = tomllib.loads(_text(path))
     except FileNotFoundError:
         raise ProfileError(
             f"there is no profile {name!r}: there are {', '.join(shipped())}, or a file's path"
@@ -135,6 +159,14 @@ def load_profile(name: str) -> Profile:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ProfileError(f"{path}: it can't be read as a profile: {error}") from error
     return parse_profile(said, path=path)
+
+
+def _text(path: Path) -> str:
+    """Return a profile's text; raises ``ProfileError`` for what is no small file, and as reading text does."""
+    facts = path.stat()
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MOST_FILE_BYTES:
+        raise ProfileError(f"{path}: it is no profile: that is a regular file of at most {_MOST_FILE_BYTES:,} bytes")
+    return path.read_text(encoding="utf-8")
 
 
 def parse_profile(said: Mapping[str, Any], *, path: Path) -> Profile:
@@ -205,6 +237,8 @@ def _read(path: Path, where: str, kind: type[Any], said: Mapping[str, Any]) -> A
 
 __all__ = [
     "FOLDER",
+    "MOST_BLOCKS",
+    "SHAPE_LIMITS",
     "EngineShape",
     "Links",
     "Measured",

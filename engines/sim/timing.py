@@ -11,6 +11,10 @@ arithmetic series, so it costs no more to work out than one step.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import Final
+
+_MOST_S: Final = 3600.0
+"""Of a step, a token or a pair of tokens: far above what any engine takes, far below what a sum could not hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +32,8 @@ class TimeModel:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"{field.name} is {value}; it must be >= 0 and finite")
+            if not 0 <= value <= _MOST_S:
+                raise ValueError(f"{field.name} is {value}; allowed is 0 to {_MOST_S:g} seconds")
         for name in ("step_s", "decode_step_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; a step takes time, so it must be > 0")

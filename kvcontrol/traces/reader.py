@@ -21,6 +21,7 @@ _MOONCAKE_BLOCK_TOKENS = 512
 _AGENTIC_BLOCK_TOKENS = 64
 _SESSION_BLOCKS = 1 << 20
 """Ids of the agentic trace are local to a session; sessions are laid this far apart."""
+_FORMATS = "; taken are JSON lines with hash_ids (Mooncake) or runs (agentic), plain or gzipped"
 _GZIP = b"\x1f\x8b"
 
 
@@ -48,7 +49,8 @@ def read_trace(path: Path) -> Iterator[Request]:
                 read = _reader_of(said)
             yield read(said)
     except (KeyError, TypeError, OverflowError, RecursionError, *UNREADABLE) as error:
-        raise TraceError(f"{path}, line {lines.number}: {_why(error)}") from error
+        formats = _FORMATS if read is None and isinstance(error, json.JSONDecodeError) else ""
+        raise TraceError(f"{path}, line {lines.number}: {_why(error)}{formats}") from error
     if read is None:
         raise TraceError(f"{path} is empty")
 

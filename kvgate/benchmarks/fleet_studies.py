@@ -169,8 +169,8 @@ def _there(trace: Path) -> Path:
     return trace
 
 
-def _ratio(value: float, of: float) -> Cell:
-    return value / of if of else None
+def _ratio(value: float | None, of: float | None) -> Cell:
+    return value / of if value is not None and of else None
 
 
 __all__ = ["STUDIES", "StudyPlan", "decisions", "tiers"]

@@ -62,7 +62,9 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """``metrics`` maps a name that ends in its unit to a number; ``not_run`` what is missing to the reason."""
+    """``metrics`` maps a name that ends in its unit to a number, a count to a whole one; ``not_run`` what is missing to
+    the reason.
+    """
 
     bench: str
     host: Host
@@ -136,8 +138,8 @@ def _shown(cell: Cell) -> str:
 
 
 def _rounded(value: float) -> float:
-    """Four significant digits: more would be noise."""
-    return float(f"{value:.4g}")
+    """Four significant digits: more would be noise. Whole numbers are counts, and stay exact."""
+    return value if isinstance(value, int) else float(f"{value:.4g}")
 
 
 def _cpu_name() -> str:

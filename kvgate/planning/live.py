@@ -218,13 +218,13 @@ def check_grid(before: FleetOutcome, seen: Lived) -> Grid:
     whole = [each for each in seen.replayed.answers if each.ok]
     ttft_s = sorted(each.ttft_s for each in whole)
     prompt = sum(each.prompt_tokens for each in whole)
-    rows: list[tuple[str, float, float]] = [
+    rows: list[tuple[str, float | None, float | None]] = [
         (f"ttft_p{part * 100:g}_s", before.ttft(part), quantile(ttft_s, part)) for part in _PARTS
     ]
     mean_s = _mean(before.ttft_s)
     rows = [("ttft_mean_at_engines_s", mean_s, seen.at_engines_s), ("ttft_mean_s", mean_s, _mean(ttft_s)), *rows]
     rows.append(("hit_ratio", before.hit_rate, sum(each.cached_tokens for each in whole) / prompt if prompt else 0.0))
-    rows.append(("answered_requests", float(len(before.answer_s)), float(len(whole))))
+    rows.append(("answered_requests", len(before.answer_s), len(whole)))
     return Grid(
         name="check",
         columns=("figure", "predicted", "live", "error_ratio"),
@@ -232,11 +232,13 @@ def check_grid(before: FleetOutcome, seen: Lived) -> Grid:
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
-def _error(before: float, seen: float) -> Cell:
+def _error(before: float | None, seen: float | None) -> Cell:
+    if before is None or seen is None:
+        return None
     if seen:
         return before / seen - 1
     return None if before else 0.0

@@ -24,6 +24,7 @@ class Planned:
     report: Report
     goals: str
     most: int
+    context_tokens: int
 
     @property
     def refusal(self) -> CommandError:
@@ -31,7 +32,12 @@ class Planned:
         near = nearest(self.sized)
         missed = "; ".join(each.words for each in near.shortfalls)
         busy = f"its instances were {near.outcome.busy:.0%} busy"
-        if near.outcome.busy < _IDLE:
+        if not near.outcome.answerable:
+            busy = (
+                f"no engine could take any of the requests, each needs more than the profile's context of "
+                f"{self.context_tokens:,} tokens or than its HBM: use another profile"
+            )
+        elif near.outcome.busy < _IDLE:
             busy += ": it is not their number that binds, but how long one of them takes"
         return CommandError(
             f"no fleet of up to {self.most} instances keeps {self.goals}",
@@ -55,7 +61,14 @@ def planned(sizing: Sizing, candidates: Sequence[Kind], *, profile: str) -> Plan
         grids.append(command_grid(chosen, sizing.study_of(chosen.kind, chosen.instances), profile))
     grids.append(_assumptions(sizing))
     report = Report(bench="plan", host=Host.here(), metrics=metrics, grids=tuple(grids))
-    return Planned(sized=sized, chosen=chosen, report=report, goals=str(sizing.slo), most=sizing.most)
+    return Planned(
+        sized=sized,
+        chosen=chosen,
+        report=report,
+        goals=str(sizing.slo),
+        most=sizing.most,
+        context_tokens=sizing.study.profile.engine.context_tokens,
+    )
 
 
 def _assumptions(sizing: Sizing) -> Grid:

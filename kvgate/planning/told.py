@@ -58,7 +58,7 @@ def _row(trial: Trial) -> tuple[Cell, ...]:
         trial.usd_per_hour,
         outcome.ttft(0.5),
         None if isinf(slow_s) else slow_s,
-        outcome.gaps.quantile_s(0.99) * 1e3,
+        outcome.itl_ms(0.99),
         outcome.hit_rate,
         outcome.busy,
         outcome.shed_rate,

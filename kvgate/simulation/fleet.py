@@ -368,7 +368,7 @@ class Fleet:
             lasts_s=self._clock.now_s,
             preemptions=sum(each.counters.preemptions for each in engines),
             gaps=gaps,
-            decision_us=quantile(tally.decision_s, 0.5) * 1e6,
+            decision_us=(quantile(tally.decision_s, 0.5) or 0.0) * 1e6,
             computed_tokens=sum(each.counters.computed_tokens for each in engines),
             complete=complete,
         )

@@ -74,23 +74,27 @@ class FleetOutcome:
 
     @property
     def answered_rate(self) -> float:
-        """Share of the answerable requests that got an answer."""
-        return len(self.answer_s) / self.answerable if self.answerable else 1.0
+        """Share of the answerable requests that got an answer; 0 where there are none, for nobody was served."""
+        return len(self.answer_s) / self.answerable if self.answerable else 0.0
 
     def ttft_of_answerable(self, share: float) -> float:
         """Return the same of all answerable requests; those that were turned away had to wait for ever."""
         place = rank(self.answerable, share)
         return inf if place > len(self.ttft_s) else self.ttft_s[place - 1]
 
-    def ttft(self, share: float) -> float:
-        """Return the time to the first token that a share of the requests doesn't exceed."""
+    def ttft(self, share: float) -> float | None:
+        """Return the time to the first token that a share of the requests doesn't exceed; None where none had one."""
         return quantile(self.ttft_s, share)
 
+    def itl_ms(self, share: float) -> float | None:
+        """Return the pause between two tokens that a share of them doesn't exceed; None where there was none."""
+        return self.gaps.quantile_s(share) * 1e3 if self.gaps.total else None
 
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return a quantile of sorted values by the nearest rank; 0 of none."""
+
+def quantile(ordered: Sequence[float], share: float) -> float | None:
+    """Return a quantile of sorted values by the nearest rank; None of none."""
     if not ordered:
-        return 0.0
+        return None
     return ordered[min(len(ordered), rank(len(ordered), share)) - 1]
 
 

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Final
 
 from engines.sim.behaviour import Behaviour
-from engines.sim.profile import Profile
+from engines.sim.profile import MOST_BLOCKS, Profile
 from gateway.routing import POLICIES, CostModel, RoutingPolicy
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_policy import make_policy
+from kvcontrol.kv_runtime import ArenaError
 from kvcontrol.traces import read_by_time
-from kvgate.benchmarks.report import Grid
+from kvgate.benchmarks.report import Cell, Grid
+from kvgate.failure import CommandError
 from kvgate.simulation.door import DoorRules
 from kvgate.simulation.fleet import Fleet, FleetPlan
+from kvgate.simulation.limits import MOST_FLEET_BLOCKS, MOST_TIMES_HBM
 from kvgate.simulation.outcome import FleetOutcome, Tally
 from kvgate.simulation.peers import PEERS
 from kvgate.simulation.workload import Workload
@@ -66,9 +69,22 @@ class Study:
             raise ValueError(f"no router is named; there are {', '.join(ROUTERS)}")
         if self.policy:
             make_policy(self.policy, capacity_blocks=1)
-        if self.ddr < 0 or self.nvme < 0 or (self.nvme and not self.ddr):
+        self._need_sane_sizes()
+
+    def _need_sane_sizes(self) -> None:
+        """Raise ``ValueError`` for more than a simulation may be told."""
+        for name, times in (("DDR", self.ddr), ("NVMe", self.nvme)):
+            most = min(MOST_TIMES_HBM, MOST_BLOCKS / self.profile.engine.hbm_blocks)
+            if not 0 <= times <= most:
+                raise ValueError(f"{name} of {times:g} times HBM; allowed is 0 to {most:,.6g} with this profile")
+        if self.nvme and not self.ddr:
+            raise ValueError(f"DDR of {self.ddr} and NVMe of {self.nvme} times HBM; NVMe needs DDR")
+        shape = self.engine().engine
+        blocks = (shape.hbm_blocks + shape.ddr_blocks + shape.nvme_blocks) * self.instances
+        if blocks > MOST_FLEET_BLOCKS:
             raise ValueError(
-                f"DDR of {self.ddr} and NVMe of {self.nvme} times HBM; both must be >= 0, and NVMe needs DDR"
+                f"{self.instances:,} instances with DDR of {self.ddr:g} and NVMe of {self.nvme:g} times HBM have "
+                f"{blocks:,} blocks in all; at most {MOST_FLEET_BLOCKS:,} are simulated"
             )
 
     def workload(self) -> Workload:
@@ -94,19 +110,23 @@ class Study:
         progress: Callable[[float], None] = lambda _: None,
         hopeless: Callable[[Tally], bool] = lambda _: False,
     ) -> FleetOutcome:
-        """Serve the workload with one router; see ``Fleet.run``."""
+        """Serve the workload with one router; see ``Fleet.run``. ``CommandError`` where there is no memory for it."""
         profile = self.engine()
         shape = profile.engine
-        fleet = Fleet(
-            FleetPlan(
-                profile=profile,
-                instances=self.instances,
-                make_policy=_maker(router, shape.hbm_blocks * shape.block_tokens),
-                rules=self.rules,
-                behaviour=Behaviour(seed=self.seed, jitter=self.jitter),
-            ),
-            workload,
+        plan = FleetPlan(
+            profile=profile,
+            instances=self.instances,
+            make_policy=_maker(router, shape.hbm_blocks * shape.block_tokens),
+            rules=self.rules,
+            behaviour=Behaviour(seed=self.seed, jitter=self.jitter),
         )
+        try:
+            fleet = Fleet(plan, workload)
+        except ArenaError as error:
+            raise CommandError(
+                f"{self.instances} instances with {shape.ddr_blocks:,} blocks of DDR each can't be simulated: {error}",
+                "use fewer instances or less DDR",
+            ) from error
         try:
             return fleet.run(progress, hopeless)
         finally:
@@ -120,15 +140,15 @@ def _maker(router: str, hbm_tokens: int) -> Callable[[CostModel], RoutingPolicy]
     return lambda _: PEERS[router](hbm_tokens)
 
 
-def row(outcome: FleetOutcome, *, router: str) -> tuple[str | float, ...]:
+def row(outcome: FleetOutcome, *, router: str) -> tuple[Cell, ...]:
     """Return an outcome as a row under ``COLUMNS``."""
     return (
         router,
         outcome.ttft(0.5),
         outcome.ttft(0.9),
         outcome.ttft(0.99),
-        outcome.gaps.quantile_s(0.5) * 1e3,
-        outcome.gaps.quantile_s(0.99) * 1e3,
+        outcome.itl_ms(0.5),
+        outcome.itl_ms(0.99),
         outcome.hit_rate,
         outcome.of_ceiling,
         outcome.hotspot,

@@ -14,6 +14,7 @@ from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, root_hash, token_bytes
 from kvcontrol.core.ids import BlockHash
 from kvcontrol.traces import Request
+from kvgate.simulation.limits import MOST_REQUESTS
 
 _ID_TOKENS = 2
 """An id takes the place of a block of two tokens."""
@@ -50,6 +51,13 @@ class Workload:
             raise ValueError(
                 f"{self.copies} copies at {self.speed} times the speed over {self.spread_s} s with answers of "
                 f"{self.output_tokens}; copies, speed and answers must be > 0, the spread >= 0"
+            )
+        if self.size > MOST_REQUESTS:
+            most = MOST_REQUESTS // len(self.requests)
+            raise ValueError(
+                f"{self.copies:,} copies of {len(self.requests):,} requests are {self.size:,}; at most "
+                f"{MOST_REQUESTS:,} are simulated: use --copies of at most {max(1, most):,}, "
+                "or fewer of the trace's requests"
             )
         sizes = {each.block_tokens for each in self.requests}
         if len(sizes) > 1:

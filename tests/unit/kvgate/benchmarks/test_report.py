@@ -17,7 +17,7 @@ def report() -> Report:
     return Report(
         bench="prefix",
         host=Host.here(),
-        metrics={"lookup_188_p50_us": 5.123456},
+        metrics={"lookup_188_p50_us": 5.123456, "requests_count": 96_248},
         grids=(grid,),
         not_run={"other": "give --peer [x]"},
     )
@@ -25,7 +25,8 @@ def report() -> Report:
 
 def test_json_has_the_metrics_each_grid_and_what_was_not_run(report: Report) -> None:
     said = json.loads(report.as_json())
-    assert said["metrics"] == {"lookup_188_p50_us": 5.123}
+    assert said["metrics"] == {"lookup_188_p50_us": 5.123, "requests_count": 96_248}
+    assert '"requests_count": 96248\n' in report.as_json()
     assert said["lookups"][0] == {"structure": "a|b", "blocks": 1_000, "p50_us": 5.123}
     assert said["lookups"][1]["p50_us"] is None
     assert said["not_run"] == {"other": "give --peer [x]"}
@@ -33,7 +34,7 @@ def test_json_has_the_metrics_each_grid_and_what_was_not_run(report: Report) -> 
 
 def test_markdown_has_a_table_for_each(report: Report) -> None:
     text = report.as_markdown()
-    assert "| metric | value |\n|---|---:|\n| lookup_188_p50_us | 5.123 |" in text
+    assert "| metric | value |\n|---|---:|\n| lookup_188_p50_us | 5.123 |\n| requests_count | 96,248 |" in text
     assert "| structure | blocks | p50_us |\n|---|---:|---:|\n| a\\|b | 1,000 | 5.123 |\n| c | 1 | - |" in text
     assert text.endswith("| what | why |\n|---|---|\n| other | give --peer [x] |")
 

@@ -131,17 +131,63 @@ def test_studies_compare_fleets_of_one_run(traces: Path) -> None:
         (["--nvme", "2"], "NVMe needs DDR"),
         (["--router", ","], "no router is named"),
         (["--json", "--markdown"], "give one of them"),
+        (["--ddr", "5000"], "DDR of 5000 times HBM; allowed is 0 to 690"),
+        (["--instances", "10000", "--ddr", "600"], "at most 200,000,000 are simulated"),
+        (["--copies", "10000"], "use --copies of at most 9"),
+        (["--profile", "/dev/zero"], "/dev/zero: it is no profile: that is a regular file"),
     ],
 )
-def test_what_can_not_be_simulated_is_said(traces: Path, options: list[str], message: str) -> None:
+def test_what_can_not_be_simulated_is_said(
+    traces: Path, options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvgate.simulation.workload.MOST_REQUESTS", 24 * 9)
     said = RUNNER.invoke(build_app(), ["simulate", trace_of(traces), *options])
     assert isinstance(said.exception, CommandError)
     assert message in str(said.exception)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(("simulate", name, value) for name in ("--ddr", "--nvme", "--speed") for value in ("inf", "nan", "1e15")),
+        *(("simulate", name, "1000000000") for name in ("--copies", "--instances")),
+        *(
+            ("plan", name, "inf")
+            for name in ("--instance-cost", "--ddr-cost-per-gib", "--rate-scale", "--check-seconds")
+        ),
+        ("plan", "--max-instances", "1000000"),
+        ("bench", "--instances", "1000000"),
+    ],
+)
+def test_absurd_sizes_are_refused_with_what_is_allowed(traces: Path, options: tuple[str, str, str]) -> None:
+    command, name, value = options
+    before = ["bench", "fleet"] if command == "bench" else [command, trace_of(traces)]
+    said = RUNNER.invoke(build_app(), [*before, name, value], env={"COLUMNS": "200"})
+    assert said.exit_code == 2
+    assert f"'{name}'" in said.stderr
+    assert "should be less than or equal to" in " ".join(said.stderr.split())
+
+
+def test_where_nobody_is_served_there_is_no_time_to_the_first_token(tmp_path: Path) -> None:
+    trace = tmp_path / "long.jsonl"
+    trace.write_text(json.dumps({"timestamp": 0, "input_length": 512 * 400, "hash_ids": list(range(400))}) + "\n")
+    said = RUNNER.invoke(build_app(), ["simulate", str(trace), "--json"])
+    (row,) = json.loads(said.stdout)["routers"]
+    assert {row[name] for name in row if name.startswith(("ttft", "itl"))} == {None}
+    assert row["shed_ratio"] == 1.0
+    said = RUNNER.invoke(build_app(), ["simulate", str(trace), "--markdown"])
+    assert "| cost_aware | - | - | - | - | - |" in said.stdout
+    said = RUNNER.invoke(build_app(), ["plan", str(trace), "--slo", "itl=1s", "--ddr", "0", "--max-instances", "2"])
+    assert said.exit_code == 1
+    assert "no engine could take any of the requests" in " ".join(said.stderr.split())
 
 
 def test_a_file_that_is_no_trace_is_said(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("{}")
     said = RUNNER.invoke(build_app(), ["simulate", str(tmp_path / "x")])
     assert "neither hash_ids" in str(said.exception)
+    (tmp_path / "azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    said = RUNNER.invoke(build_app(), ["simulate", str(tmp_path / "azure.csv")])
+    assert "taken are JSON lines with hash_ids (Mooncake) or runs (agentic)" in str(said.exception)
     said = RUNNER.invoke(build_app(), ["bench", "fleet", "--traces", str(tmp_path)])
     assert "there is no trace" in str(said.exception)

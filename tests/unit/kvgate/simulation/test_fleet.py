@@ -149,4 +149,4 @@ def test_a_workload_that_can_not_be_is_refused(bad: dict[str, object], message: 
 def test_a_quantile_is_the_value_that_so_many_do_not_exceed() -> None:
     values = [1.0, 2.0, 3.0, 4.0]
     assert [quantile(values, share) for share in (0.0, 0.25, 0.5, 0.51, 0.99, 1.0)] == [1.0, 1.0, 2.0, 3.0, 4.0, 4.0]
-    assert quantile([], 0.5) == 0.0
+    assert quantile([], 0.5) is None
