@@ -89,6 +89,7 @@ def _assumptions(sizing: Sizing) -> Grid:
 def checked(made: Planned, sizing: Sizing, *, profile: str, seconds: float, board: FleetBoard) -> Planned:
     """Return the plan with what a live run of its fleet, or of a part of it, was like. Raises ``CommandError``."""
     from kvgate.model import tiny_model
+    from kvgate.planning.judged import goals_grid
     from kvgate.planning.live import check_grid, lived, predicted, slice_of
     from kvgate.replay_target import say_warnings
 
@@ -112,7 +113,11 @@ def checked(made: Planned, sizing: Sizing, *, profile: str, seconds: float, boar
             "check_fleet_instances_count": part.fleet,
             "check_requests_count": len(part.requests),
         },
-        grids=(*made.report.grids, replace(grid, name=f"check: {part}")),
+        grids=(
+            *made.report.grids,
+            replace(grid, name=f"check: {part}"),
+            goals_grid(sizing.slo, before, seen.replayed.answers),
+        ),
     )
     return replace(made, report=report)
 

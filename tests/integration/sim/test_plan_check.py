@@ -47,4 +47,7 @@ def test_a_plan_is_held_to_a_live_run_of_its_fleet(trace: Path) -> None:
     assert rows["answered_requests"]["live"] == rows["answered_requests"]["predicted"] == 16
     assert rows["ttft_mean_s"]["live"] >= rows["ttft_mean_at_engines_s"]["live"] > 0
     assert rows["hit_ratio"]["predicted"] > 0
+    goals = {row["goal"]: row for row in report["goals, live"]}
+    assert (goals["answered_ratio"]["live"], goals["answered_ratio"]["met"]) == (1.0, "yes")
+    assert goals["ttft_p90_s"]["met"] == ("yes" if goals["ttft_p90_s"]["live"] <= 0.08 else "no")
     assert "check, live: " in said.stderr

@@ -1,10 +1,13 @@
 """Goals are read as they are typed, and judged by all requests that an engine could have taken."""
 
+from array import array
 from math import inf
 
 import pytest
 
 from engines.sim.gaps import GapHistogram
+from kvgate.loadgen.answer import Answer, Ending
+from kvgate.planning.judged import goals_grid
 from kvgate.planning.slo import Slo
 from kvgate.simulation.outcome import FleetOutcome, Tally
 
@@ -82,6 +85,28 @@ def test_who_was_turned_away_waited_for_ever_and_who_no_engine_takes_does_not_co
 def test_too_few_answers_are_a_shortfall() -> None:
     (missed,) = Slo.parse("ttft_p50=9s", 0.9).shortfalls(outcome(*[1.0] * 8, shed=2))
     assert missed.words == "80.00% of the requests are answered, 90.00% are to be"
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "failed", "met", "seen"),
+    [
+        ([0.5, 0.9], 0, {"ttft_p90_s": "yes", "itl_p50_s": "yes", "answered_ratio": "yes"}, 0.9),
+        ([0.5, 1.5], 0, {"ttft_p90_s": "no", "itl_p50_s": "yes", "answered_ratio": "yes"}, 1.5),
+        ([0.5, 0.9], 2, {"ttft_p90_s": "no", "itl_p50_s": "yes", "answered_ratio": "no"}, None),
+        ([], 2, {"ttft_p90_s": "no", "itl_p50_s": "no", "answered_ratio": "no"}, None),
+    ],
+)
+def test_a_live_run_is_judged_by_the_goals(
+    ttft_s: list[float], failed: int, met: dict[str, str], seen: float | None
+) -> None:
+    answers = [
+        Answer(number=0, due_s=0.0, first_s=each, gaps_s=array("f", [0.01, 0.01]), ending=Ending.OK) for each in ttft_s
+    ]
+    answers += [Answer(number=0, due_s=0.0, ending=Ending.FAILED)] * failed
+    rows = goals_grid(Slo.parse("ttft_p90=1s,itl_p50=50ms", 0.9), outcome(0.5), answers).as_objects()
+    assert {row["goal"]: row["met"] for row in rows} == met
+    assert rows[0]["live"] == seen
+    assert rows[0]["predicted"] == 0.5
 
 
 def test_a_fleet_is_given_up_as_soon_as_a_goal_is_missed_for_certain() -> None:
