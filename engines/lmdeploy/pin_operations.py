@@ -1,6 +1,6 @@
 """What operators may ask of an engine's pins: see ``kvcontrol.core.prefix_control``. Each runs between two steps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -9,9 +9,8 @@ from engines.event_publisher import EventPublisher, Operation
 from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.operation_bodies import block_hashes, parsed
 from engines.lmdeploy.pins import PinBook
-from kvcontrol.core.hashing import HASH_BYTES
-from kvcontrol.core.prefix_control import LONGEST_TTL_S, InvalidateRequest, PinRequest, Unpinned, UnpinRequest
-from kvcontrol.core.tier_control import MOST_BLOCKS
+from engines.pin_ledger import PIN_BODIES
+from kvcontrol.core.prefix_control import InvalidateRequest, PinRequest, Unpinned, UnpinRequest
 
 PREFIXES = b"prefixes"
 PIN = b"pin"
@@ -20,13 +19,6 @@ INVALIDATE = b"invalidate"
 
 _CALL_TIMEOUT_S = 1.5
 """Less than the api_server waits: a busy engine is told as busy."""
-_HASHES = f"hashes (1 to {MOST_BLOCKS} names of blocks in prompt order, {2 * HASH_BYTES} hex digits each)"
-_ALLOWED: Mapping[type, str] = {
-    PinRequest: f"{_HASHES} and ttl_s (null, or above 0 to {LONGEST_TTL_S:g} seconds)",
-    UnpinRequest: f"hash (what a pin is called: {2 * HASH_BYTES} hex digits)",
-    InvalidateRequest: _HASHES,
-}
-
 _Answer = TypeVar("_Answer")
 
 
@@ -46,18 +38,18 @@ class PinOperations:
         return msgspec.json.encode(self._pins.report())
 
     def _pin(self, _: EventPublisher, body: bytes) -> bytes:
-        request = parsed(body, PinRequest, _ALLOWED)
+        request = parsed(body, PinRequest, PIN_BODIES)
         keys = block_hashes(request.hashes)
         self._between_steps(lambda: self._pins.pin(keys, request.ttl_s))
         tip = keys[-1].hex()
         return msgspec.json.encode(next(each for each in self._pins.report().pins if each.hash == tip))
 
     def _unpin(self, _: EventPublisher, body: bytes) -> bytes:
-        [tip] = block_hashes([parsed(body, UnpinRequest, _ALLOWED).hash], field="hash")
+        [tip] = block_hashes([parsed(body, UnpinRequest, PIN_BODIES).hash], field="hash")
         return msgspec.json.encode(Unpinned(unpinned=self._between_steps(lambda: self._pins.unpin(tip))))
 
     def _invalidate(self, _: EventPublisher, body: bytes) -> bytes:
-        keys = block_hashes(parsed(body, InvalidateRequest, _ALLOWED).hashes)
+        keys = block_hashes(parsed(body, InvalidateRequest, PIN_BODIES).hashes)
         return msgspec.json.encode(self._between_steps(lambda: self._pins.invalidate(keys)))
 
     def _between_steps(self, work: Callable[[], _Answer]) -> _Answer:

@@ -14,9 +14,7 @@ and is forgotten then; ``work`` looks after that, and after pins whose time is o
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,10 +23,11 @@ from engines.lmdeploy.events import evict_unused, hash_of
 from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.trie_prefixes import find_nodes, path_above, take_out, with_what_follows
 from engines.lmdeploy.trie_watchers import tell_watchers
+from engines.pin_ledger import HeldBelow, Limit, PinLedger, counted, limit_of
 from kvcontrol.core.blocks import CacheTier
-from kvcontrol.core.ids import BlockHash, BlockId
+from kvcontrol.core.ids import BlockHash
 from kvcontrol.core.integrity import must
-from kvcontrol.core.prefix_control import MOST_PINS, Invalidation, Pin, Pins
+from kvcontrol.core.prefix_control import Invalidation, Pins
 from kvcontrol.kv_runtime import HierarchyManager
 from kvcontrol.kv_runtime.ticket import Change
 
@@ -45,19 +44,6 @@ class Below(Protocol):
 
     def forget(self, keys: Collection[BlockHash] | None = None) -> dict[CacheTier, int]:
         """Drop blocks in all tiers, None for all, and return how many of each tier."""
-
-
-class Limit(NamedTuple):
-    """How many different blocks may be pinned, and what says so."""
-
-    blocks: int
-    why: str
-
-
-@dataclass(slots=True)
-class _Pinned:
-    keys: tuple[BlockHash, ...]
-    until_s: float | None
 
 
 class PinBook:
@@ -83,13 +69,11 @@ class PinBook:
         self._longest_blocks = -(-longest_tokens // self._trie.block_size)
         self._clock = clock
         self._guard = Guard("pins")
-        self._pins: dict[BlockHash, _Pinned] = {}
-        self._wanted: dict[BlockHash, int] = {}
-        """How many pins have a block."""
+        self._ledger = PinLedger()
+        self._wanted = self._ledger.wanted
         self._in_hbm: dict[BlockHash, Any] = {}
         """Nodes to whose blocks the pins have a reference."""
-        self._held: dict[BlockHash, BlockId] = {}
-        """Blocks below HBM that the pins hold."""
+        self._held = HeldBelow(lambda: self._hierarchy, self._wanted)
         self._doomed: dict[Any, set[BlockHash]] = {}
         """Nodes that are to be forgotten as soon as nobody uses them, and all that was ever seen to follow them."""
         self._timer: asyncio.TimerHandle | None = None
@@ -105,27 +89,10 @@ class PinBook:
             raise RefusedError("this model keeps recurrent state, without which a pinned prefix would be of no use")
         self.work()
         until_s = None if ttl_s is None else self._clock() + ttl_s
-        same = self._pins.get(keys[-1])
-        if same is not None and same.keys[-len(keys) :] == tuple(keys):
-            same.until_s = until_s
+        if self._ledger.renew(keys, until_s):
             return
         path = tuple(dict.fromkeys((*self._above(keys[0]), *keys)))
-        tip = path[-1]
-        if tip not in self._pins and len(self._pins) >= MOST_PINS:
-            raise RefusedError(f"{MOST_PINS} prefixes are pinned, the most that an instance keeps; unpin one first")
-        before = self._pins.get(tip)
-        others = self._wanted.keys() if before is None else self._without(before)
-        blocks, limit = len(others | set(path)), self.limit()
-        if blocks > limit.blocks:
-            raise RefusedError(
-                f"a prefix of {len(path)} blocks can't be pinned: {blocks} would be pinned then, and at most "
-                f"{limit.blocks} may be ({limit.why})"
-            )
-        self._pins[tip] = _Pinned(path, until_s)
-        for key in path:
-            self._wanted[key] = self._wanted.get(key, 0) + 1
-        if before is not None:
-            self._end(before)
+        self._let_off(self._ledger.add(path, until_s, self.limit()))
         pinned = set(path)
         for node in [node for node in self._doomed if hash_of(node) in pinned]:
             del self._doomed[node]
@@ -134,20 +101,20 @@ class PinBook:
     def unpin(self, tip: BlockHash) -> bool:
         """End the pin that is called so, and return whether there was one."""
         self.work()
-        pin = self._pins.pop(tip, None)
-        if pin is not None:
-            self._end(pin)
-        return pin is not None
+        if tip not in self._ledger.pins:
+            return False
+        self._end(tip)
+        return True
 
     def invalidate(self, keys: Sequence[BlockHash]) -> Invalidation:
         """Forget blocks and all that follow them, in all tiers; see ``Invalidation``."""
         self.work()
         heads = set(find_nodes(self._trie, set(keys)).values())
         known = {*keys, *_hashes(with_what_follows(heads))}
-        affected = known | self._following(known)
-        unpinned = [tip for tip, pin in self._pins.items() if not affected.isdisjoint(pin.keys)]
+        affected = known | self._held.following(known)
+        unpinned = self._ledger.having(affected)
         for tip in unpinned:
-            self._end(self._pins.pop(tip))
+            self._end(tip)
         freed, in_use = take_out(self._trie, heads)
         dropped = {_HBM: freed} | self._forget_below(affected)
         for node in heads:
@@ -160,56 +127,35 @@ class PinBook:
         self.let_go()
         dropped = {_HBM: evict_unused(self._trie)}
         if self._below is not None:
-            self._release_below(list(self._held))
+            self._held.release(list(self._held.held))
             dropped |= self._below.forget()
         self._hold(tuple(self._wanted))
         return dropped
 
     def report(self) -> Pins:
         """Return all pins and where their blocks are."""
-        now_s, size, limit = self._clock(), self._trie.block_size, self.limit()
-        shown = []
-        for tip, pin in list(self._pins.items()):
-            places = [self._places(key) for key in pin.keys]
-            shown.append(
-                Pin(
-                    hash=tip.hex(),
-                    blocks=len(pin.keys),
-                    tokens=len(pin.keys) * size,
-                    tiers=_counted(places),
-                    missing=sum(not each for each in places),
-                    left_s=None if pin.until_s is None else round(max(0.0, pin.until_s - now_s), 3),
-                )
-            )
-        return Pins(
-            pins=shown,
-            pinned_blocks=len(self._wanted),
-            limit_blocks=limit.blocks,
-            limited_by=limit.why,
+        return self._ledger.report(
+            self._places,
+            now_s=self._clock(),
+            block_tokens=self._trie.block_size,
+            limit=self.limit(),
             errors=self._guard.errors,
         )
 
     def counts(self) -> dict[CacheTier, int]:
         """Return how many blocks of each tier are pinned."""
-        return dict.fromkeys(self._tiers(), 0) | _counted(map(self._places, list(self._wanted)))
+        return dict.fromkeys(self._tiers(), 0) | counted(map(self._places, list(self._wanted)))
 
     def limit(self) -> Limit:
         """Return how much may be pinned."""
-        limits = [
-            Limit(
-                int(self._share * blocks), f"KVGATE_ENGINE_PIN_SHARE={self._share:g} of the {blocks} blocks of {tier}"
-            )
-            for tier, blocks in self._tiers().items()
-        ]
-        pool = self._tiers()[_HBM]
-        limits.append(
-            Limit(
-                max(0, pool - 1 - self._longest_blocks),
-                f"the longest request takes {self._longest_blocks} of the {pool} blocks of HBM and must always find "
-                "room; a smaller --session-len leaves more",
-            )
+        tiers = self._tiers()
+        pool = tiers[_HBM]
+        longest = Limit(
+            max(0, pool - 1 - self._longest_blocks),
+            f"the longest request takes {self._longest_blocks} of the {pool} blocks of HBM and must always find "
+            "room; a smaller --session-len leaves more",
         )
-        return min(limits, key=lambda each: each.blocks)
+        return limit_of(tiers, share=self._share, setting="KVGATE_ENGINE_PIN_SHARE=", longest=longest)
 
     # What happens in the engine.
 
@@ -221,7 +167,7 @@ class PinBook:
     def changed_below(self, changes: Iterable[Change]) -> None:
         """Follow what tiers below HBM gained and lost. Never raises."""
         if self._wanted:
-            self._guard("follow the tiers", None, self._follow_below, changes)
+            self._guard("follow the tiers", None, self._held.follow, changes)
 
     def let_go(self) -> None:
         """Give back the references to HBM's blocks: they are about to be forgotten, and the pins stand."""
@@ -230,8 +176,8 @@ class PinBook:
 
     def clear(self) -> None:
         """End all pins: no block has the name any more that they call it by."""
-        for tip in list(self._pins):
-            self._end(self._pins.pop(tip))
+        for tip in list(self._ledger.pins):
+            self._end(tip)
         self._doomed = {}
 
     def follow(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -247,22 +193,18 @@ class PinBook:
 
     def work(self) -> None:
         """End pins whose time is over, and forget what was to be forgotten and is free now. Never raises."""
-        now_s = self._clock()
-        for tip in [tip for tip, pin in self._pins.items() if pin.until_s is not None and pin.until_s <= now_s]:
-            self._end(self._pins.pop(tip))
+        for tip in self._ledger.over(self._clock()):
+            self._end(tip)
         if self._doomed:
             self._guard("forget blocks", None, self._forget_doomed)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when pins and what they hold contradict each other. O(pinned blocks)."""
-        wanted: dict[BlockHash, int] = {}
-        for pin in self._pins.values():
-            for key in pin.keys:
-                wanted[key] = wanted.get(key, 0) + 1
-        must(wanted == self._wanted, "blocks are counted for other pins than there are")
-        must(self._in_hbm.keys() <= wanted.keys(), "a reference is kept for a block that no pin has")
-        must(self._held.keys() <= wanted.keys(), "a block is held that no pin has")
-        must(find_nodes(self._trie, wanted.keys()) == self._in_hbm, "not the pinned blocks of HBM are held")
+        self._ledger.check_integrity()
+        wanted = self._wanted.keys()
+        must(self._in_hbm.keys() <= wanted, "a reference is kept for a block that no pin has")
+        must(self._held.held.keys() <= wanted, "a block is held that no pin has")
+        must(find_nodes(self._trie, wanted) == self._in_hbm, "not the pinned blocks of HBM are held")
         must(not self._guard.errors, "something failed")
 
     # Inside.
@@ -281,37 +223,16 @@ class PinBook:
         return None if self._below is None else self._below.hierarchy
 
     def _places(self, key: BlockHash) -> tuple[CacheTier, ...]:
-        hierarchy, block_id = self._hierarchy, self._held.get(key)
-        below = () if hierarchy is None or block_id is None else hierarchy.locate(block_id)
+        below = self._held.places(key)
         return (_HBM, *below) if key in self._in_hbm else below
-
-    def _without(self, pin: _Pinned) -> set[BlockHash]:
-        """What others than this pin have."""
-        own = set(pin.keys)
-        return {key for key, pins in self._wanted.items() if pins > (key in own)}
 
     def _above(self, key: BlockHash) -> list[BlockHash]:
         node = find_nodes(self._trie, {key}).get(key)
-        if node is not None:
-            return path_above(node)
-        path: list[BlockHash] = []
-        hierarchy = self._hierarchy
-        seen = {key}
-        while hierarchy is not None and (block_id := hierarchy.find(key)) is not None:
-            record = hierarchy.record(block_id)
-            if record is None or record.parent is None or record.parent in seen:
-                break
-            key = record.parent
-            seen.add(key)
-            path.append(key)
-        return path[::-1]
+        return self._held.above(key) if node is None else path_above(node)
 
     def _hold(self, keys: Sequence[BlockHash]) -> None:
         self._refer(find_nodes(self._trie, set(keys) - self._in_hbm.keys()).items())
-        hierarchy = self._hierarchy
-        if hierarchy is not None:
-            found = [(key, block_id) for key in keys if (block_id := hierarchy.find(key)) is not None]
-            self._hold_below(found)
+        self._held.hold(keys)
 
     def _refer(self, found: Iterable[tuple[BlockHash, Any]]) -> None:
         """Take references to wanted blocks that the pins have none to yet."""
@@ -327,62 +248,14 @@ class PinBook:
         if nodes:
             self._scheduler.block_manager.release_logical_blocks(_blocks(nodes))
 
-    def _hold_below(self, found: Iterable[tuple[BlockHash, BlockId]]) -> None:
-        hierarchy = self._hierarchy
-        fresh = {block_id: key for key, block_id in found if key in self._wanted and self._held.get(key) != block_id}
-        if hierarchy is None or not fresh:
-            return
-        self._release_below([key for key in fresh.values() if key in self._held])  # dropped, and there again
-        self._held |= {fresh[block_id]: block_id for block_id in hierarchy.hold(list(fresh))}
-
-    def _release_below(self, keys: Iterable[BlockHash]) -> None:
-        held = [block_id for key in keys if (block_id := self._held.pop(key, None)) is not None]
-        if held and (hierarchy := self._hierarchy) is not None:
-            hierarchy.release(held)
-
-    def _follow_below(self, changes: Iterable[Change]) -> None:
-        hierarchy = self._hierarchy
-        if hierarchy is None:
-            return
-        changes = list(changes)
-        self._hold_below({change.record.key: change.block_id for change in changes if change.gained}.items())
-        lost = {change.record.key: change.block_id for change in changes if not change.gained}
-        self._release_below(
-            [
-                key
-                for key, block_id in lost.items()
-                if self._held.get(key) == block_id and not hierarchy.locate(block_id)
-            ]
-        )
-
-    def _end(self, pin: _Pinned) -> None:
+    def _end(self, tip: BlockHash) -> None:
         """Take back what a pin has that no other one does. Never raises."""
-        last = []
-        for key in pin.keys:
-            left = self._wanted[key] - 1
-            if left:
-                self._wanted[key] = left
-            else:
-                del self._wanted[key]
-                last.append(key)
-        self._guard("unpin in HBM", None, self._unrefer, last)
-        self._guard("unpin below HBM", None, self._release_below, last)
+        self._let_off(self._ledger.end(tip))
 
-    def _following(self, keys: Collection[BlockHash]) -> set[BlockHash]:
-        """What below HBM follows blocks. O(blocks below)."""
-        hierarchy = self._hierarchy
-        if hierarchy is None:
-            return set()
-        children: dict[BlockHash | None, list[BlockHash]] = {}
-        for _, record in hierarchy.blocks():
-            children.setdefault(record.parent, []).append(record.key)
-        found: set[BlockHash] = set()
-        waiting = list(keys)
-        while waiting:
-            fresh = [key for key in children.get(waiting.pop(), ()) if key not in found]
-            found.update(fresh)
-            waiting += fresh
-        return found
+    def _let_off(self, keys: list[BlockHash]) -> None:
+        """Hold these no more. Never raises."""
+        self._guard("unpin in HBM", None, self._unrefer, keys)
+        self._guard("unpin below HBM", None, self._held.release, keys)
 
     def _forget_below(self, keys: Collection[BlockHash]) -> dict[CacheTier, int]:
         return {} if self._below is None else self._below.forget(keys)
@@ -395,7 +268,7 @@ class PinBook:
             take_out(self._trie, (node,))
             if not node.is_attached():
                 del self._doomed[node]
-                self._forget_below(followed | self._following(followed))
+                self._forget_below(followed | self._held.following(followed))
 
 
 def _hashes(nodes: Iterable[Any]) -> Iterator[BlockHash]:
@@ -406,11 +279,4 @@ def _blocks(nodes: Iterable[Any]) -> "np.ndarray[Any, np.dtype[np.int64]]":
     return np.array([node.block_id for node in nodes], dtype=np.int64)
 
 
-def _counted(places: Iterable[Iterable[CacheTier]]) -> dict[CacheTier, int]:
-    counts: dict[CacheTier, int] = {}
-    for tier in chain.from_iterable(places):
-        counts[tier] = counts.get(tier, 0) + 1
-    return counts
-
-
-__all__ = ["Below", "Limit", "PinBook"]
+__all__ = ["Below", "PinBook"]

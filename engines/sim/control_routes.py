@@ -12,6 +12,7 @@ from engines.event_publisher import RefusedError
 from engines.sim.instance import SimInstance
 from kvcontrol.core.control import SNAPSHOT_PATH, STATS_PATH
 from kvcontrol.core.policy_control import POLICY_PATH
+from kvcontrol.core.prefix_control import INVALIDATE_PATH, PIN_PATH, PREFIXES_PATH, UNPIN_PATH
 from kvcontrol.core.tier_control import BLOCKS_PATH, MIGRATE_PATH, QUOTAS_PATH, RESET_PATH
 
 MOST_BODY_BYTES: Final = 64 << 20
@@ -55,6 +56,18 @@ def mount_control(app: FastAPI, instance: SimInstance) -> None:  # noqa: C901 - 
     async def reset(_: Request) -> object:
         return instance.reset()
 
+    async def prefixes(_: Request) -> object:
+        return instance.pins.report()
+
+    async def pin(request: Request) -> object:
+        return instance.pin(await read_body(request))
+
+    async def unpin(request: Request) -> object:
+        return instance.unpin(await read_body(request))
+
+    async def invalidate(request: Request) -> object:
+        return instance.invalidate(await read_body(request))
+
     async def policy(_: Request) -> object:
         return instance.policies.report()
 
@@ -69,6 +82,10 @@ def mount_control(app: FastAPI, instance: SimInstance) -> None:  # noqa: C901 - 
         (QUOTAS_PATH, "PUT", set_quota),
         (MIGRATE_PATH, "POST", migrate),
         (RESET_PATH, "POST", reset),
+        (PREFIXES_PATH, "GET", prefixes),
+        (PIN_PATH, "POST", pin),
+        (UNPIN_PATH, "POST", unpin),
+        (INVALIDATE_PATH, "POST", invalidate),
         (POLICY_PATH, "GET", policy),
         (POLICY_PATH, "PUT", set_policy),
     ):

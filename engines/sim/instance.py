@@ -14,10 +14,12 @@ from engines.block_list import block_list
 from engines.event_log import EventLog
 from engines.event_publisher import Endpoints, EventPublisher, RefusedError
 from engines.lmdeploy.operation_bodies import block_hashes, parsed
+from engines.pin_ledger import PIN_BODIES
 from engines.sim.behaviour import Behaviour
 from engines.sim.driver import RealTime
 from engines.sim.engine import SimEngine
 from engines.sim.faults import Faults, LossySink
+from engines.sim.pins import SimPins
 from engines.sim.policies import SimPolicies
 from engines.sim.profile import Profile
 from engines.sim.report import offload_stats, quota_of, quotas, tier_stats
@@ -28,6 +30,7 @@ from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats, Snapshot, TierStats
 from kvcontrol.core.hashing import root_hash, token_bytes
 from kvcontrol.core.ids import Epoch
+from kvcontrol.core.prefix_control import InvalidateRequest, Invalidation, Pin, PinRequest, Unpinned, UnpinRequest
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.core.tier_control import (
     BlockList,
@@ -39,7 +42,6 @@ from kvcontrol.core.tier_control import (
     Quotas,
 )
 from kvcontrol.kv_runtime import QuotaError
-from kvcontrol.kv_runtime.residency import Loss
 from kvcontrol.prefix_reuse import PromptChain
 
 ENGINE: Final = "sim"
@@ -90,6 +92,7 @@ class SimInstance:
         self.driver = RealTime(self._engine)
         self.engine = self.driver.engine
         self.policies = SimPolicies(self.engine)
+        self.pins = SimPins(self.engine)
 
     def _engine(self, listener: RealTime) -> SimEngine:
         spec, faults = self.spec, self.spec.faults
@@ -103,9 +106,11 @@ class SimInstance:
         """Begin, on the loop that runs."""
         self.publisher.start()
         self.driver.start()
+        self.pins.follow(asyncio.get_running_loop())
 
     def close(self) -> None:
         """Stop the engine, then tell what it said last."""
+        self.pins.close()
         self.driver.close()
         self.publisher.close()
 
@@ -208,14 +213,24 @@ class SimInstance:
 
     def reset(self) -> CacheReset:
         """``POST /kv/v1/prefix-cache/reset``."""
-        dropped = {CacheTier.HBM: self.engine.pool.reset()}
-        tiers = self.engine.tiers
-        if tiers is not None:
-            before = _dropped(tiers)
-            tiers.hierarchy.drop()
-            tiers.work(asyncio.get_running_loop().time())
-            dropped |= {tier: blocks - before[tier] for tier, blocks in _dropped(tiers).items()}
-        return CacheReset(dropped=dropped)
+        return CacheReset(dropped=self.pins.reset())
+
+    def pin(self, body: bytes) -> Pin:
+        """``POST /kv/v1/prefixes/pin``."""
+        request = parsed(body, PinRequest, PIN_BODIES)
+        keys = block_hashes(request.hashes)
+        self.pins.pin(keys, request.ttl_s)
+        tip = keys[-1].hex()
+        return next(each for each in self.pins.report().pins if each.hash == tip)
+
+    def unpin(self, body: bytes) -> Unpinned:
+        """``POST /kv/v1/prefixes/unpin``."""
+        [tip] = block_hashes([parsed(body, UnpinRequest, PIN_BODIES).hash], field="hash")
+        return Unpinned(unpinned=self.pins.unpin(tip))
+
+    def invalidate(self, body: bytes) -> Invalidation:
+        """``POST /kv/v1/prefixes/invalidate``."""
+        return self.pins.invalidate(block_hashes(parsed(body, InvalidateRequest, PIN_BODIES).hashes))
 
     def _tiers(self) -> SimTiers:
         if self.engine.tiers is None:
@@ -226,10 +241,6 @@ class SimInstance:
         there = self._tiers().hierarchy.stats().tiers
         if tier not in there:
             raise RefusedError(f"this instance has no {tier} tier; it has {', '.join(there)}")
-
-
-def _dropped(tiers: SimTiers) -> dict[CacheTier, int]:
-    return {tier: stats.losses.get(Loss.DROPPED, 0) for tier, stats in tiers.hierarchy.stats().tiers.items()}
 
 
 __all__ = ["ENGINE", "InstanceSpec", "SimInstance"]

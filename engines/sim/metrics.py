@@ -68,6 +68,8 @@ class SimMetrics(Collector):
             (catalogue.PUBLISHER_ERRORS, instance.publisher.errors),
         ):
             yield single(series, value)
+        pinned = instance.pins.counts()
+        yield family(catalogue.PINNED_BLOCKS, (((tier.value,), blocks) for tier, blocks in pinned.items()))
         counts = tier_counts(engine)
         yield from tier_series(tier_stats(engine), counts)
         if engine.tiers is not None:

@@ -8,8 +8,10 @@ Which cached block goes is an ``EvictionPolicy``'s to say, tails before heads. A
 name to the policy and to the tiers below.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import cast
 
+from engines.pin_ledger import follow_up
 from engines.sim.sink import BlockSink
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import TOKEN_BYTES
@@ -26,6 +28,8 @@ class PrefixPool:
     def __init__(self, *, capacity_blocks: int, block_tokens: int, policy: EvictionPolicy, sink: BlockSink) -> None:
         self.capacity_blocks = capacity_blocks
         self.evicted_blocks = 0
+        self.witness: Callable[[Collection[BlockHash]], None] | None = None
+        """Is told of blocks that are cached from now on."""
         self._policy = TailsFirst(policy)
         self._sink = sink
         self._width = block_tokens * TOKEN_BYTES
@@ -59,6 +63,9 @@ class PrefixPool:
         """How many could be taken now: what is free, and what is cached and held by nobody."""
         return len(self._free) + len(self._slots) - len(self._holds)
 
+    def __contains__(self, key: BlockHash) -> bool:
+        return key in self._slots
+
     def leading(self, keys: Sequence[BlockHash], limit: int) -> int:
         """Return how many of the first ``limit`` blocks of a path are cached, from its head on."""
         slots = self._slots
@@ -72,6 +79,25 @@ class PrefixPool:
         slots = self._slots
         return [slots[key] for key in keys]
 
+    def path_to(self, key: BlockHash, *, until: Collection[BlockHash] = ()) -> list[BlockHash]:
+        """Return a cached block and what comes before it, heads first, from after ``until`` on; of others nothing."""
+        path: list[BlockHash] = []
+        place: BlockHash | None = key
+        while place is not None and place in self._slots and place not in until:
+            path.append(place)
+            place = self._parent(place)
+        return path[::-1]
+
+    def with_what_follows(self, keys: Iterable[BlockHash]) -> list[BlockHash]:
+        """Return those of some blocks that are cached and all that follows them, heads before tails. O(blocks)."""
+        children: dict[BlockHash | None, list[BlockHash]] = {}
+        for key in self._slots:
+            children.setdefault(self._parent(key), []).append(key)
+        named = [key for key in dict.fromkeys(keys) if key in self._slots]
+        below = follow_up(children, named)
+        heads = [key for key in named if key not in below]
+        return [*heads, *follow_up(children, heads)]
+
     def requested(self, keys: Sequence[BlockHash], *, block_tokens: int, prompt_tokens: int) -> None:
         """Tell the policy of a prompt that came, before anything of it is used."""
         if self._policy.follows_prompts:
@@ -82,6 +108,11 @@ class PrefixPool:
         path = self.slots_of(keys)
         self._policy.access(path)
         self._policy.hold(path)
+        self._hold(keys)
+
+    def keep(self, keys: Sequence[BlockHash]) -> None:
+        """Hold cached blocks until ``release``, which is no use of them; what comes before them must be held too."""
+        self._policy.hold(self.slots_of(keys))
         self._hold(keys)
 
     def release(self, keys: Sequence[BlockHash]) -> None:
@@ -149,6 +180,8 @@ class PrefixPool:
         width = self._width
         told = [tokens[place] if len(tokens[place]) == width else b"" for place in new]
         self._sink.stored_all(list(zip(names, parents, told, strict=True)), tier=_HBM)
+        if self.witness is not None:
+            self.witness(names)
 
     def reset(self) -> int:
         """Forget all that nobody holds; returns how many blocks."""
@@ -156,6 +189,21 @@ class PrefixPool:
         if idle:
             self._evict(idle, ())
         return idle
+
+    def drop(self, keys: Sequence[BlockHash]) -> int:
+        """Forget those of cached blocks, heads before tails, that nobody holds; returns how many.
+
+        What follows them must be named too.
+        """
+        gone = [key for key in reversed(keys) if key not in self._holds]
+        if gone:
+            slots = [self._slots.pop(key) for key in gone]
+            self._policy.remove(slots)
+            for slot in slots:
+                del self._keys[slot]
+            self._free.extend(slots)
+            self._sink.removed_all(gone, tier=_HBM)
+        return len(gone)
 
     def swap(self, policy: EvictionPolicy) -> None:
         """Let another policy, an empty one, choose from now on; all that is cached stays. O(blocks)."""
@@ -174,6 +222,9 @@ class PrefixPool:
         must(len(free) == len(self._free), "a slot is free twice")
         must(free.isdisjoint(self._keys), "a cached block's slot is free")
         must(all(self._slots[key] == slot for slot, key in self._keys.items()), "slots and names differ")
+
+    def _parent(self, key: BlockHash) -> BlockHash | None:
+        return cast("BlockHash | None", self._policy.parent_of(self._slots[key]))
 
     def _evict(self, blocks: int, incoming: Sequence[BlockHash]) -> None:
         context = PolicyContext(

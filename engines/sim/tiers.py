@@ -10,7 +10,7 @@ Simplified: a block counts as moved when its transfer is ordered, so what is on 
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, NamedTuple
@@ -20,7 +20,7 @@ from engines.sim.sink import BlockSink
 from kvcontrol.agent import KVAgent, LoadPlan
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import TOKEN_BYTES
-from kvcontrol.core.ids import BlockId
+from kvcontrol.core.ids import BlockHash, BlockId
 from kvcontrol.kv_policy import EvictionPolicy
 from kvcontrol.kv_runtime import BlockRecord, HierarchyManager, TicketId
 from kvcontrol.kv_runtime.arena import HostArena
@@ -31,7 +31,8 @@ from kvcontrol.kv_runtime.hierarchy_config import HierarchyConfig
 from kvcontrol.kv_runtime.lane import LaneName
 from kvcontrol.kv_runtime.migrator_config import MigratorConfig
 from kvcontrol.kv_runtime.quota import QuotaManager
-from kvcontrol.kv_runtime.ticket import Finished, SaveRequest
+from kvcontrol.kv_runtime.residency import Loss
+from kvcontrol.kv_runtime.ticket import Change, Finished, SaveRequest
 from kvcontrol.prefix_reuse import PromptChain
 
 _UNIT: Final = 1
@@ -151,6 +152,8 @@ class SimTiers:
     ) -> None:
         self.counters = TierCounters()
         self.block_bytes = shape.block_bytes
+        self.witness: Callable[[Sequence[Change]], None] | None = None
+        """Is told of what the tiers gain and lose."""
         self.block_tokens = shape.block_tokens
         self._sink = sink
         self._width = shape.block_tokens * TOKEN_BYTES
@@ -245,6 +248,17 @@ class SimTiers:
         self._clock.now_s = now_s
         self._carry(now_s)
 
+    def forget(self, keys: Collection[BlockHash] | None = None) -> dict[CacheTier, int]:
+        """Drop blocks, None for all, and return how many of each tier."""
+        hierarchy = self.hierarchy
+        before = self._dropped()
+        hierarchy.drop(None if keys is None else [each for key in keys if (each := hierarchy.find(key)) is not None])
+        self._poll()
+        return {tier: blocks - before[tier] for tier, blocks in self._dropped().items()}
+
+    def _dropped(self) -> dict[CacheTier, int]:
+        return {tier: stats.losses.get(Loss.DROPPED, 0) for tier, stats in self.hierarchy.stats().tiers.items()}
+
     def close(self) -> None:
         """Let go of the runtime."""
         self.hierarchy.close()
@@ -298,6 +312,8 @@ class SimTiers:
                 )
             else:
                 self._sink.removed_all([each.record.key for each in run], tier=tier)
+        if self.witness is not None and progress.changes:
+            self.witness(progress.changes)
 
 
 __all__ = ["Loaded", "MakePolicy", "SimTiers", "TierCounters"]

@@ -79,6 +79,10 @@ class TailsFirst:
         """Whether the policy does."""
         return self.policy.counts_uses
 
+    def parent_of(self, block: BlockId) -> ContentKey | None:
+        """Return what comes before a resident block, as it was told."""
+        return self._links[block][1]
+
     def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
         """Follow a prompt that came, before anything of it is used."""
         self.policy.requested(prompt, block_tokens=block_tokens, prompt_tokens=prompt_tokens)

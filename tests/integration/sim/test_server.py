@@ -83,6 +83,8 @@ async def test_whole_and_streamed_answers_say_the_same(tokenizer: SimTokenizer) 
         ("/v1/completions", b'{"model": "m", "prompt": [-1], "max_tokens": 1}', 400, "token"),
         ("/v1/completions", b'{"model": "other", "prompt": "a"}', 404, "there is 'm'"),
         ("/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": 3}]}', 400, "content"),
+        ("/kv/v1/prefixes/pin", b'{"hashes": []}', 400, "1 to 10000 names of blocks"),
+        ("/kv/v1/prefixes/unpin", b'{"hash": "zz"}', 400, "hash: 'zz' is no name of a block"),
         ("/kv/v1/migrate", b'{"hashes": ["zz"], "tier": "DDR"}', 400, "no tiers below HBM"),
     ],
 )
@@ -99,7 +101,8 @@ async def test_what_can_not_be_done_is_said(
 
 
 async def test_policies_and_quotas_are_changed_and_the_cache_is_reset(tokenizer: SimTokenizer) -> None:
-    async with simulated(tokenizer, ddr_blocks=64) as engine, aiohttp.ClientSession(engine.url) as session:
+    shape = {"ddr_blocks": 256, "context_tokens": 8192}
+    async with simulated(tokenizer, **shape) as engine, aiohttp.ClientSession(engine.url) as session:
         async with session.post("/v1/chat/completions", json=chat(SYSTEM, "hello")) as answer:
             assert answer.status == 200
         async with session.put("/kv/v1/policy", json={"kind": "eviction", "name": "s3fifo"}) as answer:
@@ -114,6 +117,22 @@ async def test_policies_and_quotas_are_changed_and_the_cache_is_reset(tokenizer:
         async with session.get("/kv/v1/blocks?limit=2&tier=DDR") as answer:
             listed = await answer.json()
             assert len(listed["blocks"]) == 2 < listed["total"]
+        head = listed["blocks"][0]["hash"]
+        async with session.post("/kv/v1/prefixes/pin", json={"hashes": [head], "ttl_s": 60}) as answer:
+            pin = await answer.json()
+            assert (pin["hash"], pin["missing"]) == (head, 0)
+            assert pin["tiers"]["HBM"] == pin["tiers"]["DDR"] == pin["blocks"]
+        async with session.get("/kv/v1/prefixes") as answer:
+            assert (await answer.json())["limit_blocks"] == 64
+        async with session.post("/kv/v1/prefixes/unpin", json={"hash": head}) as answer:
+            assert await answer.json() == {"unpinned": True}
+        async with session.post("/kv/v1/prefixes/pin", json={"hashes": [head]}) as answer:
+            assert (await answer.json())["left_s"] is None
+        async with session.post("/kv/v1/prefixes/invalidate", json={"hashes": [head]}) as answer:
+            said = await answer.json()
+            assert said["unpinned"] == [head]
+            assert said["dropped"]["DDR"] >= 1
+        listed["total"] -= said["dropped"]["DDR"]
         async with session.post("/kv/v1/prefix-cache/reset") as answer:
             dropped = (await answer.json())["dropped"]
             assert dropped["HBM"] >= dropped["DDR"] == listed["total"]

@@ -53,6 +53,14 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.release(keys[:attached])
             self.pool.give(own)
 
+    @rule(contents=PATHS)
+    def drop(self, contents: list[int]) -> None:
+        """What nobody holds of a block and of all that follows it goes, and nothing else."""
+        here = self.pool.with_what_follows([chain(contents).keys[-1]])
+        before = self.pool.cached_blocks
+        gone = self.pool.drop(here)
+        assert gone == before - self.pool.cached_blocks == sum(key not in self.pool for key in here)
+
     @rule()
     def reset(self) -> None:
         self.pool.reset()
