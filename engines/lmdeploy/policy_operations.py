@@ -11,7 +11,7 @@ since its swap.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -24,6 +24,7 @@ from engines.lmdeploy.schedule_operations import SCHEDULE, ScheduleOperations
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tiers import EngineTiers
 from engines.lmdeploy.trie_eviction import TrieEviction, eviction_of
+from engines.shadow_report import check_shadow, shadow_body, shadows_of
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.policy_control import (
     AdaptiveReport,
@@ -32,8 +33,6 @@ from kvcontrol.core.policy_control import (
     PolicyInCharge,
     PolicyParams,
     PolicyReport,
-    ShadowBody,
-    ShadowStandingBody,
 )
 from kvcontrol.kv_policy import (
     POLICIES,
@@ -44,7 +43,7 @@ from kvcontrol.kv_policy import (
     ShadowPolicies,
     make_policy,
 )
-from kvcontrol.kv_policy.choice import PolicyChoice, parse_choice, parse_choices
+from kvcontrol.kv_policy.choice import PolicyChoice, parse_choice
 from kvcontrol.kv_runtime import HierarchyManager
 from kvcontrol.kv_runtime.residency import Loss
 from kvcontrol.scheduler_ir.strategies import STRATEGIES
@@ -121,7 +120,7 @@ class PolicyOperations:
         shadow = self._shadow()
         policies = [self._in_charge_of(tier) for tier in self._tiers_there()]
         policies.append(
-            PolicyInCharge(kind=_SHADOW, name=",".join(shadow.candidates), params={}, shadow=_shadow_body(shadow))
+            PolicyInCharge(kind=_SHADOW, name=",".join(shadow.candidates), params={}, shadow=shadow_body(shadow))
         )
         if (schedule := self._schedule.in_charge()) is not None:
             policies.append(schedule)
@@ -158,8 +157,7 @@ class PolicyOperations:
         """Return the tier whose policy is to be exchanged; None for the shadows."""
         kinds = {_kind_of(tier): tier for tier in self._tiers_there()}
         if change.kind == _SHADOW:
-            if change.params or change.tier is not None:
-                raise RefusedError("shadow policies have no params and no tier: write mq(lifetime=2) in their names")
+            check_shadow(change)
             return None
         if change.kind not in kinds:
             raise RefusedError(
@@ -237,8 +235,7 @@ class PolicyOperations:
 
     def _shadows_of(self, candidates: str) -> ShadowPolicies:
         """Return shadow policies as they are written, which follow nothing yet; any thread, O(characters)."""
-        choices: Sequence[PolicyChoice] = parse_choices(candidates) if candidates.strip() else ()
-        return ShadowPolicies(choices, capacity_blocks=self._capacity(_HBM))
+        return shadows_of(candidates, capacity_blocks=self._capacity(_HBM))
 
     def _watch(self, shadow: ShadowPolicies) -> None:
         """Follow these from now on; the same ones that are followed already go on counting. The engine's thread."""
@@ -352,27 +349,6 @@ def _kind_of(tier: CacheTier) -> str:
 
 def _all(names: Iterable[str]) -> str:
     return ", ".join(names)
-
-
-def _shadow_body(shadow: ShadowPolicies) -> ShadowBody:
-    report = shadow.report()
-    return ShadowBody(
-        standings=[
-            ShadowStandingBody(
-                policy=each.policy,
-                lookups=each.lookups,
-                hits=each.hits,
-                hit_ratio=each.hits / each.lookups if each.lookups else None,
-                window_hit_ratio=each.window_hit_ratio,
-            )
-            for each in report.standings
-        ],
-        window_s=report.window_s,
-        sampled_ratio=report.sampled_ratio,
-        requests=report.requests,
-        skipped_requests=report.skipped_requests,
-        busy_s=report.busy_s,
-    )
 
 
 def _adaptive(policy: AdaptivePolicy) -> AdaptiveReport:

@@ -36,7 +36,7 @@ from engines.sim.tiers import MakePolicy, SimTiers
 from engines.sim.turns import PrefillTurns
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.integrity import must
-from kvcontrol.kv_policy import EvictionPolicy, make_policy
+from kvcontrol.kv_policy import EvictionPolicy, ShadowPolicies, make_policy
 
 _NEVER: Final = math.inf
 
@@ -109,6 +109,7 @@ class SimEngine:
             policy=make(shape.policy, shape.hbm_blocks),
             sink=sink,
         )
+        self.shadows: ShadowPolicies | None = None
         self._rng = random.Random(behaviour.seed)  # noqa: S311 - to be repeatable is what it is for
         self.tiers: SimTiers | None = None
         if shape.ddr_blocks:
@@ -317,6 +318,8 @@ class SimEngine:
             plan = None if tiers is None else tiers.plan_load(chain, hit, limit, now_s)
             self._waiting.popleft()
             pool.requested(keys[:limit], block_tokens=size, prompt_tokens=sequence.target)
+            if self.shadows is not None:
+                self.shadows.requested(keys[:limit])
             sequence.attached, sequence.own = hit, slots
             sequence.computed = hit * size
             found = {CacheTier.HBM: hit * size} if hit else {}
@@ -474,6 +477,8 @@ class SimEngine:
         self.pool.attach(chain.keys, first, upto, sequence.own[: upto - first], chain.block_tokens)
         del sequence.own[: upto - first]
         sequence.attached = upto
+        if self.shadows is not None:  # of what it wasn't asked for: decoded
+            self.shadows.stored(chain.keys[max(first, (sequence.target - 1) // self._shape.block_tokens) : upto])
 
     def _save(self, sequence: SimSequence, now_s: float, *, tail: bool) -> None:
         """Save what a sequence has computed in whole blocks of which the names are known."""

@@ -106,10 +106,13 @@ class SimInstance:
         """Begin, on the loop that runs."""
         self.publisher.start()
         self.driver.start()
-        self.pins.follow(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self.pins.follow(loop)
+        self.policies.follow(loop)
 
     def close(self) -> None:
         """Stop the engine, then tell what it said last."""
+        self.policies.close()
         self.pins.close()
         self.driver.close()
         self.publisher.close()

@@ -1,12 +1,15 @@
 """Which eviction policy is in charge of each tier of a simulated engine, and how it is exchanged."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import msgspec
 
 from engines.event_publisher import RefusedError
+from engines.shadow_report import check_shadow, shadow_body, shadows_of
 from engines.sim.engine import SimEngine
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.errors import UNREADABLE
@@ -18,6 +21,10 @@ from kvcontrol.kv_runtime.residency import Loss
 
 _HBM = CacheTier.HBM
 _EVICTION = "eviction"
+_SHADOW = "shadow"
+_WORK_EVERY_S: Final = 0.02
+_LOOK_EVERY_S: Final = 0.25
+"""Between two looks at what shadows are to follow: while there is some, and while there is none."""
 
 
 class _InCharge:
@@ -31,7 +38,7 @@ class _InCharge:
 
 
 class SimPolicies:
-    """Belongs to the engine's thread. It knows the kinds ``eviction``, ``eviction:ddr`` and ``eviction:nvme``."""
+    """Belongs to the engine's thread. Kinds are ``eviction``, ``eviction:ddr``, ``eviction:nvme`` and ``shadow``."""
 
     def __init__(self, engine: SimEngine) -> None:
         shape = engine.profile.engine
@@ -40,11 +47,26 @@ class SimPolicies:
             tier: _InCharge(shape.policy if tier is _HBM else shape.tier_policy) for tier in self._tiers()
         }
         self.refused = 0
+        self._shadows = shadows_of("", capacity_blocks=shape.hbm_blocks)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def follow(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let shadows follow what was asked for, a piece at a time, until ``close``."""
+        self.close()
+        wait_s = _WORK_EVERY_S if self._shadows.work() else _LOOK_EVERY_S
+        self._timer = loop.call_later(wait_s, self.follow, loop)
+
+    def close(self) -> None:
+        """Let them follow nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def report(self) -> PolicyReport:
         """Return what decides, and what else might."""
+        shadows = self._shadows
+        shadow = PolicyInCharge(kind=_SHADOW, name=",".join(shadows.candidates), params={}, shadow=shadow_body(shadows))
         return PolicyReport(
-            policies=[self._of(tier) for tier in self._tiers()],
+            policies=[*(self._of(tier) for tier in self._tiers()), shadow],
             available={name: kind.summary for name, kind in POLICIES.items()},
         )
 
@@ -52,6 +74,9 @@ class SimPolicies:
         """Put a policy in charge; raises ``RefusedError``, and nothing has changed then."""
         try:
             change = msgspec.json.decode(body or b"{}", type=PolicyChange)
+            if change.kind == _SHADOW:
+                self._watch(change)
+                return self.report()
             tier = self._tier_of(change)
             self._use(tier, PolicyChoice(text=change.name, name=change.name, parameters=_numbers(change)))
         except UNREADABLE as error:
@@ -64,6 +89,14 @@ class SimPolicies:
             self.refused += 1
             raise
         return self.report()
+
+    def _watch(self, change: PolicyChange) -> None:
+        """Let these follow from now on; the same ones that follow already go on counting."""
+        check_shadow(change)
+        shadows = shadows_of(change.name, capacity_blocks=self._capacity(_HBM))
+        if shadows.candidates != self._shadows.candidates:
+            self._shadows = shadows
+            self._engine.shadows = shadows if shadows.candidates else None
 
     def _use(self, tier: CacheTier, choice: PolicyChoice) -> None:
         make: Callable[[], EvictionPolicy] = partial(
@@ -86,7 +119,9 @@ class SimPolicies:
         kinds = {_kind_of(tier): tier for tier in self._tiers()}
         tier = kinds.get(change.kind)
         if tier is None:
-            raise RefusedError(f"there are no policies of kind {change.kind!r}; this instance has {', '.join(kinds)}")
+            raise RefusedError(
+                f"there are no policies of kind {change.kind!r}; this instance has {', '.join(kinds)}, {_SHADOW}"
+            )
         if change.tier is None:
             return tier
         for each in kinds.values():

@@ -106,7 +106,15 @@ async def test_policies_and_quotas_are_changed_and_the_cache_is_reset(tokenizer:
         async with session.post("/v1/chat/completions", json=chat(SYSTEM, "hello")) as answer:
             assert answer.status == 200
         async with session.put("/kv/v1/policy", json={"kind": "eviction", "name": "s3fifo"}) as answer:
-            assert [each["name"] for each in (await answer.json())["policies"]] == ["s3fifo", "lru"]
+            assert [each["name"] for each in (await answer.json())["policies"]] == ["s3fifo", "lru", ""]
+        for candidates, status in (("lru,mq(lifetime=2)", 200), ("lru,nothing", 400)):
+            async with session.put("/kv/v1/policy", json={"kind": "shadow", "name": candidates}) as answer:
+                assert answer.status == status
+        async with session.post("/v1/chat/completions", json=chat(SYSTEM, "hello")) as answer:
+            assert answer.status == 200
+        async with session.get("/kv/v1/policy") as answer:
+            shadow = (await answer.json())["policies"][-1]
+            assert (shadow["name"], shadow["shadow"]["requests"]) == ("lru,mq(lifetime=2)", 1)
         async with session.put("/kv/v1/policy", json={"kind": "eviction:nvme", "name": "lru"}) as answer:
             assert answer.status == 400
         quota = {"tenant": "shared", "tier": "DDR", "quota": {"guaranteed_bytes": 10 * 917504}}
