@@ -10,12 +10,13 @@ A span is as many steps as nothing interrupts: until a sequence ends, needs a bl
 that comes meanwhile cuts it at the end of the step that runs. So an answer of a thousand tokens is a few events, and
 with ``stream`` every step is one, and tells the listener.
 
-As LMDeploy's PyTorch engine, which it stands for, does: what waits is admitted in order as long as there are places in
-the batch and blocks for all of its prompt; a prefill step takes several prompts, up to ``max_prefill_tokens``, or so
-much of one that is longer, and short ones pass long ones (``turns.py``); between two steps, those that are answering
-make one. A prompt's last token is always computed. Blocks are cached from the step on that fills them; blocks that
-decoding fills, when the sequence next needs room. A sequence that needs a block when there is none makes way for the
-others: the one that came last goes back to the head of the line and computes anew what it doesn't find in the cache.
+As LMDeploy's PyTorch engine, which it stands for, does: what waits is admitted in order (``waiting.py``) as long as
+there are places in the batch and blocks for all of its prompt; a prefill step takes several prompts, up to
+``max_prefill_tokens``, or so much of one that is longer, and short ones pass long ones (``turns.py``); between two
+steps, those that are answering make one. A prompt's last token is always computed. Blocks are cached from the step on
+that fills them; blocks that decoding fills, when the sequence next needs room. A sequence that needs a block when there
+is none makes way for the others: the one that came last goes back to the head of the line and computes anew what it
+doesn't find in the cache.
 """
 
 import heapq
@@ -27,6 +28,7 @@ from typing import Final
 
 from engines.sim.batch import DecodeBatch
 from engines.sim.behaviour import Behaviour
+from engines.sim.counters import Counters
 from engines.sim.gaps import GapHistogram
 from engines.sim.pool import PrefixPool
 from engines.sim.profile import Profile
@@ -34,6 +36,7 @@ from engines.sim.sequence import Listener, Phase, SimRequest, SimSequence
 from engines.sim.sink import BlockSink, SilentSink
 from engines.sim.tiers import MakePolicy, SimTiers
 from engines.sim.turns import PrefillTurns
+from engines.sim.waiting import SimWaiting
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.integrity import must
 from kvcontrol.kv_policy import EvictionPolicy, ShadowPolicies, make_policy
@@ -43,22 +46,6 @@ _NEVER: Final = math.inf
 
 class DoesNotFitError(ValueError):
     """A request that this engine could never serve; the message says what is allowed."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the engine began. ``computed_tokens`` are those of all prefills, preempted sequences' included."""
-
-    requests: int = 0
-    ended: int = 0
-    cancelled: int = 0
-    preemptions: int = 0
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    busy_s: float = 0.0
-    steps: int = 0
 
 
 @dataclass(slots=True)
@@ -126,8 +113,8 @@ class SimEngine:
         self._listener = listener
         self._stream = stream
         self._number = 0
-        self._now_s = 0.0
-        self._waiting: deque[SimSequence] = deque()
+        self.now_s = 0.0
+        self.queue = SimWaiting(shape.block_tokens)
         self._loading: list[tuple[float, int, SimSequence]] = []
         self._prefilling: deque[SimSequence] = deque()
         self._running = DecodeBatch(shape.block_tokens)
@@ -154,7 +141,7 @@ class SimEngine:
     @property
     def waiting(self) -> int:
         """Sequences that have none."""
-        return len(self._waiting)
+        return len(self.queue)
 
     @property
     def idle(self) -> bool:
@@ -182,11 +169,11 @@ class SimEngine:
         self._number += 1
         self.counters.requests += 1
         sequence = SimSequence(request=request, number=self._number, arrived_s=now_s, target=request.prompt_tokens)
-        self._waiting.append(sequence)
+        self.queue.came(sequence)
         if self._work is None or isinstance(self._work, _Wait):
             self._work = None
             self._begin(now_s)
-        elif self.running < self._shape.max_batch and len(self._waiting) == 1:
+        elif (running := self.running) < self._shape.max_batch and self.queue.first(now_s, running) is sequence:
             self._cut(now_s)
         return sequence
 
@@ -196,7 +183,7 @@ class SimEngine:
         if sequence.phase is Phase.ENDED:
             return
         if sequence.phase is Phase.WAITING:
-            self._waiting.remove(sequence)
+            self.queue.left(sequence)
         elif sequence.phase is Phase.PREFILLING:
             self._prefilling.remove(sequence)
             if isinstance(self._work, _Prefill):  # its chunk is computed all the same, for nobody
@@ -220,7 +207,7 @@ class SimEngine:
         work = self._work
         while work is not None and work.end_s <= now_s:
             end_s = work.end_s
-            self._now_s = end_s
+            self.now_s = end_s
             self._work = None
             match work:
                 case _Prefill():
@@ -229,7 +216,7 @@ class SimEngine:
                     self._decoded(work, work.steps, end_s)
             self._begin(end_s)
             work = self._work
-        self._now_s = max(self._now_s, now_s)
+        self.now_s = max(self.now_s, now_s)
         if self.tiers is not None and work is None:
             self.tiers.work(now_s)
 
@@ -252,7 +239,7 @@ class SimEngine:
             self.pool.used_blocks == self.pool.cached_blocks + len(own),
             f"{self.pool.used_blocks} slots are used: {self.pool.cached_blocks} cached, {len(own)} of sequences",
         )
-        must(all(not each.own and not each.attached for each in self._waiting), "one that waits has blocks")
+        self.queue.check_integrity()
         must(self.running <= self._shape.max_batch, "more run than the batch has places")
         if self.tiers is not None:
             self.tiers.hierarchy.check_integrity()
@@ -267,7 +254,7 @@ class SimEngine:
             sequence = heapq.heappop(self._loading)[2]
             sequence.phase = Phase.PREFILLING
             self._prefilling.append(sequence)
-        if self._waiting:
+        if self.queue:
             self._admit(now_s)
         if self._prefilling and not (self._decode_next and self._running):
             self._work = self._prefill(now_s)
@@ -275,7 +262,7 @@ class SimEngine:
             self._work = self._span(now_s)
         elif self._prefilling:  # everybody else has made way
             self._work = self._prefill(now_s)
-        elif self._waiting and not self._loading:
+        elif self.queue and not self._loading:
             self._admit(now_s)
             self._work = self._prefill(now_s) if self._prefilling else None
         if self._work is None and self._loading:
@@ -288,7 +275,7 @@ class SimEngine:
             if sequence.phase is Phase.RUNNING:
                 self._running.leave(sequence)
             elif sequence.phase is Phase.WAITING:  # it was preempted meanwhile
-                self._waiting.remove(sequence)
+                self.queue.left(sequence)
             else:
                 continue
             sequence.phase = Phase.ENDED
@@ -299,8 +286,8 @@ class SimEngine:
         """Give those that wait a place and blocks, in their order."""
         shape, pool, tiers = self._shape, self.pool, self.tiers
         size = shape.block_tokens
-        while self._waiting and self.running < shape.max_batch:
-            sequence = self._waiting[0]
+        while self.queue and (running := self.running) < shape.max_batch:
+            sequence = self.queue.first(now_s, running)
             request = sequence.request
             chain = request.chain
             limit = min((sequence.target - 1) // size, len(chain.keys))
@@ -316,7 +303,7 @@ class SimEngine:
                 pool.release(head)
                 return
             plan = None if tiers is None else tiers.plan_load(chain, hit, limit, now_s)
-            self._waiting.popleft()
+            self.queue.started(sequence, now_s)
             pool.requested(keys[:limit], block_tokens=size, prompt_tokens=sequence.target)
             if self.shadows is not None:
                 self.shadows.requested(keys[:limit])
@@ -465,7 +452,7 @@ class SimEngine:
         sequence.computed = 0
         sequence.preempted += 1
         sequence.phase = Phase.WAITING
-        self._waiting.appendleft(sequence)
+        self.queue.came_back(sequence)
         self.counters.preemptions += 1
 
     def _attach(self, sequence: SimSequence, upto: int) -> None:
@@ -499,4 +486,4 @@ def _shipped(name: str, capacity_blocks: int) -> EvictionPolicy:
     return make_policy(name, capacity_blocks=capacity_blocks)
 
 
-__all__ = ["Counters", "DoesNotFitError", "SimEngine"]
+__all__ = ["DoesNotFitError", "SimEngine"]

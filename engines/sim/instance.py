@@ -14,6 +14,7 @@ from engines.block_list import block_list
 from engines.event_log import EventLog
 from engines.event_publisher import Endpoints, EventPublisher, RefusedError
 from engines.lmdeploy.operation_bodies import block_hashes, parsed
+from engines.lmdeploy.urgency import ORDINARY, Urgency
 from engines.pin_ledger import PIN_BODIES
 from engines.sim.behaviour import Behaviour
 from engines.sim.driver import RealTime
@@ -117,7 +118,9 @@ class SimInstance:
         self.driver.close()
         self.publisher.close()
 
-    def request(self, request_id: str, prompt: list[int], answer: list[int], *, salt: str) -> SimRequest:
+    def request(
+        self, request_id: str, prompt: list[int], answer: list[int], *, salt: str, urgency: Urgency = ORDINARY
+    ) -> SimRequest:
         """Return a prompt, and the answer that it will get, as the engine takes them."""
         packed = token_bytes([*prompt, *answer])
         size = self.identity.block_size_tokens
@@ -133,6 +136,7 @@ class SimInstance:
             prompt_tokens=len(prompt),
             output_tokens=len(answer),
             tenant=tenant_of_salt(salt),
+            urgency=urgency,
         )
 
     # What /kv/v1 answers.

@@ -1,4 +1,6 @@
-"""Which eviction policy is in charge of each tier of a simulated engine, and how it is exchanged."""
+"""Which eviction policy is in charge of each tier of a simulated engine, and how it is exchanged; shadows and the
+schedule beside it.
+"""
 
 import asyncio
 import time
@@ -9,8 +11,10 @@ from typing import Final
 import msgspec
 
 from engines.event_publisher import RefusedError
+from engines.lmdeploy.policy_changes import strategy_of
 from engines.shadow_report import check_shadow, shadow_body, shadows_of
 from engines.sim.engine import SimEngine
+from engines.sim.schedule import SCHEDULE, SimSchedule
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.policy_control import EvictionReport, PolicyChange, PolicyInCharge, PolicyReport
@@ -18,6 +22,7 @@ from kvcontrol.kv_policy import POLICIES, EvictionPolicy, PolicyError, make_poli
 from kvcontrol.kv_policy.choice import PolicyChoice
 from kvcontrol.kv_runtime.hierarchy_stats import TierStats
 from kvcontrol.kv_runtime.residency import Loss
+from kvcontrol.scheduler_ir.strategies import STRATEGIES
 
 _HBM = CacheTier.HBM
 _EVICTION = "eviction"
@@ -38,7 +43,9 @@ class _InCharge:
 
 
 class SimPolicies:
-    """Belongs to the engine's thread. Kinds are ``eviction``, ``eviction:ddr``, ``eviction:nvme`` and ``shadow``."""
+    """Belongs to the engine's thread. Kinds are ``eviction``, ``eviction:ddr``, ``eviction:nvme``, ``shadow`` and
+    ``schedule``.
+    """
 
     def __init__(self, engine: SimEngine) -> None:
         shape = engine.profile.engine
@@ -46,6 +53,7 @@ class SimPolicies:
         self._in_charge = {
             tier: _InCharge(shape.policy if tier is _HBM else shape.tier_policy) for tier in self._tiers()
         }
+        self._schedule = SimSchedule(engine)
         self.refused = 0
         self._shadows = shadows_of("", capacity_blocks=shape.hbm_blocks)
         self._timer: asyncio.TimerHandle | None = None
@@ -66,8 +74,9 @@ class SimPolicies:
         shadows = self._shadows
         shadow = PolicyInCharge(kind=_SHADOW, name=",".join(shadows.candidates), params={}, shadow=shadow_body(shadows))
         return PolicyReport(
-            policies=[*(self._of(tier) for tier in self._tiers()), shadow],
+            policies=[*(self._of(tier) for tier in self._tiers()), shadow, self._schedule.in_charge()],
             available={name: kind.summary for name, kind in POLICIES.items()},
+            strategies={name: kind.summary for name, kind in STRATEGIES.items()},
         )
 
     def change(self, body: bytes) -> PolicyReport:
@@ -76,6 +85,9 @@ class SimPolicies:
             change = msgspec.json.decode(body or b"{}", type=PolicyChange)
             if change.kind == _SHADOW:
                 self._watch(change)
+                return self.report()
+            if change.kind == SCHEDULE:
+                self._schedule.use(strategy_of(change))
                 return self.report()
             tier = self._tier_of(change)
             self._use(tier, PolicyChoice(text=change.name, name=change.name, parameters=_numbers(change)))
@@ -120,7 +132,8 @@ class SimPolicies:
         tier = kinds.get(change.kind)
         if tier is None:
             raise RefusedError(
-                f"there are no policies of kind {change.kind!r}; this instance has {', '.join(kinds)}, {_SHADOW}"
+                f"there are no policies of kind {change.kind!r}; this instance has {', '.join(kinds)}, {_SHADOW},"
+                f" {SCHEDULE}"
             )
         if change.tier is None:
             return tier

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from engines.lmdeploy.urgency import ORDINARY, Urgency
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.tenant import SHARED_TENANT
 from kvcontrol.prefix_reuse import PromptChain
@@ -21,6 +22,7 @@ class SimRequest:
     prompt_tokens: int
     output_tokens: int
     tenant: str = SHARED_TENANT
+    urgency: Urgency = ORDINARY
 
 
 class Phase(StrEnum):

@@ -14,6 +14,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from engines.lmdeploy.rider import RiderMiddleware
 from engines.lmdeploy.tenancy import SALT
+from engines.lmdeploy.urgency import URGENCY
 from engines.sim.bodies import ChatBody, CompletionBody, Dialect, Usage
 from engines.sim.control_routes import RefusedRequestError, mount_control, read_body
 from engines.sim.driver import Answer
@@ -58,6 +59,7 @@ class Server:
 
         app = FastAPI(title="kvgate simulated engine", lifespan=lifespan)
         app.add_middleware(RiderMiddleware, rider=SALT)
+        app.add_middleware(RiderMiddleware, rider=URGENCY)
         instance = self._instance
 
         async def health() -> Response:
@@ -133,7 +135,7 @@ class Server:
             created=int(time.time()),
         )
         try:
-            request = instance.request(name, prompt, words, salt=salt)
+            request = instance.request(name, prompt, words, salt=salt, urgency=URGENCY.current)
         except OverflowError as error:
             raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"a token can't be: {error}") from error
         if asked.stream:

@@ -106,14 +106,14 @@ async def test_policies_and_quotas_are_changed_and_the_cache_is_reset(tokenizer:
         async with session.post("/v1/chat/completions", json=chat(SYSTEM, "hello")) as answer:
             assert answer.status == 200
         async with session.put("/kv/v1/policy", json={"kind": "eviction", "name": "s3fifo"}) as answer:
-            assert [each["name"] for each in (await answer.json())["policies"]] == ["s3fifo", "lru", ""]
+            assert [each["name"] for each in (await answer.json())["policies"]] == ["s3fifo", "lru", "", "fifo"]
         for candidates, status in (("lru,mq(lifetime=2)", 200), ("lru,nothing", 400)):
             async with session.put("/kv/v1/policy", json={"kind": "shadow", "name": candidates}) as answer:
                 assert answer.status == status
         async with session.post("/v1/chat/completions", json=chat(SYSTEM, "hello")) as answer:
             assert answer.status == 200
         async with session.get("/kv/v1/policy") as answer:
-            shadow = (await answer.json())["policies"][-1]
+            shadow = (await answer.json())["policies"][-2]
             assert (shadow["name"], shadow["shadow"]["requests"]) == ("lru,mq(lifetime=2)", 1)
         async with session.put("/kv/v1/policy", json={"kind": "eviction:nvme", "name": "lru"}) as answer:
             assert answer.status == 400
@@ -146,6 +146,46 @@ async def test_policies_and_quotas_are_changed_and_the_cache_is_reset(tokenizer:
             assert dropped["HBM"] >= dropped["DDR"] == listed["total"]
         async with session.get("/kv/v1/snapshot") as answer:
             assert not any((await answer.json())["tiers"].values())
+
+
+async def test_an_important_request_is_started_before_earlier_ones(tokenizer: SimTokenizer) -> None:
+    def asked(priority: str) -> dict[str, Any]:
+        body = {"model": "m", "prompt": f"{priority} hello", "max_tokens": 9000, "stream": True}
+        return {"json": body, "headers": {"x-kvgate-priority": priority, "x-kvgate-deadline-ms": "60000"}}
+
+    async with (
+        simulated(tokenizer, max_batch=1, context_tokens=10_000, faults=Faults(slow=5.0)) as engine,
+        aiohttp.ClientSession(engine.url) as session,
+    ):
+        core = engine.instance.engine
+        async with session.post("/v1/completions", **asked("urgent")) as refused:
+            assert refused.status == 400
+            assert "x-kvgate-priority is none of high, normal, low" in (await refused.json())["error"]["message"]
+        running = await session.post("/v1/completions", **asked("normal"))
+        await running.content.readany()
+        waiting: list[asyncio.Task[aiohttp.ClientResponse]] = []
+        for priority in ("low", "low", "high"):
+            waiting.append(asyncio.create_task(session.post("/v1/completions", **asked(priority))))
+            await eventually(lambda: core.waiting == len(waiting))
+        async with session.put("/kv/v1/policy", json={"kind": "schedule", "name": "priority"}) as answer:
+            schedule = (await answer.json())["policies"][-1]
+            assert (schedule["kind"], schedule["name"], schedule["schedule"]["waiting"]) == ("schedule", "priority", 3)
+        running.close()
+        important = await waiting[-1]
+        await important.content.readany()
+        async with session.get("/kv/v1/policy") as answer:
+            classes = (await answer.json())["policies"][-1]["schedule"]["classes"]
+        assert {name: (each["waiting"], each["started"]) for name, each in classes.items()} == {
+            "high": (0, 1),
+            "normal": (0, 1),
+            "low": (2, 0),
+        }
+        async with session.get("/metrics") as answer:
+            assert 'kvgate_engine_waiting_requests{priority="low"} 2.0' in await answer.text()
+        important.close()
+        for each in waiting[:-1]:
+            (await each).close()
+        await eventually(lambda: not core.running and not core.waiting)
 
 
 async def test_a_client_that_leaves_ends_its_request(tokenizer: SimTokenizer) -> None:
