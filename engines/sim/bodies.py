@@ -1,11 +1,34 @@
-"""What clients ask a simulated engine for: the fields that matter to it, and OpenAI's answers."""
+"""What clients ask a simulated engine for: of LMDeploy's bodies the fields that matter to it.
 
-from typing import Annotated, Any
+It has no probabilities: whoever asks for them is refused as by an LMDeploy that runs without ``--logprobs-mode``.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 MOST_TOKENS = 1 << 20
+GENERATE_TOKENS: Final = 128
+"""How long an answer of ``/generate`` is where nobody says."""
+
+_NO_LOGPROBS: Final = "requested but not enabled logprobs_mode in engine configuration"
+_NO_EXPERTS: Final = "routed experts requested but not configured in engine configuration."
+_NO_IMAGES: Final = "image_data: a simulated engine reads text alone"
+
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
+_Heat = Annotated[float, msgspec.Meta(ge=0, le=2)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Blocks = str | list[dict[str, Any]]
+
+
+class NotServedError(ValueError):
+    """A body asks for what isn't served; ``param`` is the field, where the real engine names it."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,49 +61,232 @@ class ChatBody(_Asked, frozen=True, kw_only=True):
 
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    return_logprob: bool | None = False
+
+    def check(self) -> None:
+        """Raise ``NotServedError`` for what isn't served."""
+        if self.logprobs or (self.top_logprobs or 0) > 0:
+            raise NotServedError(f"Logprobs({self.logprobs})/top_logprobs({self.top_logprobs or 0}) {_NO_LOGPROBS}")
+        if self.return_logprob:
+            raise NotServedError(f"return_logprob({self.return_logprob}) {_NO_LOGPROBS}.")
 
 
 class CompletionBody(_Asked, frozen=True, kw_only=True):
     """``POST /v1/completions``: one prompt, as text or as tokens."""
 
     prompt: str | Annotated[list[int], msgspec.Meta(min_length=1)]
+    logprobs: int | None = None
+
+    def check(self) -> None:
+        """Raise ``NotServedError`` for what isn't served."""
+        if (self.logprobs or 0) > 0:
+            raise NotServedError(f"logprobs({self.logprobs}) {_NO_LOGPROBS}.")
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer came to."""
+class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``POST /generate``: LMDeploy's own. It names no model."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
+    prompt: str | None = None
+    input_ids: list[int] | None = None
+    image_data: Any = None
+    max_tokens: _Tokens = GENERATE_TOKENS
+    stream: bool | None = False
+    return_logprob: bool | None = None
+    top_logprobs_num: _Count | None = None
+    logprob_start_len: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    return_routed_experts: bool | None = False
+    temperature: _Heat | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: _Count | None = None
 
-    def said(self) -> dict[str, Any]:
-        """Return it as clients read it."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+    @property
+    def model(self) -> None:
+        """The one that is served."""
+
+    @property
+    def most_tokens(self) -> int:
+        """How long the answer may be."""
+        return self.max_tokens
+
+    def check(self) -> None:
+        """Raise ``NotServedError`` for what isn't served."""
+        if (self.top_logprobs_num or 0) > 0 and not self.return_logprob:
+            raise NotServedError("top_logprobs_num requires return_logprob=True.")
+        if self.return_logprob:
+            raise NotServedError(f"return_logprob({self.return_logprob}) {_NO_LOGPROBS}.")
+        if self.logprob_start_len >= 0:
+            raise NotServedError("logprob_start_len requires return_logprob=True.")
+        if self.return_routed_experts:
+            raise NotServedError(_NO_EXPERTS)
+        if (self.prompt is None) is (self.input_ids is None):
+            raise NotServedError("You must specify exactly one of prompt or input_ids")
+        if self.prompt == "":
+            raise NotServedError("The prompt must not be an empty string")
+        if self.input_ids == []:
+            raise NotServedError("The input_ids must not be an empty list")
+        if self.image_data is not None:
+            raise NotServedError(_NO_IMAGES)
 
 
-class Dialect:
-    """The two routes' ways to say the same: names of objects, and where the text stands."""
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One of Anthropic's messages."""
 
-    def __init__(self, *, chat: bool) -> None:
-        self._chat = chat
-        self.prefix = "chatcmpl" if chat else "cmpl"
-        self.whole = "chat.completion" if chat else "text_completion"
-        self.chunk = "chat.completion.chunk" if chat else "text_completion"
-
-    def choice(self, text: str, reason: str | None, *, chunk: bool, first: bool = False) -> dict[str, Any]:
-        """Return a choice with all of its text, or with what a chunk adds."""
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
-        if not self._chat:
-            return choice | {"text": text}
-        said = {"content": text} | ({"role": "assistant"} if first or not chunk else {})
-        return choice | {"delta" if chunk else "message": said}
+    role: Literal["user", "assistant", "system"]
+    content: _Blocks
 
 
-__all__ = ["MOST_TOKENS", "ChatBody", "CompletionBody", "Dialect", "StreamOptions", "Usage"]
+class _Spoken(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    system: _Blocks | None = None
+
+
+class MessagesBody(_Spoken, frozen=True, kw_only=True):
+    """``POST /v1/messages``."""
+
+    max_tokens: _Tokens
+    messages: list[Message] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    stream: bool = False
+    input_ids: list[int] | None = None
+    image_data: Any = None
+    return_token_ids: bool | None = False
+    return_logprob: bool | None = False
+    return_routed_experts: bool | None = False
+    temperature: _Share | None = None
+    top_p: _Share | None = None
+    top_k: _Count | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """How long the answer may be."""
+        return self.max_tokens
+
+    def check(self) -> None:
+        """Raise ``NotServedError`` for what isn't served."""
+        if self.return_logprob:
+            raise NotServedError(
+                f"return_logprob={self.return_logprob} was requested, but logprobs_mode is not enabled in the engine"
+                " configuration."
+            )
+        if self.return_routed_experts:
+            raise NotServedError(_NO_EXPERTS)
+        if self.messages:
+            for name in ("input_ids", "image_data"):
+                if getattr(self, name) is not None:
+                    raise NotServedError(f"{name} cannot be used when messages is non-empty.")
+        else:
+            self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        if self.input_ids is None:
+            raise NotServedError("messages must not be empty unless input_ids is set.")
+        if not self.input_ids:
+            raise NotServedError("input_ids must not be an empty list.")
+        for name in ("system", "tools"):
+            if getattr(self, name):
+                raise NotServedError(
+                    f"{name} cannot be used when input_ids is set because raw input_ids bypass message rendering."
+                )
+        if self.image_data is not None:
+            raise NotServedError(_NO_IMAGES)
+
+
+class CountBody(_Spoken, frozen=True, kw_only=True):
+    """``POST /v1/messages/count_tokens``: tools aren't counted."""
+
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+
+    def check(self) -> None:
+        """All of it is served."""
+
+
+_NOT_STORED: Final = ("background", "context_management", "conversation", "previous_response_id", "prompt")
+
+
+class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
+    """``POST /v1/responses``. Fields that are only told again, as LMDeploy does, are read as they come."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    max_output_tokens: _Tokens | None = None
+    stream: bool | None = False
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = "auto"
+    temperature: _Heat | None = None
+    top_p: _Share | None = None
+    top_k: _Count | None = None
+    background: bool | None = False
+    context_management: Any = None
+    conversation: Any = None
+    previous_response_id: str | None = None
+    prompt: Any = None
+    metadata: Any = None
+    max_tool_calls: int | None = None
+    parallel_tool_calls: bool | None = True
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    reasoning: Any = None
+    safety_identifier: str | None = None
+    service_tier: str | None = "auto"
+    text: Any = None
+    top_logprobs: int | None = None
+    truncation: str | None = "disabled"
+    user: str | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """How long the answer may be, None where the client doesn't say."""
+        return self.max_output_tokens
+
+    def check(self) -> None:
+        """Raise ``NotServedError`` for what isn't served."""
+        for name in _NOT_STORED:
+            asked = getattr(self, name)
+            if asked is not None and asked is not False:
+                what = "background mode" if name == "background" else name
+                raise NotServedError(f"{what} is not supported by Responses Text V1.", name)
+        if self.input is None:
+            raise NotServedError("input is required by Responses Text V1.", "input")
+        if self.input == []:
+            raise NotServedError("input must not be an empty list.", "input")
+        choice = self.tool_choice
+        if isinstance(choice, str) and choice not in {"auto", "none", "required"}:
+            raise NotServedError(f"Unsupported tool_choice: {choice!r}.", "tool_choice")
+        names = [tool.get("name") for tool in self.tools if tool.get("type") == "function"]
+        if choice == "required" and not names:
+            raise NotServedError("Tool choice 'required' must be specified with `tools`.", "tool_choice")
+        if isinstance(choice, Mapping):
+            if choice.get("type") != "function":
+                raise NotServedError(f"Unsupported tool_choice type: {choice.get('type')!r}.", "tool_choice")
+            if choice.get("name") not in names:
+                raise NotServedError(
+                    f"Tool choice 'function' not found in `tools`: {choice.get('name')!r}.", "tool_choice"
+                )
+
+
+Body = ChatBody | CompletionBody | GenerateBody | MessagesBody | CountBody | ResponsesBody
+Generated = ChatBody | CompletionBody | GenerateBody | MessagesBody | ResponsesBody
+"""What is answered with text."""
+
+
+__all__ = [
+    "MOST_TOKENS",
+    "Body",
+    "ChatBody",
+    "CompletionBody",
+    "CountBody",
+    "GenerateBody",
+    "Generated",
+    "Message",
+    "MessagesBody",
+    "NotServedError",
+    "ResponsesBody",
+    "StreamOptions",
+]

@@ -19,16 +19,19 @@ MOST_BODY_BYTES: Final = 64 << 20
 
 
 class RefusedRequestError(Exception):
-    """Becomes an answer in OpenAI's envelope."""
+    """Becomes an answer in OpenAI's envelope, or in a dialect's; ``param`` is the field that is refused."""
 
-    def __init__(self, status: HTTPStatus, message: str, code: str = "invalid_request_error") -> None:
+    def __init__(
+        self, status: HTTPStatus, message: str, code: str = "invalid_request_error", param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.param = param
 
     def answer(self) -> Response:
         """Return the answer."""
-        error = {"message": str(self), "type": self.code, "param": None, "code": self.code}
+        error = {"message": str(self), "type": self.code, "param": self.param, "code": self.code}
         return JSONResponse({"error": error}, status_code=self.status)
 
 

@@ -1,36 +1,54 @@
-"""The HTTP surface of a simulated instance: OpenAI's chat and completions, ``/kv/v1``, ``/metrics``."""
+"""The HTTP surface of a simulated instance: LMDeploy's routes that generate, ``/kv/v1``, ``/metrics``."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from engines.lmdeploy.rider import RiderMiddleware
 from engines.lmdeploy.tenancy import SALT
 from engines.lmdeploy.urgency import URGENCY
-from engines.sim.bodies import ChatBody, CompletionBody, Dialect, Usage
+from engines.sim.bodies import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    CountBody,
+    GenerateBody,
+    Generated,
+    MessagesBody,
+    NotServedError,
+    ResponsesBody,
+)
 from engines.sim.control_routes import RefusedRequestError, mount_control, read_body
+from engines.sim.conversations import chat_of
+from engines.sim.dialects import Dialect, Generate, OpenAi, Served
 from engines.sim.driver import Answer
 from engines.sim.engine import DoesNotFitError
 from engines.sim.faults import InjectedFaultError
 from engines.sim.instance import ENGINE, SimInstance
 from engines.sim.metrics import SimMetrics
+from engines.sim.sequence import SimRequest
 from engines.sim.text import SimTokenizer, TextError
+from engines.sim.typed_dialects import Messages, Responses
 from kvcontrol.core.errors import UNREADABLE
 
 _INLINE_BYTES: Final = 16 << 10
 """Longer bodies are tokenized beside the event loop."""
 
-_Kind = TypeVar("_Kind", ChatBody, CompletionBody)
-_CHAT: Final = Dialect(chat=True)
-_COMPLETION: Final = Dialect(chat=False)
+_VERSION_HEADER: Final = "anthropic-version"
+
+_Kind = TypeVar("_Kind", bound=Body)
+_CHAT: Final = OpenAi(chat=True)
+_COMPLETION: Final = OpenAi(chat=False)
+_GENERATE: Final = Generate()
+_MESSAGES: Final = Messages()
+_RESPONSES: Final = Responses()
 
 
 class Server:
@@ -72,63 +90,79 @@ class Server:
         async def metrics() -> Response:
             return Response(self._metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-        async def chat(request: Request) -> Response:
-            return await self._generate(request, ChatBody, _CHAT)
-
-        async def completions(request: Request) -> Response:
-            return await self._generate(request, CompletionBody, _COMPLETION)
-
         for path, method, handler in (
             ("/health", "GET", health),
             ("/v1/models", "GET", models),
             ("/metrics", "GET", metrics),
-            ("/v1/chat/completions", "POST", chat),
-            ("/v1/completions", "POST", completions),
+            ("/v1/chat/completions", "POST", self._route(ChatBody, _CHAT)),
+            ("/v1/completions", "POST", self._route(CompletionBody, _COMPLETION)),
+            ("/v1/messages", "POST", self._route(MessagesBody, _MESSAGES)),
+            ("/v1/messages/count_tokens", "POST", self._count),
+            ("/v1/responses", "POST", self._route(ResponsesBody, _RESPONSES)),
+            ("/generate", "POST", self._route(GenerateBody, _GENERATE)),
         ):
             app.add_api_route(path, handler, methods=[method], response_model=None)
         mount_control(app, instance)
         return app
 
-    async def _generate(self, request: Request, kind: type[_Kind], dialect: Dialect) -> Response:
+    def _route(self, kind: type[Generated], dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
+        """Return what answers a route's requests."""
+
+        async def handle(request: Request) -> Response:
+            try:
+                body = await read_body(request)
+                return await self._answer(self._asked(request, body, kind), len(body), dialect)
+            except RefusedRequestError as refusal:
+                return JSONResponse(dialect.refusal(refusal), status_code=refusal.status)
+
+        return handle
+
+    async def _count(self, request: Request) -> Response:
         try:
             body = await read_body(request)
-            return await self._answer(self._asked(body, kind), body, dialect)
+            asked = self._asked(request, body, CountBody)
+            tokens = await self._tokens(asked, len(body))
         except RefusedRequestError as refusal:
-            return refusal.answer()
+            return JSONResponse(_MESSAGES.refusal(refusal), status_code=refusal.status)
+        return JSONResponse({"input_tokens": len(tokens)})
 
-    def _asked(self, body: bytes, kind: type[_Kind]) -> _Kind:
+    def _asked(self, request: Request, body: bytes, kind: type[_Kind]) -> _Kind:
         """Return what a body asks for; raises ``RefusedRequestError``."""
         spec = self._instance.spec
-        if spec.faults.refuse and self._instance.rng.random() < spec.faults.refuse:
-            raise RefusedRequestError(HTTPStatus.SERVICE_UNAVAILABLE, "refused, as was asked for", "overloaded")
+        if kind is not CountBody and spec.faults.refuse and self._instance.rng.random() < spec.faults.refuse:
+            raise RefusedRequestError(HTTPStatus.SERVICE_UNAVAILABLE, "refused, as was asked for")
         try:
             asked = msgspec.json.decode(body, type=kind)
         except UNREADABLE as error:
             raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"the body is not what is allowed: {error}") from error
-        if asked.model != spec.model:
+        if isinstance(asked, MessagesBody | CountBody) and not request.headers.get(_VERSION_HEADER):
+            raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"Missing required header: {_VERSION_HEADER}")
+        if asked.model is not None and asked.model != spec.model:
+            message = f"The model {asked.model!r} does not exist; there is {spec.model!r}."
             raise RefusedRequestError(
-                HTTPStatus.NOT_FOUND, f"there is no model {asked.model!r}; there is {spec.model!r}"
+                HTTPStatus.NOT_FOUND, message, param="model" if isinstance(asked, ResponsesBody) else None
             )
+        try:
+            asked.check()
+        except NotServedError as error:
+            raise RefusedRequestError(HTTPStatus.BAD_REQUEST, str(error), param=error.param) from error
         return asked
 
-    async def _answer(self, asked: ChatBody | CompletionBody, body: bytes, dialect: Dialect) -> Response:
+    async def _answer(self, asked: Generated, length: int, dialect: Dialect) -> Response:
         instance, salt = self._instance, SALT.current
+        prompt = await self._tokens(asked, length)
+        most = asked.most_tokens or self._answer_tokens
         try:
-            if len(body) <= _INLINE_BYTES:
-                prompt = self._tokens(asked)
-            else:
-                prompt = await asyncio.to_thread(self._tokens, asked)
-            most = asked.most_tokens or self._answer_tokens
             instance.engine.check(len(prompt), most)
-        except (TextError, DoesNotFitError, OverflowError) as error:
+        except (DoesNotFitError, OverflowError) as error:
             raise RefusedRequestError(HTTPStatus.BAD_REQUEST, str(error)) from error
         self._number += 1
-        name = f"{dialect.prefix}-{instance.epoch[:8]}-{self._number}"
+        name = f"{dialect.prefix}{instance.epoch[:8]}-{self._number}"
         words = self._tokenizer.answer(f"{instance.spec.seed} {hash(tuple(prompt))}", most)
-        served = _Served(
+        served = Served(
             name=name,
-            dialect=dialect,
             asked=asked,
+            model=instance.spec.model,
             prompt_tokens=len(prompt),
             words=words,
             reason="stop" if asked.most_tokens is None else "length",
@@ -139,48 +173,56 @@ class Server:
         except OverflowError as error:
             raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"a token can't be: {error}") from error
         if asked.stream:
-            return StreamingResponse(self._stream(request, served), media_type="text/event-stream")
+            return StreamingResponse(self._stream(request, served, dialect), media_type="text/event-stream")
         async with instance.driver.answering(request) as answer:
             async for _ in self._paced(answer):
                 pass
-            usage = served.usage(answer, len(words))
-        text = self._tokenizer.decode(words)
-        said = served.head(dialect.whole) | {
-            "choices": [dialect.choice(text, served.reason, chunk=False)],
-            "usage": usage.said(),
-        }
+            cached = answer.sequence.cached_tokens
+        said = dialect.whole(served, self._tokenizer.decode(words), cached)
         return Response(msgspec.json.encode(said), media_type="application/json")
 
-    def _tokens(self, asked: ChatBody | CompletionBody) -> list[int]:
-        if isinstance(asked, ChatBody):
-            kwargs = dict(asked.chat_template_kwargs or {})
-            if asked.enable_thinking is not None:
-                kwargs.setdefault("enable_thinking", asked.enable_thinking)
-            functions = [each.get("function") for each in asked.tools or ()]
-            kwargs["tools"] = [_function(each) for each in functions if isinstance(each, dict)] or None
-            return self._tokenizer.chat(asked.messages, kwargs)
-        if isinstance(asked.prompt, str):
-            return self._tokenizer.encode(asked.prompt)
-        return asked.prompt
+    async def _tokens(self, asked: Body, length: int) -> list[int]:
+        """Return the prompt's tokens; raises ``RefusedRequestError``."""
+        try:
+            if length <= _INLINE_BYTES:
+                return self._read(asked)
+            return await asyncio.to_thread(self._read, asked)
+        except (TextError, RecursionError) as error:
+            param = "input" if isinstance(asked, ResponsesBody) else None
+            raise RefusedRequestError(HTTPStatus.BAD_REQUEST, str(error), param=param) from error
 
-    async def _stream(self, request: Any, served: "_Served") -> AsyncIterator[bytes]:
-        instance, dialect = self._instance, served.dialect
-        faults, words = instance.spec.faults, served.words
+    def _read(self, asked: Body) -> list[int]:
+        prompt: str | list[int]
+        match asked:
+            case CompletionBody():
+                prompt = asked.prompt
+            case GenerateBody():
+                prompt = asked.input_ids or asked.prompt or ""
+            case MessagesBody(input_ids=list(tokens)):
+                prompt = tokens
+            case _:
+                return self._tokenizer.chat(*chat_of(asked, merge=not self._tokenizer.has_inline_system))
+        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    async def _stream(self, request: SimRequest, served: Served, dialect: Dialect) -> AsyncIterator[bytes]:
+        instance, words = self._instance, served.words
+        stream, faults = dialect.stream(served), instance.spec.faults
         dies_at = -1
         if faults.die and instance.rng.random() < faults.die:
             dies_at = instance.rng.randrange(len(words))
+        if begin := stream.begin():
+            yield begin
         done = 0
         async with instance.driver.answering(request) as answer:
             async for count in self._paced(answer):
-                text = self._tokenizer.decode(words[done : done + count])
-                first, done = not done, done + count
+                tokens = words[done : done + count]
+                text = self._tokenizer.decode(tokens)
+                done += count
                 if 0 <= dies_at < done:
                     raise InjectedFaultError("the answer breaks off here, as was asked for")
-                reason = served.reason if done >= len(words) else None
-                yield served.event([dialect.choice(text, reason, chunk=True, first=first)])
-            if served.asked.usage_in_stream:
-                yield served.event([], served.usage(answer, done))
-        yield b"data: [DONE]\n\n"
+                yield stream.more(text, done, tokens)
+            cached = answer.sequence.cached_tokens
+        yield stream.end(cached)
 
     async def _paced(self, answer: Answer) -> AsyncIterator[int]:
         """The answer's tokens as they come, for the metrics too."""
@@ -194,40 +236,6 @@ class Server:
                 self._metrics.gap(now_s - last_s)
             first, last_s = False, now_s
             yield count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Served:
-    """One request's constants."""
-
-    name: str
-    dialect: Dialect
-    asked: ChatBody | CompletionBody
-    prompt_tokens: int
-    words: list[int]
-    reason: str
-    created: int
-
-    def head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.name, "object": kind, "created": self.created, "model": self.asked.model}
-
-    def usage(self, answer: Answer, tokens: int) -> Usage:
-        return Usage(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=tokens,
-            cached_tokens=answer.sequence.cached_tokens,
-        )
-
-    def event(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
-        said = self.head(self.dialect.chunk) | {"choices": choices}
-        if usage is not None:
-            said["usage"] = usage.said()
-        return b"data: " + msgspec.json.encode(said) + b"\n\n"
-
-
-def _function(function: dict[str, Any]) -> dict[str, Any]:
-    """A tool as LMDeploy passes it to the template."""
-    return {name: function.get(name) for name in ("description", "name", "parameters")}
 
 
 __all__ = ["Server"]

@@ -5,6 +5,7 @@ drawn, by seed and prompt, from words of one token each whose text is read back 
 a conversation begins with the blocks of this one.
 """
 
+import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ class SimTokenizer:
         if len(self.words) < _LEAST_WORDS:
             raise TextError(f"{folder}: the tokenizer has no words of one token, of which answers could be made")
         self._assistant_end = self._find_assistant_end()
+        self.has_inline_system = self._find_inline_system()
+        """Whether the template shows a system message where it stands, not at the front alone."""
 
     def chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> list[int]:
         """Return a conversation's tokens; raises ``TextError`` for one that the template refuses."""
@@ -40,7 +43,7 @@ class SimTokenizer:
         continued = bool(messages) and messages[-1].get("role") == "assistant"
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [{**each, "content": _text(each.get("content"))} for each in messages],
+                [_with_arguments({**each, "content": _text(each.get("content"))}) for each in messages],
                 tokenize=False,
                 add_generation_prompt=not continued,
                 **kwargs,
@@ -90,6 +93,36 @@ class SimTokenizer:
         probe = [{"role": "user", "content": "placeholder"}, {"role": "assistant", "content": "sentinel"}]
         text: str = self._tokenizer.apply_chat_template(probe, tokenize=False)
         return text[text.find("sentinel") + len("sentinel") :]
+
+    def _find_inline_system(self) -> bool:
+        if self._assistant_end is None:
+            return False
+        roles = ("system", "user", "system", "user")
+        probe = [{"role": role, "content": f"sentinel{place}"} for place, role in enumerate(roles)]
+        try:
+            return "sentinel2" in self._tokenizer.apply_chat_template(probe, tokenize=False)
+        except Exception:  # noqa: BLE001 - a template says in any way that it takes no such messages
+            return False
+
+
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose tool calls have their arguments as an object, which templates want."""
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        message["tool_calls"] = [_parsed(call) for call in calls]
+    return message
+
+
+def _parsed(call: Any) -> Any:
+    match call:
+        case {"function": {"arguments": str(text)} as function}:
+            try:
+                arguments = json.loads(text)
+            except ValueError:
+                return call
+            if isinstance(arguments, dict):
+                return {**call, "function": {**function, "arguments": arguments}}
+    return call
 
 
 def _text(content: object) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 
 from engines.models.tiny import build_tiny
@@ -82,6 +83,15 @@ async def test_whole_and_streamed_answers_say_the_same(tokenizer: SimTokenizer) 
         ("/v1/completions", b'{"model": "m", "prompt": "a", "max_tokens": 900000}', 400, "together"),
         ("/v1/completions", b'{"model": "m", "prompt": [-1], "max_tokens": 1}', 400, "token"),
         ("/v1/completions", b'{"model": "other", "prompt": "a"}', 404, "there is 'm'"),
+        ("/v1/completions", b'{"model": "m", "prompt": "a", "logprobs": 2}', 400, "not enabled logprobs_mode"),
+        ("/v1/chat/completions", b'{"model": "m", "messages": [{}], "logprobs": true}', 400, "Logprobs(True)"),
+        ("/generate", b'{"prompt": "a", "return_logprob": true}', 400, "not enabled logprobs_mode"),
+        ("/generate", b'{"prompt": "a", "input_ids": [1]}', 400, "exactly one of prompt or input_ids"),
+        ("/v1/messages", b'{"model": "m", "messages": [], "max_tokens": 1}', 400, "header: anthropic-version"),
+        ("/v1/messages/count_tokens", b'{"model": "m", "messages": []}', 400, "not what is allowed"),
+        ("/v1/responses", b'{"model": "m", "input": "a", "background": true}', 400, "background mode"),
+        ("/v1/responses", b'{"model": "m", "input": [{"type": "odd"}]}', 400, "input item type: 'odd'"),
+        ("/v1/responses", b'{"model": "m", "input": [{"role": []}]}', 400, "message role at index 0: []"),
         ("/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": 3}]}', 400, "content"),
         ("/kv/v1/prefixes/pin", b'{"hashes": []}', 400, "1 to 10000 names of blocks"),
         ("/kv/v1/prefixes/unpin", b'{"hash": "zz"}', 400, "hash: 'zz' is no name of a block"),
@@ -97,7 +107,89 @@ async def test_what_can_not_be_done_is_said(
         session.post(path, data=body) as answer,
     ):
         assert answer.status == status
-        assert words in (await answer.json())["error"]["message"]
+        said = await answer.json()
+        assert words in said.get("error", said)["message"]
+        assert ("error" in said) is path.startswith(("/kv/v1", "/v1/messages", "/v1/responses"))
+
+
+async def test_messages_through_anthropics_own_library(tokenizer: SimTokenizer) -> None:
+    import anthropic
+
+    asked: Any = {"model": "m", "system": SYSTEM, "messages": [{"role": "user", "content": "hello"}]}
+    async with (
+        simulated(tokenizer) as engine,
+        anthropic.AsyncAnthropic(base_url=engine.url, api_key="any", max_retries=0) as client,
+    ):
+        whole = await client.messages.create(**asked, max_tokens=9)
+        assert (whole.role, whole.stop_reason, whole.usage.output_tokens) == ("assistant", "max_tokens", 9)
+        async with client.messages.stream(**asked, max_tokens=9) as stream:
+            kinds = [event.type async for event in stream if event.type != "text"]
+            last = await stream.get_final_message()
+        assert kinds[:2] == ["message_start", "content_block_start"]
+        assert kinds[2:] == 9 * ["content_block_delta"] + ["content_block_stop", "message_delta", "message_stop"]
+        assert [(last.content[0].text, last.stop_reason, last.usage.output_tokens)] == [  # type: ignore[union-attr]
+            (whole.content[0].text, "max_tokens", 9)  # type: ignore[union-attr]
+        ]
+        assert (await client.messages.count_tokens(**asked)).input_tokens == whole.usage.input_tokens
+        ids = list(tokenizer.encode("hello"))
+        raw: Any = {"messages": [], "extra_body": {"input_ids": ids, "return_token_ids": True}}
+        short = await client.messages.create(model="m", max_tokens=3, **raw)
+        assert short.usage.input_tokens == len(ids)
+        assert len(short.output_ids) == 3  # type: ignore[attr-defined]
+        with pytest.raises(anthropic.NotFoundError) as missing:
+            await client.messages.create(**{**asked, "model": "other"}, max_tokens=9)
+        assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+        image = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/a.png"}}
+        with pytest.raises(anthropic.BadRequestError, match="reads text alone"):
+            await client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": [image]}])  # type: ignore[list-item,typeddict-item]
+
+
+async def test_responses_and_chat_through_openais_own_library(tokenizer: SimTokenizer) -> None:
+    async with (
+        simulated(tokenizer) as engine,
+        openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="any", max_retries=0) as client,
+    ):
+        asked: Any = {"model": "m", "instructions": SYSTEM, "input": "hello"}
+        whole = await client.responses.create(**asked, max_output_tokens=9)
+        assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")  # type: ignore[union-attr]
+        assert (whole.usage.output_tokens, whole.usage.input_tokens_details.cached_tokens) == (9, 0)  # type: ignore[union-attr]
+        events = [event async for event in await client.responses.create(**asked, max_output_tokens=9, stream=True)]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert (events[0].type, events[-1].type) == ("response.created", "response.incomplete")
+        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+        assert (len(deltas), "".join(deltas)) == (9, whole.output_text)
+        assert events[-1].response.usage == whole.usage
+        async with client.responses.stream(**asked) as stream:
+            kinds = [event.type async for event in stream]
+            last = await stream.get_final_response()
+        assert (kinds[-1], last.status, last.usage.output_tokens) == ("response.completed", "completed", 8)  # type: ignore[union-attr]
+        said = await client.chat.completions.create(**chat(SYSTEM, "hello", max_tokens=9))
+        assert said.choices[0].message.content == whole.output_text
+        assert said.usage.prompt_tokens == whole.usage.input_tokens  # type: ignore[union-attr]
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.responses.create(**{**asked, "model": "other"})
+        assert (missing.value.param, missing.value.type) == ("model", "not_found_error")
+        with pytest.raises(openai.BadRequestError, match="not enabled logprobs_mode"):
+            await client.chat.completions.create(**chat(SYSTEM, "hello", logprobs=True))
+
+
+async def test_generate_whole_and_streamed_say_the_same(tokenizer: SimTokenizer) -> None:
+    async with simulated(tokenizer) as engine, aiohttp.ClientSession(engine.url) as session:
+        async with session.post("/generate", json={"prompt": SYSTEM, "max_tokens": 5}) as answer:
+            whole = await answer.json()
+        asked = {"input_ids": tokenizer.encode(SYSTEM), "max_tokens": 5, "stream": True}
+        async with session.post("/generate", json=asked) as answer:
+            lines = [line.decode()[6:].strip() async for line in answer.content if line.startswith(b"data: ")]
+        async with session.post("/generate", json={"prompt": "hello"}) as answer:
+            usual = (await answer.json())["meta_info"]
+    events = [json.loads(line) for line in lines[:-1]]
+    assert lines[-1] == "[DONE]"
+    assert "".join(each["text"] for each in events) == whole["text"]
+    assert [token for each in events for token in each["output_ids"]] == whole["output_ids"]
+    assert [each["meta_info"]["completion_tokens"] for each in events] == [1, 2, 3, 4, 5, 5]
+    assert [each["meta_info"]["finish_reason"] for each in events[:-1]] == 5 * [None]
+    assert events[-1]["meta_info"] == whole["meta_info"]
+    assert (usual["completion_tokens"], usual["finish_reason"]) == (128, {"type": "length"})
 
 
 async def test_policies_and_quotas_are_changed_and_the_cache_is_reset(tokenizer: SimTokenizer) -> None:
@@ -217,6 +309,16 @@ async def test_the_gateway_knows_what_a_simulated_instance_holds(
             turns += [said["choices"][0]["message"]["content"], f"and {turn}?"]
             held = len((await engines[holder].instance.snapshot()).hashes(CacheTier.HBM))
             await gateway.counted(f'kvgate_resident_blocks{{instance="{holder}",tier="HBM"}}', held)
+        system, *rest = chat(*turns[:-2])["messages"]
+        version = {"anthropic_version": "2023-06-01"}
+        for path, body in (
+            ("/v1/messages", {"system": system["content"], "messages": rest, "max_tokens": 4}),
+            ("/v1/responses", {"instructions": system["content"], "input": rest}),
+        ):
+            async with gateway.post(path, {"model": "m", **body}, **version) as answer:
+                assert answer.status == 200
+                assert int(answer.headers["x-kvgate-matched-tokens"]) >= matched > 0
+                assert (await answer.json())["usage"]["input_tokens"] == said["usage"]["prompt_tokens"]
 
 
 async def test_an_instance_that_refuses_is_covered_by_the_other(

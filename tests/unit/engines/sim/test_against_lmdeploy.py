@@ -1,0 +1,174 @@
+"""What a simulated engine says, and what it reads of a body, against LMDeploy's own code."""
+
+import importlib
+import json
+import re
+import warnings
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from engines.sim.bodies import CountBody, GenerateBody, Generated, MessagesBody, ResponsesBody
+from engines.sim.control_routes import RefusedRequestError
+from engines.sim.conversations import chat_of
+from engines.sim.dialects import Dialect, Generate, OpenAi, Served
+from engines.sim.typed_dialects import Messages, Responses
+
+PIECES = (" a", " b", " c")
+TEXT = "".join(PIECES)
+SYSTEM = [
+    {"type": "text", "text": "be"},
+    {"type": "text", "text": "x-anthropic-billing-header: 1"},
+    {"type": "text", "text": " brief"},
+]
+TURNS: list[dict[str, Any]] = [
+    {"role": "user", "content": "a"},
+    {"role": "system", "content": "in the middle"},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "hm"},
+            {"type": "text", "text": "x"},
+            {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "1"}]},
+            {"type": "text", "text": "go"},
+            {"type": "odd", "x": 3},
+        ],
+    },
+    {"role": "assistant", "content": [{"type": "tool_result", "content": "q"}, {"type": "redacted_thinking"}]},
+    {"role": "user", "content": [{"type": "text", "text": ""}]},
+]
+ITEMS: list[dict[str, Any]] = [
+    {"role": "developer", "content": "d"},
+    {"role": "user", "content": [{"type": "input_text", "text": "u"}, {"type": "input_text", "text": "v"}]},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "o"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ok"}]},
+]
+RESPONSE: dict[str, Any] = {
+    "model": "m",
+    "input": "hi",
+    "max_output_tokens": len(PIECES),
+    "instructions": "be brief",
+    "temperature": 0.5,
+    "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": False}],
+    "metadata": {"a": "b"},
+}
+
+
+def theirs(name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(f"lmdeploy.serve.{name}")
+
+
+def served(asked: Generated, name: str) -> Served:
+    tokens = list(range(len(PIECES)))
+    return Served(name=name, asked=asked, model="m", prompt_tokens=5, words=tokens, reason="length", created=7)
+
+
+def streamed(dialect: Dialect, request: Served) -> list[Any]:
+    stream = dialect.stream(request)
+    said = stream.begin()
+    for place, piece in enumerate(PIECES):
+        said += stream.more(piece, place + 1, [place])
+    return events((said + stream.end(0)).decode())
+
+
+async def chunks() -> AsyncIterator[Any]:
+    """An answer as LMDeploy's runner tells it: the last of it has no text."""
+    delta = theirs("openai.protocol").DeltaMessage
+    for place, piece in enumerate((*PIECES, "")):
+        over = place == len(PIECES)
+        yield SimpleNamespace(
+            delta_message=delta(role="assistant", content=piece),
+            token_ids=[] if over else [place],
+            logprobs=None,
+            input_token_len=5,
+            generate_token_len=min(place + 1, len(PIECES)),
+            finish_reason="length" if over else None,
+            is_last_delta=True,
+            routed_experts=None,
+            reasoning_tokens=0,
+        )
+
+
+def events(said: str) -> list[Any]:
+    found = [event.partition("\ndata: ") for event in said.split("\n\n") if event]
+    return [(kind, json.loads(data)) for kind, _, data in found]
+
+
+def unnamed(said: Any) -> str:
+    """Without the names that LMDeploy draws for messages."""
+    return re.sub(r'"msg_\w+"', '"msg_"', json.dumps(said, sort_keys=True))
+
+
+@pytest.mark.parametrize("ids", [False, True])
+async def test_messages_are_told_as_lmdeploy_tells_them(*, ids: bool) -> None:
+    asked = MessagesBody(model="m", max_tokens=len(PIECES), input_ids=[1], return_token_ids=ids)
+    request = SimpleNamespace(return_token_ids=ids, return_routed_experts=False, return_logprob=False, model="m")
+    told = theirs("anthropic.streaming").stream_messages_response(chunks(), request_id="msg_x", request=request)
+    assert streamed(Messages(), served(asked, "msg_x")) == events("".join([event async for event in told]))
+    protocol = theirs("anthropic.protocol")
+    whole = protocol.MessagesResponse(
+        id="msg_x",
+        model="m",
+        content=[protocol.MessageTextBlock(text=TEXT)],
+        stop_reason="max_tokens",
+        usage=protocol.MessageUsage(input_tokens=5, output_tokens=3),
+        output_ids=[0, 1, 2] if ids else None,
+    )
+    assert Messages().whole(served(asked, "msg_x"), TEXT, 0) == whole.model_dump()
+
+
+async def test_responses_are_told_as_lmdeploy_tells_them() -> None:
+    ours = served(msgspec.convert(RESPONSE, ResponsesBody), "resp_x")
+    asked = theirs("openai.responses.protocol").ResponsesRequest(**RESPONSE, request_id="resp_x")
+    told = theirs("openai.responses.streaming").stream_response(chunks(), request=asked, model_name="m", created_time=7)
+    assert unnamed(streamed(Responses(), ours)) == unnamed(events("".join([event async for event in told])))
+    made: dict[str, Any] = {"text": TEXT, "input_tokens": 5, "output_tokens": 3, "reasoning_tokens": 0}
+    whole = theirs("openai.responses.response").make_response(
+        request=asked, model_name="m", created_time=7, finish_reason="length", **made
+    )
+    assert unnamed(Responses().whole(ours, TEXT, 0)) == unnamed(whole.model_dump(exclude_none=True))
+
+
+def test_generate_and_refusals_are_told_as_lmdeploy_tells_them() -> None:
+    protocol = theirs("openai.protocol")
+    meta = protocol.GenerateReqMetaOutput(finish_reason={"type": "length"}, prompt_tokens=5, completion_tokens=3)
+    whole = protocol.GenerateReqOutput(text=TEXT, output_ids=[0, 1, 2], meta_info=meta)
+    assert Generate().whole(served(GenerateBody(prompt="x"), "x"), TEXT, 0) == whole.model_dump()
+    errors, code = theirs("anthropic.errors"), theirs("core.exceptions").ErrorCode
+    for status, cause in ((404, code.MODEL_NOT_FOUND), (503, code.ENGINE_UNAVAILABLE), (400, code.INVALID_REQUEST)):
+        why = RefusedRequestError(HTTPStatus(status), "why", param="p")
+        flat = theirs("openai.errors").create_error_response(status, "why", param="p")
+        assert OpenAi(chat=True).refusal(why) == Generate().refusal(why) == json.loads(flat.body)
+        nested = theirs("openai.responses.request").error_response(status, "why", param="p", error_code=cause)
+        assert Responses().refusal(why) == json.loads(nested.body)
+        said = errors.create_request_error_response(theirs("core.exceptions").RequestError(cause, "why"))
+        assert Messages().refusal(why) == json.loads(said.body)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_conversations_are_read_as_lmdeploy_reads_them(*, merge: bool) -> None:
+    protocol, adapter = theirs("anthropic.protocol"), theirs("anthropic.adapter")
+    body: dict[str, Any] = {"model": "m", "system": SYSTEM, "messages": TURNS}
+    asked = protocol.MessagesRequest(**body, max_tokens=1)
+    chat, _ = chat_of(msgspec.convert(body | {"max_tokens": 1}, MessagesBody), merge=merge)
+    assert chat == adapter.to_openai_messages(asked, merge_inline_system=merge)
+    counted, _ = chat_of(msgspec.convert(body, CountBody), merge=merge)
+    asked = protocol.CountTokensRequest(**body)
+    assert counted == adapter.to_lmdeploy_messages(asked, merge_inline_system=merge)
+    body = {"model": "m", "instructions": "be brief", "input": ITEMS}
+    asked = theirs("openai.responses.protocol").ResponsesRequest(**body)
+    read = theirs("openai.responses.request").messages_from_input(asked)
+    assert chat_of(msgspec.convert(body, ResponsesBody), merge=merge)[0] == read
