@@ -224,8 +224,16 @@ class HeldBelow:
         self.held |= {fresh[block_id]: block_id for block_id in hierarchy.hold(list(fresh))}
 
 
-def limit_of(tiers: Mapping[CacheTier, int], *, share: float, setting: str, longest: Limit) -> Limit:
-    """Return how much may be pinned: a share of each tier, and what the ``longest`` request leaves."""
+def limit_of(tiers: Mapping[CacheTier, int], *, share: float, setting: str, longest_blocks: int, option: str) -> Limit:
+    """Return how much may be pinned: a share of each tier, as ``setting`` says, and what the longest request leaves of
+    HBM, which takes fewer blocks when ``option`` is smaller.
+    """
+    pool = tiers[CacheTier.HBM]
+    longest = Limit(
+        max(0, pool - 1 - longest_blocks),
+        f"the longest request takes {longest_blocks} of the {pool} blocks of HBM and must always find "
+        f"room; a smaller {option} leaves more",
+    )
     shares = [
         Limit(int(share * blocks), f"{setting}{share:g} of the {blocks} blocks of {tier}")
         for tier, blocks in tiers.items()

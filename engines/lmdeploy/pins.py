@@ -148,14 +148,13 @@ class PinBook:
 
     def limit(self) -> Limit:
         """Return how much may be pinned."""
-        tiers = self._tiers()
-        pool = tiers[_HBM]
-        longest = Limit(
-            max(0, pool - 1 - self._longest_blocks),
-            f"the longest request takes {self._longest_blocks} of the {pool} blocks of HBM and must always find "
-            "room; a smaller --session-len leaves more",
+        return limit_of(
+            self._tiers(),
+            share=self._share,
+            setting="KVGATE_ENGINE_PIN_SHARE=",
+            longest_blocks=self._longest_blocks,
+            option="--session-len",
         )
-        return limit_of(tiers, share=self._share, setting="KVGATE_ENGINE_PIN_SHARE=", longest=longest)
 
     # What happens in the engine.
 

@@ -106,14 +106,13 @@ class SimPins:
 
     def limit(self) -> Limit:
         """Return how much may be pinned."""
-        tiers = self._tiers()
-        pool = tiers[_HBM]
-        longest = Limit(
-            max(0, pool - 1 - self._longest_blocks),
-            f"the longest request takes {self._longest_blocks} of the {pool} blocks of HBM and must always find "
-            "room; a smaller --context-tokens leaves more",
+        return limit_of(
+            self._tiers(),
+            share=PIN_SHARE,
+            setting="",
+            longest_blocks=self._longest_blocks,
+            option="--context-tokens",
         )
-        return limit_of(tiers, share=PIN_SHARE, setting="", longest=longest)
 
     def follow(self, loop: asyncio.AbstractEventLoop) -> None:
         """Work now and then from now on, until ``close``."""
