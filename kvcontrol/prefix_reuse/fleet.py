@@ -31,7 +31,7 @@ from operator import and_, is_
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
 from kvcontrol.core.control import Residents
 from kvcontrol.core.integrity import must
-from kvcontrol.prefix_reuse.holders import ONE_CHILD, TIER_BIT, TIERS, Holder, Matches, split
+from kvcontrol.prefix_reuse.holders import ONE_CHILD, TIER_BIT, TIERS, Holder, Matches, bits_of, split
 from kvcontrol.prefix_reuse.match import PrefixMatch
 
 _ANY_TIER = (1 << len(TIERS)) - 1
@@ -199,7 +199,7 @@ class FleetIndex:
         must(self._names == {each.bit: name for name, each in self._by_instance.items()}, "places have wrong names")
         must(
             all(
-                names == tuple(map(self._names.get, _bits(mask)))
+                names == tuple(map(self._names.get, bits_of(mask)))
                 and all(map(is_, held, [self._by_instance[name].held for name in names]))
                 for mask, (names, held) in self._named.items()
             ),
@@ -212,7 +212,7 @@ class FleetIndex:
         """Return who the bits of a mask are, and what they hold, and keep it."""
         if len(self._named) >= _MAX_NAMED_MASKS:
             self._named.clear()
-        names = tuple([self._names[bit] for bit in _bits(mask)])
+        names = tuple([self._names[bit] for bit in bits_of(mask)])
         named = self._named[mask] = (names, [self._by_instance[name].held for name in names])
         return named
 
@@ -228,7 +228,7 @@ class FleetIndex:
             block = hashes[middle]
             if not all(map(and_, map(dict.get, all_held, repeat(block), repeat(0)), repeat(_HBM_BIT))):
                 found = [
-                    bit for bit, held in zip(_bits(mask), all_held, strict=True) if not held.get(block, 0) & _HBM_BIT
+                    bit for bit, held in zip(bits_of(mask), all_held, strict=True) if not held.get(block, 0) & _HBM_BIT
                 ]
                 slower += [bit.bit_length() - 1 for bit in found]
                 mask ^= sum(found)
@@ -376,14 +376,6 @@ class FleetIndex:
         self._names[holder.bit] = instance
         self._live |= holder.bit
         return holder
-
-
-def _bits(mask: int) -> Iterator[int]:
-    """The bits of a mask, lowest first."""
-    while mask:
-        bit = mask & -mask
-        mask ^= bit
-        yield bit
 
 
 __all__ = ["FleetIndex", "Run"]

@@ -74,14 +74,7 @@ class Matches(Mapping[InstanceId, PrefixMatch]):
 
     def __iter__(self) -> Iterator[InstanceId]:
         names = self._names
-        found: list[InstanceId] = []
-        for bits, _ in self._stops:
-            left = bits
-            while left:
-                bit = left & -left
-                found.append(names[bit])
-                left ^= bit
-        return iter(found)
+        return iter([names[bit] for mask, _ in self._stops for bit in bits_of(mask)])
 
     def __len__(self) -> int:
         return sum(bits.bit_count() for bits, _ in self._stops)
@@ -117,4 +110,12 @@ def split(held: Mapping[BlockHash, int], hashes: Sequence[BlockHash], blocks: in
     return PrefixMatch(blocks=blocks, by_tier=by_tier)
 
 
-__all__ = ["ONE_CHILD", "TIERS", "TIER_BIT", "Holder", "Matches", "split"]
+def bits_of(mask: int) -> Iterator[int]:
+    """Yield the bits of a mask, lowest first."""
+    while mask:
+        bit = mask & -mask
+        mask ^= bit
+        yield bit
+
+
+__all__ = ["ONE_CHILD", "TIERS", "TIER_BIT", "Holder", "Matches", "bits_of", "split"]
