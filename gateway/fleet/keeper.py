@@ -92,6 +92,13 @@ class FleetKeeper:
 
     async def round(self) -> None:
         """Tell every instance what it does not know yet."""
+        try:
+            async with self._swap.turn():  # what holds is read in it: who had it before may have changed that
+                await self._tell()
+        except SwapBusyError as error:
+            _log.warning("instances are told later what they should do: %s", error)
+
+    async def _tell(self) -> None:
         wishes = self._wishes()
         budgets = {
             (tenant_of_salt(self._salt(tenant)), tier): budget
@@ -102,13 +109,9 @@ class FleetKeeper:
         for gone in self._told.keys() - {each.id for each in self._registry.all()}:
             del self._told[gone]
             self._swap.paid(gone)
-        try:
-            async with self._swap.turn():
-                await asyncio.gather(
-                    *(self._keep(each, self._shares(each, wishes) | budgets, wishes.policies) for each in present)
-                )
-        except SwapBusyError as error:
-            _log.warning("instances are told later what they should do: %s", error)
+        await asyncio.gather(
+            *(self._keep(each, self._shares(each, wishes) | budgets, wishes.policies) for each in present)
+        )
 
     def report(self) -> Mapping[InstanceId, InstanceReport]:
         """Return what each instance was told."""

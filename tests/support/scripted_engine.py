@@ -92,6 +92,7 @@ class ScriptedEngine:
         self.refused_policies: set[str] = set()
         self.frozen: list[PolicyChange] | None = None  # what came since it was stopped, read and not answered
         self.policy_status: int | None = None  # answered to PUT /kv/v1/policy instead
+        self.policy_gate: asyncio.Event | None = None  # changes of a policy are answered once it is set
         self.busy_for = 0  # so many changes of a policy are answered with 503
         self.told: list[str] = []  # policies by name, in order
         self.resets = 0
@@ -294,6 +295,8 @@ class ScriptedEngine:
         if self.frozen is not None:
             self.frozen.append(said)
             await asyncio.sleep(3600)
+        if self.policy_gate is not None:
+            await self.policy_gate.wait()
         if self.busy_for:
             self.busy_for -= 1
             return web.json_response({"error": {"message": "busy"}}, status=503)

@@ -153,6 +153,26 @@ async def test_a_change_waits_for_its_turn_no_longer_than_another_may_take() -> 
             pass
 
 
+async def test_who_keeps_instances_at_the_policy_does_not_bring_back_the_one_before_a_change_that_took_long(
+    fleet: Fleet, admin: Admin
+) -> None:
+    await admin.ok("PUT", "/policies/eviction", SAID)
+    gate = asyncio.Event()
+    for name in ("a", "b"):
+        fleet.engines[name].policy_gate = gate
+    change = asyncio.create_task(admin.ok("PUT", "/policies/eviction", {"name": "lru"}))
+    await asyncio.sleep(1.5)  # more than a round of who keeps them, which waits for its turn from then on
+    gate.set()
+    await change
+    await admin.ok("PUT", "/quotas/acme", {"kv": {"DDR": {"burst_bytes": 1}}})
+
+    async def a_round_later() -> bool:
+        return all(fleet.engines[name].quotas for name in ("a", "b"))
+
+    await eventually(a_round_later)
+    assert [fleet.engines[name].told for name in ("a", "b")] == [["s3fifo", "lru"]] * 2
+
+
 async def test_a_busy_engine_is_asked_again(fleet: Fleet, admin: Admin) -> None:
     fleet.engines["b"].busy_for = 2
     await admin.ok("PUT", "/policies/eviction", SAID)
