@@ -19,7 +19,7 @@ from kvcontrol.core.tenant import SHARED_TENANT
 from kvcontrol.kv_policy import MigrationMode, ShadowPolicies
 from kvcontrol.kv_policy.choice import parse_choice, parse_choices
 from kvcontrol.kv_runtime import Watermarks, WriteMode
-from kvcontrol.scheduler_ir.strategies import make_strategy
+from kvcontrol.scheduler_ir.strategies import DEFAULT_STRATEGY, make_strategy
 from kvcontrol.tracing import Collector, TracingError
 
 ENV_PREFIX = "KVGATE_ENGINE_"
@@ -91,7 +91,7 @@ class EngineSettings(BaseSettings):
     """Candidates that are followed beside the one in charge, at less than 1 % of a core; empty: none."""
     pin_share: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Share of each tier that pinned prefixes may have; 0: none can be pinned."""
-    schedule: str = "priority"
+    schedule: str = DEFAULT_STRATEGY
     """Which waiting request goes next, like ``hybrid`` or ``priority(ageing_bound_s=30)``."""
     max_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000
     """Requests that may wait and run in the instance; one more is answered 429."""

@@ -1,13 +1,12 @@
-"""Which strategy orders a simulated engine's waiting queue: shown, and exchanged. First come, first served at first."""
+"""Which strategy orders a simulated engine's waiting queue: shown, and exchanged. At first that of any instance."""
 
 import time
 from typing import Final
 
 from engines.sim.engine import SimEngine
-from engines.sim.waiting import FIFO
 from kvcontrol.core.policy_control import PolicyInCharge
 from kvcontrol.kv_policy.choice import PolicyChoice
-from kvcontrol.scheduler_ir.strategies import STRATEGIES, make_strategy
+from kvcontrol.scheduler_ir.strategies import DEFAULT_STRATEGY, STRATEGIES, make_strategy
 
 SCHEDULE: Final = "schedule"
 
@@ -17,7 +16,8 @@ class SimSchedule:
 
     def __init__(self, engine: SimEngine) -> None:
         self._engine = engine
-        self._choice = PolicyChoice(text=FIFO, name=FIFO, parameters={})
+        self._choice = PolicyChoice(text=DEFAULT_STRATEGY, name=DEFAULT_STRATEGY, parameters={})
+        engine.queue.use(make_strategy(DEFAULT_STRATEGY))
         self._began_s = time.monotonic()
         self._swaps = 0
 

@@ -1,8 +1,9 @@
 """Who waits in a simulated engine, and in which order they go: that of arrival, or a strategy's.
 
-First come, first served is a deque: fleets in virtual time have nothing else, and serve millions of requests. Any
-other strategy is the queue that LMDeploy instances have (``kvcontrol.scheduler_ir.strategies``). A sequence that was
-preempted goes before all others, whatever the strategy: what it has computed may still be in the cache.
+First come, first served is a deque, with which an engine begins: fleets in virtual time have nothing else, since they
+serve millions of requests, all of one priority, whom ``priority`` would let go in the same order at the queue's cost.
+Any other strategy is the queue that LMDeploy instances have (``kvcontrol.scheduler_ir.strategies``). A sequence that
+was preempted goes before all others, whatever the strategy: what it has computed may still be in the cache.
 """
 
 from collections import deque
@@ -79,30 +80,22 @@ class SimWaiting:
 
     def started(self, sequence: SimSequence, now_s: float) -> None:
         """One goes on now."""
-        priority = sequence.request.urgency.priority
-        self._counts.gone(priority)
-        if self._queue is None or sequence.preempted:
-            self._line.remove(sequence)
-        else:
-            self._queue.start(_name(sequence), now_s)
-            del self._queued[_name(sequence)]
+        queue = self._taken(sequence)
+        if queue is not None:
+            queue.start(_name(sequence), now_s)
         if sequence.preempted:
             return
-        if self._queue is None:
+        if queue is None:
             self._promotions += sequence.arrived_s <= now_s - self._ageing_bound_s
-        self._counts.started(priority, now_s - sequence.arrived_s)
+        self._counts.started(sequence.request.urgency.priority, now_s - sequence.arrived_s)
 
     def left(self, sequence: SimSequence) -> None:
         """Nobody wants this one any more."""
-        priority = sequence.request.urgency.priority
-        self._counts.gone(priority)
-        if self._queue is None or sequence.preempted:
-            self._line.remove(sequence)
-        else:
-            self._queue.remove(_name(sequence))
-            del self._queued[_name(sequence)]
+        queue = self._taken(sequence)
+        if queue is not None:
+            queue.remove(_name(sequence))
         if not sequence.preempted:
-            self._counts.left(priority)
+            self._counts.left(sequence.request.urgency.priority)
 
     def use(self, queue: WaitingQueue) -> None:
         """Let another strategy's empty queue have all that wait. When it raises nothing has changed."""
@@ -152,6 +145,15 @@ class SimWaiting:
         must(all(not each.own and not each.attached for each in self), "one that waits has blocks")
         waiting = sum(each.waiting for each in self._counts.report().values())
         must(waiting == len(self), f"{len(self)} wait, {waiting} are counted")
+
+    def _taken(self, sequence: SimSequence) -> WaitingQueue | None:
+        """Take a sequence out; the queue that is returned is yet to be told why."""
+        self._counts.gone(sequence.request.urgency.priority)
+        if self._queue is None or sequence.preempted:
+            self._line.remove(sequence)
+            return None
+        del self._queued[_name(sequence)]
+        return self._queue
 
     def _asked(self, sequence: SimSequence) -> WaitingRequest:
         request = sequence.request

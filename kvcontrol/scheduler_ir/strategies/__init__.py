@@ -9,10 +9,11 @@ from kvcontrol.scheduler_ir.strategies.base import (
     hand_over,
 )
 from kvcontrol.scheduler_ir.strategies.naive import NaiveQueue
-from kvcontrol.scheduler_ir.strategies.registry import STRATEGIES, StrategyKind, make_strategy
+from kvcontrol.scheduler_ir.strategies.registry import DEFAULT_STRATEGY, STRATEGIES, StrategyKind, make_strategy
 
 __all__ = [
     "DEFAULT_AGEING_BOUND_S",
+    "DEFAULT_STRATEGY",
     "STRATEGIES",
     "AgedQueue",
     "EngineView",

@@ -14,6 +14,8 @@ from kvcontrol.scheduler_ir.strategies.order import Order
 from kvcontrol.scheduler_ir.strategies.priority import PriorityOrder
 from kvcontrol.scheduler_ir.strategies.slo_aware import SloAwareOrder
 
+DEFAULT_STRATEGY = "priority"
+"""What an instance begins with where nobody says otherwise."""
 _AGEING = {
     "ageing_bound_s": Parameter(
         default=DEFAULT_AGEING_BOUND_S,
@@ -103,4 +105,4 @@ def make_strategy(name: str, parameters: Mapping[str, float] = MappingProxyType(
     return kind.make(kind.values(parameters))
 
 
-__all__ = ["STRATEGIES", "StrategyKind", "make_strategy"]
+__all__ = ["DEFAULT_STRATEGY", "STRATEGIES", "StrategyKind", "make_strategy"]

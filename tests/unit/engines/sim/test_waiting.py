@@ -17,7 +17,7 @@ from kvcontrol.core.policy_control import PolicyInCharge
 from kvcontrol.core.priority import Priority
 from kvcontrol.scheduler_ir.strategies import STRATEGIES, make_strategy
 from tests.support.examples import examples
-from tests.support.simulated import Listening, engine, finish, request
+from tests.support.simulated import Listening, engine, finish, request, run
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 
@@ -60,6 +60,22 @@ def test_the_strategy_says_who_is_next(strategy: str, expected: list[str]) -> No
         one.submit(each, 0.01)
     finish(one)
     assert order(heard) == expected
+
+
+WAVES = st.lists(st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 20)), max_size=20)
+
+
+@given(WAVES, st.sampled_from([0.05, 60.0]))
+@settings(max_examples=examples(30), deadline=None)
+def test_among_equals_priority_is_the_order_of_arrival(waves: list[tuple[float, int, int]], bound_s: float) -> None:
+    def served(name: str) -> list[tuple[int, float | None, float | None]]:
+        one = engine(Listening(), hbm_blocks=16, max_batch=2)
+        one.queue.use(make_strategy(name, {"ageing_bound_s": bound_s}))
+        comes = sorted(waves)
+        sequences = run(one, [(at_s, asked("", blocks=blocks, output=output)) for at_s, blocks, output in comes])
+        return [(each.preempted, each.first_token_s, each.ended_s) for each in sequences]
+
+    assert served("priority") == served("fifo")
 
 
 def test_an_exchange_takes_over_all_that_wait_and_counts_go_on() -> None:
@@ -141,7 +157,7 @@ def test_what_can_not_be_is_refused_and_changes_nothing(change: dict[str, Any], 
         policies.change(msgspec.json.encode({"kind": "schedule"} | change))
     shown = policies.report().policies[-1]
     assert shown.schedule is not None
-    assert (shown.name, shown.params, shown.schedule.waiting, shown.schedule.swaps) == ("fifo", {}, 1, 0)
+    assert (shown.name, shown.params, shown.schedule.waiting, shown.schedule.swaps) == ("priority", {}, 1, 0)
     assert policies.refused == 1
 
 
