@@ -8,19 +8,24 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-MOST_TOKENS = 1 << 20
+from engines.sim.endings import Ending
+
 GENERATE_TOKENS: Final = 128
 """How long an answer of ``/generate`` is where nobody says."""
 
+MOST_CHOICES: Final = 128
+
 _NO_LOGPROBS: Final = "requested but not enabled logprobs_mode in engine configuration"
 _NO_EXPERTS: Final = "routed experts requested but not configured in engine configuration."
+_UNPREPARED: Final = "Request preprocessing failed."
 _NO_IMAGES: Final = "image_data: a simulated engine reads text alone"
 
-_Tokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
+_Tokens = Annotated[int, msgspec.Meta(ge=1)]
 _Heat = Annotated[float, msgspec.Meta(ge=0, le=2)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Blocks = str | list[dict[str, Any]]
+_Stop = str | list[str] | None
 
 
 class NotServedError(ValueError):
@@ -39,16 +44,23 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     model: str
-    max_tokens: _Tokens | None = None
-    max_completion_tokens: _Tokens | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=1)] | None = 1
+    n: int | None = 1
+    stop: _Stop = None
+    ignore_eos: bool | None = False
+
+    @property
+    def ending(self) -> Ending:
+        """Where the answer ends."""
+        return Ending(most_tokens=self.most_tokens, stop=_words(self.stop), ignores_eos=bool(self.ignore_eos))
 
     @property
     def most_tokens(self) -> int | None:
         """How long the answer may be, None where the client doesn't say."""
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def usage_in_stream(self) -> bool:
@@ -67,6 +79,26 @@ class ChatBody(_Asked, frozen=True, kw_only=True):
     logprobs: bool | None = False
     top_logprobs: int | None = None
     return_logprob: bool | None = False
+    return_token_ids: bool | None = False
+    min_new_tokens: int | None = None
+    include_stop_str_in_output: bool | None = False
+    session_id: int | None = -1
+
+    @property
+    def ending(self) -> Ending:
+        """Where the answer ends."""
+        return Ending(
+            most_tokens=self.most_tokens,
+            least_tokens=self.min_new_tokens or 0,
+            stop=_words(self.stop),
+            ignores_eos=bool(self.ignore_eos),
+            shows_stop=bool(self.include_stop_str_in_output),
+        )
+
+    @property
+    def choices(self) -> int:
+        """How many answers are asked for."""
+        return 1 if self.n is None else self.n
 
     def check(self) -> None:
         """Raise ``NotServedError`` for what isn't served."""
@@ -74,18 +106,42 @@ class ChatBody(_Asked, frozen=True, kw_only=True):
             raise NotServedError(f"Logprobs({self.logprobs})/top_logprobs({self.top_logprobs or 0}) {_NO_LOGPROBS}")
         if self.return_logprob:
             raise NotServedError(f"return_logprob({self.return_logprob}) {_NO_LOGPROBS}.")
+        if self.choices < 1:
+            raise NotServedError(_not_positive("n", self.choices, "int"))
+        if self.choices > MOST_CHOICES:
+            raise NotServedError(f"The n {self.choices} exceeds the maximum supported choices ({MOST_CHOICES}).")
+        if self.choices > 1 and self.session_id not in (None, -1):
+            raise NotServedError("n > 1 cannot be used with an explicit session_id.")
+        for name in ("max_completion_tokens", "max_tokens"):
+            most = getattr(self, name)
+            if most is not None and most < 1:
+                raise NotServedError(_not_positive(name, most, "integer"))
+        if self.min_new_tokens is not None and self.min_new_tokens < 0:
+            raise NotServedError(f"The min_new_tokens {self.min_new_tokens} cannot be a negative integer.")
 
 
 class CompletionBody(_Asked, frozen=True, kw_only=True):
-    """``POST /v1/completions``: one prompt, as text or as tokens."""
+    """``POST /v1/completions``: a prompt as text or as tokens, or several as texts. Each has one answer, whatever
+    ``n`` says, as with LMDeploy.
+    """
 
-    prompt: str | Annotated[list[int], msgspec.Meta(min_length=1)]
+    prompt: str | list[int | str]
     logprobs: int | None = None
 
     def check(self) -> None:
         """Raise ``NotServedError`` for what isn't served."""
+        if self.n is None:
+            raise NotServedError("n is null; leave it out, or give a positive number")
+        if isinstance(self.prompt, list) and not self.prompt:
+            raise NotServedError("prompt is an empty list; at least one prompt is required")
         if (self.logprobs or 0) > 0:
             raise NotServedError(f"logprobs({self.logprobs}) {_NO_LOGPROBS}.")
+        if self.n < 1:
+            raise NotServedError(_not_positive("n", self.n, "int"))
+        if isinstance(self.prompt, list) and len({type(each) for each in self.prompt}) > 1:
+            raise NotServedError(_UNPREPARED)
+        if self.most_tokens is not None and self.most_tokens < 1:
+            raise NotServedError(f"max_new_tokens must be at least 1, got {self.most_tokens}.")
 
 
 class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +150,11 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     input_ids: list[int] | None = None
     image_data: Any = None
-    max_tokens: _Tokens = GENERATE_TOKENS
+    max_tokens: int = GENERATE_TOKENS
+    stop: _Stop = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = False
+    include_stop_str_in_output: bool | None = False
     stream: bool | None = False
     return_logprob: bool | None = None
     top_logprobs_num: _Count | None = None
@@ -109,9 +169,15 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
         """The one that is served."""
 
     @property
-    def most_tokens(self) -> int:
-        """How long the answer may be."""
-        return self.max_tokens
+    def ending(self) -> Ending:
+        """Where the answer ends."""
+        return Ending(
+            most_tokens=self.max_tokens,
+            stop=_words(self.stop),
+            stop_ids=tuple(self.stop_token_ids or ()),
+            ignores_eos=bool(self.ignore_eos),
+            shows_stop=bool(self.include_stop_str_in_output),
+        )
 
     def check(self) -> None:
         """Raise ``NotServedError`` for what isn't served."""
@@ -131,6 +197,15 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
             raise NotServedError("The input_ids must not be an empty list")
         if self.image_data is not None:
             raise NotServedError(_NO_IMAGES)
+        self._check_ending()
+
+    def _check_ending(self) -> None:
+        if self.max_tokens < 0:
+            raise NotServedError(f"The max_tokens {self.max_tokens} must be non-negative.")
+        if not self.max_tokens:
+            raise NotServedError(_not_positive("max_tokens", 0, "integer"))
+        if isinstance(self.stop, str):  # LMDeploy takes a list alone here
+            raise NotServedError(_UNPREPARED)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +227,8 @@ class MessagesBody(_Spoken, frozen=True, kw_only=True):
     messages: list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    stop_sequences: list[str] | None = None
+    include_stop_str_in_output: bool | None = False
     stream: bool = False
     input_ids: list[int] | None = None
     image_data: Any = None
@@ -163,9 +240,13 @@ class MessagesBody(_Spoken, frozen=True, kw_only=True):
     top_k: _Count | None = None
 
     @property
-    def most_tokens(self) -> int:
-        """How long the answer may be."""
-        return self.max_tokens
+    def ending(self) -> Ending:
+        """Where the answer ends."""
+        return Ending(
+            most_tokens=self.max_tokens,
+            stop=_words(self.stop_sequences),
+            shows_stop=bool(self.include_stop_str_in_output),
+        )
 
     def check(self) -> None:
         """Raise ``NotServedError`` for what isn't served."""
@@ -216,6 +297,9 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     max_output_tokens: _Tokens | None = None
+    stop: _Stop = None
+    ignore_eos: bool | None = False
+    include_stop_str_in_output: bool | None = False
     stream: bool | None = False
     tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = "auto"
@@ -241,9 +325,14 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
 
     @property
-    def most_tokens(self) -> int | None:
-        """How long the answer may be, None where the client doesn't say."""
-        return self.max_output_tokens
+    def ending(self) -> Ending:
+        """Where the answer ends."""
+        return Ending(
+            most_tokens=self.max_output_tokens,
+            stop=_words(self.stop),
+            ignores_eos=bool(self.ignore_eos),
+            shows_stop=bool(self.include_stop_str_in_output),
+        )
 
     def check(self) -> None:
         """Raise ``NotServedError`` for what isn't served."""
@@ -271,13 +360,21 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
 
+def _words(stop: _Stop) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def _not_positive(name: str, value: int, kind: str) -> str:
+    return f"The {name} {value} must be a positive {kind}."
+
+
 Body = ChatBody | CompletionBody | GenerateBody | MessagesBody | CountBody | ResponsesBody
 Generated = ChatBody | CompletionBody | GenerateBody | MessagesBody | ResponsesBody
 """What is answered with text."""
 
 
 __all__ = [
-    "MOST_TOKENS",
+    "MOST_CHOICES",
     "Body",
     "ChatBody",
     "CompletionBody",

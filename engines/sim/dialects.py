@@ -1,12 +1,13 @@
 """How answers and refusals are told: the shapes of LMDeploy 0.18's routes, whole and streamed.
 
-As with LMDeploy only chat and completions tell what was cached: Messages and ``/generate`` have no field for it, and
-Responses always says 0.
+As with LMDeploy only chat tells what was cached: completions, Messages and ``/generate`` have no field for it, or leave
+it empty, and Responses always says 0.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -17,7 +18,7 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One request's constants."""
+    """One answer's constants. ``words`` are told as they come; ``last``, with the end, a token that ended it."""
 
     name: str
     asked: Generated
@@ -26,6 +27,22 @@ class Served:
     words: list[int]
     reason: str
     created: int
+    index: int = 0
+    last: list[int] = field(default_factory=list)
+    last_text: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """How many it has."""
+        return len(self.words) + len(self.last)
+
+
+class Told(NamedTuple):
+    """A whole answer."""
+
+    served: Served
+    text: str
+    cached_tokens: int
 
 
 class Refusal(Protocol):
@@ -42,9 +59,11 @@ class Stream(Protocol):
         """Return what comes before the first token, at once."""
 
     def more(self, text: str, done: int, tokens: list[int]) -> bytes:
-        """Return the events of ``tokens``, with which there are ``done`` in all."""
+        """Return the events of ``tokens``, with which there are ``done`` in all; none came with the token of the end
+        when that isn't told.
+        """
 
-    def end(self, cached_tokens: int) -> bytes:
+    def end(self) -> bytes:
         """Return what follows the last token."""
 
 
@@ -53,11 +72,14 @@ class Dialect(Protocol):
 
     prefix: str
 
-    def whole(self, served: Served, text: str, cached_tokens: int) -> dict[str, Any]:
-        """Return an answer that isn't streamed."""
+    def whole(self, told: Sequence[Told]) -> dict[str, Any]:
+        """Return answers that aren't streamed; chat and completions alone may have more than one."""
 
     def stream(self, served: Served) -> Stream:
         """Return what tells an answer as it comes."""
+
+    def over(self, told: Sequence[Told]) -> bytes:
+        """Return what follows the last of the streamed answers, whose texts may be left out."""
 
     def refusal(self, why: Refusal) -> dict[str, Any]:
         """Return the body of an error."""
@@ -72,48 +94,88 @@ class OpenAi:
         self._whole = "chat.completion" if chat else "text_completion"
         self._chunk = "chat.completion.chunk" if chat else "text_completion"
 
-    def whole(self, served: Served, text: str, cached_tokens: int) -> dict[str, Any]:
+    def whole(self, told: Sequence[Told]) -> dict[str, Any]:
         """See ``Dialect``."""
-        choice = self.choice(text, served.reason, chunk=False)
-        return _head(served, self._whole) | {"choices": [choice], "usage": _usage(served, cached_tokens)}
+        usage = self._usage(told) | {"completion_tokens_details": None}
+        said = _head(told[0].served, self._whole) | {"choices": [self._choice(each) for each in told], "usage": usage}
+        return said | ({"service_tier": None} if self._chat else {})
+
+    def _choice(self, told: Told) -> dict[str, Any]:
+        served = told.served
+        choice: dict[str, Any] = {"index": served.index, "logprobs": None, "finish_reason": served.reason}
+        if not self._chat:
+            return choice | {"text": told.text}
+        message = {
+            "role": "assistant",
+            "content": told.text or None,
+            "reasoning_content": None,
+            "tool_calls": None,
+        }
+        ids = [*served.words, *served.last] if _wants_ids(served) else None
+        return choice | {"message": message, "output_token_logprobs": None, "output_ids": ids, "routed_experts": None}
+
+    def _usage(self, told: Sequence[Told]) -> dict[str, Any]:
+        """What answers came to together: choices of a chat have one prompt."""
+        prompts = told[:1] if self._chat else told
+        prompt_tokens = sum(each.served.prompt_tokens for each in prompts)
+        tokens = sum(each.served.tokens for each in told)
+        cached = {"cached_tokens": told[0].cached_tokens} if self._chat else None
+        return {
+            "prompt_tokens": prompt_tokens,
+            "total_tokens": prompt_tokens + tokens,
+            "completion_tokens": tokens,
+            "prompt_tokens_details": cached,
+        }
 
     def stream(self, served: Served) -> Stream:
         """See ``Dialect``."""
-        return _OpenAiStream(self, served, self._chunk)
+        return _OpenAiStream(served, _head(served, self._chunk), chat=self._chat)
+
+    def over(self, told: Sequence[Told]) -> bytes:
+        """See ``Dialect``."""
+        served = told[0].served
+        if not _tells_usage(served):
+            return _DONE
+        usage = self._usage(told)
+        if len(told) > 1 and self._chat:
+            usage["completion_tokens_details"] = None
+        if not self._chat:
+            del usage["prompt_tokens_details"]
+        return data(_head(served, self._chunk) | {"choices": [], "usage": usage}) + _DONE
 
     def refusal(self, why: Refusal) -> dict[str, Any]:
         """See ``Dialect``."""
         return flat_refusal(why)
 
-    def choice(self, text: str, reason: str | None, *, chunk: bool, first: bool = False) -> dict[str, Any]:
-        """Return a choice with all of its text, or with what a chunk adds."""
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
-        if not self._chat:
-            return choice | {"text": text}
-        said = {"content": text} | ({"role": "assistant"} if first or not chunk else {})
-        return choice | {"delta" if chunk else "message": said}
-
 
 class _OpenAiStream:
-    def __init__(self, dialect: OpenAi, served: Served, kind: str) -> None:
-        self._dialect = dialect
+    """An event for what came at once, and an empty one with the reason for the end."""
+
+    def __init__(self, served: Served, head: dict[str, Any], *, chat: bool) -> None:
         self._served = served
-        self._head = _head(served, kind)
+        self._head = head | ({"usage": None} if _tells_usage(served) else {})
+        self._chat = chat
+        self._wants_ids = _wants_ids(served)
 
     def begin(self) -> bytes:
         return b""
 
     def more(self, text: str, done: int, tokens: list[int]) -> bytes:
-        served = self._served
-        reason = served.reason if done >= len(served.words) else None
-        choice = self._dialect.choice(text, reason, chunk=True, first=done == len(tokens))
-        return data(self._head | {"choices": [choice]})
+        if self._chat and not tokens and done:
+            return b""
+        return self._event(text, tokens)
 
-    def end(self, cached_tokens: int) -> bytes:
-        asked = self._served.asked
-        if isinstance(asked, ChatBody | CompletionBody) and asked.usage_in_stream:
-            return data(self._head | {"choices": [], "usage": _usage(self._served, cached_tokens)}) + _DONE
-        return _DONE
+    def end(self) -> bytes:
+        served = self._served
+        return self._event(served.last_text, served.last, finish_reason=served.reason)
+
+    def _event(self, text: str, tokens: list[int], **more: str) -> bytes:
+        # several prompts of one completion all have 0 in a stream of LMDeploy
+        choice: dict[str, Any] = {"index": self._served.index if self._chat else 0, **more}
+        choice |= {"delta": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+        if self._wants_ids:
+            choice["output_ids"] = tokens
+        return data(self._head | {"choices": [choice]})
 
 
 class Generate:
@@ -121,14 +183,19 @@ class Generate:
 
     prefix = ""
 
-    def whole(self, served: Served, text: str, cached_tokens: int) -> dict[str, Any]:
+    def whole(self, told: Sequence[Told]) -> dict[str, Any]:
         """See ``Dialect``."""
-        del cached_tokens
-        return self.said(served, text, served.words, len(served.words), served.reason)
+        [(served, text, _)] = told
+        return self.said(served, text, [*served.words, *served.last], served.tokens, served.reason)
 
     def stream(self, served: Served) -> Stream:
         """See ``Dialect``."""
         return _GenerateStream(self, served)
+
+    def over(self, told: Sequence[Told]) -> bytes:
+        """See ``Dialect``."""
+        del told
+        return _DONE
 
     def refusal(self, why: Refusal) -> dict[str, Any]:
         """See ``Dialect``."""
@@ -160,24 +227,21 @@ class _GenerateStream:
     def more(self, text: str, done: int, tokens: list[int]) -> bytes:
         return data(self._dialect.said(self._served, text, tokens, done, None))
 
-    def end(self, cached_tokens: int) -> bytes:
-        del cached_tokens
+    def end(self) -> bytes:
         served = self._served
-        return data(self._dialect.said(served, "", [], len(served.words), served.reason)) + _DONE
+        return data(self._dialect.said(served, served.last_text, served.last, served.tokens, served.reason))
 
 
 def _head(served: Served, kind: str) -> dict[str, Any]:
     return {"id": served.name, "object": kind, "created": served.created, "model": served.model}
 
 
-def _usage(served: Served, cached_tokens: int) -> dict[str, Any]:
-    """What an answer came to, as OpenAI tells it."""
-    return {
-        "prompt_tokens": served.prompt_tokens,
-        "completion_tokens": len(served.words),
-        "total_tokens": served.prompt_tokens + len(served.words),
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
+def _wants_ids(served: Served) -> bool:
+    return isinstance(served.asked, ChatBody) and bool(served.asked.return_token_ids)
+
+
+def _tells_usage(served: Served) -> bool:
+    return isinstance(served.asked, ChatBody | CompletionBody) and served.asked.usage_in_stream
 
 
 def flat_refusal(why: Refusal) -> dict[str, Any]:
@@ -192,4 +256,4 @@ def data(said: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(said) + b"\n\n"
 
 
-__all__ = ["Dialect", "Generate", "OpenAi", "Refusal", "Served", "Stream", "data", "flat_refusal"]
+__all__ = ["Dialect", "Generate", "OpenAi", "Refusal", "Served", "Stream", "Told", "data", "flat_refusal"]

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
@@ -11,9 +11,11 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from engines.lmdeploy.limits import RefusedError
 from engines.lmdeploy.rider import RiderMiddleware
 from engines.lmdeploy.tenancy import SALT
 from engines.lmdeploy.urgency import URGENCY
+from engines.sim.answering import Answering, Job
 from engines.sim.bodies import (
     Body,
     ChatBody,
@@ -28,12 +30,9 @@ from engines.sim.bodies import (
 from engines.sim.control_routes import RefusedRequestError, mount_control, read_body
 from engines.sim.conversations import chat_of
 from engines.sim.dialects import Dialect, Generate, OpenAi, Served
-from engines.sim.driver import Answer
-from engines.sim.engine import DoesNotFitError
-from engines.sim.faults import InjectedFaultError
+from engines.sim.endings import Answers, Drawn
 from engines.sim.instance import ENGINE, SimInstance
 from engines.sim.metrics import SimMetrics
-from engines.sim.sequence import SimRequest
 from engines.sim.text import SimTokenizer, TextError
 from engines.sim.typed_dialects import Messages, Responses
 from kvcontrol.core.errors import UNREADABLE
@@ -44,6 +43,7 @@ _INLINE_BYTES: Final = 16 << 10
 _VERSION_HEADER: Final = "anthropic-version"
 
 _Kind = TypeVar("_Kind", bound=Body)
+_Result = TypeVar("_Result")
 _CHAT: Final = OpenAi(chat=True)
 _COMPLETION: Final = OpenAi(chat=False)
 _GENERATE: Final = Generate()
@@ -57,8 +57,15 @@ class Server:
     def __init__(self, instance: SimInstance, tokenizer: SimTokenizer, *, answer_tokens: int) -> None:
         self._instance = instance
         self._tokenizer = tokenizer
-        self._answer_tokens = answer_tokens
+        shape = instance.spec.profile.engine
+        self._answers = Answers(
+            tokenizer,
+            seed=instance.spec.seed,
+            answer_tokens=answer_tokens,
+            room_tokens=min(shape.context_tokens, shape.hbm_blocks * shape.block_tokens),
+        )
         self._metrics = SimMetrics(instance)
+        self._answering = Answering(instance, tokenizer, self._metrics)
         self._number = 0
         self._ready = False
 
@@ -121,7 +128,7 @@ class Server:
         try:
             body = await read_body(request)
             asked = self._asked(request, body, CountBody)
-            tokens = await self._tokens(asked, len(body))
+            tokens = await self._worked_out(self._prompt, asked, len(body))
         except RefusedRequestError as refusal:
             return JSONResponse(_MESSAGES.refusal(refusal), status_code=refusal.status)
         return JSONResponse({"input_tokens": len(tokens)})
@@ -149,50 +156,61 @@ class Server:
         return asked
 
     async def _answer(self, asked: Generated, length: int, dialect: Dialect) -> Response:
-        instance, salt = self._instance, SALT.current
-        prompt = await self._tokens(asked, length)
-        most = asked.most_tokens or self._answer_tokens
-        try:
-            instance.engine.check(len(prompt), most)
-        except (DoesNotFitError, OverflowError) as error:
-            raise RefusedRequestError(HTTPStatus.BAD_REQUEST, str(error)) from error
-        self._number += 1
-        name = f"{dialect.prefix}{instance.epoch[:8]}-{self._number}"
-        words = self._tokenizer.answer(f"{instance.spec.seed} {hash(tuple(prompt))}", most)
-        served = Served(
-            name=name,
-            asked=asked,
-            model=instance.spec.model,
-            prompt_tokens=len(prompt),
-            words=words,
-            reason="stop" if asked.most_tokens is None else "length",
-            created=int(time.time()),
-        )
-        try:
-            request = instance.request(name, prompt, words, salt=salt, urgency=URGENCY.current)
-        except OverflowError as error:
-            raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"a token can't be: {error}") from error
+        jobs = self._jobs(asked, await self._worked_out(self._drawn, asked, length), dialect)
         if asked.stream:
-            return StreamingResponse(self._stream(request, served, dialect), media_type="text/event-stream")
-        async with instance.driver.answering(request) as answer:
-            async for _ in self._paced(answer):
-                pass
-            cached = answer.sequence.cached_tokens
-        said = dialect.whole(served, self._tokenizer.decode(words), cached)
+            together = isinstance(asked, ChatBody)
+            events = self._answering.streamed(jobs, dialect, together=together)
+            return StreamingResponse(events, media_type="text/event-stream")
+        said = dialect.whole(await self._answering.whole(jobs))
         return Response(msgspec.json.encode(said), media_type="application/json")
 
-    async def _tokens(self, asked: Body, length: int) -> list[int]:
-        """Return the prompt's tokens; raises ``RefusedRequestError``."""
+    def _jobs(self, asked: Generated, drawn: Sequence[tuple[list[int], Drawn]], dialect: Dialect) -> list[Job]:
+        """Return what is to be made for each prompt and its answer."""
+        instance, salt, urgency = self._instance, SALT.current, URGENCY.current
+        self._number += 1
+        name = f"{dialect.prefix}{instance.epoch[:8]}-{self._number}"
+        created = int(time.time())
+        jobs = []
+        for index, (prompt, answer) in enumerate(drawn):
+            served = Served(
+                name=name,
+                asked=asked,
+                model=instance.spec.model,
+                prompt_tokens=len(prompt),
+                words=answer.words,
+                reason=answer.reason,
+                created=created,
+                index=index,
+                last=answer.last,
+                last_text="".join(map(self._tokenizer.shown, answer.last)),
+            )
+            own_name = f"{name}.{index}" if index else name
+            request = instance.request(own_name, prompt, answer.generated, salt=salt, urgency=urgency)
+            jobs.append(Job(served, request))
+        return jobs
+
+    async def _worked_out(self, work: Callable[[_Kind], _Result], asked: _Kind, length: int) -> _Result:
+        """Return ``work(asked)``, done beside the event loop for a long body; raises ``RefusedRequestError``."""
         try:
-            if length <= _INLINE_BYTES:
-                return self._read(asked)
-            return await asyncio.to_thread(self._read, asked)
+            return work(asked) if length <= _INLINE_BYTES else await asyncio.to_thread(work, asked)
+        except RefusedError as error:
+            raise RefusedRequestError(HTTPStatus.BAD_REQUEST, str(error)) from error
         except (TextError, RecursionError) as error:
             param = "input" if isinstance(asked, ResponsesBody) else None
             raise RefusedRequestError(HTTPStatus.BAD_REQUEST, str(error), param=param) from error
 
-    def _read(self, asked: Body) -> list[int]:
-        prompt: str | list[int]
+    def _drawn(self, asked: Generated) -> list[tuple[list[int], Drawn]]:
+        """Return the prompts, each as often as it is to be answered, with their answers."""
+        draw, ending = self._answers.draw, asked.ending
+        if isinstance(asked, CompletionBody) and isinstance(asked.prompt, list) and isinstance(asked.prompt[0], str):
+            prompts = [self._tokenizer.encode(str(each)) for each in asked.prompt]
+            return [(prompt, draw(prompt, ending)) for prompt in prompts]
+        prompt = self._prompt(asked)
+        choices = asked.choices if isinstance(asked, ChatBody) else 1
+        return [(prompt, draw(prompt, ending, choice=choice)) for choice in range(choices)]
+
+    def _prompt(self, asked: Body) -> list[int]:
+        prompt: Any
         match asked:
             case CompletionBody():
                 prompt = asked.prompt
@@ -202,40 +220,7 @@ class Server:
                 prompt = tokens
             case _:
                 return self._tokenizer.chat(*chat_of(asked, merge=not self._tokenizer.has_inline_system))
-        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-
-    async def _stream(self, request: SimRequest, served: Served, dialect: Dialect) -> AsyncIterator[bytes]:
-        instance, words = self._instance, served.words
-        stream, faults = dialect.stream(served), instance.spec.faults
-        dies_at = -1
-        if faults.die and instance.rng.random() < faults.die:
-            dies_at = instance.rng.randrange(len(words))
-        if begin := stream.begin():
-            yield begin
-        done = 0
-        async with instance.driver.answering(request) as answer:
-            async for count in self._paced(answer):
-                tokens = words[done : done + count]
-                text = self._tokenizer.decode(tokens)
-                done += count
-                if 0 <= dies_at < done:
-                    raise InjectedFaultError("the answer breaks off here, as was asked for")
-                yield stream.more(text, done, tokens)
-            cached = answer.sequence.cached_tokens
-        yield stream.end(cached)
-
-    async def _paced(self, answer: Answer) -> AsyncIterator[int]:
-        """The answer's tokens as they come, for the metrics too."""
-        began_s = last_s = time.monotonic()
-        first = True
-        async for count in answer:
-            now_s = time.monotonic()
-            if first:
-                self._metrics.first_token(now_s - began_s)
-            else:
-                self._metrics.gap(now_s - last_s)
-            first, last_s = False, now_s
-            yield count
+        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
 
 __all__ = ["Server"]

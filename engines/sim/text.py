@@ -7,12 +7,15 @@ a conversation begins with the blocks of this one.
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 _MOST_WORDS: Final = 512
 _LEAST_WORDS: Final = 2
+_MOST_STOP_TOKENS: Final = 5
+_KEPT_STOP_WORDS: Final = 64
 
 
 class TextError(ValueError):
@@ -35,6 +38,10 @@ class SimTokenizer:
         self._assistant_end = self._find_assistant_end()
         self.has_inline_system = self._find_inline_system()
         """Whether the template shows a system message where it stands, not at the front alone."""
+        self.vocab_tokens = len(self._tokenizer)
+        self.end_token: int | None = self._tokenizer.eos_token_id
+        self.stop_tokens = lru_cache(_KEPT_STOP_WORDS)(self._stop_tokens)
+        """The tokens that end an answer for a stop word."""
 
     def chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> list[int]:
         """Return a conversation's tokens; raises ``TextError`` for one that the template refuses."""
@@ -62,9 +69,47 @@ class SimTokenizer:
         """Return the text of an answer's tokens."""
         return str(self._tokenizer.decode(list(tokens)))
 
-    def answer(self, seed: str, tokens: int) -> list[int]:
-        """Return an answer of so many tokens; the same seed, the same answer."""
-        return random.Random(seed).choices(self.words, k=tokens)  # noqa: S311 - to be repeatable is what it is for
+    def shown(self, token: int) -> str:
+        """Return the text of one token, special ones too."""
+        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+
+    def answer(self, seed: str, tokens: int, *, without: Collection[int] = (), until: int = 0) -> list[int]:
+        """Return an answer of so many tokens, the first ``until`` of which are none of ``without``.
+
+        The same arguments, the same answer. Raises ``TextError`` when no words are left.
+        """
+        draw = random.Random(seed)  # noqa: S311 - to be repeatable is what it is for
+        answer = draw.choices(self.words, k=tokens)
+        places = [place for place, token in enumerate(answer[:until]) if token in without] if without else []
+        if places:
+            left = [word for word in self.words if word not in without]
+            if not left:
+                raise TextError("stop covers every word of a simulated engine, so that none could be generated")
+            for place in places:
+                answer[place] = draw.choice(left)
+        return answer
+
+    def _stop_tokens(self, word: str) -> frozenset[int]:
+        """LMDeploy's rule: a word of one token stands for all tokens that contain it; where these are many, for those
+        that are nothing else. One of several tokens ends nothing.
+        """
+        if len(self._bare(word)) > 1:
+            return frozenset()
+        tokenizer = self._tokenizer
+        word = "\u2581" if word == " " else word
+        names = tokenizer.convert_ids_to_tokens(list(range(tokenizer.vocab_size)))
+        found = [token for token, name in enumerate(names) if word in name]
+        if len(found) > _MOST_STOP_TOKENS:
+            found = [token for token in found if tokenizer.decode([token], skip_special_tokens=True) == word]
+            del found[_MOST_STOP_TOKENS:]
+        if not found and len(alone := self._bare(word)) == 1:
+            found = alone
+        return frozenset(found)
+
+    def _bare(self, word: str) -> list[int]:
+        """A word's tokens without the one that begins a prompt."""
+        encoded = self.encode(word)
+        return encoded[1:] if encoded[:1] == [self._tokenizer.bos_token_id] else encoded
 
     def _find_words(self) -> list[int]:
         """Tokens that are a space and letters, and stay themselves between others."""

@@ -1,10 +1,11 @@
 """Messages and Responses of a simulated engine: events have a type, and none of them is ``[DONE]``."""
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
 from engines.sim.bodies import MessagesBody
-from engines.sim.dialects import Refusal, Served, Stream, data, flat_refusal
+from engines.sim.dialects import Refusal, Served, Stream, Told, data, flat_refusal
 
 _STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens"}
 _TOLD_AGAIN: Final = (
@@ -34,9 +35,9 @@ class Messages:
 
     prefix = "msg_"
 
-    def whole(self, served: Served, text: str, cached_tokens: int) -> dict[str, Any]:
+    def whole(self, told: Sequence[Told]) -> dict[str, Any]:
         """See ``Dialect``."""
-        del cached_tokens
+        [(served, text, _)] = told
         return {
             "id": served.name,
             "type": "message",
@@ -45,8 +46,8 @@ class Messages:
             "model": served.model,
             "stop_reason": _STOP_REASONS[served.reason],
             "stop_sequence": None,
-            "usage": {"input_tokens": served.prompt_tokens, "output_tokens": len(served.words)},
-            "output_ids": served.words if _wants_ids(served) else None,
+            "usage": {"input_tokens": served.prompt_tokens, "output_tokens": served.tokens},
+            "output_ids": [*served.words, *served.last] if _wants_ids(served) else None,
             "output_token_logprobs": None,
             "routed_experts": None,
         }
@@ -54,6 +55,11 @@ class Messages:
     def stream(self, served: Served) -> Stream:
         """See ``Dialect``."""
         return _MessagesStream(served)
+
+    def over(self, told: Sequence[Told]) -> bytes:
+        """See ``Dialect``."""
+        del told
+        return b""
 
     def refusal(self, why: Refusal) -> dict[str, Any]:
         """See ``Dialect``."""
@@ -63,17 +69,23 @@ class Messages:
 
 
 class _MessagesStream:
+    """The block of text begins with the first text; without any, with the first ids where they are told."""
+
     def __init__(self, served: Served) -> None:
         self._served = served
         self._wants_ids = _wants_ids(served)
+        self._has_begun = self._has_block = False
 
     def begin(self) -> bytes:
         return b""
 
     def more(self, text: str, done: int, tokens: list[int]) -> bytes:
-        begin = self._start(done) if done == len(tokens) else b""
-        ids = {"output_ids": tokens} if self._wants_ids else {}
-        return begin + _typed("content_block_delta", index=0, delta={"type": "text_delta", "text": text}, **ids)
+        begin = b""
+        if not self._has_begun:
+            begin, self._has_begun = self._start(done), True
+        elif not tokens:
+            return b""
+        return begin + self._delta(text, tokens)
 
     def _start(self, done: int) -> bytes:
         served = self._served
@@ -87,20 +99,29 @@ class _MessagesStream:
             "stop_sequence": None,
             "usage": {"input_tokens": served.prompt_tokens, "output_tokens": done},
         }
-        block = {"type": "text", "text": ""}
-        return _typed("message_start", message=message) + _typed("content_block_start", index=0, content_block=block)
+        return _typed("message_start", message=message)
 
-    def end(self, cached_tokens: int) -> bytes:
-        del cached_tokens
-        reason = {"stop_reason": _STOP_REASONS[self._served.reason], "stop_sequence": None}
-        usage = {"output_tokens": len(self._served.words)}
-        last = b""
-        if self._wants_ids:  # the engine's last event has no tokens, and only who asks for ids is told of it
-            last = _typed("content_block_delta", index=0, delta={"type": "text_delta", "text": ""}, output_ids=[])
+    def _delta(self, text: str, tokens: list[int]) -> bytes:
+        if not (text or self._wants_ids):
+            return b""
+        begin = b""
+        if not self._has_block:
+            begin = _typed("content_block_start", index=0, content_block={"type": "text", "text": ""})
+            self._has_block = True
+        ids = {"output_ids": tokens} if self._wants_ids else {}
+        return begin + _typed("content_block_delta", index=0, delta={"type": "text_delta", "text": text}, **ids)
+
+    def end(self) -> bytes:
+        served = self._served
+        last = self._delta(served.last_text, served.last)
         return (
             last
-            + _typed("content_block_stop", index=0)
-            + _typed("message_delta", delta=reason, usage=usage)
+            + (_typed("content_block_stop", index=0) if self._has_block else b"")
+            + _typed(
+                "message_delta",
+                delta={"stop_reason": _STOP_REASONS[served.reason], "stop_sequence": None},
+                usage={"output_tokens": served.tokens},
+            )
             + _typed("message_stop")
         )
 
@@ -110,9 +131,9 @@ class Responses:
 
     prefix = "resp_"
 
-    def whole(self, served: Served, text: str, cached_tokens: int) -> dict[str, Any]:
+    def whole(self, told: Sequence[Told]) -> dict[str, Any]:
         """See ``Dialect``."""
-        del cached_tokens
+        [(served, text, _)] = told
         cut = served.reason == "length"
         said = self.begun(served) | {
             "status": "incomplete" if cut else "completed",
@@ -126,14 +147,14 @@ class Responses:
                     "input_tokens_per_turn": [],
                     "cached_tokens_per_turn": [],
                 },
-                "output_tokens": len(served.words),
+                "output_tokens": served.tokens,
                 "output_tokens_details": {
                     "reasoning_tokens": 0,
                     "tool_output_tokens": 0,
                     "output_tokens_per_turn": [],
                     "tool_output_tokens_per_turn": [],
                 },
-                "total_tokens": served.prompt_tokens + len(served.words),
+                "total_tokens": served.prompt_tokens + served.tokens,
             },
         }
         return said | ({"incomplete_details": {"reason": "max_output_tokens"}} if cut else {})
@@ -141,6 +162,11 @@ class Responses:
     def stream(self, served: Served) -> Stream:
         """See ``Dialect``."""
         return _ResponsesStream(self, served)
+
+    def over(self, told: Sequence[Told]) -> bytes:
+        """See ``Dialect``."""
+        del told
+        return b""
 
     def refusal(self, why: Refusal) -> dict[str, Any]:
         """See ``Dialect``."""
@@ -187,7 +213,13 @@ class _ResponsesStream:
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
     def more(self, text: str, done: int, tokens: list[int]) -> bytes:
-        item = self._start() if done == len(tokens) else b""
+        del done, tokens
+        return self._delta(text)
+
+    def _delta(self, text: str) -> bytes:
+        if not text:
+            return b""
+        item = b"" if self._text else self._start()
         self._text.append(text)
         return item + self._event("response.output_text.delta", **self._part, delta=text)
 
@@ -197,11 +229,15 @@ class _ResponsesStream:
             "response.content_part.added", **self._part, part=_output_text("")
         )
 
-    def end(self, cached_tokens: int) -> bytes:
+    def end(self) -> bytes:
+        last = self._delta(self._served.last_text)
+        if not self._text:
+            last = self._start()
         text = "".join(self._text)
-        whole = self._dialect.whole(self._served, text, cached_tokens)
+        whole = self._dialect.whole([Told(self._served, text, 0)])
         return (
-            self._event("response.output_text.done", **self._part, text=text)
+            last
+            + self._event("response.output_text.done", **self._part, text=text)
             + self._event("response.content_part.done", **self._part, part=_output_text(text))
             + self._event("response.output_item.done", **self._item, item=whole["output"][0])
             + self._event(f"response.{whole['status']}", response=whole)

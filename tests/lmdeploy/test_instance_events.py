@@ -1,5 +1,5 @@
-"""KV events, ``/kv/v1`` and salts of an instance: of LMDeploy (api_server, spawned engine process, block trie), and of
-the simulated engine, which passes for one.
+"""KV events, ``/kv/v1``, salts and answers of an instance: of LMDeploy (api_server, spawned engine process), and of the
+simulated engine, which passes for one.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.sim.text import SimTokenizer
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.events import BlockStored
@@ -18,6 +19,18 @@ from tests.support import kv_events
 from tests.support.instance import Instance, free_port
 from tests.support.kv_events import block_names, chat_tokens, hbm, held_after, replay, snapshot, stats
 from tests.support.simulated_instance import SimulatedInstance
+from tests.support.told import (
+    CHAT,
+    COMPLETIONS,
+    GENERATE,
+    MESSAGES,
+    RESPONSES,
+    asked_about,
+    choices,
+    shape,
+    stop_in,
+    tell,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -223,6 +236,122 @@ def test_the_instances_own_metrics_carry_our_series(instance: Instance) -> None:
     assert f'resident_blocks{{tier="HBM"}} {float(expected.tiers[CacheTier.HBM].cached_blocks)}' in text
     assert "kvgate_engine_kv_events_dropped_total 0.0" in text
     assert "kvgate_engine_hook_errors_total 0.0" in text
+
+
+def test_choices_of_a_chat_are_counted_together(instance: Instance) -> None:
+    more = {"messages": asked_about("choices"), "max_tokens": 5, "ignore_eos": True}
+    single = tell(instance.url, CHAT, **more)
+    whole = tell(instance.url, CHAT, **more, n=3)
+    assert {place: reason for place, (_, reason) in choices(whole).items()} == dict.fromkeys(range(3), "length")
+    assert choices(whole)[0] == choices(single)[0]
+    prompt = single.body["usage"]["prompt_tokens"]
+    counts = {"prompt_tokens": prompt, "completion_tokens": 15, "total_tokens": prompt + 15}
+    assert whole.body["usage"] == whole.body["usage"] | counts
+    streamed = tell(instance.url, CHAT, **more, n=3, stream=True, stream_options={"include_usage": True})
+    assert choices(streamed) == choices(whole)
+    assert streamed.events[-1]["usage"] == streamed.events[-1]["usage"] | counts
+    assert {event["id"] for event in streamed.events} == {streamed.events[0]["id"]}
+    only = tell(instance.url, COMPLETIONS, prompt="Choices", max_tokens=5, n=3)
+    assert (list(choices(only)), only.body["usage"]["completion_tokens"]) == ([0], 5)
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "message"),
+    [
+        (CHAT, {"n": 0}, "The n 0 must be a positive int."),
+        (CHAT, {"n": 129}, "The n 129 exceeds the maximum supported choices (128)."),
+        (CHAT, {"n": 2, "session_id": 4}, "n > 1 cannot be used with an explicit session_id."),
+        (CHAT, {"max_tokens": 0}, "The max_tokens 0 must be a positive integer."),
+        (CHAT, {"max_tokens": 8, "min_new_tokens": 9}, "min_new_tokens is 9; 0 to 8 are allowed"),
+        (CHAT, {"min_new_tokens": -1}, "The min_new_tokens -1 cannot be a negative integer."),
+        (COMPLETIONS, {"n": 0}, "The n 0 must be a positive int."),
+        (COMPLETIONS, {"n": None}, "n is null; leave it out, or give a positive number"),
+        (COMPLETIONS, {"max_tokens": 0}, "max_new_tokens must be at least 1, got 0."),
+        (COMPLETIONS, {"prompt": []}, "prompt is an empty list; at least one prompt is required"),
+        (GENERATE, {"max_tokens": 0}, "The max_tokens 0 must be a positive integer."),
+        (GENERATE, {"stop": "a word that is no list"}, "Request preprocessing failed."),
+        (GENERATE, {"stop_token_ids": [1024]}, "stop_token_ids holds 1024; token ids of 0 to 1023 are allowed"),
+    ],
+)
+def test_what_answers_can_not_be_is_refused_alike(
+    instance: Instance, path: str, more: dict[str, object], message: str
+) -> None:
+    prompt: dict[str, object] = {"messages": asked_about("refusals")} if path == CHAT else {"prompt": "Refusals"}
+    answer = tell(instance.url, path, **(prompt | more))
+    refused = {"message": message, "type": "invalid_request_error", "code": 400, "param": None, "object": "error"}
+    assert (answer.status, answer.body) == (400, refused)
+
+
+def test_a_stop_token_ends_an_answer_before_it(instance: Instance) -> None:
+    more = {"prompt": text_about("stop tokens"), "max_tokens": 12}
+    ids = tell(instance.url, GENERATE, **more, ignore_eos=True).body["output_ids"]
+    place = max(map(ids.index, ids))
+    stop = {"stop_token_ids": [ids[place]]}
+    cut = tell(instance.url, GENERATE, **more, **stop).body
+    assert cut["output_ids"] == ids[:place]
+    assert (cut["meta_info"]["completion_tokens"], cut["meta_info"]["finish_reason"]) == (place, {"type": "stop"})
+    events = tell(instance.url, GENERATE, **more, **stop, stream=True).events
+    assert [token for event in events for token in event["output_ids"]] == ids[:place]
+    assert "".join(event["text"] for event in events) == cut["text"]
+    assert events[-1] == cut | {"text": "", "output_ids": []}
+    shown = tell(instance.url, GENERATE, **more, **stop, include_stop_str_in_output=True).body
+    assert (shown["output_ids"], shown["meta_info"]["completion_tokens"]) == (ids[: place + 1], place + 1)
+    never = tell(instance.url, GENERATE, **more, **stop, ignore_eos=True).body
+    assert (len(never["output_ids"]), ids[place] in never["output_ids"]) == (12, False)
+    assert never["meta_info"]["finish_reason"] == {"type": "length"}
+
+
+def test_a_stop_word_of_one_token_ends_an_answer_on_every_route(instance: Instance, tiny_llama: Path) -> None:
+    tokenizer = SimTokenizer(tiny_llama)
+    more = {"messages": asked_about("stop words"), "max_tokens": 12, "return_token_ids": True}
+    ids = tell(instance.url, CHAT, **more, ignore_eos=True).body["choices"][0]["output_ids"]
+    word, place = stop_in(tokenizer, ids)
+    cut = tell(instance.url, CHAT, **more, stop=word)
+    assert (cut.body["choices"][0]["output_ids"], choices(cut)[0][1]) == (ids[:place], "stop")
+    assert cut.body["usage"]["completion_tokens"] == place
+    assert choices(tell(instance.url, CHAT, **more, stop=[word], stream=True)) == choices(cut)
+    late = tell(instance.url, CHAT, **more, stop=word, min_new_tokens=place + 1).body["choices"][0]["output_ids"]
+    assert (late[:place], late[place] in tokenizer.stop_tokens(word)) == (ids[:place], False)
+    said = tell(instance.url, MESSAGES, **more, stop_sequences=[word]).body
+    assert (said["output_ids"], said["stop_reason"]) == (ids[:place], "end_turn")
+    response = {"input": asked_about("stop words"), "max_output_tokens": 12, "stop": [word]}
+    said = tell(instance.url, RESPONSES, **response).body
+    assert (said["usage"]["output_tokens"], said["status"]) == (place, "completed")
+    first = tell(instance.url, CHAT, **more, stop=[tokenizer.shown(ids[0])], n=2)
+    assert set(choices(first).values()) >= {("", "stop")}
+    prompt = {"prompt": text_about("stop words"), "max_tokens": 12}
+    word, place = stop_in(tokenizer, tell(instance.url, GENERATE, **prompt, ignore_eos=True).body["output_ids"])
+    for stream in (False, True):
+        said = tell(instance.url, COMPLETIONS, **prompt, stop=word, stream=stream)
+        assert choices(said)[0][1] == "stop"
+    assert tell(instance.url, COMPLETIONS, **prompt, stop=[word]).body["usage"]["completion_tokens"] == place
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {"messages": asked_about("shapes"), "return_token_ids": True}),
+        (CHAT, {"messages": asked_about("shapes"), "n": 2}),
+        (COMPLETIONS, {"prompt": "Shapes"}),
+        (COMPLETIONS, {"prompt": ["Shapes", "More shapes"]}),
+        (GENERATE, {"prompt": "Shapes"}),
+        (MESSAGES, {"messages": asked_about("shapes")}),
+        (RESPONSES, {"input": "Shapes"}),
+    ],
+)
+def test_both_tell_answers_in_one_shape(
+    lmdeploy: Instance, simulated: Instance, path: str, more: dict[str, object]
+) -> None:
+    asked = {"max_output_tokens" if path == RESPONSES else "max_tokens": 3, **more}
+    if path != MESSAGES:  # which has no such field
+        asked["ignore_eos"] = True
+    usage = {"stream_options": {"include_usage": True}} if path in (CHAT, COMPLETIONS) else {}
+    told = []
+    for each in (lmdeploy, simulated):
+        events = [shape(event) for event in tell(each.url, path, **asked, **usage, stream=True).events]
+        once = [event for place, event in enumerate(events) if event not in events[:place]]
+        told.append((shape(tell(each.url, path, **asked).body), once))
+    assert told[0] == told[1]
 
 
 def test_a_stuck_engine_is_a_503_in_bounded_time_and_comes_back(lmdeploy: Instance) -> None:

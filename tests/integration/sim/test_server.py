@@ -66,7 +66,7 @@ async def test_whole_and_streamed_answers_say_the_same(tokenizer: SimTokenizer) 
     assert lines[-1] == "[DONE]"
     text = "".join(each["choices"][0]["delta"]["content"] for each in events[:-1])
     assert text == whole["choices"][0]["message"]["content"]
-    assert len(events) == 10
+    assert len(events) == 11
     assert events[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"] == "length"
     first, second = whole["usage"], events[-1]["usage"]
     assert first["completion_tokens"] == second["completion_tokens"] == 9
@@ -79,13 +79,32 @@ async def test_whole_and_streamed_answers_say_the_same(tokenizer: SimTokenizer) 
     [
         ("/v1/completions", b"{", 400, "not what is allowed"),
         ("/v1/completions", b'{"model": "m", "prompt": []}', 400, "prompt"),
-        ("/v1/completions", b'{"model": "m", "prompt": "a", "max_tokens": 0}', 400, "max_tokens"),
-        ("/v1/completions", b'{"model": "m", "prompt": "a", "max_tokens": 900000}', 400, "together"),
+        ("/v1/completions", b'{"model": "m", "prompt": "a", "max_tokens": 0}', 400, "must be at least 1, got 0"),
+        (
+            "/v1/completions",
+            json.dumps({"model": "m", "prompt": [1] * 16384}).encode(),
+            400,
+            "model context length (16384",
+        ),
+        ("/v1/completions", b'{"model": "m", "prompt": ["a", 1]}', 400, "preprocessing failed"),
         ("/v1/completions", b'{"model": "m", "prompt": [-1], "max_tokens": 1}', 400, "token"),
         ("/v1/completions", b'{"model": "other", "prompt": "a"}', 404, "there is 'm'"),
         ("/v1/completions", b'{"model": "m", "prompt": "a", "logprobs": 2}', 400, "not enabled logprobs_mode"),
         ("/v1/chat/completions", b'{"model": "m", "messages": [{}], "logprobs": true}', 400, "Logprobs(True)"),
         ("/generate", b'{"prompt": "a", "return_logprob": true}', 400, "not enabled logprobs_mode"),
+        (
+            "/v1/chat/completions",
+            b'{"model": "m", "messages": [{}], "n": 2, "session_id": 7}',
+            400,
+            "explicit session_id",
+        ),
+        (
+            "/v1/chat/completions",
+            b'{"model": "m", "messages": [{}], "max_tokens": 0}',
+            400,
+            "must be a positive integer",
+        ),
+        ("/generate", b'{"prompt": "a", "max_tokens": -1}', 400, "must be non-negative"),
         ("/generate", b'{"prompt": "a", "input_ids": [1]}', 400, "exactly one of prompt or input_ids"),
         ("/v1/messages", b'{"model": "m", "messages": [], "max_tokens": 1}', 400, "header: anthropic-version"),
         ("/v1/messages/count_tokens", b'{"model": "m", "messages": []}', 400, "not what is allowed"),
@@ -190,6 +209,49 @@ async def test_generate_whole_and_streamed_say_the_same(tokenizer: SimTokenizer)
     assert [each["meta_info"]["finish_reason"] for each in events[:-1]] == 5 * [None]
     assert events[-1]["meta_info"] == whole["meta_info"]
     assert (usual["completion_tokens"], usual["finish_reason"]) == (128, {"type": "length"})
+
+
+async def test_a_stop_token_ends_the_engines_work(tokenizer: SimTokenizer) -> None:
+    async with simulated(tokenizer) as engine, aiohttp.ClientSession(engine.url) as session:
+        core = engine.instance.engine
+
+        async def generated(**more: object) -> tuple[dict[str, Any], int]:
+            before = core.counters.generated_tokens
+            async with session.post("/generate", json={"prompt": SYSTEM, "max_tokens": 2000, **more}) as answer:
+                return await answer.json(), core.counters.generated_tokens - before
+
+        whole, tokens = await generated()
+        assert tokens == len(whole["output_ids"]) == 2000
+        busy_s = core.counters.busy_s
+        rare = next(
+            each
+            for place, each in enumerate(whole["output_ids"])
+            if each not in whole["output_ids"][:place] and place > 20
+        )
+        cut, tokens = await generated(stop_token_ids=[rare])
+        assert cut["output_ids"] == whole["output_ids"][: whole["output_ids"].index(rare)]
+        assert tokens == len(cut["output_ids"]) + 1
+        assert core.counters.busy_s - busy_s < busy_s / 4
+        assert core.pool.used_blocks == core.pool.cached_blocks
+        for stop, most in (([rare], 2000), (tokenizer.words[:-1], 40)):
+            never, tokens = await generated(stop_token_ids=stop, ignore_eos=True, max_tokens=most)
+            assert tokens == len(never["output_ids"]) == most
+            assert not set(never["output_ids"]) & set(stop)
+        async with session.post(
+            "/generate", json={"prompt": "a", "stop_token_ids": tokenizer.words, "ignore_eos": True}
+        ) as answer:
+            assert (answer.status, "none could be generated" in (await answer.json())["message"]) == (400, True)
+
+
+async def test_a_choice_that_breaks_off_breaks_the_stream_off(tokenizer: SimTokenizer) -> None:
+    async with simulated(tokenizer, faults=Faults(slow=QUICK, die=1.0)) as engine:
+        async with aiohttp.ClientSession(engine.url) as session:
+            with pytest.raises(aiohttp.ClientError):
+                async with session.post(
+                    "/v1/chat/completions", json=chat(SYSTEM, "hello", n=3, max_tokens=30, stream=True)
+                ) as answer:
+                    await answer.content.read()
+        await eventually(lambda: not engine.instance.engine.running and not engine.instance.engine.waiting)
 
 
 async def test_policies_and_quotas_are_changed_and_the_cache_is_reset(tokenizer: SimTokenizer) -> None:

@@ -6,16 +6,19 @@ import re
 import warnings
 from collections.abc import AsyncIterator
 from http import HTTPStatus
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from engines.models.tiny import build_tiny
 from engines.sim.bodies import CountBody, GenerateBody, Generated, MessagesBody, ResponsesBody
 from engines.sim.control_routes import RefusedRequestError
 from engines.sim.conversations import chat_of
-from engines.sim.dialects import Dialect, Generate, OpenAi, Served
+from engines.sim.dialects import Dialect, Generate, OpenAi, Served, Told
+from engines.sim.text import SimTokenizer
 from engines.sim.typed_dialects import Messages, Responses
 
 PIECES = (" a", " b", " c")
@@ -71,31 +74,46 @@ def theirs(name: str) -> Any:
         return importlib.import_module(f"lmdeploy.serve.{name}")
 
 
-def served(asked: Generated, name: str) -> Served:
-    tokens = list(range(len(PIECES)))
-    return Served(name=name, asked=asked, model="m", prompt_tokens=5, words=tokens, reason="length", created=7)
+def served(asked: Generated, name: str, *, pieces: int = len(PIECES), last: str = "", reason: str = "length") -> Served:
+    return Served(
+        name=name,
+        asked=asked,
+        model="m",
+        prompt_tokens=5,
+        words=list(range(pieces)),
+        reason=reason,
+        created=7,
+        last=[99] if last else [],
+        last_text=last,
+    )
 
 
 def streamed(dialect: Dialect, request: Served) -> list[Any]:
     stream = dialect.stream(request)
     said = stream.begin()
-    for place, piece in enumerate(PIECES):
+    pieces = PIECES[: len(request.words)]
+    for place, piece in enumerate(pieces):
         said += stream.more(piece, place + 1, [place])
-    return events((said + stream.end(0)).decode())
+    if request.reason == "stop":  # the token that ended it comes by itself
+        said += stream.more("", len(pieces), [])
+    return events((said + stream.end()).decode())
 
 
-async def chunks() -> AsyncIterator[Any]:
-    """An answer as LMDeploy's runner tells it: the last of it has no text."""
+async def chunks(pieces: int = len(PIECES), last: str = "", reason: str = "length") -> AsyncIterator[Any]:
+    """An answer as LMDeploy's runner tells it: the last of it has no text, or the stop word's. A stop token that is
+    the first of all is told as a chunk without any.
+    """
     delta = theirs("openai.protocol").DeltaMessage
-    for place, piece in enumerate((*PIECES, "")):
-        over = place == len(PIECES)
+    said = PIECES[:pieces] or ("",)
+    for place, piece in enumerate((*said, last)):
+        over = place == len(said)
         yield SimpleNamespace(
             delta_message=delta(role="assistant", content=piece),
-            token_ids=[] if over else [place],
+            token_ids=([99] if last else []) if over else [place] * bool(pieces),
             logprobs=None,
             input_token_len=5,
-            generate_token_len=min(place + 1, len(PIECES)),
-            finish_reason="length" if over else None,
+            generate_token_len=pieces + bool(last) if over else min(place + 1, pieces),
+            finish_reason=reason if over else None,
             is_last_delta=True,
             routed_experts=None,
             reasoning_tokens=0,
@@ -112,12 +130,22 @@ def unnamed(said: Any) -> str:
     return re.sub(r'"msg_\w+"', '"msg_"', json.dumps(said, sort_keys=True))
 
 
+ENDS: list[dict[str, Any]] = [
+    {},
+    {"pieces": 2, "reason": "stop"},
+    {"pieces": 2, "reason": "stop", "last": " end"},
+    {"pieces": 0, "reason": "stop"},
+    {"pieces": 0, "reason": "stop", "last": " end"},
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("ids", [False, True])
-async def test_messages_are_told_as_lmdeploy_tells_them(*, ids: bool) -> None:
+async def test_messages_are_told_as_lmdeploy_tells_them(end: dict[str, Any], *, ids: bool) -> None:
     asked = MessagesBody(model="m", max_tokens=len(PIECES), input_ids=[1], return_token_ids=ids)
     request = SimpleNamespace(return_token_ids=ids, return_routed_experts=False, return_logprob=False, model="m")
-    told = theirs("anthropic.streaming").stream_messages_response(chunks(), request_id="msg_x", request=request)
-    assert streamed(Messages(), served(asked, "msg_x")) == events("".join([event async for event in told]))
+    told = theirs("anthropic.streaming").stream_messages_response(chunks(**end), request_id="msg_x", request=request)
+    assert streamed(Messages(), served(asked, "msg_x", **end)) == events("".join([event async for event in told]))
     protocol = theirs("anthropic.protocol")
     whole = protocol.MessagesResponse(
         id="msg_x",
@@ -127,26 +155,29 @@ async def test_messages_are_told_as_lmdeploy_tells_them(*, ids: bool) -> None:
         usage=protocol.MessageUsage(input_tokens=5, output_tokens=3),
         output_ids=[0, 1, 2] if ids else None,
     )
-    assert Messages().whole(served(asked, "msg_x"), TEXT, 0) == whole.model_dump()
+    assert Messages().whole([Told(served(asked, "msg_x"), TEXT, 0)]) == whole.model_dump()
 
 
-async def test_responses_are_told_as_lmdeploy_tells_them() -> None:
-    ours = served(msgspec.convert(RESPONSE, ResponsesBody), "resp_x")
+@pytest.mark.parametrize("end", ENDS)
+async def test_responses_are_told_as_lmdeploy_tells_them(end: dict[str, Any]) -> None:
+    ours = served(msgspec.convert(RESPONSE, ResponsesBody), "resp_x", **end)
     asked = theirs("openai.responses.protocol").ResponsesRequest(**RESPONSE, request_id="resp_x")
-    told = theirs("openai.responses.streaming").stream_response(chunks(), request=asked, model_name="m", created_time=7)
+    made = chunks(**end)
+    told = theirs("openai.responses.streaming").stream_response(made, request=asked, model_name="m", created_time=7)
     assert unnamed(streamed(Responses(), ours)) == unnamed(events("".join([event async for event in told])))
-    made: dict[str, Any] = {"text": TEXT, "input_tokens": 5, "output_tokens": 3, "reasoning_tokens": 0}
+    text = "".join(PIECES[: len(ours.words)]) + ours.last_text
+    counts: dict[str, Any] = {"input_tokens": 5, "output_tokens": ours.tokens, "reasoning_tokens": 0}
     whole = theirs("openai.responses.response").make_response(
-        request=asked, model_name="m", created_time=7, finish_reason="length", **made
+        request=asked, model_name="m", created_time=7, finish_reason=ours.reason, text=text, **counts
     )
-    assert unnamed(Responses().whole(ours, TEXT, 0)) == unnamed(whole.model_dump(exclude_none=True))
+    assert unnamed(Responses().whole([Told(ours, text, 0)])) == unnamed(whole.model_dump(exclude_none=True))
 
 
 def test_generate_and_refusals_are_told_as_lmdeploy_tells_them() -> None:
     protocol = theirs("openai.protocol")
     meta = protocol.GenerateReqMetaOutput(finish_reason={"type": "length"}, prompt_tokens=5, completion_tokens=3)
     whole = protocol.GenerateReqOutput(text=TEXT, output_ids=[0, 1, 2], meta_info=meta)
-    assert Generate().whole(served(GenerateBody(prompt="x"), "x"), TEXT, 0) == whole.model_dump()
+    assert Generate().whole([Told(served(GenerateBody(prompt="x"), "x"), TEXT, 0)]) == whole.model_dump()
     errors, code = theirs("anthropic.errors"), theirs("core.exceptions").ErrorCode
     for status, cause in ((404, code.MODEL_NOT_FOUND), (503, code.ENGINE_UNAVAILABLE), (400, code.INVALID_REQUEST)):
         why = RefusedRequestError(HTTPStatus(status), "why", param="p")
@@ -156,6 +187,31 @@ def test_generate_and_refusals_are_told_as_lmdeploy_tells_them() -> None:
         assert Responses().refusal(why) == json.loads(nested.body)
         said = errors.create_request_error_response(theirs("core.exceptions").RequestError(cause, "why"))
         assert Messages().refusal(why) == json.loads(said.body)
+
+
+def test_a_stop_word_ends_at_the_tokens_that_end_it_with_lmdeploy(tmp_path: Path) -> None:
+    from lmdeploy.tokenizer import Tokenizer
+
+    folder = build_tiny(tmp_path / "tiny")
+    ours, tokenizer = SimTokenizer(folder), Tokenizer(str(folder))
+    words = [
+        "",
+        " ",
+        "e",
+        "in",
+        " in",
+        "\n",
+        "</s>",
+        "é",
+        "two words",
+        " the",
+        "the",
+        ".",
+        *map(ours.shown, ours.words[:8]),
+    ]
+    found = {word: ours.stop_tokens(word) for word in words}
+    assert found == {word: frozenset(tokenizer.indexes_containing_token(word)) for word in words}
+    assert {len(tokens) > 1 for tokens in found.values() if tokens} == {False, True}
 
 
 @pytest.mark.parametrize("merge", [False, True])
