@@ -1,15 +1,15 @@
-"""A simulated instance: as a process of its own, or on a socket inside the test's own event loop."""
+"""Simulated instances: as processes of their own, or on sockets inside the test's own event loop."""
 
 import asyncio
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import uvicorn
 
@@ -19,7 +19,7 @@ from engines.sim.profile import load_profile
 from engines.sim.server import Server
 from engines.sim.text import SimTokenizer
 from tests.support.instance import Instance, free_port
-from tests.support.running_gateway import DEADLINE_S, eventually
+from tests.support.running_gateway import DEADLINE_S, RunningGateway, eventually, running_gateway
 
 
 class SimulatedInstance(Instance):
@@ -70,4 +70,29 @@ async def simulated(
         listener.close()
 
 
-__all__ = ["Simulated", "SimulatedInstance", "simulated"]
+@asynccontextmanager
+async def simulated_fleet(
+    tokenizer: SimTokenizer,
+    model: Path,
+    state_dir: Path,
+    faults: Mapping[str, Faults],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    **shape: object,
+) -> AsyncIterator[tuple[RunningGateway, dict[str, Simulated]]]:
+    """A gateway with these settings before simulated instances of these names."""
+    async with AsyncExitStack() as stack:
+        engines = {
+            name: await stack.enter_async_context(simulated(tokenizer, faults=each, **shape))
+            for name, each in faults.items()
+        }
+        instances = [{"id": name, "url": engine.url} for name, engine in engines.items()]
+        more = dict(settings or {})
+        gateway = await stack.enter_async_context(
+            running_gateway(state_dir, instances=instances, tokenizer=model, **more)
+        )
+        await gateway.usable(len(engines))
+        yield gateway, engines
+
+
+__all__ = ["Simulated", "SimulatedInstance", "simulated", "simulated_fleet"]

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ from engines.models.tiny import build_tiny
 from engines.sim.faults import Faults
 from engines.sim.text import SimTokenizer
 from kvcontrol.core.blocks import CacheTier
-from tests.support.running_gateway import RunningGateway, eventually, running_gateway
-from tests.support.simulated_instance import Simulated, simulated
+from tests.support.running_gateway import eventually
+from tests.support.simulated_instance import simulated, simulated_fleet
 
 SYSTEM = "You answer in short words. " * 20
 QUICK = 0.02
@@ -37,22 +35,6 @@ def chat(*texts: str, **more: object) -> dict[str, Any]:
     order = [roles[0], *(roles[1 + place % 2] for place in range(len(texts) - 1))]
     messages = [{"role": role, "content": text} for role, text in zip(order, texts, strict=True)]
     return {"model": "m", "messages": messages, **more}
-
-
-@asynccontextmanager
-async def fleet(
-    tokenizer: SimTokenizer, model: Path, state_dir: Path, faults: dict[str, Faults], **shape: object
-) -> AsyncIterator[tuple[RunningGateway, dict[str, Simulated]]]:
-    """The gateway before simulated instances of these names."""
-    async with AsyncExitStack() as stack:
-        engines = {
-            name: await stack.enter_async_context(simulated(tokenizer, faults=each, **shape))
-            for name, each in faults.items()
-        }
-        instances = [{"id": name, "url": engine.url} for name, engine in engines.items()]
-        gateway = await stack.enter_async_context(running_gateway(state_dir, instances=instances, tokenizer=model))
-        await gateway.usable(len(engines))
-        yield gateway, engines
 
 
 async def test_whole_and_streamed_answers_say_the_same(tokenizer: SimTokenizer) -> None:
@@ -357,7 +339,7 @@ async def test_the_gateway_knows_what_a_simulated_instance_holds(
     tokenizer: SimTokenizer, model: Path, tmp_path: Path
 ) -> None:
     quick = Faults(slow=QUICK)
-    async with fleet(tokenizer, model, tmp_path, {"a": quick, "b": quick}) as (gateway, engines):
+    async with simulated_fleet(tokenizer, model, tmp_path, {"a": quick, "b": quick}) as (gateway, engines):
         turns = [SYSTEM, "hello"]
         holder = ""
         for turn in range(3):
@@ -387,7 +369,7 @@ async def test_an_instance_that_refuses_is_covered_by_the_other(
     tokenizer: SimTokenizer, model: Path, tmp_path: Path
 ) -> None:
     faults = {"a": Faults(slow=QUICK, refuse=1.0), "b": Faults(slow=QUICK)}
-    async with fleet(tokenizer, model, tmp_path, faults) as (gateway, _):
+    async with simulated_fleet(tokenizer, model, tmp_path, faults) as (gateway, _):
         for number in range(4):
             async with gateway.post("/v1/chat/completions", chat(f"{number} {SYSTEM}", "hello")) as answer:
                 assert (answer.status, answer.headers["x-kvgate-instance"]) == (200, "b")
@@ -396,7 +378,7 @@ async def test_an_instance_that_refuses_is_covered_by_the_other(
 async def test_an_answer_that_breaks_off_ends_in_an_error_event(
     tokenizer: SimTokenizer, model: Path, tmp_path: Path
 ) -> None:
-    async with fleet(tokenizer, model, tmp_path, {"a": Faults(slow=QUICK, die=1.0)}) as (gateway, _):
+    async with simulated_fleet(tokenizer, model, tmp_path, {"a": Faults(slow=QUICK, die=1.0)}) as (gateway, _):
         said = b""
         for number in range(20):  # it may break off before the first token, which is a 502
             async with gateway.post(
