@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgate.bench_fleet import run_fleet
+from kvgate.bench_live import run_live
 from kvgate.bench_options import AsJson, AsMarkdown, say
 from kvgate.bench_policies import run_adaptive, run_evict, run_hierarchy, run_predict, run_shadow
 from kvgate.benchmarks import revisit
@@ -41,6 +42,7 @@ def build_bench() -> typer.Typer:
     bench.command("gateway")(run_gateway)
     bench.command("telemetry")(run_telemetry)
     bench.command("fleet")(run_fleet)
+    bench.command("live")(run_live)
     return bench
 
 

@@ -1,71 +1,19 @@
-"""A plan held to a live run: the real gateway and simulated engines in real time, beside what was predicted for them.
+"""What of a planned fleet this machine can run live: so many of its instances, with that part of its load."""
 
-This machine carries few engines, so a part of the fleet is run, with the same part of the load: the trace's first
-requests, at so much less of their rate. Requests that the trace has at one moment are spread until the next: in which
-order a burst is served is otherwise decided by whose prompt is read first. The prediction is for that part and those
-requests, by the same simulation that the plan was made with; what the two differ in is the gateway's and the engines'
-own work, the network between them, and events that take their time.
-"""
-
-import asyncio
-import os
-import shutil
-import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
-from pathlib import Path
 from typing import Final
 
-import aiohttp
 import psutil
 
-from kvcontrol.traces import Request
-from kvgate.benchmarks.report import Cell, Grid
-from kvgate.child import ChildSpec
-from kvgate.display import StartBoard, errors
 from kvgate.failure import CommandError
-from kvgate.loadgen.target import LOOK_UP_S, foreign_errors
 from kvgate.machine import core_count
-from kvgate.model import Model
-from kvgate.planning.sizing import Trial
-from kvgate.ports import LOOPBACK, reserved_ports
-from kvgate.probe import HttpProbe
-from kvgate.replay_options import HttpReplay
-from kvgate.replay_target import Replayed, drive
-from kvgate.serving import until_all_serve
-from kvgate.simulation.board import FleetBoard
-from kvgate.simulation.fleet import MODEL
-from kvgate.simulation.outcome import FleetOutcome, quantile
+from kvgate.simulation.live import Slice, told, within
 from kvgate.simulation.study import Study
 from kvgate.simulation.workload import Workload
-from kvgate.stack import GatewayOptions, Routing, gateway_child
-from kvgate.supervisor import Supervisor
 
 _ENGINE_BYTES: Final = 400 << 20
 """Memory of one simulated engine's process and its share of the gateway's, generously."""
 _TOKENS_PER_CORE_S: Final = 600.0
 """Streamed tokens that a core carries through engine, gateway and client, on a slow machine."""
-_HEALTH: Final = "/health"
-_FIRST_TOKENS: Final = "lmdeploy:time_to_first_token_seconds_"
-_START_LIMIT_S: Final = 120.0
-_PARTS: Final = (0.5, 0.9, 0.99)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """``instances`` of a fleet of ``fleet``, and the requests that come within ``seconds`` at that part of the rate."""
-
-    instances: int
-    fleet: int
-    requests: Sequence[Request]
-    speed: float
-    seconds: float
-
-    def __str__(self) -> str:
-        whole = "the whole fleet" if self.instances == self.fleet else f"{self.instances} of {self.fleet} instances"
-        return f"{whole}, {len(self.requests)} requests in {self.seconds:g} s"
 
 
 def slice_of(study: Study, workload: Workload, seconds: float) -> Slice:
@@ -74,9 +22,7 @@ def slice_of(study: Study, workload: Workload, seconds: float) -> Slice:
     """
     share = _most_instances(study, workload) / study.instances
     speed = workload.copies * workload.speed * share
-    told = spread([_told(each, workload) for each in sorted(workload.requests, key=lambda each: each.at_s)])
-    context = study.profile.engine.context_tokens
-    fitting = [each for each in told if each.prompt_tokens + (each.output_tokens or 1) <= context]
+    fitting = within(study.profile.engine.context_tokens, workload)
     chosen = [each for each in fitting if (each.at_s - fitting[0].at_s) / speed < seconds]
     if not chosen:
         raise CommandError("--check: no request of the trace fits the profile's context")
@@ -87,161 +33,11 @@ def slice_of(study: Study, workload: Workload, seconds: float) -> Slice:
 
 def _most_instances(study: Study, workload: Workload) -> int:
     """How many of the instances this machine carries: by its cores, its memory, and the tokens that they stream."""
-    answers = sum(_told(each, workload).output_tokens or 1 for each in workload.requests)
+    answers = sum(told(each, workload).output_tokens or 1 for each in workload.requests)
     a_second = answers * workload.copies / max(1.0, workload.lasts_s) / study.instances
     by_tokens = int(core_count() * _TOKENS_PER_CORE_S / max(1e-9, a_second))
     by_memory = psutil.virtual_memory().available // _ENGINE_BYTES
     return max(1, min(study.instances, core_count(), by_tokens, by_memory))
 
 
-def spread(requests: Sequence[Request]) -> list[Request]:
-    """Let requests of one moment, which are ordered by time, come evenly until the next moment."""
-    moments = [list(some) for _, some in groupby(requests, key=lambda each: each.at_s)]
-    lasts_s = [after[0].at_s - some[0].at_s for some, after in pairwise(moments)]
-    return [
-        replace(each, at_s=each.at_s + place * last_s / len(some))
-        for some, last_s in zip(moments, [*lasts_s, 0.0], strict=True)
-        for place, each in enumerate(some)
-    ]
-
-
-def _told(request: Request, workload: Workload) -> Request:
-    """The request with the length of its answer, where the trace doesn't say it."""
-    return request if request.output_tokens is not None else replace(request, output_tokens=workload.output_tokens)
-
-
-def predicted(study: Study, router: str, part: Slice, board: FleetBoard) -> FleetOutcome:
-    """Simulate the slice in virtual time."""
-    workload = Workload(requests=part.requests, speed=part.speed, spread_s=0.0)
-    with board.shown(f"prediction for {part}", workload.spans_s) as told:
-        return replace(study, instances=part.instances).run(router, workload, told)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lived:
-    """A live run; ``at_engines_s`` is the engines' own mean time to a first token, the gateway's work not included."""
-
-    replayed: Replayed
-    at_engines_s: float
-
-
-def lived(trial: Trial, study: Study, part: Slice, model: Model, profile: str) -> Lived:
-    """Serve the slice with the real gateway and simulated engines on this machine. Raises ``CommandError``."""
-    folder = Path(tempfile.mkdtemp(prefix="kvgate-plan-"))
-    try:
-        with reserved_ports(part.instances + 1) as ports:
-            gateway = GatewayOptions(
-                host=LOOPBACK,
-                port=ports[0],
-                api_keys=(),
-                routing=Routing(trial.kind.routing),
-                state_dir=folder / "state",
-            )
-            engines = [_engine(study, part, model, profile, port) for port in ports[1:]]
-            told = [{"id": each.name, "url": each.ready_url.removesuffix(_HEALTH)} for each in engines]
-            front = gateway_child(gateway, told, tokenizer=model.folder, base=_environment())
-            return asyncio.run(_serve(gateway, [engines, [front]], part, folder=folder, trace=study.trace))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _engine(study: Study, part: Slice, model: Model, profile: str, port: int) -> ChildSpec:
-    """A process of the engine that the simulation has, with blocks as large as the trace's."""
-    shape = study.engine().engine.with_block_tokens(part.requests[0].block_tokens)
-    options = {
-        "--model": str(model.folder),
-        "--model-name": MODEL,
-        "--profile": profile,
-        "--port": str(port),
-        "--block-tokens": str(shape.block_tokens),
-        "--hbm-blocks": str(shape.hbm_blocks),
-        "--ddr-blocks": str(shape.ddr_blocks),
-        "--nvme-blocks": str(shape.nvme_blocks),
-        "--policy": shape.policy,
-        "--tier-policy": shape.tier_policy,
-    }
-    command = [word for option in options.items() for word in option]
-    return ChildSpec(
-        name=f"engine-{port}",
-        command=(sys.executable, "-m", "engines.sim", *command),
-        environment=_environment(),
-        ready_url=f"http://{LOOPBACK}:{port}{_HEALTH}",
-        start_limit_s=_START_LIMIT_S,
-    )
-
-
-def _environment() -> Mapping[str, str]:
-    """Return that of this process, without what configures somebody else's gateway or engine."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
-    return kept | {"HF_HUB_OFFLINE": "1"}
-
-
-async def _serve(
-    gateway: GatewayOptions, stages: Sequence[Sequence[ChildSpec]], part: Slice, *, folder: Path, trace: Path
-) -> Lived:
-    board = StartBoard(errors)
-    async with HttpProbe() as probe, Supervisor(stages, folder, probe, board) as children:
-        with board.shown():
-            await until_all_serve(children, probe, gateway.url, part.instances)
-        asked = HttpReplay(target=gateway.url, model=MODEL, speed=part.speed, leave_out_long=True)
-        seen: list[Lived] = []
-
-        async def drive_all() -> None:
-            replayed = await drive(trace, part.requests, asked)
-            urls = [each.ready_url.removesuffix(_HEALTH) for each in stages[0]]
-            seen.append(Lived(replayed=replayed, at_engines_s=await _first_tokens_s(urls)))
-
-        await children.unless_one_ends(drive_all())
-        return seen[0]
-
-
-async def _first_tokens_s(engines: Sequence[str]) -> float:
-    """Return the mean time to a first token that engines say of themselves. Raises ``CommandError``."""
-    sums = {"sum": 0.0, "count": 0.0}
-    async with aiohttp.ClientSession(trust_env=False) as session:
-        for url in engines:
-            with foreign_errors(url):
-                async with asyncio.timeout(LOOK_UP_S), session.get(f"{url}/metrics") as response:
-                    lines = (await response.text()).splitlines()
-            for line in lines:
-                name, _, value = line.rpartition(" ")
-                found = name.partition("{")[0].removeprefix(_FIRST_TOKENS)
-                if found in sums:
-                    sums[found] += float(value)
-    return sums["sum"] / sums["count"] if sums["count"] else 0.0
-
-
-def check_grid(before: FleetOutcome, seen: Lived) -> Grid:
-    """Return what was predicted beside what was seen; the error is relative to what was seen. What the gateway and this
-    machine add to a first token is in the live figures, but for the mean at the engines.
-    """
-    whole = [each for each in seen.replayed.answers if each.ok]
-    ttft_s = sorted(each.ttft_s for each in whole)
-    prompt = sum(each.prompt_tokens for each in whole)
-    rows: list[tuple[str, float | None, float | None]] = [
-        (f"ttft_p{part * 100:g}_s", before.ttft(part), quantile(ttft_s, part)) for part in _PARTS
-    ]
-    mean_s = _mean(before.ttft_s)
-    rows = [("ttft_mean_at_engines_s", mean_s, seen.at_engines_s), ("ttft_mean_s", mean_s, _mean(ttft_s)), *rows]
-    rows.append(("hit_ratio", before.hit_rate, sum(each.cached_tokens for each in whole) / prompt if prompt else 0.0))
-    rows.append(("answered_requests", len(before.answer_s), len(whole)))
-    return Grid(
-        name="check",
-        columns=("figure", "predicted", "live", "error_ratio"),
-        rows=tuple((*each, _error(each[1], each[2])) for each in rows),
-    )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _error(before: float | None, seen: float | None) -> Cell:
-    if before is None or seen is None:
-        return None
-    if seen:
-        return before / seen - 1
-    return None if before else 0.0
-
-
-__all__ = ["Lived", "Slice", "check_grid", "lived", "predicted", "slice_of"]
+__all__ = ["slice_of"]

@@ -90,8 +90,9 @@ def checked(made: Planned, sizing: Sizing, *, profile: str, seconds: float, boar
     """Return the plan with what a live run of its fleet, or of a part of it, was like. Raises ``CommandError``."""
     from kvgate.model import tiny_model
     from kvgate.planning.judged import goals_grid
-    from kvgate.planning.live import check_grid, lived, predicted, slice_of
+    from kvgate.planning.live import slice_of
     from kvgate.replay_target import say_warnings
+    from kvgate.simulation.live import check_grid, lived, predicted
 
     chosen = made.chosen
     if chosen is None:
@@ -100,7 +101,7 @@ def checked(made: Planned, sizing: Sizing, *, profile: str, seconds: float, boar
     part = slice_of(study, sizing.workload, seconds)
     errors.print(f"  check, live: {part}", markup=False, soft_wrap=True)
     before = predicted(study, chosen.kind.routing, part, board)
-    seen = lived(chosen, study, part, tiny_model(console=errors), profile)
+    seen = lived(study, chosen.kind.routing, part, tiny_model(console=errors), profile)
     say_warnings(seen.replayed)
     if seen.replayed.interrupted:
         raise KeyboardInterrupt

@@ -43,7 +43,7 @@ COLUMNS = (
 class Study:
     """``ddr`` and ``nvme`` are multiples of HBM; ``limit`` is how many of the trace's requests are used, 0 all, and
     ``seconds`` how many of its first ones, 0 all, before ``speed`` counts. ``policy`` chooses who leaves HBM and the
-    tiers, that of the profile where it is empty.
+    tiers, that of the profile where it is empty. Engines' steps take ``slow`` times as long as the profile says.
     """
 
     trace: Path
@@ -59,6 +59,7 @@ class Study:
     policy: str = ""
     seed: int = 0
     jitter: float = 0.0
+    slow: float = 1.0
     rules: DoorRules = field(default_factory=DoorRules)
 
     def __post_init__(self) -> None:
@@ -118,7 +119,7 @@ class Study:
             instances=self.instances,
             make_policy=_maker(router, shape.hbm_blocks * shape.block_tokens),
             rules=self.rules,
-            behaviour=Behaviour(seed=self.seed, jitter=self.jitter),
+            behaviour=Behaviour(seed=self.seed, jitter=self.jitter, slow=self.slow),
         )
         try:
             fleet = Fleet(plan, workload)

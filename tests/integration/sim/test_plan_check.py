@@ -1,4 +1,4 @@
-"""``kvgate plan --check`` runs what it chose: the real gateway, two simulated engines, and a few seconds of a trace."""
+"""``kvgate plan --check`` runs what it chose: the real gateway, a simulated engine, and a few seconds of a trace."""
 
 import json
 import os
@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from kvgate.machine import core_count
 
 LIMIT_S = 240.0
 
@@ -31,7 +29,7 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(LIMIT_S + 30)
 def test_a_plan_is_held_to_a_live_run_of_its_fleet(trace: Path) -> None:
-    command = [sys.executable, "-m", "kvgate", "plan", str(trace), "--slo", "ttft_p90=80ms", "--ddr", "0"]
+    command = [sys.executable, "-m", "kvgate", "plan", str(trace), "--slo", "ttft_p90=10s", "--ddr", "0"]
     command += ["--check", "--check-seconds", "10", "--json"]
     said = subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False
@@ -39,8 +37,7 @@ def test_a_plan_is_held_to_a_live_run_of_its_fleet(trace: Path) -> None:
     assert said.returncode == 0, said.stderr
     report = json.loads(said.stdout)
     metrics = report["metrics"]
-    assert metrics["instances_count"] == metrics["check_fleet_instances_count"] == 2
-    assert metrics["check_instances_count"] == min(2, core_count())
+    assert metrics["instances_count"] == metrics["check_fleet_instances_count"] == metrics["check_instances_count"] == 1
     assert metrics["check_requests_count"] == 16
     name = next(name for name in report if name.startswith("check: "))
     rows = {row["figure"]: row for row in report[name]}
@@ -49,5 +46,5 @@ def test_a_plan_is_held_to_a_live_run_of_its_fleet(trace: Path) -> None:
     assert rows["hit_ratio"]["predicted"] > 0
     goals = {row["goal"]: row for row in report["goals, live"]}
     assert (goals["answered_ratio"]["live"], goals["answered_ratio"]["met"]) == (1.0, "yes")
-    assert goals["ttft_p90_s"]["met"] == ("yes" if goals["ttft_p90_s"]["live"] <= 0.08 else "no")
+    assert goals["ttft_p90_s"]["met"] == ("yes" if goals["ttft_p90_s"]["live"] <= 10 else "no")
     assert "check, live: " in said.stderr

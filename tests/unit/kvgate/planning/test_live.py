@@ -9,7 +9,8 @@ from engines.sim.profile import load_profile
 from kvcontrol.traces import Request
 from kvgate.failure import CommandError
 from kvgate.machine import core_count
-from kvgate.planning.live import slice_of, spread
+from kvgate.planning.live import slice_of
+from kvgate.simulation.live import spread
 from kvgate.simulation.study import Study
 from kvgate.simulation.workload import Workload
 

@@ -115,7 +115,7 @@ def test_a_check_that_comes_to_nothing_leaves_the_plan(
     def lived(*_: object) -> None:
         raise ends
 
-    monkeypatch.setattr("kvgate.planning.live.lived", lived)
+    monkeypatch.setattr("kvgate.simulation.live.lived", lived)
     goal = ("--slo", "ttft_p99=30s", "--ddr", "0", "--limit-requests", "20")
     said = typed("plan", trace, *goal, "--check", "--check-seconds", "1", "--json")
     assert (said.code, said.err.splitlines()[-1]) == (code, f"kvgate: {why}")
