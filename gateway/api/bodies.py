@@ -32,6 +32,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     migration_request: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     with_cache: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     preserve_cache: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    session_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
     max_tokens: float | None = None
 

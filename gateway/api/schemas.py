@@ -26,6 +26,9 @@ from gateway.types import Operation
 _INTERNAL = ("migration_request", "with_cache", "preserve_cache")
 """Fields of LMDeploy's disaggregated serving: they name other engines' memory, or keep blocks from being freed."""
 
+_SESSION = "session_id"
+"""LMDeploy's name for a running request, one for all clients of an engine: what one says, another may say, too."""
+
 _EXACT_CHECK_BYTES = 1 << 20
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
@@ -89,6 +92,8 @@ def _parsed(operation: Operation, body: bytes, models: Callable[[], list[str]]) 
     for name in _INTERNAL:
         if getattr(said, name) is not msgspec.UNSET:
             raise InvalidRequestError(f"{name}: is for engines among themselves, not for clients", param=name)
+    if said.session_id is not msgspec.UNSET:
+        body = _without(body, _SESSION)
     stream = bool(said.stream)
     asked = isinstance(said.stream_options, StreamOptions) and bool(said.stream_options.include_usage)
     inject = stream and said.counts_usage and not asked
@@ -195,6 +200,13 @@ def _with_usage(body: bytes, said: Body) -> bytes:
     options = msgspec.json.decode(fields["stream_options"], type=dict[str, msgspec.Raw] | None) or {}
     options["include_usage"] = msgspec.Raw(b"true")
     fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+    return msgspec.json.encode(fields)
+
+
+def _without(body: bytes, name: str) -> bytes:
+    """The same body without a field; the others' values stay as they came."""
+    fields = _fields.decode(body)
+    del fields[name]
     return msgspec.json.encode(fields)
 
 

@@ -31,7 +31,7 @@ import msgspec
 from kvcontrol.core.control import STATS_PATH, InstanceStats
 from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, new_ticket
 from kvgate.benchmarks.report import Host, Report
-from kvgate.benchmarks.timed_chat import BenchmarkError, first_model
+from kvgate.benchmarks.timed_chat import BenchmarkError, first_model, read_event
 from kvgate.display import StartBoard
 from kvgate.instance import EngineLimits
 from kvgate.model import Model
@@ -222,9 +222,7 @@ async def _tokens(
             if answer.status != 200:  # noqa: PLR2004 - OK
                 raise BenchmarkError(f"{url} answered {answer.status}: {(await answer.text())[:300]}")
             async for line in answer.content:
-                if line.startswith(b"data: {"):
-                    if b'"error"' in line:
-                        raise BenchmarkError(f"{url} broke off: {line[:300]!r}")
+                if read_event(line, url) is not None:
                     yield time.monotonic()
     except (aiohttp.ClientError, OSError) as error:
         raise BenchmarkError(f"{url}: {error}") from error

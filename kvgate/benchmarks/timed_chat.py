@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import aiohttp
 import msgspec
@@ -14,6 +15,9 @@ from kvcontrol.core.errors import UNREADABLE
 Message = dict[str, str]
 
 _LOOK_UP_S = 10.0
+_SHOWN_BYTES = 300
+_FAILED = frozenset({"error", "abort"})
+"""Reasons for an answer's end that only LMDeploy gives, where its engine failed."""
 
 
 class BenchmarkError(RuntimeError):
@@ -95,13 +99,11 @@ async def _streamed(session: aiohttp.ClientSession, target: Target, body: bytes)
         parts: list[str] = []
         usage: dict[str, object] = {}
         async for line in response.content:
-            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+            event = read_event(line, target.url)
+            if event is None:
                 continue
-            event = msgspec.json.decode(line[6:])
-            if "error" in event:
-                raise BenchmarkError(f"{target.url} failed mid-stream: {event['error']}")
-            for choice in event.get("choices", ()):
-                piece = choice.get("delta", {}).get("content")
+            for choice in event.get("choices") or ():
+                piece = (choice.get("delta") or {}).get("content")
                 if piece:
                     last_at = time.perf_counter()
                     first_at = first_at or last_at
@@ -123,6 +125,33 @@ async def _streamed(session: aiohttp.ClientSession, target: Target, body: bytes)
     )
 
 
+def read_event(line: bytes, url: str) -> dict[str, Any] | None:
+    """Return the object in a line of a stream, None where it holds none (also ``[DONE]``); raises ``BenchmarkError``
+    where it says that the answer failed.
+
+    It is the event's shape that says so, an error of its own or a choice that ended in one: its text may say anything.
+    """
+    data = line.removeprefix(b"data:").strip()
+    if not line.startswith(b"data:") or data == b"[DONE]":
+        return None
+    try:
+        event = msgspec.json.decode(data)
+    except UNREADABLE as error:
+        raise BenchmarkError(f"{url} streamed what is no JSON: {data[:_SHOWN_BYTES]!r}") from error
+    match event:
+        case {"error": found} if found is not None:
+            raise BenchmarkError(f"{url} failed mid-stream: {found}")
+        case {"choices": list() as choices}:
+            for choice in choices:
+                if isinstance(choice, dict) and choice.get("finish_reason") in _FAILED:
+                    raise BenchmarkError(f"{url} ended an answer with {choice['finish_reason']!r}")
+        case dict():
+            pass
+        case _:
+            raise BenchmarkError(f"{url} streamed what is no event: {data[:_SHOWN_BYTES]!r}")
+    return cast("dict[str, Any]", event)
+
+
 @contextmanager
 def _foreign_errors(url: str) -> Iterator[None]:
     """The one place where other libraries' errors become ours."""
@@ -139,4 +168,4 @@ def _count(usage: dict[str, object], field: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-__all__ = ["BenchmarkError", "Message", "Target", "TimedAnswer", "chat", "first_model"]
+__all__ = ["BenchmarkError", "Message", "Target", "TimedAnswer", "chat", "first_model", "read_event"]

@@ -53,7 +53,7 @@ def measure(url: str, model: str, tokens: int) -> Run:
         response = connection.getresponse()
         if response.status != http.HTTPStatus.OK:
             raise BenchmarkError(f"{url} answered {response.status}: {response.read(500).decode(errors='replace')}")
-        first, last, generated = _read_stream(response)
+        first, last, generated = _read_stream(response, url)
     except OSError as error:
         raise BenchmarkError(f"{url}: {error}") from error
     finally:
@@ -63,7 +63,7 @@ def measure(url: str, model: str, tokens: int) -> Run:
     return Run(first_token_s=first - started, tokens_per_s=(generated - 1) / (last - first))
 
 
-def _read_stream(response: http.client.HTTPResponse) -> tuple[float, float, int]:
+def _read_stream(response: http.client.HTTPResponse, url: str) -> tuple[float, float, int]:
     """Return the times of the first and the last token, and the number of tokens that the usage names."""
     first = last = 0.0
     generated = 0
@@ -71,6 +71,8 @@ def _read_stream(response: http.client.HTTPResponse) -> tuple[float, float, int]
         if not line.startswith(b"data: {"):
             continue
         event = json.loads(line.removeprefix(b"data: "))
+        if event.get("error") is not None:
+            raise BenchmarkError(f"{url} failed mid-stream: {event['error']}")
         if event.get("choices"):
             last = time.perf_counter()
             first = first or last

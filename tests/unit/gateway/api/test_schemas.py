@@ -27,7 +27,7 @@ def test_asking_for_usage_changes_nothing_else_in_any_body(
     *, more: dict[str, object], ascii_only: bool, indent: int | None, options: object
 ) -> None:
     internal = {"migration_request", "with_cache", "preserve_cache"}
-    reserved = internal | {"model", "stream", "stream_options", "prompt", "n", "max_tokens"}
+    reserved = internal | {"session_id", "model", "stream", "stream_options", "prompt", "n", "max_tokens"}
     said = {key: value for key, value in more.items() if key not in reserved}
     said |= {"model": "m", "prompt": "x", "stream": True}
     if options != "absent":
@@ -126,6 +126,33 @@ def test_fields_of_engines_among_themselves_are_refused(name: str, value: object
             with pytest.raises(InvalidRequestError) as caught:
                 parse_call(operation, body.encode())
             assert caught.value.param == name
+
+
+BODIES: dict[Operation, dict[str, object]] = {
+    Operation.CHAT: {"messages": [{"role": "user", "content": "x"}]},
+    Operation.COMPLETIONS: {"prompt": "x"},
+    Operation.RESPONSES: {"input": "x"},
+    Operation.MESSAGES: {"messages": [{"role": "user", "content": "x"}]},
+    Operation.EMBEDDINGS: {"input": "x"},
+    Operation.GENERATE: {"prompt": "x"},
+}
+
+
+@pytest.mark.parametrize("operation", list(BODIES))
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("value", [7, -1, None, "x", {"a": [1]}])
+def test_a_session_id_of_a_client_is_not_forwarded(operation: Operation, value: object, *, stream: bool) -> None:
+    rest = {"model": "m", "stream": stream, "seed": 1e3, "stop": ["\u00e9"], **BODIES[operation]}
+    for text in (
+        json.dumps({"session_id": value, **rest}),
+        json.dumps({**rest, "session_id": value}, indent=2),
+        json.dumps({"session_id": value, **rest}).replace("session_id", "sess\\u0069on_id"),
+    ):
+        call = parse_call(operation, text.encode())
+        sent = json.loads(call.body)
+        sent.pop("stream_options", None)
+        assert sent == rest
+        assert call.stream is stream
 
 
 def test_bytes_that_are_not_utf8_are_said_to_be_so_without_a_place() -> None:

@@ -22,10 +22,20 @@ SHORT_LETTERS = 100
 class Server:
     """Streams a token every 5 ms; one that doesn't separate lets all answers stand still for a long prompt."""
 
-    def __init__(self, *, stands_still_s: float = 0.0, model: str = "scripted", status: int = 200) -> None:
+    def __init__(
+        self,
+        *,
+        stands_still_s: float = 0.0,
+        model: str = "scripted",
+        status: int = 200,
+        text: str = "a",
+        last: object = None,
+    ) -> None:
         self.stands_still_s = stands_still_s
         self.model = model
         self.status = status
+        self.text = text
+        self.last = last
         self.long_prompts: list[str] = []
         self._free = asyncio.Lock()
 
@@ -46,9 +56,15 @@ class Server:
         for _ in range(body["max_tokens"]):
             async with self._free:
                 await asyncio.sleep(0.001)
-            await response.write(b"data: " + json.dumps({"choices": [{"text": "a"}]}).encode() + b"\n\n")
+            await self.event(response, {"choices": [{"text": self.text}], "error": None})
+        if self.last is not None:
+            await self.event(response, self.last)
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    @staticmethod
+    async def event(response: web.StreamResponse, said: object) -> None:
+        await response.write(b"data: " + json.dumps(said).encode() + b"\n\n")
 
 
 @contextmanager
@@ -99,6 +115,25 @@ def test_both_gateways_get_the_same_work_and_the_one_that_stands_still_is_seen_t
     assert said == [
         f"{turn}: {name}" for turn in ("warm-up", "round 1 of 2", "round 2 of 2") for name in ("hybrid", "separated")
     ]
+
+
+def test_a_text_that_says_error_is_an_answer_like_any_other() -> None:
+    with served(Server(text="error"), Server(text='"error"')) as urls:
+        report = run(plan(urls), lambda _: None)
+    assert report.metrics["separated_itl_samples"] > 0
+
+
+@pytest.mark.parametrize(
+    ("last", "problem"),
+    [
+        ({"error": {"message": "instance died"}}, "failed mid-stream.*instance died"),
+        ({"choices": [{"text": "", "finish_reason": "error"}]}, "ended an answer with 'error'"),
+        ([1], "is no event"),
+    ],
+)
+def test_an_answer_that_fails_in_its_stream_ends_it_by_the_shape_of_the_event(last: object, problem: str) -> None:
+    with served(Server(), Server(last=last)) as urls, pytest.raises(BenchmarkError, match=problem):
+        run(plan(urls), lambda _: None)
 
 
 def test_gateways_with_two_models_are_not_compared() -> None:

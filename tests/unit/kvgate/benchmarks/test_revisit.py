@@ -117,6 +117,20 @@ async def test_an_error_event_in_the_stream_is_a_failure() -> None:
             await run([url], PLAN)
 
 
+async def test_an_error_that_is_null_is_none_and_a_text_may_say_error() -> None:
+    class Spelling(RememberingServer):
+        @staticmethod
+        async def _event(response: web.StreamResponse, event: object) -> None:
+            assert isinstance(event, dict)
+            for choice in event["choices"]:
+                choice["delta"]["content"] = '"error"'
+            await response.write(b"data: " + json.dumps({"error": None, **event}).encode() + b"\n\n")
+
+    async with answering(Spelling()) as url:
+        metrics = await run([url], PLAN)
+    assert metrics["predicted_equals_cached_share"] == 1.0
+
+
 async def test_a_stream_without_usage_is_a_failure() -> None:
     class Silent(RememberingServer):
         async def chat(self, request: web.Request) -> web.StreamResponse:
