@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from http import HTTPStatus
 
 import msgspec
 
@@ -49,11 +50,14 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStep:
-    """One instance's part: what happened, why, and what it ran before."""
+    """One instance's part: what happened, why, and what it ran before. ``mistaken`` says that it knows no such kind,
+    name or parameters, and nothing has changed there.
+    """
 
     step: Step
     reason: str
     before: Policy | None
+    mistaken: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,11 @@ class SwapReport:
         return all(each.step in {Step.CHANGED, Step.UNCHANGED} for each in self.steps.values())
 
     @property
+    def mistaken(self) -> bool:
+        """Whether it can't be done anywhere, however often it is asked for."""
+        return bool(self.steps) and all(each.mistaken for each in self.steps.values())
+
+    @property
     def why_not(self) -> str:
         """The first reason why it was not done, with the instance."""
         for name, each in self.steps.items():
@@ -77,10 +86,13 @@ class SwapReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What an instance runs, by kind, and the eviction policies that it could run, each in a few words."""
+    """What an instance runs, by kind, and the eviction policies and strategies of the schedule that it could run, each
+    in a few words.
+    """
 
     policies: Mapping[str, Policy]
     available: Mapping[str, str]
+    strategies: Mapping[str, str]
 
 
 class SwapBusyError(Exception):
@@ -142,11 +154,13 @@ class PolicySwap:
         asked = await asyncio.gather(*(self._ask(each) for each in instances))
         before: dict[InstanceId, Policy | None] = {}
         problems: dict[InstanceId, str] = {}
+        lacking: set[InstanceId] = set()
         for instance, answer in zip(instances, asked, strict=True):
             if isinstance(answer, InstanceControlError):
                 problems[instance.id] = str(answer)
             elif (found := answer.get(policy.kind)) is None:
                 known = ", ".join(sorted(answer)) or "none"
+                lacking.add(instance.id)
                 problems[instance.id] = f"it has no policies of kind {policy.kind!r}; it has {known}"
             else:
                 before[instance.id] = found
@@ -154,7 +168,10 @@ class PolicySwap:
             return SwapReport(
                 steps={
                     each.id: InstanceStep(
-                        step=Step.NOT_ASKED, reason=problems.get(each.id, ""), before=before.get(each.id)
+                        step=Step.NOT_ASKED,
+                        reason=problems.get(each.id, ""),
+                        before=before.get(each.id),
+                        mistaken=each.id in lacking,
                     )
                     for each in instances
                 }
@@ -197,7 +214,8 @@ class PolicySwap:
             await self.tell(instance, policy)
         except InstanceControlError as error:
             step = Step.REFUSED if error.sure else Step.ROLLBACK_FAILED
-            return InstanceStep(step=step, reason=str(error), before=before)
+            mistaken = error.status == HTTPStatus.BAD_REQUEST
+            return InstanceStep(step=step, reason=str(error), before=before, mistaken=mistaken)
         return InstanceStep(step=Step.CHANGED, reason="", before=before)
 
 
@@ -215,6 +233,7 @@ class _Running(msgspec.Struct, frozen=True):
 class _AllRunning(msgspec.Struct, frozen=True):
     policies: list[_Running]
     available: dict[str, str] = {}
+    strategies: dict[str, str] = {}
 
 
 def read_policies(body: bytes) -> Choice:
@@ -224,7 +243,7 @@ def read_policies(body: bytes) -> Choice:
     except UNREADABLE as error:
         raise InstanceControlError(f"{POLICY_PATH} can't be read: {error}", status=None, sure=True) from None
     policies = {each.kind: Policy(kind=each.kind, name=each.name, params=each.params) for each in said.policies}
-    return Choice(policies=policies, available=said.available)
+    return Choice(policies=policies, available=said.available, strategies=said.strategies)
 
 
 __all__ = ["Choice", "InstanceStep", "Policy", "PolicySwap", "Step", "SwapBusyError", "SwapReport", "read_policies"]

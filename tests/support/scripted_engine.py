@@ -89,6 +89,7 @@ class ScriptedEngine:
         self.quotas: dict[tuple[str, str], Any] = {}  # as the gateway told them, by tenant and tier
         self.policies: dict[str, dict[str, Any]] = {"eviction": {"kind": "eviction", "name": "lru", "params": {}}}
         self.available: dict[str, str] = {}
+        self.strategies: dict[str, str] = {}
         self.refused_policies: set[str] = set()
         self.frozen: list[PolicyChange] | None = None  # what came since it was stopped, read and not answered
         self.policy_status: int | None = None  # answered to PUT /kv/v1/policy instead
@@ -288,7 +289,8 @@ class ScriptedEngine:
             await asyncio.sleep(3600)
         if self.policy_status is not None:
             return web.json_response({"error": {"message": "scripted"}}, status=self.policy_status)
-        return web.json_response({"policies": list(self.policies.values()), "available": self.available})
+        said = {"policies": list(self.policies.values()), "available": self.available, "strategies": self.strategies}
+        return web.json_response(said)
 
     async def put_policy(self, request: web.Request) -> web.Response:
         said = msgspec.json.decode(await request.read(), type=PolicyChange)
@@ -302,7 +304,7 @@ class ScriptedEngine:
             return web.json_response({"error": {"message": "busy"}}, status=503)
         if said.name in self.refused_policies:
             self.told.append(said.name)
-            return web.json_response({"error": {"message": f"{said.name} is not for me"}}, status=409)
+            return web.json_response({"error": {"message": f"{said.name} is not for me"}}, status=400)
         self._change_policy(said)
         return web.json_response(self.policies[said.kind])
 

@@ -37,6 +37,9 @@ PolicyKind = Annotated[
 ]
 
 
+_NOTHING = Choice(policies={}, available={}, strategies={})
+
+
 class StepView(BaseModel):
     """What became of a change on one instance, and why."""
 
@@ -66,6 +69,7 @@ class InstancePolicies(BaseModel):
 
     running: list[RunningPolicy]
     available: dict[str, str] = Field(description="Eviction policies that it knows, each in a few words.")
+    strategies: dict[str, str] = Field(description="Strategies of the schedule that it knows, likewise.")
     problem: str | None
     problems: list[str]
 
@@ -116,13 +120,13 @@ def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
         instances = {}
         for each, said in zip(present, asked, strict=True):
             report = reports.get(each.id)
-            unknown = isinstance(said, InstanceControlError)
+            choice = _NOTHING if isinstance(said, InstanceControlError) else said
+            running = choice.policies.values()
             instances[each.id] = InstancePolicies(
-                running=[]
-                if isinstance(said, InstanceControlError)
-                else [RunningPolicy(kind=one.kind, name=one.name, params=one.params) for one in said.policies.values()],
-                available={} if isinstance(said, InstanceControlError) else dict(said.available),
-                problem=str(said) if unknown else None,
+                running=[RunningPolicy(kind=one.kind, name=one.name, params=one.params) for one in running],
+                available=dict(choice.available),
+                strategies=dict(choice.strategies),
+                problem=str(said) if isinstance(said, InstanceControlError) else None,
                 problems=[] if report is None else list(report.problems),
             )
         return PolicyList(data=[_view(each) for each in await store.documents(Kind.POLICY)], instances=instances)
@@ -138,7 +142,8 @@ def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
 
     @router.put("/policies/{kind}", response_model=PolicyView)
     async def put_policy(kind: PolicyKind, body: PolicyBody, mutation: MutationOf) -> Response:
-        """Make all usable instances run a policy, or none: when one refuses, the others go back (409 says who and why).
+        """Make all usable instances run a policy, or none: when one refuses, the others go back (409 says who and why;
+        400 what is allowed, where no instance knows such a kind, name or parameters).
 
         No block is lost in either case. Instances that come later are told, too.
         """
@@ -263,6 +268,10 @@ def _steps(report: SwapReport) -> dict[str, dict[str, str]]:
 
 
 def _not_swapped(kind: str, name: str, report: SwapReport) -> ApiError:
+    if report.mistaken:
+        return InvalidRequestError(
+            f"policy {name!r} of kind {kind!r}: {report.why_not}", param="name", code="invalid_policy"
+        )
     states = ", ".join(f"{instance} {each.step.value}" for instance, each in report.steps.items())
     return ConflictApiError(
         f"policy {name!r} of kind {kind!r} was not taken over; {report.why_not} ({states})", code="policy_refused"

@@ -56,6 +56,8 @@ async def test_a_strategy_of_the_schedule_is_swapped_on_all_instances_or_on_none
     hybrid = {"kind": "schedule", "name": "hybrid", "params": {"class_s": 5}}
     assert [fleet.engines[name].policies["schedule"] for name in ("a", "b")] == [hybrid, hybrid]
     fleet.engines["b"].refused_policies.add("best")
+    fleet.engines["a"].strategies = {"hybrid": "all in one sum"}
+    assert (await admin.ok("GET", "/policies"))["instances"]["a"]["strategies"] == {"hybrid": "all in one sum"}
     status, _, _ = await admin.call("PUT", "/policies/schedule", {"name": "best", "params": {}})
     assert status == 409
     assert [fleet.engines[name].policies["schedule"] for name in ("a", "b")] == [hybrid, hybrid]
@@ -181,8 +183,21 @@ async def test_a_busy_engine_is_asked_again(fleet: Fleet, admin: Admin) -> None:
 
 async def test_an_unknown_kind_is_refused_and_says_which_there_are(admin: Admin) -> None:
     status, _, said = await admin.call("PUT", "/policies/migration", SAID)
-    assert status == 409
+    assert (status, said["error"]["code"]) == (400, "invalid_policy")
     assert "it has eviction" in said["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["eviction", "schedule"])
+async def test_a_policy_that_no_instance_knows_is_the_requests_own_mistake(
+    fleet: Fleet, admin: Admin, kind: str
+) -> None:
+    for name in ("a", "b"):
+        fleet.engines[name].policies["schedule"] = {"kind": "schedule", "name": "priority", "params": {}}
+        fleet.engines[name].refused_policies.add("best")
+    status, _, said = await admin.call("PUT", f"/policies/{kind}", {"name": "best", "params": {}})
+    assert (status, said["error"]["code"], said["error"]["param"]) == (400, "invalid_policy", "name")
+    assert "a: best is not for me" in said["error"]["message"], "in the words of an engine, which name what is allowed"
+    assert running(fleet) == [LRU, LRU]
 
 
 async def test_a_stale_version_changes_no_instance(fleet: Fleet, admin: Admin) -> None:

@@ -75,12 +75,14 @@ export class Policies {
     }
   }
 
-  available() {
-    return Object.assign({}, ...Object.values(this.policies?.instances ?? {}).map((each) => each.available));
+  known() {
+    const kind = this.kind.value;
+    const list = kind.startsWith("eviction") ? "available" : kind === "schedule" ? "strategies" : "";
+    return Object.assign({}, ...Object.values(this.policies?.instances ?? {}).map((each) => each[list]));
   }
 
   describe() {
-    const known = this.kind.value.startsWith("eviction") ? this.available() : {};
+    const known = this.known();
     fill(this.names, Object.keys(known).sort().map((each) => h("option", { value: each })));
     const about = known[this.name.value.split("(")[0].trim()];
     const now = this.now(this.kind.value);
