@@ -6,10 +6,15 @@ those that give what it takes; one that uses a value up also depends on everythi
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, Protocol, TypeVar
 
 from kvcontrol.scheduler_ir.nodes import CONSUMING, IRError, IRNode, ValueName
+
+_T = TypeVar("_T")
+
+_SHOWN: Final = 8
+"""Nodes that a message names of each end of a long cycle."""
 
 
 class IROptimizing(Protocol):
@@ -31,8 +36,8 @@ class IRGraph:
     __slots__ = ("_givers", "_nodes", "_order", "_results", "_takers")
 
     def __init__(self, nodes: Sequence[IRNode], results: Sequence[ValueName]) -> None:
-        self._nodes = tuple(nodes)
-        self._results = tuple(results)
+        self._nodes = _all_of("nodes", nodes, IRNode)
+        self._results = _all_of("results", results, str)
         self._givers: dict[ValueName, int] = {}
         self._takers: dict[ValueName, list[int]] = {}
         self._index()
@@ -61,7 +66,7 @@ class IRGraph:
         return hash((self._nodes, self._results))
 
     def __repr__(self) -> str:
-        return f"IRGraph({len(self._nodes)} nodes, results {', '.join(f'%{each}' for each in self._results)})"
+        return f"IRGraph({len(self._nodes)} nodes, {len(self._results)} results)"
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -128,6 +133,7 @@ class IRGraph:
                 self._takers.setdefault(value, []).append(index)
 
     def _check_values(self) -> None:
+        leaving = set(self._results)
         for value, takers in self._takers.items():
             if value not in self._givers:
                 raise IRError(f"{self._nodes[takers[0]].describe()} takes %{value}, which no node gives")
@@ -135,14 +141,13 @@ class IRGraph:
             if len(consuming) > 1:
                 first, second = (self._nodes[index].describe() for index in consuming[:2])
                 raise IRError(f"%{value} is used up twice, by {first} and by {second}")
-            if consuming and value in self._results:
+            if consuming and value in leaving:
                 raise IRError(f"%{value} is a result and used up by {self._nodes[consuming[0]].describe()}")
-        if len(set(self._results)) != len(self._results):
+        if len(leaving) != len(self._results):
             raise IRError("results: a value is named twice")
         for value in self._results:
             if value not in self._givers:
                 raise IRError(f"results: %{value} is given by no node")
-        leaving = set(self._results)
         for value, giver in self._givers.items():
             if value not in self._takers and value not in leaving:
                 raise IRError(
@@ -170,16 +175,32 @@ class IRGraph:
         return tuple(order)
 
     def _cycle(self, before: Sequence[set[int]], sorted_ones: set[int]) -> str:
-        """Name one cycle's path, each node after what it waits for."""
-        index = min(set(range(len(self._nodes))) - sorted_ones)
-        path: list[int] = []
-        while index not in path:
-            path.append(index)
-            index = min(before[index] - sorted_ones)
-        cycle = path[path.index(index) :][::-1]
+        """Name one cycle's path, each node after what it waits for. O(nodes + dependencies)."""
+        index = next(each for each in range(len(self._nodes)) if each not in sorted_ones)
+        places: dict[int, int] = {}  # of the path, which goes backwards
+        while index not in places:
+            places[index] = len(places)
+            index = min(each for each in before[index] if each not in sorted_ones)
+        cycle = list(places)[places[index] :][::-1]
         first = cycle.index(min(cycle))
         cycle = cycle[first:] + cycle[: first + 1]
-        return " -> ".join(self._nodes[each].describe() for each in cycle)
+        named = [self._nodes[each].describe() for each in cycle[:_SHOWN]]
+        if len(cycle) > 2 * _SHOWN:
+            named.append(f"({len(cycle) - 2 * _SHOWN} more)")
+        named += [self._nodes[each].describe() for each in cycle[max(_SHOWN, len(cycle) - _SHOWN) :]]
+        return " -> ".join(named)
+
+
+def _all_of(what: str, given: Iterable[_T], kind: type) -> tuple[_T, ...]:
+    """Return what a graph is made of, in its order; raises ``IRError`` for what is none of that."""
+    try:
+        found = tuple(given)
+    except TypeError:
+        raise IRError(f"{what}: {given!r} is no sequence") from None
+    for each in found:
+        if not isinstance(each, kind):
+            raise IRError(f"{what}: {each!r} is no {kind.__name__}")
+    return found
 
 
 def renamed(node: IRNode, names: Mapping[ValueName, ValueName]) -> IRNode:

@@ -16,6 +16,7 @@ A node takes pieces and gives pieces or an answer; each value is given by exactl
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import NewType
 
 from kvcontrol.core.blocks import CacheTier
@@ -46,7 +47,17 @@ class IRError(KvControlError, ValueError):
 
 
 def _span_problem(start: int, end: int) -> str:
-    return "" if 0 <= start < end else f"tokens [{start}, {end}) are none; 0 <= start < end"
+    if isinstance(start, int) and isinstance(end, int) and 0 <= start < end:
+        return ""
+    return f"tokens [{start!r}, {end!r}) are none; both are integers, 0 <= start < end"
+
+
+def _batch_problem(batch: int | None) -> str:
+    return "" if batch is None or (isinstance(batch, int) and batch >= 0) else f"batch is {batch!r}; it must be >= 0"
+
+
+def _word_problem(name: str, value: object, kind: type[StrEnum]) -> str:
+    return "" if isinstance(value, kind) else f"{name} is {value!r}; it must be one of {', '.join(kind)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +71,7 @@ class LoadConfig:
 
     def problem(self) -> str:
         """Say what can't be; empty when all can."""
-        return _span_problem(self.start, self.end)
+        return _span_problem(self.start, self.end) or _word_problem("tier", self.tier, CacheTier)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +85,7 @@ class PrefillConfig:
 
     def problem(self) -> str:
         """Say what can't be; empty when all can."""
-        return _span_problem(self.start, self.end)
+        return _span_problem(self.start, self.end) or _batch_problem(self.batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +100,9 @@ class TransferConfig:
 
     def problem(self) -> str:
         """Say what can't be; empty when all can."""
-        return _span_problem(self.start, self.end)
+        if not isinstance(self.target, str) or not self.target:
+            return f"target is {self.target!r}; it must be the name of a device"
+        return _span_problem(self.start, self.end) or _word_problem("transport", self.transport, KVTransport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +127,10 @@ class DecodeConfig:
 
     def problem(self) -> str:
         """Say what can't be; empty when all can."""
-        if self.start > 0 and self.max_tokens > 0:
-            return ""
-        return f"start is {self.start}, max_tokens {self.max_tokens}; both must be > 0"
+        start, most = self.start, self.max_tokens
+        if isinstance(start, int) and isinstance(most, int) and start > 0 and most > 0:
+            return _batch_problem(self.batch)
+        return f"start is {start!r}, max_tokens {most!r}; both must be integers > 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +142,9 @@ class PinConfig:
 
     def problem(self) -> str:
         """Say what can't be; empty when all can."""
-        return "" if 0 < self.ttl_s < float("inf") else f"ttl_s is {self.ttl_s}; it must be > 0 and finite"
+        if isinstance(self.ttl_s, int | float) and 0 < self.ttl_s < inf:
+            return ""
+        return f"ttl_s is {self.ttl_s!r}; it must be > 0 and finite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +157,9 @@ class EvictConfig:
 
     def problem(self) -> str:
         """Say what can't be; empty when all can."""
-        return "keep is HBM, which is what it leaves; it must be a tier below" if self.keep is CacheTier.HBM else ""
+        if self.keep is CacheTier.HBM:
+            return "keep is HBM, which is what it leaves; it must be a tier below"
+        return "" if self.keep is None else _word_problem("keep", self.keep, CacheTier)
 
 
 NodeConfig = LoadConfig | PrefillConfig | TransferConfig | JoinConfig | DecodeConfig | PinConfig | EvictConfig
@@ -160,6 +178,8 @@ CONFIGS: dict[NodeType, type[NodeConfig]] = {
 CONSUMING = frozenset({NodeType.JOIN, NodeType.EVICT})
 """Nodes that use up what they take."""
 
+_SHOWN = 8
+"""Values that a message names of a node."""
 _MANY = 1 << 30
 _ARITIES: dict[NodeType, tuple[int, int, int]] = {
     NodeType.LOAD: (0, 1, 1),
@@ -188,27 +208,54 @@ class IRNode:
 
     def check(self) -> None:
         """Raise ``IRError`` when the parts of this node don't fit each other."""
-        what = self.describe()
-        expected = CONFIGS[self.node_type]
-        if type(self.config) is not expected:
-            raise IRError(f"{what}: its config is a {type(self.config).__name__}; it must be a {expected.__name__}")
+        problem = self._shape_problem()
+        if problem:  # then it can't be described by what it gives
+            raise IRError(f"a node of type {self.node_type!r}: {problem}")
+        problem = self._arity_problem() or self._config_problem()
+        if problem:
+            raise IRError(f"{self.describe()}: {problem}")
+
+    def _shape_problem(self) -> str:
+        if type(self.node_type) is not NodeType:
+            return f"there is none; there are {', '.join(NodeType)}"
+        for what, values in (("inputs", self.inputs), ("outputs", self.outputs)):
+            if type(values) is not tuple:
+                return f"its {what} are {values!r}; they must be a tuple of names"
+            for value in values:
+                if not isinstance(value, str) or not value:
+                    return f"its {what} hold {value!r}, which is no name"
+        return ""
+
+    def _arity_problem(self) -> str:
         least, most, outputs = _ARITIES[self.node_type]
         if not least <= len(self.inputs) <= most:
             allowed = f"{least}" if most == least else f"{least} or more" if most == _MANY else f"{least} to {most}"
-            raise IRError(f"{what}: it takes {len(self.inputs)} values; it must take {allowed}")
-        if len(self.outputs) != outputs:
-            raise IRError(f"{what}: it gives {len(self.outputs)} values; it must give {outputs}")
-        if not self.device:
-            raise IRError(f"{what}: its device is empty")
-        problem = self.config.problem() if self.config.request else "its request is empty"
-        if problem:
-            raise IRError(f"{what}: {problem}")
+            return f"it takes {len(self.inputs)} values; it must take {allowed}"
+        return "" if len(self.outputs) == outputs else f"it gives {len(self.outputs)} values; it must give {outputs}"
+
+    def _config_problem(self) -> str:
+        config, device = self.config, self.device
+        expected = CONFIGS[self.node_type]
+        if type(config) is not expected:
+            return f"its config is a {type(config).__name__}; it must be a {expected.__name__}"
+        if not isinstance(device, str) or not device:
+            return f"its device is {device!r}; it must be the name of one" if device else "its device is empty"
+        if not isinstance(config.request, str) or not config.request:
+            return f"its request is {config.request!r}; it must be an id" if config.request else "its request is empty"
+        if isinstance(config, TransferConfig) and config.target == device:
+            return f"it moves KV from {device} to {device}, where it is already"
+        return config.problem()
 
     def describe(self) -> str:
         """Name this node in a message: ``prefill %fresh``, or ``evict(%a, %b)`` where it gives nothing."""
         if self.outputs:
-            return f"{self.node_type} " + ", ".join(f"%{each}" for each in self.outputs)
-        return f"{self.node_type}(" + ", ".join(f"%{each}" for each in self.inputs) + ")"
+            return f"{self.node_type} {_named(self.outputs)}"
+        return f"{self.node_type}({_named(self.inputs)})"
+
+
+def _named(values: tuple[ValueName, ...]) -> str:
+    more = len(values) - _SHOWN
+    return ", ".join(f"%{each}" for each in values[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 __all__ = [

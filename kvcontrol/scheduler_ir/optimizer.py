@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import ClassVar, Protocol
 
 from kvcontrol.core.blocks import CacheTier
@@ -17,7 +18,8 @@ from kvcontrol.scheduler_ir.request import IRRequest
 class DeviceLimits:
     """What a device can do; 0 is no limit. ``capacity_tokens`` of KV fit into its memory, and what leaves that may be
     saved to its tier ``spill`` (None: it has none). One step computes at most ``prefill_batch_tokens`` of
-    ``prefill_batch_requests`` prompts, or goes on with ``decode_batch_requests`` answers.
+    ``prefill_batch_requests`` prompts, or goes on with ``decode_batch_requests`` answers. Raises ``IRError`` for less
+    than 0.
     """
 
     capacity_tokens: int = 0
@@ -26,7 +28,16 @@ class DeviceLimits:
     decode_batch_requests: int = 0
     spill: CacheTier | None = None
 
+    def __post_init__(self) -> None:
+        for name in _LIMITS:
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise IRError(f"{name} is {value!r}; it must be an integer >= 0, 0 is no limit")
+        if self.spill is CacheTier.HBM or not isinstance(self.spill, CacheTier | None):
+            raise IRError(f"spill is {self.spill!r}; it must be a tier below HBM, or None")
 
+
+_LIMITS = ("capacity_tokens", "prefill_batch_tokens", "prefill_batch_requests", "decode_batch_requests")
 _UNLIMITED = DeviceLimits()
 
 
@@ -34,12 +45,17 @@ _UNLIMITED = DeviceLimits()
 class PassContext:
     """What passes know: the requests that a graph serves, by id, and what its devices can do.
 
-    ``keep_for_s`` is how far ahead a reuse may be expected for KV to stay for it.
+    ``keep_for_s`` is how far ahead a reuse may be expected for KV to stay for it. Raises ``IRError`` for one that is no
+    time.
     """
 
     requests: Mapping[str, IRRequest]
     devices: Mapping[Device, DeviceLimits] = field(default_factory=dict)
     keep_for_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.keep_for_s, int | float) and 0 <= self.keep_for_s < inf):
+            raise IRError(f"keep_for_s is {self.keep_for_s!r}; it must be a finite number of seconds >= 0")
 
     @classmethod
     def of(cls, requests: Sequence[IRRequest], **limits: DeviceLimits) -> "PassContext":

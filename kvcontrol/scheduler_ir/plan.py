@@ -19,6 +19,8 @@ from kvcontrol.scheduler_ir.nodes import Device, IRError, IRNode, NodeType, Tran
 
 PlanId = NewType("PlanId", str)
 
+_COMPUTING = frozenset({NodeType.LOAD, NodeType.PREFILL})
+
 
 class LegKind(StrEnum):
     """What a leg is for whoever walks the plan.
@@ -130,7 +132,7 @@ def legs_of(graph: IRGraph) -> tuple[Leg, ...]:
 
 def _handing_over(device: Device, nodes: Sequence[IRNode]) -> list[Leg]:
     transfers = [node.config for node in nodes if isinstance(node.config, TransferConfig)]
-    computing = [node for node in nodes if node.node_type in {NodeType.LOAD, NodeType.PREFILL}]
+    computing = [node for node in nodes if node.node_type in _COMPUTING]
     legs = []
     if computing:
         transport = transfers[0].transport if transfers else None
@@ -140,7 +142,7 @@ def _handing_over(device: Device, nodes: Sequence[IRNode]) -> list[Leg]:
             Leg(
                 kind=LegKind.HANDOVER,
                 device=device,
-                steps=_kinds(node for node in nodes if node not in computing),
+                steps=_kinds(node for node in nodes if node.node_type not in _COMPUTING),
                 target=transfers[0].target,
                 transport=transfers[0].transport,
             )

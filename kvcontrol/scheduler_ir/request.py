@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.roles import KVTransport
@@ -18,10 +19,16 @@ class Handover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a request is answered, and whether its prompt is computed elsewhere (``handover``) or there (None)."""
+    """Where a request is answered, and whether its prompt is computed elsewhere (``handover``) or there (None). Raises
+    ``IRError`` for a handover to where it comes from.
+    """
 
     answer: Device
     handover: Handover | None = None
+
+    def __post_init__(self) -> None:
+        if self.handover is not None and self.handover.prefill == self.answer:
+            raise IRError(f"a prompt is handed over from {self.answer} to {self.answer}; leave the handover out")
 
     @property
     def prefill(self) -> Device:
@@ -66,32 +73,65 @@ class IRRequest:
     reuse_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.prompt_tokens <= 0 or self.max_tokens <= 0:
-            raise IRError(
-                f"request {self.request_id!r}: prompt_tokens is {self.prompt_tokens}, max_tokens {self.max_tokens}; "
-                "both must be > 0"
-            )
-        if self.cached:
-            self._check_cached()
-        if self.shared:
-            ends = [0, *(each.end for each in self.shared)]
-            if any(left >= right for left, right in pairwise(ends)):
-                raise IRError(f"request {self.request_id!r}: the ends of its shared prefixes don't rise")
+        problem = self._size_problem() or self._time_problem()
+        if not problem and self.cached:
+            problem = self._cached_problem()
+        if not problem and self.shared:
+            problem = self._shared_problem()
+        if problem:
+            raise IRError(f"request {self.request_id!r}: {problem}")
+
+    def _size_problem(self) -> str:
+        prompt, most = self.prompt_tokens, self.max_tokens
+        if not isinstance(self.request_id, str) or not self.request_id:
+            return "its request_id must be a text that is not empty"
+        if not (isinstance(prompt, int) and isinstance(most, int) and prompt > 0 and most > 0):
+            return f"prompt_tokens is {prompt!r}, max_tokens {most!r}; both must be > 0"
+        if not _is(self.placement, Placement):
+            return f"its placement is {self.placement!r}; it must be a Placement"
+        return ""
+
+    def _time_problem(self) -> str:
+        if not _is(self.priority, int):
+            return f"priority is {self.priority!r}; it must be an integer"
+        if self.deadline_s is not None and not _is_number(self.deadline_s, -inf):
+            return f"deadline_s is {self.deadline_s!r}; it must be a finite number of seconds, or None"
+        if self.reuse_s is not None and not _is_number(self.reuse_s, 0):
+            return f"reuse_s is {self.reuse_s!r}; it must be a finite number of seconds >= 0, or None"
+        return ""
 
     def cached_on(self, device: Device) -> tuple[CachedRun, ...]:
         """Return what lies on one device."""
         return tuple(each for each in self.cached if each.device == device)
 
-    def _check_cached(self) -> None:
+    def _cached_problem(self) -> str:
         ends: dict[Device, int] = {}
         for run in self.cached:
             before = ends.get(run.device, 0)
-            if not before < run.end <= self.prompt_tokens:
-                raise IRError(
-                    f"request {self.request_id!r}: a cached run on {run.device} ends at {run.end}; it must be "
-                    f"> {before} and <= {self.prompt_tokens}"
+            if not isinstance(run.end, int) or not before < run.end <= self.prompt_tokens:
+                return (
+                    f"a cached run on {run.device} ends at {run.end!r}; it must be > {before} and "
+                    f"<= {self.prompt_tokens}"
                 )
             ends[run.device] = run.end
+        return ""
+
+    def _shared_problem(self) -> str:
+        ends = [0, *(each.end for each in self.shared)]
+        if not all(isinstance(end, int) for end in ends):
+            return "the ends of its shared prefixes are no integers"
+        if any(left >= right for left, right in pairwise(ends)):
+            return "the ends of its shared prefixes don't rise"
+        return ""
+
+
+def _is(value: object, kind: type) -> bool:
+    return isinstance(value, kind)
+
+
+def _is_number(value: float, least: float) -> bool:
+    """Whether it is finite and at least that."""
+    return isinstance(value, int | float) and least <= value < inf and value != -inf
 
 
 __all__ = ["CachedRun", "Handover", "IRRequest", "Placement", "SharedPrefix"]

@@ -6,11 +6,13 @@ resource is free. Pins, evicts and joins take no time.
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from math import inf
 
 from kvcontrol.scheduler_ir.graph import IRGraph
 from kvcontrol.scheduler_ir.nodes import (
     DecodeConfig,
+    IRError,
     IRNode,
     LoadConfig,
     PrefillConfig,
@@ -21,12 +23,18 @@ from kvcontrol.scheduler_ir.nodes import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paces:
-    """Seconds that a token takes."""
+    """Seconds that a token takes. Raises ``IRError`` for what is no time."""
 
     prefill_s: float = 1.0
     decode_s: float = 1.0
     transfer_s: float = 0.5
     load_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not (isinstance(value, int | float) and 0 <= value < inf):
+                raise IRError(f"{each.name} is {value!r}; it must be a finite number of seconds >= 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,8 @@ class AgedQueue:
             raise ValueError(f"request {request_id} waits already")
         if not isfinite(arrived_s) or (deadline_s is not None and not isfinite(deadline_s)):
             raise ValueError(f"request {request_id} has a time that is no number")
+        if request.prefill_tokens < 0 or request.output_tokens < 0:
+            raise ValueError(f"request {request_id} has less than no tokens")
         self._number = number = self._number + 1
         self._order.add(request, number)
         self._arrivals.add(request_id, (arrived_s, number, request))

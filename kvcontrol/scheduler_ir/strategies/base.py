@@ -15,6 +15,7 @@ What holds for every strategy, and is tested for every one that ships:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import NewType, Protocol
 
 WaitingId = NewType("WaitingId", str)
@@ -46,12 +47,16 @@ class WaitingRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineView:
     """What a strategy may know of the engine at a step: how fast it computes prompts, 0 where nothing was measured yet,
-    how many requests run, and how long one step of those takes.
+    how many requests run, and how long one step of those takes. Raises ``ValueError`` for what can't be.
     """
 
     prefill_tokens_per_s: float = 0.0
     running: int = 0
     step_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.prefill_tokens_per_s < inf and 0 <= self.step_s < inf and self.running >= 0):
+            raise ValueError(f"{self}: all must be finite and >= 0")
 
 
 class WaitingQueue(Protocol):

@@ -102,6 +102,22 @@ def test_a_graph_that_cannot_be_is_refused_with_what_is_wrong(
         IRGraph(nodes, names(*results))
 
 
+def test_a_cycle_of_many_nodes_is_named_by_its_ends_and_how_many_are_between() -> None:
+    count = 20_000
+    nodes = [prefill(f"v{number}", f"v{(number - 1) % count}") for number in range(count)]
+    with pytest.raises(IRError) as caught:
+        IRGraph(nodes, ())
+    said = str(caught.value)
+    assert said.startswith("a cycle: prefill %v0 -> prefill %v1 -> ")
+    assert " -> (19985 more) -> " in said
+    assert said.endswith("prefill %v19999 -> prefill %v0")
+    assert len(said) < 500
+
+
+def test_a_node_of_many_values_is_named_by_the_first() -> None:
+    assert evict(*(f"v{number}" for number in range(1_000))).describe().endswith("%v7 and 992 more)")
+
+
 @pytest.mark.parametrize(
     ("node", "message"),
     [
