@@ -314,6 +314,7 @@ class Pipeline:
             if this.attempts.again(response.status):
                 return f"status_{response.status}"
             this.permit.first_byte()
+            this.run.began()
             this.entry.began()
             record.first_byte_s = monotonic()
             record.status = response.status

@@ -28,6 +28,7 @@ from gateway.separation import PrefillSide, RequestSize, Separation
 from gateway.types import Usage
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.roles import EngineRole
 from kvcontrol.prefix_reuse import FleetIndex
 from kvcontrol.scheduler_ir import ExecutionPlan, HybridOnly, Split
 
@@ -296,8 +297,8 @@ class Planner:
         prefilling = self._prefilling(fingerprint.model)
         if not prefilling:
             return None, None
-        if without:
-            prefilling = [each for each in prefilling if each.id not in without]
+        if without or chosen.role is EngineRole.PREFILL:  # it answers itself, as nobody else can
+            prefilling = [each for each in prefilling if each.id not in without and each.id != chosen.id]
         field = self._candidates.of(prefilling, lookups) if prefilling else None
         split = self._separation.split(size, chosen, answer, prefilling, field)
         handover = split.placement.handover

@@ -7,6 +7,7 @@ while one was away is there when it is back.
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from gateway.planner import Planner
 from gateway.registry import InstanceSpec, Membership, Registry, Source
@@ -15,12 +16,15 @@ from gateway.routing import POLICIES, CostModel
 from gateway.state import Kind, Store
 from gateway.state.fleet_bodies import ROUTING_NAME, InstanceBody, PolicyName, RoutingBody
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.roles import EngineRole
 
 _log = logging.getLogger(__name__)
 
 
 class RosterKeeper:
-    """``refresh`` applies what the store says now. A witness of the membership: who joins drained, stays drained."""
+    """``refresh`` applies what the store says now. A witness of the membership: who is drained, or was given a role,
+    joins so.
+    """
 
     def __init__(  # noqa: PLR0913 - wired once, by name
         self,
@@ -43,13 +47,16 @@ class RosterKeeper:
         self._drain_s = drain_s
         self._revision = -1
         self._drained: frozenset[InstanceId] = frozenset()
+        self._roles: Mapping[InstanceId, EngineRole] = {}
         self._routing: RoutingBody | None = None
         self._membership: Membership | None = None
 
     def joined(self, instance: InstanceId) -> None:
-        """An instance that was drained before it came is drained from the start."""
+        """An instance that was drained before it came, or given a role, is so from the start."""
         if instance in self._drained:
             self._registry.drain(instance)
+        if instance in self._roles:
+            self._registry.assign(instance, self._roles[instance])
 
     def left(self, instance: InstanceId) -> None:
         """Nothing of it is kept here."""
@@ -86,6 +93,7 @@ class RosterKeeper:
         bodies = {InstanceId(each.name): InstanceBody.model_validate_json(each.body) for each in documents}
         self._take_routing(None if routing is None else RoutingBody.model_validate_json(routing.body))
         self._drained = frozenset(name for name, body in bodies.items() if body.draining)
+        self._roles = {name: body.role for name, body in bodies.items() if body.role is not None}
         specs = []
         for name, body in bodies.items():
             if body.url is None:
@@ -100,6 +108,8 @@ class RosterKeeper:
                 continue
             if each.draining is not (each.id in self._drained):
                 self._registry.drain(each.id, draining=not each.draining)
+            if each.told_role is not self._roles.get(each.id):
+                self._registry.assign(each.id, self._roles.get(each.id))
         self._revision = revision
 
     async def run(self, interval_s: float) -> None:

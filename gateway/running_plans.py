@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from gateway.errors import PlanCancelledError
-from kvcontrol.scheduler_ir import ExecutionPlan, IRError, PlanId, PlanState, PlanStatus
+from kvcontrol.scheduler_ir import ExecutionPlan, IRError, LegKind, PlanId, PlanState, PlanStatus
 
 _KEPT: Final = 1024
 _LEFT: Final = "its client left, or its time was over"
@@ -40,7 +40,11 @@ class PlanRun:
         self.state = PlanState.RUNNING
 
     def prepared(self) -> None:
-        """All calls before the answer are done."""
+        """All calls before the answer are done; a handover is when the answer begins: who answers fetches then."""
+        self.done = sum(leg.kind is not LegKind.HANDOVER for leg in self.plan.before_answer)
+
+    def began(self) -> None:
+        """The answer has begun: what comes before it is done."""
         self.done = len(self.plan.before_answer)
 
     def failed(self, reason: str) -> None:

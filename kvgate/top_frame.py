@@ -150,7 +150,8 @@ def _instance(each: Mapping[str, Any], screen: Screen) -> Iterator[Text]:
     text.append(f"{state:<9.9} ", style=_STATES.get(state, ""))
     dash = screen.glyphs.dash
     running, waiting = (dash if each[name] is None else each[name] for name in ("running", "waiting"))
-    text.append(f"{each['role']:<7.7} {each['in_flight']:>4} {running:>4} {waiting:>4}", style="not bold")
+    role = each["role"] or dash  # not known before it was reached
+    text.append(f"{role:<7.7} {each['in_flight']:>4} {running:>4} {waiting:>4}", style="not bold")
     for tier in _TIERS:
         text.append(f" {_tier(each['tiers'].get(tier), screen.glyphs):<10}", style="not bold")
     yield text

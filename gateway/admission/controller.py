@@ -36,6 +36,7 @@ _LONGEST_RETRY_S = 60
 _TICK_S = 0.1
 _RATE_MEMORY = 0.1
 _ON_PROBATION = 1
+_SHOWN = 8
 
 
 class AdmissionMeter(Protocol):
@@ -152,6 +153,7 @@ class AdmissionController:
         better than none: the request has waited already.
         """
         others = tuple(each for each in self.usable(model) if each.id not in tried)
+        others = others or tuple(each for each in self._registry.standing_in(model) if each.id not in tried)
         return others or tuple(
             each
             for each in self._registry.serving(model)
@@ -367,8 +369,14 @@ class AdmissionController:
 
     def _no_instance(self, model: str) -> NoInstanceError:
         self._meter.shed("no_instance")
+        missing = ""
+        if prefilling := [each.id for each in self._registry.only_prefilling(model)]:
+            missing = (
+                f": {', '.join(prefilling[:_SHOWN])} can only prefill for others (LMDeploy's role), and no decode or "
+                "hybrid instance is there to answer"
+            )
         return NoInstanceError(
-            f"none of the {len(self._registry.all())} instances is usable for model {model!r} now",
+            f"none of the {len(self._registry.all())} instances is usable for model {model!r} now{missing}",
             retry_after_s=max(_RETRY_AFTER_S, min(_LONGEST_RETRY_S, ceil(self._registry.left_alone_s(model)))),
         )
 

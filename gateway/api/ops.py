@@ -19,19 +19,22 @@ def ops_router(*, registry: Registry, metrics: Metrics, siblings: Siblings | Non
 
     @router.get("/readyz")
     async def readyz() -> JSONResponse:
-        """Ready: at least one instance is usable, and what it holds has been learned or was tried to be in vain."""
+        """Ready: at least one instance that answers is usable, and what it holds has been learned or was tried to be in
+        vain.
+        """
         instances = registry.all()
         usable = sum(each.ready for each in instances)
+        is_ready = any(each.ready and each.answers for each in instances)
         return JSONResponse(
             {
-                "status": "ready" if usable else "no usable instance",
+                "status": "ready" if is_ready else "no usable instance answers" if usable else "no usable instance",
                 "usable": usable,
                 "blocks_known": sum(each.blocks_known for each in instances),
                 "instances": {
                     each.id: {"state": each.state, "reason": each.reason, "blocks": each.blocks} for each in instances
                 },
             },
-            status_code=200 if usable else 503,
+            status_code=200 if is_ready else 503,
         )
 
     @router.get("/metrics")

@@ -18,7 +18,7 @@ class InstanceSummary(_View):
 
     id: str
     url: str
-    role: EngineRole
+    role: EngineRole | None = Field(description="What it is for; null before that is known.")
     state: str
     reason: str
     draining: bool
@@ -65,7 +65,7 @@ class FleetBoard:
         return InstanceSummary(
             id=each.id,
             url=each.url,
-            role=each.role,
+            role=each.known_role,
             state=each.state,
             reason=each.reason,
             draining=each.draining,

@@ -82,7 +82,8 @@ class Instance:
     unknown, and the instance is routed by load until a later try succeeds. A ``draining`` one finishes what it has and
     is given nothing new. ``life`` counts how often it became healthy: it may be another process each
     time; ``doubts`` how often answers have contradicted what it announces. ``named_role`` is what it is for according
-    to whoever named it, None where that says nothing; ``role`` is that, or what it says itself. ``kv`` says that
+    to whoever named it, ``told_role`` according to operators, None where those say nothing; ``role`` is what comes of
+    these and of what it says itself, and hybrid before that is known. ``kv`` says that
     it serves ``/kv/v1``, whether or not that could be read at the last check.
     """
 
@@ -95,6 +96,7 @@ class Instance:
     life: int = 0
     doubts: int = 0
     named_role: EngineRole | None = None
+    told_role: EngineRole | None = None
     role: EngineRole = EngineRole.HYBRID
     models: tuple[Model, ...] = ()
     stats: InstanceStats | None = None
@@ -129,6 +131,21 @@ class Instance:
         if self.blocks_problem is not None:
             return f"unknown: {self.blocks_problem}; it is routed by load until they are learned"
         return "known"
+
+    @property
+    def known_role(self) -> EngineRole | None:
+        """What it is for; None where nobody has said so, and it was never reached."""
+        return self.role if self.life or self.told_role is not None or self.named_role is not None else None
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether it prefills for others by the gateway's word alone, and so could answer whole requests as well."""
+        return self.role is EngineRole.PREFILL and self.stats is not None and self.stats.role is EngineRole.HYBRID
+
+    @property
+    def answers(self) -> bool:
+        """Whether it may be asked for answers, if only where nobody else can."""
+        return self.role is not EngineRole.PREFILL or self.stands_in
 
     def serves(self, model: str) -> bool:
         return any(served.id == model for served in self.models)

@@ -13,6 +13,7 @@ from gateway.registry.breakers import Breakers
 from gateway.registry.instance import Instance, InstanceSpec, InstanceState, Isolation, ProbeResult
 from gateway.registry.outliers import OutlierRules
 from gateway.registry.panic import PATIENCE, Excuse, PanicRules
+from gateway.registry.roles import role_after, told
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole
 
@@ -92,6 +93,11 @@ class Registry:
         self._set(replace(self._instances[instance], draining=draining))
         return self._instances[instance]
 
+    def assign(self, instance: InstanceId, role: EngineRole | None) -> Instance:
+        """Note what an operator says that an instance is for, None where nothing; raises ``KeyError``."""
+        self._set(told(self._instances[instance], role))
+        return self._instances[instance]
+
     def all(self) -> tuple[Instance, ...]:
         return tuple(self._instances.values())
 
@@ -106,23 +112,40 @@ class Registry:
         """Return the instances that may be asked for an answer (for ``model``) at this moment. While all that there are
         wait for the outcome of a trial, that is none.
         """
-        return self._breakers.open_to_requests(self.serving(model))
+        return self._breakers.open_to_requests(self.serving(model)) or self.standing_in(model)
+
+    def standing_in(self, model: str | None = None) -> tuple[Instance, ...]:
+        """Return the instances that prefill for others, and may be asked for an answer where nobody else can."""
+        if not self._prefilling:
+            return ()
+        return self._breakers.open_to_requests(self._well(model, lambda each: each.stands_in))
 
     def serving(self, model: str | None = None) -> tuple[Instance, ...]:
-        """Return the instances that are well and answer (for ``model``), also those left alone just now."""
+        """Return the instances that are well and answer (for ``model``), also those left alone just now; where there
+        are none, those that could stand in.
+        """
         answering = self._answering.get(model)
         if answering is None:
-            answering = tuple(
-                each
-                for each in self._instances.values()
-                if each.state is InstanceState.HEALTHY
-                and not each.draining
-                and each.role is not EngineRole.PREFILL
-                and (model is None or each.serves(model))
+            answering = self._well(model, lambda each: each.role is not EngineRole.PREFILL) or self._well(
+                model, lambda each: each.stands_in
             )
             if answering:  # names that nobody serves come from clients, in any number
                 self._answering[model] = answering
         return answering
+
+    def _well(self, model: str | None, fits: Callable[[Instance], bool]) -> tuple[Instance, ...]:
+        return tuple(
+            each
+            for each in self._instances.values()
+            if each.state is InstanceState.HEALTHY
+            and not each.draining
+            and fits(each)
+            and (model is None or each.serves(model))
+        )
+
+    def only_prefilling(self, model: str) -> tuple[Instance, ...]:
+        """Return the instances that are well and serve ``model``, and can answer nothing."""
+        return self._well(model, lambda each: not each.answers)
 
     def on_trial(self, model: str) -> bool:
         """Whether nobody may be asked now, and the trial of one that serves ``model`` is under way."""
@@ -196,7 +219,7 @@ class Registry:
                 models=probe.models or before.models,
                 stats=probe.stats,
                 kv=probe.kv,
-                role=before.named_role or (EngineRole.HYBRID if probe.stats is None else probe.stats.role),
+                role=role_after(before, probe),
                 foreign_requests=foreign,
                 life=life,
             )

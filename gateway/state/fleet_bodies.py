@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvcontrol.core.hashing import HASH_BYTES
+from kvcontrol.core.roles import EngineRole
 
 PolicyName = Literal["cost_aware", "prefix_affinity", "consistent_hash", "least_load", "round_robin"]
 ROUTING_NAME = "fleet"
@@ -24,6 +25,9 @@ class InstanceBody(_Body):
 
     url: Url | None = Field(None, description="Where its HTTP server listens; null for one that is named elsewhere.")
     draining: bool = Field(default=False, strict=True, description="Whether it is given nothing new.")
+    role: EngineRole | None = Field(
+        None, description="What it is for, where prompts go through the tiers; null is what its name or itself says."
+    )
 
 
 class RoutingBody(_Body):

@@ -162,6 +162,8 @@ async def _fingerprint(
 def _left_out(instance: Instance, registry: Registry, model: str) -> LeftOutView:
     if instance.state is not InstanceState.HEALTHY:
         why = f"{instance.state}: {instance.reason}"
+    elif instance.stands_in:
+        why = "it computes prompts for others, and answers only where nobody else can"
     elif instance.role is EngineRole.PREFILL:
         why = "it computes prompts for others and answers nothing itself"
     elif instance.draining:

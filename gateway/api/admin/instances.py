@@ -22,7 +22,7 @@ from gateway.state import ABSENT, Document, Kind, Put
 from gateway.state.bodies import NAME_PATTERN, Name
 from gateway.state.fleet_bodies import InstanceBody, Url
 from kvcontrol.core.ids import InstanceId
-from kvcontrol.core.roles import EngineRole
+from kvcontrol.core.roles import EngineRole, KVTransport
 
 Server = tuple[str, int | None]
 """Where a server listens, as ASGI says it: a host and a port, none for a socket in the file system."""
@@ -50,7 +50,9 @@ class InstanceView(_View):
     url: str
     source: Source
     state: str
-    role: EngineRole = Field(description="What it is for: hybrid, prefill (computes prompts for others) or decode.")
+    role: EngineRole | None = Field(
+        description="What it is for: hybrid, prefill (computes prompts for others) or decode; null while unknown."
+    )
     reason: str
     draining: bool
     leaving: bool = Field(description="Whether it will be forgotten once it has finished what it has.")
@@ -77,6 +79,9 @@ class NewInstanceBody(BaseModel):
 
     id: Name
     url: Url
+    role: EngineRole | None = Field(
+        None, description="What it is for, where prompts go through the tiers; null is what it says itself."
+    )
 
 
 class InstanceChange(_View):
@@ -85,6 +90,7 @@ class InstanceChange(_View):
     id: str
     url: str | None
     draining: bool
+    role: EngineRole | None
     version: int
 
 
@@ -133,7 +139,7 @@ class Roster:
             url=each.url,
             source=each.source,
             state=each.state,
-            role=each.role,
+            role=each.known_role,
             reason=each.reason,
             draining=each.draining,
             leaving=self.membership.leaving(each.id),
@@ -217,13 +223,19 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C9
             return replayed
         url = await roster.vetted(body.url, mutation.server)
         _check_free(roster, body.id, url)
-        return await put(body.id, InstanceBody(url=url), mutation, verb="create", status=201)
+        return await put(body.id, InstanceBody(url=url, role=body.role), mutation, verb="create", status=201)
 
     @router.put("/instances/{name}", response_model=InstanceChange)
     async def put_instance(name: InstanceName, body: InstanceBody, mutation: MutationOf) -> Response:
-        """Say all about an instance anew. Another address is another process: the former one drains first."""
+        """Say all about an instance anew. Another address is another process: the former one drains first.
+
+        A role holds from the next request on where prompts go through the tiers. LMDeploy's own roles are an engine's
+        for its life: another is refused with a 409.
+        """
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
+        if body.role is not None and roster.registry.knows(InstanceId(name)):
+            _check_role(roster.registry.get(InstanceId(name)), body)
         if body.url is None:
             roster.get(name)
             return await put(name, body, mutation, verb="put")
@@ -285,7 +297,29 @@ def leases_router(roster: Roster) -> APIRouter:
 
 def _change(document: Document) -> InstanceChange:
     body = InstanceBody.model_validate_json(document.body)
-    return InstanceChange(id=document.name, url=body.url, draining=body.draining, version=document.version)
+    return InstanceChange(
+        id=document.name, url=body.url, draining=body.draining, role=body.role, version=document.version
+    )
+
+
+def _check_role(instance: Instance, body: InstanceBody) -> None:
+    """Raise ``ConflictApiError`` for a role that this process can't have."""
+    stats, role = instance.stats, body.role
+    if stats is None or role is None or (body.url is not None and instance.place != place_of(body.url)):
+        return
+    if stats.role is not EngineRole.HYBRID and role is not stats.role:
+        raise ConflictApiError(
+            f"role: {instance.id} is a {stats.role} instance for its life: LMDeploy builds its scheduler by the role, "
+            f"when it starts. Take it out (DELETE), start it again with --role {role}, and add it",
+            code="role_is_fixed",
+        )
+    if stats.role is EngineRole.HYBRID and role is not EngineRole.HYBRID and KVTransport.TIERS not in stats.transports:
+        raise ConflictApiError(
+            f"role: {instance.id} is a hybrid instance that hands no prompts over. Start it again with tiers and "
+            "KVGATE_ENGINE_PD_TRANSPORT=tiers, whose roles change at run time, or take it out (DELETE), start it with "
+            f"--role {role}, and add it",
+            code="role_is_fixed",
+        )
 
 
 def _check_free(roster: Roster, name: str, url: str) -> None:

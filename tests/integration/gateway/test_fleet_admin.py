@@ -35,7 +35,7 @@ async def test_an_instance_is_added_used_drained_resumed_and_taken_out(tmp_path:
     ):
         admin = Admin(fleet.gateway)
         status, headers, made = await admin.call("POST", "/instances", {"id": "b", "url": b.url + "/"})
-        assert (status, made) == (201, {"id": "b", "url": b.url, "draining": False, "version": 1})
+        assert (status, made) == (201, {"id": "b", "url": b.url, "draining": False, "role": None, "version": 1})
         await fleet.gateway.usable(2)
         shown = await admin.ok("GET", "/instances/b")
         assert (shown["source"], shown["state"], shown["models"]) == ("admin", "healthy", [MODEL])

@@ -11,7 +11,7 @@ from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, Load, PdDuty, Save, parse_
 from kvcontrol.core.roles import EngineRole, KVTransport
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.fleet import COMPLETIONS, Fleet, running_fleet
-from tests.support.running_gateway import eventually
+from tests.support.running_gateway import eventually, running_gateway
 from tests.support.scripted_engine import MODEL, Script, ScriptedEngine
 
 LONG = list(range(300))
@@ -78,6 +78,82 @@ async def test_through_the_tiers_a_prompt_is_saved_by_one_and_loaded_by_the_othe
         assert parts(engines["d"]) == [Load(host="127.0.0.1", port=7777)]
 
 
+@pytest.fixture
+async def tiered(tmp_path: Path) -> AsyncIterator[Fleet]:
+    """Hybrid engines between which prompts go through the tiers: who prefills is the gateway's word alone."""
+    engines = {"p": engine(EngineRole.HYBRID), "d": engine(EngineRole.HYBRID)}
+    for one in engines.values():
+        one.transports = {KVTransport.TIERS: "tcp;layout"}
+        one.held_at = "127.0.0.1:7777"
+    async with running_fleet(
+        tmp_path, engines, admin_key=ADMIN_KEY, pd_min_uncached_tokens=100, route_memory_s=0
+    ) as running:
+        await Admin(running.gateway).ok("PUT", "/instances/p", {"role": "prefill"})
+        await Admin(running.gateway).ok("PUT", "/instances/d", {"role": "decode"})
+        yield running
+
+
+async def test_through_the_tiers_the_loss_of_either_side_leaves_whole_requests_to_the_other(tiered: Fleet) -> None:
+    assert (await ask(tiered, LONG)).route.endswith(";pd=separated;prefill=p")
+    tiered.engines["d"].default = Script(status=503)  # it refuses, then is left alone, then is gone
+    for number in range(8):
+        answered = await ask(tiered, [9000 + number * 1000 + token for token in LONG])
+        assert (answered.status, answered.instance) == (200, "p"), answered
+        assert "prefill=p" not in answered.route
+    await Admin(tiered.gateway).ok("POST", "/instances/d/drain")
+    assert (await ask(tiered, LONG)).instance == "p"
+    assert (await ask(tiered, SHORT)).instance == "p"
+    tiered.engines["d"].default = Script()
+    await Admin(tiered.gateway).ok("POST", "/instances/d/resume")
+    await Admin(tiered.gateway).ok("POST", "/instances/p/drain")
+
+    async def answers_alone() -> bool:
+        return (await ask(tiered, LONG)).instance == "d"
+
+    await eventually(answers_alone)
+
+
+async def test_a_role_changes_at_run_time_where_prompts_go_through_the_tiers_and_stays_said(tiered: Fleet) -> None:
+    admin = Admin(tiered.gateway)
+    await admin.ok("PUT", "/instances/d", {"role": "prefill"})
+    await admin.ok("PUT", "/instances/p", {"role": "decode"})
+    assert (await ask(tiered, LONG)).route.endswith(";pd=separated;prefill=d")
+    said = await admin.ok("POST", "/instances/p/drain")
+    assert said["role"] == "decode"
+    await admin.ok("POST", "/instances/p/resume")
+    await admin.ok("PUT", "/instances/d", {})
+    await admin.ok("PUT", "/instances/p", {})
+    assert "pd=" not in (await ask(tiered, [7000 + token for token in LONG])).route
+    assert {each["role"] for each in (await admin.ok("GET", "/instances"))["data"]} == {"hybrid"}
+
+
+@pytest.mark.parametrize("role", ["hybrid", "decode"])
+async def test_another_role_than_an_engine_s_own_is_refused_with_what_to_do(fleet: Fleet, role: str) -> None:
+    status, _, said = await Admin(fleet.gateway).call("PUT", "/instances/p", {"role": role})
+    assert (status, said["error"]["code"]) == (409, "role_is_fixed")
+    assert "p is a prefill instance for its life" in said["error"]["message"]
+    assert f"start it again with --role {role}" in said["error"]["message"]
+    await Admin(fleet.gateway).ok("PUT", "/instances/p", {"role": "prefill"})
+
+
+async def test_a_hybrid_engine_that_hands_nothing_over_gets_no_other_role(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, {"a": ScriptedEngine()}, admin_key=ADMIN_KEY) as fleet:
+        status, _, said = await Admin(fleet.gateway).call("PUT", "/instances/a", {"role": "prefill"})
+        assert (status, said["error"]["code"]) == (409, "role_is_fixed")
+        assert "KVGATE_ENGINE_PD_TRANSPORT=tiers" in said["error"]["message"]
+
+
+async def test_the_role_of_an_instance_that_was_never_reached_is_the_one_it_was_named_with_or_none(
+    tmp_path: Path,
+) -> None:
+    gone = [{"id": "n", "url": "http://127.0.0.1:9"}, {"id": "m", "url": "http://127.0.0.1:10", "role": "prefill"}]
+    async with running_gateway(tmp_path, instances=gone, admin_key=ADMIN_KEY) as gateway:
+        listed = (await Admin(gateway).ok("GET", "/instances"))["data"]
+        assert {each["id"]: each["role"] for each in listed} == {"n": None, "m": "prefill"}
+        async with gateway.session.get(f"{gateway.url}/readyz") as answer:
+            assert answer.status == 503
+
+
 async def test_a_short_prompt_is_answered_whole_and_no_prefill_instance_is_ever_asked_to_answer(fleet: Fleet) -> None:
     for _ in range(3):
         assert (await ask(fleet, SHORT)).route.endswith(";pd=short")
@@ -115,7 +191,15 @@ async def test_a_prompt_that_nobody_could_hold_is_computed_where_it_is_answered(
 
 async def test_without_anybody_to_answer_a_request_is_refused_and_not_given_to_a_prefill_instance(fleet: Fleet) -> None:
     await Admin(fleet.gateway).ok("POST", "/instances/d/drain")
-    assert (await ask(fleet, LONG)).status == 503
+    body = {"model": MODEL, "prompt": LONG, "max_tokens": 4}
+    async with fleet.gateway.post(COMPLETIONS, body) as answer:
+        assert answer.status == 503
+        message = (await answer.json())["error"]["message"]
+    assert message.endswith(
+        ": p can only prefill for others (LMDeploy's role), and no decode or hybrid instance is there to answer"
+    )
+    async with fleet.gateway.session.get(f"{fleet.gateway.url}/readyz") as answer:
+        assert (answer.status, (await answer.json())["status"]) == (503, "no usable instance answers")
     assert fleet.engines["p"].requests == []
 
 

@@ -46,9 +46,12 @@ def test_a_plan_runs_and_is_done_and_is_remembered() -> None:
         begun = executor.status(P)
         run.prepared()
         prepared = executor.status(P)
+        run.began()
+        answering = executor.status(P)
     done = executor.status(P)
-    assert [(each.state, each.done, each.steps) for each in (begun, prepared, done)] == [
+    assert [(each.state, each.done, each.steps) for each in (begun, prepared, answering, done)] == [
         (PlanState.RUNNING, 0, 3),
+        (PlanState.RUNNING, 1, 3),
         (PlanState.RUNNING, 2, 3),
         (PlanState.DONE, 3, 3),
     ]

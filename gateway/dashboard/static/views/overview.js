@@ -120,7 +120,7 @@ function instanceCard(each, opened) {
       {},
       h("span", { class: `state ${state}` }, state),
       h("h3", {}, each.id),
-      h("span", { class: "pill" }, each.role),
+      h("span", { class: "pill" }, each.role ?? "role unknown"),
     ),
     h("div", { class: "where muted" }, models(each, opened), h("span", { class: "mono" }, each.url)),
     load(each),

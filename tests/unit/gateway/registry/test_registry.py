@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -367,6 +368,35 @@ async def test_what_an_instance_is_named_to_be_goes_before_what_it_says() -> Non
     assert [each.id for each in registry.prefilling("m")] == [A]
     registry.remove(A)
     assert registry.prefilling("m") == ()
+
+
+async def test_an_engine_in_a_role_of_its_own_stays_in_it_whatever_it_is_named() -> None:
+    named = InstanceSpec(id=A, url="http://127.0.0.1:1", role=EngineRole.HYBRID)
+    registry = Registry((named,), unhealthy_after=2)
+    registry.probe_succeeded(A, probe({"id": "m"}, said=stats(role=EngineRole.PREFILL)))
+    registry.assign(A, EngineRole.DECODE)
+    assert registry.get(A).role is EngineRole.PREFILL
+    assert registry.usable("m") == ()
+    assert [each.id for each in registry.only_prefilling("m")] == [A]
+
+
+async def test_who_prefills_by_the_gateways_word_alone_answers_where_nobody_else_can(registry: Registry) -> None:
+    for each in (A, B):
+        registry.probe_succeeded(each, probe({"id": "m"}, said=stats()))
+    registry.assign(A, EngineRole.PREFILL)
+    assert [each.id for each in registry.usable("m")] == [B]
+    registry.connection_failed(B, "refused")
+    assert [each.id for each in registry.usable("m")] == [A]
+    assert registry.served_models() == ["m"]
+    registry.assign(A, None)
+    assert registry.get(A).role is EngineRole.HYBRID
+
+
+async def test_a_role_that_an_instance_says_outlasts_a_check_at_which_it_says_nothing(registry: Registry) -> None:
+    assert registry.get(A).known_role is None
+    registry.probe_succeeded(A, probe({"id": "m"}, said=stats(role=EngineRole.PREFILL)))
+    registry.probe_succeeded(A, replace(probe({"id": "m"}), kv=True, stats_problem="it can't be read"))
+    assert registry.get(A).known_role is EngineRole.PREFILL
 
 
 async def test_prompts_are_kept_from_a_prefill_instance_that_fails_them_unless_there_is_no_other(

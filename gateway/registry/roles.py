@@ -1,0 +1,28 @@
+"""What an instance is for: by an operator's word, the name it was given, or what it says itself.
+
+An engine in one of LMDeploy's own roles can be nothing else for its life, whatever anybody says; what a hybrid engine
+is for is the gateway's affair alone, an operator's word going before the one that named it.
+"""
+
+from dataclasses import replace
+
+from gateway.registry.instance import Instance, ProbeResult
+from kvcontrol.core.roles import EngineRole
+
+
+def role_after(before: Instance, probe: ProbeResult) -> EngineRole:
+    """Return what an instance is for after a good check; one that says nothing this once is what it was."""
+    if probe.stats is None and probe.kv and before.life:
+        return before.role
+    own = EngineRole.HYBRID if probe.stats is None else probe.stats.role
+    return own if own is not EngineRole.HYBRID else before.told_role or before.named_role or own
+
+
+def told(before: Instance, role: EngineRole | None) -> Instance:
+    """Return the same instance after an operator's word on what it is for; None takes that back."""
+    own = EngineRole.HYBRID if before.stats is None else before.stats.role
+    chosen = own if own is not EngineRole.HYBRID else role or before.named_role or own
+    return replace(before, told_role=role, role=chosen)
+
+
+__all__ = ["role_after", "told"]
