@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy.base import PathPolicy
-from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, PolicyContext
+from kvcontrol.kv_policy.eviction import ContentKey
 from kvcontrol.kv_policy.ghost import GhostList
 from kvcontrol.kv_policy.ghost_lru import LruGhost, sampled, sampling_shift
 from kvcontrol.kv_policy.three_lines import ENDLESS, LINE_OF, LRU, OFTEN, ThreeLines, Weights
@@ -132,12 +132,12 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         self._parents: dict[ContentKey, ContentKey] = {}
         """What comes before each content of the present prompt."""
         self._told = False
-        self._most_behind = self._ample = math.inf
-        """A block that isn't LRU's to go may go while fewer are behind; by the weights chosen, while ``_ample`` are."""
         self.reason = _REASONS[0]
 
     def state(self) -> AdaptiveState:
-        """Return what it does now. O(1)."""
+        """Return what it does now. O(1), after a choice O(victims)."""
+        if self._parted:
+            self._settle()
         lru, weight = self._lru, _said(WEIGHTS[self._chosen])
         return AdaptiveState(
             weight=weight,
@@ -150,6 +150,8 @@ class AdaptivePolicy(PathPolicy[_Entry]):
 
     def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
         """See ``EvictionPolicy``."""
+        if self._parted:
+            self._settle()
         self._told = True
         self._lru.requested(prompt, block_tokens, prompt_tokens)
         self._parents = dict(pairwise(reversed(prompt)))
@@ -159,13 +161,6 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         self._baseline += baseline
         for shadow in others:
             shadow.lead += shadow.find(keys) - baseline
-
-    def select_victims(self, context: PolicyContext) -> EvictionDecision:
-        """See ``EvictionPolicy``."""
-        self._room = len(self._entries)  # whoever makes room has none: that is how many fit
-        self._most_behind = math.inf if self._chosen == _LRU else self._lru.most_behind(RISK)
-        self._ample = _AMPLE * self._most_behind
-        return super().select_victims(context)
 
     def _add(self, block: BlockId, key: ContentKey | None) -> None:
         if key is None:
@@ -209,35 +204,51 @@ class AdaptivePolicy(PathPolicy[_Entry]):
             self._unlink(entry.parent)
         self._lru.lost(entry.key)
 
-    def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it learns at the insertion
-        # Written out, because each call costs as much as a step, and more where the processor's caches are cold.
-        lru, lines, chosen = self._lru, self._lines, self._chosen
-        if lru.behind < self._ample:
-            follows = WEIGHTS[chosen]
-            self.reason = _REASONS[chosen]
-        elif lru.behind < self._most_behind:
-            follows = SPARING
-            self.reason = _REASON_SPARING
-        else:
-            follows = LRU
-            self.reason = _REASONS_BEHIND[chosen]
-        block = lines.first(follows)
-        if block is None:
-            return None
-        entries = self._entries
-        entry = entries[block]
-        if follows is not LRU and entry.key in self._tails:
-            older = lines.first(LRU)
-            if older is not None:
-                block, entry = older, entries[older]
-        del entries[block]
-        del lines.lines[LINE_OF[entry.uses]][block]
-        key, parent = entry.key, entry.parent
-        if parent is not None:
-            self._unlink(parent)
-        self._ghosts.put(key, entry.uses)
-        lru.went(key)
-        return block
+    def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
+        self._room = len(self._entries)  # whoever makes room has none: that is how many fit
+        lru, chosen = self._lru, self._chosen
+        most_behind = math.inf if chosen == _LRU else lru.most_behind(RISK)
+        victims: list[BlockId] = []
+        while (left := wanted - len(victims)) > 0:
+            if lru.behind < _AMPLE * most_behind:
+                follows, limit, self.reason = WEIGHTS[chosen], _AMPLE * most_behind, _REASONS[chosen]
+            elif lru.behind < most_behind:
+                follows, limit, self.reason = SPARING, most_behind, _REASON_SPARING
+            else:
+                follows, limit, self.reason = LRU, math.inf, _REASONS_BEHIND[chosen]
+            # Each that goes may be one more behind: with so many the limit can't be reached before the last.
+            gone = self._take(left if limit - lru.behind >= left else math.ceil(limit - lru.behind), follows)
+            if not gone:
+                break
+            victims += gone
+            if len(victims) < wanted:
+                self._settle()  # it says how many are behind
+        return victims
+
+    def _part(self, entries: list[_Entry]) -> None:
+        remember = self._ghosts.put
+        for entry in entries:
+            remember(entry.key, entry.uses)
+        self._lru.went([entry.key for entry in entries])
+
+    def _take(self, most: int, follows: Weights) -> list[BlockId]:
+        """Take up to so many in the order of ``follows``, and in LRU's where that is a head whose tails are here."""
+        entries, tails, part = self._entries, self._tails, self._parted.append
+        first, lines = self._lines.first, self._lines.lines
+        victims: list[BlockId] = []
+        while len(victims) < most and (block := first(follows)) is not None:
+            entry = entries[block]
+            if entry.key in tails and follows is not LRU:
+                older = first(LRU)
+                if older is not None:
+                    block, entry = older, entries[older]
+            del entries[block]
+            del lines[LINE_OF[entry.uses]][block]
+            victims.append(block)
+            part(entry)
+            if entry.parent is not None:
+                self._unlink(entry.parent)
+        return victims
 
     def _unlink(self, parent: ContentKey) -> None:
         left = self._tails[parent] - 1

@@ -86,38 +86,45 @@ class ArcPolicy(PathPolicy[_Entry]):
         if not self._entries[block].often:
             self._once_size -= 1
 
-    def _choose(self, incoming: ContentKey | None) -> BlockId | None:
-        # One function, because each call costs as much as a step, and more where the processor's caches are cold.
-        once, often, gone = self._once, self._often, self._gone_once
-        came_from = self._learn(incoming) if incoming in gone or incoming in self._gone_often else None
-        if came_from is not None:
-            self._returning.put(incoming, True)  # noqa: FBT003 - a value that nobody reads
-        elif self._once_size >= self._c and once:
-            block, _ = once.popitem(OLDEST)  # without being remembered
-            self._once_size -= 1
-            del self._entries[block]
-            return block
-        elif self._once_size + len(gone) >= self._c:
-            if gone:
-                gone.popitem(OLDEST)
-        elif self._gone_often and len(self._entries) + len(gone) + len(self._gone_often) >= 2 * self._c:
-            self._gone_often.popitem(OLDEST)
-        if once and (not often or self._once_size > self._p or (came_from and self._once_size == self._p)):
-            block, entry = once.popitem(OLDEST)
-            self._once_size -= 1
-        elif often:
-            block, entry = often.popitem(OLDEST)
-            gone = self._gone_often
-        else:
-            return None
-        del self._entries[block]
-        key = entry.key
-        if key is not None:
-            before = len(gone)
-            gone[key] = None
-            if len(gone) == before:  # another block of the same content went before
-                gone.move_to_end(key)
-        return block
+    def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:
+        victims: list[BlockId] = []
+        once, often, gone_once, gone_often = self._once, self._often, self._gone_once, self._gone_often
+        entries, c, once_size = self._entries, self._c, self._once_size
+        said = len(incoming)
+        for place in range(wanted):
+            coming = incoming[place] if place < said else None
+            came_from = None
+            if coming in gone_once or coming in gone_often:
+                came_from = self._learn(coming)
+                self._returning.put(coming, True)  # noqa: FBT003 - a value that nobody reads
+            elif once_size >= c and once:
+                block, _ = once.popitem(OLDEST)  # without being remembered
+                once_size -= 1
+                del entries[block]
+                victims.append(block)
+                continue
+            elif once_size + len(gone_once) >= c:
+                if gone_once:
+                    gone_once.popitem(OLDEST)
+            elif gone_often and len(entries) + len(gone_once) + len(gone_often) >= 2 * c:
+                gone_often.popitem(OLDEST)
+            if once and (not often or once_size > self._p or (came_from and once_size == self._p)):
+                block, entry = once.popitem(OLDEST)
+                once_size -= 1
+                gone = gone_once
+            elif often:
+                block, entry = often.popitem(OLDEST)
+                gone = gone_often
+            else:
+                break
+            del entries[block]
+            victims.append(block)
+            key = entry.key
+            if key is not None:
+                gone[key] = None
+                gone.move_to_end(key)  # another block of the same content may have gone before
+        self._once_size = once_size
+        return victims
 
     def _learn(self, key: ContentKey) -> bool | None:
         """Move p by a key that comes back; return whether it had been seen often, None if it isn't remembered."""

@@ -1,8 +1,9 @@
 """What all policies but LRU do alike: refuse wrong calls before anything changes, count holds, walk paths tail first.
 
-A policy derives from ``PathPolicy`` and says what becomes of one block at a time. ``entries`` is the one dictionary of
-resident blocks; what a policy keeps of a block is its value there. (LRU keeps no entries at all and its calls are on
-the engine's own path, so it stands alone.)
+A policy derives from ``PathPolicy`` and says what becomes of one block at a time, and chooses many in one loop.
+``entries`` is the one dictionary of resident blocks; what a policy keeps of a block is its value there. What it has to
+remember of those it chose it writes down when it is told or asked of anything next, before that: a choice is what
+somebody waits for. (LRU keeps no entries at all and its calls are on the engine's own path, so it stands alone.)
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +20,7 @@ OLDEST: Final = False
 
 
 class PathPolicy(ABC, Generic[Entry]):
-    """An ``EvictionPolicy`` by way of one-block steps; a subclass sets ``name`` and ``reason``."""
+    """An ``EvictionPolicy`` by way of smaller steps; a subclass sets ``name`` and ``reason``."""
 
     name: str
     reason: str
@@ -30,6 +31,8 @@ class PathPolicy(ABC, Generic[Entry]):
     def __init__(self) -> None:
         self._entries: dict[BlockId, Entry] = {}
         self._holds: dict[BlockId, int] = {}
+        self._parted: list[Entry] = []
+        """Of those that were chosen, in their order, what ``_part`` has to be told."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -39,6 +42,8 @@ class PathPolicy(ABC, Generic[Entry]):
 
     def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
         """See ``EvictionPolicy``."""
+        if self._parted:
+            self._settle()
         entries, add = self._entries, self._add
         for block in path:
             if block in entries:
@@ -95,19 +100,9 @@ class PathPolicy(ABC, Generic[Entry]):
 
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """See ``EvictionPolicy``."""
-        victims = tuple(self._choose_all(context.wanted_blocks, context.incoming))
-        return EvictionDecision(victims, self.reason)
-
-    def _choose_all(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:
-        """Choose up to so many; a policy that can go on from one to the next at less cost does so in its own."""
-        victims: list[BlockId] = []
-        choose, said = self._choose, len(incoming)
-        for place in range(wanted):
-            victim = choose(incoming[place] if place < said else None)
-            if victim is None:
-                break
-            victims.append(victim)
-        return victims
+        if self._parted:
+            self._settle()
+        return EvictionDecision(tuple(self._choose(context.wanted_blocks, context.incoming)), self.reason)
 
     @abstractmethod
     def _add(self, block: BlockId, key: ContentKey | None) -> None:
@@ -130,10 +125,23 @@ class PathPolicy(ABC, Generic[Entry]):
         """Take a block, held or not, out of everything but ``_entries`` and ``_holds``."""
 
     @abstractmethod
-    def _choose(self, incoming: ContentKey | None) -> BlockId | None:
-        """Take one block out of everything, its entry too; None when all are held."""
+    def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:
+        """Take up to so many blocks out of everything, their entries too; fewer when the rest is held.
+
+        The entries of those that are to be remembered go to ``_parted``. It is one loop, because each call costs as
+        much as a step, and more where the processor's caches are cold.
+        """
+
+    def _part(self, entries: list[Entry]) -> None:
+        """Remember those that were chosen, in this order. Nothing, where a policy fills no ``_parted``."""
+
+    def _settle(self) -> None:
+        parted, self._parted = self._parted, []
+        self._part(parted)
 
     def _check(self, path: Sequence[BlockId]) -> None:
+        if self._parted:
+            self._settle()
         entries = self._entries
         for block in path:
             if block not in entries:

@@ -9,6 +9,8 @@ from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
+from kvcontrol.kv_policy.base import OLDEST
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -49,6 +51,24 @@ class Buckets(Generic[Key, Value]):
             if bucket is not None:
                 return numbers[0], bucket
             heappop(numbers)
+        return None
+
+    def take_lowest(self, most: int) -> tuple[int, list[tuple[Key, Value]]] | None:
+        """Take up to so many out of the lowest bucket, in their order, at least one; None when there is none."""
+        numbers, buckets = self._numbers, self._buckets
+        while numbers:
+            number = numbers[0]
+            bucket = buckets.get(number)
+            if bucket is None:
+                heappop(numbers)
+                continue
+            pop = bucket.popitem
+            taken = [pop(OLDEST)]
+            while len(taken) < most and bucket:
+                taken.append(pop(OLDEST))
+            if not bucket:
+                del buckets[number]
+            return number, taken
         return None
 
 

@@ -94,16 +94,16 @@ class CostAwarePolicy(PathPolicy[_Entry]):
         if block not in self._holds:
             self._park(block)
 
-    def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - whoever comes, the cheapest goes
-        lowest = self._lines.lowest()
-        if lowest is None:
-            return None
-        worth, line = lowest
-        block = next(iter(line))
-        self._lines.take(worth, block)
-        del self._entries[block]
-        self._climbed = max(self._climbed, worth)
-        return block
+    def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
+        victims: list[BlockId] = []
+        entries = self._entries
+        while (left := wanted - len(victims)) > 0 and (lowest := self._lines.take_lowest(left)):
+            worth, cheapest = lowest
+            self._climbed = max(self._climbed, worth)
+            for block, _ in cheapest:
+                del entries[block]
+                victims.append(block)
+        return victims
 
     def _use(self, entry: _Entry) -> None:
         entry.uses = min(_MOST_USES, entry.uses + 1)

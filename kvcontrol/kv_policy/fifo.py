@@ -49,14 +49,15 @@ class FifoPolicy(PathPolicy[None]):
     def _drop(self, block: BlockId) -> None:
         self._line.pop(block, None)
 
-    def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002
-        line, holds = self._line, self._holds
-        while line:
+    def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
+        victims: list[BlockId] = []
+        line, holds, entries = self._line, self._holds, self._entries
+        while line and len(victims) < wanted:
             block, _ = line.popitem(OLDEST)
             if block not in holds:
-                del self._entries[block]
-                return block
-        return None
+                del entries[block]
+                victims.append(block)
+        return victims
 
 
 __all__ = ["FifoPolicy"]

@@ -22,7 +22,7 @@ is that of a sample.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvcontrol.kv_policy.eviction import ContentKey
@@ -139,11 +139,15 @@ class LruGhost:
             self._line.move_to_end(key)
             self._fit(room)
 
-    def went(self, key: ContentKey) -> None:
-        """The real cache chose a key to go."""
-        if key in self._resident:
-            self._resident.remove(key)
-            self.behind += key in self._line
+    def went(self, keys: Iterable[ContentKey]) -> None:
+        """The real cache chose keys to go; each may be one more that it is behind."""
+        resident, line, behind = self._resident, self._line, self.behind
+        for key in keys:
+            if key in resident:
+                resident.remove(key)
+                if key in line:
+                    behind += 1
+        self.behind = behind
 
     def lost(self, key: ContentKey) -> None:
         """A resident key went for another reason: LRU would have lost it too."""

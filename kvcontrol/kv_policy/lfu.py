@@ -50,15 +50,14 @@ class LfuPolicy(PathPolicy[int]):
         if block not in self._holds:
             self._park(block)
 
-    def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002
-        lowest = self._lines.lowest()
-        if lowest is None:
-            return None
-        uses, line = lowest
-        block = next(iter(line))
-        self._lines.take(uses, block)
-        del self._entries[block]
-        return block
+    def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
+        victims: list[BlockId] = []
+        entries = self._entries
+        while (left := wanted - len(victims)) > 0 and (lowest := self._lines.take_lowest(left)):
+            for block, _ in lowest[1]:
+                del entries[block]
+                victims.append(block)
+        return victims
 
 
 __all__ = ["LfuPolicy"]

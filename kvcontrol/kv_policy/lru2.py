@@ -83,23 +83,25 @@ class Lru2Policy(PathPolicy[_Entry]):
     def _drop(self, block: BlockId) -> None:
         if block not in self._holds:
             self._park(block)
-        self._remember(self._entries[block])
+        self._part([self._entries[block]])
 
-    def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it remembers at the insertion
-        if self._once:
-            block, _ = self._once.popitem(OLDEST)
-        else:
-            lowest = self._again.lowest()
-            if lowest is None:
-                return None
+    def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
+        victims: list[BlockId] = []
+        once, again = self._once, self._again
+        while once and len(victims) < wanted:
+            victims.append(once.popitem(OLDEST)[0])
+        while len(victims) < wanted and (lowest := again.lowest()):
             span, blocks = lowest
-            block = self._again.take(span, min(blocks))
-        self._remember(self._entries.pop(block))
-        return block
+            left = wanted - len(victims)
+            oldest = sorted(blocks)[:left] if left > 1 else (min(blocks),)
+            victims += [again.take(span, before) for before in oldest]
+        self._parted += map(self._entries.pop, victims)
+        return victims
 
-    def _remember(self, entry: _Entry) -> None:
-        if entry.key is not None:
-            self._history.put(entry.key, entry.last)
+    def _part(self, entries: list[_Entry]) -> None:
+        for entry in entries:
+            if entry.key is not None:
+                self._history.put(entry.key, entry.last)
 
     def _join(self, block: BlockId, entry: _Entry) -> None:
         if entry.before:

@@ -78,19 +78,22 @@ class MqPolicy(PathPolicy[_Entry]):
     def _drop(self, block: BlockId) -> None:
         if block not in self._holds:
             self._park(block)
-        self._remember(self._entries[block])
+        self._part([self._entries[block]])
 
-    def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it remembers at the insertion
+    def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
+        victims: list[BlockId] = []
+        entries, part = self._entries, self._parted.append
         for line in self._lines:
-            if line:
+            while line and len(victims) < wanted:
                 block, _ = line.popitem(OLDEST)
-                self._remember(self._entries.pop(block))
-                return block
-        return None
+                victims.append(block)
+                part(entries.pop(block))
+        return victims
 
-    def _remember(self, entry: _Entry) -> None:
-        if entry.key is not None:
-            self._ghosts.put(entry.key, entry.uses)
+    def _part(self, entries: list[_Entry]) -> None:
+        for entry in entries:
+            if entry.key is not None:
+                self._ghosts.put(entry.key, entry.uses)
 
     def _age(self) -> None:
         now, entries, lines = self._now, self._entries, self._lines

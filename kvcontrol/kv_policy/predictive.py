@@ -70,6 +70,8 @@ class PredictivePolicy(PathPolicy[_Entry]):
         """See ``EvictionPolicy``. What the table learns of victims is done here, not by who waits for a victim: each
         choice is followed by an insertion. So is what it is asked of who is next, here and in other hooks.
         """
+        if self._parted:
+            self._settle()
         for entry in self._forgotten:
             self._table.ended(class_of(entry.uses), entry.last, self._now)
         self._forgotten.clear()
@@ -126,21 +128,21 @@ class PredictivePolicy(PathPolicy[_Entry]):
         if block not in self._holds:
             self._park(block)
         entry = self._entries[block]
-        forgotten: _Entry | None = entry
-        if entry.key is not None:
-            forgotten = self._ghosts.put(entry.key, entry)
-        if forgotten is not None:
-            self._forgotten.append(forgotten)
+        self._part([entry])
 
-    def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it learns at the insertion
-        victims = self._choose_all(1, ())
-        return victims[0] if victims else None
+    def _part(self, entries: list[_Entry]) -> None:
+        for entry in entries:
+            forgotten: _Entry | None = entry
+            if entry.key is not None:
+                forgotten = self._ghosts.put(entry.key, entry)
+            if forgotten is not None:
+                self._forgotten.append(forgotten)
 
-    def _choose_all(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
+    def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
         victims: list[BlockId] = []
         if self._is_outdated():
             self._look()
-        entries, expected, remember, now = self._entries, self._expected, self._ghosts.put, self._now
+        entries, expected, part, now = self._entries, self._expected, self._parted.append, self._now
         while len(victims) < wanted:
             if self._unasked:
                 self._ask_all()
@@ -154,11 +156,7 @@ class PredictivePolicy(PathPolicy[_Entry]):
                 block, entry = line.popitem(OLDEST)
                 del entries[block]
                 victims.append(block)
-                forgotten: _Entry | None = entry
-                if entry.key is not None:
-                    forgotten = remember(entry.key, entry)
-                if forgotten is not None:
-                    self._forgotten.append(forgotten)
+                part(entry)
                 if len(victims) == wanted or not line:
                     break
                 if not start <= now - line[next(iter(line))].last < end:

@@ -91,11 +91,7 @@ class QosPolicy(PathPolicy[tuple[_Account, int]]):
             self._park(block)
         self._charge(block)
 
-    def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - whoever comes, the richest gives
-        victims = self._choose_all(1, ())
-        return victims[0] if victims else None
-
-    def _choose_all(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
+    def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
         victims: list[BlockId] = []
         accounts = self._accounts
         while accounts and len(victims) < wanted:

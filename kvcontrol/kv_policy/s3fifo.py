@@ -80,58 +80,74 @@ class S3FifoPolicy(PathPolicy[_Entry]):
             self._aside_small.discard(block)
             self._small.pop(block, None)
 
-    def _choose(self, incoming: ContentKey | None) -> BlockId | None:  # noqa: ARG002 - it learns at the insertion
-        block = None
-        if len(self._small) + len(self._aside_small) < self._small_room:
-            block = self._from_main()
-        if block is None:
-            block = self._from_small()
-            if block is None:  # what small had may have gone to main
-                block = self._from_main()
-        if block is not None:
-            del self._entries[block]
-        return block
+    def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
+        victims: list[BlockId] = []
+        small, aside, entries = self._small, self._aside_small, self._entries
+        while (left := wanted - len(victims)) > 0:
+            gone: list[BlockId] = []
+            if len(small) + len(aside) < self._small_room:
+                gone = self._from_main(left)
+            # What small had may have gone to main.
+            gone = gone or self._from_small(left) or self._from_main(left)
+            if not gone:
+                break
+            victims += gone
+        for block in victims:
+            del entries[block]
+        return victims
 
-    def _from_small(self) -> BlockId | None:
-        small, holds = self._small, self._holds
+    def _part(self, entries: list[_Entry]) -> None:
+        for entry in entries:
+            if entry.key is not None:
+                self._ghosts.put(entry.key, True)  # noqa: FBT003 - a value that nobody reads
+
+    def _from_small(self, most: int) -> list[BlockId]:
+        """Have small give one, and others as long as it stays as large as it should be; main, if that is too large."""
+        small, main, holds, threshold = self._small, self._main, self._holds, self._threshold
+        aside, part = self._aside_small, self._parted.append
+        victims: list[BlockId] = []
         while small:
             block, entry = small.popitem(OLDEST)
             if block in holds:
-                self._aside_small.add(block)
-            elif entry.uses >= self._threshold:
+                aside.add(block)
+            elif entry.uses >= threshold:
                 entry.uses = 0
                 entry.main = True
-                self._main[block] = entry
-                if len(self._main) + len(self._aside_main) > self._main_room:
-                    victim = self._from_main()
-                    if victim is not None:
-                        return victim
+                main[block] = entry
+                if len(main) + len(self._aside_main) > self._main_room:
+                    given = self._from_main(1)
+                    if given:
+                        return victims + given
             else:
-                if entry.key is not None:
-                    self._ghosts.put(entry.key, True)  # noqa: FBT003 - a value that nobody reads
-                return block
-        return None
-
-    def _from_main(self) -> BlockId | None:
-        main = self._main
-        while main:
-            used = []
-            found = None
-            for block, entry in main.items():
-                if not entry.uses:
-                    found = block
+                part(entry)
+                victims.append(block)
+                if len(victims) == most or len(small) + len(aside) < self._small_room:
                     break
-                entry.uses -= 1
-                used.append(block)
-            if found is None:
-                continue  # all were used: they stand as before, with one use less
-            for block in used:  # in a loop of their own, as a dictionary that is walked through can't change
+        return victims
+
+    def _from_main(self, most: int) -> list[BlockId]:
+        main, holds = self._main, self._holds
+        victims: list[BlockId] = []
+        while main and len(victims) < most:
+            used: list[BlockId] = []
+            gone: list[BlockId] = []
+            for block, entry in main.items():
+                if entry.uses:
+                    entry.uses -= 1
+                    used.append(block)
+                    continue
+                gone.append(block)
+                if block in holds:
+                    self._aside_main.add(block)
+                else:
+                    victims.append(block)
+                    if len(victims) == most:
+                        break
+            for block in gone:  # in loops of their own, as a dictionary that is walked through can't change
+                del main[block]
+            for block in used:
                 main.move_to_end(block)
-            del main[found]
-            if found not in self._holds:
-                return found
-            self._aside_main.add(found)
-        return None
+        return victims
 
 
 __all__ = ["S3FifoPolicy"]

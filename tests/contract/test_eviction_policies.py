@@ -83,14 +83,8 @@ def test_being_told_of_a_prompt_changes_no_block(make: Callable[[], EvictionPoli
 _CALLS = st.lists(st.tuples(st.sampled_from(["insert", "access", "hold", "release"]), st.integers(0, 9)), max_size=60)
 
 
-@pytest.mark.parametrize("capacity", [CAPACITY, 64])
-@pytest.mark.parametrize("name", POLICIES)
-@given(calls=_CALLS)
-@example(calls=[("insert", 0), ("access", 0), ("access", 0)])
-def test_fewer_than_wanted_go_only_when_the_rest_is_held(
-    name: str, capacity: int, calls: list[tuple[str, int]]
-) -> None:
-    policy = make_policy(name, capacity_blocks=capacity)
+def tell(policy: EvictionPolicy, calls: list[tuple[str, int]]) -> tuple[set[int], set[int]]:
+    """Tell of those calls that are possible; return who is resident then, and who is held."""
     resident, held = set[int](), set[int]()
     for call, block in calls:
         if call == "insert" and block not in resident:
@@ -104,7 +98,32 @@ def test_fewer_than_wanted_go_only_when_the_rest_is_held(
         elif call == "release" and block in held:
             policy.release(ids(block))
             held.remove(block)
+    return resident, held
+
+
+@pytest.mark.parametrize("capacity", [CAPACITY, 64])
+@pytest.mark.parametrize("name", POLICIES)
+@given(calls=_CALLS)
+@example(calls=[("insert", 0), ("access", 0), ("access", 0)])
+def test_fewer_than_wanted_go_only_when_the_rest_is_held(
+    name: str, capacity: int, calls: list[tuple[str, int]]
+) -> None:
+    policy = make_policy(name, capacity_blocks=capacity)
+    resident, held = tell(policy, calls)
     assert set(policy.select_victims(wanted(len(resident))).victims) == resident - held
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(calls=_CALLS, blocks=st.integers(2, 8))
+def test_many_chosen_at_once_are_those_chosen_one_by_one(name: str, calls: list[tuple[str, int]], blocks: int) -> None:
+    at_once, one_by_one = (make_policy(name, capacity_blocks=CAPACITY) for _ in range(2))
+    for each in (at_once, one_by_one):
+        tell(each, calls)
+    for _ in range(2):  # the second time with what they remember of the first
+        victims = at_once.select_victims(wanted(blocks)).victims
+        assert victims == sum((one_by_one.select_victims(wanted(1)).victims for _ in range(blocks)), ())
+        for each in (at_once, one_by_one):
+            each.insert(victims, [f"key {block}" for block in victims])
 
 
 def test_a_removed_block_is_unknown_whether_held_or_not(make: Callable[[], EvictionPolicy]) -> None:
