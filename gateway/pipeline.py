@@ -259,7 +259,7 @@ class Pipeline:
                 self._registry.picked(each)
             attempts.begin(others=lambda: len(self._admission.untried(call.model, tried)))
             with self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold) as permit:
-                found.entry.placed()
+                found.entry.placed(plan.instance.id)
                 engine_call = EngineCall(
                     operation=call.operation,
                     path=path,

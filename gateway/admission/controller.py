@@ -23,9 +23,10 @@ from math import ceil
 from typing import Protocol
 
 from gateway.admission.entry import Ask, Entry
-from gateway.admission.fair_queue import FairQueue, Waiting
-from gateway.admission.limiter import ConcurrencyLimiter
+from gateway.admission.fair_queue import Claim, FairQueue, Waiting, claim_of
+from gateway.admission.limiter import ConcurrencyLimiter, Rooms
 from gateway.admission.quota import Dimension, Exceeded, Granted, QuotaMeter, QuotaUnavailableError
+from gateway.admission.urgent import Urgent
 from gateway.errors import InvalidRequestError, NoInstanceError, NotFoundError, RateLimitedError
 from gateway.limits import SloClass
 from gateway.registry import Instance, LoadTracker, Registry
@@ -113,6 +114,7 @@ class AdmissionController:
         self._meter = meter
         self._clock = clock
         self._pools: dict[str, _Pool] = {}
+        self._urgent = Urgent()
 
     @property
     def waiting(self) -> int:
@@ -176,13 +178,15 @@ class AdmissionController:
             if pool is None:
                 pool = self._pools[ask.model] = _Pool(self._rules)
             rooms = self._rooms(usable)
-            if not pool.queue and sum(rooms) > pool.given:
+            claim = claim_of(ask.tenant.limits.priority)
+            if not pool.queue and sum([each[claim] for each in rooms]) > pool.given:
                 self._pass(pool, ask)
             else:
-                await self._turn(pool, ask, hoping=not usable)
+                claim = await self._turn(pool, ask, hoping=not usable)
                 usable = self.usable(ask.model)
                 rooms = self._rooms(usable)
-            entry.begin(pool.queue, _with_room(usable, rooms), pool)
+            with_room = _with_room(usable, [each[claim] for each in rooms])
+            entry.begin(pool.queue, with_room, pool, None if claim else self._urgent)
             try:
                 yield entry
             finally:
@@ -262,9 +266,9 @@ class AdmissionController:
         pool.turn_given(self._clock())
         self._meter.waited(0.0)
 
-    async def _turn(self, pool: _Pool, ask: Ask, *, hoping: bool) -> None:
-        """Return when it is this request's turn; what ``given`` counts is the caller's from then on. ``hoping``: there
-        is nothing to wait for but the outcome of a trial.
+    async def _turn(self, pool: _Pool, ask: Ask, *, hoping: bool) -> Claim:
+        """Return when it is this request's turn, and what it is let in as; what ``given`` counts is the caller's from
+        then on. ``hoping``: there is nothing to wait for but the outcome of a trial.
         """
         tenant, now_s = ask.tenant, self._clock()
         waiting = Waiting(
@@ -280,6 +284,7 @@ class AdmissionController:
         if loser is not None and not (lost := pool.turns.pop(loser)).done():
             lost.set_result(_Turn.PUSHED_OUT)
         turn = pool.turns[waiting] = asyncio.get_running_loop().create_future()
+        self._pump(ask.model)  # those that wait may be of less claim, and have less room
         if hoping:
             pool.hoping.add(waiting)
         try:
@@ -301,6 +306,7 @@ class AdmissionController:
         if came is _Turn.PUSHED_OUT:
             raise self._saturated(pool, "pushed_out", "requests of more claim came")
         self._meter.waited(self._clock() - now_s)
+        return waiting.claim
 
     def _leave(self, pool: _Pool, waiting: Waiting, model: str) -> None:
         """Forget a request that no longer waits; pass its turn on when it had just been given one."""
@@ -323,9 +329,9 @@ class AdmissionController:
             return
         if pool.hoping:
             self._disappoint(model, pool)
-        while pool.queue and self._room(model, pool):
+        while pool.queue and any(has_room := self._has_room(model, pool)):
             now_s = self._clock()
-            waiting = pool.queue.pop(now_s)
+            waiting = pool.queue.pop(now_s, has_room)
             if waiting is None:
                 return
             turn = pool.turns.pop(waiting)
@@ -348,15 +354,21 @@ class AdmissionController:
                 turn.set_result(_Turn.NOBODY_LEFT)
         pool.hoping.clear()
 
-    def _room(self, model: str, pool: _Pool) -> bool:
-        return sum(self._rooms(self._registry.usable(model))) > pool.given
+    def _has_room(self, model: str, pool: _Pool) -> list[bool]:
+        """Whether there is room for one more, by its claim."""
+        rooms = self._rooms(self._registry.usable(model))
+        return [sum(of_claim) > pool.given for of_claim in zip(*rooms, strict=True)]
 
-    def _rooms(self, instances: Sequence[Instance]) -> list[int]:
-        """How many more requests each instance may be given; one, where that one is its trial."""
-        rooms = [self._limiter.room(each, self._load.in_flight(each.id)) for each in instances]
+    def _rooms(self, instances: Sequence[Instance]) -> list[Rooms]:
+        """How many more requests each instance may be given, by their claim; one, where that is its trial."""
+        load, urgent, rooms_of = self._load, self._urgent, self._limiter.rooms
+        if urgent:
+            rooms = [rooms_of(each, load.in_flight(each.id), urgent.at(each.id)) for each in instances]
+        else:
+            rooms = [rooms_of(each, load.in_flight(each.id)) for each in instances]
         if self._registry.troubled:
             rooms = [
-                min(room, _ON_PROBATION) if self._registry.on_probation(each.id) else room
+                _on_probation(room) if self._registry.on_probation(each.id) else room
                 for each, room in zip(instances, rooms, strict=True)
             ]
         return rooms
@@ -384,6 +396,11 @@ class AdmissionController:
 def _with_room(usable: tuple[Instance, ...], rooms: list[int]) -> tuple[Instance, ...]:
     """Return the instances that have room, or all when none has: a turn that was given is kept."""
     return tuple(each for each, room in zip(usable, rooms, strict=True) if room) or usable
+
+
+def _on_probation(rooms: Rooms) -> Rooms:
+    high, risen, normal, low = (min(room, _ON_PROBATION) for room in rooms)
+    return high, risen, normal, low
 
 
 def _over_quota(decision: Exceeded) -> RateLimitedError:

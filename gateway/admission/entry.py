@@ -7,8 +7,10 @@ from typing import Final, Protocol
 
 from gateway.admission.fair_queue import FairQueue
 from gateway.admission.quota import Granted, QuotaMeter, Standing
+from gateway.admission.urgent import Urgent
 from gateway.registry import Instance
 from gateway.types import Tenant, Usage
+from kvcontrol.core.ids import InstanceId
 
 _OUTPUT_WORK: Final = 2.0
 """A completion token costs an engine about as much as two prompt tokens, as VTC's authors have it."""
@@ -72,23 +74,35 @@ class Entry:
         self._turn: Turn | None = None
         self.instances: tuple[Instance, ...] = ()
         self._began = False
+        self._urgent: Urgent | None = None
+        self._counts_at: InstanceId | None = None
         self.headers: tuple[Header, ...] = () if granted is None else self.headers_of(granted.requests, granted.tokens)
 
-    def begin(self, queue: FairQueue, instances: tuple[Instance, ...], turn: Turn) -> None:
-        """Its turn has come: ``instances`` are those that it may be sent to now."""
+    def begin(self, queue: FairQueue, instances: tuple[Instance, ...], turn: Turn, urgent: Urgent | None) -> None:
+        """Its turn has come: ``instances`` are those that it may be sent to now; ``urgent`` is told where it waits for
+        its answer, None where it isn't of the highest class.
+        """
         self._queue = queue
         self.instances = instances
         self._turn = turn
+        self._urgent = urgent
 
-    def placed(self) -> None:
-        """It counts at an instance from now on. Idempotent."""
+    def placed(self, instance: InstanceId | None = None) -> None:
+        """It counts at an instance from now on (and at no other that it was at), or at none. Idempotent."""
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.placed()
+        if self._urgent is not None:
+            if self._counts_at is not None:
+                self._urgent.went(self._counts_at)
+            if instance is not None:
+                self._urgent.came(instance)
+            self._counts_at = instance
 
     def began(self) -> None:
         """Its answer has begun: from now on it costs something."""
         self._began = True
+        self.placed()
 
     def settle(self, status: int, usage: Usage | None) -> None:
         """Its answer has ended with this status; ``usage`` is None where the engine didn't say."""

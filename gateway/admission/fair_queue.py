@@ -14,21 +14,28 @@ everybody else out.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from gateway.limits import Priority
 from gateway.types import TenantId
 
 _LEVELS: Final = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
+_ANY: Final = (True, True, True, True)
 _MOST_COUNTERS: Final = 10_000
+
+
+Claim = Literal[0, 1, 2, 3]
+"""What a request is let in as: one of the highest class, one that has risen to it by waiting, one that is or has become
+an ordinary one, or one of the lowest.
+"""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Waiting:
     """One request in the queue. ``work`` is what it is expected to cost, in tokens; ``granted`` is set by who
-    gave it its turn.
+    gave it its turn, ``claim`` when it is taken out for that.
     """
 
     tenant: TenantId
@@ -38,6 +45,7 @@ class Waiting:
     arrived_s: float
     number: int = field(default=0)
     granted: bool = field(default=False)
+    claim: "Claim" = field(default=3)
 
 
 class FairQueue:
@@ -75,19 +83,24 @@ class FairQueue:
         self._size += 1
         return loser
 
-    def pop(self, now_s: float) -> Waiting | None:
-        """Take the next request out and charge its tenant; None when nobody waits."""
+    def pop(self, now_s: float, has_room: Sequence[bool] = _ANY) -> Waiting | None:
+        """Take the next request out and charge its tenant, among those for whose claim there is room; None when
+        there are none.
+        """
         best: Waiting | None = None
         best_rank: tuple[int, float, int] | None = None
         counters, ageing_s = self._counters, self._ageing_s
         for line in self._lines.values():
             head = line[0]
             level = max(0, _LEVELS[head.priority] - int((now_s - head.arrived_s) / ageing_s))
+            if not has_room[claim_of(head.priority, level)]:
+                continue
             rank = (level, counters[head.tenant], head.number)
             if best_rank is None or rank < best_rank:
                 best, best_rank = head, rank
-        if best is None:
+        if best is None or best_rank is None:
             return None
+        best.claim = claim_of(best.priority, best_rank[0])
         self.remove(best)
         self.let_in(best.tenant, best.weight, best.work)
         return best
@@ -163,9 +176,20 @@ class FairQueue:
             raise AssertionError("; ".join(problems))
 
 
+def claim_of(priority: Priority, level: int | None = None) -> Claim:
+    """Return the claim of a request of a class that has risen to a level, None where it has just come."""
+    match _LEVELS[priority] if level is None else level:
+        case 0:
+            return 0 if priority is Priority.HIGH else 1
+        case 1:
+            return 2
+        case _:
+            return 3
+
+
 def _in_order(line: deque[Waiting]) -> bool:
     numbers = [each.number for each in line]
     return numbers == sorted(numbers)
 
 
-__all__ = ["FairQueue", "Waiting"]
+__all__ = ["Claim", "FairQueue", "Waiting", "claim_of"]

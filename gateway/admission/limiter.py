@@ -1,11 +1,16 @@
 """How many requests each instance is given at once, adapted to what it can take.
 
-An engine batches so many requests; more only lengthen its own line, where neither priority nor fairness nor a
-deadline holds. So the limit starts a little above the batch size that the engine reports, and then follows what
-happens. It grows by one with every answer that begins in time while the limit is in use (doubling each round), shrinks
-by a tenth when the engine reports more requests waiting than it should hold, and by a third when it shows overload: 429
-or 503, no connection in time, or no first byte in time. At most one decrease a second, so that one bad moment counts
-once.
+An engine batches so many requests; more only lengthen its own line, where shares of tenants don't hold, and classes
+and deadlines as its own schedule goes by them. So the limit starts a little above the batch size that the engine
+reports, and then follows what happens. It grows by one with every answer that begins in time while the limit is in use
+(doubling each round), shrinks by a tenth when the engine reports more requests waiting than it should hold, and by a
+third when it shows overload: 429 or 503, no connection in time, or no first byte in time. At most one decrease a
+second, so that one bad moment counts once.
+
+What an engine has beyond its batch waits there, and would go before a more important request that waits here. So a
+quarter of a batch of the highest class may always be there without an answer, whatever else it has, and those of the
+lowest leave so many places to the others: the engine's schedule puts them before what waits there. Those that have
+risen by waiting don't take these places, and aren't kept out by who is in them.
 """
 
 from collections.abc import Callable
@@ -27,11 +32,20 @@ _SHRINK_OVERLOAD: Final = 0.7
 _PAUSE_S: Final = 1.0
 
 
+Rooms = tuple[int, int, int, int]
+"""By ``Claim``."""
+
+
 @dataclass(slots=True)
 class _Limit:
     value: float
     batch: int
+    reported: bool
     decreased_s: float = float("-inf")
+    bounds: tuple[int, int, int] | None = None  # what ``value`` comes to, once somebody asked
+
+    def becomes(self, value: float) -> None:
+        self.value, self.bounds = value, None
 
 
 class ConcurrencyLimiter:
@@ -48,14 +62,45 @@ class ConcurrencyLimiter:
 
     def limit(self, instance: Instance) -> int:
         """Return how many requests this instance may have now."""
-        limit = int(self._of(instance).value)
-        if self._most_decoding and instance.role is EngineRole.DECODE:
-            return min(limit, self._most_decoding)
-        return limit
+        return self._bounds(instance)[0]
 
-    def room(self, instance: Instance, in_flight: int) -> int:
-        """Return how many more requests this instance may be given."""
-        return max(0, self.limit(instance) - in_flight - instance.foreign_requests)
+    def rooms(self, instance: Instance, in_flight: int, urgent: int = 0) -> Rooms:
+        """Return how many more requests this instance may be given, for one of each ``Claim`` to be the last.
+        ``urgent`` of those in flight are of the highest class and have no answer yet.
+        """
+        limit, low, more = self._bounds(instance)
+        taken = in_flight + instance.foreign_requests
+        if taken <= limit - more:
+            room = limit - taken
+            return room, room, room, low - taken
+        room, most = max(0, limit - taken), self._most_of(instance) - in_flight
+        return (
+            max(room, min(more - urgent, most)),
+            max(room, min(limit - taken + urgent, most)),
+            room,
+            max(0, low - taken),
+        )
+
+    def _bounds(self, instance: Instance) -> tuple[int, int, int]:
+        """The limit, that for requests of the lowest class, and how many of the highest may wait for an answer there
+        whatever else it has.
+        """
+        known = self._limits.get(instance.id) or self._of(instance)
+        if known.bounds is None:
+            limit = int(known.value)
+            # Below its batch nobody waits there for a place: it is in another trouble, and that is everybody's.
+            more = ceil(known.batch * _WAITING_SHARE) if known.reported and limit >= known.batch else 0
+            known.bounds = limit, max(min(limit, known.batch), limit - more), more
+        if self._most_decoding and instance.role is EngineRole.DECODE:
+            limit, low, more = known.bounds
+            return min(limit, self._most_decoding), min(low, self._most_decoding), more
+        return known.bounds
+
+    def _most_of(self, instance: Instance) -> int:
+        """What no request may exceed, however important."""
+        if self._most_decoding and instance.role is EngineRole.DECODE:
+            return min(self._most, self._most_decoding)
+        return self._most
 
     def answered(self, instance: Instance, *, after_s: float, in_flight: int) -> None:
         """Note a first byte that came ``after_s`` seconds after the request was sent."""
@@ -64,7 +109,7 @@ class ConcurrencyLimiter:
             return
         limit = self._of(instance)
         if in_flight + 1 >= int(limit.value) and not _line_is_long(instance):
-            limit.value = min(limit.value + 1, self._most)
+            limit.becomes(min(limit.value + 1, self._most))
 
     def overloaded(self, instance: Instance) -> None:
         """Note that an instance could not take a request, or not in time."""
@@ -86,13 +131,14 @@ class ConcurrencyLimiter:
         now_s = self._clock()
         if now_s - limit.decreased_s >= _PAUSE_S:
             limit.decreased_s = now_s
-            limit.value = max(min(limit.value, least), limit.value * factor)
+            limit.becomes(max(min(limit.value, least), limit.value * factor))
 
     def _of(self, instance: Instance) -> _Limit:
         limit = self._limits.get(instance.id)
         if limit is None:
+            reported = instance.stats is not None
             batch = _UNREPORTED if instance.stats is None else max(LEAST, instance.stats.load.max_batch_size)
-            limit = _Limit(value=float(min(self._most, ceil(batch * _SLACK))), batch=batch)
+            limit = _Limit(value=float(min(self._most, ceil(batch * _SLACK))), batch=batch, reported=reported)
             self._limits[instance.id] = limit
         return limit
 
@@ -105,4 +151,4 @@ def _line_is_long(instance: Instance) -> bool:
     return load.waiting > max(1, load.max_batch_size * _WAITING_SHARE)
 
 
-__all__ = ["LEAST", "ConcurrencyLimiter"]
+__all__ = ["LEAST", "ConcurrencyLimiter", "Rooms"]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from time import monotonic
 
+import msgspec
 import pytest
 
 from gateway.admission import (
@@ -20,7 +21,9 @@ from gateway.errors import NoInstanceError, NotFoundError, RateLimitedError
 from gateway.limits import Priority, SloClass, TenantLimits
 from gateway.registry import InstanceSpec, LoadTracker, Model, ProbeResult, Registry
 from gateway.types import Tenant, TenantId, Usage
+from kvcontrol.core.control import InstanceStats, LoadStats
 from kvcontrol.core.ids import InstanceId
+from tests.unit.gateway.admission.test_limiter import reporting
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=5, cached_tokens=0)
 
@@ -41,7 +44,17 @@ class Meter:
 class House:
     """A controller over instances that the test owns; each takes at most ``most`` requests."""
 
-    def __init__(self, *, instances: int = 2, most: int = 2, bound: int = 100, deadline_s: float = 30.0) -> None:
+    def __init__(  # noqa: PLR0913 - a house has rooms
+        self,
+        *,
+        instances: int = 2,
+        most: int = 2,
+        bound: int = 100,
+        deadline_s: float = 30.0,
+        ageing_s: float = 5.0,
+        stats: InstanceStats | None = None,
+    ) -> None:
+        self.stats = stats
         names = [InstanceId(f"i{number}") for number in range(instances)]
         self.registry = Registry((InstanceSpec(id=name, url=f"http://{name}") for name in names), unhealthy_after=1)
         self.load = LoadTracker()
@@ -53,7 +66,7 @@ class House:
             load=self.load,
             quotas=self.quotas,
             limiter=ConcurrencyLimiter(most=most, slow_s=60.0, clock=monotonic),
-            rules=QueueRules(bound=bound, ageing_s=5.0, deadlines_s=dict.fromkeys(SloClass, deadline_s)),
+            rules=QueueRules(bound=bound, ageing_s=ageing_s, deadlines_s=dict.fromkeys(SloClass, deadline_s)),
             meter=self.meter,
             clock=monotonic,
         )
@@ -61,7 +74,7 @@ class House:
             self.up(name)
 
     def up(self, name: InstanceId) -> None:
-        probe = ProbeResult(models=(Model(id="m", card={}),), stats=None, stats_problem=None, in_flight=0)
+        probe = ProbeResult(models=(Model(id="m", card={}),), stats=self.stats, stats_problem=None, in_flight=0)
         self.registry.probe_succeeded(name, probe)
 
     def down(self, name: InstanceId) -> None:
@@ -74,7 +87,7 @@ class House:
         async with self.admission.enter(ask) as entry:
             chosen = min(entry.instances, key=lambda each: self.load.of(each.id).in_flight)
             with self.load.placed(chosen.id, uncached_tokens=10, cold=True):
-                entry.placed()
+                entry.placed(chosen.id)
                 self.fullest = max(self.fullest, self.load.of(chosen.id).in_flight)
                 await asyncio.sleep(hold_s)
                 entry.began()
@@ -83,6 +96,7 @@ class House:
 
     def at_rest(self) -> None:
         assert self.admission.waiting == 0
+        assert not self.admission._urgent._counts
         assert all(pool.given == 0 and not pool.turns for pool in self.admission._pools.values())
         assert all(self.load.of(each.id).in_flight == 0 for each in self.registry.all())
 
@@ -266,7 +280,7 @@ async def test_an_instance_on_probation_is_given_one_request_however_many_wait()
         async with house.admission.enter(ask) as entry:
             house.registry.picked(entry.instances[0].id)
             with house.load.placed(entry.instances[0].id, uncached_tokens=10, cold=True):
-                entry.placed()
+                entry.placed(entry.instances[0].id)
                 if house.registry.on_probation(InstanceId("i0")):
                     most = max(most, house.load.in_flight(InstanceId("i0")))
                 await asyncio.sleep(0.15)
@@ -288,6 +302,83 @@ async def test_one_that_others_have_failed_goes_rather_to_one_on_trial_than_to_n
     assert [each.id for each in house.admission.untried("m", {InstanceId("i0")})] == ["i1"]
     house.registry.failed(InstanceId("i1"), "cut")
     assert house.admission.untried("m", {InstanceId("i0")}) == ()
+
+
+def served_by_two_at_a_time(**said: float) -> House:
+    """One instance with a batch of two: three ordinary requests may be there, two of low claim, and one of high besides
+    that has no answer yet.
+    """
+    load = LoadStats(running=0, waiting=0, max_batch_size=2)
+    return House(instances=1, most=100, stats=msgspec.structs.replace(reporting().stats, load=load), **said)  # type: ignore[arg-type]
+
+
+async def coming(house: House, count: int, priority: Priority) -> list[asyncio.Task[None]]:
+    """So many requests of a class, that hold what they are given, once they have come."""
+    limits = TenantLimits(priority=priority)
+    tasks = [asyncio.create_task(house.request(priority.value, hold_s=300.0, limits=limits)) for _ in range(count)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def leave(tasks: list[asyncio.Task[None]]) -> None:
+    for each in tasks:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_an_important_request_reaches_the_engine_although_64_others_wait_for_a_turn() -> None:
+    house = served_by_two_at_a_time()
+    ordinary = await coming(house, 3 + 64, Priority.NORMAL)
+    assert (house.load.in_flight(InstanceId("i0")), house.admission.waiting) == (3, 64)
+    important = await coming(house, 1, Priority.HIGH)
+    assert (house.load.in_flight(InstanceId("i0")), house.admission.waiting) == (4, 64)
+    second = await coming(house, 1, Priority.HIGH)
+    assert house.admission.waiting == 65, "there is one already that has no answer yet"
+    await leave(important)
+    assert house.admission.waiting == 64, "the next turn is the important one's"
+    await leave([*second, *ordinary])
+    house.at_rest()
+
+
+async def test_an_important_request_reaches_an_engine_that_has_more_than_its_limit_of_others() -> None:
+    house = served_by_two_at_a_time()
+    ordinary = await coming(house, 3, Priority.NORMAL)
+    load = LoadStats(running=2, waiting=9, max_batch_size=2)  # what another gateway sent came to light
+    house.stats = msgspec.structs.replace(reporting().stats, load=load)
+    house.up(InstanceId("i0"))
+    important = await coming(house, 2, Priority.HIGH)
+    assert (house.load.in_flight(InstanceId("i0")), house.admission.waiting) == (4, 1)
+    await leave([*important, *ordinary])
+    house.at_rest()
+
+
+async def test_a_request_of_low_claim_leaves_a_place_in_the_engines_line_to_others() -> None:
+    house = served_by_two_at_a_time()
+    low = await coming(house, 5, Priority.LOW)
+    assert (house.load.in_flight(InstanceId("i0")), house.admission.waiting) == (2, 3)
+    ordinary = await coming(house, 1, Priority.NORMAL)
+    assert (house.load.in_flight(InstanceId("i0")), house.admission.waiting) == (3, 3)
+    await leave([*low, *ordinary])
+    house.at_rest()
+
+
+async def test_important_requests_neither_wait_for_those_that_have_waited_long_nor_keep_them_out() -> None:
+    house = served_by_two_at_a_time(ageing_s=0.05)
+    held = await coming(house, 2, Priority.NORMAL)
+    important = await coming(house, 1, Priority.HIGH)
+    waiting = await coming(house, 2, Priority.NORMAL)
+    assert (house.load.in_flight(InstanceId("i0")), house.admission.waiting) == (3, 2)
+    async with looping(house), asyncio.timeout(60):
+        while house.admission.waiting > 1:  # aged, the important one doesn't count against it
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert house.admission.waiting == 1
+    await leave(important)
+    important = await coming(house, 1, Priority.HIGH)
+    assert house.admission.waiting == 1, "its place is its class's own, whoever has waited how long"
+    await leave([*held, *important, *waiting])
+    house.at_rest()
 
 
 async def test_tenants_share_what_there_is_as_their_weights_say() -> None:

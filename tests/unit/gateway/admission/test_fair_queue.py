@@ -108,6 +108,22 @@ def test_it_chooses_as_its_naive_twin_does(steps: list[tuple[str, str, Priority,
         assert set(fast) == set(naive.waiting)
 
 
+def test_only_those_for_whose_claim_there_is_room_are_taken() -> None:
+    fair = queue()
+    low, ordinary, high = request("a", Priority.LOW), request("b", at_s=9.0), request("c", Priority.HIGH, at_s=20.0)
+    fair.push(low)
+    fair.push(ordinary)
+    assert fair.pop(9.0, (True, True, False, False)) is None
+    assert fair.pop(10.0, (True, True, True, False)) is low, "it has risen, and came first"
+    assert low.claim == 2
+    assert fair.pop(10.0, (True, True, False, True)) is None
+    fair.push(high)
+    assert fair.pop(20.0, (True, False, True, True)) is high, "one that has only risen doesn't take its place"
+    assert fair.pop(20.0, (True, False, True, True)) is None
+    assert fair.pop(20.0, (False, True, False, False)) is ordinary
+    assert (high.claim, ordinary.claim) == (0, 1)
+
+
 def jain(shares: list[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * sum(each**2 for each in shares))
 
