@@ -1,4 +1,4 @@
-"""The smoke of the load tests, over two minutes: real and simulated engines keep its thresholds, faulty ones don't."""
+"""The smoke of the load tests, two minutes: real and simulated engines keep its thresholds, faulty ones don't."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -43,7 +43,7 @@ async def test_real_engines_keep_the_thresholds_of_the_smoke(stack: tuple[Runnin
 
 async def test_simulated_engines_keep_them(tiny_cache: Path, tmp_path: Path) -> None:
     async with simulated_fleet(tmp_path, tiny_cache / "tiny-llama") as url:
-        code, said = await locust(tmp_path, url, "--scenario", "smoke")
+        code, said = await locust(tmp_path, url, "--scenario", "smoke", "--duration", "30")
     assert code == 0, said
     assert "all thresholds of scenario smoke hold" in said
 
