@@ -6,14 +6,16 @@ it has no blocks: nothing of its prompt is known to have been another's.
 
 import csv
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvcontrol.traces.reader import UNREADABLE, Lines, TraceError, read_trace
+from kvcontrol.traces import fields
+from kvcontrol.traces.reader import UNREADABLE, Lines, TraceError, read_trace, why_unreadable
 from kvcontrol.traces.request import Request
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_MOST_DIGITS = 20
 
 
 def read_requests(path: Path) -> list[Request]:
@@ -42,24 +44,36 @@ def _azure(path: Path) -> Iterator[Request]:
     lines = Lines(path)
     try:
         for row in csv.DictReader(lines):
-            # Seven digits of a second are more than Python reads.
-            moment = datetime.fromisoformat(row[_COLUMNS[0]].strip()[:26])
             yield Request(
                 block_ids=array("q"),
                 block_tokens=1,
-                prompt_tokens=_count(row[_COLUMNS[1]]),
-                at_s=(moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp(),
-                output_tokens=_count(row[_COLUMNS[2]]),
+                prompt_tokens=_count(_column(row, _COLUMNS[1])),
+                at_s=_moment(_column(row, _COLUMNS[0])),
+                output_tokens=_count(_column(row, _COLUMNS[2])),
             )
-    except (KeyError, TypeError, AttributeError, csv.Error, *UNREADABLE) as error:
-        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise TraceError(f"{path}, line {lines.number}: {why}") from error
+    except (csv.Error, *UNREADABLE) as error:
+        raise TraceError(f"{path}, line {lines.number}: {why_unreadable(error)}") from error
+
+
+def _column(row: Mapping[str, str | None], name: str) -> str:
+    text = row.get(name)
+    if text is None:
+        raise ValueError(f"{name} is missing")
+    return text.strip()
+
+
+def _moment(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text[:26])  # seven digits of a second are more than Python reads
+    except ValueError as error:
+        raise ValueError(f"{fields.shown(text)} is no time; that is like 2023-11-16 18:15:46.68") from error
+    return fields.seconds((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 
 def _count(text: str) -> int:
-    if not text.strip().isdecimal():
-        raise ValueError(f"{text!r} is no number of tokens")
-    return int(text)
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise ValueError(f"{fields.shown(text)} is no number of tokens")
+    return fields.tokens(int(text))
 
 
 __all__ = ["read_requests"]

@@ -3,11 +3,12 @@
 Mooncake's: one JSON object a line with ``timestamp`` (ms), ``input_length`` and ``hash_ids``, chained ids of 512-token
 blocks, the last partial one included. Agentic: ``session``, ``t`` (s), ``in`` (tokens) and ``runs``, run-lengths of
 64-token block ids that are local to the session.
+
+A line whose blocks aren't those of a prompt of its length is refused: as many as it fills, the partial one too or not.
 """
 
 import gzip
 import json
-import math
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from kvcontrol.traces import fields
 from kvcontrol.traces.request import Request
 
 _MOONCAKE_BLOCK_TOKENS = 512
@@ -44,13 +46,13 @@ def read_trace(path: Path) -> Iterator[Request]:
     lines = Lines(path)
     try:
         for line in lines:
-            said = json.loads(line)
+            said = _object(line)
             if read is None:
                 read = _reader_of(said)
             yield read(said)
-    except (KeyError, TypeError, OverflowError, RecursionError, *UNREADABLE) as error:
+    except (RecursionError, *UNREADABLE) as error:
         formats = _FORMATS if read is None and isinstance(error, json.JSONDecodeError) else ""
-        raise TraceError(f"{path}, line {lines.number}: {_why(error)}{formats}") from error
+        raise TraceError(f"{path}, line {lines.number}: {why_unreadable(error)}{formats}") from error
     if read is None:
         raise TraceError(f"{path} is empty")
 
@@ -82,7 +84,16 @@ class Lines:
                     yield line
 
 
-def _reader_of(said: Any) -> Callable[[dict[str, Any]], Request]:
+def _object(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:  # Python's, about a way to let it read more digits
+        raise ValueError("a number has more digits than are read") from error
+
+
+def _reader_of(said: Any) -> Callable[[Any], Request]:
     if isinstance(said, dict) and "hash_ids" in said:
         return _mooncake
     if isinstance(said, dict) and "runs" in said:
@@ -90,68 +101,87 @@ def _reader_of(said: Any) -> Callable[[dict[str, Any]], Request]:
     raise ValueError("neither hash_ids (Mooncake) nor runs (agentic): requests without blocks can't be replayed")
 
 
-def _mooncake(said: dict[str, Any]) -> Request:
+def _mooncake(said: Any) -> Request:
+    said = _line(said)
+    ids = array("q", [fields.block(each) for each in fields.listed(fields.field(said, "hash_ids"), "blocks")])
+    prompt_tokens = fields.tokens(fields.field(said, "input_length"))
+    fields.fit(ids, prompt_tokens, _MOONCAKE_BLOCK_TOKENS)
     return Request(
-        block_ids=array("q", [_whole(each) for each in said["hash_ids"]]),
+        block_ids=ids,
         block_tokens=_MOONCAKE_BLOCK_TOKENS,
-        prompt_tokens=_tokens(said["input_length"]),
-        at_s=_time(said.get("timestamp", 0)) / 1000,
-        output_tokens=_tokens(said["output_length"]) if "output_length" in said else None,
+        prompt_tokens=prompt_tokens,
+        at_s=fields.seconds(said.get("timestamp", 0), per_second=1000),
+        output_tokens=fields.tokens(said["output_length"]) if "output_length" in said else None,
     )
 
 
 class _Agentic:
     def __init__(self) -> None:
-        self._sessions: dict[str, int] = {}
+        self._sessions: dict[str | int, int] = {}
 
-    def __call__(self, said: dict[str, Any]) -> Request:
-        base = self._sessions.setdefault(said["session"], len(self._sessions)) * _SESSION_BLOCKS
+    def __call__(self, said: Any) -> Request:
+        said = _line(said)
+        session = fields.field(said, "session")
+        if not isinstance(session, str | int):
+            raise ValueError(f"{fields.shown(session)} is no session; that is a name or a number")  # noqa: TRY004
+        base = self._sessions.setdefault(session, len(self._sessions)) * _SESSION_BLOCKS
         ids = array("q")
-        for run in said["runs"]:
-            start, length = (_whole(each) for each in run)
-            if not 0 <= start <= start + length <= _SESSION_BLOCKS:
-                raise ValueError(f"run [{start}, {length}] is outside of a session's {_SESSION_BLOCKS} blocks")
+        for run in fields.listed(fields.field(said, "runs"), "runs"):
+            start, length = _run(run)
             ids.extend(range(base + start, base + start + length))
+        prompt_tokens = fields.tokens(fields.field(said, "in"))
+        fields.fit(ids, prompt_tokens, _AGENTIC_BLOCK_TOKENS)
         return Request(
             block_ids=ids,
             block_tokens=_AGENTIC_BLOCK_TOKENS,
-            prompt_tokens=_tokens(said["in"]),
-            at_s=_time(said["t"]),
-            output_tokens=_tokens(said["out"]) if "out" in said else None,
-            session=str(said["session"]),
+            prompt_tokens=prompt_tokens,
+            at_s=fields.seconds(fields.field(said, "t")),
+            output_tokens=fields.tokens(said["out"]) if "out" in said else None,
+            session=str(session),
         )
 
 
-def _tokens(said: Any) -> int:
-    if not isinstance(said, int) or isinstance(said, bool) or said < 0:  # true is 1 to Python
-        raise ValueError(f"{said!r} is no number of tokens")
+def _line(said: Any) -> dict[str, Any]:
+    if not isinstance(said, dict):
+        raise ValueError(f"{fields.shown(said)} is no request; that is an object")  # noqa: TRY004
     return said
 
 
-def _whole(said: Any) -> int:
-    if not isinstance(said, int) or isinstance(said, bool):
-        raise ValueError(f"{said!r} is no block")  # noqa: TRY004 - one kind of error for one kind of file
-    return said
+def _run(said: Any) -> tuple[int, int]:
+    match said:
+        case [start, length]:
+            start, length = fields.block(start), fields.block(length)
+        case _:
+            raise ValueError(f"{fields.shown(said)} is no run; that is [start, length]")
+    if start + length > _SESSION_BLOCKS:
+        raise ValueError(f"run [{start}, {length}] is outside of a session's {_SESSION_BLOCKS} blocks")
+    return start, length
 
 
-def _time(said: Any) -> float:
-    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said) or said < 0:
-        raise ValueError(f"{said!r} is no time")
-    return float(said)
-
-
-def _why(error: Exception) -> str:
+def why_unreadable(error: Exception) -> str:
+    """Return what is wrong with a line, or with the file that it is to come from."""
     match error:
         case json.JSONDecodeError():
             return f"not JSON ({error})"
-        case KeyError():
-            return f"{error} is missing"
+        case UnicodeDecodeError():
+            return "not text in UTF-8"
         case RecursionError():
             return "nested too deeply"
         case EOFError():
             return "the archive ends before its end"
+        case zlib.error():
+            return "the archive is damaged"
         case _:
             return str(error)
 
 
-__all__ = ["AGENTIC", "MOONCAKE", "UNREADABLE", "Lines", "TraceError", "read_by_time", "read_trace"]
+__all__ = [
+    "AGENTIC",
+    "MOONCAKE",
+    "UNREADABLE",
+    "Lines",
+    "TraceError",
+    "read_by_time",
+    "read_trace",
+    "why_unreadable",
+]

@@ -93,7 +93,7 @@ class Workload:
         prompt = found = 0
         for each in sorted(self.requests, key=lambda request: request.at_s):
             size = each.block_tokens
-            limit = (each.prompt_tokens - 1) // size
+            limit = max(0, each.prompt_tokens - 1) // size  # the last token is computed always
             ids = each.block_ids[: each.prompt_tokens // size]
             prompt += each.prompt_tokens
             found += size * min(limit, next((place for place, each_ in enumerate(ids) if each_ not in seen), len(ids)))

@@ -29,7 +29,9 @@ def trace(tmp_path: Path) -> Path:
     with path.open("w") as file:
         for number in range(12):
             ids = [0, 1 + number // 2, 100 + number]
-            length = 10**6 if number == 5 else 1500
+            length = 1500
+            if number == 5:
+                ids, length = [*ids, *range(1000, 2951)], 10**6
             line = {"timestamp": 1000 * number, "input_length": length, "output_length": 4, "hash_ids": ids}
             file.write(json.dumps(line) + "\n")
     return path
@@ -136,6 +138,7 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     assert "name its file with --trace" in said.err
     assert "--instances 3 is more than --of 2" in typed("bench", "live", "--instances", "3", "--of", "2").err
     path = tmp_path / "long.jsonl"
-    path.write_text('{"timestamp": 0, "input_length": 1000000, "output_length": 1, "hash_ids": [0]}\n')
+    line = {"timestamp": 0, "input_length": 10**6, "output_length": 1, "hash_ids": list(range(1954))}
+    path.write_text(json.dumps(line) + "\n")
     with pytest.raises(CommandError, match="no request of the trace fits"):
         slice_of(*plan(path, requests=4))

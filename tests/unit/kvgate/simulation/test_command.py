@@ -182,6 +182,16 @@ def test_where_nobody_is_served_there_is_no_time_to_the_first_token(tmp_path: Pa
     assert "no engine could take any of the requests" in " ".join(said.stderr.split())
 
 
+def test_prompts_of_no_tokens_and_gaps_of_years_are_simulated(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    empty = {"timestamp": 0, "input_length": 0, "output_length": 0, "hash_ids": []}
+    trace.write_text("".join(json.dumps(empty | {"timestamp": at}) + "\n" for at in (0, 3e12)))
+    said = RUNNER.invoke(build_app(), ["simulate", str(trace), "--json"])
+    assert said.exit_code == 0, said.output
+    metrics = json.loads(said.stdout)["metrics"]
+    assert (metrics["requests_count"], metrics["ceiling_ratio"]) == (2, 0.0)
+
+
 def test_a_file_that_is_no_trace_is_said(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("{}")
     said = RUNNER.invoke(build_app(), ["simulate", str(tmp_path / "x")])
