@@ -6,6 +6,7 @@ from pathlib import Path
 from kvcontrol.kv_policy.benchmarks.hits import HitRates
 from kvcontrol.kv_policy.benchmarks.sweep import MIN, SweepRow
 from kvgate.failure import CommandError
+from kvgate.files import write_picture
 
 _SIZE_INCHES = (9.0, 5.5)
 _DOTS_PER_INCH = 120
@@ -46,7 +47,7 @@ def draw(rows: Sequence[SweepRow], *, ceiling: HitRates, title: str, file: Path)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     try:
-        figure.savefig(file)
+        write_picture(figure, file)
     except OSError as error:
         raise CommandError(f"--plot {file}: {error.strerror or error}") from error
 

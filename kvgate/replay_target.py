@@ -16,6 +16,7 @@ from kvcontrol.traces import Ask, Request, SynthesisError, Told, TraceError, Wor
 from kvgate.benchmarks.report import Report
 from kvgate.display import errors
 from kvgate.failure import CommandError
+from kvgate.files import write_whole
 from kvgate.loadgen.answer import Answer
 from kvgate.loadgen.drive import Driver
 from kvgate.loadgen.live import LiveView
@@ -203,8 +204,8 @@ def write_report(replayed: Replayed, folder: Path) -> list[Path]:
 
     written = [folder / "report.json", folder / "report.md"]
     try:
-        written[0].write_text(replayed.report.as_json() + "\n")
-        written[1].write_text(f"# {replayed.setting.how}\n\n{replayed.report.as_markdown()}\n")
+        write_whole(written[0], f"{replayed.report.as_json()}\n".encode())
+        write_whole(written[1], f"# {replayed.setting.how}\n\n{replayed.report.as_markdown()}\n".encode())
     except OSError as error:
         raise CommandError(f"--out {folder}: {error.strerror or error}") from error
     if find_spec("matplotlib") is None:

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kvcontrol.traces.synthesis import Ask, SynthesisError, Told, Words, learn_words
+from kvcontrol.traces.usage import UsageError, used
 
 Message = dict[str, str]
 
@@ -126,7 +127,7 @@ class _Reading:
         self._began_s = began_s
         self._until_s = until_s
         self._pieces: list[str] = []
-        self._usage: dict[str, Any] | None = None
+        self._usage: Any = None
         self._done = False
         self._last_s = self._spoke_s = began_s
 
@@ -141,17 +142,21 @@ class _Reading:
             self._done = True
             return
         event = json.loads(data)
+        if not isinstance(event, dict):
+            raise ValueError("an event is an object")  # noqa: TRY004 - one kind of error for one kind of answer
         if event.get("error"):
             self._reply.error = f"error in the stream {_code(data)}".rstrip()
         self._usage = event.get("usage") or self._usage
-        for choice in event.get("choices") or ():
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
             self._spoke_s = now_s
-            delta = choice.get("delta") or {}
-            self._text(delta.get("content") or delta.get("reasoning_content") or "", now_s)
+            match choice:
+                case {"delta": {"content": str(text)}} if text:
+                    self._text(text, now_s)
+                case {"delta": {"reasoning_content": str(text)}} if text:
+                    self._text(text, now_s)
 
     def _text(self, text: str, now_s: float) -> None:
-        if not text:
-            return
         if self._pieces:
             self._reply.gaps_ms.append(1000 * (now_s - self._last_s))
         else:
@@ -160,17 +165,19 @@ class _Reading:
         self._last_s = now_s
 
     def settle(self) -> None:
-        reply, usage = self._reply, self._usage or {}
+        reply = self._reply
         reply.text = "".join(self._pieces)
         if not self._pieces:  # its tokens have no text: half a character, or special ones
             reply.ttft_ms = 1000 * (self._spoke_s - self._began_s)
         if not reply.error and not self._done:
             reply.error = "stream cut off"
-        elif not reply.error and not usage:
+        elif not reply.error and not self._usage:
             reply.error = "no usage told"
-        reply.prompt_tokens = usage.get("prompt_tokens") or 0
-        reply.completion_tokens = usage.get("completion_tokens") or 0
-        reply.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        if self._usage:
+            try:
+                reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens = used(self._usage)
+            except UsageError as error:
+                reply.error = reply.error or f"unreadable answer: {error}"
 
 
 def _code(body: bytes) -> str:

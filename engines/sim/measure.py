@@ -18,6 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from kvcontrol.traces import used
+
 _TIMEOUT_S = 600.0
 _WORDS = (
     "time",
@@ -219,12 +221,14 @@ class _Engine:
             )
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310
                 usage = json.load(response)["usage"]
-            tokens, said, details = usage["prompt_tokens"], usage["completion_tokens"], usage["prompt_tokens_details"]
+            told = used(usage)
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
             raise MeasureError(f"{self._url} doesn't answer as an engine does: {error!r}") from error
-        if said != answer:
-            raise MeasureError(f"the engine answered {said} tokens instead of {answer}: nothing can be timed by that")
-        return int(tokens), int((details or {}).get("cached_tokens") or 0)
+        if told.completion_tokens != answer:
+            raise MeasureError(
+                f"the engine answered {told.completion_tokens} tokens instead of {answer}: nothing can be timed by that"
+            )
+        return told.prompt_tokens, told.cached_tokens
 
 
 def _count(text: str) -> int:

@@ -4,6 +4,7 @@ from kvcontrol.traces.arrivals import read_requests
 from kvcontrol.traces.reader import AGENTIC, MOONCAKE, TraceError, read_by_time, read_trace
 from kvcontrol.traces.request import Request
 from kvcontrol.traces.synthesis import OPENER, Ask, BlockTexts, SynthesisError, TextMaker, Told, Words, learn_words
+from kvcontrol.traces.usage import UsageError, Used, used
 
 __all__ = [
     "AGENTIC",
@@ -16,9 +17,12 @@ __all__ = [
     "TextMaker",
     "Told",
     "TraceError",
+    "UsageError",
+    "Used",
     "Words",
     "learn_words",
     "read_by_time",
     "read_requests",
     "read_trace",
+    "used",
 ]

@@ -98,6 +98,10 @@ def learn_words() -> Generator[Ask, Told, Words]:
             )
         told = yield Ask(text=OPENER + text, as_message=True)
         overheads[tokens] = told.count - tokens
+    if min(overheads.values()) < 1:
+        raise SynthesisError(
+            f"a message has no more tokens than the words in it (words: tokens beside them): {overheads}"
+        )
     if len(set(overheads.values())) != 1:
         raise SynthesisError(f"a message's own tokens depend on its length (words: tokens beside them): {overheads}")
     return Words(words=words, message_tokens=overheads[_CHECKED_TOKENS[0]], context_tokens=context)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kvgate.benchmarks.hierarchy import Case
 from kvgate.failure import CommandError
+from kvgate.files import write_picture
 
 _SIZE_INCHES = (11.0, 4.8)
 _DOTS_PER_INCH = 110
@@ -52,7 +53,7 @@ def draw(cases: Sequence[Case], folder: Path) -> list[Path]:
         figure.suptitle(f"{trace}: prompts through the tiers, {mine[0].policy}")
         file = folder / f"hierarchy-{trace}.png"
         try:
-            figure.savefig(file)
+            write_picture(figure, file)
         except OSError as error:
             raise CommandError(f"--plot {folder}: {error.strerror or error}") from error
         written.append(file)

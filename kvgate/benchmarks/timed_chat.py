@@ -11,11 +11,13 @@ import aiohttp
 import msgspec
 
 from kvcontrol.core.errors import UNREADABLE
+from kvcontrol.traces import UsageError, used
 
 Message = dict[str, str]
 
 _LOOK_UP_S = 10.0
 _SHOWN_BYTES = 300
+_MOST_DIGITS = 10
 _FAILED = frozenset({"error", "abort"})
 """Reasons for an answer's end that only LMDeploy gives, where its engine failed."""
 
@@ -97,30 +99,31 @@ async def _streamed(session: aiohttp.ClientSession, target: Target, body: bytes)
             raise BenchmarkError(f"{target.url} answered {response.status}: {(await response.text())[:500]}")
         first_at = last_at = 0.0
         parts: list[str] = []
-        usage: dict[str, object] = {}
+        usage: object = None
         async for line in response.content:
             event = read_event(line, target.url)
             if event is None:
                 continue
-            for choice in event.get("choices") or ():
-                piece = (choice.get("delta") or {}).get("content")
-                if piece:
-                    last_at = time.perf_counter()
-                    first_at = first_at or last_at
-                    parts.append(piece)
+            for piece in _pieces(event, target.url):
+                last_at = time.perf_counter()
+                first_at = first_at or last_at
+                parts.append(piece)
             usage = event.get("usage") or usage
         headers = response.headers
     if not first_at or not usage:
         raise BenchmarkError(f"{target.url} ended its stream without {'content' if usage else 'usage'}")
-    details = usage.get("prompt_tokens_details")
+    try:
+        told = used(usage)
+    except UsageError as error:
+        raise BenchmarkError(f"{target.url} tells a usage that can't be true: {error}") from error
     return TimedAnswer(
         text="".join(parts),
         ttft_s=first_at - started,
         decode_s=last_at - first_at,
-        prompt_tokens=_count(usage, "prompt_tokens"),
-        completion_tokens=_count(usage, "completion_tokens"),
-        cached_tokens=_count(details, "cached_tokens") if isinstance(details, dict) else 0,
-        matched_tokens=int(headers.get("x-kvgate-matched-tokens", "0")),
+        prompt_tokens=told.prompt_tokens,
+        completion_tokens=told.completion_tokens,
+        cached_tokens=told.cached_tokens,
+        matched_tokens=_whole(headers.get("x-kvgate-matched-tokens", "0")),
         instance=headers.get("x-kvgate-instance", ""),
     )
 
@@ -163,9 +166,23 @@ def _foreign_errors(url: str) -> Iterator[None]:
         raise BenchmarkError(f"{url}: {error}") from error
 
 
-def _count(usage: dict[str, object], field: str) -> int:
-    value = usage.get(field)
-    return value if isinstance(value, int) else 0
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
+
+
+def _pieces(event: dict[str, Any], url: str) -> Iterator[str]:
+    choices = event.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        match choice:
+            case {"delta": {"content": str(piece)}}:
+                if piece:
+                    yield piece
+            case {"delta": {"content": None}} | {"delta": None}:
+                pass
+            case {"delta": {"content": _}}:
+                raise BenchmarkError(f"{url} streamed a text that is none")
+            case _:
+                pass
 
 
 __all__ = ["BenchmarkError", "Message", "Target", "TimedAnswer", "chat", "first_model", "read_event"]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgate.failure import CommandError
+from kvgate.files import write_picture
 from kvgate.loadgen.answer import Answer, Ending
 from kvgate.loadgen.summary import Setting, by_class
 
@@ -43,7 +44,7 @@ def draw(answers: Sequence[Answer], setting: Setting, *, file: Path) -> None:
             axes.legend(fontsize="small")
     figure.suptitle(setting.how)
     try:
-        figure.savefig(file)
+        write_picture(figure, file)
     except OSError as error:
         raise CommandError(f"{file}: {error.strerror or error}") from error
 

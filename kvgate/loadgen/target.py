@@ -1,6 +1,7 @@
 """The gateway that is driven: its models, its tokenizer, its metrics, and streamed chats with it."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import aiohttp
 import msgspec
 
 from kvcontrol.core.errors import UNREADABLE
-from kvcontrol.traces import Ask, SynthesisError, Told, Words, learn_words
+from kvcontrol.traces import Ask, SynthesisError, Told, UsageError, Words, learn_words, used
 from kvgate.failure import CommandError
 from kvgate.loadgen.answer import Answer, Ending
 
@@ -19,6 +20,7 @@ LOOK_UP_S = 30.0
 _OK = 200
 _SHED = (429, 503)
 _SHOWN_BYTES = 300
+_MOST_DIGITS = 10
 
 
 class _Delta(msgspec.Struct):
@@ -30,19 +32,9 @@ class _Choice(msgspec.Struct):
     delta: _Delta | None = None
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-
 class _Event(msgspec.Struct):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: Any = None
     error: Any = None
 
 
@@ -111,9 +103,8 @@ async def words_of(session: aiohttp.ClientSession, target: Target) -> Words:
                         "--tokenizer DIR takes the tokenizer from a model folder instead",
                     )
                 said = msgspec.json.decode(text)
-        match said:
-            case {"count": int(count)}:
-                return Told(count=count, spelled=said.get("token_strs") or (), context_tokens=said.get("max_model_len"))
+        if (told := _told(said)) is not None:
+            return told
         raise CommandError(f"{url} tells no count: {_shown(text)}", "--tokenizer DIR takes it from a model folder")
 
     learning = learn_words()
@@ -135,7 +126,7 @@ async def usable_instances(session: aiohttp.ClientSession, target: Target) -> in
     except CommandError:
         return None
     usable = said.get("usable")
-    return usable if isinstance(usable, int) else None
+    return usable if isinstance(usable, int) and not isinstance(usable, bool) and usable >= 0 else None
 
 
 async def tier_tokens(session: aiohttp.ClientSession, target: Target) -> dict[str, float]:
@@ -148,7 +139,7 @@ async def tier_tokens(session: aiohttp.ClientSession, target: Target) -> dict[st
     for line in text.splitlines():
         if line.startswith(prefix) and 'tier="' in line:
             tier = line.partition('tier="')[2].partition('"')[0]
-            found[tier] = found.get(tier, 0.0) + float(line.rpartition(" ")[2])
+            found[tier] = found.get(tier, 0.0) + _tokens_of(line.rpartition(" ")[2], target.url)
     return found
 
 
@@ -223,7 +214,7 @@ class _Reading:
         self._answer = answer
         self._rest = b""
         self._done = False
-        self._usage: _Usage | None = None
+        self._usage: Any = None
         self._error = ""
         self._spoke_s = 0.0
 
@@ -255,19 +246,21 @@ class _Reading:
                 answer.last_s = now_s
 
     def settle(self) -> None:
-        answer, usage = self._answer, self._usage
-        if usage is not None:
-            answer.prompt_tokens = usage.prompt_tokens
-            answer.completion_tokens = usage.completion_tokens
-            details = usage.prompt_tokens_details
-            answer.cached_tokens = (details.cached_tokens or 0) if details is not None else 0
+        answer, lie = self._answer, ""
+        if self._usage is not None:
+            try:
+                answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens = used(self._usage)
+            except UsageError as error:
+                lie = str(error)
         answer.ending = Ending.FAILED
         if self._error:
             answer.why = f"error in the stream {self._error}"
         elif not self._done:
             answer.why = "stream cut off"
-        elif usage is None:
+        elif self._usage is None:
             answer.why = "no usage told"
+        elif lie:
+            answer.why = f"unreadable answer: {lie}"
         elif not self._spoke_s:
             answer.why = "empty answer"
         else:
@@ -290,8 +283,32 @@ def _code_of(error: object) -> str:
     return ""
 
 
+def _told(said: Any) -> Told | None:
+    """What a tokenizer's answer says; None where that is no count of tokens, their spelling, and a context if any."""
+    match said:
+        case {"count": int(count)} if count >= 0:
+            spelled, context = said.get("token_strs") or [], said.get("max_model_len")
+            if _is_spelled(spelled) and (context is None or (isinstance(context, int) and context > 0)):
+                return Told(count=count, spelled=spelled, context_tokens=context)
+    return None
+
+
+def _is_spelled(said: Any) -> bool:
+    return isinstance(said, list) and all(isinstance(each, str) for each in said)
+
+
+def _tokens_of(text: str, url: str) -> float:
+    try:
+        tokens = float(text)
+    except ValueError:
+        tokens = math.nan
+    if not 0 <= tokens < math.inf:
+        raise CommandError(f"{url}/metrics says {text[:_SHOWN_BYTES]!r} of a tier, which is no number of tokens")
+    return tokens
+
+
 def _whole(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 
 def _shown(body: bytes) -> str:
