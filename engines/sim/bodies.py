@@ -9,6 +9,17 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from engines.sim.endings import Ending
+from engines.sim.sampling import (
+    Count,
+    Penalised,
+    ResponseFormat,
+    Sampled,
+    SampledResponse,
+    Share,
+    StreamOptions,
+    Tool,
+    ToolChoice,
+)
 
 GENERATE_TOKENS: Final = 128
 """How long an answer of ``/generate`` is where nobody says."""
@@ -21,9 +32,6 @@ _UNPREPARED: Final = "Request preprocessing failed."
 _NO_IMAGES: Final = "image_data: a simulated engine reads text alone"
 
 _Tokens = Annotated[int, msgspec.Meta(ge=1)]
-_Heat = Annotated[float, msgspec.Meta(ge=0, le=2)]
-_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-_Count = Annotated[int, msgspec.Meta(ge=0)]
 _Blocks = str | list[dict[str, Any]]
 _Stop = str | list[str] | None
 
@@ -36,13 +44,7 @@ class NotServedError(ValueError):
         self.param = param
 
 
-class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``include_usage``: one more event before the last has the usage."""
-
-    include_usage: bool = False
-
-
-class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+class _Asked(Penalised, frozen=True, kw_only=True):
     model: str
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -65,15 +67,24 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def usage_in_stream(self) -> bool:
         """Whether a stream is to tell its usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class ChatBody(_Asked, frozen=True, kw_only=True):
     """``POST /v1/chat/completions``."""
 
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "required", "none"] | ToolChoice = "auto"
+    parallel_tool_calls: bool | None = True
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Literal["low", "medium", "high", "max"] | None = None
+    logit_bias: dict[str, float] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    input_ids: list[int] | None = None
+    image_data: Any = None
+    return_routed_experts: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     logprobs: bool | None = False
@@ -82,7 +93,6 @@ class ChatBody(_Asked, frozen=True, kw_only=True):
     return_token_ids: bool | None = False
     min_new_tokens: int | None = None
     include_stop_str_in_output: bool | None = False
-    session_id: int | None = -1
 
     @property
     def ending(self) -> Ending:
@@ -118,6 +128,16 @@ class ChatBody(_Asked, frozen=True, kw_only=True):
                 raise NotServedError(_not_positive(name, most, "integer"))
         if self.min_new_tokens is not None and self.min_new_tokens < 0:
             raise NotServedError(f"The min_new_tokens {self.min_new_tokens} cannot be a negative integer.")
+        self._check_input()
+
+    def _check_input(self) -> None:
+        for name in ("input_ids", "image_data"):
+            if getattr(self, name) is not None:
+                raise NotServedError(f"{name} cannot be used when messages is non-empty. messages takes priority.")
+        if self.tool_choice == "required" and not self.tools:
+            raise NotServedError('`tool_choice="required"` requires at least one tool.')
+        if self.return_routed_experts:
+            raise NotServedError(_NO_EXPERTS)
 
 
 class CompletionBody(_Asked, frozen=True, kw_only=True):
@@ -127,6 +147,8 @@ class CompletionBody(_Asked, frozen=True, kw_only=True):
 
     prompt: str | list[int | str]
     logprobs: int | None = None
+    suffix: str | None = None
+    echo: bool | None = False
 
     def check(self) -> None:
         """Raise ``NotServedError`` for what isn't served."""
@@ -144,7 +166,7 @@ class CompletionBody(_Asked, frozen=True, kw_only=True):
             raise NotServedError(f"max_new_tokens must be at least 1, got {self.most_tokens}.")
 
 
-class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
+class GenerateBody(Sampled, frozen=True, kw_only=True):
     """``POST /generate``: LMDeploy's own. It names no model."""
 
     prompt: str | None = None
@@ -157,12 +179,11 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = False
     stream: bool | None = False
     return_logprob: bool | None = None
-    top_logprobs_num: _Count | None = None
+    top_logprobs_num: Count | None = None
     logprob_start_len: Annotated[int, msgspec.Meta(ge=-1)] = -1
     return_routed_experts: bool | None = False
-    temperature: _Heat | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    top_k: _Count | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
     @property
     def model(self) -> None:
@@ -235,9 +256,9 @@ class MessagesBody(_Spoken, frozen=True, kw_only=True):
     return_token_ids: bool | None = False
     return_logprob: bool | None = False
     return_routed_experts: bool | None = False
-    temperature: _Share | None = None
-    top_p: _Share | None = None
-    top_k: _Count | None = None
+    temperature: Share | None = None
+    top_p: Share | None = None
+    top_k: Count | None = None
 
     @property
     def ending(self) -> Ending:
@@ -290,7 +311,7 @@ class CountBody(_Spoken, frozen=True, kw_only=True):
 _NOT_STORED: Final = ("background", "context_management", "conversation", "previous_response_id", "prompt")
 
 
-class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
+class ResponsesBody(SampledResponse, frozen=True, kw_only=True):
     """``POST /v1/responses``. Fields that are only told again, as LMDeploy does, are read as they come."""
 
     model: str | None = None
@@ -303,9 +324,6 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = False
     tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = "auto"
-    temperature: _Heat | None = None
-    top_p: _Share | None = None
-    top_k: _Count | None = None
     background: bool | None = False
     context_management: Any = None
     conversation: Any = None
@@ -385,5 +403,4 @@ __all__ = [
     "MessagesBody",
     "NotServedError",
     "ResponsesBody",
-    "StreamOptions",
 ]

@@ -7,7 +7,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from engines.sim.bodies import ChatBody, CountBody, MessagesBody, ResponsesBody
+from engines.sim.sampling import Named, ToolChoice
 from engines.sim.text import TextError
 
 Chat = list[dict[str, Any]]
@@ -78,14 +81,15 @@ def _functions(body: ChatBody | MessagesBody | ResponsesBody) -> list[dict[str, 
     """Return the tools as the template is given them: those that may be called."""
     match body:
         case ChatBody():
-            found = [each["function"] for each in body.tools or () if isinstance(each.get("function"), dict)]
-            made = [_function(each, "parameters") for each in found]
+            made = [msgspec.structs.asdict(each.function) for each in body.tools or ()]
         case MessagesBody():
             made = [_function(each, "input_schema") for each in body.tools or ()]
         case _:
             tools = () if body.tool_choice == "none" else body.tools
             made = [_function(each, "parameters") for each in tools if each.get("type") == "function"]
     match body.tool_choice:
+        case ToolChoice(function=Named(name=name)):
+            return [each for each in made if each["name"] == name]
         case {"function": {"name": str(name)}} | {"name": str(name)}:
             return [each for each in made if each["name"] == name]
     return made

@@ -139,7 +139,7 @@ class Server:
         if kind is not CountBody and spec.faults.refuse and self._instance.rng.random() < spec.faults.refuse:
             raise RefusedRequestError(HTTPStatus.SERVICE_UNAVAILABLE, "refused, as was asked for")
         try:
-            asked = msgspec.json.decode(body, type=kind)
+            asked = msgspec.json.decode(body, type=kind, strict=False)
         except UNREADABLE as error:
             raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"the body is not what is allowed: {error}") from error
         if isinstance(asked, MessagesBody | CountBody) and not request.headers.get(_VERSION_HEADER):

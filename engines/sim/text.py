@@ -16,6 +16,7 @@ _MOST_WORDS: Final = 512
 _LEAST_WORDS: Final = 2
 _MOST_STOP_TOKENS: Final = 5
 _KEPT_STOP_WORDS: Final = 64
+_TOKENIZER: Final = "tokenizer.json"
 
 
 class TextError(ValueError):
@@ -26,12 +27,7 @@ class SimTokenizer:
     """Takes a moment to load. Raises ``TextError`` for a folder without a tokenizer that can be used."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import PreTrainedTokenizerFast  # not AutoTokenizer, which would bring torch
-
-        try:
-            self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise TextError(f"{folder}: there is no tokenizer that can be used: {error}") from error
+        self._tokenizer = _load(folder)
         self.words = self._find_words()
         if len(self.words) < _LEAST_WORDS:
             raise TextError(f"{folder}: the tokenizer has no words of one token, of which answers could be made")
@@ -47,6 +43,9 @@ class SimTokenizer:
         """Return a conversation's tokens; raises ``TextError`` for one that the template refuses."""
         if self._assistant_end is None:
             raise TextError("the model has no chat template; ask /v1/completions")
+        nobody = next((place for place, each in enumerate(messages) if "role" not in each), None)
+        if nobody is not None:
+            raise TextError(f"messages[{nobody}] has no role")
         continued = bool(messages) and messages[-1].get("role") == "assistant"
         try:
             text: str = self._tokenizer.apply_chat_template(
@@ -148,6 +147,19 @@ class SimTokenizer:
             return "sentinel2" in self._tokenizer.apply_chat_template(probe, tokenize=False)
         except Exception:  # noqa: BLE001 - a template says in any way that it takes no such messages
             return False
+
+
+def _load(folder: Path) -> Any:
+    if not folder.is_dir():
+        raise TextError(f"{folder}: there is no such folder; a model folder with a {_TOKENIZER} is needed")
+    if not (folder / _TOKENIZER).is_file():
+        raise TextError(f"{folder}: there is no {_TOKENIZER} in it, as a model folder of Hugging Face's form has")
+    from transformers import PreTrainedTokenizerFast  # not AutoTokenizer, which would bring torch
+
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # what reads it says in any way that it can't
+        raise TextError(f"{folder / _TOKENIZER} can't be read, or a file beside it: {error}") from error
 
 
 def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -94,6 +94,7 @@ async def test_whole_and_streamed_answers_say_the_same(tokenizer: SimTokenizer) 
         ("/v1/responses", b'{"model": "m", "input": [{"type": "odd"}]}', 400, "input item type: 'odd'"),
         ("/v1/responses", b'{"model": "m", "input": [{"role": []}]}', 400, "message role at index 0: []"),
         ("/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": 3}]}', 400, "content"),
+        ("/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user"}], "temperature": "a"}', 400, "float"),
         ("/kv/v1/prefixes/pin", b'{"hashes": []}', 400, "1 to 10000 names of blocks"),
         ("/kv/v1/prefixes/unpin", b'{"hash": "zz"}', 400, "hash: 'zz' is no name of a block"),
         ("/kv/v1/migrate", b'{"hashes": ["zz"], "tier": "DDR"}', 400, "no tiers below HBM"),

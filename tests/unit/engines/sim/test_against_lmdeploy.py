@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from engines.models.tiny import build_tiny
-from engines.sim.bodies import CountBody, GenerateBody, Generated, MessagesBody, ResponsesBody
+from engines.sim.bodies import ChatBody, CompletionBody, CountBody, GenerateBody, Generated, MessagesBody, ResponsesBody
 from engines.sim.control_routes import RefusedRequestError
 from engines.sim.conversations import chat_of
 from engines.sim.dialects import Dialect, Generate, OpenAi, Served, Told
-from engines.sim.text import SimTokenizer
+from engines.sim.text import SimTokenizer, TextError
 from engines.sim.typed_dialects import Messages, Responses
 
 PIECES = (" a", " b", " c")
@@ -228,3 +228,76 @@ def test_conversations_are_read_as_lmdeploy_reads_them(*, merge: bool) -> None:
     asked = theirs("openai.responses.protocol").ResponsesRequest(**body)
     read = theirs("openai.responses.request").messages_from_input(asked)
     assert chat_of(msgspec.convert(body, ResponsesBody), merge=merge)[0] == read
+
+
+MESSAGES = [{"role": "user", "content": "a"}]
+ROUTES: list[tuple[type[Generated], str, dict[str, Any]]] = [
+    (ChatBody, "openai.protocol.ChatCompletionRequest", {"model": "m", "messages": MESSAGES}),
+    (CompletionBody, "openai.protocol.CompletionRequest", {"model": "m", "prompt": "a"}),
+    (GenerateBody, "openai.protocol.GenerateReqInput", {"prompt": "a"}),
+]
+FUNCTION = {"name": "f", "description": None, "parameters": {}}
+VALUES = ["a", "1", "0.5", "nan", 1, 0, -1, 1.5, None, [], [1], ["a"], {}, {"a": 1}, {"a": "x"}]
+SHAPED: list[tuple[str, Any]] = [
+    *(
+        ("tools", [each])
+        for each in ({}, 5, {"function": {}}, {"function": FUNCTION}, {"type": 5, "function": FUNCTION})
+    ),
+    ("tools", [{"function": {**FUNCTION, "parameters": []}}]),
+    *(("tool_choice", each) for each in ("auto", "none", "any", {"type": "odd"}, {"type": "function"})),
+    ("tool_choice", {"function": {"name": "f"}}),
+    ("tool_choice", {"type": "function", "function": {"name": 5}}),
+    ("tool_choice", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{}]}}),
+    ("tool_choice", {"allowed_tools": {"mode": "odd", "tools": []}}),
+    *(("response_format", {"type": each}) for each in ("text", "json_object", "odd")),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
+    *(("reasoning_effort", each) for each in ("low", "odd")),
+    *(("stream_options", {"include_usage": each}) for each in (None, True, "odd")),
+]
+OUT_OF_RANGE = [("temperature", -1), ("temperature", "nan"), ("top_p", 1.5), ("top_p", -1), ("top_p", 0), ("top_k", -1)]
+OUT_OF_RANGE += [("temperature", 3), ("min_p", 1.5), ("min_p", -1), ("top_p", "nan"), ("min_p", "nan")]
+OUT_OF_RANGE += [("messages", []), ("top_logprobs_num", -1)]
+"""What LMDeploy's types allow and its checks or its generation config then refuse; here it is all one."""
+
+
+@pytest.mark.parametrize(("kind", "name", "body"), ROUTES)
+def test_fields_are_of_the_types_that_lmdeploy_takes(kind: type[Generated], name: str, body: dict[str, Any]) -> None:
+    module, _, model = name.rpartition(".")
+    real = getattr(theirs(module), model)
+    fields = [field for field in kind.__struct_fields__ if field in real.model_fields and field != "image_data"]
+    tried = [(field, value) for field in fields for value in VALUES]
+    tried += [(field, value) for field, value in SHAPED if field in kind.__struct_fields__]
+    unlike = []
+    for field, value in tried:
+        said = {**body, field: value}
+        if (field, value) in OUT_OF_RANGE:
+            assert not is_taken(kind, said), said
+        elif is_taken(kind, said) != is_valid(real, said):
+            unlike.append((field, value))
+    assert unlike == []
+    assert set(real.model_fields) <= set(kind.__struct_fields__), "a field is passed over"
+
+
+def is_taken(kind: type[Generated], said: dict[str, Any]) -> bool:
+    try:
+        msgspec.json.decode(json.dumps(said), type=kind, strict=False)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def is_valid(real: Any, said: dict[str, Any]) -> bool:
+    try:
+        real.model_validate_json(json.dumps(said))
+    except ValueError:
+        return False
+    return True
+
+
+def test_a_message_needs_a_role_and_no_content_as_with_lmdeploy(tmp_path: Path) -> None:
+    tokenizer = SimTokenizer(build_tiny(tmp_path / "tiny"))
+    for said in ({"role": "user"}, {"role": "user", "content": None}):
+        assert tokenizer.chat([said], {}) == tokenizer.chat([{"role": "user", "content": ""}], {})
+    with pytest.raises(TextError, match=r"messages\[1\] has no role"):
+        tokenizer.chat([{"role": "user", "content": "a"}, {"content": "b"}], {})

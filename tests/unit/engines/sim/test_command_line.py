@@ -1,5 +1,7 @@
 """The command line of a simulated engine refuses what no engine could be, before it opens anything."""
 
+from pathlib import Path
+
 import pytest
 
 from engines.sim.__main__ import main
@@ -27,3 +29,17 @@ def test_what_is_out_of_bounds_is_refused_with_what_is_allowed(
         main(["--model", "x", "--port", "9001", f"{option}={value}"])
     assert ended.value.code == 2
     assert f"argument {option}: {value} is not allowed; allowed is {allowed}" in capsys.readouterr().err
+
+
+def test_a_model_folder_that_can_not_be_used_is_said_with_what_is_needed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def said(folder: Path) -> str:
+        assert main(["--model", str(folder), "--port", "9001"]) == 1
+        return capsys.readouterr().err
+
+    none = tmp_path / "none"
+    assert said(none) == f"{none}: there is no such folder; a model folder with a tokenizer.json is needed\n"
+    assert "there is no tokenizer.json in it" in said(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert f"{tmp_path / 'tokenizer.json'} can't be read, or a file beside it: " in said(tmp_path)
