@@ -238,11 +238,14 @@ def _data(event: bytes) -> bytes:
 
 def _usage(said: _Usage) -> Usage:
     details = said.prompt_tokens_details or said.input_tokens_details
-    cached = said.cache_read_input_tokens if details is None else details.cached_tokens
+    cached = _sane(said.cache_read_input_tokens if details is None else details.cached_tokens)
+    prompt_tokens = _sane(said.prompt_tokens or said.input_tokens) or 0
+    if details is not None and cached is not None and cached > prompt_tokens:
+        cached = None  # they are a part of the prompt's; Anthropic's own are beside them
     return Usage(
-        prompt_tokens=_sane(said.prompt_tokens or said.input_tokens) or 0,
+        prompt_tokens=prompt_tokens,
         completion_tokens=_sane(said.completion_tokens or said.output_tokens) or 0,
-        cached_tokens=_sane(cached),
+        cached_tokens=cached,
     )
 
 

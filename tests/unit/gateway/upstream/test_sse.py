@@ -111,6 +111,10 @@ def test_usage_of_a_whole_answer() -> None:
     )
     less = b'{"usage":{"prompt_tokens":-9,"completion_tokens":-5,"prompt_tokens_details":{"cached_tokens":-3}}}'
     assert usage_of_answer(less) == Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=None)
+    more = b'{"usage":{"prompt_tokens":9,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":10}}}'
+    assert usage_of_answer(more) == Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=None)
+    beside = b'{"usage":{"input_tokens":9,"output_tokens":5,"cache_read_input_tokens":10}}'
+    assert usage_of_answer(beside) == Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=10)
     for body in (b"", b"[]", b"{", b'{"usage":null}', b'{"usage":7}', b"[" * 100_000):
         assert usage_of_answer(body) is None
 
