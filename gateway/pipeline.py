@@ -32,7 +32,7 @@ from gateway.errors import (
 )
 from gateway.estimate import ask_of, ask_of_counting, size_of
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
-from gateway.limits import SloClass
+from gateway.limits import Priority, SloClass
 from gateway.planner import Plan, Planner
 from gateway.registry import Instance, LoadTracker, Permit, Registry
 from gateway.running_plans import PlanRun, RunningPlans
@@ -264,7 +264,10 @@ class Pipeline:
                     operation=call.operation,
                     path=path,
                     request_id=record.request_id,
-                    headers=[*with_context(headers, record), *_private(plan, found.tenant, due_s)],
+                    headers=[
+                        *with_context(headers, record),
+                        *_private(plan, found.tenant, found.entry.served_as, due_s),
+                    ],
                     body=call.body,
                 )
                 try:
@@ -380,11 +383,11 @@ def _engine_headers(exchange: Exchange, record: RequestRecord) -> list[Header]:
     return headers
 
 
-def _private(plan: Plan, tenant: Tenant, due_s: float) -> tuple[Header, ...]:
+def _private(plan: Plan, tenant: Tenant, served_as: Priority, due_s: float) -> tuple[Header, ...]:
     """What an instance with ``/kv/v1`` is told of a request, and nobody else: the salt is a tenant's secret."""
     if not plan.instance.kv:
         return ()
-    return (_SALT_HEADER, tenant.salt.encode()), *urgency_headers(tenant.limits, due_in_s=due_s - monotonic())
+    return (_SALT_HEADER, tenant.salt.encode()), *urgency_headers(served_as, due_in_s=due_s - monotonic())
 
 
 def _own_headers(plan: Plan, record: RequestRecord) -> list[Header]:

@@ -23,7 +23,7 @@ from math import ceil
 from typing import Protocol
 
 from gateway.admission.entry import Ask, Entry
-from gateway.admission.fair_queue import Claim, FairQueue, Waiting, claim_of
+from gateway.admission.fair_queue import Claim, FairQueue, Waiting, claim_of, class_of
 from gateway.admission.limiter import ConcurrencyLimiter, Rooms
 from gateway.admission.quota import Dimension, Exceeded, Granted, QuotaMeter, QuotaUnavailableError
 from gateway.admission.urgent import Urgent
@@ -186,7 +186,7 @@ class AdmissionController:
                 usable = self.usable(ask.model)
                 rooms = self._rooms(usable)
             with_room = _with_room(usable, [each[claim] for each in rooms])
-            entry.begin(pool.queue, with_room, pool, None if claim else self._urgent)
+            entry.begin(pool.queue, with_room, pool, class_of(claim), self._urgent)
             try:
                 yield entry
             finally:
@@ -399,8 +399,8 @@ def _with_room(usable: tuple[Instance, ...], rooms: list[int]) -> tuple[Instance
 
 
 def _on_probation(rooms: Rooms) -> Rooms:
-    high, risen, normal, low = (min(room, _ON_PROBATION) for room in rooms)
-    return high, risen, normal, low
+    high, normal, low = (min(room, _ON_PROBATION) for room in rooms)
+    return high, normal, low
 
 
 def _over_quota(decision: Exceeded) -> RateLimitedError:

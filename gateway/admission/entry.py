@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from gateway.admission.fair_queue import FairQueue
 from gateway.admission.quota import Granted, QuotaMeter, Standing
 from gateway.admission.urgent import Urgent
+from gateway.limits import Priority
 from gateway.registry import Instance
 from gateway.types import Tenant, Usage
 from kvcontrol.core.ids import InstanceId
@@ -73,19 +74,23 @@ class Entry:
         self._queue: FairQueue | None = None
         self._turn: Turn | None = None
         self.instances: tuple[Instance, ...] = ()
+        self.served_as = ask.tenant.limits.priority  # higher, where it has risen by waiting
         self._began = False
         self._urgent: Urgent | None = None
         self._counts_at: InstanceId | None = None
         self.headers: tuple[Header, ...] = () if granted is None else self.headers_of(granted.requests, granted.tokens)
 
-    def begin(self, queue: FairQueue, instances: tuple[Instance, ...], turn: Turn, urgent: Urgent | None) -> None:
-        """Its turn has come: ``instances`` are those that it may be sent to now; ``urgent`` is told where it waits for
-        its answer, None where it isn't of the highest class.
+    def begin(
+        self, queue: FairQueue, instances: tuple[Instance, ...], turn: Turn, served_as: Priority, urgent: Urgent
+    ) -> None:
+        """Its turn has come: ``instances`` are those that it may be sent to now, as a request of class ``served_as``;
+        ``urgent`` is told where it waits for its answer when that is the highest.
         """
+        self.served_as = served_as
         self._queue = queue
         self.instances = instances
         self._turn = turn
-        self._urgent = urgent
+        self._urgent = urgent if served_as is Priority.HIGH else None
 
     def placed(self, instance: InstanceId | None = None) -> None:
         """It counts at an instance from now on (and at no other that it was at), or at none. Idempotent."""

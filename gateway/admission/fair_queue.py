@@ -16,20 +16,20 @@ everybody else out.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from gateway.limits import Priority
 from gateway.types import TenantId
 
-_LEVELS: Final = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
-_ANY: Final = (True, True, True, True)
-_MOST_COUNTERS: Final = 10_000
-
-
-Claim = Literal[0, 1, 2, 3]
-"""What a request is let in as: one of the highest class, one that has risen to it by waiting, one that is or has become
-an ordinary one, or one of the lowest.
+Claim = int
+"""What a request is let in as: 0, one that is of the highest class or has risen to it by waiting; 1, one that is or has
+become an ordinary one; or 2, one of the lowest.
 """
+
+_LEVELS: Final[dict[Priority, Claim]] = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
+_CLASSES: Final = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
+_ANY: Final = (True, True, True)
+_MOST_COUNTERS: Final = 10_000
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -45,7 +45,7 @@ class Waiting:
     arrived_s: float
     number: int = field(default=0)
     granted: bool = field(default=False)
-    claim: "Claim" = field(default=3)
+    claim: Claim = field(default=2)
 
 
 class FairQueue:
@@ -93,14 +93,14 @@ class FairQueue:
         for line in self._lines.values():
             head = line[0]
             level = max(0, _LEVELS[head.priority] - int((now_s - head.arrived_s) / ageing_s))
-            if not has_room[claim_of(head.priority, level)]:
+            if not has_room[level]:
                 continue
             rank = (level, counters[head.tenant], head.number)
             if best_rank is None or rank < best_rank:
                 best, best_rank = head, rank
         if best is None or best_rank is None:
             return None
-        best.claim = claim_of(best.priority, best_rank[0])
+        best.claim = best_rank[0]
         self.remove(best)
         self.let_in(best.tenant, best.weight, best.work)
         return best
@@ -176,15 +176,14 @@ class FairQueue:
             raise AssertionError("; ".join(problems))
 
 
-def claim_of(priority: Priority, level: int | None = None) -> Claim:
-    """Return the claim of a request of a class that has risen to a level, None where it has just come."""
-    match _LEVELS[priority] if level is None else level:
-        case 0:
-            return 0 if priority is Priority.HIGH else 1
-        case 1:
-            return 2
-        case _:
-            return 3
+def claim_of(priority: Priority) -> Claim:
+    """Return the claim of a request that has just come."""
+    return _LEVELS[priority]
+
+
+def class_of(claim: Claim) -> Priority:
+    """Return the class that a request is served as that was let in so."""
+    return _CLASSES[claim]
 
 
 def _in_order(line: deque[Waiting]) -> bool:
@@ -192,4 +191,4 @@ def _in_order(line: deque[Waiting]) -> bool:
     return numbers == sorted(numbers)
 
 
-__all__ = ["Claim", "FairQueue", "Waiting", "claim_of"]
+__all__ = ["Claim", "FairQueue", "Waiting", "claim_of", "class_of"]

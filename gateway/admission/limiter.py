@@ -9,8 +9,9 @@ second, so that one bad moment counts once.
 
 What an engine has beyond its batch waits there, and would go before a more important request that waits here. So a
 quarter of a batch of the highest class may always be there without an answer, whatever else it has, and those of the
-lowest leave so many places to the others: the engine's schedule puts them before what waits there. Those that have
-risen by waiting don't take these places, and aren't kept out by who is in them.
+lowest leave so many places to the others: the engine's schedule puts them before what waits there. Who has risen by
+waiting is of the class that it has risen to, here and at the engine: or the important ones, of which one more comes
+with each that begins, would be before it at both.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ _SHRINK_OVERLOAD: Final = 0.7
 _PAUSE_S: Final = 1.0
 
 
-Rooms = tuple[int, int, int, int]
+Rooms = tuple[int, int, int]
 """By ``Claim``."""
 
 
@@ -72,11 +73,10 @@ class ConcurrencyLimiter:
         taken = in_flight + instance.foreign_requests
         if taken <= limit - more:
             room = limit - taken
-            return room, room, room, low - taken
+            return room, room, low - taken
         room, most = max(0, limit - taken), self._most_of(instance) - in_flight
         return (
             max(room, min(more - urgent, most)),
-            max(room, min(limit - taken + urgent, most)),
             room,
             max(0, low - taken),
         )

@@ -1,4 +1,4 @@
-"""The requests of the highest class that instances have and haven't begun to answer."""
+"""The requests that are of the highest class, or have risen to it, and that instances haven't begun to answer."""
 
 from kvcontrol.core.ids import InstanceId
 

@@ -1,8 +1,8 @@
-"""How urgent a request is, as an engine is told: its tenant's class, and in how long its first token is due."""
+"""How urgent a request is, as an engine is told: the class it is served as, and in how long its first token is due."""
 
 from typing import Final
 
-from gateway.limits import TenantLimits
+from gateway.limits import Priority
 from gateway.upstream.headers import Header
 from kvcontrol.core.control import DEADLINE_HEADER, PRIORITY_HEADER
 
@@ -10,10 +10,10 @@ _PRIORITY: Final = PRIORITY_HEADER.encode()
 _DEADLINE: Final = DEADLINE_HEADER.encode()
 
 
-def urgency_headers(limits: TenantLimits, *, due_in_s: float) -> tuple[Header, Header]:
+def urgency_headers(priority: Priority, *, due_in_s: float) -> tuple[Header, Header]:
     """Return the headers of an attempt that is made now; what is overdue is due at once."""
     due_ms = max(0, round(due_in_s * 1000))
-    return (_PRIORITY, limits.priority.value.encode()), (_DEADLINE, str(due_ms).encode())
+    return (_PRIORITY, priority.value.encode()), (_DEADLINE, str(due_ms).encode())
 
 
 __all__ = ["urgency_headers"]

@@ -192,8 +192,8 @@ CACHE_SALT_HEADER = "x-kvgate-cache-salt"
 """Request header from the gateway to an engine: the tenant's salt. Only the gateway sets it; a client's is dropped."""
 
 PRIORITY_HEADER = "x-kvgate-priority"
-"""Request header from the gateway to an engine: the tenant's ``Priority``. Absent, it is normal; a client's is
-dropped.
+"""Request header from the gateway to an engine: its ``Priority``: the tenant's, or what it has risen to by
+waiting for a turn. Absent, it is normal; a client's is dropped.
 """
 
 DEADLINE_HEADER = "x-kvgate-deadline-ms"

@@ -11,7 +11,6 @@ from engines.lmdeploy import urgency
 from engines.lmdeploy.rider import RiderMiddleware
 from engines.lmdeploy.urgency import ORDINARY, URGENCY, Urgency, UrgencyError, urgency_of_headers
 from gateway.limits import Priority as GatewayPriority
-from gateway.limits import TenantLimits
 from gateway.upstream.urgency import urgency_headers
 from kvcontrol.core.priority import Priority
 
@@ -55,7 +54,7 @@ def test_what_is_not_allowed_is_refused_with_what_is(headers: list[tuple[bytes, 
 @pytest.mark.parametrize("priority", list(GatewayPriority))
 @pytest.mark.parametrize("due_in_s", [-3.0, 0.0, 0.0004, 12.3456])
 def test_the_engine_reads_what_the_gateway_writes(priority: GatewayPriority, due_in_s: float) -> None:
-    headers = urgency_headers(TenantLimits(priority=priority), due_in_s=due_in_s)
+    headers = urgency_headers(priority, due_in_s=due_in_s)
     read = urgency_of_headers(list(headers))
     assert read.priority is priority
     assert read.first_token_s == pytest.approx(max(0.0, due_in_s), abs=0.0006)

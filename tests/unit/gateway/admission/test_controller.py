@@ -61,6 +61,7 @@ class House:
         self.meter = Meter()
         self.quotas = LocalQuotaMeter(monotonic)
         self.fullest = 0
+        self.served_as: list[Priority] = []
         self.admission = AdmissionController(
             registry=self.registry,
             load=self.load,
@@ -85,6 +86,7 @@ class House:
         who = Tenant(id=TenantId(tenant), salt="s", limits=limits or TenantLimits())
         ask = Ask(tenant=who, model="m", prompt_tokens=10, output_tokens=5, expected_output_tokens=5)
         async with self.admission.enter(ask) as entry:
+            self.served_as.append(entry.served_as)
             chosen = min(entry.instances, key=lambda each: self.load.of(each.id).in_flight)
             with self.load.placed(chosen.id, uncached_tokens=10, cold=True):
                 entry.placed(chosen.id)
@@ -363,21 +365,28 @@ async def test_a_request_of_low_claim_leaves_a_place_in_the_engines_line_to_othe
     house.at_rest()
 
 
-async def test_important_requests_neither_wait_for_those_that_have_waited_long_nor_keep_them_out() -> None:
+async def test_who_has_waited_long_is_served_as_an_important_one_and_has_its_place() -> None:
     house = served_by_two_at_a_time(ageing_s=0.05)
-    held = await coming(house, 2, Priority.NORMAL)
-    important = await coming(house, 1, Priority.HIGH)
-    waiting = await coming(house, 2, Priority.NORMAL)
-    assert (house.load.in_flight(InstanceId("i0")), house.admission.waiting) == (3, 2)
+    held = await coming(house, 3, Priority.NORMAL)
+    assert house.served_as == [Priority.NORMAL] * 3
+    waiting = await coming(house, 1, Priority.NORMAL)
+    assert house.admission.waiting == 1
     async with looping(house), asyncio.timeout(60):
-        while house.admission.waiting > 1:  # aged, the important one doesn't count against it
+        while house.admission.waiting:  # until it has risen
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)
-        assert house.admission.waiting == 1
-    await leave(important)
+    assert house.served_as[3:] == [Priority.HIGH]
     important = await coming(house, 1, Priority.HIGH)
-    assert house.admission.waiting == 1, "its place is its class's own, whoever has waited how long"
-    await leave([*held, *important, *waiting])
+    assert (house.load.in_flight(InstanceId("i0")), house.admission.waiting) == (4, 1), "the place is taken"
+    low = await coming(house, 1, Priority.LOW)
+    await leave(waiting)
+    assert house.served_as[4:] == [Priority.HIGH]
+    async with looping(house), asyncio.timeout(60):
+        await asyncio.sleep(0.15)  # the low one has risen twice
+        await leave(important)
+        while house.admission.waiting:
+            await asyncio.sleep(0.01)
+    assert house.served_as[5:] == [Priority.HIGH]
+    await leave([*held, *low])
     house.at_rest()
 
 
