@@ -34,16 +34,18 @@ def placements(draw: st.DrawFn) -> Placement:
 
 
 @st.composite
-def requests(draw: st.DrawFn, request_id: str) -> IRRequest:
-    tokens = draw(st.integers(1, 14))
-    placement = draw(placements())
-    family = draw(st.sampled_from((None, *_FAMILIES)))
+def requests(draw: st.DrawFn, request_id: str, *, beside: Placement | None = None) -> IRRequest:
+    """One that goes ``beside`` others begins like them, and nothing of it is cached."""
+    sharing = beside is not None
+    tokens = draw(st.integers(4 if sharing else 1, 14))
+    placement = draw(placements()) if beside is None else beside
+    family = b"a" if sharing else draw(st.sampled_from((None, *_FAMILIES)))
     shared: tuple[SharedPrefix, ...] = ()
     if family is not None:
         ends = [end for end in _FAMILIES[family] if end <= tokens]
         shared = tuple(SharedPrefix(key=family + str(end).encode(), end=end) for end in ends)
     cached: list[CachedRun] = []
-    for device in {placement.answer: None, placement.prefill: None}:
+    for device in {} if sharing else {placement.answer: None, placement.prefill: None}:
         ends = sorted(draw(st.sets(st.integers(1, tokens), max_size=3)))
         cached += [CachedRun(device=device, tier=draw(st.sampled_from(_TIERS)), end=end) for end in ends]
     return IRRequest(
@@ -60,9 +62,11 @@ def requests(draw: st.DrawFn, request_id: str) -> IRRequest:
 
 
 @st.composite
-def several(draw: st.DrawFn, most: int = 5) -> list[IRRequest]:
+def several(draw: st.DrawFn, most: int = 5, *, sharing: bool = False) -> list[IRRequest]:
+    """With ``sharing``, all begin alike, go the same way, and nothing is cached."""
     count = draw(st.integers(1, most))
-    return [draw(requests(f"r{number}")) for number in range(count)]
+    beside = draw(placements()) if sharing else None
+    return [draw(requests(f"r{number}", beside=beside)) for number in range(count)]
 
 
 @st.composite

@@ -31,11 +31,11 @@ class BatchingEfficiencyPass:
     def run(self, graph: IRGraph, context: PassContext) -> Rewritten:
         """See ``IRPass``."""
         chunked = _chunked(graph, context)
-        batched, batches = _batched(chunked, context)
-        if batched == graph:
+        rebatched, batches = batched(chunked, context)
+        if rebatched == graph:
             return Rewritten(graph=graph)
         notes = [f"{len(chunked) - len(graph)} nodes more for chunks"] if len(chunked) > len(graph) else []
-        return Rewritten(graph=batched, notes=(*notes, f"{batches} batches"))
+        return Rewritten(graph=rebatched, notes=(*notes, f"{batches} batches"))
 
 
 def _chunked(graph: IRGraph, context: PassContext) -> IRGraph:
@@ -89,7 +89,8 @@ def _tokens(config: PrefillConfig | DecodeConfig) -> int:
     return config.end - config.start if isinstance(config, PrefillConfig) else 1
 
 
-def _batched(graph: IRGraph, context: PassContext) -> tuple[IRGraph, int]:
+def batched(graph: IRGraph, context: PassContext) -> tuple[IRGraph, int]:
+    """Return the same with prefills and decodes in batches that don't wait for each other, and how many there are."""
     before = graph.dependencies()
     latest = [0] * len(graph)  # the highest batch that a node is in or depends on
     last: dict[tuple[Device, NodeType], _Batch] = {}
@@ -113,4 +114,4 @@ def _batched(graph: IRGraph, context: PassContext) -> tuple[IRGraph, int]:
     return IRGraph(nodes, graph.results), number
 
 
-__all__ = ["BatchingEfficiencyPass"]
+__all__ = ["BatchingEfficiencyPass", "batched"]

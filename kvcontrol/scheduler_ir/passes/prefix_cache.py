@@ -4,6 +4,8 @@ For each prompt that is to be computed whole: the beginning that its device hold
 earlier prompt of the graph has there and both share is loaded from its piece; the rest is computed. A transfer of the
 prompt then moves only what its target doesn't have in either way. The last token of a prompt is always computed: an
 answer begins with what follows from it.
+
+A prompt that loads from another's piece waits for it, so where the graph has batches already, they are made anew.
 """
 
 from dataclasses import replace
@@ -12,6 +14,7 @@ from typing import ClassVar
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.scheduler_ir.graph import IRGraph
 from kvcontrol.scheduler_ir.nodes import (
+    DecodeConfig,
     Device,
     IRNode,
     LoadConfig,
@@ -21,6 +24,7 @@ from kvcontrol.scheduler_ir.nodes import (
     ValueName,
 )
 from kvcontrol.scheduler_ir.optimizer import PassContext, Rewritten
+from kvcontrol.scheduler_ir.passes.batching import batched
 from kvcontrol.scheduler_ir.pieces import Namer, Piece
 from kvcontrol.scheduler_ir.request import IRRequest
 
@@ -37,7 +41,16 @@ class PrefixCacheAwarePass:
             rewriting.take(node)
         if not rewriting.notes:
             return Rewritten(graph=graph)
-        return Rewritten(graph=IRGraph(rewriting.nodes, graph.results), notes=tuple(rewriting.notes))
+        made = IRGraph(rewriting.nodes, graph.results)
+        if rewriting.shares and any(_in_batch(node) for node in made.nodes):
+            made, batches = batched(made, context)
+            rewriting.notes.append(f"{batches} batches, made anew")
+        return Rewritten(graph=made, notes=tuple(rewriting.notes))
+
+
+def _in_batch(node: IRNode) -> bool:
+    config = node.config
+    return isinstance(config, PrefillConfig | DecodeConfig) and config.batch is not None
 
 
 class _Rewriting:
@@ -46,6 +59,8 @@ class _Rewriting:
     def __init__(self, graph: IRGraph, context: PassContext) -> None:
         self.nodes: list[IRNode] = []
         self.notes: list[str] = []
+        self.shares = False
+        """Whether something waits for another prompt's piece now."""
         self._context = context
         self._results = set(graph.results)
         self._namer = Namer(graph)
@@ -116,6 +131,7 @@ class _Rewriting:
             end = min(prefix.end, most)
             if end <= start:
                 break
+            self.shares = True
             return [
                 self._load(request, device, max(start, each.start), min(end, each.end), piece=each.name)
                 for each in theirs

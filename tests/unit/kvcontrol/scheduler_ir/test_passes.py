@@ -22,6 +22,7 @@ from kvcontrol.scheduler_ir import (
     render,
 )
 from kvcontrol.scheduler_ir.interpreter import check_batches, interpret
+from kvcontrol.scheduler_ir.nodes import PrefillConfig
 from kvcontrol.scheduler_ir.optimizer import IRPass
 from kvcontrol.scheduler_ir.passes import (
     BatchingEfficiencyPass,
@@ -66,6 +67,15 @@ def test_what_is_cached_on_either_side_is_loaded_and_only_the_rest_computed_and_
         "%answer, %tail = decode(%cached.2, %moved.1, %moved) @d {request=r, start=100, max_tokens=8}\n"
         "results %answer, %tail\n"
     )
+
+
+def test_prompts_that_share_a_prefix_after_they_were_batched_get_batches_that_dont_wait_for_each_other() -> None:
+    shared = (SharedPrefix(key=b"k", end=16),)
+    asked = [request(name, shared=shared, prompt_tokens=20) for name in ("a", "b")]
+    optimizer = IROptimizer((BatchingEfficiencyPass(), PrefixCacheAwarePass()), PassContext.of(asked))
+    graph = IRBuilder().build(asked).optimize(optimizer)
+    assert interpret(graph, asked).computed_tokens == 24
+    assert [node.config.batch for node in graph if isinstance(node.config, PrefillConfig)] == [1, 3]
 
 
 def test_a_prefix_that_two_share_is_computed_once() -> None:
