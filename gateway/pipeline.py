@@ -310,7 +310,7 @@ class Pipeline:
             if this.attempts.again(failure.kind):
                 return failure.kind
             record.outcome = Outcome.UPSTREAM_ERROR
-            raise _refusal(failure) from None
+            raise _refusal(failure, instance) from None
         with closing(response):
             self._answered(instance, response.status, after_s=monotonic() - sent_s)
             this.tried.add(instance.id)
@@ -339,7 +339,7 @@ class Pipeline:
             except UpstreamFailureError as failure:
                 self._note(instance, failure, since_s=record.sent_s)
                 record.outcome = Outcome.UPSTREAM_ERROR
-                raise _refusal(failure) from None
+                raise _refusal(failure, instance) from None
         if relayed.failure is None and response.status < HTTPStatus.BAD_REQUEST:
             record.overestimated_tokens = self._planner.ended(
                 this.plan, relayed.usage, took_s=monotonic() - record.sent_s
@@ -366,11 +366,11 @@ class Pipeline:
     def _note(self, instance: Instance, failure: UpstreamFailureError, *, since_s: float) -> None:
         """Tell the registry. A slow connection may be this process's own lag: only several in a row take one out."""
         if failure.kind is FailureKind.CONNECT:
-            self._registry.connection_failed(instance.id, str(failure))
+            self._registry.connection_failed(instance.id, failure.in_full)
         elif failure.kind is FailureKind.CONNECT_TIMEOUT:
-            self._registry.probe_failed(instance.id, str(failure), may_drain=True, since_s=since_s)
+            self._registry.probe_failed(instance.id, failure.in_full, may_drain=True, since_s=since_s)
         else:
-            self._registry.failed(instance.id, str(failure))
+            self._registry.failed(instance.id, failure.in_full)
         if failure.kind in _OVERLOAD:
             self._admission.overloaded(instance)
 
@@ -400,12 +400,12 @@ def _own_headers(plan: Plan, record: RequestRecord) -> list[Header]:
     ]
 
 
-def _refusal(failure: UpstreamFailureError) -> ApiError:
+def _refusal(failure: UpstreamFailureError, instance: Instance) -> ApiError:
     match failure.kind:
         case FailureKind.FIRST_BYTE_TIMEOUT | FailureKind.IDLE_TIMEOUT:
             return UpstreamTimeoutError(str(failure))
         case FailureKind.CONNECT | FailureKind.CONNECT_TIMEOUT:
-            return NoInstanceError(str(failure), retry_after_s=2)
+            return NoInstanceError(f"instance {instance.id}: {failure}", retry_after_s=2)
         case _:
             return UpstreamUnreachableError(str(failure))
 

@@ -284,8 +284,9 @@ class UpstreamClient:
         except TimeoutError as error:
             raise UpstreamFailureError(FailureKind.CONNECT_TIMEOUT, "connecting to the engine took too long") from error
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise UpstreamFailureError(FailureKind.CONNECT, f"the engine can't be reached: {reason}") from error
+            raise UpstreamFailureError(
+                FailureKind.CONNECT, "the engine could not be reached", detail=error.strerror or str(error)
+            ) from error
         finally:
             stuck.remove_done_callback(interrupt.fire)
 

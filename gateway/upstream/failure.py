@@ -19,11 +19,17 @@ class FailureKind(StrEnum):
 
 
 class UpstreamFailureError(Exception):
-    """An instance failed a request; the message is fit for the client."""
+    """An instance failed a request; the message is fit for the client, ``detail`` (addresses) for operators alone."""
 
-    def __init__(self, kind: FailureKind, message: str) -> None:
+    def __init__(self, kind: FailureKind, message: str, *, detail: str = "") -> None:
         super().__init__(message)
         self.kind = kind
+        self.detail = detail
+
+    @property
+    def in_full(self) -> str:
+        """What operators are told."""
+        return f"{self}: {self.detail}" if self.detail else str(self)
 
 
 __all__ = ["FailureKind", "UpstreamFailureError"]

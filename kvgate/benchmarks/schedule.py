@@ -23,6 +23,7 @@ from kvcontrol.core.garbage import freeze_garbage
 from kvcontrol.core.hashing import token_bytes
 from kvcontrol.core.ids import BlockHash, Epoch, InstanceId
 from kvcontrol.core.roles import EngineRole, KVTransport
+from kvcontrol.kv_runtime.benchmarks.lengths import Workload
 from kvcontrol.prefix_reuse import FleetIndex
 from kvcontrol.scheduler_ir import ThresholdSeparator
 from kvcontrol.scheduler_ir.benchmarks import building, ordering, serving
@@ -92,6 +93,7 @@ def run(plan: SchedulePlan, say: Progress) -> Report:
     """
     rounds = 1 if plan.quick else 3
     freeze_garbage()  # as the gateway and the engines do when they have started; what comes later is collected
+    workloads = pool.workloads(plan.traces, say)  # before anything is measured: it may lack something
     plans = _plans(say, count=100 if plan.quick else 3_000, rounds=rounds)
     orders: list[ordering.OrderTimes] = []
     sizes = {"1k": 100, "10k": 300} if plan.quick else {"1k": 1_000, "10k": 10_000}
@@ -112,7 +114,7 @@ def run(plan: SchedulePlan, say: Progress) -> Report:
         say(f"graphs of {requests} requests")
         builds.append(building.measure(requests=requests, repeats=5 if plan.quick else 40))
     metrics["build_optimize_1_us"] = builds[0].build_p50_us + builds[0].optimize_p50_us
-    served = _served(plan, say)
+    served = _served(plan, workloads, say)
     for one in served:
         metrics.setdefault(f"fifo_in_time_percent_{one.workload}", one.in_time_percent)
     grids = (
@@ -125,10 +127,10 @@ def run(plan: SchedulePlan, say: Progress) -> Report:
     return Report(bench=NAME, host=Host.here(), metrics=metrics, grids=grids, not_run=not_run)
 
 
-def _served(plan: SchedulePlan, say: Progress) -> list[serving.Served]:
+def _served(plan: SchedulePlan, workloads: Sequence[Workload], say: Progress) -> list[serving.Served]:
     model = serving.EngineModel()
     served = []
-    for workload in pool.workloads(plan.traces, say):
+    for workload in workloads:
         lengths = islice(workload.endless(), 200 if plan.quick else 3_000)
         asked = serving.requests_of(lengths, load=0.7, model=model)
         for name in plan.strategies:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from engines.models.tiny import build_tiny
 from kvcontrol.kv_policy import POLICIES
 from kvgate.bench import build_bench
-from kvgate.benchmarks import pool
+from kvgate.benchmarks import pool, schedule
 from kvgate.failure import CommandError
 
 QUICK = ("prefix", "--quick", "--blocks", "10000", "--instances", "2")
@@ -179,6 +179,14 @@ def test_schedule_prints_what_decisions_cost_and_what_strategies_do(
 def test_a_strategy_that_is_not_there_is_named_with_those_that_are(asked: str) -> None:
     with pytest.raises(CommandError, match="--strategy"):
         bench("schedule", "--strategy", asked)
+
+
+def test_schedule_refuses_a_folder_without_traces_before_it_measures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(schedule, "_plans", None)  # which would measure
+    with pytest.raises(CommandError, match="there is no azure/"):
+        bench("schedule", "--quick", "--traces", str(tmp_path))
 
 
 def test_hierarchy_serves_both_traces_through_all_tiers_and_draws_them(traces: Path, tmp_path: Path) -> None:

@@ -295,7 +295,11 @@ async def test_nobody_there() -> None:
     async with serving(answering()) as server:
         url = server.url
     async with client() as asked:
-        assert await failure_of(asked, url) is FailureKind.CONNECT
+        with pytest.raises(UpstreamFailureError) as caught:
+            await ask(asked, url)
+    failure = caught.value
+    assert (failure.kind, str(failure)) == (FailureKind.CONNECT, "the engine could not be reached")  # with no address
+    assert "127.0.0.1" in failure.in_full
 
 
 async def test_a_silent_instance_is_given_up() -> None:
