@@ -4,7 +4,7 @@ What makes it good (caches, batches, order, memory) is the passes' work; that a 
 here at a glance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvcontrol.scheduler_ir.graph import IRGraph
 from kvcontrol.scheduler_ir.nodes import (
@@ -16,6 +16,7 @@ from kvcontrol.scheduler_ir.nodes import (
     PrefillConfig,
     TransferConfig,
     ValueName,
+    shown,
 )
 from kvcontrol.scheduler_ir.request import IRRequest
 
@@ -29,6 +30,12 @@ class IRBuilder:
         Values are named ``kv``, ``moved``, ``answer`` and ``tail``, with the request's place after it when there are
         several. The results are answers and tails.
         """
+        if not isinstance(requests, Iterable):
+            raise IRError(f"requests: {shown(requests)} is no sequence")
+        requests = tuple(requests)
+        for each in requests:
+            if not isinstance(each, IRRequest):
+                raise IRError(f"requests: {shown(each)} is no IRRequest")
         if len({each.request_id for each in requests}) != len(requests):
             raise IRError("a request is named twice; each id may appear once")
         nodes: list[IRNode] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from kvcontrol.scheduler_ir.nodes import IRError, IRNode
+from kvcontrol.scheduler_ir.nodes import IRError, IRNode, shown
 from kvcontrol.scheduler_ir.plan import ExecutionPlan, PlanId
 
 
@@ -68,7 +68,7 @@ class StepExecutor:
     def submit_plan(self, plan: ExecutionPlan) -> PlanStatus:
         """See ``ExecutorAPI``."""
         if plan.plan_id in self._statuses:
-            raise IRError(f"plan {plan.plan_id!r} was submitted before; an id is used once")
+            raise IRError(f"plan {shown(plan.plan_id)} was submitted before; an id is used once")
         steps = list(plan.ir_graph.topological_order())
         self._left[plan.plan_id] = steps[::-1]
         return self._set(PlanStatus(plan_id=plan.plan_id, state=PlanState.QUEUED, done=0, steps=len(steps)))

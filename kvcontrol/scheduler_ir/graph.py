@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
-from kvcontrol.scheduler_ir.nodes import CONSUMING, IRError, IRNode, ValueName
+from kvcontrol.scheduler_ir.nodes import CONSUMING, IRError, IRNode, ValueName, shown
 
 _T = TypeVar("_T")
 
@@ -147,7 +147,7 @@ class IRGraph:
             raise IRError("results: a value is named twice")
         for value in self._results:
             if value not in self._givers:
-                raise IRError(f"results: %{value} is given by no node")
+                raise IRError(f"results: %{value[:80]} is given by no node")
         for value, giver in self._givers.items():
             if value not in self._takers and value not in leaving:
                 raise IRError(
@@ -196,10 +196,10 @@ def _all_of(what: str, given: Iterable[_T], kind: type) -> tuple[_T, ...]:
     try:
         found = tuple(given)
     except TypeError:
-        raise IRError(f"{what}: {given!r} is no sequence") from None
+        raise IRError(f"{what}: {shown(given)} is no sequence") from None
     for each in found:
         if not isinstance(each, kind):
-            raise IRError(f"{what}: {each!r} is no {kind.__name__}")
+            raise IRError(f"{what}: {shown(each)} is no {kind.__name__}")
     return found
 
 

@@ -24,6 +24,7 @@ from kvcontrol.scheduler_ir.nodes import (
     PrefillConfig,
     TransferConfig,
     ValueName,
+    shown,
 )
 from kvcontrol.scheduler_ir.optimizer import DeviceLimits
 from kvcontrol.scheduler_ir.pieces import Piece, covered, given_piece
@@ -236,7 +237,7 @@ class Machine:
 
     def _request(self, node: IRNode) -> IRRequest:
         if node.request not in self._requests:
-            raise IRError(f"{node.describe()}: there is no request {node.request!r}")
+            raise IRError(f"{node.describe()}: there is no request {shown(node.request)}")
         return self._requests[node.request]
 
     def _of(self, device: Device) -> _Memory:

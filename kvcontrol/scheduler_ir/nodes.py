@@ -14,10 +14,11 @@ A node takes pieces and gives pieces or an answer; each value is given by exactl
 ``join`` and ``evict`` use up what they take: they come after everything else that takes the same piece.
 """
 
+import reprlib
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
-from typing import NewType
+from typing import NewType, TypeGuard
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.errors import KvControlError
@@ -42,22 +43,55 @@ class NodeType(StrEnum):
     EVICT = "evict"
 
 
+MOST_SECONDS = 2**53
+"""Integers up to it are times: as floats they are what they were."""
+_MOST_SHOWN = 80
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = _MOST_SHOWN - 2
+
+
 class IRError(KvControlError, ValueError):
     """A node, a graph, a text form or a plan that can't be; the message names the part and what is allowed."""
 
 
+def shown(value: object) -> str:
+    """Return what a message says of a value that can't be: its ``repr``, of bounded length."""
+    try:
+        return _REPR.repr(value)[:_MOST_SHOWN]
+    except ValueError:  # an integer with more digits than Python writes
+        return f"a huge {type(value).__name__}"
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether it is an integer; a bool is none."""
+    return isinstance(value, int) and value is not True and value is not False
+
+
+def is_seconds(value: object) -> bool:
+    """Whether it is a finite number that a float can hold; a bool is none."""
+    if isinstance(value, float):
+        return -inf < value < inf
+    return is_count(value) and -MOST_SECONDS <= value <= MOST_SECONDS
+
+
 def _span_problem(start: int, end: int) -> str:
-    if isinstance(start, int) and isinstance(end, int) and 0 <= start < end:
+    if is_count(start) and is_count(end) and 0 <= start < end:
         return ""
-    return f"tokens [{start!r}, {end!r}) are none; both are integers, 0 <= start < end"
+    return f"tokens [{shown(start)}, {shown(end)}) are none; both are integers, 0 <= start < end"
 
 
 def _batch_problem(batch: int | None) -> str:
-    return "" if batch is None or (isinstance(batch, int) and batch >= 0) else f"batch is {batch!r}; it must be >= 0"
+    if batch is None or (is_count(batch) and batch >= 0):
+        return ""
+    return f"batch is {shown(batch)}; it must be an integer >= 0, or None"
 
 
 def _word_problem(name: str, value: object, kind: type[StrEnum]) -> str:
-    return "" if isinstance(value, kind) else f"{name} is {value!r}; it must be one of {', '.join(kind)}"
+    return "" if isinstance(value, kind) else f"{name} is {shown(value)}; it must be one of {', '.join(kind)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +135,7 @@ class TransferConfig:
     def problem(self) -> str:
         """Say what can't be; empty when all can."""
         if not isinstance(self.target, str) or not self.target:
-            return f"target is {self.target!r}; it must be the name of a device"
+            return f"target is {shown(self.target)}; it must be the name of a device"
         return _span_problem(self.start, self.end) or _word_problem("transport", self.transport, KVTransport)
 
 
@@ -128,9 +162,9 @@ class DecodeConfig:
     def problem(self) -> str:
         """Say what can't be; empty when all can."""
         start, most = self.start, self.max_tokens
-        if isinstance(start, int) and isinstance(most, int) and start > 0 and most > 0:
+        if is_count(start) and is_count(most) and start > 0 and most > 0:
             return _batch_problem(self.batch)
-        return f"start is {start!r}, max_tokens {most!r}; both must be integers > 0"
+        return f"start is {shown(start)}, max_tokens {shown(most)}; both must be integers > 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +176,9 @@ class PinConfig:
 
     def problem(self) -> str:
         """Say what can't be; empty when all can."""
-        if isinstance(self.ttl_s, int | float) and 0 < self.ttl_s < inf:
+        if is_seconds(self.ttl_s) and self.ttl_s > 0:
             return ""
-        return f"ttl_s is {self.ttl_s!r}; it must be > 0 and finite"
+        return f"ttl_s is {shown(self.ttl_s)}; it must be > 0 and finite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +193,8 @@ class EvictConfig:
         """Say what can't be; empty when all can."""
         if self.keep is CacheTier.HBM:
             return "keep is HBM, which is what it leaves; it must be a tier below"
+        if not _is_text(self.reason):
+            return f"reason is {shown(self.reason)}; it must be a text"
         return "" if self.keep is None else _word_problem("keep", self.keep, CacheTier)
 
 
@@ -210,7 +246,7 @@ class IRNode:
         """Raise ``IRError`` when the parts of this node don't fit each other."""
         problem = self._shape_problem()
         if problem:  # then it can't be described by what it gives
-            raise IRError(f"a node of type {self.node_type!r}: {problem}")
+            raise IRError(f"a node of type {shown(self.node_type)}: {problem}")
         problem = self._arity_problem() or self._config_problem()
         if problem:
             raise IRError(f"{self.describe()}: {problem}")
@@ -220,10 +256,10 @@ class IRNode:
             return f"there is none; there are {', '.join(NodeType)}"
         for what, values in (("inputs", self.inputs), ("outputs", self.outputs)):
             if type(values) is not tuple:
-                return f"its {what} are {values!r}; they must be a tuple of names"
+                return f"its {what} are {shown(values)}; they must be a tuple of names"
             for value in values:
                 if not isinstance(value, str) or not value:
-                    return f"its {what} hold {value!r}, which is no name"
+                    return f"its {what} hold {shown(value)}, which is no name"
         return ""
 
     def _arity_problem(self) -> str:
@@ -239,11 +275,15 @@ class IRNode:
         if type(config) is not expected:
             return f"its config is a {type(config).__name__}; it must be a {expected.__name__}"
         if not isinstance(device, str) or not device:
-            return f"its device is {device!r}; it must be the name of one" if device else "its device is empty"
+            return f"its device is {shown(device)}; it must be the name of one" if device else "its device is empty"
         if not isinstance(config.request, str) or not config.request:
-            return f"its request is {config.request!r}; it must be an id" if config.request else "its request is empty"
+            return (
+                f"its request is {shown(config.request)}; it must be an id"
+                if config.request
+                else "its request is empty"
+            )
         if isinstance(config, TransferConfig) and config.target == device:
-            return f"it moves KV from {device} to {device}, where it is already"
+            return f"it moves KV from {device[:_MOST_SHOWN]} to {device[:_MOST_SHOWN]}, where it is already"
         return config.problem()
 
     def describe(self) -> str:
@@ -255,7 +295,7 @@ class IRNode:
 
 def _named(values: tuple[ValueName, ...]) -> str:
     more = len(values) - _SHOWN
-    return ", ".join(f"%{each}" for each in values[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(f"%{each[:_MOST_SHOWN]}" for each in values[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 __all__ = [
@@ -274,4 +314,7 @@ __all__ = [
     "PrefillConfig",
     "TransferConfig",
     "ValueName",
+    "is_count",
+    "is_seconds",
+    "shown",
 ]

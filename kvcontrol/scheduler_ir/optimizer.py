@@ -5,12 +5,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import ClassVar, Protocol
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.scheduler_ir.graph import IRGraph
-from kvcontrol.scheduler_ir.nodes import DecodeConfig, Device, IRError, ValueName
+from kvcontrol.scheduler_ir.nodes import DecodeConfig, Device, IRError, ValueName, is_count, is_seconds, shown
 from kvcontrol.scheduler_ir.request import IRRequest
 
 
@@ -31,10 +30,10 @@ class DeviceLimits:
     def __post_init__(self) -> None:
         for name in _LIMITS:
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 0:
-                raise IRError(f"{name} is {value!r}; it must be an integer >= 0, 0 is no limit")
+            if not is_count(value) or value < 0:
+                raise IRError(f"{name} is {shown(value)}; it must be an integer >= 0, 0 is no limit")
         if self.spill is CacheTier.HBM or not isinstance(self.spill, CacheTier | None):
-            raise IRError(f"spill is {self.spill!r}; it must be a tier below HBM, or None")
+            raise IRError(f"spill is {shown(self.spill)}; it must be a tier below HBM, or None")
 
 
 _LIMITS = ("capacity_tokens", "prefill_batch_tokens", "prefill_batch_requests", "decode_batch_requests")
@@ -54,8 +53,11 @@ class PassContext:
     keep_for_s: float = 300.0
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.keep_for_s, int | float) and 0 <= self.keep_for_s < inf):
-            raise IRError(f"keep_for_s is {self.keep_for_s!r}; it must be a finite number of seconds >= 0")
+        for what, given in (("requests", self.requests), ("devices", self.devices)):
+            if not isinstance(given, Mapping):
+                raise IRError(f"{what} are {shown(given)}; they must be a mapping, by id")
+        if not (is_seconds(self.keep_for_s) and self.keep_for_s >= 0):
+            raise IRError(f"keep_for_s is {shown(self.keep_for_s)}; it must be a finite number of seconds >= 0")
 
     @classmethod
     def of(cls, requests: Sequence[IRRequest], **limits: DeviceLimits) -> "PassContext":
@@ -69,7 +71,7 @@ class PassContext:
         """Raises ``IRError`` for a request that the context doesn't have."""
         found = self.requests.get(request_id)
         if found is None:
-            raise IRError(f"request {request_id!r} is in the graph and not in the context of its passes")
+            raise IRError(f"request {shown(request_id)} is in the graph and not in the context of its passes")
         return found
 
     def limits(self, device: Device) -> DeviceLimits:

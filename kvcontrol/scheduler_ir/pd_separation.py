@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from kvcontrol.core.roles import KVTransport
-from kvcontrol.scheduler_ir.nodes import Device, IRError
+from kvcontrol.scheduler_ir.nodes import Device, IRError, is_count, shown
 from kvcontrol.scheduler_ir.request import Handover, Placement
 
 
@@ -39,8 +39,8 @@ class PhaseLimits:
 
     def __post_init__(self) -> None:
         for name, value in (("requests", self.requests), ("tokens", self.tokens)):
-            if not isinstance(value, int) or value < 0:
-                raise IRError(f"{name} is {value!r}; it must be an integer >= 0, 0 is no limit")
+            if not is_count(value) or value < 0:
+                raise IRError(f"{name} is {shown(value)}; it must be an integer >= 0, 0 is no limit")
 
     def admits(self, side: "Side", tokens: int) -> bool:
         """Whether an instance may be given a request with so many tokens to compute."""
@@ -106,8 +106,8 @@ class ThresholdSeparator:
         limits: PhaseLimits = PhaseLimits(),
         transports: Sequence[KVTransport] = tuple(KVTransport),
     ) -> None:
-        if not isinstance(min_uncached_tokens, int) or min_uncached_tokens < 0:
-            raise IRError(f"min_uncached_tokens is {min_uncached_tokens!r}; it must be an integer >= 0")
+        if not is_count(min_uncached_tokens) or min_uncached_tokens < 0:
+            raise IRError(f"min_uncached_tokens is {shown(min_uncached_tokens)}; it must be an integer >= 0")
         self._min_uncached = min_uncached_tokens
         self._limits = limits
         self._is_free = not limits.requests and not limits.tokens

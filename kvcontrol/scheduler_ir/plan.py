@@ -15,7 +15,7 @@ from typing import NewType
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import KVTransport
 from kvcontrol.scheduler_ir.graph import IRGraph
-from kvcontrol.scheduler_ir.nodes import Device, IRError, IRNode, NodeType, TransferConfig
+from kvcontrol.scheduler_ir.nodes import Device, IRError, IRNode, NodeType, TransferConfig, shown
 
 PlanId = NewType("PlanId", str)
 
@@ -101,7 +101,7 @@ class ExecutionPlan:
         """Return the plan of a graph for one request, or for several that are answered by one instance."""
         decoding = {node.device for node in graph if node.node_type is NodeType.DECODE}
         if len(decoding) != 1:
-            raise IRError(f"plan {plan_id!r}: its answers come from {len(decoding)} instances; a plan has one")
+            raise IRError(f"plan {shown(plan_id)}: its answers come from {len(decoding)} instances; a plan has one")
         return cls(
             plan_id=plan_id,
             request_ids=graph.request_ids,

@@ -1,12 +1,10 @@
 """What a plan is made from: a request, where it goes, and what is known to be cached of it."""
 
 from dataclasses import dataclass
-from itertools import pairwise
-from math import inf
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.roles import KVTransport
-from kvcontrol.scheduler_ir.nodes import Device, IRError
+from kvcontrol.scheduler_ir.nodes import Device, IRError, is_count, is_seconds, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +25,22 @@ class Placement:
     handover: Handover | None = None
 
     def __post_init__(self) -> None:
-        if self.handover is not None and self.handover.prefill == self.answer:
-            raise IRError(f"a prompt is handed over from {self.answer} to {self.answer}; leave the handover out")
+        if not isinstance(self.answer, str) or not self.answer:
+            raise IRError(f"answer is {shown(self.answer)}; it must be the name of a device")
+        if self.handover is not None:
+            if not _is(self.handover, Handover):
+                raise IRError(f"handover is {shown(self.handover)}; it must be a Handover, or None")
+            self._check_handover(self.handover)
+
+    def _check_handover(self, handover: Handover) -> None:
+        if not isinstance(handover.prefill, str) or not handover.prefill:
+            raise IRError(f"a handover's prefill is {shown(handover.prefill)}; it must be the name of a device")
+        if not _is(handover.transport, KVTransport):
+            allowed = ", ".join(KVTransport)
+            raise IRError(f"a handover's transport is {shown(handover.transport)}; it must be one of {allowed}")
+        if handover.prefill == self.answer:
+            where = self.answer[:80]
+            raise IRError(f"a prompt is handed over from {where} to {where}; leave the handover out")
 
     @property
     def prefill(self) -> Device:
@@ -74,30 +86,30 @@ class IRRequest:
 
     def __post_init__(self) -> None:
         problem = self._size_problem() or self._time_problem()
-        if not problem and self.cached:
+        if not problem and self.cached != ():
             problem = self._cached_problem()
-        if not problem and self.shared:
+        if not problem and self.shared != ():
             problem = self._shared_problem()
         if problem:
-            raise IRError(f"request {self.request_id!r}: {problem}")
+            raise IRError(f"request {shown(self.request_id)}: {problem}")
 
     def _size_problem(self) -> str:
         prompt, most = self.prompt_tokens, self.max_tokens
         if not isinstance(self.request_id, str) or not self.request_id:
             return "its request_id must be a text that is not empty"
-        if not (isinstance(prompt, int) and isinstance(most, int) and prompt > 0 and most > 0):
-            return f"prompt_tokens is {prompt!r}, max_tokens {most!r}; both must be > 0"
+        if not (is_count(prompt) and is_count(most) and prompt > 0 and most > 0):
+            return f"prompt_tokens is {shown(prompt)}, max_tokens {shown(most)}; both must be integers > 0"
         if not _is(self.placement, Placement):
-            return f"its placement is {self.placement!r}; it must be a Placement"
+            return f"its placement is {shown(self.placement)}; it must be a Placement"
         return ""
 
     def _time_problem(self) -> str:
-        if not _is(self.priority, int):
-            return f"priority is {self.priority!r}; it must be an integer"
-        if self.deadline_s is not None and not _is_number(self.deadline_s, -inf):
-            return f"deadline_s is {self.deadline_s!r}; it must be a finite number of seconds, or None"
-        if self.reuse_s is not None and not _is_number(self.reuse_s, 0):
-            return f"reuse_s is {self.reuse_s!r}; it must be a finite number of seconds >= 0, or None"
+        if not is_count(self.priority):
+            return f"priority is {shown(self.priority)}; it must be an integer"
+        if self.deadline_s is not None and not is_seconds(self.deadline_s):
+            return f"deadline_s is {shown(self.deadline_s)}; it must be a finite number of seconds, or None"
+        if self.reuse_s is not None and not (is_seconds(self.reuse_s) and self.reuse_s >= 0):
+            return f"reuse_s is {shown(self.reuse_s)}; it must be a finite number of seconds >= 0, or None"
         return ""
 
     def cached_on(self, device: Device) -> tuple[CachedRun, ...]:
@@ -105,33 +117,45 @@ class IRRequest:
         return tuple(each for each in self.cached if each.device == device)
 
     def _cached_problem(self) -> str:
+        if not _is(self.cached, tuple):
+            return f"cached is {shown(self.cached)}; it must be a tuple of CachedRun"
         ends: dict[Device, int] = {}
         for run in self.cached:
+            if not _is(run, CachedRun):
+                return f"cached holds {shown(run)}; it must be a tuple of CachedRun"
+            if not isinstance(run.device, str) or not run.device:
+                return f"the device of a cached run is {shown(run.device)}; it must be the name of one"
+            if not _is(run.tier, CacheTier):
+                return f"the tier of a cached run is {shown(run.tier)}; it must be one of {', '.join(CacheTier)}"
             before = ends.get(run.device, 0)
-            if not isinstance(run.end, int) or not before < run.end <= self.prompt_tokens:
+            if not is_count(run.end) or not before < run.end <= self.prompt_tokens:
                 return (
-                    f"a cached run on {run.device} ends at {run.end!r}; it must be > {before} and "
-                    f"<= {self.prompt_tokens}"
+                    f"a cached run on {run.device[:80]} ends at {shown(run.end)}; it must be an integer "
+                    f"> {shown(before)} and <= {shown(self.prompt_tokens)}, as they rise within the prompt"
                 )
             ends[run.device] = run.end
         return ""
 
     def _shared_problem(self) -> str:
-        ends = [0, *(each.end for each in self.shared)]
-        if not all(isinstance(end, int) for end in ends):
-            return "the ends of its shared prefixes are no integers"
-        if any(left >= right for left, right in pairwise(ends)):
-            return "the ends of its shared prefixes don't rise"
+        if not _is(self.shared, tuple):
+            return f"shared is {shown(self.shared)}; it must be a tuple of SharedPrefix"
+        before = 0
+        for prefix in self.shared:
+            if not _is(prefix, SharedPrefix):
+                return f"shared holds {shown(prefix)}; it must be a tuple of SharedPrefix"
+            if not _is(prefix.key, bytes):
+                return f"the key of a shared prefix is {shown(prefix.key)}; it must be bytes"
+            if not is_count(prefix.end) or not before < prefix.end <= self.prompt_tokens:
+                return (
+                    f"a shared prefix ends at {shown(prefix.end)}; it must be an integer "
+                    f"> {shown(before)} and <= {shown(self.prompt_tokens)}, as they rise within the prompt"
+                )
+            before = prefix.end
         return ""
 
 
 def _is(value: object, kind: type) -> bool:
     return isinstance(value, kind)
-
-
-def _is_number(value: float, least: float) -> bool:
-    """Whether it is finite and at least that."""
-    return isinstance(value, int | float) and least <= value < inf and value != -inf
 
 
 __all__ = ["CachedRun", "Handover", "IRRequest", "Placement", "SharedPrefix"]

@@ -17,7 +17,7 @@ from typing import Any
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.roles import KVTransport
 from kvcontrol.scheduler_ir.graph import IRGraph
-from kvcontrol.scheduler_ir.nodes import CONFIGS, Device, IRError, IRNode, NodeConfig, NodeType, ValueName
+from kvcontrol.scheduler_ir.nodes import CONFIGS, Device, IRError, IRNode, NodeConfig, NodeType, ValueName, shown
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/+-]+")
 _WORD = r'(?:[A-Za-z0-9_.:/+-]+|"(?:[^"\\]|\\.)*")'
@@ -60,6 +60,8 @@ def render_node(node: IRNode) -> str:
 
 def parse(text: str) -> IRGraph:
     """Read a text form; raises ``IRError`` with the number of the line that can't be read, or for what can't be."""
+    if not isinstance(text, str):
+        raise IRError(f"a graph's text form is {shown(text)}; it must be a text")
     nodes: list[IRNode] = []
     results: list[ValueName] | None = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -67,14 +69,14 @@ def parse(text: str) -> IRGraph:
         if not stripped:
             continue
         if results is not None:
-            raise IRError(f"line {number}: {stripped!r} comes after the results, which end a graph")
+            raise IRError(f"line {number}: {shown(stripped)} comes after the results, which end a graph")
         if match := _RESULTS.fullmatch(stripped):
             results = _names(match["values"])
         elif match := _LINE.fullmatch(stripped):
             nodes.append(_node(number, match))
         else:
             raise IRError(
-                f"line {number}: {stripped!r} is no node; one looks like "
+                f"line {number}: {shown(stripped)} is no node; one looks like "
                 "%a = prefill(%b) @engine-0 {request=r1, start=64, end=128}, the last line like results %a"
             )
     if results is None:
@@ -87,7 +89,7 @@ def _node(number: int, match: re.Match[str]) -> IRNode:
         kind = NodeType(match["type"])
     except ValueError:
         allowed = ", ".join(NodeType)
-        raise IRError(f"line {number}: there is no node {match['type']!r}; there are {allowed}") from None
+        raise IRError(f"line {number}: there is no node {shown(match['type'])}; there are {allowed}") from None
     return IRNode(
         node_type=kind,
         inputs=tuple(_names(match["inputs"])),
@@ -103,13 +105,13 @@ def _config(number: int, kind: NodeType, said: str) -> NodeConfig:
     values: dict[str, Any] = {}
     for name, word in _FIELD.findall(said):
         if name not in known:
-            raise IRError(f"line {number}: a {kind} has no {name!r}; it has {', '.join(known)}")
+            raise IRError(f"line {number}: a {kind} has no {shown(name)}; it has {', '.join(known)}")
         if name in values:
             raise IRError(f"line {number}: {name} is given twice")
         try:
             values[name] = _READERS[name](_unquoted(word))
         except ValueError as error:
-            raise IRError(f"line {number}: {name}={word}: {error}") from None
+            raise IRError(f"line {number}: {name}={word[:80]}: {str(error)[:160]}") from None
     try:
         return config(**values)
     except TypeError as error:
@@ -143,7 +145,7 @@ def _unquoted(word: str) -> str:
     try:
         return str(json.loads(word))
     except ValueError as error:
-        raise IRError(f"{word} is no JSON string: {error}") from None
+        raise IRError(f"{word[:80]} is no JSON string: {error}") from None
 
 
 __all__ = ["parse", "render", "render_node"]

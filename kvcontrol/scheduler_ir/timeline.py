@@ -7,7 +7,6 @@ resource is free. Pins, evicts and joins take no time.
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
-from math import inf
 
 from kvcontrol.scheduler_ir.graph import IRGraph
 from kvcontrol.scheduler_ir.nodes import (
@@ -18,6 +17,8 @@ from kvcontrol.scheduler_ir.nodes import (
     PrefillConfig,
     TransferConfig,
     ValueName,
+    is_seconds,
+    shown,
 )
 
 
@@ -33,8 +34,8 @@ class Paces:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if not (isinstance(value, int | float) and 0 <= value < inf):
-                raise IRError(f"{each.name} is {value!r}; it must be a finite number of seconds >= 0")
+            if not (is_seconds(value) and value >= 0):
+                raise IRError(f"{each.name} is {shown(value)}; it must be a finite number of seconds >= 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

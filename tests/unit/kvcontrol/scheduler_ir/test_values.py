@@ -15,6 +15,7 @@ from kvcontrol.scheduler_ir import (
     DeviceLimits,
     EvictConfig,
     Handover,
+    IRBuilder,
     IRError,
     IRGraph,
     IRNode,
@@ -30,6 +31,7 @@ from kvcontrol.scheduler_ir import (
     ThresholdSeparator,
     TransferConfig,
     ValueName,
+    parse,
 )
 from kvcontrol.scheduler_ir.strategies import EngineView, WaitingId, WaitingRequest, make_strategy
 from kvcontrol.scheduler_ir.timeline import Paces
@@ -62,7 +64,7 @@ def test_what_can_be_is_taken() -> None:
     [
         ({"request_id": ""}, "request_id must be"),
         ({"request_id": None}, "request_id must be"),
-        ({"prompt_tokens": 0}, "prompt_tokens is 0, max_tokens 4; both must be > 0"),
+        ({"prompt_tokens": 0}, "prompt_tokens is 0, max_tokens 4; both must be integers > 0"),
         ({"prompt_tokens": NAN}, "prompt_tokens is nan"),
         ({"prompt_tokens": None}, "prompt_tokens is None"),
         ({"max_tokens": 1.5}, "max_tokens 1.5"),
@@ -71,10 +73,13 @@ def test_what_can_be_is_taken() -> None:
         *[({"deadline_s": bad}, f"deadline_s is {bad}; it must be a finite") for bad in (NAN, INF, -INF)],
         ({"deadline_s": "soon"}, "deadline_s is 'soon'"),
         *[({"reuse_s": bad}, f"reuse_s is {bad}; it must be a finite") for bad in (NAN, INF, -5)],
-        ({"cached": (CachedRun(device=A, tier=CacheTier.HBM, end=9),)}, "ends at 9; it must be > 0 and <= 8"),
+        (
+            {"cached": (CachedRun(device=A, tier=CacheTier.HBM, end=9),)},
+            "ends at 9; it must be an integer > 0 and <= 8",
+        ),
         ({"cached": (CachedRun(device=A, tier=CacheTier.HBM, end=None),)}, "ends at None"),  # type: ignore[arg-type]
-        ({"shared": (SharedPrefix(key=b"x", end=-1),)}, "don't rise"),
-        ({"shared": (SharedPrefix(key=b"x", end=None),)}, "are no integers"),  # type: ignore[arg-type]
+        ({"shared": (SharedPrefix(key=b"x", end=-1),)}, "as they rise within the prompt"),
+        ({"shared": (SharedPrefix(key=b"x", end=None),)}, "must be an integer > 0"),  # type: ignore[arg-type]
     ],
 )
 def test_a_request_that_cannot_be_is_refused(said: dict[str, Any], message: str) -> None:
@@ -183,3 +188,47 @@ def test_a_node_of_other_things_is_refused(said: dict[str, Any], message: str) -
 )
 def test_a_configuration_that_cannot_be_says_so(config: Any, message: str) -> None:
     assert message in config.problem()
+
+
+HUGE = 10**400
+LONG = tuple(range(10_000))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        *[
+            (lambda field=field, bad=bad: request(**{field: bad}), f"{field} (is|holds) .*must be a tuple of")
+            for field in ("cached", "shared")
+            for bad in (5, "x", (1,), None, 0, {}, LONG)
+        ],
+        *[(lambda bad=bad: request(prompt_tokens=bad), "integers > 0") for bad in (True, "x" * 10_000, LONG)],
+        *[(lambda bad=bad: request(reuse_s=bad), "reuse_s is .* finite") for bad in (HUGE, 10**5000, True)],
+        (lambda: request(deadline_s=HUGE), "deadline_s is .* finite"),
+        (
+            lambda: request(cached=(CachedRun(device=None, tier=CacheTier.HBM, end=8),)),
+            "device of a cached run is None",
+        ),
+        (lambda: request(cached=(CachedRun(device=A, tier="x", end=8),)), "tier of a cached run is 'x'.* HBM"),
+        (lambda: request(shared=(SharedPrefix(key=[1], end=8),)), "key of a shared prefix is .1.; it must be bytes"),
+        (lambda: request(shared=(SharedPrefix(key=b"k", end=9),)), "ends at 9; it must be an integer > 0 and <= 8"),
+        *[(lambda bad=bad: Placement(answer=bad), "answer is .* name of a device") for bad in (NAN, None, "", LONG)],
+        (lambda: Placement(answer=A, handover="x"), "handover is 'x'; it must be a Handover, or None"),
+        (lambda: Placement(answer=A, handover=Handover(prefill=1, transport=KVTransport.TIERS)), "prefill is 1;"),
+        (lambda: Placement(answer=A, handover=Handover(prefill=B, transport="x")), "transport is 'x'; .* tiers"),
+        *[(lambda bad=bad: IRBuilder().build(bad), "requests: .* is no") for bad in (5, [1], "x", LONG)],
+        *[(lambda bad=bad: parse(bad), "it must be a text") for bad in (None, 5, b"x", LONG)],
+        (lambda: parse("x" * 10_000), "line 1: .* is no node"),
+        (lambda: PassContext(requests=None), "requests are None; they must be a mapping"),
+        (lambda: IRGraph([GOOD], ("x" * 10_000,)), "results: %x"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_in_a_short_message(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(IRError, match=message) as caught:
+        make()
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("bad", [NAN, None, [1], LONG])
+def test_a_reason_that_is_no_text_is_refused(bad: Any) -> None:
+    assert "it must be a text" in EvictConfig(request="r", reason=bad).problem()
