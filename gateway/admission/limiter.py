@@ -75,11 +75,7 @@ class ConcurrencyLimiter:
             room = limit - taken
             return room, room, low - taken
         room, most = max(0, limit - taken), self._most_of(instance) - in_flight
-        return (
-            max(room, min(more - urgent, most)),
-            room,
-            max(0, low - taken),
-        )
+        return max(room, min(more - urgent, most)), room, max(0, low - taken)
 
     def _bounds(self, instance: Instance) -> tuple[int, int, int]:
         """The limit, that for requests of the lowest class, and how many of the highest may wait for an answer there

@@ -7,6 +7,7 @@ is for is the gateway's affair alone, an operator's word going before the one th
 from dataclasses import replace
 
 from gateway.registry.instance import Instance, ProbeResult
+from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.roles import EngineRole
 
 
@@ -14,15 +15,17 @@ def role_after(before: Instance, probe: ProbeResult) -> EngineRole:
     """Return what an instance is for after a good check; one that says nothing this once is what it was."""
     if probe.stats is None and probe.kv and before.life:
         return before.role
-    own = EngineRole.HYBRID if probe.stats is None else probe.stats.role
-    return own if own is not EngineRole.HYBRID else before.told_role or before.named_role or own
+    return _role(probe.stats, before.told_role, before.named_role)
 
 
 def told(before: Instance, role: EngineRole | None) -> Instance:
     """Return the same instance after an operator's word on what it is for; None takes that back."""
-    own = EngineRole.HYBRID if before.stats is None else before.stats.role
-    chosen = own if own is not EngineRole.HYBRID else role or before.named_role or own
-    return replace(before, told_role=role, role=chosen)
+    return replace(before, told_role=role, role=_role(before.stats, role, before.named_role))
+
+
+def _role(stats: InstanceStats | None, told_role: EngineRole | None, named_role: EngineRole | None) -> EngineRole:
+    own = EngineRole.HYBRID if stats is None else stats.role
+    return own if own is not EngineRole.HYBRID else told_role or named_role or own
 
 
 __all__ = ["role_after", "told"]

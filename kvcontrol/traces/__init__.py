@@ -4,7 +4,7 @@ from kvcontrol.traces.arrivals import read_requests
 from kvcontrol.traces.reader import AGENTIC, MOONCAKE, TraceError, read_by_time, read_trace
 from kvcontrol.traces.request import Request
 from kvcontrol.traces.synthesis import OPENER, Ask, BlockTexts, SynthesisError, TextMaker, Told, Words, learn_words
-from kvcontrol.traces.usage import UsageError, Used, used
+from kvcontrol.traces.usage import UsageError, Used, header_tokens, used
 
 __all__ = [
     "AGENTIC",
@@ -20,6 +20,7 @@ __all__ = [
     "UsageError",
     "Used",
     "Words",
+    "header_tokens",
     "learn_words",
     "read_by_time",
     "read_requests",

@@ -1,9 +1,10 @@
-"""What an answer's ``usage`` says, taken only if it can be true: a target may say anything."""
+"""What an answer's ``usage`` and headers say of tokens, taken only if it can be true: a target may say anything."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 _MOST_TOKENS: Final = 1 << 32
+_MOST_DIGITS: Final = 10
 
 
 class UsageError(ValueError):
@@ -32,6 +33,11 @@ def used(said: object) -> Used:
     return Used(prompt_tokens, _tokens(said, "completion_tokens"), cached_tokens)
 
 
+def header_tokens(text: str) -> int:
+    """Return how many tokens a header of an answer says; 0 where that is no number of tokens."""
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
+
+
 def _tokens(said: Mapping[str, object], name: str) -> int:
     tokens = said.get(name)
     if tokens is None:
@@ -41,4 +47,4 @@ def _tokens(said: Mapping[str, object], name: str) -> int:
     return tokens
 
 
-__all__ = ["UsageError", "Used", "used"]
+__all__ = ["UsageError", "Used", "header_tokens", "used"]

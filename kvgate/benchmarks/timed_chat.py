@@ -11,13 +11,12 @@ import aiohttp
 import msgspec
 
 from kvcontrol.core.errors import UNREADABLE
-from kvcontrol.traces import UsageError, used
+from kvcontrol.traces import UsageError, header_tokens, used
 
 Message = dict[str, str]
 
 _LOOK_UP_S = 10.0
 _SHOWN_BYTES = 300
-_MOST_DIGITS = 10
 _FAILED = frozenset({"error", "abort"})
 """Reasons for an answer's end that only LMDeploy gives, where its engine failed."""
 
@@ -123,7 +122,7 @@ async def _streamed(session: aiohttp.ClientSession, target: Target, body: bytes)
         prompt_tokens=told.prompt_tokens,
         completion_tokens=told.completion_tokens,
         cached_tokens=told.cached_tokens,
-        matched_tokens=_whole(headers.get("x-kvgate-matched-tokens", "0")),
+        matched_tokens=header_tokens(headers.get("x-kvgate-matched-tokens", "0")),
         instance=headers.get("x-kvgate-instance", ""),
     )
 
@@ -164,10 +163,6 @@ def _foreign_errors(url: str) -> Iterator[None]:
         raise BenchmarkError(f"{url} did not answer in time") from error
     except (aiohttp.ClientError, *UNREADABLE) as error:
         raise BenchmarkError(f"{url}: {error}") from error
-
-
-def _whole(text: str) -> int:
-    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 
 def _pieces(event: dict[str, Any], url: str) -> Iterator[str]:

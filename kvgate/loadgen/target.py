@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from kvcontrol.core.errors import UNREADABLE
-from kvcontrol.traces import Ask, SynthesisError, Told, UsageError, Words, learn_words, used
+from kvcontrol.traces import Ask, SynthesisError, Told, UsageError, Words, header_tokens, learn_words, used
 from kvgate.failure import CommandError
 from kvgate.loadgen.answer import Answer, Ending
 
@@ -20,7 +20,6 @@ LOOK_UP_S = 30.0
 _OK = 200
 _SHED = (429, 503)
 _SHOWN_BYTES = 300
-_MOST_DIGITS = 10
 
 
 class _Delta(msgspec.Struct):
@@ -196,7 +195,7 @@ class Chats:
         async with self._session.post(self._url, data=body, headers=self._headers) as response:
             headers = response.headers
             answer.instance = headers.get("x-kvgate-instance", "")
-            answer.matched_tokens = _whole(headers.get("x-kvgate-matched-tokens", "0"))
+            answer.matched_tokens = header_tokens(headers.get("x-kvgate-matched-tokens", "0"))
             if response.status != _OK:
                 answer.ending = Ending.SHED if response.status in _SHED else Ending.FAILED
                 answer.why = f"{response.status} {_code(await response.read())}".rstrip()
@@ -305,10 +304,6 @@ def _tokens_of(text: str, url: str) -> float:
     if not 0 <= tokens < math.inf:
         raise CommandError(f"{url}/metrics says {text[:_SHOWN_BYTES]!r} of a tier, which is no number of tokens")
     return tokens
-
-
-def _whole(text: str) -> int:
-    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 
 def _shown(body: bytes) -> str:
