@@ -26,7 +26,15 @@ from gateway.place import place_of
 from gateway.settings_problems import PREFIX, not_json, problem, read_yaml, unknown
 from kvcontrol.core.roles import KVTransport
 
-_OTHERS = ("KVGATE_ENGINE_", "KVGATE_UP_", "KVGATE_TEST_", "KVGATE_CACHE_", "KVGATE_MODEL_", "KVGATE_CONFIG")
+_OTHERS = (
+    "KVGATE_ENGINE_",
+    "KVGATE_UP_",
+    "KVGATE_TEST_",
+    "KVGATE_CACHE_",
+    "KVGATE_MODEL_",
+    "KVGATE_CONFIG",
+    "KVGATE_PORT_RANGE",
+)
 """Variables with these beginnings belong to other parts of kvgate and may stand in the same environment."""
 
 _MIB = 1 << 20

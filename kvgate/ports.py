@@ -3,15 +3,17 @@
 A server that loads for a minute before it listens can lose a port that was free when it was chosen: the kernel gives
 any port of its ephemeral range to whoever connects somewhere. So ports are chosen outside that range, and
 ``reserved_ports`` holds its own: bound, not listening. On Linux a server that sets SO_REUSEADDR (asyncio, uvicorn and
-ZMQ do) may bind beside such a socket, and nobody else gets the port.
+ZMQ do) may bind beside such a socket, and nobody else gets the port. Who chose it before and listens only now would
+still take it: those who start many things side by side give each a range of its own in ``KVGATE_PORT_RANGE``.
 """
 
 import errno
 import ipaddress
+import os
 import random
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,28 +23,35 @@ from kvgate.failure import CommandError
 
 LOOPBACK = "127.0.0.1"
 MAX_PORT = 65535
+PORT_RANGE_VARIABLE = "KVGATE_PORT_RANGE"
+"""Where ports are chosen: ``FIRST-LAST``."""
 _FIRST_PORT = 10000
+_FIRST_UNPRIVILEGED = 1024
 _ATTEMPTS = 64
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def free_ports(count: int) -> list[int]:
-    """Return distinct ports of the loopback address that nobody has now and the kernel gives to nobody by itself."""
+def free_ports(count: int, *, besides: Collection[int] = ()) -> list[int]:
+    """Return distinct ports of the loopback address that nobody has now and the kernel gives to nobody by itself.
+
+    None of them is in ``besides``: what is free now and promised to another server. Raises ``CommandError`` when
+    ``KVGATE_PORT_RANGE`` is no range of ports, or has none free.
+    """
     with ExitStack() as held:
-        return [_bound_socket(held).getsockname()[1] for _ in range(count)]
+        return [_bound_socket(held, besides).getsockname()[1] for _ in range(count)]
 
 
 @contextmanager
-def reserved_ports(count: int) -> Iterator[list[int]]:
-    """Hold distinct free ports of the loopback address for servers that set SO_REUSEADDR, until the block ends.
+def reserved_ports(count: int, *, besides: Collection[int] = ()) -> Iterator[list[int]]:
+    """Hold what ``free_ports`` would return for servers that set SO_REUSEADDR, until the block ends.
 
     Where two sockets can't share a port (not Linux) they are only chosen, as by ``free_ports``.
     """
     if sys.platform != "linux":
-        yield free_ports(count)
+        yield free_ports(count, besides=besides)
         return
     with ExitStack() as held:
-        sockets = [_bound_socket(held) for _ in range(count)]
+        sockets = [_bound_socket(held, besides) for _ in range(count)]
         for each in sockets:
             # Only now: bound without it, no port was taken that another reservation holds.
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,19 +84,41 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _bound_socket(held: ExitStack) -> socket.socket:
+def _bound_socket(held: ExitStack, besides: Collection[int]) -> socket.socket:
     """Return a socket bound to a free port; ``held`` closes it."""
     made = held.enter_context(socket.socket())
-    for _ in range(_ATTEMPTS):
+    given = _given_range()
+    choice = _quiet_ports() if given is None else given
+    for port in random.sample(choice, min(_ATTEMPTS, len(choice))):
+        if port in besides:
+            continue
         try:
-            made.bind((LOOPBACK, random.choice(_quiet_ports())))  # noqa: S311 - not a secret
+            made.bind((LOOPBACK, port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
             continue
         return made
+    if given is not None:
+        raise CommandError(
+            f"no free port was found from {given[0]} to {given[-1]}", f"give a larger range in {PORT_RANGE_VARIABLE}"
+        )
     made.bind((LOOPBACK, 0))  # a crowded machine: any port is better than none
     return made
+
+
+def _given_range() -> range | None:
+    """The ports that ``KVGATE_PORT_RANGE`` names; raises ``CommandError`` when it is no range of them."""
+    text = os.environ.get(PORT_RANGE_VARIABLE)
+    if not text:
+        return None
+    first, _, last = text.partition("-")
+    if first.isdecimal() and last.isdecimal() and _FIRST_UNPRIVILEGED <= int(first) <= int(last) <= MAX_PORT:
+        return range(int(first), int(last) + 1)
+    raise CommandError(
+        f"{PORT_RANGE_VARIABLE} is {text!r}; it is FIRST-LAST, two ports from {_FIRST_UNPRIVILEGED} to {MAX_PORT}",
+        f"for example {PORT_RANGE_VARIABLE}=20000-20999",
+    )
 
 
 def _quiet_ports() -> range:
@@ -122,4 +153,4 @@ def _holder(port: int) -> str:
     return ""
 
 
-__all__ = ["LOOPBACK", "free_ports", "is_loopback", "need_free", "reserved_ports"]
+__all__ = ["LOOPBACK", "PORT_RANGE_VARIABLE", "free_ports", "is_loopback", "need_free", "reserved_ports"]

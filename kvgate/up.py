@@ -200,7 +200,7 @@ def up(  # noqa: PLR0913 - each is one option
     logs = make_run_dir(gateway.state_dir, pid=os.getpid(), now_s=time.time())
     sockets = make_socket_dir(os.getpid())
     try:
-        with reserved_ports(PORTS_PER_INSTANCE * count) as ports:
+        with reserved_ports(PORTS_PER_INSTANCE * count, besides=[port]) as ports:
             planned = plan_instances(served, ports, gpus, limits, sockets, topology=roles, transport=transport)
             need_fitting_tiers([each.limits.tiers for each in planned])
             where = f"on {gpus[0].name}" if gpus else "on CPU"

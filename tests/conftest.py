@@ -1,10 +1,12 @@
 """What holds for every test."""
 
+import os
 from typing import Any, Final
 
 import pytest
 from hypothesis import settings
 
+from kvgate.ports import PORT_RANGE_VARIABLE
 from tests.support.examples import FULL, QUICK
 
 ONE_STACK: Final = {"tests/e2e/test_openai_sdk.py", "tests/e2e/test_surface.py"}
@@ -14,6 +16,15 @@ ONE_STACK: Final = {"tests/e2e/test_openai_sdk.py", "tests/e2e/test_surface.py"}
 settings.register_profile(FULL, deadline=None)
 settings.register_profile(QUICK, deadline=None, max_examples=25)
 settings.load_profile(QUICK)
+
+WORKER_VARIABLE: Final = "PYTEST_XDIST_WORKER"
+"""``gw0``, ``gw1``, ...: pytest-xdist's name for the process that runs tests."""
+FIRST_PORT, PORTS_EACH, RANGES = 10000, 2500, 8
+
+# A port that a test has chosen and doesn't listen on yet must not be taken by one that runs beside it.
+if os.environ.get(WORKER_VARIABLE, "").startswith("gw"):
+    first_port = FIRST_PORT + PORTS_EACH * (int(os.environ[WORKER_VARIABLE][2:]) % RANGES)
+    os.environ[PORT_RANGE_VARIABLE] = f"{first_port}-{first_port + PORTS_EACH - 1}"
 
 
 @pytest.hookimpl(optionalhook=True)

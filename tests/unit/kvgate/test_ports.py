@@ -6,7 +6,7 @@ import pytest
 import zmq
 
 from kvgate.failure import CommandError
-from kvgate.ports import _quiet_ports, free_ports, is_loopback, need_free, reserved_ports
+from kvgate.ports import PORT_RANGE_VARIABLE, _quiet_ports, free_ports, is_loopback, need_free, reserved_ports
 
 
 def test_a_port_in_use_is_named_with_its_holder_and_a_way_out() -> None:
@@ -25,11 +25,34 @@ def test_free_ports_are_distinct_and_free() -> None:
     need_free("127.0.0.1", ports[0])
 
 
-def test_free_ports_are_none_that_the_kernel_gives_away() -> None:
+def test_free_ports_are_none_that_the_kernel_gives_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PORT_RANGE_VARIABLE, raising=False)
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
         assert any_port.getsockname()[1] not in _quiet_ports()
     assert all(port in _quiet_ports() for port in free_ports(10))
+
+
+def test_ports_come_from_the_range_that_is_given_and_are_none_that_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = free_ports(1)[0]
+    while first > 65532:
+        first = free_ports(1)[0]
+    monkeypatch.setenv(PORT_RANGE_VARIABLE, f"{first}-{first + 3}")
+    others = {first + 1, first + 2, first + 3}
+    assert free_ports(1, besides=others) == [first]
+    with reserved_ports(1, besides=others) as ports:
+        assert ports == [first]
+        with pytest.raises(CommandError, match=f"no free port was found from {first} to {first + 3}"):
+            free_ports(1, besides=others)
+
+
+@pytest.mark.parametrize(
+    "text", ["20000", "20000-", "-20000", "20000-19999", "80-90", "65000-65536", "a-b", "1-2-3", "²-³"]
+)
+def test_a_range_of_ports_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PORT_RANGE_VARIABLE, text)
+    with pytest.raises(CommandError, match=r"KVGATE_PORT_RANGE is .*two ports from 1024 to 65535"):
+        free_ports(1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere two sockets can't share a port")
