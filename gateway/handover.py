@@ -61,10 +61,10 @@ class PrefillRunner:
                     pass
         except UpstreamFailureError as failure:
             if failure.kind is FailureKind.CONNECT:
-                self._registry.connection_failed(instance.id, failure.in_full)
+                self._registry.connection_failed(instance.id, str(failure))
             else:
-                self._registry.failed(instance.id, failure.in_full)
-            _log.warning("%s computed no prompt for %s: %s", instance.id, call.request_id, failure.in_full)
+                self._registry.failed(instance.id, str(failure))
+            _log.warning("%s computed no prompt for %s: %s", instance.id, call.request_id, failure)
             return False
         if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._registry.answered_badly(instance.id, f"it answered {response.status}")

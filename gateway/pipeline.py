@@ -366,11 +366,11 @@ class Pipeline:
     def _note(self, instance: Instance, failure: UpstreamFailureError, *, since_s: float) -> None:
         """Tell the registry. A slow connection may be this process's own lag: only several in a row take one out."""
         if failure.kind is FailureKind.CONNECT:
-            self._registry.connection_failed(instance.id, failure.in_full)
+            self._registry.connection_failed(instance.id, str(failure))
         elif failure.kind is FailureKind.CONNECT_TIMEOUT:
-            self._registry.probe_failed(instance.id, failure.in_full, may_drain=True, since_s=since_s)
+            self._registry.probe_failed(instance.id, str(failure), may_drain=True, since_s=since_s)
         else:
-            self._registry.failed(instance.id, failure.in_full)
+            self._registry.failed(instance.id, str(failure))
         if failure.kind in _OVERLOAD:
             self._admission.overloaded(instance)
 

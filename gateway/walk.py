@@ -32,8 +32,8 @@ class EngineCall:
 class LegFailedError(UpstreamFailureError):
     """A leg before the answer failed; ``instance`` is who failed it."""
 
-    def __init__(self, kind: FailureKind, message: str, *, instance: Instance, detail: str = "") -> None:
-        super().__init__(kind, message, detail=detail)
+    def __init__(self, kind: FailureKind, message: str, *, instance: Instance) -> None:
+        super().__init__(kind, message)
         self.instance = instance
 
 
@@ -72,7 +72,7 @@ class Walker:
             with self._load.placed(instance.id, uncached_tokens=tokens, cold=False):
                 return await runner.run(leg, instance, call)
         except UpstreamFailureError as failure:
-            raise LegFailedError(failure.kind, str(failure), instance=instance, detail=failure.detail) from failure
+            raise LegFailedError(failure.kind, str(failure), instance=instance) from failure
 
 
 __all__ = ["EngineCall", "LegFailedError", "LegRunner", "Walker"]

@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 
 from gateway.registry import Instance
+from gateway.unreachable import why_unreachable
 from kvcontrol.core.errors import UNREADABLE
 
 _MAX_ANSWER_BYTES: Final = 4 << 20
@@ -73,7 +74,7 @@ class InstanceControl:
                 said = await _bounded(answer.content)
                 status = answer.status
         except aiohttp.ClientConnectorError as error:
-            raise InstanceControlError(f"can't be reached: {error.strerror}", status=None, sure=True) from None
+            raise InstanceControlError(f"can't be reached: {why_unreachable(error)}", status=None, sure=True) from None
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, TimeoutError):
                 raise

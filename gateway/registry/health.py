@@ -21,6 +21,7 @@ from gateway.registry.instance import InstanceState, Model, ProbeResult, Source
 from gateway.registry.load import LoadTracker
 from gateway.registry.registry import Registry
 from gateway.registry.report import ReportError, read_report
+from gateway.unreachable import why_unreachable
 from kvcontrol.core.control import STATS_PATH, InstanceStats
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.ids import InstanceId
@@ -98,7 +99,7 @@ class HealthLoop:
             else:
                 self._registry.probe_failed(self._instance, reason, since_s=began_s)
         except aiohttp.ClientConnectorError as error:  # nothing listens there: no need to see that three times
-            reason = f"can't be reached: {error.strerror}"
+            reason = f"can't be reached: {why_unreachable(error)}"
             self._reports = False  # whatever answers there next is another process
             self._registry.probe_failed(self._instance, reason, may_drain=True)
             self._registry.connection_failed(self._instance, reason)

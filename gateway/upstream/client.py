@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 from time import monotonic
 
 from gateway.interrupt import Interrupt, InterruptError
+from gateway.unreachable import why_unreachable
 from gateway.upstream.connection import Connection, ConnectionLostError, NoAnswerError
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.headers import Header
@@ -285,7 +286,7 @@ class UpstreamClient:
             raise UpstreamFailureError(FailureKind.CONNECT_TIMEOUT, "connecting to the engine took too long") from error
         except OSError as error:
             raise UpstreamFailureError(
-                FailureKind.CONNECT, "the engine could not be reached", detail=error.strerror or str(error)
+                FailureKind.CONNECT, f"the engine could not be reached: {why_unreachable(error)}"
             ) from error
         finally:
             stuck.remove_done_callback(interrupt.fire)

@@ -1,4 +1,4 @@
-"""How an instance fails a request."""
+"""How an instance fails a request, told without its address: clients read it, and who sees the fleet's state."""
 
 from enum import StrEnum
 
@@ -19,17 +19,11 @@ class FailureKind(StrEnum):
 
 
 class UpstreamFailureError(Exception):
-    """An instance failed a request; the message is fit for the client, ``detail`` (addresses) for operators alone."""
+    """An instance failed a request; the message is fit for the client."""
 
-    def __init__(self, kind: FailureKind, message: str, *, detail: str = "") -> None:
+    def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
-        self.detail = detail
-
-    @property
-    def in_full(self) -> str:
-        """What operators are told."""
-        return f"{self}: {self.detail}" if self.detail else str(self)
 
 
 __all__ = ["FailureKind", "UpstreamFailureError"]

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from kvcontrol.core.shown import shown
 from kvcontrol.kv_policy.eviction import EvictionPolicy
 from kvcontrol.kv_policy.registry import PolicyError, make_policy
 
@@ -28,7 +29,7 @@ def parse_choice(text: str) -> PolicyChoice:
     """Read one policy; ``PolicyError`` where it isn't written like ``name`` or ``name(parameter=number, ...)``."""
     written = _WRITTEN.fullmatch(text.strip())
     if written is None:
-        raise PolicyError(f"{text.strip()!r} is not written like name or name(parameter=number, ...)")
+        raise PolicyError(f"{shown(text.strip())} is not written like name or name(parameter=number, ...)")
     parameters: dict[str, float] = {}
     for part in (written["parameters"] or "").split(","):
         if not part.strip():
@@ -39,9 +40,9 @@ def parse_choice(text: str) -> PolicyChoice:
         except ValueError:
             value = None
         if not is_there or not name or value is None:
-            raise PolicyError(f"{text.strip()!r}: {part.strip()!r} is not written like parameter=number")
+            raise PolicyError(f"{shown(text.strip())}: {shown(part.strip())} is not written like parameter=number")
         if name in parameters:
-            raise PolicyError(f"{text.strip()!r} sets {name} twice")
+            raise PolicyError(f"{shown(text.strip())} sets {shown(name)} twice")
         parameters[name] = value
     return PolicyChoice(text="".join(text.split()), name=written["name"], parameters=parameters)
 

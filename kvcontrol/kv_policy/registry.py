@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from kvcontrol.core.shown import shown
 from kvcontrol.kv_policy.adaptive import AdaptivePolicy
 from kvcontrol.kv_policy.arc import ArcPolicy
 from kvcontrol.kv_policy.cost_aware import CostAwarePolicy
@@ -59,7 +60,7 @@ def checked(whose: str, parameters: Mapping[str, Parameter], given: Mapping[str,
     for name, value in given.items():
         if name not in parameters:
             there = f"it has {', '.join(parameters)}" if parameters else "it has none"
-            raise PolicyError(f"{whose} has no parameter {name!r}: {there}")
+            raise PolicyError(f"{whose} has no parameter {shown(name)}: {there}")
         bounds = parameters[name]
         if not bounds.least <= value <= bounds.most or (bounds.whole and value != int(value)):
             kind = "a whole number" if bounds.whole else "a number"
@@ -178,7 +179,7 @@ def make_policy(
     """Return an empty policy for a tier of ``capacity_blocks``; raises ``PolicyError``."""
     kind = POLICIES.get(name)
     if kind is None:
-        raise PolicyError(f"there is no policy {name!r}: there are {', '.join(POLICIES)}")
+        raise PolicyError(f"there is no policy {shown(name)}: there are {', '.join(POLICIES)}")
     check_capacity(capacity_blocks)
     return kind.make(capacity_blocks, kind.values(parameters))
 

@@ -4,11 +4,11 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 
+from kvcontrol.core.shown import shown
+
 MAX_METADATA_ITEMS = 16
 MAX_METADATA_BYTES = 1_024
 """Of keys and values of one entry together, in UTF-8."""
-
-_MAX_SHOWN = 80
 
 
 def checked_capacity(capacity_blocks: int) -> int:
@@ -37,17 +37,17 @@ def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):
-        raise ValueError(f"metadata is {_shown(metadata)}; it must map text to text")  # noqa: TRY004 - one error for bad input
+        raise ValueError(f"metadata is {shown(metadata)}; it must map text to text")  # noqa: TRY004 - one error for bad input
     if len(metadata) > MAX_METADATA_ITEMS:
         raise ValueError(f"metadata has {len(metadata)} items; at most {MAX_METADATA_ITEMS} are allowed")
     size_bytes = 0
     for text in (each for item in metadata.items() for each in item):
         if not isinstance(text, str):
-            raise ValueError(f"metadata has {_shown(text)}; it must map text to text")  # noqa: TRY004 - as above
+            raise ValueError(f"metadata has {shown(text)}; it must map text to text")  # noqa: TRY004 - as above
         try:
             size_bytes += len(text.encode())
         except UnicodeEncodeError as error:
-            raise ValueError(f"metadata has {_shown(text)}, which is no Unicode text: {error.reason}") from None
+            raise ValueError(f"metadata has {shown(text)}, which is no Unicode text: {error.reason}") from None
     if size_bytes > MAX_METADATA_BYTES:
         raise ValueError(f"metadata has {size_bytes} bytes; at most {MAX_METADATA_BYTES} are allowed")
     return dict(metadata)
@@ -63,11 +63,6 @@ def checked_prompt_tokens(prompt_tokens: int, blocks: int, block_size_tokens: in
 def metadata_bytes(metadata: Mapping[str, str]) -> int:
     """Return what holding an entry's metadata costs, the texts' own objects included."""
     return sys.getsizeof(metadata) + sum(sys.getsizeof(text) for item in metadata.items() for text in item)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 __all__ = [

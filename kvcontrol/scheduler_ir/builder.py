@@ -6,6 +6,7 @@ here at a glance.
 
 from collections.abc import Iterable, Sequence
 
+from kvcontrol.core.shown import shown
 from kvcontrol.scheduler_ir.graph import IRGraph
 from kvcontrol.scheduler_ir.nodes import (
     DecodeConfig,
@@ -16,7 +17,6 @@ from kvcontrol.scheduler_ir.nodes import (
     PrefillConfig,
     TransferConfig,
     ValueName,
-    shown,
 )
 from kvcontrol.scheduler_ir.request import IRRequest
 

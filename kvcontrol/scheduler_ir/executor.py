@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from kvcontrol.scheduler_ir.nodes import IRError, IRNode, shown
+from kvcontrol.core.shown import shown
+from kvcontrol.scheduler_ir.nodes import IRError, IRNode
 from kvcontrol.scheduler_ir.plan import ExecutionPlan, PlanId
 
 

@@ -9,7 +9,8 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
-from kvcontrol.scheduler_ir.nodes import CONSUMING, IRError, IRNode, ValueName, shown
+from kvcontrol.core.shown import shown
+from kvcontrol.scheduler_ir.nodes import CONSUMING, IRError, IRNode, ValueName
 
 _T = TypeVar("_T")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.shown import shown
 from kvcontrol.scheduler_ir.nodes import (
     CONSUMING,
     DecodeConfig,
@@ -24,7 +25,6 @@ from kvcontrol.scheduler_ir.nodes import (
     PrefillConfig,
     TransferConfig,
     ValueName,
-    shown,
 )
 from kvcontrol.scheduler_ir.optimizer import DeviceLimits
 from kvcontrol.scheduler_ir.pieces import Piece, covered, given_piece

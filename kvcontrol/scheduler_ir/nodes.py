@@ -14,7 +14,6 @@ A node takes pieces and gives pieces or an answer; each value is given by exactl
 ``join`` and ``evict`` use up what they take: they come after everything else that takes the same piece.
 """
 
-import reprlib
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -23,6 +22,7 @@ from typing import NewType, TypeGuard
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.errors import KvControlError
 from kvcontrol.core.roles import KVTransport
+from kvcontrol.core.shown import MOST_SHOWN, shown
 
 ValueName = NewType("ValueName", str)
 """Names a piece or an answer within one graph; without the ``%`` of the text form."""
@@ -45,21 +45,17 @@ class NodeType(StrEnum):
 
 MOST_SECONDS = 2**53
 """Integers up to it are times: as floats they are what they were."""
-_MOST_SHOWN = 80
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = _REPR.maxlong = _MOST_SHOWN - 2
+_MOST_SAID = 1000
 
 
 class IRError(KvControlError, ValueError):
-    """A node, a graph, a text form or a plan that can't be; the message names the part and what is allowed."""
+    """A node, a graph, a text form or a plan that can't be; the message names the part and what is allowed.
 
+    Of a longer one, which has names of any length in it, the first thousand characters are kept.
+    """
 
-def shown(value: object) -> str:
-    """Return what a message says of a value that can't be: its ``repr``, of bounded length."""
-    try:
-        return _REPR.repr(value)[:_MOST_SHOWN]
-    except ValueError:  # an integer with more digits than Python writes
-        return f"a huge {type(value).__name__}"
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= _MOST_SAID else f"{message[:_MOST_SAID]}...")
 
 
 def _is_text(value: object) -> bool:
@@ -283,7 +279,7 @@ class IRNode:
                 else "its request is empty"
             )
         if isinstance(config, TransferConfig) and config.target == device:
-            return f"it moves KV from {device[:_MOST_SHOWN]} to {device[:_MOST_SHOWN]}, where it is already"
+            return f"it moves KV from {device[:MOST_SHOWN]} to {device[:MOST_SHOWN]}, where it is already"
         return config.problem()
 
     def describe(self) -> str:
@@ -295,7 +291,7 @@ class IRNode:
 
 def _named(values: tuple[ValueName, ...]) -> str:
     more = len(values) - _SHOWN
-    return ", ".join(f"%{each[:_MOST_SHOWN]}" for each in values[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(f"%{each[:MOST_SHOWN]}" for each in values[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 __all__ = [
@@ -316,5 +312,4 @@ __all__ = [
     "ValueName",
     "is_count",
     "is_seconds",
-    "shown",
 ]

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.shown import shown
 from kvcontrol.scheduler_ir.graph import IRGraph
-from kvcontrol.scheduler_ir.nodes import DecodeConfig, Device, IRError, ValueName, is_count, is_seconds, shown
+from kvcontrol.scheduler_ir.nodes import DecodeConfig, Device, IRError, ValueName, is_count, is_seconds
 from kvcontrol.scheduler_ir.request import IRRequest
 
 

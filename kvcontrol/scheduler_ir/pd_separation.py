@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from kvcontrol.core.roles import KVTransport
-from kvcontrol.scheduler_ir.nodes import Device, IRError, is_count, shown
+from kvcontrol.core.shown import shown
+from kvcontrol.scheduler_ir.nodes import Device, IRError, is_count
 from kvcontrol.scheduler_ir.request import Handover, Placement
 
 

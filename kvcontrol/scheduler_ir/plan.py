@@ -14,8 +14,9 @@ from typing import NewType
 
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import KVTransport
+from kvcontrol.core.shown import shown
 from kvcontrol.scheduler_ir.graph import IRGraph
-from kvcontrol.scheduler_ir.nodes import Device, IRError, IRNode, NodeType, TransferConfig, shown
+from kvcontrol.scheduler_ir.nodes import Device, IRError, IRNode, NodeType, TransferConfig
 
 PlanId = NewType("PlanId", str)
 

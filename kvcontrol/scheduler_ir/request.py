@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.roles import KVTransport
-from kvcontrol.scheduler_ir.nodes import Device, IRError, is_count, is_seconds, shown
+from kvcontrol.core.shown import shown
+from kvcontrol.scheduler_ir.nodes import Device, IRError, is_count, is_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

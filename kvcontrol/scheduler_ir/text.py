@@ -16,8 +16,9 @@ from typing import Any
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.roles import KVTransport
+from kvcontrol.core.shown import shown
 from kvcontrol.scheduler_ir.graph import IRGraph
-from kvcontrol.scheduler_ir.nodes import CONFIGS, Device, IRError, IRNode, NodeConfig, NodeType, ValueName, shown
+from kvcontrol.scheduler_ir.nodes import CONFIGS, Device, IRError, IRNode, NodeConfig, NodeType, ValueName
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/+-]+")
 _WORD = r'(?:[A-Za-z0-9_.:/+-]+|"(?:[^"\\]|\\.)*")'

@@ -8,6 +8,7 @@ resource is free. Pins, evicts and joins take no time.
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 
+from kvcontrol.core.shown import shown
 from kvcontrol.scheduler_ir.graph import IRGraph
 from kvcontrol.scheduler_ir.nodes import (
     DecodeConfig,
@@ -18,7 +19,6 @@ from kvcontrol.scheduler_ir.nodes import (
     TransferConfig,
     ValueName,
     is_seconds,
-    shown,
 )
 
 

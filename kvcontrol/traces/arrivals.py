@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from kvcontrol.core.shown import shown
 from kvcontrol.traces import fields
 from kvcontrol.traces.reader import UNREADABLE, Lines, TraceError, read_trace, why_unreadable
 from kvcontrol.traces.request import Request
@@ -66,13 +67,13 @@ def _moment(text: str) -> float:
     try:
         moment = datetime.fromisoformat(text[:26])  # seven digits of a second are more than Python reads
     except ValueError as error:
-        raise ValueError(f"{fields.shown(text)} is no time; that is like 2023-11-16 18:15:46.68") from error
+        raise ValueError(f"{shown(text)} is no time; that is like 2023-11-16 18:15:46.68") from error
     return fields.seconds((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
-        raise ValueError(f"{fields.shown(text)} is no number of tokens")
+        raise ValueError(f"{shown(text)} is no number of tokens")
     return fields.tokens(int(text))
 
 

@@ -7,11 +7,12 @@ from array import array
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kvcontrol.core.shown import shown
+
 MOST_TOKENS: Final = 1 << 31
 MOST_SECONDS: Final = 100 * 365.25 * 86_400
 """A hundred years: times may count from 1970. Differences of a microsecond are still told apart at that."""
 _MOST_BLOCK: Final = (1 << 63) - 1
-_SHOWN_CHARACTERS: Final = 60
 
 
 def field(said: Mapping[str, Any], name: str) -> Any:
@@ -70,12 +71,4 @@ def fit(ids: "array[int]", prompt_tokens: int, block_tokens: int) -> None:
         raise ValueError("a block is twice in one prompt; an id stands for a block with all before it")
 
 
-def shown(said: Any) -> str:
-    """Return a value as a message shows it: the beginning, where it is long."""
-    if isinstance(said, int) and not -(10**_SHOWN_CHARACTERS) < said < 10**_SHOWN_CHARACTERS:
-        return f"a number of more than {_SHOWN_CHARACTERS} digits"
-    text = repr(said)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
-
-
-__all__ = ["MOST_SECONDS", "MOST_TOKENS", "block", "field", "fit", "listed", "seconds", "shown", "tokens"]
+__all__ = ["MOST_SECONDS", "MOST_TOKENS", "block", "field", "fit", "listed", "seconds", "tokens"]

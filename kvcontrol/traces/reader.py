@@ -16,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from kvcontrol.core.shown import shown
 from kvcontrol.traces import fields
 from kvcontrol.traces.request import Request
 
@@ -123,7 +124,7 @@ class _Agentic:
         said = _line(said)
         session = fields.field(said, "session")
         if not isinstance(session, str | int):
-            raise ValueError(f"{fields.shown(session)} is no session; that is a name or a number")  # noqa: TRY004
+            raise ValueError(f"{shown(session)} is no session; that is a name or a number")  # noqa: TRY004
         base = self._sessions.setdefault(session, len(self._sessions)) * _SESSION_BLOCKS
         ids = array("q")
         for run in fields.listed(fields.field(said, "runs"), "runs"):
@@ -143,7 +144,7 @@ class _Agentic:
 
 def _line(said: Any) -> dict[str, Any]:
     if not isinstance(said, dict):
-        raise ValueError(f"{fields.shown(said)} is no request; that is an object")  # noqa: TRY004
+        raise ValueError(f"{shown(said)} is no request; that is an object")  # noqa: TRY004
     return said
 
 
@@ -152,7 +153,7 @@ def _run(said: Any) -> tuple[int, int]:
         case [start, length]:
             start, length = fields.block(start), fields.block(length)
         case _:
-            raise ValueError(f"{fields.shown(said)} is no run; that is [start, length]")
+            raise ValueError(f"{shown(said)} is no run; that is [start, length]")
     if start + length > _SESSION_BLOCKS:
         raise ValueError(f"run [{start}, {length}] is outside of a session's {_SESSION_BLOCKS} blocks")
     return start, length

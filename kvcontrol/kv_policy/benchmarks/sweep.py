@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvcontrol.core.shown import shown
 from kvcontrol.kv_policy.benchmarks.belady import replay_min
 from kvcontrol.kv_policy.benchmarks.hits import HitRates
 from kvcontrol.kv_policy.benchmarks.replay import replay
@@ -40,7 +41,7 @@ class Sweep:
                 if choice.parameters:
                     raise PolicyError(f"policy {MIN} has no parameters")
             elif choice.name not in POLICIES:
-                raise PolicyError(f"there is no policy {choice.name!r}: there are {', '.join([*POLICIES, MIN])}")
+                raise PolicyError(f"there is no policy {shown(choice.name)}: there are {', '.join([*POLICIES, MIN])}")
             for capacity in self.capacities:
                 check_capacity(capacity)
                 if choice.name != MIN:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from kvcontrol.core.shown import shown
 from kvcontrol.kv_policy.registry import Parameter, PolicyError, Values, checked
 from kvcontrol.scheduler_ir.strategies.adaptive import AdaptiveOrder
 from kvcontrol.scheduler_ir.strategies.aegaeon import AegaeonOrder
@@ -101,7 +102,7 @@ def make_strategy(name: str, parameters: Mapping[str, float] = MappingProxyType(
     """Return an empty queue; raises ``PolicyError``."""
     kind = STRATEGIES.get(name)
     if kind is None:
-        raise PolicyError(f"there is no strategy {name!r}: there are {', '.join(STRATEGIES)}")
+        raise PolicyError(f"there is no strategy {shown(name)}: there are {', '.join(STRATEGIES)}")
     return kind.make(kind.values(parameters))
 
 

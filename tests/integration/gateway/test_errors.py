@@ -188,6 +188,8 @@ async def test_without_a_usable_instance_it_is_503_with_retry_after(tmp_path: Pa
             assert envelope_in(await answer.text())["code"] == "no_instance"
         async with gateway.get("/readyz") as answer:
             assert answer.status == 503
+            reasons = [each["reason"] for each in (await answer.json())["instances"].values()]
+            assert reasons == ["can't be reached: Connection refused"]  # anybody may ask: no address
         async with gateway.get("/healthz") as answer:
             assert answer.status == 200
 

@@ -298,8 +298,8 @@ async def test_nobody_there() -> None:
         with pytest.raises(UpstreamFailureError) as caught:
             await ask(asked, url)
     failure = caught.value
-    assert (failure.kind, str(failure)) == (FailureKind.CONNECT, "the engine could not be reached")  # with no address
-    assert "127.0.0.1" in failure.in_full
+    assert failure.kind is FailureKind.CONNECT
+    assert str(failure) == "the engine could not be reached: Connection refused"  # with no address
 
 
 async def test_a_silent_instance_is_given_up() -> None:

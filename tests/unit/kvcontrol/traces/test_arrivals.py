@@ -35,7 +35,7 @@ def test_traces_with_blocks_come_by_their_times(tmp_path: Path) -> None:
     [
         (f"{HEAD}2023-11-16 18:15:46,many,44\n", "line 2: 'many' is no number of tokens"),
         (f"{HEAD}2023-11-16 18:15:46,374\n", "line 2: GeneratedTokens is missing"),
-        (f"{HEAD}2023-11-16 18:15:46,{'9' * 5000},44\n", "line 2: '9+... is no number of tokens"),
+        (f"{HEAD}2023-11-16 18:15:46,{'9' * 5000},44\n", "line 2: '9+\\.\\.\\.9+' is no number of tokens"),
         (f"{HEAD}9999-11-16 18:15:46,374,44\n", "line 2: .* is no time: more than 100 years"),
         (f"{HEAD}yesterday,374,44\n", "line 2: 'yesterday' is no time; that is like 2023-11-16"),
         ("TIMESTAMP,Tokens\n2023-11-16 18:15:46,374\n", "line 2: ContextTokens is missing"),

@@ -52,7 +52,7 @@ def test_sessions_of_the_agentic_format_share_no_blocks_and_can_be_laid_side_by_
         ('{"hash_ids": 5, "input_length": 1}', "5 is no list of blocks"),
         ('{"hash_ids": [-1], "input_length": 1}', "-1 is no block"),
         (f'{{"hash_ids": [{2**63}], "input_length": 1}}', "is no block; blocks are numbered from 0, below 2.63"),
-        (f'{{"hash_ids": [1], "input_length": 1{"0" * 99}}}', "a number of more than 60 digits tokens; at most"),
+        (f'{{"hash_ids": [1], "input_length": 1{"0" * 99}}}', "10{30,}\\.\\.\\.0{30,} tokens; at most"),
         (f'{{"hash_ids": [1], "input_length": 1{"0" * 5000}}}', "a number has more digits than are read"),
         ('{"hash_ids": [1], "input_length": 1, "output_length": 1e3}', "1000.0 is no number of tokens"),
         ('{"hash_ids": [1], "input_length": "many"}', "'many' is no number of tokens"),
