@@ -154,7 +154,13 @@ def replay(  # noqa: PLR0913 - each is one option
         if given := http.given():
             raise CommandError(f"{', '.join(given)}: only with --target URL, which drives a running gateway")
         _through_policies(
-            Offline(trace=trace, policy=policy or _ALL, capacity=capacity, order=order or Order.FILE, jobs=jobs or 0),
+            Offline(
+                trace=trace,
+                policy=_ALL if policy is None else policy,
+                capacity=capacity,
+                order=order or Order.FILE,
+                jobs=jobs or 0,
+            ),
             as_json=as_json,
             as_markdown=as_markdown,
             plot=plot,
@@ -205,7 +211,7 @@ def _through_policies(options: Offline, *, as_json: bool, as_markdown: bool, plo
             policies=parse_choices(options.policy),
             capacities=(1,) if capacity is None else capacities_of(capacity),
             by_time=options.order is Order.TIME,
-            jobs=options.jobs or cores(),
+            jobs=(options.jobs or cores()) if trace.is_file() else 1,  # a pipe is read once
         )
         wanted.check()
         requests = sweeps.read(wanted)

@@ -12,6 +12,7 @@ import json
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,9 @@ class Lines:
 
     def __iter__(self) -> Iterator[str]:
         self.number = 0
-        with self._path.open("rb") as file:
-            zipped = file.read(len(_GZIP)) == _GZIP
-        with gzip.open(self._path, "rb") if zipped else self._path.open("rb") as lines:
+        with self._path.open("rb") as file, ExitStack() as opened:  # opened once: it may be a pipe
+            zipped = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP
+            lines = opened.enter_context(gzip.open(file, "rb")) if zipped else file
             while True:
                 self.number += 1
                 line = lines.readline().decode("utf-8")

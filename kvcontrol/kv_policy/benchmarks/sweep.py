@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Final
 
@@ -77,7 +78,12 @@ def run(sweep: Sweep, requests: Sequence[Request], done: Callable[[str], None]) 
             done(f"{choice.text} at {capacity}")
     else:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(jobs, mp_context=context, initializer=_Worker.begin, initargs=(sweep,)) as pool:
+        stopped, stop = context.Pipe(duplex=False)
+        with (
+            stopped,
+            stop,
+            ProcessPoolExecutor(jobs, mp_context=context, initializer=_Worker.begin, initargs=(sweep, stopped)) as pool,
+        ):
             places = {
                 pool.submit(_Worker.replay, choice, capacity): place for place, (choice, capacity) in enumerate(wanted)
             }
@@ -88,7 +94,8 @@ def run(sweep: Sweep, requests: Sequence[Request], done: Callable[[str], None]) 
                     choice, capacity = wanted[place]
                     done(f"{choice.text} at {capacity}")
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
+                stop.close()  # they end now, not with what they replay
+                pool.shutdown(cancel_futures=True)
                 raise
     return [
         SweepRow(policy=choice.text, capacity_blocks=capacity, rates=found[place])
@@ -102,9 +109,9 @@ class _Worker:
     requests: Sequence[Request] = ()
 
     @classmethod
-    def begin(cls, sweep: Sweep) -> None:
+    def begin(cls, sweep: Sweep, stopped: Connection) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=_end_when, args=(stopped,), daemon=True).start()
         cls.requests = read(sweep)
 
     @classmethod
@@ -112,12 +119,11 @@ class _Worker:
         return _replay(cls.requests, choice, capacity)
 
 
-def _end_with_parent() -> None:
-    """A parent that is killed can't stop its workers, and they would wait for it for ever."""
+def _end_when(stopped: Connection) -> None:
+    """End this process when the other end of ``stopped`` is closed or the parent is gone, which is killed perhaps."""
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    wait([stopped] if parent is None else [stopped, parent.sentinel])
+    os._exit(1)
 
 
 def _replay(requests: Sequence[Request], choice: PolicyChoice, capacity: int) -> HitRates:

@@ -1,6 +1,10 @@
 """``kvgate replay``: rows by policy and capacity in every form, and refusals that say what is allowed."""
 
+import gzip
 import json
+import multiprocessing
+import os
+import threading
 from pathlib import Path
 from unittest.mock import patch
 
@@ -9,6 +13,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from kvcontrol.kv_policy import POLICIES
+from kvcontrol.kv_policy.benchmarks import sweep
+from kvcontrol.kv_policy.benchmarks.sweep import Sweep
+from kvcontrol.kv_policy.choice import parse_choices
 from kvgate import replay
 from kvgate.failure import CommandError
 
@@ -50,6 +57,33 @@ def test_json_is_one_object_with_a_row_for_each_policy_and_capacity(trace: Path)
 def test_several_processes_find_what_one_does(trace: Path) -> None:
     wanted = ("--policy", "lru,arc,min", "--capacity", "2,4", "--json")
     assert run(trace, *wanted, "--jobs", "2").stdout == run(trace, *wanted).stdout
+
+
+def test_a_trace_may_come_through_a_pipe(trace: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    for data in (trace.read_bytes(), gzip.compress(trace.read_bytes())):
+        os.mkfifo(pipe)
+        writer = threading.Thread(target=pipe.write_bytes, args=(data,))
+        writer.start()
+        wanted = ("--policy", "lru,arc", "--capacity", "2", "--json", "--jobs", "2")
+        rows = json.loads(run(pipe, *wanted).stdout)["rows"]
+        writer.join()
+        pipe.unlink()
+        assert rows == json.loads(run(trace, *wanted).stdout)["rows"]
+
+
+def test_an_interruption_ends_the_processes_and_what_they_were_about_to_do(trace: Path) -> None:
+    told: list[str] = []
+
+    def interrupt(what: str) -> None:
+        told.append(what)
+        raise KeyboardInterrupt
+
+    wanted = Sweep(trace=trace, policies=parse_choices("lru,arc,fifo,mq,lfu"), capacities=[1, 2, 3, 4], jobs=2)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(wanted, [], interrupt)
+    assert len(told) == 1
+    assert multiprocessing.active_children() == []
 
 
 def test_all_policies_and_shares_of_the_trace_are_the_default(trace: Path) -> None:
@@ -94,6 +128,7 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_is_replayed(trace:
         (("--policy", "lur"), "no policy 'lur': there are lru, .*, min"),
         (("--policy", "mq(life=1)"), "it has lifetime, ghosts"),
         (("--policy", "min(x=1)"), "min has no parameters"),
+        (("--policy", ""), "no policy is named"),
         (("--capacity", "many"), "'many' is no whole number of blocks"),
         (("--capacity", "0"), "a capacity of 0 blocks; allowed is 1 or more"),
         (("--capacity", "5,5"), "5 is named twice"),
