@@ -37,6 +37,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.allowed import check_capacity
 from kvcontrol.kv_policy.base import PathPolicy
 from kvcontrol.kv_policy.eviction import ContentKey
 from kvcontrol.kv_policy.ghost import GhostList
@@ -116,6 +117,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
     follows_prompts = True
 
     def __init__(self, capacity_blocks: int) -> None:
+        check_capacity(capacity_blocks)
         super().__init__()
         self._lines: ThreeLines[BlockId] = ThreeLines()
         self._ghosts: GhostList[int] = GhostList(_GHOSTS * capacity_blocks)
@@ -150,6 +152,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
 
     def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
         """See ``EvictionPolicy``."""
+        super().requested(prompt, block_tokens=block_tokens, prompt_tokens=prompt_tokens)
         if self._parted:
             self._settle()
         self._told = True

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.allowed import check_capacity, check_keys
 from kvcontrol.kv_policy.base import OLDEST, PathPolicy
 from kvcontrol.kv_policy.eviction import ContentKey
 from kvcontrol.kv_policy.ghost import GhostList
@@ -36,6 +37,7 @@ class ArcPolicy(PathPolicy[_Entry]):
     tails_first = False
 
     def __init__(self, capacity_blocks: int) -> None:
+        check_capacity(capacity_blocks)
         super().__init__()
         self._c = capacity_blocks
         self._p = 0.0
@@ -90,7 +92,7 @@ class ArcPolicy(PathPolicy[_Entry]):
         victims: list[BlockId] = []
         once, often, gone_once, gone_often = self._once, self._often, self._gone_once, self._gone_often
         entries, c, once_size = self._entries, self._c, self._once_size
-        said = len(incoming)
+        said = len(incoming) if wanted <= 1 else _said(incoming)
         for place in range(wanted):
             coming = incoming[place] if place < said else None
             came_from = None
@@ -145,6 +147,12 @@ class ArcPolicy(PathPolicy[_Entry]):
             once.popitem(OLDEST)
         while often and len(self._entries) + len(once) + len(often) > 2 * self._c:
             often.popitem(OLDEST)
+
+
+def _said(incoming: Sequence[ContentKey]) -> int:
+    """Return how many keys come, which can all be looked for; where one does, that is seen before anything changes."""
+    check_keys(incoming)
+    return len(incoming)
 
 
 __all__ = ["ArcPolicy"]

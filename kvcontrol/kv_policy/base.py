@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.allowed import check_keys, check_prompt, check_whole
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, PolicyContext
 
 Entry = TypeVar("Entry")
@@ -39,6 +40,7 @@ class PathPolicy(ABC, Generic[Entry]):
 
     def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
         """See ``EvictionPolicy``; most follow blocks alone."""
+        check_prompt(prompt, block_tokens, prompt_tokens)
 
     def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
         """See ``EvictionPolicy``."""
@@ -52,6 +54,7 @@ class PathPolicy(ABC, Generic[Entry]):
         if keys:
             if len(keys) != len(path):
                 raise ValueError(f"{len(path)} blocks are inserted with {len(keys)} keys")
+            check_keys(keys)
             for block, key in zip(reversed(path), reversed(keys), strict=True):
                 add(block, key)
         else:
@@ -100,9 +103,12 @@ class PathPolicy(ABC, Generic[Entry]):
 
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """See ``EvictionPolicy``."""
+        wanted = context.wanted_blocks
+        if type(wanted) is not int or wanted < 0:
+            check_whole("wanted_blocks", wanted)
         if self._parted:
             self._settle()
-        return EvictionDecision(tuple(self._choose(context.wanted_blocks, context.incoming)), self.reason)
+        return EvictionDecision(tuple(self._choose(wanted, context.incoming)), self.reason)
 
     @abstractmethod
     def _add(self, block: BlockId, key: ContentKey | None) -> None:

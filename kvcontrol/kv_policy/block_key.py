@@ -6,6 +6,8 @@ may describe them whatever the policy is, and ghosts know them again however the
 
 import math
 
+from kvcontrol.core.shown import shown
+from kvcontrol.kv_policy.allowed import PolicyError, check_number, is_whole
 from kvcontrol.kv_policy.eviction import ContentKey
 
 HIGHEST_PRIORITY = 7
@@ -28,11 +30,13 @@ class BlockKey:
         recompute_s: float | None = None,
         reload_s: float | None = None,
     ) -> None:
-        if not 0 <= priority <= HIGHEST_PRIORITY:
-            raise ValueError(f"priority {priority}; allowed is 0 to {HIGHEST_PRIORITY}")
+        if not ((type(priority) is int or is_whole(priority)) and 0 <= priority <= HIGHEST_PRIORITY):
+            raise PolicyError(f"priority {shown(priority)}; allowed is 0 to {HIGHEST_PRIORITY}, a whole number")
+        if type(tenant) is not str:
+            _check_text("tenant", tenant)
         for name, seconds in (("recompute_s", recompute_s), ("reload_s", reload_s)):
-            if seconds is not None and not (seconds >= 0 and math.isfinite(seconds)):
-                raise ValueError(f"{name} is {seconds}; it must be >= 0 and finite, or None")
+            if seconds is not None and not (type(seconds) is float and 0 <= seconds < math.inf):
+                check_number(name, seconds)
         self.content = content
         self.tenant = tenant
         self.priority = priority
@@ -53,6 +57,11 @@ class BlockKey:
 
     def __repr__(self) -> str:
         return f"BlockKey({self.content!r}, tenant={self.tenant!r}, priority={self.priority})"
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise PolicyError(f"{name} is {shown(value)}; allowed is a text")
 
 
 def described(key: ContentKey | None) -> BlockKey:

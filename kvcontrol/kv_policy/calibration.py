@@ -12,7 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from kvcontrol.kv_policy.lifetime import Estimator, LifetimeFeatures, LifetimePrediction
+from kvcontrol.kv_policy.allowed import check_share
+from kvcontrol.kv_policy.lifetime import Estimator, LifetimeFeatures, LifetimePrediction, check_lifetime
 
 HIGH_SHARE: Final = 0.9
 NEAR: Final = 0.25
@@ -34,8 +35,7 @@ class CalibratedPredictor:
     """A ``LifetimePredictor`` around an estimator; ``threshold`` is the confidence from which on it is usable."""
 
     def __init__(self, estimator: Estimator, *, threshold: float = 0.5) -> None:
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"a threshold of {threshold}; allowed is 0 to 1")
+        check_share("threshold", threshold)
         self.name = estimator.name
         self.threshold = threshold
         self._estimator = estimator
@@ -58,8 +58,7 @@ class CalibratedPredictor:
 
     def update(self, features: LifetimeFeatures, lifetime: float) -> None:
         """See ``LifetimePredictor``; learns first how good the prediction of this one would have been."""
-        if not (lifetime > 0 and math.isfinite(lifetime)):
-            raise ValueError(f"a lifetime of {lifetime}; it must be > 0 and finite")
+        check_lifetime("lifetime", lifetime)
         estimate = self._estimator.estimate(features)
         if estimate is not None:
             left = lifetime - features.age

@@ -14,6 +14,7 @@ hook is O(1) a block, and O(log k) when one of k worths gets its first block; at
 from collections.abc import Sequence
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.allowed import check_whole
 from kvcontrol.kv_policy.base import PathPolicy
 from kvcontrol.kv_policy.block_key import BlockKey
 from kvcontrol.kv_policy.buckets import Buckets
@@ -43,6 +44,7 @@ class CostAwarePolicy(PathPolicy[_Entry]):
     tails_first = False
 
     def __init__(self, *, frequency: int = 1) -> None:
+        check_whole("frequency", frequency, most=1)
         super().__init__()
         self._frequency = frequency
         self._lines: Buckets[BlockId, None] = Buckets()

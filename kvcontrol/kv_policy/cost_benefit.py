@@ -21,6 +21,14 @@ from enum import StrEnum
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.allowed import (
+    MOST_BYTES,
+    MOST_CAPACITY_BLOCKS,
+    MOST_TOKENS,
+    check_number,
+    check_share,
+    check_whole,
+)
 from kvcontrol.kv_policy.prediction_error import ErrorReport, PredictionError
 from kvcontrol.kv_policy.prefill_speed import PrefillSpeed
 
@@ -48,9 +56,7 @@ class Prices:
 
     def __post_init__(self) -> None:
         for name in ("background", "s_per_byte"):
-            value = getattr(self, name)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"{name} is {value}; it must be >= 0 and finite")
+            check_number(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +73,11 @@ class Migration:
     tokens: int
     size_bytes: int
 
+    def __post_init__(self) -> None:
+        check_whole("blocks", self.blocks, most=MOST_CAPACITY_BLOCKS)
+        check_whole("tokens", self.tokens, most=MOST_TOKENS)
+        check_whole("size_bytes", self.size_bytes, most=MOST_BYTES)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -76,6 +87,11 @@ class Estimate:
     spent_s: float
     reuse_probability: float
 
+    def __post_init__(self) -> None:
+        check_number("saved_s", self.saved_s)
+        check_number("spent_s", self.spent_s)
+        check_share("reuse_probability", self.reuse_probability)
+
     @property
     def net_benefit_s(self) -> float:
         """Saved less spent."""
@@ -83,7 +99,11 @@ class Estimate:
 
 
 class CostBenefitModel:
-    """See the module's text. Belongs to the owner of the tiers; reports may be read from any thread."""
+    """See the module's text. Belongs to the owner of the tiers; reports may be read from any thread.
+
+    What was measured and can't be, as a clock may have it (``computed``, ``came``), counts for nothing. All else that
+    can't be is refused with ``ValueError`` and changes nothing.
+    """
 
     def __init__(self, prices: Prices | None = None) -> None:
         self.prefill = PrefillSpeed()
@@ -96,9 +116,9 @@ class CostBenefitModel:
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Follow a prefill."""
-        expected_s = self.prefill.seconds_for(tokens)
-        if self.prefill.measured(tokens, seconds) and expected_s is not None:
-            self.came(Quantity.COMPUTE, predicted_s=expected_s, actual_s=seconds)
+        tokens_per_s = self.prefill.tokens_per_s
+        if self.prefill.measured(tokens, seconds) and tokens_per_s is not None:
+            self.came(Quantity.COMPUTE, predicted_s=tokens / tokens_per_s, actual_s=seconds)
 
     def came(self, quantity: Quantity, *, predicted_s: float, actual_s: float) -> None:
         """Follow the outcome of a prediction."""
@@ -106,6 +126,7 @@ class CostBenefitModel:
 
     def stored(self, tier: CacheTier, blocks: int) -> None:
         """Follow blocks that came into a tier."""
+        check_whole("blocks", blocks, most=MOST_CAPACITY_BLOCKS)
         self._stored[tier] += blocks
         if self._stored[tier] > _MEMORY_BLOCKS:
             self._stored[tier] /= 2
@@ -113,6 +134,7 @@ class CostBenefitModel:
 
     def reused(self, tier: CacheTier, blocks: int) -> None:
         """Follow blocks that were loaded from a tier."""
+        check_whole("blocks", blocks, most=MOST_CAPACITY_BLOCKS)
         self._reused[tier] += blocks
 
     # What follows.
@@ -124,6 +146,8 @@ class CostBenefitModel:
     def load_saves_s(self, tokens: int, load_s: float | None) -> float | None:
         """Return the seconds that a load saves against computing, below 0 where it takes longer; None: unmeasured."""
         compute_s = self.prefill.seconds_for(tokens)
+        if load_s is not None:
+            check_number("load_s", load_s)
         return None if compute_s is None or load_s is None else compute_s - load_s
 
     def break_even_blocks(self, *, block_tokens: int, first_s: float | None, more_s: float | None) -> float | None:
@@ -131,6 +155,10 @@ class CostBenefitModel:
 
         ``first_s`` is how long one block takes to load now, ``more_s`` by how much each further one lengthens that.
         """
+        check_whole("block_tokens", block_tokens, least=1, most=MOST_TOKENS)
+        for name, seconds in (("first_s", first_s), ("more_s", more_s)):
+            if seconds is not None:
+                check_number(name, seconds)
         compute_s = self.prefill.seconds_for(block_tokens)
         if compute_s is None or first_s is None or more_s is None:
             return None
@@ -146,12 +174,14 @@ class CostBenefitModel:
         """Return what moving blocks is worth; None where something was not measured.
 
         ``transfer_s`` is how long the move takes, ``load_s`` how long a load from where they are then. ``probability``
-        of a reuse is the destination's own where none is given. ``ValueError`` for one that can't be.
+        of a reuse is the destination's own where none is given.
         """
         if probability is None:
             probability = self.reuse_probability(migration.dst_tier)
-        elif not 0 <= probability <= 1:
-            raise ValueError(f"a probability of {probability}; allowed is 0 to 1")
+        else:
+            check_share("probability", probability)
+        if transfer_s is not None:
+            check_number("transfer_s", transfer_s)
         saves_s = self.load_saves_s(migration.tokens, load_s)
         if saves_s is None or transfer_s is None:
             return None

@@ -45,8 +45,9 @@ class EvictionPolicy(Protocol):
 
     Blocks come in *paths*: sequences in prompt order, heads before tails, because a block is of no use without those
     before it. A block is inserted once, and told of only while it is resident (``KeyError`` otherwise); a path names a
-    block once (``ValueError``). A call that raises has changed nothing. Every hook is O(1) amortised a block, or
-    logarithmic where a policy's file says so; none looks at all blocks.
+    block once (``ValueError``). Numbers and keys that can't be are refused with ``PolicyError``, a ``ValueError``, by
+    all policies alike. A call that raises has changed nothing. Every hook is O(1) amortised a block, or logarithmic
+    where a policy's file says so; none looks at all blocks.
 
     A held block is never a victim. Within a call tails count as used before their heads. A policy that is
     ``tails_first`` therefore chooses a tail before its head where whoever uses the tail uses the head too. Others order
@@ -93,7 +94,7 @@ class EvictionPolicy(Protocol):
         """Follow blocks that left for another reason than this policy's choice; held ones too."""
 
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
-        """Choose up to ``context.wanted_blocks``; those chosen are removed from the policy."""
+        """Choose up to ``context.wanted_blocks``, a whole number >= 0; those chosen are removed from the policy."""
 
 
 __all__ = ["ContentKey", "EvictionDecision", "EvictionPolicy", "PolicyContext"]

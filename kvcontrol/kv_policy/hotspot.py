@@ -8,21 +8,22 @@ probability that it is used within the next seconds, and ``plan`` names those ru
 not where they should be, head before tail, as far as a budget goes.
 
 Everything is bounded: at most ``max_blocks`` keys (the run used longest ago goes first, which is a leaf: whoever is
-used is told after its tails), and a plan looks at ``_SCAN`` runs at a time, all in turn. O(runs of the path) a request,
-with the keys of a new run once.
+used is told after its tails; of a longer prompt its beginning is kept, which is what others share), and a plan looks at
+``_SCAN`` runs at a time, all in turn. O(runs of the path) a request, with the keys of a new run once, and their hashes.
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvcontrol.core.integrity import must
+from kvcontrol.kv_policy.allowed import check_keys, check_number, check_share, check_whole
 from kvcontrol.kv_policy.eviction import ContentKey
 from kvcontrol.kv_policy.reuse_table import ReuseTable
 
 _TICKS_PER_S: Final = 10
+_MOST_S: Final = 1e12
 _WINDOW: Final = 1 << 14
 _SCAN: Final = 512
 _CLASSES: Final = 16
@@ -73,8 +74,8 @@ class HotspotLineage:
     """See the module's text. Not thread-safe."""
 
     def __init__(self, *, max_blocks: int = 1 << 18, horizon_s: float = 30.0) -> None:
-        if max_blocks < 1 or not 0 < horizon_s < math.inf:
-            raise ValueError(f"max_blocks {max_blocks} and horizon_s {horizon_s}; both must be > 0, and finite")
+        check_whole("max_blocks", max_blocks, least=1)
+        check_number("horizon_s", horizon_s, above=0, most=_MOST_S)
         self.blocks = 0
         """Keys that are kept."""
         self._max_blocks = max_blocks
@@ -92,7 +93,14 @@ class HotspotLineage:
         return len(self._line)
 
     def observe(self, path: Sequence[ContentKey], now_s: float) -> None:
-        """Follow a request's prompt: its keys in order, chained as hashes are. A time before the last one is that."""
+        """Follow a request's prompt: its keys in order, chained as hashes are. A time before the last one is that.
+
+        Of a prompt longer than ``max_blocks`` that is its first so many. ``ValueError`` for what can't be.
+        """
+        _check_time(now_s)
+        if len(path) > self._max_blocks:
+            path = path[: self._max_blocks]
+        check_keys(path)
         now = self._now = max(self._now, int(now_s * _TICKS_PER_S))
         runs: list[_Run] = []
         place = 0
@@ -121,6 +129,7 @@ class HotspotLineage:
 
     def followers(self, path: Sequence[ContentKey]) -> list[tuple[ContentKey, float]]:
         """Return what came after a prompt that ends where a run does: first keys, and each one's share of the uses."""
+        check_keys(path)
         place, run, siblings = 0, None, self._first
         while place < len(path):
             run = siblings.get(path[place])
@@ -144,8 +153,9 @@ class HotspotLineage:
 
         ``wanted`` is asked of at most a few keys a block of the budget. Nothing changes but whose turn it is.
         """
-        if not 0 <= least_probability <= 1:
-            raise ValueError(f"least_probability is {least_probability}; allowed is 0 to 1")
+        _check_time(now_s)
+        check_whole("budget_blocks", budget_blocks)
+        check_share("least_probability", least_probability)
         likely = self._likely(int(now_s * _TICKS_PER_S), least_probability)
         prefetches: list[Prefetch] = []
         left = budget_blocks
@@ -242,6 +252,10 @@ class HotspotLineage:
         del (self._first if run.parent is None else run.parent.followers)[run.keys[0]]
         self.blocks -= len(run.keys)
         self._table.ended(run.klass, run.last, now)
+
+
+def _check_time(now_s: float) -> None:
+    check_number("now_s", now_s, least=-_MOST_S, most=_MOST_S)
 
 
 def _lineage(run: _Run) -> list[_Run]:

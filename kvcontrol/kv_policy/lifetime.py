@@ -6,12 +6,15 @@ they are. Each of them is an ``Estimator``; ``CalibratedPredictor`` makes what i
 used.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+from kvcontrol.kv_policy.allowed import MOST_TOKENS, check_number, check_whole
 
 MOST_PAST = 8
 """Earlier lifetimes that are looked at."""
+MOST_LIFETIME: Final = 1e15
+"""More seconds than there were, more tokens than anybody writes: what is added up of them stays a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +22,7 @@ class LifetimeFeatures:
     """What is known when a lifetime begins, and how old it is by now.
 
     ``past`` are the lifetimes of the same chat's earlier turns, oldest first; ``new_tokens`` by how much the prompt is
-    longer than its chat's last, None where there is none.
+    longer than its chat's last (0 where it isn't), None where there is none. ``ValueError`` for what can't be.
     """
 
     prompt_tokens: int
@@ -28,11 +31,17 @@ class LifetimeFeatures:
     age: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.prompt_tokens < 0 or not (self.age >= 0 and math.isfinite(self.age)):
-            raise ValueError(f"{self.prompt_tokens} prompt tokens at age {self.age}; both must be >= 0, and finite")
-        for each in self.past:
-            if not (each > 0 and math.isfinite(each)):
-                raise ValueError(f"a past lifetime of {each}; it must be > 0 and finite")
+        check_whole("prompt_tokens", self.prompt_tokens, most=MOST_TOKENS)
+        if self.new_tokens is not None:
+            check_whole("new_tokens", self.new_tokens, most=MOST_TOKENS)
+        for place, each in enumerate(self.past):
+            check_lifetime(f"past[{place}]", each)
+        check_number("age", self.age, most=MOST_LIFETIME)
+
+
+def check_lifetime(name: str, lifetime: object) -> None:
+    """Raise ``PolicyError`` for what is no lifetime."""
+    check_number(name, lifetime, above=0, most=MOST_LIFETIME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +65,9 @@ class Estimator(Protocol):
         """Return what is to be expected; None before enough was learnt. Changes nothing."""
 
     def learn(self, features: LifetimeFeatures, lifetime: float) -> None:
-        """Follow a lifetime that ended; ``features`` are those it began with, of age 0."""
+        """Follow a lifetime that ended; ``features`` are those it began with, of age 0. ``ValueError`` as in
+        ``LifetimePredictor.update``.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +92,16 @@ class LifetimePredictor(Protocol):
         """Return how long it will still last; None before enough was learnt."""
 
     def update(self, features: LifetimeFeatures, lifetime: float) -> None:
-        """Follow a lifetime that ended. ``ValueError`` for one that isn't > 0 and finite."""
+        """Follow a lifetime that ended. ``ValueError`` for one that isn't > 0 and at most ``MOST_LIFETIME``."""
 
 
-__all__ = ["MOST_PAST", "Estimate", "Estimator", "LifetimeFeatures", "LifetimePrediction", "LifetimePredictor"]
+__all__ = [
+    "MOST_LIFETIME",
+    "MOST_PAST",
+    "Estimate",
+    "Estimator",
+    "LifetimeFeatures",
+    "LifetimePrediction",
+    "LifetimePredictor",
+    "check_lifetime",
+]

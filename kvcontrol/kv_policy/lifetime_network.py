@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Final
 
-from kvcontrol.kv_policy.lifetime import MOST_PAST, Estimate, LifetimeFeatures
+from kvcontrol.kv_policy.lifetime import MOST_PAST, Estimate, LifetimeFeatures, check_lifetime
 
 _WIDTH: Final = 32
 _STEPS_LONG: Final = MOST_PAST + 1
@@ -71,6 +71,7 @@ class NetworkEstimator:
 
     def learn(self, features: LifetimeFeatures, lifetime: float) -> None:
         """See ``Estimator``; every so often this takes some milliseconds."""
+        check_lifetime("lifetime", lifetime)
         self._ended.append((features, lifetime))
         self._learnt += 1
         if self._learnt % _EVERY == 0 and self._learnt >= _LEAST // 2:

@@ -12,7 +12,8 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Final
 
-from kvcontrol.kv_policy.lifetime import Estimate, LifetimeFeatures
+from kvcontrol.kv_policy.allowed import check_whole
+from kvcontrol.kv_policy.lifetime import Estimate, LifetimeFeatures, check_lifetime
 from kvcontrol.kv_policy.log_histogram import BUCKETS, LogHistogram, bucket_at, mass_between, middle_of, start_of
 
 _LEAN: Final = 8.0
@@ -38,6 +39,7 @@ class ConstantEstimator:
 
     def learn(self, features: LifetimeFeatures, lifetime: float) -> None:  # noqa: ARG002 - all are alike to it
         """See ``Estimator``."""
+        check_lifetime("lifetime", lifetime)
         self._all.add(lifetime)
 
 
@@ -47,6 +49,7 @@ class TableEstimator:
     name = "statistical"
 
     def __init__(self, *, most_contexts: int = _MOST_CONTEXTS) -> None:
+        check_whole("most_contexts", most_contexts, least=1)
         self._most = most_contexts
         self._all = LogHistogram(_MEMORY_OF_ALL)
         self._contexts: OrderedDict[Hashable, LogHistogram] = OrderedDict()
@@ -69,6 +72,7 @@ class TableEstimator:
 
     def learn(self, features: LifetimeFeatures, lifetime: float) -> None:
         """See ``Estimator``."""
+        check_lifetime("lifetime", lifetime)
         self._all.add(lifetime)
         contexts = self._contexts
         for context in _contexts(features):

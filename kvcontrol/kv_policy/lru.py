@@ -18,6 +18,7 @@ timestamps and a heap (O(log n), ties within one clock tick decide by accident),
 from collections.abc import Sequence
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.allowed import check_keys, check_prompt, check_whole
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, PolicyContext
 
 _REASON = "lru: used longest ago"
@@ -48,6 +49,7 @@ class LruPolicy:
 
     def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
         """See ``EvictionPolicy``; LRU follows blocks alone."""
+        check_prompt(prompt, block_tokens, prompt_tokens)
 
     def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
         """See ``EvictionPolicy``; LRU remembers nothing by ``keys``."""
@@ -59,6 +61,8 @@ class LruPolicy:
             block = next(block for block in path if block in line or block in holds)
             raise ValueError(f"block {block} is resident already")
         _refuse_twice(path, blocks)
+        if keys:
+            check_keys(keys)
         for block in reversed(path):
             line[block] = None
         self._places += reversed(path)
@@ -115,7 +119,9 @@ class LruPolicy:
 
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """See ``EvictionPolicy``."""
-        wanted = max(0, context.wanted_blocks)
+        wanted = context.wanted_blocks
+        if type(wanted) is not int or wanted < 0:
+            check_whole("wanted_blocks", wanted)
         first = self._first
         victims = self._places[first : first + wanted]
         if self._stale and not self._stale.keys().isdisjoint(victims):

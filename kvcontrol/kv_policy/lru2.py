@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.allowed import check_whole
 from kvcontrol.kv_policy.base import OLDEST, PathPolicy
 from kvcontrol.kv_policy.buckets import Buckets
 from kvcontrol.kv_policy.eviction import ContentKey
@@ -44,6 +45,7 @@ class Lru2Policy(PathPolicy[_Entry]):
     tails_first = False
 
     def __init__(self, *, history_blocks: int = 1 << 20) -> None:
+        check_whole("history_blocks", history_blocks)
         super().__init__()
         self._now = 0
         self._once: OrderedDict[BlockId, None] = OrderedDict()

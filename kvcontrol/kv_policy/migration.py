@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.shown import shown
+from kvcontrol.kv_policy.allowed import PolicyError
 from kvcontrol.kv_policy.cost_benefit import Estimate, Migration
 
 _TRY_EVERY: Final = 16
@@ -44,7 +46,10 @@ class MigrationPolicy:
     """Makes what is worth it, what nobody can judge yet, and otherwise as the mode says. O(1) a decision."""
 
     def __init__(self, mode: MigrationMode = MigrationMode.ALWAYS) -> None:
-        self.mode = mode
+        try:
+            self.mode = MigrationMode(mode)
+        except ValueError:
+            raise PolicyError(f"mode is {shown(mode)}; allowed is {' or '.join(MigrationMode)}") from None
         self._worth: Counter[tuple[CacheTier, CacheTier]] = Counter()
         self._not_worth: Counter[tuple[CacheTier, CacheTier]] = Counter()
         self._declined: Counter[tuple[CacheTier, CacheTier]] = Counter()

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.allowed import MOST_CAPACITIES, check_capacity, check_number
 from kvcontrol.kv_policy.base import OLDEST, PathPolicy
 from kvcontrol.kv_policy.eviction import ContentKey
 from kvcontrol.kv_policy.ghost import GhostList
@@ -39,6 +40,9 @@ class MqPolicy(PathPolicy[_Entry]):
     tails_first = True
 
     def __init__(self, capacity_blocks: int, *, lifetime: float = 1.0, ghosts: float = 4.0) -> None:
+        check_capacity(capacity_blocks)
+        check_number("lifetime", lifetime, above=0, most=MOST_CAPACITIES)
+        check_number("ghosts", ghosts, most=MOST_CAPACITIES)
         super().__init__()
         self._lifetime = max(1, int(lifetime * capacity_blocks))
         self._lines: tuple[OrderedDict[BlockId, None], ...] = tuple(OrderedDict() for _ in range(_LINES))

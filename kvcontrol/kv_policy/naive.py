@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.allowed import check_keys, check_prompt, check_whole
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, PolicyContext
 
 
@@ -25,6 +26,7 @@ class NaiveLruPolicy:
 
     def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
         """See ``EvictionPolicy``; LRU follows blocks alone."""
+        check_prompt(prompt, block_tokens, prompt_tokens)
 
     def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey] = ()) -> None:
         """See ``EvictionPolicy``; ``keys`` are counted, and of no further use."""
@@ -32,6 +34,7 @@ class NaiveLruPolicy:
             raise ValueError("as many keys as blocks")
         if any(block in self._used for block in path) or len(set(path)) < len(path):
             raise ValueError("resident already, or named twice")
+        check_keys(keys)
         self._stamp(path)
 
     def access(self, path: Sequence[BlockId]) -> None:
@@ -62,8 +65,9 @@ class NaiveLruPolicy:
 
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """See ``EvictionPolicy``."""
+        check_whole("wanted_blocks", context.wanted_blocks)
         free = sorted((block for block in self._used if block not in self._held), key=self._used.__getitem__)
-        victims = tuple(free[: max(0, context.wanted_blocks)])
+        victims = tuple(free[: context.wanted_blocks])
         for block in victims:
             del self._used[block]
         return EvictionDecision(victims=victims, reason=f"{self.name}: used longest ago")

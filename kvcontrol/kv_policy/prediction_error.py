@@ -1,6 +1,7 @@
 """How wrong predictions of one kind were, measured against what came."""
 
 import math
+import sys
 from dataclasses import dataclass
 
 _WEIGHT = 0.05
@@ -32,7 +33,7 @@ class PredictionError:
         """Follow a prediction whose outcome is known; what isn't > 0 and finite can't be compared and doesn't
         count, nor what differs by more than numbers can say.
         """
-        if not (predicted > 0 and actual > 0):
+        if not (0 < predicted <= sys.float_info.max and 0 < actual <= sys.float_info.max):
             return
         ratio = predicted / actual
         if not (math.isfinite(ratio) and ratio > 0):

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.allowed import MOST_CAPACITIES, check_capacity, check_number
 from kvcontrol.kv_policy.base import OLDEST, PathPolicy
 from kvcontrol.kv_policy.eviction import ContentKey
 from kvcontrol.kv_policy.ghost import GhostList
@@ -43,6 +44,9 @@ class PredictivePolicy(PathPolicy[_Entry]):
     tails_first = False
 
     def __init__(self, capacity_blocks: int, *, ghosts: float = 4, patience: float = 3) -> None:
+        check_capacity(capacity_blocks)
+        check_number("ghosts", ghosts, most=MOST_CAPACITIES)
+        check_number("patience", patience, above=0, most=MOST_CAPACITIES)
         super().__init__()
         self._now = 0
         self._lines: tuple[OrderedDict[BlockId, _Entry], ...] = tuple(OrderedDict() for _ in range(CLASSES))

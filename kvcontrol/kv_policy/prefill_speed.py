@@ -2,6 +2,8 @@
 
 import math
 
+from kvcontrol.kv_policy.allowed import MOST_TOKENS, check_whole
+
 _WEIGHT = 0.2
 """Of the newest measurement in the moving average."""
 SHORT_PREFILL_TOKENS = 128
@@ -20,7 +22,7 @@ class PrefillSpeed:
 
     def measured(self, tokens: int, seconds: float) -> bool:
         """Follow one prefill of ``tokens`` that took ``seconds``; False where it says nothing."""
-        if not (tokens > 0 and seconds > 0):
+        if not (0 < tokens <= MOST_TOKENS and 0 < seconds < math.inf):
             return False
         speed, known = tokens / seconds, self.tokens_per_s
         if not 0 < speed < math.inf:
@@ -34,7 +36,10 @@ class PrefillSpeed:
         return True
 
     def seconds_for(self, tokens: int) -> float | None:
-        """Return how long computing ``tokens`` takes; None before the first measurement."""
+        """Return how long computing ``tokens`` takes; None before the first measurement. ``ValueError`` for
+        what is no number of tokens.
+        """
+        check_whole("tokens", tokens, most=MOST_TOKENS)
         return None if self.tokens_per_s is None else tokens / self.tokens_per_s
 
 

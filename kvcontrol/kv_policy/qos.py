@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.allowed import MOST_CAPACITIES, check_capacity, check_number
 from kvcontrol.kv_policy.base import OLDEST, PathPolicy
 from kvcontrol.kv_policy.block_key import HIGHEST_PRIORITY, described
 from kvcontrol.kv_policy.eviction import ContentKey
@@ -47,6 +48,8 @@ class QosPolicy(PathPolicy[tuple[_Account, int]]):
     tails_first = False
 
     def __init__(self, capacity_blocks: int, *, idle: float = 4) -> None:
+        check_capacity(capacity_blocks)
+        check_number("idle", idle, above=0, most=MOST_CAPACITIES)
         super().__init__()
         self._idle = max(1, int(idle * capacity_blocks))
         self._now = 0

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
 
 from kvcontrol.core.shown import shown
 from kvcontrol.kv_policy.adaptive import AdaptivePolicy
+from kvcontrol.kv_policy.allowed import MOST_CAPACITY_BLOCKS, PolicyError, check_capacity, is_number
 from kvcontrol.kv_policy.arc import ArcPolicy
 from kvcontrol.kv_policy.cost_aware import CostAwarePolicy
 from kvcontrol.kv_policy.eviction import EvictionPolicy
@@ -19,15 +19,8 @@ from kvcontrol.kv_policy.predictive import PredictivePolicy
 from kvcontrol.kv_policy.qos import QosPolicy
 from kvcontrol.kv_policy.s3fifo import S3FifoPolicy
 
-MOST_CAPACITY_BLOCKS: Final = 1 << 48
-"""More than any memory has; what is counted in capacities stays a number that is exact."""
-
 Values = Mapping[str, float]
 """A policy's parameters, all of them, each within its bounds."""
-
-
-class PolicyError(ValueError):
-    """There is no such policy, or not with such parameters; the message names what there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +55,11 @@ def checked(whose: str, parameters: Mapping[str, Parameter], given: Mapping[str,
             there = f"it has {', '.join(parameters)}" if parameters else "it has none"
             raise PolicyError(f"{whose} has no parameter {shown(name)}: {there}")
         bounds = parameters[name]
-        if not bounds.least <= value <= bounds.most or (bounds.whole and value != int(value)):
+        if not is_number(value) or not bounds.least <= value <= bounds.most or (bounds.whole and value != int(value)):
             kind = "a whole number" if bounds.whole else "a number"
+            given_value = f"{value:g}" if isinstance(value, float) else shown(value)
             raise PolicyError(
-                f"{whose}: {name} is {value:g}; allowed is {kind} from {bounds.least:g} to "
+                f"{whose}: {name} is {given_value}; allowed is {kind} from {bounds.least:g} to "
                 f"{bounds.most:g} ({bounds.meaning})"
             )
     return {name: given.get(name, bounds.default) for name, bounds in parameters.items()}
@@ -163,14 +157,6 @@ _KINDS = (
 
 POLICIES: Mapping[str, PolicyKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """All that ship, by name."""
-
-
-def check_capacity(capacity_blocks: int) -> None:
-    """Raise ``PolicyError`` for a number of blocks that no tier can have."""
-    if capacity_blocks < 1:
-        raise PolicyError(f"a capacity of {capacity_blocks} blocks; allowed is 1 or more")
-    if capacity_blocks > MOST_CAPACITY_BLOCKS:
-        raise PolicyError(f"a capacity of more than {MOST_CAPACITY_BLOCKS:,} blocks; allowed is that at most")
 
 
 def make_policy(

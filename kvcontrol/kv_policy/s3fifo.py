@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.allowed import check_capacity, check_number, check_whole
 from kvcontrol.kv_policy.base import OLDEST, PathPolicy
 from kvcontrol.kv_policy.eviction import ContentKey
 from kvcontrol.kv_policy.ghost import GhostList
@@ -40,6 +41,9 @@ class S3FifoPolicy(PathPolicy[_Entry]):
     tails_first = False
 
     def __init__(self, capacity_blocks: int, *, small: float = 0.1, threshold: int = 2) -> None:
+        check_capacity(capacity_blocks)
+        check_number("small", small, above=0, most=1)
+        check_whole("threshold", threshold, least=1)
         super().__init__()
         self._threshold = threshold
         self._small_room = max(1, int(small * capacity_blocks))

@@ -21,10 +21,10 @@ from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
+from kvcontrol.kv_policy.allowed import PolicyError, check_capacity, check_keys, check_number
 from kvcontrol.kv_policy.choice import PolicyChoice
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionPolicy, PolicyContext
 from kvcontrol.kv_policy.ghost_lru import sampled, sampling_shift
-from kvcontrol.kv_policy.registry import PolicyError, check_capacity
 
 SAMPLE_BLOCKS: Final = 256
 _LEAST_SHIFT: Final = 3
@@ -76,6 +76,7 @@ class ShadowPolicies:
         if len(candidates) > MOST_CANDIDATES:
             raise PolicyError(f"{len(candidates)} shadow policies; allowed are {MOST_CANDIDATES} at most")
         check_capacity(capacity_blocks)
+        check_number("window_s", window_s, above=0)
         self._shift = sampling_shift(capacity_blocks, SAMPLE_BLOCKS)
         if capacity_blocks >= SAMPLE_BLOCKS:
             self._shift = max(self._shift, _LEAST_SHIFT)
@@ -98,8 +99,9 @@ class ShadowPolicies:
         """Note a request: the keys of its whole blocks, in prompt order. O(keys) to choose those of the sample."""
         if not self._ghosts or not self._affordable():
             return
+        keys = self._sampled(prompt)
         self._requests += 1
-        if keys := self._sampled(prompt):
+        if keys:
             self._waiting.extend(partial(ghost.follow, keys) for ghost in self._ghosts)
 
     def stored(self, keys: Sequence[ContentKey]) -> None:
@@ -146,6 +148,7 @@ class ShadowPolicies:
     def _sampled(self, keys: Sequence[ContentKey]) -> list[ContentKey]:
         started = self._timer()
         shift = self._shift
+        check_keys(keys)
         found = [key for key in keys if sampled(key, shift)]
         self._spent(self._timer() - started)
         return found

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 
 from kvcontrol.core.ids import BlockId
 from kvcontrol.core.integrity import must
+from kvcontrol.kv_policy.allowed import check_keys, check_whole
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, EvictionPolicy, PolicyContext
 from kvcontrol.kv_policy.succession import Link, Succession
 
@@ -97,6 +98,7 @@ class TailsFirst:
         links, tails = self._links, self._tails
         if not links.keys().isdisjoint(path):
             raise ValueError(f"block {next(block for block in path if block in links)} is resident already")
+        check_keys(parents)
         self.policy.insert(path, keys)
         for block, key, parent in zip(reversed(path), reversed(keys), reversed(parents), strict=True):
             links[block] = (key, parent)
@@ -145,10 +147,13 @@ class TailsFirst:
 
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """Choose up to ``context.wanted_blocks``, none of which has a tail here; those chosen are removed."""
+        wanted = context.wanted_blocks
+        if type(wanted) is not int or wanted < 0:
+            check_whole("wanted_blocks", wanted)
         victims: list[BlockId] = []
         reason = ""
         tails, links, coming = self._tails, self._links, self._next
-        while (missing := context.wanted_blocks - len(victims)) > 0:
+        while (missing := wanted - len(victims)) > 0:
             if coming:
                 block = next(iter(coming))
                 del coming[block]
@@ -198,6 +203,7 @@ class TailsFirst:
 
         When it raises, the hand-over has been given up.
         """
+        check_whole("blocks", blocks)
         succession = self._succession
         if succession is None:
             raise ValueError("no hand-over has begun, or it was given up")

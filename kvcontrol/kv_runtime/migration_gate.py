@@ -52,7 +52,7 @@ class MigrationGate:
         """Return from how many blocks on a load from a tier beats computing; see ``CostBenefitModel``."""
         first_s = self._migrator.seconds_for(tier, _HBM, 1)
         second_s = self._migrator.seconds_for(tier, _HBM, 2)
-        more_s = None if first_s is None or second_s is None else second_s - first_s
+        more_s = None if first_s is None or second_s is None else max(0.0, second_s - first_s)  # they are two looks
         return self._costs.break_even_blocks(block_tokens=block_tokens, first_s=first_s, more_s=more_s)
 
     def ways_back(self, *, block_tokens: int) -> tuple[float | None, float | None]:

@@ -1,8 +1,11 @@
 """What every ``EvictionPolicy`` promises, whatever its order: all that ship, and LRU's naive twin."""
 
+import math
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -17,7 +20,15 @@ from hypothesis.stateful import (
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy import POLICIES, EvictionPolicy, NaiveLruPolicy, PolicyContext, make_policy
+from kvcontrol.kv_policy import (
+    POLICIES,
+    BlockKey,
+    EvictionPolicy,
+    NaiveLruPolicy,
+    PolicyContext,
+    PolicyError,
+    make_policy,
+)
 from tests.support.examples import examples
 
 CAPACITY = 12
@@ -49,12 +60,24 @@ def test_an_empty_policy_has_no_victims(make: Callable[[], EvictionPolicy]) -> N
     assert make().select_victims(wanted(3)).victims == ()
 
 
-@pytest.mark.parametrize("blocks", [0, -1])
-def test_nothing_wanted_is_nothing_chosen(make: Callable[[], EvictionPolicy], blocks: int) -> None:
+def test_nothing_wanted_is_nothing_chosen(make: Callable[[], EvictionPolicy]) -> None:
     policy = make()
     policy.insert(ids(1, 2))
-    assert policy.select_victims(wanted(blocks)).victims == ()
+    assert policy.select_victims(wanted(0)).victims == ()
     assert len(policy) == 2
+
+
+def test_a_number_of_blocks_that_cannot_be_wanted_is_refused_and_changes_nothing(
+    make: Callable[[], EvictionPolicy],
+) -> None:
+    policy = make()
+    policy.insert(ids(1, 2), ("a", "b"))
+    for wrong in (-1, -(10**400), 1.5, 2.0, math.nan, math.inf, True, "2", None):
+        with pytest.raises(PolicyError, match=r"^wanted_blocks is .*; it must be >= 0, a whole number$"):
+            policy.select_victims(wanted(cast("int", wrong)))
+    assert len(policy) == 2
+    assert set(policy.select_victims(wanted(np.int64(1))).victims) < {1, 2}
+    assert len(policy.select_victims(wanted(10**400)).victims) == 1
 
 
 def test_a_decision_says_why(make: Callable[[], EvictionPolicy]) -> None:
@@ -173,6 +196,37 @@ def test_blocks_have_a_key_each_or_none_has(make: Callable[[], EvictionPolicy], 
     with pytest.raises(ValueError, match="keys"):
         policy.insert(ids(1, 2), keys)
     assert len(policy) == 0
+
+
+@pytest.mark.parametrize("wrong", [[1], BlockKey([1])])  # type: ignore[arg-type]
+def test_keys_that_cannot_be_remembered_are_refused_and_change_nothing(
+    make: Callable[[], EvictionPolicy], wrong: object
+) -> None:
+    policy, untouched = make(), make()
+    for each in (policy, untouched):
+        each.insert(ids(1, 2, 3), ("a", "b", "c"))
+    for keys in (("d", wrong), (wrong, "d")):
+        with pytest.raises(PolicyError, match=r"^keys\[[01]\] is .*; allowed is what can be hashed$"):
+            policy.insert(ids(4, 5), cast("tuple[str, ...]", keys))
+        with pytest.raises(PolicyError, match=r"^keys\[[01]\] is .*; allowed is what can be hashed$"):
+            policy.requested(cast("tuple[str, ...]", keys), block_tokens=4, prompt_tokens=8)
+        coming = wanted(2)._replace(incoming=cast("tuple[str, ...]", keys))
+        if policy.name == "arc":  # the others don't look at who comes
+            with pytest.raises(PolicyError, match=r"^keys\[[01]\] is .*; allowed is what can be hashed$"):
+                policy.select_victims(coming)
+    assert len(policy) == 3
+    assert policy.select_victims(wanted(9)).victims == untouched.select_victims(wanted(9)).victims
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, math.nan, math.inf, True, "2", None, 10**400])
+def test_a_prompt_of_tokens_that_cannot_be_is_refused(make: Callable[[], EvictionPolicy], wrong: object) -> None:
+    policy = make()
+    number = cast("int", wrong)
+    with pytest.raises(PolicyError, match=r"^block_tokens is .*; it must be >= 1 "):
+        policy.requested(("a",), block_tokens=number, prompt_tokens=4)
+    with pytest.raises(PolicyError, match=r"^prompt_tokens is .*; it must be >= 0 "):
+        policy.requested(("a",), block_tokens=4, prompt_tokens=number)
+    policy.requested((), block_tokens=4, prompt_tokens=0)
 
 
 @pytest.mark.parametrize("call", ["access", "hold", "remove"])

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash, BlockId
-from kvcontrol.kv_policy import POLICIES, LruPolicy, PolicyContext, TailsFirst, make_policy
+from kvcontrol.kv_policy import POLICIES, LruPolicy, PolicyContext, PolicyError, TailsFirst, make_policy
 from kvcontrol.kv_runtime import QuotaManager
 from kvcontrol.kv_runtime.record import BlockRecord
 from kvcontrol.kv_runtime.resident import Block
@@ -193,7 +193,18 @@ def test_a_policy_begins_empty_and_wrong_calls_change_nothing() -> None:
     policy.insert([BlockId(1)], ["a"], [None])
     with pytest.raises(ValueError, match="resident already"):
         policy.insert([BlockId(1)], ["a"], [None])
+    for keys, parents in (([["b"]], ["a"]), (["b"], [["a"]])):
+        with pytest.raises(PolicyError, match=r"keys\[0\] is .*; allowed is what can be hashed"):
+            policy.insert([BlockId(2)], keys, parents)  # type: ignore[arg-type]
+    for wrong in (-1, 1.5, float("nan"), float("inf"), True):
+        with pytest.raises(PolicyError, match=r"wanted_blocks is .*; it must be >= 0, a whole number"):
+            policy.select_victims(wanted(wrong))  # type: ignore[arg-type]
+    policy.begin_hand_over(LruPolicy())
+    with pytest.raises(PolicyError, match=r"blocks is -1; it must be >= 0, a whole number"):
+        policy.continue_hand_over(-1)
+    assert policy.has_successor
     policy.check_integrity()
+    assert policy.select_victims(wanted(2)).victims == (1,)
 
 
 class Recorder(LruPolicy):

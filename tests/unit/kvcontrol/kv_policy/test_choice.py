@@ -25,7 +25,7 @@ def test_names_and_parameters_are_read_with_any_spaces() -> None:
         ("mq(lifetime)", "is not written like parameter=number"),
         ("mq(lifetime=x)", "is not written like parameter=number"),
         ("mq(=2)", "is not written like parameter=number"),
-        ("mq(lifetime=2,lifetime=3)", "sets lifetime twice"),
+        ("mq(lifetime=2,lifetime=3)", "sets 'lifetime' twice"),
         ("", "is not written like name"),
     ],
 )

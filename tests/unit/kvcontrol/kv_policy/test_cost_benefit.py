@@ -1,8 +1,9 @@
 """What a move is worth follows from what was measured; and the model says how wrong it was."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +15,7 @@ from kvcontrol.kv_policy import (
     Migration,
     MigrationMode,
     MigrationPolicy,
+    PolicyError,
     PredictionError,
     Prices,
     Quantity,
@@ -64,14 +66,53 @@ def test_a_load_that_takes_longer_than_computing_saves_nothing(model: CostBenefi
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1, math.nan])
 def test_a_probability_that_cannot_be_is_refused(model: CostBenefitModel, probability: float) -> None:
-    with pytest.raises(ValueError, match=r"a probability of .*; allowed is 0 to 1"):
+    with pytest.raises(ValueError, match=r"probability is .*; allowed is 0 to 1"):
         model.evaluate_migration(DOWN, transfer_s=1, load_s=1, probability=probability)
 
 
-@pytest.mark.parametrize("price", [-1, math.inf, math.nan])
-def test_a_price_that_cannot_be_is_refused(price: float) -> None:
-    with pytest.raises(ValueError, match=r"background is .*; it must be >= 0 and finite"):
-        Prices(background=price)
+@pytest.mark.parametrize("wrong", [-1, math.inf, math.nan, True, "1", 10**400])
+def test_seconds_and_prices_that_cannot_be_are_refused_and_change_nothing(model: CostBenefitModel, wrong: Any) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "background": lambda: Prices(background=wrong),
+        "s_per_byte": lambda: Prices(s_per_byte=wrong),
+        "saved_s": lambda: Estimate(saved_s=wrong, spent_s=1, reuse_probability=1),
+        "spent_s": lambda: Estimate(saved_s=1, spent_s=wrong, reuse_probability=1),
+        "load_s": lambda: model.load_saves_s(100, wrong),
+        "first_s": lambda: model.break_even_blocks(block_tokens=100, first_s=wrong, more_s=0.1),
+        "more_s": lambda: model.break_even_blocks(block_tokens=100, first_s=0.1, more_s=wrong),
+        "transfer_s": lambda: model.evaluate_migration(DOWN, transfer_s=wrong, load_s=0.1),
+        " load_s": lambda: model.evaluate_migration(DOWN, transfer_s=0.1, load_s=wrong),
+    }
+    for name, call in calls.items():
+        with pytest.raises(PolicyError, match=rf"^{name.strip()} is .*; it must be >= 0 and finite"):
+            call()
+    assert model.errors() == CostBenefitModel().errors()
+
+
+@pytest.mark.parametrize("wrong", [-64, -1, 1.5, math.inf, math.nan, True, None, 10**400])
+def test_numbers_of_blocks_and_tokens_that_cannot_be_are_refused_and_change_nothing(
+    model: CostBenefitModel, wrong: Any
+) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "blocks": lambda: model.stored(CacheTier.NVME, wrong),
+        " blocks": lambda: model.reused(CacheTier.NVME, wrong),
+        "  blocks": lambda: replace(DOWN, blocks=wrong),
+        "tokens": lambda: replace(DOWN, tokens=wrong),
+        "size_bytes": lambda: replace(DOWN, size_bytes=wrong),
+        " tokens": lambda: model.load_saves_s(wrong, 0.1),
+        "  tokens": lambda: model.prefill.seconds_for(wrong),
+        "block_tokens": lambda: model.break_even_blocks(block_tokens=wrong, first_s=0.1, more_s=0.1),
+    }
+    for name, call in calls.items():
+        with pytest.raises(PolicyError, match=rf"^{name.strip()} is .*; it must be >= [01] .*, a whole number"):
+            call()
+    assert model.reuse_probability(CacheTier.NVME) == 0.5
+
+
+def test_a_mode_that_there_is_not_is_refused() -> None:
+    with pytest.raises(PolicyError, match="mode is 'never'; allowed is always or worthwhile"):
+        MigrationPolicy(cast("MigrationMode", "never"))
+    assert MigrationPolicy(cast("MigrationMode", "always")).mode is MigrationMode.ALWAYS
 
 
 def test_the_probability_of_a_reuse_is_counted_for_each_tier(model: CostBenefitModel) -> None:
@@ -109,7 +150,7 @@ def test_the_model_knows_how_wrong_it_was(model: CostBenefitModel) -> None:
     assert model.errors()[Quantity.COMPUTE].predictions == 1, "a few tokens say nothing of the speed"
 
 
-@pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan, 1e-320])
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan, 1e-320, 10**400])
 def test_what_cannot_be_compared_is_no_prediction(wrong: float) -> None:
     error = PredictionError()
     error.came(predicted=wrong, actual=1e9)
@@ -120,6 +161,8 @@ def test_what_cannot_be_compared_is_no_prediction(wrong: float) -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan, 1e-320])
 def test_a_time_that_cannot_be_is_no_speed(model: CostBenefitModel, seconds: float) -> None:
     model.computed(1_000, seconds)
+    model.computed(10**400, 1.0)
+    model.computed(-5, 1.0)
     assert model.prefill.seconds_for(1_000) == 1.0
 
 

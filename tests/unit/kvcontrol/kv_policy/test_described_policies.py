@@ -4,13 +4,13 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
+from typing import Protocol, cast
 
 import pytest
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy import BlockKey, EvictionPolicy, PolicyContext, jain_index, make_policy
+from kvcontrol.kv_policy import BlockKey, EvictionPolicy, PolicyContext, PolicyError, jain_index, make_policy
 from kvcontrol.kv_policy.predictive import CLASSES, class_of
 from kvcontrol.kv_policy.reuse_table import ReuseTable, bucket_of
 
@@ -268,9 +268,14 @@ def test_a_described_key_is_the_bare_one() -> None:
 def test_a_description_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="priority 8; allowed is 0 to 7"):
         BlockKey("content", priority=8)
-    for seconds in ("nan", "inf", "-1"):
-        with pytest.raises(ValueError, match=r"reload_s is .*; it must be >= 0 and finite"):
-            BlockKey("content", reload_s=float(seconds))
+    for priority in (1.5, float("nan"), True, "1"):
+        with pytest.raises(PolicyError, match=r"priority .*; allowed is 0 to 7, a whole number"):
+            BlockKey("content", priority=cast("int", priority))
+    for seconds in (float("nan"), float("inf"), -1, "1", True, 10**400):
+        with pytest.raises(PolicyError, match=r"reload_s is .*; it must be >= 0 and finite"):
+            BlockKey("content", reload_s=cast("float", seconds))
+    with pytest.raises(PolicyError, match=r"tenant is \['a'\]; allowed is a text"):
+        BlockKey("content", tenant=cast("str", ["a"]))
 
 
 def test_costs_that_are_further_apart_than_numbers_can_say_are_compared_all_the_same() -> None:
@@ -284,5 +289,6 @@ def test_jains_index() -> None:
     assert jain_index([3, 3, 3]) == 1
     assert jain_index([1, 0, 0, 0]) == 0.25
     assert jain_index([]) == jain_index([0, 0]) == 1
-    with pytest.raises(ValueError, match="a share of -1"):
-        jain_index([-1])
+    for wrong in (-1, float("nan"), float("inf"), 10**400):
+        with pytest.raises(PolicyError, match=r"a share is .*; it must be >= 0 and finite"):
+            jain_index([1, wrong])

@@ -1,11 +1,14 @@
 """The lineage of prefixes: what follows what, what is used soon, and never more kept than allowed."""
 
 import random
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvcontrol.kv_policy import PolicyError
 from kvcontrol.kv_policy.hotspot import HotspotLineage
 from tests.support.examples import examples
 
@@ -36,6 +39,27 @@ def test_any_prompts_are_kept_whole_within_bounds(prompts: list[list[int]], most
         assert lineage.blocks <= most
     plan = lineage.plan(len(prompts), budget_blocks=5, least_probability=0, wanted=lambda _: True)
     assert len(plan.keys) == len(set(plan.keys)) <= 5
+
+
+def test_of_a_prompt_longer_than_all_that_is_kept_its_beginning_is_and_others_go_as_room_is_needed() -> None:
+    lineage, stepwise = HotspotLineage(max_blocks=50), HotspotLineage(max_blocks=50)
+    for each in (lineage, stepwise):
+        each.observe(("a", "b"), 1.0)
+        each.observe(tuple(range(45)), 2.0)
+    lineage.observe(tuple(range(1_000)), 12.0)
+    stepwise.observe(tuple(range(50)), 12.0)
+    lineage.check_integrity()
+    assert lineage.blocks == 50
+    assert lineage.followers(()) == [(0, 1.0)], "others were forgotten: no room was left"
+    assert lineage.followers(range(45)) == [(45, 1.0)]
+    assert lineage.followers(range(50)) == []
+    for each in (lineage, stepwise):
+        each.observe(("a", "b", "c"), 13.0)
+    plans = [
+        each.plan(14, budget_blocks=99, least_probability=0, wanted=lambda _: True) for each in (lineage, stepwise)
+    ]
+    assert plans[0] == plans[1]
+    assert set(plans[0].keys) == {"a", "b", "c", *range(45)}, "the oldest leaf went, as always"
 
 
 def regular(rounds: int, chats: int = 5, period_s: float = 20.0) -> HotspotLineage:
@@ -73,12 +97,38 @@ def test_a_budget_is_kept() -> None:
 
 
 def test_bounds_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="both must be > 0"):
-        HotspotLineage(max_blocks=0)
-    with pytest.raises(ValueError, match="both must be > 0, and finite"):
-        HotspotLineage(horizon_s=float("inf"))
-    with pytest.raises(ValueError, match="least_probability is 2; allowed is 0 to 1"):
-        HotspotLineage().plan(0, budget_blocks=1, least_probability=2, wanted=lambda _: True)
+    for blocks in (0, -1, 1.5, float("nan"), float("inf"), True):
+        with pytest.raises(PolicyError, match=r"max_blocks is .*; it must be >= 1, a whole number"):
+            HotspotLineage(max_blocks=cast("int", blocks))
+    for seconds in (0, -1, float("nan"), float("inf"), 1e308):
+        with pytest.raises(PolicyError, match=r"horizon_s is .*; it must be > 0 and finite"):
+            HotspotLineage(horizon_s=seconds)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf"), 1e308, "1", None, 10**400])
+def test_what_cannot_be_is_refused_and_changes_nothing(wrong: Any) -> None:
+    lineage, untouched = regular(rounds=3), regular(rounds=3)
+    path = chained(1, 2)
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("now_s is", lambda: lineage.observe(path, wrong)),
+        ("now_s is", lambda: lineage.plan(wrong, budget_blocks=1, least_probability=0, wanted=lambda _: True)),
+        ("budget_blocks is", lambda: lineage.plan(0, budget_blocks=wrong, least_probability=0, wanted=lambda _: True)),
+        ("least_probability is", lambda: lineage.plan(0, budget_blocks=1, least_probability=wrong, wanted=bool)),
+        (r"keys\[2\] is", lambda: lineage.observe([*path, [wrong]], 99.0)),
+        (r"keys\[0\] is", lambda: lineage.followers([[wrong]])),
+    ]
+    for named, call in calls:
+        if named == "budget_blocks is" and wrong == 10**400:
+            continue  # a budget may be as large as one likes
+        with pytest.raises(PolicyError, match=rf"^{named} .*; (it must be|allowed is) "):
+            call()
+    lineage.check_integrity()
+    for each in (lineage, untouched):
+        each.observe(chained(1, 0, 9), 61.0)
+    plans = [
+        each.plan(62, budget_blocks=99, least_probability=0, wanted=lambda _: True) for each in (lineage, untouched)
+    ]
+    assert plans[0] == plans[1]
 
 
 def test_a_clock_that_is_set_back_teaches_nothing_else() -> None:

@@ -3,11 +3,14 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
+from kvcontrol.kv_policy.allowed import MOST_TOKENS, PolicyError
 from kvcontrol.kv_policy.calibration import CalibratedPredictor
-from kvcontrol.kv_policy.lifetime import Estimate, Estimator, LifetimeFeatures
+from kvcontrol.kv_policy.lifetime import MOST_LIFETIME, Estimate, Estimator, LifetimeFeatures
 from kvcontrol.kv_policy.lifetime_network import NetworkEstimator, NetworkKind
 from kvcontrol.kv_policy.lifetime_table import ConstantEstimator, TableEstimator
 
@@ -39,22 +42,51 @@ def test_before_anything_ended_nothing_is_said(predictor: CalibratedPredictor) -
     assert predictor.predict_ttl(alone(100)) is None
 
 
-@pytest.mark.parametrize("lifetime", [0, -1, math.nan, math.inf])
-def test_a_lifetime_that_cannot_be_is_refused(predictor: CalibratedPredictor, lifetime: float) -> None:
-    with pytest.raises(ValueError, match=r"a lifetime of .*; it must be > 0 and finite"):
-        predictor.update(alone(1), lifetime)
+def test_a_lifetime_that_cannot_be_is_refused_and_not_learnt() -> None:
+    said = []
+    for make in ESTIMATORS.values():
+        estimator, untouched = make(), make()
+        predictor = CalibratedPredictor(estimator)
+        for wrong in (0, -1, math.nan, math.inf, 1e16, True, "1", None, 10**400):
+            for learn in (predictor.update, estimator.learn):
+                with pytest.raises(PolicyError, match=r"^lifetime is .*; it must be > 0 and finite, at most 1e\+15"):
+                    learn(alone(1), cast("float", wrong))
+        for each in (estimator, untouched):
+            for number in range(256):
+                each.learn(alone(number), 1.0 + number)
+        said.append((estimator.estimate(alone(7)), untouched.estimate(alone(7))))
+    assert all(one == other is not None for one, other in said)
 
 
-@pytest.mark.parametrize(
-    "features", [{"prompt_tokens": -1}, {"prompt_tokens": 1, "age": math.nan}, {"prompt_tokens": 1, "past": (0.0,)}]
-)
-def test_features_that_cannot_be_are_refused(features: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"must be >"):
-        LifetimeFeatures(**features)  # type: ignore[arg-type]
+@pytest.mark.parametrize("wrong", [-1, math.nan, math.inf, 1e308, True, "1", 10**400])
+@pytest.mark.parametrize("name", ["prompt_tokens", "new_tokens", "age", "past"])
+def test_features_that_cannot_be_are_refused(name: str, wrong: object) -> None:
+    features: dict[str, Any] = {"prompt_tokens": 1, name: (1.0, wrong) if name == "past" else wrong}
+    with pytest.raises(PolicyError, match=rf"^{name}(\[1\])? is .*; it must be >"):
+        LifetimeFeatures(**features)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_of_features_that_can_be_something_is_said_however_large_they_are(name: str) -> None:
+    predictor = CalibratedPredictor(ESTIMATORS[name]())
+    for number in range(256):
+        predictor.update(alone(number), 1.0 + number)
+    largest = LifetimeFeatures(
+        prompt_tokens=MOST_TOKENS, new_tokens=MOST_TOKENS, past=(MOST_LIFETIME,) * 50, age=MOST_LIFETIME
+    )
+    said = [
+        predictor.predict_ttl(each)
+        for each in (largest, replace(largest, age=0.0), replace(largest, new_tokens=0, past=(1e-320,)))
+    ]
+    predictor.update(replace(largest, age=0.0), MOST_LIFETIME)
+    said.append(predictor.predict_ttl(alone(5)))
+    for each in said:
+        assert each is not None
+        assert all(math.isfinite(value) and value >= 0 for value in (each.left, each.left_p90, each.confidence))
 
 
 def test_a_threshold_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="a threshold of 2; allowed is 0 to 1"):
+    with pytest.raises(ValueError, match="threshold is 2; allowed is 0 to 1"):
         CalibratedPredictor(ConstantEstimator(), threshold=2)
 
 
@@ -138,6 +170,8 @@ def test_a_table_keeps_a_bounded_number_of_contexts() -> None:
     for prompt in range(1, 5_000):
         table.learn(alone(prompt * 10), 5)
     assert len(table) == 50
+    with pytest.raises(PolicyError, match="most_contexts is 0; it must be >= 1, a whole number"):
+        TableEstimator(most_contexts=0)
 
 
 def test_a_network_of_the_same_seed_says_the_same() -> None:

@@ -3,6 +3,7 @@
 import random
 from array import array
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
@@ -163,3 +164,14 @@ def test_no_candidates_cost_nothing_and_too_many_are_refused() -> None:
         shadows("best", capacity=16)
     with pytest.raises(PolicyError, match="capacity of 0"):
         shadows("lru", capacity=0)
+    with pytest.raises(PolicyError, match="window_s is nan; it must be > 0 and finite"):
+        ShadowPolicies((), capacity_blocks=1, window_s=float("nan"))
+
+
+def test_a_request_whose_keys_cannot_be_followed_is_refused_at_once_and_not_noted() -> None:
+    watched = shadows("lru", capacity=16)
+    for call in (watched.requested, watched.stored):
+        with pytest.raises(PolicyError, match=r"keys\[1\] is \[2\]; allowed is what can be hashed"):
+            call([1, cast("int", [2])])
+    watched.settle()
+    assert watched.report().requests == 0
