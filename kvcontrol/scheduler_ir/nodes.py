@@ -46,6 +46,7 @@ class NodeType(StrEnum):
 MOST_SECONDS = 2**53
 """Integers up to it are times: as floats they are what they were."""
 _MOST_SAID = 1000
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class IRError(KvControlError, ValueError):
@@ -63,8 +64,8 @@ def _is_text(value: object) -> bool:
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether it is an integer; a bool is none."""
-    return isinstance(value, int) and value is not True and value is not False
+    """Whether it is an integer that 64 bits hold; a bool is none."""
+    return isinstance(value, int) and value is not True and value is not False and _LEAST <= value <= _MOST
 
 
 def is_seconds(value: object) -> bool:
@@ -77,13 +78,13 @@ def is_seconds(value: object) -> bool:
 def _span_problem(start: int, end: int) -> str:
     if is_count(start) and is_count(end) and 0 <= start < end:
         return ""
-    return f"tokens [{shown(start)}, {shown(end)}) are none; both are integers, 0 <= start < end"
+    return f"tokens [{shown(start)}, {shown(end)}) are none; both are 64-bit integers, 0 <= start < end"
 
 
 def _batch_problem(batch: int | None) -> str:
     if batch is None or (is_count(batch) and batch >= 0):
         return ""
-    return f"batch is {shown(batch)}; it must be an integer >= 0, or None"
+    return f"batch is {shown(batch)}; it must be a 64-bit integer >= 0, or None"
 
 
 def _word_problem(name: str, value: object, kind: type[StrEnum]) -> str:
@@ -160,7 +161,7 @@ class DecodeConfig:
         start, most = self.start, self.max_tokens
         if is_count(start) and is_count(most) and start > 0 and most > 0:
             return _batch_problem(self.batch)
-        return f"start is {shown(start)}, max_tokens {shown(most)}; both must be integers > 0"
+        return f"start is {shown(start)}, max_tokens {shown(most)}; both must be 64-bit integers > 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

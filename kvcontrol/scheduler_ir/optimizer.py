@@ -32,7 +32,7 @@ class DeviceLimits:
         for name in _LIMITS:
             value = getattr(self, name)
             if not is_count(value) or value < 0:
-                raise IRError(f"{name} is {shown(value)}; it must be an integer >= 0, 0 is no limit")
+                raise IRError(f"{name} is {shown(value)}; it must be a 64-bit integer >= 0, 0 is no limit")
         if self.spill is CacheTier.HBM or not isinstance(self.spill, CacheTier | None):
             raise IRError(f"spill is {shown(self.spill)}; it must be a tier below HBM, or None")
 

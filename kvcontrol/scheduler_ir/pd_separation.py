@@ -41,7 +41,7 @@ class PhaseLimits:
     def __post_init__(self) -> None:
         for name, value in (("requests", self.requests), ("tokens", self.tokens)):
             if not is_count(value) or value < 0:
-                raise IRError(f"{name} is {shown(value)}; it must be an integer >= 0, 0 is no limit")
+                raise IRError(f"{name} is {shown(value)}; it must be a 64-bit integer >= 0, 0 is no limit")
 
     def admits(self, side: "Side", tokens: int) -> bool:
         """Whether an instance may be given a request with so many tokens to compute."""
@@ -108,7 +108,7 @@ class ThresholdSeparator:
         transports: Sequence[KVTransport] = tuple(KVTransport),
     ) -> None:
         if not is_count(min_uncached_tokens) or min_uncached_tokens < 0:
-            raise IRError(f"min_uncached_tokens is {shown(min_uncached_tokens)}; it must be an integer >= 0")
+            raise IRError(f"min_uncached_tokens is {shown(min_uncached_tokens)}; it must be a 64-bit integer >= 0")
         self._min_uncached = min_uncached_tokens
         self._limits = limits
         self._is_free = not limits.requests and not limits.tokens

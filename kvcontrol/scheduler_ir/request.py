@@ -99,14 +99,14 @@ class IRRequest:
         if not isinstance(self.request_id, str) or not self.request_id:
             return "its request_id must be a text that is not empty"
         if not (is_count(prompt) and is_count(most) and prompt > 0 and most > 0):
-            return f"prompt_tokens is {shown(prompt)}, max_tokens {shown(most)}; both must be integers > 0"
+            return f"prompt_tokens is {shown(prompt)}, max_tokens {shown(most)}; both must be 64-bit integers > 0"
         if not _is(self.placement, Placement):
             return f"its placement is {shown(self.placement)}; it must be a Placement"
         return ""
 
     def _time_problem(self) -> str:
         if not is_count(self.priority):
-            return f"priority is {shown(self.priority)}; it must be an integer"
+            return f"priority is {shown(self.priority)}; it must be a 64-bit integer"
         if self.deadline_s is not None and not is_seconds(self.deadline_s):
             return f"deadline_s is {shown(self.deadline_s)}; it must be a finite number of seconds, or None"
         if self.reuse_s is not None and not (is_seconds(self.reuse_s) and self.reuse_s >= 0):
@@ -131,7 +131,7 @@ class IRRequest:
             before = ends.get(run.device, 0)
             if not is_count(run.end) or not before < run.end <= self.prompt_tokens:
                 return (
-                    f"a cached run on {run.device[:80]} ends at {shown(run.end)}; it must be an integer "
+                    f"a cached run on {run.device[:80]} ends at {shown(run.end)}; it must be a 64-bit integer "
                     f"> {shown(before)} and <= {shown(self.prompt_tokens)}, as they rise within the prompt"
                 )
             ends[run.device] = run.end
@@ -148,7 +148,7 @@ class IRRequest:
                 return f"the key of a shared prefix is {shown(prefix.key)}; it must be bytes"
             if not is_count(prefix.end) or not before < prefix.end <= self.prompt_tokens:
                 return (
-                    f"a shared prefix ends at {shown(prefix.end)}; it must be an integer "
+                    f"a shared prefix ends at {shown(prefix.end)}; it must be a 64-bit integer "
                     f"> {shown(before)} and <= {shown(self.prompt_tokens)}, as they rise within the prompt"
                 )
             before = prefix.end

@@ -62,19 +62,19 @@ class _Rewriting:
         self.shares = False
         """Whether something waits for another prompt's piece now."""
         self._context = context
-        self._results = set(graph.results)
+        self._whole = set(graph.results)
+        """Values that stay one: results, and what others load from already (whose prompts may have changed places)."""
+        self._whole.update(node.inputs[0] for node in graph if node.node_type is NodeType.LOAD and node.inputs)
         self._namer = Namer(graph)
         self._became: dict[ValueName, tuple[Piece, ...]] = {}
         self._there: dict[tuple[Device, bytes, int], tuple[Piece, ...]] = {}
 
     def take(self, node: IRNode) -> None:
         config = node.config
-        if isinstance(config, PrefillConfig) and config.start == 0 and node.outputs[0] not in self._results:
+        if isinstance(config, PrefillConfig) and config.start == 0 and node.outputs[0] not in self._whole:
             self._prefill(node, config)
         elif (
-            isinstance(config, TransferConfig)
-            and node.inputs[0] in self._became
-            and node.outputs[0] not in self._results
+            isinstance(config, TransferConfig) and node.inputs[0] in self._became and node.outputs[0] not in self._whole
         ):
             self._transfer(node, config)
         else:

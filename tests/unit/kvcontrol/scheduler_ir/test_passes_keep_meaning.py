@@ -4,7 +4,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcontrol.scheduler_ir import IRBuilder, IRGraph, IROptimizer, IRPass, PassContext, parse, render
+from kvcontrol.scheduler_ir import (
+    Device,
+    IRBuilder,
+    IRGraph,
+    IROptimizer,
+    IRPass,
+    IRRequest,
+    PassContext,
+    Placement,
+    SharedPrefix,
+    parse,
+    render,
+)
 from kvcontrol.scheduler_ir.interpreter import interpret
 from kvcontrol.scheduler_ir.nodes import NodeType
 from kvcontrol.scheduler_ir.passes import (
@@ -22,6 +34,7 @@ from tests.support.ir_requests import contexts, several
 
 PASSES = all_passes()
 PACES = Paces()
+HERE = Placement(answer=Device("h0"))
 LIGHT = settings(max_examples=examples(30), deadline=None)
 
 
@@ -60,6 +73,20 @@ def test_passes_in_any_order_keep_every_answer(data: st.DataObject) -> None:
     context = data.draw(contexts(asked))
     passes = data.draw(st.permutations(PASSES) | st.lists(st.sampled_from(PASSES), max_size=6))
     assert interpret(built(context, *passes), asked).answers == interpret(built(context), asked).answers
+
+
+def test_prompts_that_changed_places_after_they_were_shared_are_shared_again() -> None:
+    shared = (SharedPrefix(key=b"a", end=1),)
+    asked = [
+        IRRequest(
+            request_id=f"r{place}", prompt_tokens=tokens, max_tokens=3, placement=HERE, priority=priority, shared=shared
+        )
+        for place, (tokens, priority) in enumerate(((2, 0), (2, -2), (1, 2)))
+    ]
+    context = PassContext.of(asked)
+    sharing, ordering = PrefixCacheAwarePass(), PriorityBasedPass()
+    for passes in ([sharing, ordering, sharing], [*PASSES, *PASSES]):
+        assert interpret(built(context, *passes), asked).answers == interpret(built(context), asked).answers
 
 
 @pytest.mark.parametrize("place", range(len(PASSES)), ids=lambda place: PASSES[place].name)

@@ -64,22 +64,24 @@ def test_what_can_be_is_taken() -> None:
     [
         ({"request_id": ""}, "request_id must be"),
         ({"request_id": None}, "request_id must be"),
-        ({"prompt_tokens": 0}, "prompt_tokens is 0, max_tokens 4; both must be integers > 0"),
+        ({"prompt_tokens": 0}, "prompt_tokens is 0, max_tokens 4; both must be 64-bit integers > 0"),
         ({"prompt_tokens": NAN}, "prompt_tokens is nan"),
         ({"prompt_tokens": None}, "prompt_tokens is None"),
+        ({"prompt_tokens": 10**5000}, "prompt_tokens is a huge int, max_tokens 4; both must be 64-bit integers"),
+        ({"max_tokens": 1 << 63}, "max_tokens 9223372036854775808; both must be 64-bit integers"),
         ({"max_tokens": 1.5}, "max_tokens 1.5"),
         ({"placement": None}, "placement is None"),
-        ({"priority": NAN}, "priority is nan; it must be an integer"),
+        ({"priority": NAN}, "priority is nan; it must be a 64-bit integer"),
         *[({"deadline_s": bad}, f"deadline_s is {bad}; it must be a finite") for bad in (NAN, INF, -INF)],
         ({"deadline_s": "soon"}, "deadline_s is 'soon'"),
         *[({"reuse_s": bad}, f"reuse_s is {bad}; it must be a finite") for bad in (NAN, INF, -5)],
         (
             {"cached": (CachedRun(device=A, tier=CacheTier.HBM, end=9),)},
-            "ends at 9; it must be an integer > 0 and <= 8",
+            "ends at 9; it must be a 64-bit integer > 0 and <= 8",
         ),
         ({"cached": (CachedRun(device=A, tier=CacheTier.HBM, end=None),)}, "ends at None"),  # type: ignore[arg-type]
         ({"shared": (SharedPrefix(key=b"x", end=-1),)}, "as they rise within the prompt"),
-        ({"shared": (SharedPrefix(key=b"x", end=None),)}, "must be an integer > 0"),  # type: ignore[arg-type]
+        ({"shared": (SharedPrefix(key=b"x", end=None),)}, "must be a 64-bit integer > 0"),  # type: ignore[arg-type]
     ],
 )
 def test_a_request_that_cannot_be_is_refused(said: dict[str, Any], message: str) -> None:
@@ -91,7 +93,10 @@ def test_a_request_that_cannot_be_is_refused(said: dict[str, Any], message: str)
     ("make", "message"),
     [
         *[
-            (lambda name=name, bad=bad: DeviceLimits(**{name: bad}), f"{name} is {bad}; it must be an integer >= 0")
+            (
+                lambda name=name, bad=bad: DeviceLimits(**{name: bad}),
+                f"{name} is {bad}; it must be a 64-bit integer >= 0",
+            )
             for name in ("capacity_tokens", "prefill_batch_tokens", "prefill_batch_requests", "decode_batch_requests")
             for bad in (-1, NAN, None)
         ],
@@ -211,7 +216,10 @@ LONG = tuple(range(10_000))
         ),
         (lambda: request(cached=(CachedRun(device=A, tier="x", end=8),)), "tier of a cached run is 'x'.* HBM"),
         (lambda: request(shared=(SharedPrefix(key=[1], end=8),)), "key of a shared prefix is .1.; it must be bytes"),
-        (lambda: request(shared=(SharedPrefix(key=b"k", end=9),)), "ends at 9; it must be an integer > 0 and <= 8"),
+        (
+            lambda: request(shared=(SharedPrefix(key=b"k", end=9),)),
+            "ends at 9; it must be a 64-bit integer > 0 and <= 8",
+        ),
         *[(lambda bad=bad: Placement(answer=bad), "answer is .* name of a device") for bad in (NAN, None, "", LONG)],
         (lambda: Placement(answer=A, handover="x"), "handover is 'x'; it must be a Handover, or None"),
         (lambda: Placement(answer=A, handover=Handover(prefill=1, transport=KVTransport.TIERS)), "prefill is 1;"),
