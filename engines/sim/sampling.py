@@ -13,18 +13,21 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 SomeShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
-class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """Of chat, completions and ``/generate``."""
-
+class _Drawn(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Heat | None = None
-    top_p: SomeShare | None = None
     top_k: Count | None = None
     min_p: Share | None = None
     repetition_penalty: float | None = None
+    skip_special_tokens: bool | None = True
+
+
+class Sampled(_Drawn, frozen=True, kw_only=True):
+    """Of chat, completions and ``/generate``."""
+
+    top_p: SomeShare | None = None
     repetition_ngram_size: Count = 0
     repetition_ngram_threshold: Count = 0
     session_id: int | None = -1
-    skip_special_tokens: bool | None = True
     spaces_between_special_tokens: bool | None = True
 
 
@@ -37,18 +40,13 @@ class Penalised(Sampled, frozen=True, kw_only=True):
     user: str | None = None
 
 
-class SampledResponse(msgspec.Struct, frozen=True, kw_only=True):
+class SampledResponse(_Drawn, frozen=True, kw_only=True):
     """Of ``/v1/responses``."""
 
-    temperature: Heat | None = None
     top_p: Share | None = None
-    top_k: Count | None = None
-    min_p: Share | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     seed: int | None = None
-    skip_special_tokens: bool | None = True
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ become an ordinary one; or 2, one of the lowest.
 """
 
 _LEVELS: Final[dict[Priority, Claim]] = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
-_CLASSES: Final = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
+_CLASSES: Final = tuple(_LEVELS)
 _ANY: Final = (True, True, True)
 _MOST_COUNTERS: Final = 10_000
 

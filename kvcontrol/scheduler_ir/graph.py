@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
-from kvcontrol.core.shown import shown
+from kvcontrol.core.shown import MOST_SHOWN, shown
 from kvcontrol.scheduler_ir.nodes import CONSUMING, IRError, IRNode, ValueName
 
 _T = TypeVar("_T")
@@ -148,7 +148,7 @@ class IRGraph:
             raise IRError("results: a value is named twice")
         for value in self._results:
             if value not in self._givers:
-                raise IRError(f"results: %{value[:80]} is given by no node")
+                raise IRError(f"results: %{value[:MOST_SHOWN]} is given by no node")
         for value, giver in self._givers.items():
             if value not in self._takers and value not in leaving:
                 raise IRError(

@@ -59,8 +59,9 @@ class IRError(KvControlError, ValueError):
         super().__init__(message if len(message) <= _MOST_SAID else f"{message[:_MOST_SAID]}...")
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+def is_of(value: object, kind: type) -> bool:
+    """Whether a value is of the type that it is annotated with: callers may give any."""
+    return isinstance(value, kind)
 
 
 def is_count(value: object) -> TypeGuard[int]:
@@ -190,7 +191,7 @@ class EvictConfig:
         """Say what can't be; empty when all can."""
         if self.keep is CacheTier.HBM:
             return "keep is HBM, which is what it leaves; it must be a tier below"
-        if not _is_text(self.reason):
+        if not is_of(self.reason, str):
             return f"reason is {shown(self.reason)}; it must be a text"
         return "" if self.keep is None else _word_problem("keep", self.keep, CacheTier)
 
@@ -312,5 +313,6 @@ __all__ = [
     "TransferConfig",
     "ValueName",
     "is_count",
+    "is_of",
     "is_seconds",
 ]

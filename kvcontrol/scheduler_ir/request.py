@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.roles import KVTransport
-from kvcontrol.core.shown import shown
-from kvcontrol.scheduler_ir.nodes import Device, IRError, is_count, is_seconds
+from kvcontrol.core.shown import MOST_SHOWN, shown
+from kvcontrol.scheduler_ir.nodes import Device, IRError, is_count, is_of, is_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +29,18 @@ class Placement:
         if not isinstance(self.answer, str) or not self.answer:
             raise IRError(f"answer is {shown(self.answer)}; it must be the name of a device")
         if self.handover is not None:
-            if not _is(self.handover, Handover):
+            if not is_of(self.handover, Handover):
                 raise IRError(f"handover is {shown(self.handover)}; it must be a Handover, or None")
             self._check_handover(self.handover)
 
     def _check_handover(self, handover: Handover) -> None:
         if not isinstance(handover.prefill, str) or not handover.prefill:
             raise IRError(f"a handover's prefill is {shown(handover.prefill)}; it must be the name of a device")
-        if not _is(handover.transport, KVTransport):
+        if not is_of(handover.transport, KVTransport):
             allowed = ", ".join(KVTransport)
             raise IRError(f"a handover's transport is {shown(handover.transport)}; it must be one of {allowed}")
         if handover.prefill == self.answer:
-            where = self.answer[:80]
+            where = self.answer[:MOST_SHOWN]
             raise IRError(f"a prompt is handed over from {where} to {where}; leave the handover out")
 
     @property
@@ -100,7 +100,7 @@ class IRRequest:
             return "its request_id must be a text that is not empty"
         if not (is_count(prompt) and is_count(most) and prompt > 0 and most > 0):
             return f"prompt_tokens is {shown(prompt)}, max_tokens {shown(most)}; both must be 64-bit integers > 0"
-        if not _is(self.placement, Placement):
+        if not is_of(self.placement, Placement):
             return f"its placement is {shown(self.placement)}; it must be a Placement"
         return ""
 
@@ -118,33 +118,33 @@ class IRRequest:
         return tuple(each for each in self.cached if each.device == device)
 
     def _cached_problem(self) -> str:
-        if not _is(self.cached, tuple):
+        if not is_of(self.cached, tuple):
             return f"cached is {shown(self.cached)}; it must be a tuple of CachedRun"
         ends: dict[Device, int] = {}
         for run in self.cached:
-            if not _is(run, CachedRun):
+            if not is_of(run, CachedRun):
                 return f"cached holds {shown(run)}; it must be a tuple of CachedRun"
             if not isinstance(run.device, str) or not run.device:
                 return f"the device of a cached run is {shown(run.device)}; it must be the name of one"
-            if not _is(run.tier, CacheTier):
+            if not is_of(run.tier, CacheTier):
                 return f"the tier of a cached run is {shown(run.tier)}; it must be one of {', '.join(CacheTier)}"
             before = ends.get(run.device, 0)
             if not is_count(run.end) or not before < run.end <= self.prompt_tokens:
                 return (
-                    f"a cached run on {run.device[:80]} ends at {shown(run.end)}; it must be a 64-bit integer "
+                    f"a cached run on {run.device[:MOST_SHOWN]} ends at {shown(run.end)}; it must be a 64-bit integer "
                     f"> {shown(before)} and <= {shown(self.prompt_tokens)}, as they rise within the prompt"
                 )
             ends[run.device] = run.end
         return ""
 
     def _shared_problem(self) -> str:
-        if not _is(self.shared, tuple):
+        if not is_of(self.shared, tuple):
             return f"shared is {shown(self.shared)}; it must be a tuple of SharedPrefix"
         before = 0
         for prefix in self.shared:
-            if not _is(prefix, SharedPrefix):
+            if not is_of(prefix, SharedPrefix):
                 return f"shared holds {shown(prefix)}; it must be a tuple of SharedPrefix"
-            if not _is(prefix.key, bytes):
+            if not is_of(prefix.key, bytes):
                 return f"the key of a shared prefix is {shown(prefix.key)}; it must be bytes"
             if not is_count(prefix.end) or not before < prefix.end <= self.prompt_tokens:
                 return (
@@ -153,10 +153,6 @@ class IRRequest:
                 )
             before = prefix.end
         return ""
-
-
-def _is(value: object, kind: type) -> bool:
-    return isinstance(value, kind)
 
 
 __all__ = ["CachedRun", "Handover", "IRRequest", "Placement", "SharedPrefix"]

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.roles import KVTransport
-from kvcontrol.core.shown import shown
+from kvcontrol.core.shown import MOST_SHOWN, shown
 from kvcontrol.scheduler_ir.graph import IRGraph
 from kvcontrol.scheduler_ir.nodes import CONFIGS, Device, IRError, IRNode, NodeConfig, NodeType, ValueName
 
@@ -112,7 +112,7 @@ def _config(number: int, kind: NodeType, said: str) -> NodeConfig:
         try:
             values[name] = _READERS[name](_unquoted(word))
         except ValueError as error:
-            raise IRError(f"line {number}: {name}={word[:80]}: {str(error)[:160]}") from None
+            raise IRError(f"line {number}: {name}={word[:MOST_SHOWN]}: {str(error)[: 2 * MOST_SHOWN]}") from None
     try:
         return config(**values)
     except TypeError as error:
@@ -146,7 +146,7 @@ def _unquoted(word: str) -> str:
     try:
         return str(json.loads(word))
     except ValueError as error:
-        raise IRError(f"{word[:80]} is no JSON string: {error}") from None
+        raise IRError(f"{word[:MOST_SHOWN]} is no JSON string: {error}") from None
 
 
 __all__ = ["parse", "render", "render_node"]

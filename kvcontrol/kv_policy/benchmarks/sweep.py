@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
@@ -120,9 +120,8 @@ class _Worker:
 
 
 def _end_when(stopped: Connection) -> None:
-    """End this process when the other end of ``stopped`` is closed or the parent is gone, which is killed perhaps."""
-    parent = multiprocessing.parent_process()
-    wait([stopped] if parent is None else [stopped, parent.sentinel])
+    """End this process when the other end of ``stopped`` is closed: by the parent, or because that was killed."""
+    stopped.poll(None)
     os._exit(1)
 
 
