@@ -53,8 +53,18 @@ def test_the_quotas_of_the_start_are_told(instance: TieredInstance) -> None:
 def test_a_tenant_never_fills_more_than_its_burst_and_pushes_nobody_below_a_guarantee(instance: TieredInstance) -> None:
     texts = [context(seed, 20) for seed in range(16)]
     first = instance.ask(texts[0], new_tokens=4, salt="quiet")
-    eventually(lambda: used(instance)[QUIET] > 0, 60, "the quiet tenant's blocks")
-    kept = used(instance)[QUIET]
+    kept = 0
+
+    def has_all() -> bool:  # an answer's own blocks come after those of its prompt
+        nonlocal kept
+        before, kept = kept, used(instance)[QUIET]
+        return (
+            0 < before == kept
+            and instance.ask(texts[0], new_tokens=4, salt="quiet").tokens == first.tokens
+            and (used(instance)[QUIET] == kept)
+        )
+
+    eventually(has_all, 60, "all of the quiet tenant's blocks")
     assert 0 < kept <= GUARANTEED_BLOCKS, "the context must be small enough to be guaranteed whole"
     for round_ in range(2):
         for salt in ("noisy", "loud", "rude", ""):
