@@ -1,14 +1,15 @@
-"""The bound on a whole request: its queue, all attempts and its answer to the last byte; an operator may end it sooner.
+"""The bound on a whole request: its queue, all attempts and its answer to the last byte; an operator may end it sooner,
+and its client's leaving does.
 
     with deadline:
         await what_takes_time()          raises DeadlineError at the latest when the time is over,
-                                         PlanCancelledError once it was ended
+                                         PlanCancelledError once it was ended, what ``stop`` was given once it was
 
 Whoever has begun an answer catches the cancellation, asks ``passed``, and ends the answer in its own words.
 """
 
-import asyncio
 import re
+from asyncio import TimerHandle
 from types import TracebackType
 from typing import Self
 
@@ -22,14 +23,15 @@ _SECONDS = re.compile(rb"\d{1,6}(\.\d{1,6})?")
 class Deadline:
     """For one block, once. ``started_s`` is a time of the event loop's clock, which is the monotonic one."""
 
-    __slots__ = ("_at_s", "_ended", "_interrupt", "_limit_s", "_timer")
+    __slots__ = ("_at_s", "_ended", "_interrupt", "_limit_s", "_stopped", "_timer")
 
     def __init__(self, *, started_s: float, limit_s: float) -> None:
         self._limit_s = limit_s
         self._at_s = started_s + limit_s
         self._interrupt = Interrupt()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: TimerHandle | None = None
         self._ended: PlanCancelledError | None = None
+        self._stopped: Exception | None = None
 
     def end(self, reason: str) -> None:
         """End the block now; nothing happens when it has ended already, or is ending."""
@@ -37,14 +39,24 @@ class Deadline:
             self._ended = PlanCancelledError(reason)
             self._interrupt.fire()
 
+    def stop(self, error: Exception) -> None:
+        """End the block now, with this error: there is nobody left to answer. Nothing happens when it has ended
+        already, or is ending.
+        """
+        if not self._interrupt.fired:
+            self._stopped = error
+            self._interrupt.fire()
+
     def __enter__(self) -> Self:
         self._interrupt.__enter__()
-        self._timer = asyncio.get_running_loop().call_at(self._at_s, self._interrupt.fire)
+        self._timer = self._interrupt.loop.call_at(self._at_s, self._interrupt.fire)
         return self
 
     def passed(self) -> bool:
-        """Whether it is what has just cancelled this task; the cancellation is taken back then."""
-        return self._interrupt.absorb()
+        """Whether it is what has just cancelled this task, and somebody is there to be told so; the cancellation is
+        taken back then.
+        """
+        return self._stopped is None and self._interrupt.absorb()
 
     @property
     def error(self) -> DeadlineError | PlanCancelledError:
@@ -62,7 +74,7 @@ class Deadline:
         try:
             self._interrupt.__exit__(kind, error, traceback)
         except InterruptError:
-            raise self.error from None
+            raise self._stopped or self.error from None
 
 
 def limit_of(said: bytes | None, *, longest_s: float) -> float:

@@ -15,6 +15,7 @@ from kvcontrol.core.errors import UNREADABLE
 
 _MAX_FOREIGN_CHARS = 2000
 _DONE = b"data: [DONE]\n\n"
+_BEYOND_STATUSES = 600
 
 _KINDS = {
     400: ("invalid_request_error", "invalid_request"),
@@ -76,6 +77,23 @@ def envelope_of_answer(status: int, body: bytes, dialect: Dialect = Dialect.OPEN
         return anthropic_envelope(status, read.message)
     kind, code = _of_status(status)
     return envelope(read.message, kind=read.kind or kind, param=read.param, code=read.code or code)
+
+
+def envelope_of_event(data: bytes) -> bytes | None:
+    """Return the error that an engine put into a stream of OpenAI's dialect as an envelope, None where it is one.
+
+    LMDeploy's own has a number for a ``code``, which is the status that it would have answered with.
+    """
+    try:
+        said: Any = msgspec.json.decode(data)
+    except UNREADABLE:
+        return None
+    if _right(said, Dialect.OPENAI):
+        return None
+    match said:
+        case {"error": {"code": int(status)}} if HTTPStatus.BAD_REQUEST <= status < _BEYOND_STATUSES:
+            return envelope_of_answer(status, data)
+    return envelope_of_answer(HTTPStatus.INTERNAL_SERVER_ERROR, data)
 
 
 def stream_error(dialect: Dialect, *, status: int, message: str, kind: str, code: str) -> bytes:
@@ -147,4 +165,11 @@ def _of_status(status: int) -> tuple[str, str]:
     )
 
 
-__all__ = ["after_error", "anthropic_envelope", "envelope", "envelope_of_answer", "stream_error"]
+__all__ = [
+    "after_error",
+    "anthropic_envelope",
+    "envelope",
+    "envelope_of_answer",
+    "envelope_of_event",
+    "stream_error",
+]

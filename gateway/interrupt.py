@@ -34,6 +34,15 @@ class Interrupt:
         self._before = self._task.cancelling()
         return self
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that the block runs on; asked of its task, as ``get_running_loop`` makes a system call on Python
+        3.11. Raises ``RuntimeError`` outside of the block.
+        """
+        if self._task is None:
+            raise RuntimeError("the block has not begun, or has ended")
+        return self._task.get_loop()
+
     def fire(self, _cause: object = None) -> None:
         """End the block; nothing happens when it has ended already. Takes an argument so as to be a callback."""
         if self._task is not None and not self.fired:

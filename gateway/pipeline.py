@@ -182,7 +182,8 @@ class Pipeline:
                 limit_bytes=self._limits.max_body_bytes, timeout_s=self._limits.body_timeout_s
             )
             record.received_s = monotonic()
-            with exchange.until_disconnect(), deadline:
+            with deadline:
+                exchange.watch(deadline.stop)
                 if self._tokens is not None and operation in TOKEN_OPERATIONS:
                     await self._answer_here(self._tokens, exchange, body, tenant, record)
                     return
@@ -194,7 +195,7 @@ class Pipeline:
                 fingerprint = await self._fingerprint(call, tenant, record)
                 record.fingerprinted_s = monotonic()
                 ask = ask_of(tenant, call, fingerprint, expected_output_tokens=self._limits.expected_output_tokens)
-                async with self._admission.enter(ask) as entry:
+                with await self._admission.enter(ask) as entry:
                     record.admitted_s = monotonic()
                     record.limits = entry.headers
                     found = _Findings(tenant, fingerprint, entry, deadline, size_of(call, ask, record.request_id))
@@ -210,13 +211,14 @@ class Pipeline:
             limits = () if error.headers else record.limits
             await exchange.refuse(error, [(b"x-request-id", record.request_id.encode()), *limits])
         finally:
+            exchange.unwatch()
             self._telemetry.settle(record)
 
     async def _answer_here(
         self, tokens: TokenApi, exchange: Exchange, body: bytes, tenant: Tenant, record: RequestRecord
     ) -> None:
         """Answer what needs no instance; a failure that is the request's own costs what an engine's 4xx does."""
-        async with self._admission.count(ask_of_counting(tenant)) as entry:
+        with await self._admission.count(ask_of_counting(tenant)) as entry:
             record.limits = entry.headers
             entry.began()
             record.model, answer = await tokens.answer(record.operation, body)

@@ -7,6 +7,7 @@ plan fails goes on with another one.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
@@ -100,7 +101,7 @@ class RunningPlans:
     def __init__(self, *, kept: int = _KEPT) -> None:
         self._kept = kept
         self._runs: dict[PlanId, PlanRun] = {}
-        self._past: dict[PlanId, PlanRun] = {}
+        self._past: OrderedDict[PlanId, PlanRun] = OrderedDict()
 
     def begin(self, plan: ExecutionPlan, end: EndRequest) -> PlanRun:
         """Begin a plan, submitted before or not; its caller carries it out. Raises ``PlanCancelledError`` when it was
@@ -154,7 +155,7 @@ class RunningPlans:
         del self._runs[plan_id]
         self._past[plan_id] = run
         if len(self._past) > self._kept:
-            del self._past[next(iter(self._past))]
+            self._past.popitem(last=False)
 
 
 def _used(plan: ExecutionPlan) -> IRError:

@@ -92,10 +92,15 @@ class BoundedProtocol(HttpToolsProtocol):
         """Write what was kept, in one piece: an answer's head and its body are one system call and one packet."""
         self._writer.release()
 
-    @property
-    def received(self) -> bool:
-        """Whether the request that is being answered is there as a whole."""
-        return not self.cycle.more_body
+    def take_body(self) -> bytes | None:
+        """Return the body of the request that is being answered, once, None unless all of it is there already."""
+        cycle = self.cycle
+        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+            return None
+        cycle.message_event.clear()
+        body = bytes(cycle.body)
+        cycle.body = bytearray()
+        return body
 
     @property
     def full(self) -> bool:

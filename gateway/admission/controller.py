@@ -1,6 +1,6 @@
 """Whether and when a request goes on: its model must be served, its tenant's quota must have room, and an instance too.
 
-    async with admission.enter(ask) as entry:      quota reserved, turn come
+    with await admission.enter(ask) as entry:      quota reserved, turn come
         entry.instances ... entry.placed()   ...   planned and sent
         entry.settle(...)                          what it really cost
                                                    at the end of the block all that is left is given back
@@ -14,11 +14,11 @@ well: for its outcome, which lets it in, or sends it away with a 503.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import compress
 from math import ceil
 from typing import Protocol
 
@@ -162,16 +162,14 @@ class AdmissionController:
             if each.id not in tried and self._registry.on_probation(each.id)
         )
 
-    @asynccontextmanager
-    async def enter(self, ask: Ask) -> AsyncIterator[Entry]:
-        """Let a request in while the block runs.
+    async def enter(self, ask: Ask) -> Entry:
+        """Return when it is a request's turn; it is in until its entry is closed, which ``with`` does.
 
         Raises ``InvalidRequestError`` for one that no quota of its tenant could ever let in, ``RateLimitedError`` when
         a quota is used up or the gateway saturated, ``NoInstanceError`` when nobody serves the model now or the shared
         quotas can't be reached.
         """
-        granted = await self._reserve(ask)
-        entry = Entry(ask, granted, self._quotas)
+        entry = Entry(ask, await self._reserve(ask), self._quotas, self._pump)
         try:
             usable = self.admit(ask.model)
             pool = self._pools.get(ask.model)
@@ -179,32 +177,24 @@ class AdmissionController:
                 pool = self._pools[ask.model] = _Pool(self._rules)
             rooms = self._rooms(usable)
             claim = claim_of(ask.tenant.limits.priority)
-            if not pool.queue and sum([each[claim] for each in rooms]) > pool.given:
+            free = [each[claim] for each in rooms]
+            if not pool.queue and sum(free) > pool.given:
                 self._pass(pool, ask)
             else:
                 claim = await self._turn(pool, ask, hoping=not usable)
                 usable = self.usable(ask.model)
-                rooms = self._rooms(usable)
-            with_room = _with_room(usable, [each[claim] for each in rooms])
-            entry.begin(pool.queue, with_room, pool, class_of(claim), self._urgent)
-            try:
-                yield entry
-            finally:
-                entry.placed()
-        finally:
+                free = [each[claim] for each in self._rooms(usable)]
+            entry.begin(pool.queue, _with_room(usable, free), pool, class_of(claim), self._urgent)
+        except BaseException:
             entry.close()
-            self._pump(ask.model)
+            raise
+        return entry
 
-    @asynccontextmanager
-    async def count(self, ask: Ask) -> AsyncIterator[Entry]:
+    async def count(self, ask: Ask) -> Entry:
         """Let a request in that needs no instance: its tenant's quotas hold, and there is no turn to wait for. Raises
         as ``enter`` does for them.
         """
-        entry = Entry(ask, await self._reserve(ask), self._quotas)
-        try:
-            yield entry
-        finally:
-            entry.close()
+        return Entry(ask, await self._reserve(ask), self._quotas)
 
     async def run(self) -> None:
         """Look again and again at what changed without a request ending: instances, their limits, ageing; for ever."""
@@ -395,7 +385,7 @@ class AdmissionController:
 
 def _with_room(usable: tuple[Instance, ...], rooms: list[int]) -> tuple[Instance, ...]:
     """Return the instances that have room, or all when none has: a turn that was given is kept."""
-    return tuple(each for each, room in zip(usable, rooms, strict=True) if room) or usable
+    return usable if all(rooms) else tuple(compress(usable, rooms)) or usable
 
 
 def _on_probation(rooms: Rooms) -> Rooms:

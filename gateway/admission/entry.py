@@ -1,9 +1,10 @@
 """One request on its way through: what it asked for, what was reserved for it, and how that ends."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from http import HTTPStatus
 from math import ceil
-from typing import Final, Protocol
+from types import TracebackType
+from typing import Final, NamedTuple, Protocol, Self
 
 from gateway.admission.fair_queue import FairQueue
 from gateway.admission.quota import Granted, QuotaMeter, Standing
@@ -21,8 +22,7 @@ _MOST_WORK: Final = 1e8
 Header = tuple[bytes, bytes]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(NamedTuple):
     """What a request wants. ``output_tokens`` is what it asks for, or 0 when it doesn't say; ``expected_output_tokens``
     is what is reserved then.
     """
@@ -61,14 +61,22 @@ class Turn(Protocol):
 
 
 class Entry:
-    """Owned by the request; every part of it is given back exactly once, at the latest when it is closed.
+    """Owned by the request; every part of it is given back exactly once, at the latest when it is closed, as ``with``
+    does it. ``closed`` is told its model then: somebody else may go on.
 
     What an end costs: an answer with usage costs that. One that began and whose usage nobody knows (the client left)
     costs what was reserved. An engine's 4xx costs a request and no tokens. Everything else costs nothing.
     """
 
-    def __init__(self, ask: Ask, granted: Granted | None, quotas: QuotaMeter) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        granted: Granted | None,
+        quotas: QuotaMeter,
+        closed: Callable[[str], None] | None = None,
+    ) -> None:
         self._ask = ask
+        self._closed = closed
         self._granted = granted
         self._quotas = quotas
         self._queue: FairQueue | None = None
@@ -122,12 +130,24 @@ class Entry:
                 work=work_of(usage.prompt_tokens, usage.completion_tokens),
             )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
     def close(self) -> None:
         """Give back what is left. Idempotent."""
+        self.placed()
         if self._began:
             self._end(requests=1, tokens=self._ask.reserved_tokens, work=self._ask.work)
         else:
             self._end(requests=0, tokens=0, work=0.0)
+        closed, self._closed = self._closed, None
+        if closed is not None:
+            closed(self._ask.model)
 
     def _end(self, *, requests: int, tokens: int, work: float) -> None:
         granted, self._granted = self._granted, None

@@ -6,12 +6,11 @@ costs here.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
-from types import TracebackType
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from gateway.errors import ApiError, BodyTimeoutError, BodyTooLargeError, InvalidRequestError
-from gateway.interrupt import Interrupt, InterruptError
 from gateway.types import Dialect
 from gateway.upstream.headers import Header
 
@@ -30,14 +29,13 @@ _DRAIN_S = 2.0
 
 class Connection(Protocol):
     """Tells when the client goes away and whether it keeps up, without the task and the timers that ASGI would need;
-    whether the whole request is there; and writes what is sent between ``hold`` and ``release`` at once.
+    gives the request's body where all of it is there; and writes what is sent between ``hold`` and ``release`` at once.
     """
 
     @property
     def full(self) -> bool: ...
 
-    @property
-    def received(self) -> bool: ...
+    def take_body(self) -> bytes | None: ...
 
     def watch(self, gone: Callable[[], object]) -> None: ...
 
@@ -80,6 +78,7 @@ class Exchange:
         self._send = send
         self._send_timeout_s = send_timeout_s
         self._by_name: dict[bytes, bytes] | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first value of a header, its name in lower case."""
@@ -115,8 +114,10 @@ class Exchange:
         if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
             await self._drain()
             raise _too_large(limit_bytes)
-        if self._connection is not None and self._connection.received:  # then it doesn't wait
-            return await self._read(limit_bytes)
+        if self._connection is not None and (body := self._connection.take_body()) is not None:
+            if len(body) > limit_bytes:
+                raise _too_large(limit_bytes)
+            return body
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._read(limit_bytes)
@@ -152,19 +153,29 @@ class Exchange:
         except TimeoutError:
             return
 
-    def until_disconnect(self) -> "_UntilDisconnect":
-        """Run a block (``with``), and cancel it as soon as the client goes away: then ``ClientGoneError`` comes out.
+    def watch(self, gone: Callable[[Exception], None]) -> None:
+        """Tell ``gone`` of the client's leaving, with ``ClientGoneError``, until ``unwatch``.
 
         The body must have been read before.
         """
-        return _UntilDisconnect(self._connection, self._watch)
+        if self._connection is None:
+            self._watcher = asyncio.create_task(self._watch(gone))
+        else:
+            self._connection.watch(partial(gone, ClientGoneError()))
 
-    async def _watch(self, interrupt: Interrupt) -> None:
+    def unwatch(self) -> None:
+        """Idempotent."""
+        if self._connection is not None:
+            self._connection.unwatch()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    async def _watch(self, gone: Callable[[Exception], None]) -> None:
         """What a server that isn't ours takes."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if not self._finished:  # a finished exchange is reported as disconnected, too
-            interrupt.fire()
+            gone(ClientGoneError())
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
         self.started = True
@@ -220,39 +231,6 @@ class Exchange:
         if error.status == 401:  # noqa: PLR2004 - RFC 9110: a 401 names the scheme
             extra.append((b"www-authenticate", b"Bearer"))
         await self.reply(error.status, error.body(self.dialect), extra)
-
-
-class _UntilDisconnect:
-    """The block of ``Exchange.until_disconnect``."""
-
-    __slots__ = ("_connection", "_interrupt", "_watch", "_watcher")
-
-    def __init__(
-        self, connection: Connection | None, watch: Callable[[Interrupt], Coroutine[object, object, None]]
-    ) -> None:
-        self._connection = connection
-        self._watch = watch
-        self._interrupt = Interrupt()
-        self._watcher: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> None:
-        self._interrupt.__enter__()
-        if self._connection is None:
-            self._watcher = asyncio.create_task(self._watch(self._interrupt))
-        else:
-            self._connection.watch(self._interrupt.fire)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._connection is not None:
-            self._connection.unwatch()
-        if self._watcher is not None:
-            self._watcher.cancel()
-        try:
-            self._interrupt.__exit__(kind, error, traceback)
-        except InterruptError:
-            raise ClientGoneError from None
 
 
 def _too_large(limit_bytes: int) -> BodyTooLargeError:

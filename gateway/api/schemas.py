@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,7 +34,7 @@ _SPACE = re.compile(rb"[ \t\r\n]*")
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class Call(NamedTuple):
     """A request as far as the gateway is concerned. ``body`` is what the engine is sent; ``hide_usage`` says that it
     asks for usage in the stream which the client did not ask for.
     """

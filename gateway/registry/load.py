@@ -1,11 +1,12 @@
 """What this gateway has given each instance and not got back yet."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import exp2
 from time import monotonic
+from types import TracebackType
+from typing import Self
 
 from gateway.routing.base import CHUNK_TOKENS
 from kvcontrol.core.ids import InstanceId
@@ -49,7 +50,7 @@ class Tally:
 
 
 class Permit:
-    """One request's place at an instance; ``first_byte`` says that its prefill is over."""
+    """One request's place at an instance, which ``with`` gives back; ``first_byte`` says that its prefill is over."""
 
     __slots__ = ("_counters", "_tokens")
 
@@ -70,6 +71,14 @@ class Permit:
                 self._counters.chunked_tokens -= self._tokens
             self._counters.changed.append(self._counters.instance)
             self._tokens = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
 
     def release(self) -> None:
         """Give the place back; once."""
@@ -126,9 +135,8 @@ class LoadTracker:
         """Requests at all instances together."""
         return sum(each.in_flight for each in self._counters.values())
 
-    @contextmanager
-    def placed(self, instance: InstanceId, *, uncached_tokens: int, cold: bool) -> Iterator[Permit]:
-        """Count a request at an instance while the block runs."""
+    def placed(self, instance: InstanceId, *, uncached_tokens: int, cold: bool) -> Permit:
+        """Count a request at an instance from now on, until its permit is given back."""
         counters = self.tally(instance)
         self._turn += 1
         counters.last_turn = self._turn
@@ -139,11 +147,7 @@ class LoadTracker:
         if len(self.changed) > _MOST_LOGGED:
             self.changed.clear()
             self.epoch += 1
-        permit = Permit(counters, uncached_tokens)
-        try:
-            yield permit
-        finally:
-            permit.release()
+        return Permit(counters, uncached_tokens)
 
     def recent_tokens(self, counters: Tally) -> float:
         """Return the uncached tokens that an instance was given, each counting half after 30 s."""

@@ -12,11 +12,11 @@ So a small cache is found out by its first false hit, not after its worth of mis
 those of engines that publish events; this is the only writer of its instances' part.
 """
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
+from typing import Final, NamedTuple
 
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.events import BlockRemoved
@@ -27,6 +27,7 @@ BLOCK_TOKENS = 64
 TEXT_BLOCK_TOKENS = 256
 _GROWTH = 200
 _LEAST_BLOCKS = 4
+_LOGGED_AT_LEAST: Final = 1024
 
 
 @lru_cache(maxsize=256)
@@ -40,8 +41,7 @@ def learned_identity(model: str, *, textual: bool) -> CacheIdentity:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guess:
+class Guess(NamedTuple):
     """What was expected of an instance when a prompt was routed there: of its ``hashes`` the first ``len(ages)``;
     ``ages`` says when each had been used last, in the instance's own count.
     """
@@ -52,12 +52,67 @@ class Guess:
 
 
 class _Memory:
-    __slots__ = ("blocks", "capacity", "turn")
+    """One instance's blocks, each with the turn in which it was used last.
+
+    Their order is that of ``uses``, in which a use that was followed by another one of its block says nothing any more:
+    a prompt's blocks are noted together, where a linked list would have each of them moved, all over the memory.
+    """
+
+    __slots__ = ("_logged", "_uses", "blocks", "capacity", "turn")
 
     def __init__(self, capacity: int) -> None:
-        self.blocks: OrderedDict[BlockHash, int] = OrderedDict()  # in the order in which they will be given up
+        self.blocks: dict[BlockHash, int] = {}
         self.capacity = capacity
         self.turn = 0
+        self._uses: deque[tuple[int, Sequence[BlockHash], int]] = deque()  # turn, prompt, how many are left of it
+        self._logged = 0
+
+    def use(self, hashes: Sequence[BlockHash]) -> None:
+        """Note that a prompt with these blocks was computed. O(blocks), over many calls."""
+        self.turn = turn = self.turn + 1
+        self.blocks.update(dict.fromkeys(hashes, turn))
+        self._uses.append((turn, hashes, len(hashes)))
+        self._logged += len(hashes)
+        if self._logged > 2 * len(self.blocks) + _LOGGED_AT_LEAST:
+            self._compact()
+
+    def give_up(self, count: int) -> list[BlockHash]:
+        """Forget so many blocks, or all: those not used for longest, and of a prompt its tail first."""
+        gone: list[BlockHash] = []
+        while self._uses and len(gone) < count:
+            self._give_up_of_first(count, gone)
+        return gone
+
+    def give_up_unused_since(self, turn: int) -> list[BlockHash]:
+        """Forget all that has not been used since a turn."""
+        gone: list[BlockHash] = []
+        more = len(self.blocks) + 1  # than can be given up
+        while self._uses and self._uses[0][0] <= turn:
+            self._give_up_of_first(more, gone)
+        return gone
+
+    def _give_up_of_first(self, count: int, gone: list[BlockHash]) -> None:
+        """Add to ``gone`` what was used last in the oldest use, until there are ``count``."""
+        turn, hashes, end = self._uses[0]
+        blocks = self.blocks
+        while end and len(gone) < count:
+            end -= 1
+            if blocks.get(hashes[end]) == turn:
+                del blocks[hashes[end]]
+                gone.append(hashes[end])
+        if end:
+            self._uses[0] = turn, hashes, end
+        else:
+            self._uses.popleft()
+            self._logged -= len(hashes)
+
+    def _compact(self) -> None:
+        blocks = self.blocks
+        valid = (
+            (turn, [block for block in hashes[:end] if blocks.get(block) == turn]) for turn, hashes, end in self._uses
+        )
+        self._uses = deque((turn, kept, len(kept)) for turn, kept in valid if kept)
+        self._logged = len(blocks)
 
 
 class LearnedAffinity:
@@ -90,7 +145,7 @@ class LearnedAffinity:
             if guess.ages:
                 memory.capacity = min(self._most, memory.capacity + 1 + memory.capacity // _GROWTH)
             return 0
-        self._forget_before(guess.instance, memory, guess.ages[held])
+        self._removed(guess.instance, memory.give_up_unused_since(guess.ages[held]))
         # Not even those used since fit beside what was missing: it is counted among them again, if it was computed.
         memory.capacity = max(_LEAST_BLOCKS, len(guess.hashes), len(memory.blocks) - missing)
         self._trim(guess.instance, memory, len(memory.blocks) - memory.capacity)
@@ -110,34 +165,24 @@ class LearnedAffinity:
         memory = self._memories.get(instance)
         if memory is None:
             memory = self._memories[instance] = _Memory(self._most)
-        memory.turn = turn = memory.turn + 1
         blocks = memory.blocks
         new: list[tuple[BlockHash, BlockHash | None]] = []
         if not all(map(blocks.__contains__, hashes)):
             new = [
                 (block, parent) for block, parent in zip(hashes, (None, *hashes), strict=False) if block not in blocks
             ]
-        to_end = blocks.move_to_end
-        for block in reversed(hashes):  # heads are used last, so they stay longest
-            blocks[block] = turn
-            to_end(block)
+        memory.use(hashes)
         if new:
             self._index.extend(instance, CacheTier.HBM, new)
-        self._trim(instance, memory, len(memory.blocks) - max(memory.capacity, len(hashes)))
-
-    def _forget_before(self, instance: InstanceId, memory: _Memory, age: int) -> None:
-        """Forget the blocks that have not been used since ``age``."""
-        count = 0
-        for used in memory.blocks.values():
-            if used > age:
-                break
-            count += 1
-        self._trim(instance, memory, count)
+        self._trim(instance, memory, len(blocks) - max(memory.capacity, len(hashes)))
 
     def _trim(self, instance: InstanceId, memory: _Memory, count: int) -> None:
         if count > 0:
-            gone = tuple(memory.blocks.popitem(last=False)[0] for _ in range(count))
-            self._index.apply(instance, BlockRemoved(block_hashes=gone))
+            self._removed(instance, memory.give_up(count))
+
+    def _removed(self, instance: InstanceId, blocks: Sequence[BlockHash]) -> None:
+        if blocks:
+            self._index.apply(instance, BlockRemoved(block_hashes=tuple(blocks)))
 
 
 __all__ = ["BLOCK_TOKENS", "TEXT_BLOCK_TOKENS", "Guess", "LearnedAffinity", "learned_identity"]

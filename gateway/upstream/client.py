@@ -158,7 +158,7 @@ class _Watch:
         self._connection = connection
         self._timeouts = timeouts
         self._hung = hung
-        self._loop = asyncio.get_running_loop()
+        self._loop = connection.loop
         self._begins_until_s: float | None = self._loop.time() + left_s
         self._timer = self._loop.call_later(left_s, self._look)
         self._stuck: asyncio.Future[None] | None = hung()

@@ -38,7 +38,7 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -82,8 +82,8 @@ class Connection(asyncio.Protocol):
         while not self._parts and not self.ended:
             if self._failure is not None:
                 raise self._failure
-            self.waiting_since_s = self._loop.time()
-            waiter = self._waiter = self._loop.create_future()
+            self.waiting_since_s = self.loop.time()
+            waiter = self._waiter = self.loop.create_future()
             try:
                 await waiter
             finally:
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
     def linger(self, seconds: float, ended: "Callable[[Connection], None]") -> None:
         """Drop what still comes of an answer, and call ``ended`` when it has ended, or after so long."""
         self._lingering = ended
-        self._linger_timer = self._loop.call_later(seconds, self._lingered)
+        self._linger_timer = self.loop.call_later(seconds, self._lingered)
         self.take()
 
     def _lingered(self) -> None:
@@ -245,9 +245,9 @@ class Connection(asyncio.Protocol):
     def _end(self) -> None:
         self.ended = True
         self._asked = False
-        self.idle_since_s = self._loop.time()
+        self.idle_since_s = self.loop.time()
         if self._lingering is not None:
-            self._loop.call_soon(self._lingered)
+            self.loop.call_soon(self._lingered)
 
     def _wake(self) -> None:
         waiter = self._waiter

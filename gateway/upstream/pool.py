@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections import deque
 from dataclasses import dataclass
+from time import monotonic
 from urllib.parse import unquote, urlsplit
 
 from aiohappyeyeballs import start_connection
@@ -76,7 +77,7 @@ class ConnectionPool:
         while idle:
             connection = idle.pop()
             if connection.reusable:
-                if _now() - connection.idle_since_s < _IDLE_S:
+                if monotonic() - connection.idle_since_s < _IDLE_S:
                     return connection
                 connection.abort()
         return None
@@ -139,17 +140,17 @@ class ConnectionPool:
                 )
             ]
         known = self._names.get((origin.name, origin.port))
-        if known is not None and _now() < known[0]:
+        if known is not None and monotonic() < known[0]:
             return known[1]
         found = await self._resolver.resolve(origin.name, origin.port, socket.AF_UNSPEC)
         if not found:
             raise OSError(None, f"{origin.name} has no address")
-        self._names[origin.name, origin.port] = (_now() + _NAMES_S, found)
+        self._names[origin.name, origin.port] = (monotonic() + _NAMES_S, found)
         return found
 
     def _close_old(self) -> None:
         self._sweep = None
-        now_s = _now()
+        now_s = monotonic()
         for origin, idle in tuple(self._idle.items()):
             while idle and (now_s - idle[0].idle_since_s >= _IDLE_S or not idle[0].reusable):
                 idle.popleft().abort()
@@ -157,10 +158,6 @@ class ConnectionPool:
                 del self._idle[origin]
         if self._idle:
             self._sweep = asyncio.get_running_loop().call_later(_IDLE_S, self._close_old)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 __all__ = ["ConnectionPool", "Origin"]

@@ -18,7 +18,8 @@ from gateway.types import Dialect, Operation, Usage
 from gateway.upstream.client import UpstreamResponse
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.headers import Header, towards_client
-from gateway.upstream.sse import EventScanner, is_whole, scanner_for, usage_of_answer
+from gateway.upstream.sse import EventScanner, is_whole, scanner_for
+from gateway.upstream.usage import usage_of_answer
 
 DEADLINE = "deadline"
 """The failure of an answer that was cut because its request's time was over."""

@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
 from itertools import islice
@@ -168,11 +167,8 @@ class _Running:
 
     def __init__(self, load: LoadTracker, plan: Plan) -> None:
         self._plan = plan
-        self._places = ExitStack()
         self._permits = [
-            self._places.enter_context(
-                load.placed(InstanceId(leg.device), uncached_tokens=plan.uncached_tokens, cold=plan.cold)
-            )
+            load.placed(InstanceId(leg.device), uncached_tokens=plan.uncached_tokens, cold=plan.cold)
             for leg in plan.execution.legs
         ]
 
@@ -185,7 +181,8 @@ class _Running:
         planner.began(self._plan, took_s=took_s * (0.9 + tokens % 7 / 30))
 
     def ended(self) -> None:
-        self._places.close()
+        for permit in self._permits:
+            permit.release()
 
 
 class _Fleet:

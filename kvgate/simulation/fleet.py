@@ -11,7 +11,6 @@ at once here: KV events arrive when they happen, a request is at its engine when
 
 import heapq
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from time import thread_time
@@ -77,11 +76,10 @@ class FleetPlan:
 class _Request:
     """One request on its way: where it is, and what is to be told when it gets on."""
 
-    __slots__ = ("arrival", "member", "permit", "placing", "plan", "sent_s")
+    __slots__ = ("arrival", "member", "permit", "plan", "sent_s")
 
     plan: Plan
     permit: Permit
-    placing: AbstractContextManager[Permit]
     member: "_Member"
     sent_s: float
 
@@ -235,8 +233,7 @@ class Fleet:
         member = self._by_id[plan.instance.id]
         now_s = self._clock.now_s
         request.plan, request.member, request.sent_s = plan, member, now_s
-        request.placing = self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold)
-        request.permit = request.placing.__enter__()
+        request.permit = self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold)
         self._door.placed(member.instance)
         chain = PromptChain(BlockHash(b""), block_size_tokens=size, source=_no_tokens)
         chain.keys = list(arrival.keys)
@@ -284,7 +281,7 @@ class Fleet:
         self._leave(request)
 
     def _leave(self, request: _Request) -> None:
-        request.placing.__exit__(None, None, None)
+        request.permit.release()
         self._door.placed(request.member.instance)
 
     def _pump(self) -> None:

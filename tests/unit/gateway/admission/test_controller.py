@@ -85,7 +85,7 @@ class House:
         """One request from its arrival to its end, as the pipeline does it."""
         who = Tenant(id=TenantId(tenant), salt="s", limits=limits or TenantLimits())
         ask = Ask(tenant=who, model="m", prompt_tokens=10, output_tokens=5, expected_output_tokens=5)
-        async with self.admission.enter(ask) as entry:
+        with await self.admission.enter(ask) as entry:
             self.served_as.append(entry.served_as)
             chosen = min(entry.instances, key=lambda each: self.load.of(each.id).in_flight)
             with self.load.placed(chosen.id, uncached_tokens=10, cold=True):
@@ -279,7 +279,7 @@ async def test_an_instance_on_probation_is_given_one_request_however_many_wait()
         nonlocal most
         who = Tenant(id=TenantId("t"), salt="s", limits=TenantLimits())
         ask = Ask(tenant=who, model="m", prompt_tokens=10, output_tokens=5, expected_output_tokens=5)
-        async with house.admission.enter(ask) as entry:
+        with await house.admission.enter(ask) as entry:
             house.registry.picked(entry.instances[0].id)
             with house.load.placed(entry.instances[0].id, uncached_tokens=10, cold=True):
                 entry.placed(entry.instances[0].id)

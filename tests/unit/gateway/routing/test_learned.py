@@ -2,7 +2,7 @@ import random
 from collections import OrderedDict
 
 from gateway.routing import LearnedAffinity
-from gateway.routing.learned import BLOCK_TOKENS
+from gateway.routing.learned import _GROWTH, _LEAST_BLOCKS, BLOCK_TOKENS
 from kvcontrol.core import BlockHash, InstanceId
 from kvcontrol.prefix_reuse import FleetIndex
 
@@ -118,3 +118,49 @@ def test_the_size_of_an_unknown_cache_is_found_out_and_guesses_become_right() ->
         errors.append(abs(expected - held) / 8)
     assert sum(errors[-500:]) / 500 < 0.1
     assert 60 < learner.learned.held(A) < 240
+
+
+class NaiveLearner:
+    """The same of one instance, with each block a link of one list that is in the order of use."""
+
+    def __init__(self, capacity_blocks: int) -> None:
+        self.blocks: OrderedDict[BlockHash, int] = OrderedDict()
+        self.most = self.capacity = capacity_blocks
+        self.turn = 0
+
+    def ask(self, hashes: list[BlockHash], matched: int, held: int | None) -> int:
+        ages = [self.blocks.get(each, 0) for each in hashes[:matched]]
+        self.turn += 1
+        for each in reversed(hashes):
+            self.blocks[each] = self.turn
+            self.blocks.move_to_end(each)
+        self._trim(max(self.capacity, len(hashes)))
+        if held is None or matched - held <= 1:
+            if held is not None and ages:
+                self.capacity = min(self.most, self.capacity + 1 + self.capacity // _GROWTH)
+            return 0
+        self.blocks = OrderedDict((each, used) for each, used in self.blocks.items() if used > ages[held])
+        self.capacity = max(_LEAST_BLOCKS, len(hashes), len(self.blocks) - (matched - held))
+        self._trim(self.capacity)
+        return matched - held
+
+    def _trim(self, blocks: int) -> None:
+        while len(self.blocks) > blocks:
+            self.blocks.popitem(last=False)
+
+
+def test_it_believes_what_a_list_in_the_order_of_use_would() -> None:
+    for seed in range(6):
+        chance = random.Random(seed)  # noqa: S311 - a load, no secret
+        capacity = chance.choice([10, 60, 300, 5000])
+        learner, naive = Learner(capacity), NaiveLearner(capacity)
+        for number in range(500):
+            begun = chain(f"s{chance.randrange(4)}-", 30)[: chance.randrange(31)]
+            hashes = begun + chain(f"c{chance.randrange(40)}-", chance.choice([1, 5, 20, 60]))
+            matched = learner.matched(hashes)
+            held = chance.choice([None, matched, max(0, matched - chance.randrange(8)), len(hashes)])
+            assert learner.ask(hashes, held) == naive.ask(hashes, matched, held)
+            if not number % 25:
+                assert learner.learned.held(A) == len(naive.blocks)
+                assert set(learner.learned._memories[A].blocks) == set(naive.blocks)
+        assert len(learner.learned._memories[A]._uses) < 2000

@@ -105,6 +105,25 @@ async def test_an_engines_own_error_without_its_blank_line_is_one_event_and_done
     assert client.events()[-1] == DONE
 
 
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n", ""])
+async def test_an_engines_own_error_in_another_shape_is_rewrapped(end: str) -> None:
+    """LMDeploy's says the status for a code."""
+    own = {"object": "error", "message": "the engine died", "type": "server_error", "code": 503, "param": None}
+    client = Client()
+    said = f"data: {json.dumps({'error': own})}{end}".encode()
+    assert (await relayed(client, ONE, said)).failure == "error_event"
+    _, error, last = client.events()
+    assert json.loads(error) == {
+        "error": {
+            "message": "the engine died",
+            "type": "server_error",
+            "param": None,
+            "code": "engine_unavailable",
+        }
+    }
+    assert last == DONE
+
+
 async def test_an_event_that_was_let_pass_for_its_length_is_kept_apart_from_the_error() -> None:
     client = Client()
     await relayed(client, b"data: " + b"x" * (5 << 20), b"x" * 100)

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.types import Dialect, Usage
-from gateway.upstream.sse import EventScanner, scanner_for, usage_of_answer
+from gateway.upstream.sse import EventScanner, scanner_for
+from gateway.upstream.usage import usage_of_answer
 
 ENDS = ["\n\n", "\r\n\r\n", "\r\r", "\n\r\n", "\r\n\n"]
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
