@@ -52,6 +52,10 @@ class Deadline:
         self._timer = self._interrupt.loop.call_at(self._at_s, self._interrupt.fire)
         return self
 
+    def check(self) -> None:
+        """Go no further than this where the block was ended, and the cancellation was swallowed on its way."""
+        self._interrupt.check()
+
     def passed(self) -> bool:
         """Whether it is what has just cancelled this task, and somebody is there to be told so; the cancellation is
         taken back then.

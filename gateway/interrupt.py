@@ -49,6 +49,13 @@ class Interrupt:
             self.fired = True
             self._task.cancel()
 
+    def check(self) -> None:
+        """Raise the cancellation that ``fire`` has asked for where whoever was waited for has swallowed it: on Python
+        3.11 ``asyncio.wait_for`` does when its result comes in the same moment.
+        """
+        if self.fired and self._task is not None:
+            raise asyncio.CancelledError
+
     def absorb(self) -> bool:
         """Whether ``fire``, and nothing else, is what has just cancelled the task inside the block; its cancellation is
         taken back then, and the block goes on.

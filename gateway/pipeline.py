@@ -185,7 +185,7 @@ class Pipeline:
             with deadline:
                 exchange.watch(deadline.stop)
                 if self._tokens is not None and operation in TOKEN_OPERATIONS:
-                    await self._answer_here(self._tokens, exchange, body, tenant, record)
+                    await self._answer_here(self._tokens, exchange, body, tenant, record, deadline)
                     return
                 call = parse_call(operation, body, models=self._registry.served_models)
                 record.stream = call.stream
@@ -196,6 +196,7 @@ class Pipeline:
                 record.fingerprinted_s = monotonic()
                 ask = ask_of(tenant, call, fingerprint, expected_output_tokens=self._limits.expected_output_tokens)
                 with await self._admission.enter(ask) as entry:
+                    deadline.check()
                     record.admitted_s = monotonic()
                     record.limits = entry.headers
                     found = _Findings(tenant, fingerprint, entry, deadline, size_of(call, ask, record.request_id))
@@ -214,11 +215,18 @@ class Pipeline:
             exchange.unwatch()
             self._telemetry.settle(record)
 
-    async def _answer_here(
-        self, tokens: TokenApi, exchange: Exchange, body: bytes, tenant: Tenant, record: RequestRecord
+    async def _answer_here(  # noqa: PLR0913, PLR0917 - one place calls it
+        self,
+        tokens: TokenApi,
+        exchange: Exchange,
+        body: bytes,
+        tenant: Tenant,
+        record: RequestRecord,
+        deadline: Deadline,
     ) -> None:
         """Answer what needs no instance; a failure that is the request's own costs what an engine's 4xx does."""
         with await self._admission.count(ask_of_counting(tenant)) as entry:
+            deadline.check()
             record.limits = entry.headers
             entry.began()
             record.model, answer = await tokens.answer(record.operation, body)
@@ -338,7 +346,8 @@ class Pipeline:
                     deadline=this.deadline,
                     paused=self._telemetry.paused,
                 )
-            except UpstreamFailureError as failure:
+            except UpstreamFailureError as failure:  # its client gets a 5xx, which costs nothing
+                this.entry.settle(HTTPStatus.BAD_GATEWAY, None)
                 self._note(instance, failure, since_s=record.sent_s)
                 record.outcome = Outcome.UPSTREAM_ERROR
                 raise _refusal(failure, instance) from None

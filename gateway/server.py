@@ -11,6 +11,7 @@ import re
 import sys
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import ClassVar, Protocol, Self
 
@@ -18,7 +19,7 @@ from httptools import HttpRequestParser
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gateway.api.exchange import CONNECTION
+from gateway.api.exchange import CONNECTION, TAKE_BODY
 from gateway.envelopes import envelope
 
 _OFFERS = frozenset({b"upgrade", b"http2-settings"})
@@ -92,16 +93,6 @@ class BoundedProtocol(HttpToolsProtocol):
         """Write what was kept, in one piece: an answer's head and its body are one system call and one packet."""
         self._writer.release()
 
-    def take_body(self) -> bytes | None:
-        """Return the body of the request that is being answered, once, None unless all of it is there already."""
-        cycle = self.cycle
-        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
-            return None
-        cycle.message_event.clear()
-        body = bytes(cycle.body)
-        cycle.body = bytearray()
-        return body
-
     @property
     def full(self) -> bool:
         """Whether what is sent now would have to wait for the client."""
@@ -149,6 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._arm(self.body_timeout_s + _LATE_S)
         super().on_headers_complete()
         self.cycle.body = Body()  # type: ignore[assignment]
+        self.scope[TAKE_BODY] = partial(_take_body, self.cycle)  # type: ignore[literal-required]
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         cycle.transport = self._writer  # type: ignore[assignment]
@@ -224,6 +216,18 @@ class BoundedProtocol(HttpToolsProtocol):
     def _too_late(self) -> None:
         self._timer = None
         self.transport.close()
+
+
+def _take_body(cycle: RequestResponseCycle) -> bytes | None:
+    """Return a request's body, once, None unless all of it is there already. It is the request's own: a connection's
+    ``cycle`` is that of the last one that was read, which may be waiting behind the one that is being answered.
+    """
+    if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+        return None
+    cycle.message_event.clear()
+    body = bytes(cycle.body)
+    cycle.body = bytearray()
+    return body
 
 
 class WritesAndCloses(Protocol):

@@ -209,11 +209,14 @@ class AdmissionController:
 
     def answered(self, instance: Instance, *, after_s: float) -> None:
         """Note when an instance's answer began."""
-        self._limiter.answered(instance, after_s=after_s, in_flight=self._load.in_flight(instance.id))
+        load = self._load
+        self._limiter.answered(
+            instance, after_s=after_s, in_flight=load.in_flight(instance.id), answering=load.answering(instance.id)
+        )
 
     def overloaded(self, instance: Instance) -> None:
         """Note that an instance could not take a request."""
-        self._limiter.overloaded(instance)
+        self._limiter.overloaded(instance, answering=self._load.answering(instance.id))
 
     def limit(self, instance: Instance) -> int:
         """Return how many requests an instance may have now."""

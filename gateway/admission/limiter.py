@@ -5,7 +5,8 @@ and deadlines as its own schedule goes by them. So the limit starts a little abo
 reports, and then follows what happens. It grows by one with every answer that begins in time while the limit is in use
 (doubling each round), shrinks by a tenth when the engine reports more requests waiting than it should hold, and by a
 third when it shows overload: 429 or 503, no connection in time, or no first byte in time. At most one decrease a
-second, so that one bad moment counts once.
+second, so that one bad moment counts once. It doesn't shrink below one more than the answers that are under way there:
+those it can take, as it does, and where there is no room nothing would begin that lets the limit grow again.
 
 What an engine has beyond its batch waits there, and would go before a more important request that waits here. So a
 quarter of a batch of the highest class may always be there without an answer, whatever else it has, and those of the
@@ -98,18 +99,20 @@ class ConcurrencyLimiter:
             return min(self._most, self._most_decoding)
         return self._most
 
-    def answered(self, instance: Instance, *, after_s: float, in_flight: int) -> None:
-        """Note a first byte that came ``after_s`` seconds after the request was sent."""
+    def answered(self, instance: Instance, *, after_s: float, in_flight: int, answering: int = 0) -> None:
+        """Note a first byte that came ``after_s`` seconds after the request was sent; ``answering`` of those in flight
+        had theirs before.
+        """
         if after_s > self._slow_s:
-            self.overloaded(instance)
+            self.overloaded(instance, answering=answering)
             return
         limit = self._of(instance)
         if in_flight + 1 >= int(limit.value) and not _line_is_long(instance):
             limit.becomes(min(limit.value + 1, self._most))
 
-    def overloaded(self, instance: Instance) -> None:
-        """Note that an instance could not take a request, or not in time."""
-        self._decrease(self._of(instance), _SHRINK_OVERLOAD, LEAST)
+    def overloaded(self, instance: Instance, *, answering: int = 0) -> None:
+        """Note that an instance could not take a request, or not in time, while so many answers were under way."""
+        self._decrease(self._of(instance), _SHRINK_OVERLOAD, max(LEAST, min(answering + 1, self._most)))
 
     def watch(self, instances: tuple[Instance, ...]) -> None:
         """Look at what instances report; forget those that are away: they come back with another engine."""

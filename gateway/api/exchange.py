@@ -21,6 +21,8 @@ Send = Callable[[Message], Awaitable[None]]
 
 CONNECTION = "kvgate.connection"
 """The scope's key for the server's own connection, which knows more than ASGI tells."""
+TAKE_BODY = "kvgate.take_body"
+"""The scope's key for what gives the request's body where all of it is there, None otherwise."""
 
 _QUERY = re.compile(rb"[!-~]*")
 _DRAIN_BYTES = 64 << 20
@@ -29,13 +31,11 @@ _DRAIN_S = 2.0
 
 class Connection(Protocol):
     """Tells when the client goes away and whether it keeps up, without the task and the timers that ASGI would need;
-    gives the request's body where all of it is there; and writes what is sent between ``hold`` and ``release`` at once.
+    and writes what is sent between ``hold`` and ``release`` at once.
     """
 
     @property
     def full(self) -> bool: ...
-
-    def take_body(self) -> bytes | None: ...
 
     def watch(self, gone: Callable[[], object]) -> None: ...
 
@@ -74,6 +74,7 @@ class Exchange:
         self.started = False
         self._finished = False
         self._connection: Connection | None = scope.get(CONNECTION)
+        self._take_body: Callable[[], bytes | None] | None = scope.get(TAKE_BODY)
         self._receive = receive
         self._send = send
         self._send_timeout_s = send_timeout_s
@@ -114,7 +115,7 @@ class Exchange:
         if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
             await self._drain()
             raise _too_large(limit_bytes)
-        if self._connection is not None and (body := self._connection.take_body()) is not None:
+        if self._take_body is not None and (body := self._take_body()) is not None:
             if len(body) > limit_bytes:
                 raise _too_large(limit_bytes)
             return body

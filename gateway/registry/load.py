@@ -46,17 +46,20 @@ class Tally:
     recent_tokens: float = 0.0
     recent_at_s: float = 0.0
     """When ``recent_tokens`` were so many."""
+    answering: int = 0
+    """As many of those in flight as have had their first byte."""
     idle: list[asyncio.Future[None]] = field(default_factory=list)
 
 
 class Permit:
     """One request's place at an instance, which ``with`` gives back; ``first_byte`` says that its prefill is over."""
 
-    __slots__ = ("_counters", "_tokens")
+    __slots__ = ("_answering", "_counters", "_tokens")
 
     def __init__(self, counters: Tally, tokens: int) -> None:
         self._counters = counters
         self._tokens = tokens
+        self._answering = False
         counters.in_flight += 1
         counters.prefill_tokens += tokens
         if tokens > CHUNK_TOKENS:
@@ -65,6 +68,12 @@ class Permit:
 
     def first_byte(self) -> None:
         """Idempotent."""
+        if not self._answering:
+            self._answering = True
+            self._counters.answering += 1
+        self._prefilled()
+
+    def _prefilled(self) -> None:
         if self._tokens:
             self._counters.prefill_tokens -= self._tokens
             if self._tokens > CHUNK_TOKENS:
@@ -82,7 +91,9 @@ class Permit:
 
     def release(self) -> None:
         """Give the place back; once."""
-        self.first_byte()
+        self._prefilled()
+        if self._answering:
+            self._counters.answering -= 1
         self._counters.in_flight -= 1
         self._counters.changed.append(self._counters.instance)
         if self._counters.idle and not self._counters.in_flight:
@@ -122,6 +133,11 @@ class LoadTracker:
         """Return how many requests of ours an instance has."""
         counters = self._counters.get(instance)
         return 0 if counters is None else counters.in_flight
+
+    def answering(self, instance: InstanceId) -> int:
+        """Return how many of them have had the first byte of their answer."""
+        counters = self._counters.get(instance)
+        return 0 if counters is None else counters.answering
 
     def tally(self, instance: InstanceId) -> Tally:
         """Return an instance's own counts, which stay its own until it is forgotten."""

@@ -6,7 +6,8 @@ An answer's ``cached_tokens`` then says how good the guess was:
 
     less than was expected -> what the prompt's missing block was used before, is gone too: all blocks not used since
                               are forgotten, and what is left is about what fits: that becomes the capacity
-    as much, or more       -> the guess was right or low: the capacity may grow again
+    as much                -> the guess was right: the capacity may grow again
+    more                   -> it was low: the capacity grows by what was taken for gone
 
 So a small cache is found out by its first false hit, not after its worth of misses. Blocks live in the same index as
 those of engines that publish events; this is the only writer of its instances' part.
@@ -142,8 +143,9 @@ class LearnedAffinity:
             return 0
         missing = len(guess.ages) - held
         if missing <= 1:
-            if guess.ages:
-                memory.capacity = min(self._most, memory.capacity + 1 + memory.capacity // _GROWTH)
+            if guess.ages or held:  # what was believed gone and is there, fits beside all that is believed held
+                found = max(0, -missing)
+                memory.capacity = min(self._most, memory.capacity + found + 1 + memory.capacity // _GROWTH)
             return 0
         self._removed(guess.instance, memory.give_up_unused_since(guess.ages[held]))
         # Not even those used since fit beside what was missing: it is counted among them again, if it was computed.

@@ -98,17 +98,16 @@ async def _stream(response: UpstreamResponse, reply: Reply, headers: Sequence[He
     try:
         await _pass_events(response, reply, data, watched)
     except UpstreamFailureError as error:
-        failure = error.kind
-        await reply.send(_parted(scanner) + _error_events(error, dialect))
+        failure = error.kind  # an engine that said itself why it goes is its own last word
+        await reply.send(_parted(scanner) + (after_error(dialect) if scanner.failed else _error_events(error, dialect)))
     except asyncio.CancelledError:
         if not deadline.passed():
             raise
-        response.close()  # the engine stops now, whatever the client does
-        if not scanner.done:
-            why = deadline.error
-            await _last_words(reply, scanner, why, dialect)
-            failure = DEADLINE if isinstance(why, DeadlineError) else CANCELLED
-            return Relayed(status=response.status, usage=scanner.usage, failure=failure)
+        response.close()  # the engine stops now, whatever the client does; all of it may have come, and not gone out
+        why = deadline.error
+        await _last_words(reply, scanner, why, dialect)
+        failure = DEADLINE if isinstance(why, DeadlineError) else CANCELLED
+        return Relayed(status=response.status, usage=scanner.usage, failure=failure)
     else:
         ending, failure = _ending(scanner, dialect)
         if ending:

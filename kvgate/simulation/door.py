@@ -95,7 +95,10 @@ class Door:
 
     def answered(self, instance: Instance, *, after_s: float) -> None:
         """An answer began."""
-        self._limiter.answered(instance, after_s=after_s, in_flight=self._load.in_flight(instance.id))
+        load = self._load
+        self._limiter.answered(
+            instance, after_s=after_s, in_flight=load.in_flight(instance.id), answering=load.answering(instance.id)
+        )
         self.placed(instance)
 
     def reported(self, instances: Sequence[Instance]) -> None:

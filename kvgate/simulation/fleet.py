@@ -257,9 +257,9 @@ class Fleet:
 
     def began(self, member: _Member, request: _Request, now_s: float) -> None:
         """A request's first token has come."""
-        request.permit.first_byte()
         took_s = now_s - request.sent_s
         self._door.answered(member.instance, after_s=took_s)
+        request.permit.first_byte()
         self._planner.computed(request.plan)
         self._planner.began(request.plan, took_s=took_s)
         self._tally.ttft_s.append(now_s - request.arrival.at_s)

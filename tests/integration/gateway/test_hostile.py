@@ -67,6 +67,32 @@ async def test_an_offer_of_another_protocol_is_declined_and_the_request_answered
     writer.close()
 
 
+@pytest.mark.parametrize("wait_s", [0.0, 0.05], ids=["at once", "while the first runs"])
+async def test_requests_that_come_before_the_answer_of_the_one_before_are_answered_each_by_its_own_body(
+    fleet: Fleet, wait_s: float
+) -> None:
+    texts = [f"pipelined {wait_s} {number}" for number in range(3)]
+    bodies = [json.dumps(chat(messages=[{"role": "user", "content": text}])).encode() for text in texts]
+    slow = b"x-script: " + script(ttft_s=0.2).encode()
+    first, *others = [post(body, b"content-length: %d" % len(body), slow) for body in bodies]
+    seen = {name: len(engine.bodies) for name, engine in fleet.engines.items()}
+    reader, writer = await connect(fleet)
+    writer.write(first)
+    if wait_s:
+        await writer.drain()
+        await asyncio.sleep(wait_s)
+    writer.write(b"".join(others))
+    async with asyncio.timeout(20):
+        for _ in texts:
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            assert json.loads(await reader.readexactly(length))["object"] == "chat.completion"
+    writer.close()
+    came = [body for name, engine in fleet.engines.items() for body in engine.bodies[seen[name] :]]
+    assert sorted(came) == sorted(bodies)
+
+
 @pytest.mark.parametrize("begin", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nx-slow: "])
 async def test_a_head_that_does_not_come_in_time_ends_the_connection(fleet: Fleet, begin: bytes) -> None:
     reader, writer = await connect(fleet)

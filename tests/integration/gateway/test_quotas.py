@@ -1,6 +1,7 @@
 """Quotas and the queue, seen by clients."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -105,7 +106,7 @@ async def _status(fleet: Fleet, body: dict[str, Any], **headers: str) -> int:
         return int(answer.status)
 
 
-@pytest.mark.parametrize("failure", [{"status": 500}, {"status": 503}, {"die_after": 0}])
+@pytest.mark.parametrize("failure", [{"status": 500}, {"status": 503}, {"die_after": 0}, {"die_after": 1}])
 async def test_what_an_engine_failed_costs_nothing(fleet: Fleet, failure: dict[str, Any]) -> None:
     for _ in range(7):
         assert await _status(fleet, chat(max_tokens=500), x_script=script(**failure)) >= 500
@@ -205,6 +206,22 @@ async def test_a_client_that_leaves_the_queue_leaves_at_once(tmp_path: Path) -> 
         assert not first.done()
         assert await first == 200
         assert fleet.requests == 1
+
+
+async def test_clients_that_leave_at_once_leave_nothing_behind_shared_quotas(tmp_path: Path, redis_url: str) -> None:
+    """Their cancellation may come in the moment in which Redis answers."""
+    await put(tmp_path, Kind.QUOTA, "acme", requests_per_min=1000)
+    async with running_fleet(tmp_path, {"a": ScriptedEngine()}, api_keys=KEYS, redis_url=redis_url) as fleet:
+        body = json.dumps(chat()).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: {ACME}\r\nx-script: {script(ttft_s=60)}\r\n"
+        sent = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", int(fleet.gateway.url.rpartition(":")[2]))
+            writer.write(sent)
+            await writer.drain()
+            writer.close()
+        await fleet.gateway.counted('kvgate_requests_total{operation="chat_completions",outcome="cancelled"}', 20)
+        await eventually(lambda: not fleet.active)
 
 
 async def test_a_wait_beyond_its_class_is_a_429(tmp_path: Path) -> None:

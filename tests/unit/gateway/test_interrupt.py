@@ -1,4 +1,5 @@
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -54,3 +55,22 @@ async def test_it_works_inside_and_around_a_timeout() -> None:
     with pytest.raises(TimeoutError), Interrupt():
         async with asyncio.timeout(0):
             await asyncio.sleep(3600)
+
+
+async def test_a_cancellation_that_was_swallowed_is_raised_where_somebody_looks() -> None:
+    interrupt = Interrupt()
+
+    async def work() -> None:
+        with interrupt:
+            interrupt.check()
+            asyncio.get_running_loop().call_soon(interrupt.fire)
+            with suppress(asyncio.CancelledError):  # as asyncio.wait_for on Python 3.11, when its result has come
+                await asyncio.sleep(3600)
+            interrupt.check()
+            pytest.fail("it goes on")
+
+    with pytest.raises(InterruptError):
+        await work()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0

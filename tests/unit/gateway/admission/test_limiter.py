@@ -85,6 +85,25 @@ def test_overload_counts_once_a_second_and_leaves_one() -> None:
     assert limits.limit(PLAIN) == 1
 
 
+def test_overload_leaves_one_more_than_the_answers_that_are_under_way() -> None:
+    clock = Clock()
+    limits = limiter(clock)
+    for second in range(1, 20):
+        clock.now_s = float(second)
+        limits.overloaded(PLAIN, answering=50)
+    assert limits.limit(PLAIN) == 51
+    assert limits.rooms(PLAIN, 50)[1] == 1, "so that one that goes well can be seen"
+    clock.now_s = 20.0
+    limits.answered(PLAIN, after_s=6.0, in_flight=51, answering=30)
+    assert limits.limit(PLAIN) == 35
+    limits.answered(PLAIN, after_s=0.1, in_flight=35, answering=34)
+    assert limits.limit(PLAIN) == 36
+    for second in range(21, 60):
+        clock.now_s = float(second)
+        limits.overloaded(PLAIN, answering=1000)
+    assert limits.limit(PLAIN) == 36, "and never more than there was"
+
+
 def test_an_instance_that_was_away_starts_anew() -> None:
     limits = limiter(Clock())
     limits.overloaded(PLAIN)

@@ -10,9 +10,14 @@ def test_a_request_counts_from_its_decision_to_its_end_however_it_ends() -> None
     load = LoadTracker([A, B])
     with load.placed(A, uncached_tokens=100, cold=True) as permit:
         assert (load.of(A).in_flight, load.of(A).prefill_tokens) == (1, 100)
+        assert load.answering(A) == 0
         permit.first_byte()
         permit.first_byte()
-        assert (load.of(A).in_flight, load.of(A).prefill_tokens) == (1, 0)
+        assert (load.of(A).in_flight, load.of(A).prefill_tokens, load.answering(A)) == (1, 0, 1)
+        with load.placed(A, uncached_tokens=0, cold=False) as computed:
+            computed.first_byte()
+            assert load.answering(A) == 2
+    assert load.answering(A) == load.answering(B) == 0
     with pytest.raises(ValueError, match="x"), load.placed(A, uncached_tokens=100, cold=False):
         raise ValueError("x")
     assert (load.of(A).in_flight, load.of(A).prefill_tokens) == (0, 0)

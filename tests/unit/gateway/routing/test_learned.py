@@ -89,6 +89,27 @@ def test_an_instance_that_is_gone_or_new_is_forgotten() -> None:
     assert learner.learned.held(A) == 0
 
 
+def test_after_an_engine_lost_all_once_its_conversations_are_believed_again_within_a_few_turns() -> None:
+    learner, cache = Learner(capacity_blocks=5000), SmallCache(5000)
+
+    def turns(number: int) -> list[float]:
+        found: list[float] = []
+        for each in range(30):
+            hashes = chain(f"c{each}-", 16 + number)
+            expected = learner.matched(hashes)
+            held = cache.serve(hashes)
+            learner.ask(hashes, held=held)
+            found.append(expected / held if held else float(not expected))
+        return found
+
+    for number in range(4):
+        turns(number)
+    cache.blocks.clear()
+    turns(4)
+    turns(5)
+    assert sum(turns(6)) / 30 > 0.9
+
+
 class SmallCache:
     """An engine's prefix cache: so many blocks, the least recently used go first."""
 
@@ -136,8 +157,9 @@ class NaiveLearner:
             self.blocks.move_to_end(each)
         self._trim(max(self.capacity, len(hashes)))
         if held is None or matched - held <= 1:
-            if held is not None and ages:
-                self.capacity = min(self.most, self.capacity + 1 + self.capacity // _GROWTH)
+            if held is not None and (ages or held):
+                found = max(0, held - matched)
+                self.capacity = min(self.most, self.capacity + found + 1 + self.capacity // _GROWTH)
             return 0
         self.blocks = OrderedDict((each, used) for each, used in self.blocks.items() if used > ages[held])
         self.capacity = max(_LEAST_BLOCKS, len(hashes), len(self.blocks) - (matched - held))

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.deadline import Deadline
 from gateway.types import Operation
-from gateway.upstream import Relayed, relay
+from gateway.upstream import FailureKind, Relayed, UpstreamFailureError, relay
 from gateway.upstream.client import UpstreamResponse
 from gateway.upstream.headers import Header
 
@@ -63,8 +63,14 @@ class Client:
         return ["\n".join(line[6:] for line in each.split("\n") if line.startswith("data: ")) for each in whole if each]
 
 
-async def relayed(client: Client, *pieces: bytes, answer: Answer | None = None, own: Sequence[Header] = ()) -> Relayed:
-    with (deadline := Deadline(started_s=monotonic(), limit_s=60)):
+async def relayed(
+    client: Client,
+    *pieces: bytes,
+    answer: Answer | None = None,
+    own: Sequence[Header] = (),
+    limit_s: float = 60,
+) -> Relayed:
+    with (deadline := Deadline(started_s=monotonic(), limit_s=limit_s)):
         return await relay(
             cast("UpstreamResponse", answer or Answer(pieces)),
             client,
@@ -138,3 +144,41 @@ async def test_what_the_gateway_says_of_a_quota_is_said_once() -> None:
     await relayed(client, answer=answer, own=[(limit, b"7")])
     assert [value for name, value in client.headers if name == limit] == [b"7"]
     assert (b"x-other", b"2") in client.headers
+
+
+class BreakingOff(Answer):
+    """Its connection ends behind its last piece, which is no orderly end."""
+
+    exhausted = False
+
+    async def read(self) -> bytes:
+        if not self._pieces:
+            raise UpstreamFailureError(FailureKind.CUT, "the engine's connection ended within its answer")
+        return await super().read()
+
+
+async def test_an_engine_that_says_why_it_goes_and_breaks_off_is_not_contradicted() -> None:
+    client = Client()
+    own = b'data: {"error": {"message": "out of memory"}}\n\n'
+    ended = await relayed(client, answer=BreakingOff([ONE, own]))
+    assert ended.failure == "cut"
+    assert [json.loads(each) for each in client.events()[1:-1]] == [{"error": {"message": "out of memory"}}]
+    assert client.events()[-1] == DONE
+
+
+class SlowReader(Client):
+    """Takes nothing for a while, once the end of the answer comes."""
+
+    async def send(self, data: bytes) -> None:
+        if DONE.encode() in data:
+            await asyncio.sleep(0.3)
+        await super().send(data)
+
+
+async def test_a_stream_whose_end_is_not_taken_before_its_time_is_over_has_no_clean_end() -> None:
+    client = SlowReader()
+    ended = await relayed(client, ONE, f"data: {DONE}\n\n".encode(), limit_s=0.1)
+    assert ended.failure == "deadline"
+    _, error, last = client.events()
+    assert "error" in json.loads(error)
+    assert last == DONE
