@@ -8,6 +8,7 @@ import urllib.error
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Self
 
@@ -100,7 +101,7 @@ class TieredInstance(AbstractContextManager["TieredInstance"]):
             assert self.up.wait(RETRY_WITHIN_S), "the instance does not come back"
             try:
                 return ask(self.url, text, new_tokens=new_tokens, salt=salt)
-            except OSError as error:
+            except (OSError, HTTPException) as error:  # the latter where the answer has begun
                 is_ours = isinstance(error, urllib.error.HTTPError) and error.code < 500  # the request's own fault
                 if is_ours or time.monotonic() > until_s:
                     raise

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,7 @@ def cancelling(instance: TieredInstance) -> Iterator[Callable[[], int]]:
             try:
                 leave_early(instance.url, chooser.choice(CONTEXTS), chooser.random() * 0.5)
                 gone += 1
-            except OSError:
+            except (OSError, HTTPException):
                 continue  # it is being killed
 
     thread = threading.Thread(target=go_away)
