@@ -112,7 +112,7 @@ class ConcurrencyLimiter:
 
     def overloaded(self, instance: Instance, *, answering: int = 0) -> None:
         """Note that an instance could not take a request, or not in time, while so many answers were under way."""
-        self._decrease(self._of(instance), _SHRINK_OVERLOAD, max(LEAST, min(answering + 1, self._most)))
+        self._decrease(self._of(instance), _SHRINK_OVERLOAD, LEAST + answering)
 
     def watch(self, instances: tuple[Instance, ...]) -> None:
         """Look at what instances report; forget those that are away: they come back with another engine."""

@@ -47,6 +47,14 @@ def post(body: bytes, *headers: bytes) -> bytes:
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
+async def is_answered(reader: asyncio.StreamReader) -> None:
+    """Read one whole answer of a connection that goes on, and hold it to be a completion."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), head
+    length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+    assert json.loads(await reader.readexactly(length))["object"] == "chat.completion"
+
+
 @pytest.mark.parametrize("pieces", [1, 2, 7])
 async def test_an_offer_of_another_protocol_is_declined_and_the_request_answered(fleet: Fleet, pieces: int) -> None:
     body = json.dumps(chat()).encode()
@@ -60,10 +68,7 @@ async def test_an_offer_of_another_protocol_is_declined_and_the_request_answered
                 writer.write(sent[start : start + size])
                 await writer.drain()
                 await asyncio.sleep(0.02)
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head
-            length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-            assert json.loads(await reader.readexactly(length))["object"] == "chat.completion"
+            await is_answered(reader)
     writer.close()
 
 
@@ -84,10 +89,7 @@ async def test_requests_that_come_before_the_answer_of_the_one_before_are_answer
     writer.write(b"".join(others))
     async with asyncio.timeout(20):
         for _ in texts:
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head
-            length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-            assert json.loads(await reader.readexactly(length))["object"] == "chat.completion"
+            await is_answered(reader)
     writer.close()
     came = [body for name, engine in fleet.engines.items() for body in engine.bodies[seen[name] :]]
     assert sorted(came) == sorted(bodies)
