@@ -125,6 +125,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
             breaker=BreakerRules(failures=settings.breaker_failures, pause_s=settings.breaker_pause_s),
             isolation=Isolation(settings.isolation),
             panic=PanicRules(share=settings.panic_threshold),
+            model_memory_s=settings.model_memory_s,
         )
         rules = AddressRules.of(settings.instance_schemes, settings.instance_networks)
         own_hosts = {urlsplit(each.url).hostname for each in settings.instances}

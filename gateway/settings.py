@@ -198,6 +198,12 @@ class Settings(BaseSettings):
         le=1,
         description="Share of well instances below which those whose health checks only time out stay twice as long.",
     )
+    model_memory_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        description="How long a model whose instance has left gets 503 instead of 404, in seconds.",
+    )
     shutdown_grace_s: Seconds = Field(
         10.0, description="Time for running requests to end after a stop signal, in seconds."
     )

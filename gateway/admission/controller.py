@@ -27,8 +27,9 @@ from gateway.admission.fair_queue import Claim, FairQueue, Waiting, claim_of, cl
 from gateway.admission.limiter import ConcurrencyLimiter, Rooms
 from gateway.admission.quota import Dimension, Exceeded, Granted, QuotaMeter, QuotaUnavailableError
 from gateway.admission.urgent import Urgent
-from gateway.errors import InvalidRequestError, NoInstanceError, NotFoundError, RateLimitedError
+from gateway.errors import InvalidRequestError, NoInstanceError, RateLimitedError
 from gateway.limits import SloClass
+from gateway.missing_model import missing_model
 from gateway.registry import Instance, LoadTracker, Registry
 from kvcontrol.core.ids import InstanceId
 
@@ -123,21 +124,17 @@ class AdmissionController:
 
     def admit(self, model: str) -> tuple[Instance, ...]:
         """Return the instances that serve ``model`` now, full or not; none while all depends on the outcome of a trial.
+        The model "" is that of a request that names none while nothing is served.
 
-        Raises ``NotFoundError`` for a model that no instance ever listed, ``NoInstanceError`` when those that serve it
-        are away (or none has come up yet, so that nobody knows what is served).
+        Raises ``NoInstanceError`` when those that serve it are away, or may be, and ``NotFoundError`` for a model that
+        does not exist (``Registry.may_serve``).
         """
         instances = self.usable(model)
         if instances or self._registry.on_trial(model):
             return instances
-        everyone = self._registry.all()
-        if self._registry.knows_model(model) or not any(each.models for each in everyone):
+        if not model or self._registry.may_serve(model):
             raise self._no_instance(model)
-        raise NotFoundError(
-            f"the model {model!r} does not exist; see /v1/models for those that do",
-            param="model",
-            code="model_not_found",
-        )
+        raise missing_model(self._registry, model)
 
     def ready(self, model: str) -> tuple[Instance, ...]:
         """Return the instances that serve ``model`` now, at least one; raises as ``admit``."""
@@ -380,8 +377,9 @@ class AdmissionController:
                 f": {', '.join(prefilling[:_SHOWN])} can only prefill for others (LMDeploy's role), and no decode or "
                 "hybrid instance is there to answer"
             )
+        wanted = f" for model {model!r}" if model else ""
         return NoInstanceError(
-            f"none of the {len(self._registry.all())} instances is usable for model {model!r} now{missing}",
+            f"none of the {len(self._registry.all())} instances is usable{wanted} now{missing}",
             retry_after_s=max(_RETRY_AFTER_S, min(_LONGEST_RETRY_S, ceil(self._registry.left_alone_s(model)))),
         )
 

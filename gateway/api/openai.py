@@ -11,6 +11,7 @@ from gateway.admission import Authenticator
 from gateway.api.exchange import ClientGoneError, Exchange, Receive, Scope, Send
 from gateway.envelopes import anthropic_envelope, envelope
 from gateway.errors import ApiError, MethodNotAllowedError, NotFoundError
+from gateway.missing_model import missing_model
 from gateway.pipeline import PATHS, Pipeline
 from gateway.registry import Registry
 from gateway.types import Dialect, Operation
@@ -85,7 +86,7 @@ class OpenAiApi:
             return
         card = next((card for card in cards if card.get("id") == name), None)
         if card is None:
-            raise NotFoundError(f"the model {name!r} does not exist", param="model", code="model_not_found")
+            raise missing_model(self._registry, name)
         await exchange.reply(200, msgspec.json.encode(card))
 
 

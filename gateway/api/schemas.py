@@ -67,7 +67,8 @@ _MODEL_OPTIONAL = frozenset({Operation.GENERATE, Operation.TOKENIZE, Operation.D
 def parse_call(operation: Operation, body: bytes, *, models: Callable[[], list[str]] = list) -> Call:
     """Look at a body; raises ``InvalidRequestError`` that names the field.
 
-    ``models`` are those served now: where a route's own API has no model and only one is served, it is that one.
+    ``models`` are those served now: where a route's own API has no model and only one is served, it is that one, and
+    "" while none is.
     """
     try:
         return _parsed(operation, body, models)

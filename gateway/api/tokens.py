@@ -11,9 +11,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from gateway.api.bodies import check_template_kwargs, check_tokens
-from gateway.errors import InvalidRequestError, NotFoundError
+from gateway.errors import InvalidRequestError
 from gateway.fingerprint.canonical import canonical_chat
 from gateway.fingerprint.tokenizer import ModelTokenizer
+from gateway.missing_model import missing_model
 from gateway.registry import Registry
 from gateway.types import Operation
 from kvcontrol.core.errors import UNREADABLE
@@ -101,7 +102,7 @@ class TokenApi:
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and not self._registry.knows_model(model):
-            raise NotFoundError(f"the model {model!r} does not exist", param="model", code="model_not_found")
+            raise missing_model(self._registry, model)
 
     def _context_length(self) -> int | None:
         known = [each.stats.context_length_tokens for each in self._registry.serving() if each.stats is not None]

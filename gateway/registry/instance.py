@@ -147,6 +147,11 @@ class Instance:
         """Whether it may be asked for answers, if only where nobody else can."""
         return self.role is not EngineRole.PREFILL or self.stands_in
 
+    @property
+    def listed(self) -> bool:
+        """Whether it has said which models it serves."""
+        return bool(self.models) or self.life > 0
+
     def serves(self, model: str) -> bool:
         return any(served.id == model for served in self.models)
 

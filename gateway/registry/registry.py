@@ -11,6 +11,7 @@ from typing import Any
 from gateway.registry.breaker import BreakerRules, BreakerState
 from gateway.registry.breakers import Breakers
 from gateway.registry.instance import Instance, InstanceSpec, InstanceState, Isolation, ProbeResult
+from gateway.registry.model_memory import ModelMemory
 from gateway.registry.outliers import OutlierRules
 from gateway.registry.panic import PATIENCE, Excuse, PanicRules
 from gateway.registry.roles import role_after, told
@@ -36,6 +37,7 @@ class Registry:
         outliers: OutlierRules | None = None,
         isolation: Isolation = Isolation.ALLOW,
         panic: PanicRules | None = None,
+        model_memory_s: float = 0.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._unhealthy_after = unhealthy_after
@@ -45,6 +47,7 @@ class Registry:
         self._several_tenants = False
         self._clock = clock
         self._breakers = Breakers(breaker or BreakerRules(), outliers or OutlierRules(), clock)
+        self._absent_models = ModelMemory(model_memory_s, clock)
         self._instances: dict[InstanceId, Instance] = {}
         self._prefilling: dict[InstanceId, None] = {}
         self._failures: dict[InstanceId, int] = {}
@@ -76,8 +79,10 @@ class Registry:
 
     def remove(self, instance: InstanceId) -> None:
         """Forget an instance; requests that it still works on go on. One that isn't known is no error."""
-        if self._instances.pop(instance, None) is None:
+        gone = self._instances.pop(instance, None)
+        if gone is None:
             return
+        self._absent_models.left(model.id for model in gone.models)
         self._answering.clear()
         del self._failures[instance]
         self._breakers.leave(instance)
@@ -174,14 +179,26 @@ class Registry:
         )
 
     def knows_model(self, model: str) -> bool:
-        """Whether an instance, in whatever state, has ever listed this model."""
+        """Whether an instance, in whatever state, lists this model."""
         return any(each.serves(model) for each in self._instances.values())
 
+    def may_serve(self, model: str) -> bool:
+        """Whether a model may be served shortly: an instance lists it, one that did has left not long ago, one has not
+        listed its models yet, or there is no instance.
+        """
+        return (
+            not self._instances
+            or self._absent_models.remembers(model)
+            or any(each.serves(model) or not each.listed for each in self._instances.values())
+        )
+
     def model_cards(self) -> list[dict[str, Any]]:
-        """Return one card for each model id of usable instances: the first one's, with fields that only others have."""
+        """Return one card for each model id of instances that are well and answer: the first one's, with fields that
+        only others have.
+        """
         cards: dict[str, dict[str, Any]] = {}
         for each in self._instances.values():
-            if each.state is InstanceState.HEALTHY and not each.draining:
+            if each.state is InstanceState.HEALTHY and not each.draining and each.answers:
                 for model in each.models:
                     cards[model.id] = model.card | cards.get(model.id, {})
         return list(cards.values())
@@ -208,6 +225,8 @@ class Registry:
         if came and probe.stats is None and self._several_tenants:
             self._warn_of_sharing(instance)
         life = before.life + came
+        if probe.models and probe.models != before.models:
+            self._absent_models.left({model.id for model in before.models} - {model.id for model in probe.models})
         foreign = 0
         if probe.stats is not None:
             foreign = max(0, probe.stats.load.running + probe.stats.load.waiting - probe.in_flight)

@@ -6,6 +6,7 @@ import time
 import aiohttp
 
 from kvgate.conformance.case import case, need
+from kvgate.conformance.mock import MODEL
 from kvgate.conformance.rig import Answer, Rig
 
 _RECOVERED_S = 3.0
@@ -74,6 +75,22 @@ async def nobody(rig: Rig) -> None:
     need(not wrong, f"got {_shown(wrong[:1])}")
 
 
+@case("absence-is-temporary", seen="-")
+async def absence(rig: Rig) -> None:
+    """While all backends of a model are away, asking for the model or using it is no 404; a 503 names a Retry-After."""
+    await _settled(rig)
+    for backend in rig.backends:
+        await backend.stop()
+    try:
+        used, named = await _ended(rig, 30), await rig.get(f"/v1/models/{MODEL}")
+    finally:
+        for backend in rig.backends:
+            await backend.start()
+    need(isinstance(used, Answer) and used.status == 503, f"a chat got {_shown([used])}")
+    need(isinstance(used, Answer) and used.headers.get("retry-after", "").isdigit(), "its 503 has no Retry-After")
+    need(named.status in {200, 503}, f"/v1/models/{MODEL} got {named.shown()}")
+
+
 @case("silent-backend-harms-nobody", seen="production-stack #749")
 async def silent(rig: Rig) -> None:
     """One backend takes requests and never answers: each request ends in 45 s, and half of them well."""
@@ -122,6 +139,6 @@ def _shown(answers: list[Answer | str]) -> str:
     return ", ".join(each if isinstance(each, str) else each.shown() for each in answers)
 
 
-CASES = (dead, returned, nobody, silent, flapping)
+CASES = (dead, returned, nobody, absence, silent, flapping)
 
 __all__ = ["CASES"]

@@ -4,9 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.errors import InvalidRequestError, NotFoundError
+from gateway.errors import InvalidRequestError
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
 from gateway.fingerprint.canonical import Prompt, TextPrompt, TokenPrompt, canonical_chat
+from gateway.missing_model import missing_model
 from gateway.registry import Registry
 from gateway.state.bodies import Name
 
@@ -24,9 +25,9 @@ class PromptBody(BaseModel):
 
 
 def check_model(body: PromptBody, registry: Registry) -> None:
-    """Raise ``NotFoundError`` for a model that no instance has."""
+    """Raise ``NotFoundError`` or ``NoInstanceError`` for a model that no instance lists."""
     if not registry.knows_model(body.model):
-        raise NotFoundError(f"the model {body.model!r} does not exist", param="model", code="model_not_found")
+        raise missing_model(registry, body.model)
 
 
 def check_one(body: PromptBody, other: str) -> None:

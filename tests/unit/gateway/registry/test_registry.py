@@ -410,3 +410,35 @@ async def test_prompts_are_kept_from_a_prefill_instance_that_fails_them_unless_t
     for _ in range(5):
         registry.failed(B, "it refuses")
     assert registry.prefilling("m")
+
+
+async def test_a_model_may_be_served_until_every_instance_has_listed_its_models() -> None:
+    registry = Registry((spec("a", 1), spec("b", 2)), unhealthy_after=1)
+    registry.probe_succeeded(A, probe({"id": "m"}))
+    assert registry.may_serve("m")
+    assert registry.may_serve("n")
+    registry.probe_failed(B, "refused")
+    assert registry.may_serve("n")
+    registry.probe_succeeded(B, probe())
+    assert not registry.may_serve("n")
+    registry.connection_failed(A, "gone")
+    assert registry.may_serve("m")
+    assert not registry.may_serve("n")
+
+
+async def test_a_model_is_remembered_for_a_while_after_its_instance_has_left_or_unloaded_it() -> None:
+    now_s = 100.0
+    registry = Registry((spec("a", 1), spec("b", 2)), unhealthy_after=1, model_memory_s=30, clock=lambda: now_s)
+    registry.probe_succeeded(A, probe({"id": "m"}, {"id": "n"}))
+    registry.probe_succeeded(B, probe({"id": "other"}))
+    registry.probe_succeeded(A, probe({"id": "m"}))
+    assert registry.may_serve("n")
+    registry.remove(A)
+    assert not registry.knows_model("m")
+    assert registry.may_serve("m")
+    now_s = 131.0
+    assert [registry.may_serve(each) for each in ("m", "n", "other", "never")] == [False, False, True, False]
+
+
+async def test_without_any_instance_nobody_can_tell_which_models_there_are() -> None:
+    assert Registry(unhealthy_after=1).may_serve("m")
