@@ -182,14 +182,20 @@ def _space(body: bytes, place: int) -> int:
 
 
 def _given_twice(body: bytes) -> str | None:
-    objects: list[list[str]] = []
+    """Return the first field that an object's text has twice, None where each is there once. O(len(body))."""
+    fields: list[tuple[str, Any]] = []
 
     def note(pairs: list[tuple[str, Any]]) -> None:
-        objects.append([key for key, _ in pairs])
+        nonlocal fields
+        fields = pairs  # the outermost object is closed last; those within it are let go at once
 
     json.loads(body, object_pairs_hook=note, parse_int=str)  # Python makes no number of more than 4,300 digits
-    keys = objects[-1]  # the outermost object is closed last
-    return next((key for key in keys if keys.count(key) > 1), None)
+    seen: set[str] = set()
+    for key, _ in fields:
+        if key in seen:
+            return key
+        seen.add(key)
+    return None
 
 
 def _with_usage(body: bytes, said: Body) -> bytes:

@@ -17,6 +17,9 @@ _CALLERS = {
 }
 _HOP_BY_HOP = {"connection": "keep-alive, x-named", "x-named": "no", "keep-alive": "timeout=5", "te": "trailers"}
 _DEEP = 10_000
+_MANY_FIELDS = 40_000
+_UNDER_WAY_S = 0.2
+_DELAY_S = 10.0
 
 
 def is_envelope(answer: Answer) -> bool:
@@ -109,6 +112,24 @@ async def duplicate_keys(rig: Rig) -> None:
     body = f'{{"model":"{MODEL}","messages":[{{"role":"user","content":"x"}}],"model":"other"}}'.encode()
     answer = await rig.post(CHAT, body)
     need(answer.status in {400, 404} and is_envelope(answer), f"got {answer.shown()}")
+
+
+@case("many-fields-delay-nobody", seen="kvgate: 40,000 escaped names took 37 s")
+async def many_fields(rig: Rig) -> None:
+    """While a body with 40,000 fields is read, others are answered; it is answered or refused itself, too."""
+    script = rig.script()
+    start = json.dumps(body_of(script, CHAT)).encode()[:-1]
+    fields = ",".join(f'"\\u0061{number:x}":1' for number in range(_MANY_FIELDS))
+    heavy = asyncio.create_task(rig.post(CHAT, start + b"," + fields.encode() + b"}"))
+    try:
+        await asyncio.sleep(_UNDER_WAY_S)
+        answer = await rig.ask(rig.script())
+        need(answer.status == 200, f"a request beside it got {answer.shown()}")
+        need(answer.seconds < _DELAY_S, f"a request beside it took {answer.seconds:.1f} s")
+        heavy_answer = await heavy
+        need(heavy_answer.status in {200, 400, 413}, f"it got {heavy_answer.shown()}")
+    finally:
+        heavy.cancel()
 
 
 @case("unknown-model-404", seen="sglang-router, vllm-router")
@@ -208,6 +229,7 @@ CASES = (
     hop_by_hop,
     malformed,
     duplicate_keys,
+    many_fields,
     unknown_model,
     models,
     embeddings,
