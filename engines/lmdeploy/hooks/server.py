@@ -60,7 +60,7 @@ def server_hooks() -> list[Hook]:
                 "skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True)"
             ),
             replace=detokenize.detokenize_incrementally,
-            why="tokens that arrive together lose their text when the last leaves a character unfinished",
+            why="it converts the whole prompt for a stream's first text, and loses text of unfinished portions",
         ),
         Hook(
             target="lmdeploy.serve.core.async_engine:AsyncEngine.__init__",
