@@ -34,10 +34,10 @@ from gateway.api.admin.presets import presets_router
 from gateway.api.admin.routing import routing_router
 from gateway.api.admin.shadow import shadow_router
 from gateway.api.admin.status import StatusBoard, status_router
+from gateway.api.browsers import Browsers, Hosts, hosts_of
 from gateway.api.dashboard import dashboard_router
-from gateway.api.exchange import Receive, Scope, Send
 from gateway.api.failures import add_last_handlers
-from gateway.api.openai import OpenAiApi, serves
+from gateway.api.openai import OpenAiApi
 from gateway.api.ops import ops_router
 from gateway.api.tokens import TokenApi
 from gateway.dashboard import Assets, FleetBoard
@@ -47,6 +47,7 @@ from gateway.fleet.catalogue import PresetCatalogue
 from gateway.fleet.pin_expiry import PinExpiry
 from gateway.fleet.pins import PinKeeper
 from gateway.fleet.wishes import wishes_of
+from gateway.front import Gateway
 from gateway.handover import leg_runners
 from gateway.limits import SloClass
 from gateway.pipeline import Limits, Pipeline
@@ -78,23 +79,6 @@ from kvcontrol.presets import Presets
 from kvcontrol.scheduler_ir import PhaseLimits, ThresholdSeparator
 
 _log = logging.getLogger(__name__)
-
-
-class Gateway(FastAPI):
-    """FastAPI for operators; inference goes past its middleware and router, which would cost as much as the rest.
-
-    Whatever takes ``GET`` takes ``HEAD``: the server leaves out the body of an answer to that.
-    """
-
-    inference: OpenAiApi | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
-        if scope["type"] == "http" and serves(scope["path"]) and self.inference is not None:
-            await self.inference(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
 
 
 def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI:  # noqa: PLR0915 - it wires everything, in one place
@@ -409,7 +393,9 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     if traces is not None:
                         await asyncio.to_thread(traces.close)
 
+    hosts = Hosts([settings.host, *hosts_of(settings.cors_origins)])
     app = Gateway(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.browsers = Browsers(settings.cors_origins, hosts=hosts, keyless=lambda: authenticator.open)
     add_failure_handlers(app)
     add_last_handlers(app)
     app.state.admin_access = AdminAccess(admin_key)

@@ -14,6 +14,7 @@ GatewayError
     ├── ConflictApiError          409  somebody else changed it
     ├── PreconditionError         412  If-Match or If-None-Match does not hold
     ├── BodyTooLargeError         413
+    ├── UnsupportedMediaTypeError 415
     ├── IdempotencyError          422  an idempotency key used for another request
     ├── RateLimitedError          429  with Retry-After
     ├── UpstreamUnreachableError  502
@@ -154,6 +155,14 @@ class PreconditionError(ApiError):
     code = "precondition_failed"
 
 
+class UnsupportedMediaTypeError(ApiError):
+    """The body is of a type, or in an encoding, that is not taken here."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+
 class IdempotencyError(ApiError):
     """An idempotency key stands for one request, not for two."""
 
@@ -255,6 +264,7 @@ __all__ = [
     "SettingsError",
     "StartupError",
     "StateError",
+    "UnsupportedMediaTypeError",
     "UpstreamTimeoutError",
     "UpstreamUnreachableError",
     "envelope",

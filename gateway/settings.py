@@ -6,6 +6,7 @@ Lists are JSON in the environment. An unknown key in either is an error that nam
 
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -37,6 +38,8 @@ _OTHERS = (
 )
 """Variables with these beginnings belong to other parts of kvgate and may stand in the same environment."""
 
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~\[\]:-]+")
 _MIB = 1 << 20
 _MIN_SECRET_CHARS = 16
 
@@ -103,6 +106,11 @@ class Settings(BaseSettings):
     )
     require_keys: bool = Field(
         default=False, description="Whether requests without a known API key are refused even while there is none yet."
+    )
+    cors_origins: tuple[str, ...] = Field(
+        (),
+        description='Origins whose pages may use the inference routes, like https://chat.example.com; "*" allows all, '
+        "and needs API keys. Their host names count as names of this gateway.",
     )
     workers: int = Field(
         1,
@@ -305,6 +313,17 @@ class Settings(BaseSettings):
                 raise ValueError(f"a network looks like 10.0.0.0/8 or fd00::/8: {error}") from None
         return value
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            if each != ANY_ORIGIN and not _ORIGIN.fullmatch(each):
+                raise ValueError(
+                    f"{each!r} is no origin: a scheme and a host in lower case, maybe a port, and no path, like "
+                    'https://chat.example.com; or "*"'
+                )
+        return value
+
     @field_validator("tokenizer")
     @classmethod
     def _folder(cls, value: Path | None) -> Path | None:
@@ -324,6 +343,11 @@ class Settings(BaseSettings):
         if self.workers > 1 and self.redis_url is None:
             raise ValueError(
                 f"{self.workers} workers would each grant every quota: set redis_url, so that they share them"
+            )
+        if ANY_ORIGIN in self.cors_origins and self.open_mode:
+            raise ValueError(
+                'cors_origins "*" without API keys: any page that a browser on this machine shows could use the '
+                "gateway. Set api_keys or require_keys, or name the origins"
             )
         if self.admin_key in [key.key for key in self.api_keys]:
             raise ValueError("admin_key is one of the api_keys; a tenant must not be able to change the others")

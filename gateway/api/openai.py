@@ -19,6 +19,7 @@ from gateway.via import Via
 
 _OPERATIONS = {path: operation for operation, path in PATHS.items()}
 _MODELS = "/v1/models"
+_MESSAGES = PATHS[Operation.MESSAGES]
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +27,14 @@ _log = logging.getLogger(__name__)
 def serves(path: str) -> bool:
     """Whether a path is this app's: everything under ``/v1``, and the operations outside of it."""
     return path.startswith("/v1/") or path in _OPERATIONS
+
+
+def dialect_of(path: str) -> Dialect:
+    """Return whose API a path belongs to, also one that has no route."""
+    operation = _OPERATIONS.get(path)
+    if operation is not None:
+        return operation.dialect
+    return Dialect.ANTHROPIC if path.startswith(_MESSAGES + "/") else Dialect.OPENAI
 
 
 class OpenAiApi:
@@ -50,7 +59,7 @@ class OpenAiApi:
         if scope["type"] != "http":
             raise RuntimeError(f"/v1 speaks HTTP, not {scope['type']}")
         operation = _OPERATIONS.get(scope["path"])
-        dialect = Dialect.OPENAI if operation is None else operation.dialect
+        dialect = dialect_of(scope["path"])
         exchange = Exchange(scope, receive, send, send_timeout_s=self._send_timeout_s, dialect=dialect)
         try:
             await self._dispatch(operation, exchange)
@@ -96,4 +105,4 @@ def _bug(dialect: Dialect) -> bytes:
     return envelope("the gateway failed", kind="server_error", code="internal_error")
 
 
-__all__ = ["OpenAiApi", "serves"]
+__all__ = ["OpenAiApi", "dialect_of", "serves"]

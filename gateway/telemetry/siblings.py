@@ -54,7 +54,7 @@ class Siblings:
             async with (
                 asyncio.timeout(_LIMIT_S),
                 aiohttp.ClientSession(connector=connector) as session,
-                session.get(f"http://worker/metrics?{OWN_QUERY}", headers={"accept": accept or "*/*"}) as answer,
+                session.get(f"http://localhost/metrics?{OWN_QUERY}", headers={"accept": accept or "*/*"}) as answer,
             ):
                 body = await answer.content.read(_MAX_BYTES)
                 while chunk := await answer.content.read(_MAX_BYTES):

@@ -2,7 +2,8 @@
 
 End-to-end headers do, unknown ones included. Never crossing: hop-by-hop headers (RFC 9110 section 7.6.1) and those that
 ``Connection`` names; ``x-kvgate-*`` from either side; towards the engine also ``Authorization`` and ``x-api-key`` (the
-gateway's own) and ``Accept-Encoding`` (answers are looked into, so they are asked for uncompressed).
+gateway's own) and ``Accept-Encoding`` (answers are looked into, so they are asked for uncompressed); towards the client
+the engine's CORS headers (which pages may read answers is the gateway's decision).
 """
 
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 Header = tuple[bytes, bytes]
 
 _OWN_PREFIX = b"x-kvgate-"
+_CORS_PREFIX = b"access-control-"
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -37,22 +39,22 @@ _NOT_TO_CLIENT = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-reque
 
 def towards_engine(headers: Iterable[Header]) -> list[Header]:
     """Return what an engine is sent of a client's headers, names in lower case."""
-    return _crossing(headers, _NOT_TO_ENGINE)
+    return _crossing(headers, _NOT_TO_ENGINE, (_OWN_PREFIX,))
 
 
 def towards_client(headers: Iterable[Header]) -> list[Header]:
     """Return what a client is sent of an engine's headers, names in lower case."""
-    return _crossing(headers, _NOT_TO_CLIENT)
+    return _crossing(headers, _NOT_TO_CLIENT, (_OWN_PREFIX, _CORS_PREFIX))
 
 
-def _crossing(headers: Iterable[Header], dropped: frozenset[bytes]) -> list[Header]:
+def _crossing(headers: Iterable[Header], dropped: frozenset[bytes], prefixes: tuple[bytes, ...]) -> list[Header]:
     crossing: list[Header] = []
     named: set[bytes] = set()
     for given, value in headers:
         name = given.lower()
         if name == b"connection":
             named.update(token.strip().lower() for token in value.split(b","))
-        elif name not in dropped and not name.startswith(_OWN_PREFIX):
+        elif name not in dropped and not name.startswith(prefixes):
             crossing.append((name, value))
     if named:
         return [each for each in crossing if each[0] not in named]

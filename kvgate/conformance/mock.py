@@ -24,6 +24,8 @@ from kvgate.conformance.listening import Listening
 MODEL = "mock-model"
 _SCRIPT = re.compile(r"<<(\{.*?\})>>", re.DOTALL)
 _BIG = 1 << 30
+_CORS = {"access-control-allow-origin": "*"}
+"""LMDeploy's and vLLM's servers let every web page read their answers."""
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,9 +149,9 @@ class MockBackend:
             return await _stream(request, said, script)
         data = json.dumps(_whole(request.path, script), ensure_ascii=False).encode()
         if script.gzip:
-            headers = {"content-encoding": "gzip"}
+            headers = {"content-encoding": "gzip", **_CORS}
             return web.Response(body=gzip.compress(data), headers=headers, content_type="application/json")
-        return web.Response(body=data, content_type="application/json")
+        return web.Response(body=data, content_type="application/json", headers=_CORS)
 
 
 def script_in(said: Any) -> Script:
@@ -204,7 +206,7 @@ def _chunk(*, chat: bool, choices: list[Any]) -> dict[str, Any]:
 
 
 async def _stream(request: web.Request, said: Mapping[str, Any], script: Script) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+    response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8", **_CORS})
     await response.prepare(request)
     for number, event in enumerate(events(request.path, said, script)):
         if script.die_after == number:

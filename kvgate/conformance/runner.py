@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from kvgate.conformance import answers, bodies, failures, load, streams, wire
+from kvgate.conformance import answers, bodies, edge, failures, load, streams, wire
 from kvgate.conformance.case import BrokenError, Case
 from kvgate.conformance.mock import MockBackend
 from kvgate.conformance.rig import Rig
@@ -17,6 +17,7 @@ CASES: tuple[Case, ...] = (
     *answers.CASES,
     *streams.CASES,
     *wire.CASES,
+    *edge.CASES,
     *load.CASES,
     *failures.CASES,
 )

@@ -65,7 +65,9 @@ async def framing(rig: Rig) -> None:
 async def injection(rig: Rig) -> None:
     """Line breaks in a path or a request id never become headers, neither towards the client nor the backend."""
     for path in ("/v1/models/x%0d%0aX-Injected:%20yes", "/v1/%0d%0aX-Injected:%20yes"):
-        data = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {rig.key}\r\nConnection: close\r\n\r\n"
+        data = (
+            f"GET {path} HTTP/1.1\r\nHost: {rig.host}\r\nAuthorization: Bearer {rig.key}\r\nConnection: close\r\n\r\n"
+        )
         head = (await rig.raw(data.encode())).partition(b"\r\n\r\n")[0].lower()
         need(b"\nx-injected" not in head, f"{path}: an answer's header was injected")
     script = rig.script()
@@ -106,7 +108,7 @@ async def slow_headers(rig: Rig) -> None:
     reader, writer = await asyncio.open_connection(rig.host, rig.port)
     silent_reader, silent_writer = await asyncio.open_connection(rig.host, rig.port)
     try:
-        writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nX-Slow: ".encode())
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: {rig.host}\r\nX-Slow: ".encode())
         dripped = await _closed(reader, writer, b"a")
         need(dripped, "one that sent its headers byte by byte was still open")
         with contextlib.suppress(ConnectionError):

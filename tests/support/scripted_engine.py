@@ -40,6 +40,8 @@ from tests.support.serving import serving
 
 MODEL = "scripted"
 IDENTITY = CacheIdentity(model=MODEL, revision="r1", kv_dtype="float32", block_size_tokens=16)
+CORS = {"access-control-allow-origin": "*", "access-control-allow-credentials": "true"}
+"""LMDeploy's server allows every page to read its answers."""
 Encode = Callable[[Sequence[dict[str, Any]]], Sequence[int]]
 
 
@@ -167,12 +169,12 @@ class ScriptedEngine:
             await response.write(data[: len(data) // 2])
             _drop(request)
             return response
-        return web.Response(body=data, content_type="application/json", headers={"x-engine-note": "kept"})
+        return web.Response(body=data, content_type="application/json", headers={"x-engine-note": "kept", **CORS})
 
     async def _stream(
         self, request: web.Request, said: dict[str, Any], script: Script, usage: dict[str, Any]
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8", **CORS})
         if script.gzip:
             response.headers["content-encoding"] = "gzip"
         compressor = zlib.compressobj(wbits=31)

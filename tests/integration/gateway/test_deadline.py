@@ -130,7 +130,7 @@ async def test_a_client_that_does_not_read_keeps_nothing_beyond_its_time(fleet: 
     _, writer = await asyncio.open_connection(host, int(port), limit=1024)
     body = json.dumps(chat(stream=True)).encode()
     how = script(chunks=3_000, text="x" * 7_000)
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-script: {how}\r\nx-kvgate-timeout-s: 3\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nx-script: {how}\r\nx-kvgate-timeout-s: 3\r\n"
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     await eventually(lambda: fleet.requests == 1)
     await eventually(lambda: fleet.active == 0)

@@ -274,7 +274,7 @@ async def test_a_client_that_does_not_read_its_answer_is_given_up(tmp_path: Path
         _, writer = await asyncio.open_connection(host, int(port), limit=1024)
         body = json.dumps(chat(stream=True)).encode()
         how = script(chunks=4000, text="x" * 7_000)
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-script: {how}\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nx-script: {how}\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await eventually(lambda: fleet.aborted == 1)
         await fleet.gateway.counted('kvgate_requests_total{operation="chat_completions",outcome="cancelled"}', 1)
@@ -326,7 +326,9 @@ async def test_a_client_that_leaves_stops_the_engine_at_once(
     host, port = fleet.gateway.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     body = json.dumps(chat(stream=stream)).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-script: {script(**how)}\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nx-script: {script(**how)}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     writer.write(head.encode() + body)
     if "chunks" in how:
         await reader.readuntil(b"tok3")

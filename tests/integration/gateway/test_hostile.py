@@ -43,7 +43,7 @@ async def said(fleet: Fleet, data: bytes) -> bytes:
 
 
 def post(body: bytes, *headers: bytes) -> bytes:
-    lines = [f"POST {CHAT} HTTP/1.1".encode(), b"host: x", b"content-type: application/json", *headers]
+    lines = [f"POST {CHAT} HTTP/1.1".encode(), b"host: localhost", b"content-type: application/json", *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
@@ -142,7 +142,7 @@ async def test_a_body_that_does_not_come_in_time_is_a_408(fleet: Fleet) -> None:
 
 async def test_a_body_that_nobody_reads_does_not_hold_its_connection(fleet: Fleet) -> None:
     reader, writer = await connect(fleet)
-    writer.write(b"POST /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+    writer.write(b"POST /healthz HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
     async with asyncio.timeout(30):
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 405 ")
@@ -166,7 +166,7 @@ async def test_a_head_that_is_too_long_is_a_431(fleet: Fleet, lines: list[bytes]
 
 
 async def test_a_url_that_is_too_long_is_a_431(fleet: Fleet) -> None:
-    answer = await said(fleet, b"GET /v1/models/" + b"a" * 10_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    answer = await said(fleet, b"GET /v1/models/" + b"a" * 10_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 431 ")
 
 
@@ -193,7 +193,7 @@ async def test_a_long_body_in_one_piece_with_its_head_is_no_long_head(fleet: Fle
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"NOT HTTP\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /healthz\r\nhost: x\r\n\r\n",
+        b"GET /healthz\r\nhost: localhost\r\n\r\n",
     ],
 )
 async def test_what_is_no_http_is_a_400_with_an_envelope(fleet: Fleet, garbage: bytes) -> None:
@@ -205,7 +205,7 @@ async def test_what_is_no_http_is_a_400_with_an_envelope(fleet: Fleet, garbage: 
 @pytest.mark.parametrize(
     ("version", "hosts", "status"),
     [
-        (b"1.1", [b"x"], b"200"),
+        (b"1.1", [b"localhost"], b"200"),
         (b"1.1", [b"[::1]:8000"], b"200"),
         (b"1.1", [b""], b"200"),
         (b"1.1", [], b"400"),

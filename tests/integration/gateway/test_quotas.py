@@ -213,7 +213,7 @@ async def test_clients_that_leave_at_once_leave_nothing_behind_shared_quotas(tmp
     await put(tmp_path, Kind.QUOTA, "acme", requests_per_min=1000)
     async with running_fleet(tmp_path, {"a": ScriptedEngine()}, api_keys=KEYS, redis_url=redis_url) as fleet:
         body = json.dumps(chat()).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: {ACME}\r\nx-script: {script(ttft_s=60)}\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nauthorization: {ACME}\r\nx-script: {script(ttft_s=60)}\r\n"
         sent = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
         for _ in range(20):
             _, writer = await asyncio.open_connection("127.0.0.1", int(fleet.gateway.url.rpartition(":")[2]))

@@ -1,0 +1,27 @@
+"""The edge: pages of other origins, encodings of bodies, credentials, old and unusual clients."""
+
+import json
+
+from kvgate.conformance.case import case, need
+from kvgate.conformance.rig import CHAT, Rig, body_of
+
+_PAGE = "https://page.example"
+
+
+@case("other-origins-kept-out", seen="ollama CVE-2024-28224, CWE-346")
+async def origins(rig: Rig) -> None:
+    """A body that any web page can send unasked (no JSON type) reaches no backend, and no page may read an answer."""
+    script = rig.script()
+    body = json.dumps(body_of(script, CHAT)).encode()
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        answer = await rig.post(CHAT, body, rig.headers(content_type=kind, origin=_PAGE))
+        need(400 <= answer.status < 500, f"a page that sends {kind} got {answer.shown()}")
+        need(not rig.seen(script), f"the body of a page that sends {kind} reached a backend")
+    answer = await rig.post(CHAT, body, rig.headers(origin=_PAGE))
+    allowed = answer.headers.get("access-control-allow-origin")
+    need(allowed is None, f"every page may read its answers: the backend's header ({allowed}) came through")
+
+
+CASES = (origins,)
+
+__all__ = ["CASES"]
