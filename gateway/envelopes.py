@@ -1,4 +1,4 @@
-"""The shapes in which errors leave: OpenAI's envelope, Anthropic's, and the events that end a stream in each dialect.
+"""The shapes in which errors leave: OpenAI's envelope and Anthropic's.
 
 OpenAI's is ``{"error": {"message", "type", "param", "code"}}``, Anthropic's ``{"type": "error", "error": {"type",
 "message"}}``. Engines answer in other shapes (LMDeploy puts the fields on top level, FastAPI says ``detail``);
@@ -14,7 +14,6 @@ from gateway.types import Dialect
 from kvcontrol.core.errors import UNREADABLE
 
 _MAX_FOREIGN_CHARS = 2000
-_DONE = b"data: [DONE]\n\n"
 _BEYOND_STATUSES = 600
 
 _KINDS = {
@@ -96,23 +95,6 @@ def envelope_of_event(data: bytes) -> bytes | None:
     return envelope_of_answer(HTTPStatus.INTERNAL_SERVER_ERROR, data)
 
 
-def stream_error(dialect: Dialect, *, status: int, message: str, kind: str, code: str) -> bytes:
-    """Return the events that end a stream which can't go on, as the dialect's clients expect them."""
-    match dialect:
-        case Dialect.OPENAI:
-            return b"data: " + envelope(message, kind=kind, code=code) + b"\n\n" + _DONE
-        case Dialect.ANTHROPIC:
-            return b"event: error\ndata: " + anthropic_envelope(status, message) + b"\n\n"
-        case Dialect.RESPONSES:
-            said = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
-            return b"event: error\ndata: " + msgspec.json.encode(said) + b"\n\n"
-
-
-def after_error(dialect: Dialect) -> bytes:
-    """Return what still has to follow an engine's own error event, for the stream to be over."""
-    return _DONE if dialect is Dialect.OPENAI else b""
-
-
 def _right(said: Any, dialect: Dialect) -> bool:
     match said:
         case {"type": "error", "error": {"type": str(), "message": str()}} if dialect is Dialect.ANTHROPIC:
@@ -166,10 +148,8 @@ def _of_status(status: int) -> tuple[str, str]:
 
 
 __all__ = [
-    "after_error",
     "anthropic_envelope",
     "envelope",
     "envelope_of_answer",
     "envelope_of_event",
-    "stream_error",
 ]

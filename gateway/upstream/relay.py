@@ -12,13 +12,14 @@ from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
 from gateway.deadline import Deadline
-from gateway.envelopes import after_error, envelope_of_answer, stream_error
-from gateway.errors import DeadlineError, PlanCancelledError, UpstreamTimeoutError, UpstreamUnreachableError
+from gateway.envelopes import envelope_of_answer
+from gateway.errors import ApiError, DeadlineError, UpstreamTimeoutError, UpstreamUnreachableError
 from gateway.types import Dialect, Operation, Usage
 from gateway.upstream.client import UpstreamResponse
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.headers import Header, towards_client
-from gateway.upstream.sse import EventScanner, is_whole, scanner_for
+from gateway.upstream.sse import EventScanner, GenerateScanner, is_whole
+from gateway.upstream.typed_events import MessagesScanner, ResponsesScanner
 from gateway.upstream.usage import usage_of_answer
 
 DEADLINE = "deadline"
@@ -76,22 +77,35 @@ async def relay(  # noqa: PLR0913 - called at one place, by name
     if response.status >= HTTPStatus.BAD_REQUEST:
         return await _error(response, reply, headers, operation.dialect)
     if response.is_event_stream:
-        scanner = scanner_for(operation.dialect, hide_usage=hide_usage, generate=operation is Operation.GENERATE)
-        return await _stream(response, reply, headers, _Watched(scanner, operation.dialect, deadline, paused))
+        return await _stream(
+            response, reply, headers, _Watched(scanner_for(operation, hide_usage=hide_usage), deadline, paused)
+        )
     return await _whole(response, reply, headers)
+
+
+def scanner_for(operation: Operation, *, hide_usage: bool) -> EventScanner:
+    """Return what watches a stream of this operation."""
+    match operation.dialect:
+        case Dialect.ANTHROPIC:
+            return MessagesScanner()
+        case Dialect.RESPONSES:
+            return ResponsesScanner()
+        case Dialect.OPENAI if operation is Operation.GENERATE:
+            return GenerateScanner()
+        case Dialect.OPENAI:
+            return EventScanner(hide_usage=hide_usage)
 
 
 class _Watched(NamedTuple):
     """What a stream is read by, and what may end it."""
 
     scanner: EventScanner
-    dialect: Dialect
     deadline: Deadline
     paused: Callable[[float], None]
 
 
 async def _stream(response: UpstreamResponse, reply: Reply, headers: Sequence[Header], watched: _Watched) -> Relayed:
-    scanner, dialect, deadline, _ = watched
+    scanner, deadline, _ = watched
     failure: str | None = None
     data = await response.read()
     await reply.start(response.status, headers)
@@ -99,17 +113,19 @@ async def _stream(response: UpstreamResponse, reply: Reply, headers: Sequence[He
         await _pass_events(response, reply, data, watched)
     except UpstreamFailureError as error:
         failure = error.kind  # an engine that said itself why it goes is its own last word
-        await reply.send(_parted(scanner) + (after_error(dialect) if scanner.failed else _error_events(error, dialect)))
+        await reply.send(
+            _parted(scanner) + (scanner.after_error() if scanner.failed else scanner.ending(_ended(error)))
+        )
     except asyncio.CancelledError:
         if not deadline.passed():
             raise
         response.close()  # the engine stops now, whatever the client does; all of it may have come, and not gone out
         why = deadline.error
-        await _last_words(reply, scanner, why, dialect)
+        await _last_words(reply, scanner, why)
         failure = DEADLINE if isinstance(why, DeadlineError) else CANCELLED
         return Relayed(status=response.status, usage=scanner.usage, failure=failure)
     else:
-        ending, failure = _ending(scanner, dialect)
+        ending, failure = _ending(scanner)
         if ending:
             await reply.send(ending)
     await reply.finish()
@@ -131,16 +147,16 @@ async def _pass_events(response: UpstreamResponse, reply: Reply, data: bytes, wa
             paused(came_s - before_s)
 
 
-def _ending(scanner: EventScanner, dialect: Dialect) -> tuple[bytes, str | None]:
+def _ending(scanner: EventScanner) -> tuple[bytes, str | None]:
     """What has to follow when the engine has said all, and how it failed."""
     rest = scanner.rest()
     if scanner.done:
         return rest, "error_event" if scanner.failed else None
     said = rest + _BLANK if is_whole(rest) else _parted(scanner)
     if scanner.failed:
-        return said + after_error(dialect), "error_event"
+        return said + scanner.after_error(), "error_event"
     cut = UpstreamFailureError(FailureKind.CUT, "the engine ended its stream without finishing it")
-    return said + _error_events(cut, dialect), FailureKind.CUT
+    return said + scanner.ending(_ended(cut)), FailureKind.CUT
 
 
 def _parted(scanner: EventScanner) -> bytes:
@@ -199,23 +215,20 @@ async def _read(response: UpstreamResponse) -> tuple[bytes, bool]:
     return (first if len(parts) == 1 else b"".join(parts)), True
 
 
-async def _last_words(
-    reply: Reply, scanner: EventScanner, error: DeadlineError | PlanCancelledError, dialect: Dialect
-) -> None:
+async def _last_words(reply: Reply, scanner: EventScanner, error: ApiError) -> None:
     """End a stream with an error event. Not for long: a client that doesn't read gets a broken answer instead."""
-    events = stream_error(dialect, status=error.status, message=error.message, kind=error.type, code=error.code)
     try:
         async with asyncio.timeout(_LAST_WORDS_S):
-            await reply.finish(_parted(scanner) + events)
+            await reply.finish(_parted(scanner) + scanner.ending(error))
     except TimeoutError:
         return
 
 
-def _error_events(error: UpstreamFailureError, dialect: Dialect) -> bytes:
-    timed_out = error.kind in {FailureKind.IDLE_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT}
-    kind = UpstreamTimeoutError if timed_out else UpstreamUnreachableError
-    code = "upstream_timeout" if timed_out else "upstream_cut"
-    return stream_error(dialect, status=kind.status, message=str(error), kind=kind.type, code=code)
+def _ended(failure: UpstreamFailureError) -> ApiError:
+    """Return the error of a stream that its instance ended or fell silent in."""
+    if failure.kind in {FailureKind.IDLE_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT}:
+        return UpstreamTimeoutError(str(failure))
+    return UpstreamUnreachableError(str(failure), code="upstream_cut")
 
 
 __all__ = ["DEADLINE", "Relayed", "Reply", "relay"]

@@ -9,7 +9,8 @@ half an event.
 import re
 
 from gateway.envelopes import envelope_of_event
-from gateway.types import Dialect, Usage
+from gateway.errors import ApiError
+from gateway.types import Usage
 from gateway.upstream.usage import is_json, read_said, usage_of_answer
 
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -19,6 +20,7 @@ _OBJECT = (b"data: {", b"data:{")
 """How an event begins that is none of ``[DONE]``: nearly all do."""
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _MAX_HELD_BYTES = 4 << 20
+_DONE = b"data: [DONE]\n\n"
 
 
 class EventScanner:
@@ -59,7 +61,15 @@ class EventScanner:
     def rest(self) -> bytes:
         """Return what was held back, at the orderly end of the stream; ``is_whole`` says whether it is an event."""
         rest, self._held = self._held, b""
-        return self._look(rest) if rest else rest
+        return self._look(rest) if is_whole(rest) else rest
+
+    def ending(self, error: ApiError) -> bytes:
+        """Return the events that end a stream which can't go on: they continue what has been passed on of it."""
+        return b"data: " + error.body() + b"\n\n" + _DONE
+
+    def after_error(self) -> bytes:
+        """Return what still has to follow an engine's own error event, for the stream to be over."""
+        return _DONE
 
     def _look(self, event: bytes) -> bytes:
         """Note what an event says; return what the client is to have of it: all, nothing, or an error re-wrapped."""
@@ -67,10 +77,10 @@ class EventScanner:
         if last >= 0 and event.startswith(_NULL, last + len(_USAGE)) and event.find(_USAGE, 0, last) < 0:
             last = -1
         if last < 0 and b'"error"' not in event:
-            if not event.startswith(_OBJECT) and b"[DONE]" in event and _data(event) == b"[DONE]":
+            if not event.startswith(_OBJECT) and b"[DONE]" in event and data_of(event) == b"[DONE]":
                 self.done = True
             return event
-        data = _data(event)
+        data = data_of(event)
         said = read_said(data)
         if said is None:
             return event
@@ -100,60 +110,13 @@ class GenerateScanner(EventScanner):
             return event
         kept = super()._look(event)
         if self.done and self._last:
-            self.usage = usage_of_answer(_data(self._last))
+            self.usage = usage_of_answer(data_of(self._last))
         return kept
-
-
-class TypedScanner(EventScanner):
-    """Responses and Messages: events have a type, one of which is the last; there is no ``[DONE]``."""
-
-    __slots__ = ("_last", "_marks")
-
-    def __init__(self, dialect: Dialect) -> None:
-        super().__init__(hide_usage=False)
-        self._last, self._marks = _TYPED[dialect]
-
-    def _look(self, event: bytes) -> bytes:
-        for mark in self._marks:
-            if mark in event:
-                break
-        else:
-            return event
-        said = read_said(_data(event))
-        if said is None:
-            return event
-        if said.type in {"error", "response.failed"}:
-            self.failed = True
-        self.done = self.done or said.type in self._last
-        usage = said.tokens()
-        if usage is not None:
-            before = self.usage
-            self.usage = usage if before is None else _joined(before, usage)
-        return event
-
-
-_TYPED = {
-    Dialect.RESPONSES: (
-        frozenset({"response.completed", "response.incomplete", "response.failed"}),
-        (b"response.completed", b"response.incomplete", b"response.failed", b'"error"'),
-    ),
-    Dialect.ANTHROPIC: (
-        frozenset({"message_stop"}),
-        (b"message_start", b"message_delta", b"message_stop", b'"error"'),
-    ),
-}
-
-
-def scanner_for(dialect: Dialect, *, hide_usage: bool, generate: bool) -> EventScanner:
-    """Return what watches a stream of this dialect; ``generate`` is LMDeploy's own."""
-    if dialect in _TYPED:
-        return TypedScanner(dialect)
-    return GenerateScanner() if generate else EventScanner(hide_usage=hide_usage)
 
 
 def is_whole(event: bytes) -> bool:
     """Whether an event that no blank line ended has all of its data."""
-    data = _data(event)
+    data = data_of(event)
     return data == b"[DONE]" or is_json(data)
 
 
@@ -172,19 +135,10 @@ def _ends(held: bytes, before: int) -> list[int]:
     return ends
 
 
-def _data(event: bytes) -> bytes:
+def data_of(event: bytes) -> bytes:
     """The event's data lines, joined as the standard says."""
     lines = [line for line in _LINE_END.split(event) if line.startswith(b"data:")]
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines)
 
 
-def _joined(before: Usage, now: Usage) -> Usage:
-    """Messages count the prompt at the start and the answer later: the larger counts hold."""
-    return Usage(
-        prompt_tokens=max(before.prompt_tokens, now.prompt_tokens),
-        completion_tokens=max(before.completion_tokens, now.completion_tokens),
-        cached_tokens=before.cached_tokens if now.cached_tokens is None else now.cached_tokens,
-    )
-
-
-__all__ = ["EventScanner", "is_whole", "scanner_for"]
+__all__ = ["EventScanner", "GenerateScanner", "data_of", "is_whole"]

@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from kvcontrol.core.errors import UNREADABLE
+from kvgate.conformance.dialects import messages_events, responses_events
 from kvgate.conformance.listening import Listening
 
 MODEL = "mock-model"
@@ -82,7 +83,7 @@ class MockBackend:
     async def start(self) -> None:
         """Listen; a second start after ``stop`` is a restart."""
         app = web.Application(client_max_size=_BIG)
-        for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages"):
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"):
             app.router.add_post(path, self._reply)
         app.router.add_get("/v1/models", self._models)
         for path in ("/health", "/healthz", "/get_server_info", "/server_info", "/get_model_info", "/model_info"):
@@ -187,6 +188,9 @@ def usage(script: Script) -> dict[str, Any]:
 
 def events(path: str, said: Mapping[str, Any], script: Script) -> list[bytes]:
     """Return the events of a stream, as they are sent."""
+    if "messages" in path or "responses" in path:
+        typed = messages_events if "messages" in path else responses_events
+        return typed(MODEL, script.text, script.chunks, usage(script))
     chat = "chat" in path
     asked = bool((said.get("stream_options") or {}).get("include_usage"))
     texts: list[str] = []

@@ -18,6 +18,8 @@ from kvgate.conformance.mock import MODEL, MockBackend, Script, Seen
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 _ANSWER_S = 60.0
 
 
@@ -181,8 +183,10 @@ def body_of(script: Script, path: str, extra: Mapping[str, Any] | None = None) -
     body: dict[str, Any] = {"model": MODEL}
     if "chat" in path or "messages" in path:
         body["messages"] = [{"role": "user", "content": script.prompt()}]
+        if "messages" in path:
+            body["max_tokens"] = 64
     else:
-        body["input" if "embeddings" in path else "prompt"] = script.prompt()
+        body["prompt" if "completions" in path else "input"] = script.prompt()
     return body | dict(extra or {})
 
 
@@ -190,4 +194,4 @@ def _lower(headers: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-__all__ = ["CHAT", "COMPLETIONS", "Answer", "Rig", "body_of"]
+__all__ = ["CHAT", "COMPLETIONS", "MESSAGES", "RESPONSES", "Answer", "Rig", "body_of"]

@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 from kvgate.conformance.case import BrokenError, case, need
+from kvgate.conformance.dialects import disorder
 from kvgate.conformance.mock import Script, events
-from kvgate.conformance.rig import CHAT, COMPLETIONS, Rig, body_of
+from kvgate.conformance.rig import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Rig, body_of
 
 _ABORT_S = 3.0
 _HELD_S = 20.0
@@ -104,6 +105,16 @@ async def death(rig: Rig) -> None:
     need(_texts(data[:-2]) == ["tok0", "tok1", "tok2"], "pieces from before the death are missing")
 
 
+@case("error-continues-its-stream", seen="-")
+async def continued(rig: Rig) -> None:
+    """A stream of Responses or Messages that was cut is continued in order: its numbers, its open items, its end."""
+    for path in (RESPONSES, MESSAGES):
+        for after in range(1, 8):
+            answer = await rig.ask(rig.script(chunks=4, die_after=after), path, extra={"stream": True})
+            wrong = disorder(answer.body.decode("utf-8", "replace"))
+            need(wrong is None, f"{path}, cut after {after} events: {wrong}")
+
+
 async def _aborted(rig: Rig, script: Script) -> bool:
     return await rig.until(lambda: any(each.aborted_s for each in rig.seen(script)), _ABORT_S)
 
@@ -144,6 +155,6 @@ async def leave_late(rig: Rig) -> None:
     need(await _aborted(rig, script), f"the backend still works after {_ABORT_S:.0f} s")
 
 
-CASES = (complete, split, identical, unbuffered, done, usage, death, leave_early, leave_whole, leave_late)
+CASES = (complete, split, identical, unbuffered, done, usage, death, continued, leave_early, leave_whole, leave_late)
 
 __all__ = ["CASES"]

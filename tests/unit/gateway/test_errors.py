@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from gateway.envelopes import envelope_of_answer, stream_error
+from gateway.envelopes import envelope_of_answer
 from gateway.errors import ApiError, NoInstanceError, RateLimitedError
 from gateway.types import Dialect
 
@@ -44,14 +44,6 @@ def test_anthropics_clients_get_anthropics_envelope(status: int, kind: str) -> N
     }
     if status == 429:
         assert json.loads(RateLimitedError("no").body(Dialect.ANTHROPIC))["error"]["type"] == kind
-
-
-def test_each_dialect_ends_a_broken_stream_in_its_own_way() -> None:
-    said = {dialect: stream_error(dialect, status=502, message="m", kind="k", code="c") for dialect in Dialect}
-    assert said[Dialect.OPENAI].endswith(b"}\n\ndata: [DONE]\n\n")
-    assert said[Dialect.ANTHROPIC].startswith(b'event: error\ndata: {"type":"error"')
-    assert said[Dialect.RESPONSES].startswith(b'event: error\ndata: {"type":"error","code":"c"')
-    assert b"DONE" not in said[Dialect.ANTHROPIC] + said[Dialect.RESPONSES]
 
 
 def test_lmdeploys_shape_keeps_message_type_and_param() -> None:

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.types import Dialect, Usage
-from gateway.upstream.sse import EventScanner, scanner_for
+from gateway.types import Operation, Usage
+from gateway.upstream.relay import scanner_for
+from gateway.upstream.sse import EventScanner
 from gateway.upstream.usage import usage_of_answer
 
 ENDS = ["\n\n", "\r\n\r\n", "\r\r", "\n\r\n", "\r\n\n"]
@@ -124,8 +125,8 @@ def event(name: str, **data: object) -> bytes:
     return f"event: {name}\ndata: {json.dumps({'type': name, **data})}\n\n".encode()
 
 
-def scanned(dialect: Dialect, stream: bytes, size: int, *, generate: bool = False) -> EventScanner:
-    scanner = scanner_for(dialect, hide_usage=False, generate=generate)
+def scanned(operation: Operation, stream: bytes, size: int) -> EventScanner:
+    scanner = scanner_for(operation, hide_usage=False)
     assert feed(scanner, stream, [size]) == stream
     return scanner
 
@@ -135,16 +136,16 @@ def test_a_stream_of_messages_counts_the_prompt_at_its_start_and_the_answer_at_i
     start = event("message_start", message={"id": "m", "usage": {"input_tokens": 9, "output_tokens": 1}})
     text = event("content_block_delta", index=0, delta={"type": "text_delta", "text": 'message_stop "error"'})
     delta = event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 5})
-    scanner = scanned(Dialect.ANTHROPIC, start + text + delta, size)
+    scanner = scanned(Operation.MESSAGES, start + text + delta, size)
     assert not scanner.done
     assert not scanner.failed
-    scanner = scanned(Dialect.ANTHROPIC, start + text + delta + event("message_stop"), size)
+    scanner = scanned(Operation.MESSAGES, start + text + delta + event("message_stop"), size)
     assert scanner.done
     assert scanner.usage == Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=None)
 
 
 def test_an_error_within_messages_is_noticed() -> None:
-    scanner = scanned(Dialect.ANTHROPIC, event("error", error={"type": "api_error", "message": "m"}), 100)
+    scanner = scanned(Operation.MESSAGES, event("error", error={"type": "api_error", "message": "m"}), 100)
     assert scanner.failed
     assert not scanner.done
 
@@ -153,11 +154,11 @@ def test_an_error_within_messages_is_noticed() -> None:
 def test_a_stream_of_responses_ends_with_a_typed_event_that_has_the_usage(last: str, *, failed: bool) -> None:
     usage = {"input_tokens": 9, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 8}}
     text = event("response.output_text.delta", delta="response.completed")
-    scanner = scanned(Dialect.RESPONSES, text + event(f"response.{last}", response={"usage": usage}), 11)
+    scanner = scanned(Operation.RESPONSES, text + event(f"response.{last}", response={"usage": usage}), 11)
     assert scanner.done
     assert scanner.failed is failed
     assert scanner.usage == Usage(prompt_tokens=9, completion_tokens=5, cached_tokens=8)
-    assert not scanned(Dialect.RESPONSES, text, 11).done
+    assert not scanned(Operation.RESPONSES, text, 11).done
 
 
 def test_a_stream_of_generate_has_its_usage_in_its_last_piece() -> None:
@@ -165,7 +166,7 @@ def test_a_stream_of_generate_has_its_usage_in_its_last_piece() -> None:
         b'data: {"text":"a","meta_info":{"prompt_tokens":3,"completion_tokens":%d,"finish_reason":null}}\n\n' % number
         for number in (1, 2)
     )
-    scanner = scanned(Dialect.OPENAI, pieces + b"data: [DONE]\n\n", 9, generate=True)
+    scanner = scanned(Operation.GENERATE, pieces + b"data: [DONE]\n\n", 9)
     assert scanner.done
     assert scanner.usage == Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=None)
 
@@ -184,8 +185,8 @@ BAD_TEXT = b'{"type": "\xff", "choices": [], "usage": {"prompt_tokens": 5}}'
 
 def test_what_is_no_text_is_passed_on_and_counts_nothing() -> None:
     assert usage_of_answer(BAD_TEXT) is None
-    for dialect in Dialect:
-        scanner = scanner_for(dialect, hide_usage=False, generate=False)
+    for operation in Operation:
+        scanner = scanner_for(operation, hide_usage=False)
         event = b"data: " + BAD_TEXT.replace(b"choices", b"message_start") + b"\n\n"
         assert scanner.feed(event) == event
         assert scanner.usage is None

@@ -1,0 +1,175 @@
+"""Scanners of streams whose events have types: Responses and Messages. There is no ``[DONE]``, one type is the last.
+
+They keep what events of ours need that continue the stream: the last event's number, and the items that were opened and
+not closed. Text events, nearly all of a stream, are recognised by their first line and not parsed.
+"""
+
+import msgspec
+
+from gateway.errors import ApiError
+from gateway.types import Dialect, Usage
+from gateway.upstream.sse import EventScanner, data_of
+from gateway.upstream.usage import Said
+from kvcontrol.core.errors import UNREADABLE
+
+_TEXT_EVENTS = (
+    b"event: response.output_text.delta",
+    b"event: response.reasoning_text.delta",
+    b"event: response.function_call_arguments.delta",
+    b"event: content_block_delta",
+)
+_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "message_stop"})
+_NUMBER = b'"sequence_number"'
+_FAILURES = frozenset({"error", "response.failed"})
+
+
+class TypedEvent(Said, frozen=True):
+    """What is read of an event besides."""
+
+    index: int | None = None
+    output_index: int | None = None
+    item: msgspec.Raw = msgspec.Raw()
+    sequence_number: int | None = None
+
+
+_decode = msgspec.json.Decoder(TypedEvent).decode
+
+
+def _read(event: bytes) -> TypedEvent | None:
+    try:
+        return _decode(data_of(event))
+    except UNREADABLE:
+        return None
+
+
+class TypedScanner(EventScanner):
+    """What both have in common."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(hide_usage=False)
+
+    def _look(self, event: bytes) -> bytes:
+        if event.startswith(_TEXT_EVENTS):
+            return event
+        said = _read(event)
+        if said is None:
+            return event
+        if said.type in _FAILURES:
+            self.failed = True
+        self.done = self.done or said.type in _ENDS
+        usage = said.tokens()
+        if usage is not None:
+            self.usage = usage if self.usage is None else _joined(self.usage, usage)
+        self._note(said, event)
+        return event
+
+    def _note(self, said: TypedEvent, event: bytes) -> None:
+        """Note what an event opens and closes."""
+        raise NotImplementedError
+
+    def after_error(self) -> bytes:
+        return b""
+
+
+class MessagesScanner(TypedScanner):
+    """Anthropic's Messages: content blocks are open between their start and their stop."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: dict[int, None] = {}
+
+    def _note(self, said: TypedEvent, event: bytes) -> None:
+        del event
+        if said.type == "content_block_start" and said.index is not None:
+            self._open[said.index] = None
+        elif said.type == "content_block_stop" and said.index is not None:
+            self._open.pop(said.index, None)
+
+    def ending(self, error: ApiError) -> bytes:
+        stops = [_event("content_block_stop", {"type": "content_block_stop", "index": index}) for index in self._open]
+        return b"".join(stops) + b"event: error\ndata: " + error.body(Dialect.ANTHROPIC) + b"\n\n"
+
+
+class ResponsesScanner(TypedScanner):
+    """OpenAI's Responses: events are numbered, output items are open between ``added`` and ``done``.
+
+    A response that was begun ends as OpenAI's do, with ``error`` and then ``response.failed``. Items that are open are
+    closed as ``incomplete``: with what they were opened with, as their text went by unread.
+    """
+
+    __slots__ = ("_begun", "_last", "_open")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = b""
+        self._last = b""
+        self._open: dict[int, msgspec.Raw] = {}
+
+    def _look(self, event: bytes) -> bytes:
+        if _NUMBER in event:
+            self._last = event
+        return super()._look(event)
+
+    def _note(self, said: TypedEvent, event: bytes) -> None:
+        if said.type == "response.created":
+            self._begun = event
+        elif said.type == "response.output_item.added" and said.output_index is not None:
+            self._open[said.output_index] = said.item.copy()
+        elif said.type == "response.output_item.done" and said.output_index is not None:
+            self._open.pop(said.output_index, None)
+
+    def ending(self, error: ApiError) -> bytes:
+        told: list[tuple[str, dict[str, object]]] = [
+            ("response.output_item.done", {"output_index": index, "item": item | {"status": "incomplete"}})
+            for index, raw in sorted(self._open.items())
+            if (item := _object(raw)) is not None
+        ]
+        why = {"code": error.reason, "message": error.message}
+        told.append(("error", {**why, "param": error.param}))
+        if (response := _response(self._begun)) is not None:
+            failed = response | {"status": "failed", "error": why, "output": response.get("output") or []}
+            told.append(("response.failed", {"response": failed}))
+        before = _read(self._last)
+        number = 0 if before is None or before.sequence_number is None else before.sequence_number + 1
+        return b"".join(
+            _event(kind, {"type": kind, "sequence_number": number + place, **fields})
+            for place, (kind, fields) in enumerate(told)
+        )
+
+
+def _event(kind: str, said: dict[str, object]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(said) + b"\n\n"
+
+
+class _Begun(msgspec.Struct, frozen=True):
+    response: dict[str, object]
+
+
+def _response(event: bytes) -> dict[str, object] | None:
+    try:
+        return msgspec.json.decode(data_of(event), type=_Begun).response if event else None
+    except UNREADABLE:
+        return None
+
+
+def _object(raw: msgspec.Raw) -> dict[str, object] | None:
+    try:
+        return msgspec.json.decode(raw, type=dict[str, object])
+    except UNREADABLE:
+        return None
+
+
+def _joined(before: Usage, now: Usage) -> Usage:
+    """Messages count the prompt at the start and the answer later: the larger counts hold."""
+    return Usage(
+        prompt_tokens=max(before.prompt_tokens, now.prompt_tokens),
+        completion_tokens=max(before.completion_tokens, now.completion_tokens),
+        cached_tokens=before.cached_tokens if now.cached_tokens is None else now.cached_tokens,
+    )
+
+
+__all__ = ["MessagesScanner", "ResponsesScanner", "TypedScanner"]
