@@ -52,6 +52,7 @@ from gateway.handover import leg_runners
 from gateway.limits import SloClass
 from gateway.pipeline import Limits, Pipeline
 from gateway.planner import Planner
+from gateway.problems import Problems
 from gateway.registry import BreakerRules, HealthLoop, InstanceSpec, Isolation, LoadTracker, Membership, Registry
 from gateway.registry.addresses import AddressRules
 from gateway.registry.discovery import DiscoveryLoop, chosen_watchers
@@ -117,6 +118,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
         load = LoadTracker()
         index = FleetIndex()
         metrics = Metrics()
+        problems = Problems()
         telemetry = Telemetry(metrics)
         lag = LoopLag(telemetry.lagged)
         waits_s = {
@@ -149,6 +151,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                 index=index,
                 admission=admission,
                 accounts=lambda: authenticator.accounts,
+                problems=problems,
                 spans=traces.counts if traces else None,
             )
         )
@@ -190,6 +193,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
             policy=settings.routing_policy,
             costs=costs,
             drain_s=settings.drain_timeout_s,
+            problems=problems,
         )
         with (
             ThreadPoolExecutor(max_workers=2, thread_name_prefix="fingerprint") as executor,
@@ -226,7 +230,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     else TokenApi(tokenizer=tokenizer, executor=token_executor, registry=registry),
                     tracer=traces.tracer if traces else None,
                 )
-                app.include_router(ops_router(registry=registry, metrics=metrics, siblings=siblings))
+                app.include_router(ops_router(registry=registry, metrics=metrics, problems=problems, siblings=siblings))
                 board = FleetBoard(registry=registry, load=load, index=index, planner=planner, telemetry=telemetry)
                 app.include_router(dashboard_router(assets, board))
                 app.inference = OpenAiApi(
@@ -286,7 +290,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     authenticator.publish(directory)
                     registry.tenants(several=authenticator.several)
 
-                keeper = DirectoryKeeper(store, publish)
+                keeper = DirectoryKeeper(store, publish, problems)
                 presets = PresetCatalogue(Presets.shipped(), lambda: keeper.current.workloads)
                 control = InstanceControl(session, timeout_s=settings.control_timeout_s)
                 swap = PolicySwap(control)
@@ -354,6 +358,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                                     meter=quotas,
                                     telemetry=telemetry,
                                     siblings=siblings,
+                                    problems=problems,
                                 )
                             ),
                             shadow_router(registry=registry, control=control),

@@ -8,13 +8,16 @@ while one was away is there when it is back.
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 from gateway.planner import Planner
+from gateway.problems import Problems
 from gateway.registry import InstanceSpec, Membership, Registry, Source
 from gateway.registry.addresses import AddressError, AddressRules
 from gateway.routing import POLICIES, CostModel
 from gateway.state import Kind, Store
 from gateway.state.fleet_bodies import ROUTING_NAME, InstanceBody, PolicyName, RoutingBody
+from gateway.state.stored import DocumentReader, read
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole
 
@@ -36,6 +39,7 @@ class RosterKeeper:
         policy: PolicyName,
         costs: CostModel,
         drain_s: float,
+        problems: Problems,
     ) -> None:
         """``policy`` and ``costs`` hold where the store says nothing."""
         self._store = store
@@ -45,6 +49,7 @@ class RosterKeeper:
         self._policy = policy
         self._costs = costs
         self._drain_s = drain_s
+        self._reader = DocumentReader(problems)
         self._revision = -1
         self._drained: frozenset[InstanceId] = frozenset()
         self._roles: Mapping[InstanceId, EngineRole] = {}
@@ -82,16 +87,19 @@ class RosterKeeper:
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Apply what the store says if it has changed; raises ``StoreUnavailableError``, and all stays as it was."""
+        """Apply what the store says if it has changed; raises ``StoreUnavailableError``, and all stays as it was. What
+        an unreadable document said before goes on to hold.
+        """
         if self._membership is None:
             return
         revision = await self._store.revision()
         if revision == self._revision:
             return
         documents = await self._store.documents(Kind.INSTANCE)
-        routing = await self._store.document(Kind.ROUTING, ROUTING_NAME)
-        bodies = {InstanceId(each.name): InstanceBody.model_validate_json(each.body) for each in documents}
-        self._take_routing(None if routing is None else RoutingBody.model_validate_json(routing.body))
+        routing = await self._store.documents(Kind.ROUTING)
+        said = self._reader.read(Kind.INSTANCE, documents, partial(read, InstanceBody))
+        bodies = {InstanceId(name): body for name, body in said.items()}
+        self._take_routing(self._reader.read(Kind.ROUTING, routing, partial(read, RoutingBody)).get(ROUTING_NAME))
         self._drained = frozenset(name for name, body in bodies.items() if body.draining)
         self._roles = {name: body.role for name, body in bodies.items() if body.role is not None}
         specs = []

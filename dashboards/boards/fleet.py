@@ -306,6 +306,12 @@ _PROCESS: Final = Row(
             empty=_NONE_FAILED,
         ),
         lines(
+            "Problems",
+            "Problems that gateways have now, by kind; `GET /admin/v1/status` has their messages.",
+            Shown.COUNT,
+            query("sum by (kind) (kvgate_problems)", "{{kind}}"),
+        ),
+        lines(
             "Spans",
             "Of traces: sent, not taken by the collector, or dropped as too many waited for it. Requests don't wait.",
             Shown.PER_SECOND,

@@ -7,15 +7,20 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
+from typing import TypeVar
 
 from gateway.limits import UNLIMITED, TenantLimits
+from gateway.problems import Problems
 from gateway.state.bodies import CURRENT_PRESET, DEFAULT_QUOTA, KeyBody, PolicyBody, PresetBody, QuotaBody, TenantBody
-from gateway.state.documents import Kind
+from gateway.state.documents import Document, Kind
 from gateway.state.fleet_bodies import PinBody
 from gateway.state.store import Store, StoreUnavailableError
+from gateway.state.stored import DocumentReader, UnreadableDocumentError, read
 from gateway.types import TenantId
 
+_Value = TypeVar("_Value")
 _log = logging.getLogger(__name__)
 
 
@@ -49,59 +54,85 @@ class Directory:
         return self.limits.get(tenant, self.default_limits)
 
 
-async def read_directory(store: Store) -> Directory:
-    """Read all of it; raises ``StoreUnavailableError``.
-
-    The revision is read first: a change in between makes the next look find a newer one, and read again.
+class DirectoryReader:
+    """Reads the directory. A document that can't be read fails alone: a key isn't accepted then, a tenant counts as
+    suspended, and of all others what was read here before goes on to hold.
     """
-    revision = await store.revision()
-    limits = {
-        TenantId(each.name): QuotaBody.model_validate_json(each.body).limits()
-        for each in await store.documents(Kind.QUOTA)
-    }
-    tenants = await store.documents(Kind.TENANT)
-    suspended = frozenset(
-        TenantId(each.name) for each in tenants if TenantBody.model_validate_json(each.body).suspended
-    )
-    preset = await store.document(Kind.PRESET, CURRENT_PRESET)
-    keys = [KeyBody.model_validate_json(each.body) for each in await store.documents(Kind.KEY)]
-    return Directory(
-        revision=revision,
-        keys=MappingProxyType(
-            {
-                bytes.fromhex(each.digest): KnownKey(tenant=TenantId(each.tenant), expires_at_s=each.expires_at_s)
-                for each in keys
-                if each.revoked_at_s is None
-            }
-        ),
-        has_keys=bool(keys),
-        limits=MappingProxyType(limits),
-        default_limits=limits.get(TenantId(DEFAULT_QUOTA), UNLIMITED),
-        suspended=suspended,
-        tenants=frozenset(TenantId(each.name) for each in tenants),
-        preset=None if preset is None else PresetBody.model_validate_json(preset.body),
-        workloads=MappingProxyType({each.name: each.body for each in await store.documents(Kind.WORKLOAD)}),
-        policies=MappingProxyType(
-            {each.name: PolicyBody.model_validate_json(each.body) for each in await store.documents(Kind.POLICY)}
-        ),
-        pins=MappingProxyType(
-            {each.name: PinBody.model_validate_json(each.body) for each in await store.documents(Kind.PIN)}
-        ),
-    )
+
+    def __init__(self, store: Store, problems: Problems) -> None:
+        self._store = store
+        self._reader = DocumentReader(problems)
+
+    async def read(self) -> Directory:
+        """Read all of it; raises ``StoreUnavailableError``.
+
+        The revision is read first: a change in between makes the next look find a newer one, and read again.
+        """
+        revision = await self._store.revision()
+        keys = await self._store.documents(Kind.KEY)
+        tenants = await self._all(Kind.TENANT, partial(read, TenantBody), otherwise=_suspended)
+        limits = await self._all(Kind.QUOTA, lambda each: read(QuotaBody, each).limits())
+        presets = await self._all(Kind.PRESET, partial(read, PresetBody))
+        return Directory(
+            revision=revision,
+            keys=MappingProxyType(
+                {
+                    digest: key
+                    for digest, key in self._reader.read(Kind.KEY, keys, _key, otherwise=lambda _: None).values()
+                    if key is not None
+                }
+            ),
+            has_keys=bool(keys),
+            limits=MappingProxyType({TenantId(name): each for name, each in limits.items()}),
+            default_limits=limits.get(DEFAULT_QUOTA, UNLIMITED),
+            suspended=frozenset(TenantId(name) for name, each in tenants.items() if each.suspended),
+            tenants=frozenset(map(TenantId, tenants)),
+            preset=presets.get(CURRENT_PRESET),
+            workloads=MappingProxyType({each.name: each.body for each in await self._store.documents(Kind.WORKLOAD)}),
+            policies=MappingProxyType(await self._all(Kind.POLICY, partial(read, PolicyBody))),
+            pins=MappingProxyType(await self._all(Kind.PIN, partial(read, PinBody))),
+        )
+
+    async def _all(
+        self,
+        kind: Kind,
+        parse: Callable[[Document], _Value],
+        *,
+        otherwise: Callable[[_Value | None], _Value | None] = lambda before: before,
+    ) -> dict[str, _Value]:
+        return self._reader.read(kind, await self._store.documents(kind), parse, otherwise=otherwise)
+
+
+def _key(document: Document) -> tuple[bytes, KnownKey | None]:
+    """Return a key's digest, and the key unless it is revoked."""
+    body = read(KeyBody, document)
+    try:
+        digest = bytes.fromhex(body.digest)
+    except ValueError:
+        raise UnreadableDocumentError(document, "digest: it is not hexadecimal") from None
+    if body.revoked_at_s is not None:
+        return digest, None
+    return digest, KnownKey(tenant=TenantId(body.tenant), expires_at_s=body.expires_at_s)
+
+
+def _suspended(before: TenantBody | None) -> TenantBody:
+    del before
+    return TenantBody(suspended=True)
 
 
 class DirectoryKeeper:
     """Reads the directory anew when the store has changed, here or in another gateway, and tells ``publish``."""
 
-    def __init__(self, store: Store, publish: Callable[[Directory], None]) -> None:
+    def __init__(self, store: Store, publish: Callable[[Directory], None], problems: Problems) -> None:
         self._store = store
+        self._reader = DirectoryReader(store, problems)
         self._publish = publish
         self.current = Directory()
 
     async def refresh(self) -> None:
         """Bring it up to date; raises ``StoreUnavailableError``, and what is known stays as it was."""
         if self.current.revision != await self._store.revision():
-            self.current = await read_directory(self._store)
+            self.current = await self._reader.read()
             self._publish(self.current)
 
     async def run(self, interval_s: float) -> None:
@@ -119,4 +150,4 @@ class DirectoryKeeper:
                 away = False
 
 
-__all__ = ["Directory", "DirectoryKeeper", "KnownKey", "read_directory"]
+__all__ = ["Directory", "DirectoryKeeper", "KnownKey"]

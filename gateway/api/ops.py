@@ -3,12 +3,15 @@
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from gateway.problems import Problems
 from gateway.registry import Registry
 from gateway.telemetry import Metrics
 from gateway.telemetry.siblings import Siblings
 
 
-def ops_router(*, registry: Registry, metrics: Metrics, siblings: Siblings | None = None) -> APIRouter:
+def ops_router(
+    *, registry: Registry, metrics: Metrics, problems: Problems, siblings: Siblings | None = None
+) -> APIRouter:
     """Return ``/healthz``, ``/readyz`` and ``/metrics``."""
     router = APIRouter()
 
@@ -29,6 +32,7 @@ def ops_router(*, registry: Registry, metrics: Metrics, siblings: Siblings | Non
             {
                 "status": "ready" if is_ready else "no usable instance answers" if usable else "no usable instance",
                 "usable": usable,
+                "problems": {kind: count for kind, count in problems.counts().items() if count},
                 "blocks_known": sum(each.blocks_known for each in instances),
                 "instances": {
                     each.id: {"state": each.state, "reason": each.reason, "blocks": each.blocks} for each in instances

@@ -1,11 +1,12 @@
 """PostgreSQL, the store of gateways on several hosts. The driver is the optional dependency ``kvgate[postgres]``."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from gateway.errors import StateError
 from gateway.state.documents import AuditBound
-from gateway.state.sql import SCHEMA, Row, SqlStore
+from gateway.state.schema import Row, SchemaError, prepare
+from gateway.state.sql import SqlStore
 
 try:
     import psycopg
@@ -30,13 +31,14 @@ class PostgresDatabase:
             application_name="kvgate",
             options="-c statement_timeout=10000 -c lock_timeout=10000 -c client_min_messages=warning",
         )
-        try:
-            with self.transaction():
-                for statement in SCHEMA:
-                    self.execute(statement.format(serial="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"))
-        except BaseException:
-            self._connection.close()
-            raise
+
+    @property
+    def serial(self) -> str:
+        return "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
+
+    def tables(self) -> frozenset[str]:
+        found = self.rows("SELECT tablename FROM pg_tables WHERE schemaname = ANY (current_schemas(false))")
+        return frozenset(name for (name,) in found)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -61,8 +63,9 @@ def _translated(statement: str) -> bytes:
 def open_postgres(url: str, audit: AuditBound | None = None) -> SqlStore:
     """Return the store at ``url``; raises ``StateError`` when it can't be reached or used."""
     try:
-        PostgresDatabase(url).close()
-    except psycopg.Error as error:
+        with closing(PostgresDatabase(url)) as database:
+            prepare(database)
+    except (psycopg.Error, SchemaError) as error:
         raise StateError(f"store_url: PostgreSQL can't be used: {str(error).strip()}") from error
     return SqlStore(lambda: PostgresDatabase(url), unavailable=(psycopg.Error,), audit=audit)
 

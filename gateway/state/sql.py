@@ -7,56 +7,17 @@ client's request, so one connection does, and one code path is tested against bo
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from time import time
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from gateway.state.documents import ABSENT, Action, AuditBound, AuditEntry, Change, Delete, Document, Kind, Remembered
+from gateway.state.schema import Database, Row, SchemaError, prepare
 from gateway.state.store import ConflictError, Remember, RepeatedKeyError, StoreUnavailableError
 
-Row = Sequence[Any]
 _Result = TypeVar("_Result")
 
 _REMEMBERED_S = 24 * 3600.0
 _CALL_LIMIT_S = 30.0
-
-SCHEMA = (
-    (
-        "CREATE TABLE IF NOT EXISTS kvgate_revision (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), "
-        "revision BIGINT NOT NULL)"
-    ),
-    "INSERT INTO kvgate_revision (only_row, revision) VALUES (1, 0) ON CONFLICT DO NOTHING",
-    (
-        "CREATE TABLE IF NOT EXISTS kvgate_documents (kind TEXT NOT NULL, name TEXT NOT NULL, body TEXT, "
-        "version BIGINT NOT NULL, created_at_s DOUBLE PRECISION NOT NULL, updated_at_s DOUBLE PRECISION NOT NULL, "
-        "PRIMARY KEY (kind, name))"
-    ),
-    (
-        "CREATE TABLE IF NOT EXISTS kvgate_audit (number {serial}, at_s DOUBLE PRECISION NOT NULL, "
-        "actor TEXT NOT NULL, action TEXT NOT NULL, target TEXT NOT NULL, outcome TEXT NOT NULL, detail TEXT NOT NULL, "
-        "request_id TEXT NOT NULL)"
-    ),
-    "CREATE INDEX IF NOT EXISTS kvgate_audit_at ON kvgate_audit (at_s)",
-    (
-        "CREATE TABLE IF NOT EXISTS kvgate_idempotency (key TEXT PRIMARY KEY, request TEXT NOT NULL, "
-        "status INTEGER NOT NULL, body TEXT NOT NULL, etag TEXT NOT NULL, at_s DOUBLE PRECISION NOT NULL)"
-    ),
-)
-"""A document that is gone stays as a row without a body, so that its version goes on counting."""
-
-
-class Database(Protocol):
-    """One connection, used from one thread. Parameters are written ``?``."""
-
-    def transaction(self) -> AbstractContextManager[None]:
-        """Run the block as one transaction that no other writer runs beside; roll it back when the block raises."""
-        ...
-
-    def rows(self, statement: str, parameters: Sequence[object] = ()) -> Sequence[Row]: ...
-
-    def execute(self, statement: str, parameters: Sequence[object] = ()) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class SqlStore:
@@ -73,7 +34,7 @@ class SqlStore:
         clock: Callable[[], float] = time,
     ) -> None:
         self._connect = connect
-        self._unavailable = unavailable
+        self._unavailable: tuple[type[Exception], ...] = (*unavailable, SchemaError)
         self._bound = audit or AuditBound()
         self._clock = clock
         self._database: Database | None = None
@@ -128,6 +89,7 @@ class SqlStore:
         try:
             if self._database is None:
                 self._database = self._connect()
+                prepare(self._database)
             return work(self._database)
         except self._unavailable as error:
             if self._database is not None:  # whatever state the connection is in, the next call gets a new one
@@ -285,4 +247,4 @@ def _audit(database: Database, limit: int, before: int | None, since_s: float) -
     ]
 
 
-__all__ = ["SCHEMA", "Database", "Row", "SqlStore"]
+__all__ = ["SqlStore"]

@@ -3,20 +3,19 @@
 WAL with full syncs: a reader never waits for a writer, and what was answered as done is on the disk.
 """
 
-import re
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from gateway.errors import StateError
 from gateway.state.documents import AuditBound
-from gateway.state.sql import SCHEMA, Row, SqlStore
+from gateway.state.schema import Row, SchemaError, prepare
+from gateway.state.sql import SqlStore
 
 FILE_NAME = "kvgate.sqlite3"
 _BUSY_S = 10.0
 _OLDEST = (3, 35, 0)
-_MADE = frozenset(name for each in SCHEMA for name in re.findall(r"IF NOT EXISTS (\w+)", each))
 
 
 class SqliteDatabase:
@@ -27,18 +26,16 @@ class SqliteDatabase:
         try:
             self.execute("PRAGMA journal_mode = WAL")
             self.execute("PRAGMA synchronous = FULL")
-            if not self._complete:  # to look takes no lock: it is opened while another process writes, too
-                with self.transaction():
-                    for statement in SCHEMA:
-                        self.execute(statement.format(serial="INTEGER PRIMARY KEY AUTOINCREMENT"))
         except BaseException:
             self._connection.close()
             raise
 
     @property
-    def _complete(self) -> bool:
-        present = {name for (name,) in self.rows("SELECT name FROM sqlite_master")}
-        return present >= _MADE and bool(self.rows("SELECT 1 FROM kvgate_revision"))
+    def serial(self) -> str:
+        return "INTEGER PRIMARY KEY AUTOINCREMENT"
+
+    def tables(self) -> frozenset[str]:
+        return frozenset(name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'"))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -69,8 +66,9 @@ def open_sqlite(folder: Path, audit: AuditBound | None = None) -> SqlStore:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
-        SqliteDatabase(path).close()
-    except (OSError, sqlite3.Error) as error:
+        with closing(SqliteDatabase(path)) as database:
+            prepare(database)
+    except (OSError, sqlite3.Error, SchemaError) as error:
         raise StateError(f"{path}: can't be used as the store: {error}") from error
     return SqlStore(lambda: SqliteDatabase(path), unavailable=(sqlite3.DatabaseError,), audit=audit)
 

@@ -17,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gateway.admission import AdmissionController
+from gateway.problems import Problems
 from gateway.registry import BreakerState, InstanceState, LoadTracker, Registry
 from gateway.telemetry.meters import CounterMeter, HistogramMeter, Labels, family_of, gauge_of
 from gateway.types import Tenant, TenantId
@@ -40,6 +41,7 @@ class Watched:
     load: LoadTracker
     index: FleetIndex
     admission: AdmissionController
+    problems: Problems
     accounts: Callable[[], Mapping[TenantId, Tenant]]
     """Tenants that are known by name: those alone have series of their own."""
     spans: "SpanCounts | None" = None
@@ -127,6 +129,8 @@ class Metrics:
         if self._watched is not None:
             yield from _fleet(self._watched)
             yield from _tenants(self._watched.accounts())
+            counts = self._watched.problems.counts()
+            yield gauge_of(catalogue.PROBLEMS, (((kind,), count) for kind, count in counts.items()))
             if self._watched.spans is not None:
                 yield _spans(self._watched.spans)
 

@@ -194,6 +194,12 @@ BACKGROUND_FAILURES = _counter(
     "loop",
     appears="with the first failure",
 )
+PROBLEMS = _gauge(
+    "problems",
+    Unit.COUNT,
+    "Problems that this process has now, by kind; `GET /admin/v1/status` has their messages.",
+    "kind",
+)
 TRACE_SPANS = _counter(
     "trace_spans",
     Unit.COUNT,

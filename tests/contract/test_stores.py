@@ -49,7 +49,7 @@ def _emptied(url: str) -> None:
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
-        for table in ("revision", "documents", "audit", "idempotency"):
+        for table in ("schema", "revision", "documents", "audit", "idempotency"):
             connection.execute(f"DROP TABLE IF EXISTS kvgate_{table}".encode())
 
 

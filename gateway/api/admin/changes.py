@@ -46,6 +46,7 @@ from gateway.state import (
     Store,
     StoreUnavailableError,
 )
+from gateway.state.stored import newer, written
 
 _ETAG: Final = re.compile(r'"(\d{1,18})"')
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -218,7 +219,14 @@ class Changes:
             return replayed
         present = await self._store.document(kind, name)
         return await self.apply(
-            [Put(kind=kind, name=name, body=body.model_dump_json(), expected=mutation.expected(present))],
+            [
+                Put(
+                    kind=kind,
+                    name=name,
+                    body=written(body, present),
+                    expected=expected_of(mutation, type(body), present),
+                )
+            ],
             mutation=mutation,
             action=mutation.action("put", target, body.model_dump(mode="json")),
             status=200,
@@ -320,6 +328,14 @@ class Mutation:
         """Return what tells this request from another one with the same idempotency key."""
         head = f"{self._request.method} {self._request.url.path}?{self._request.url.query}\n{self._if_match}\n"
         return hashlib.sha256(head.encode() + await self._request.body()).hexdigest()
+
+
+def expected_of(mutation: Mutation, model: type[BaseModel], present: Document | None) -> int | None:
+    """Return the version that a document must have to be replaced. One with fields of a newer version must still be
+    the document whose fields are kept.
+    """
+    wanted = mutation.expected(present)
+    return present.version if wanted is None and present is not None and newer(model, present) else wanted
 
 
 MutationOf = Annotated[Mutation, Depends()]

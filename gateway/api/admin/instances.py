@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.admin.access import AdminRoute, RegistrationRoute
-from gateway.api.admin.changes import Changes, Mutation, MutationOf, etag, must
+from gateway.api.admin.changes import Changes, Mutation, MutationOf, etag, expected_of, must
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.place import place_of, serves
 from gateway.planner import Planner
@@ -21,6 +21,7 @@ from gateway.registry.leases import Leases
 from gateway.state import ABSENT, Document, Kind, Put
 from gateway.state.bodies import NAME_PATTERN, Name
 from gateway.state.fleet_bodies import InstanceBody, Url
+from gateway.state.stored import read, written
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole, KVTransport
 
@@ -183,9 +184,9 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C9
 
     async def put(name: str, body: InstanceBody, mutation: Mutation, *, verb: str, status: int = 200) -> Response:
         present = await store.document(Kind.INSTANCE, name)
-        expected = ABSENT if verb == "create" else mutation.expected(present)
+        expected = ABSENT if verb == "create" else expected_of(mutation, InstanceBody, present)
         return await changes.apply(
-            [Put(kind=Kind.INSTANCE, name=name, body=body.model_dump_json(), expected=expected)],
+            [Put(kind=Kind.INSTANCE, name=name, body=written(body, present), expected=expected)],
             mutation=mutation,
             action=mutation.action(verb, f"instances/{name}", body.model_dump(mode="json")),
             status=status,
@@ -198,7 +199,7 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C9
         present = await store.document(Kind.INSTANCE, name)
         if present is None:
             roster.get(name)
-        said = InstanceBody() if present is None else InstanceBody.model_validate_json(present.body)
+        said = InstanceBody() if present is None else read(InstanceBody, present)
         body = said.model_copy(update={"draining": draining})
         return await put(name, body, mutation, verb="drain" if draining else "resume")
 
@@ -296,7 +297,7 @@ def leases_router(roster: Roster) -> APIRouter:
 
 
 def _change(document: Document) -> InstanceChange:
-    body = InstanceBody.model_validate_json(document.body)
+    body = read(InstanceBody, document)
     return InstanceChange(
         id=document.name, url=body.url, draining=body.draining, role=body.role, version=document.version
     )

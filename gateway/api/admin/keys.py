@@ -10,10 +10,11 @@ from gateway.admission import Authenticator
 from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes, MutationOf, etag, must
 from gateway.api.admin.tenants import no_tenant
-from gateway.api.admin.views import KeyList, KeyView, NewKeyBody, NewKeyView, key_view
+from gateway.api.admin.views import KeyList, KeyView, NewKeyBody, NewKeyView, key_view, revoked_view
 from gateway.errors import NotFoundError
 from gateway.state import ABSENT, Kind, Put, make_key
 from gateway.state.bodies import NAME_PATTERN, KeyBody
+from gateway.state.stored import field, patched, readable, written
 from gateway.types import TenantId
 
 KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", description="A key's id, not the key.")]
@@ -29,7 +30,7 @@ def keys_router(changes: Changes, authenticator: Authenticator, *, clock: Callab
         tenant: Annotated[str | None, Query(pattern=NAME_PATTERN, description="Only this tenant's.")] = None,
     ) -> KeyList:
         """Keys of all tenants or of one, never the keys themselves. Those of the settings are not among them."""
-        keys = [key_view(each) for each in await store.documents(Kind.KEY)]
+        keys = readable(key_view, await store.documents(Kind.KEY))
         return KeyList(data=[each for each in keys if tenant in {None, each.tenant}])
 
     @router.get("/keys/{key_id}")
@@ -55,7 +56,7 @@ def keys_router(changes: Changes, authenticator: Authenticator, *, clock: Callab
             note=body.note,
             expires_at_s=None if body.expires_in_s is None else clock() + body.expires_in_s,
         )
-        put = Put(kind=Kind.KEY, name=made.key_id, body=kept.model_dump_json(), expected=ABSENT)
+        put = Put(kind=Kind.KEY, name=made.key_id, body=written(kept), expected=ABSENT)
         return await changes.apply(
             [put],
             mutation=mutation,
@@ -67,27 +68,29 @@ def keys_router(changes: Changes, authenticator: Authenticator, *, clock: Callab
 
     @router.delete("/keys/{key_id}", response_model=KeyView)
     async def revoke_key(key_id: KeyId, mutation: MutationOf) -> Response:
-        """Revoke a key: refused from now on, here at once and at other gateways within ``store_poll_s``."""
+        """Revoke a key: refused from now on, here at once and at other gateways within ``store_poll_s``.
+
+        A key that this version can't read is revoked all the same.
+        """
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         present = await store.document(Kind.KEY, key_id)
         if present is None:
             raise _no_key(key_id)
-        key = KeyBody.model_validate_json(present.body)
-        revoked = key if key.revoked_at_s is not None else key.model_copy(update={"revoked_at_s": clock()})
+        revoked = field(present, "revoked_at_s") is not None
         expected = mutation.expected(present)
         put = Put(
             kind=Kind.KEY,
             name=key_id,
-            body=revoked.model_dump_json(),
+            body=present.body if revoked else patched(present, revoked_at_s=clock()),
             expected=present.version if expected is None else expected,
         )
         return await changes.apply(
             [put],
             mutation=mutation,
-            action=mutation.action("revoke", f"keys/{key_id}", {"tenant": key.tenant}),
+            action=mutation.action("revoke", f"keys/{key_id}", {"tenant": field(present, "tenant")}),
             status=200,
-            shown=lambda documents: key_view(must(documents[0])).model_dump(mode="json"),
+            shown=lambda documents: revoked_view(must(documents[0])).model_dump(mode="json"),
         )
 
     return router

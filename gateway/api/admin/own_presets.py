@@ -15,7 +15,8 @@ from gateway.api.admin.changes import Changes, Mutation, MutationOf, etag, must
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.fleet.catalogue import RESERVED, PresetCatalogue
 from gateway.state import Document, Kind, Put
-from gateway.state.bodies import CURRENT_PRESET, NAME_PATTERN, PresetBody
+from gateway.state.bodies import CURRENT_PRESET, NAME_PATTERN
+from gateway.state.stored import field, fields
 from kvcontrol.presets import PresetFileError, Presets, workload_form
 
 PresetName = Annotated[str, Path(pattern=NAME_PATTERN, description="A preset's name, like long-context-32k.")]
@@ -101,7 +102,7 @@ def own_presets_router(changes: Changes, *, presets: PresetCatalogue) -> APIRout
         if await changes.replayed(mutation) is not None:
             return
         current = await store.document(Kind.PRESET, CURRENT_PRESET)
-        if current is not None and PresetBody.model_validate_json(current.body).name == name:
+        if current is not None and field(current, "name") == name:
             raise ConflictApiError(
                 f"the fleet is kept at the preset {name!r}: apply another one, or DELETE /admin/v1/presets/current",
                 code="preset_in_use",
@@ -115,7 +116,7 @@ def _missing(name: str) -> NotFoundError:
 
 
 def _shown(document: Document) -> PresetForm:
-    return PresetForm(name=document.name, shipped=False, form=json.loads(document.body), version=document.version)
+    return PresetForm(name=document.name, shipped=False, form=dict(fields(document)), version=document.version)
 
 
 __all__ = ["own_presets_router"]

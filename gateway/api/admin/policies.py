@@ -26,6 +26,7 @@ from gateway.fleet import (
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.state import Document, Kind, Put
 from gateway.state.bodies import NAME_PATTERN, PolicyBody
+from gateway.state.stored import read, readable, written
 
 PolicyKind = Annotated[
     str,
@@ -129,7 +130,7 @@ def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
                 problem=str(said) if isinstance(said, InstanceControlError) else None,
                 problems=[] if report is None else list(report.problems),
             )
-        return PolicyList(data=[_view(each) for each in await store.documents(Kind.POLICY)], instances=instances)
+        return PolicyList(data=readable(_view, await store.documents(Kind.POLICY)), instances=instances)
 
     @router.get("/policies/{kind}")
     async def get_policy(kind: PolicyKind, response: Response) -> PolicyView:
@@ -169,7 +170,7 @@ def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
                 steps = {name: StepView(**each) for name, each in _steps(report).items()}
                 try:
                     return await changes.apply(
-                        [Put(kind=Kind.POLICY, name=kind, body=body.model_dump_json(), expected=expected)],
+                        [Put(kind=Kind.POLICY, name=kind, body=written(body, present), expected=expected)],
                         mutation=mutation,
                         action=mutation.action("swap", target, detail),
                         status=200,
@@ -253,7 +254,7 @@ def _chosen(registry: Registry, names: list[str] | None) -> tuple[Instance, ...]
 
 
 def _view(document: Document, steps: dict[str, StepView] | None = None) -> PolicyView:
-    body = PolicyBody.model_validate_json(document.body)
+    body = read(PolicyBody, document)
     return PolicyView(
         **dict(body),
         kind=document.name,

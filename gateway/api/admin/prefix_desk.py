@@ -28,6 +28,7 @@ from gateway.registry import Instance, InstanceState, Registry
 from gateway.state import Change, Delete, Document, Kind, Put
 from gateway.state.bodies import Text
 from gateway.state.fleet_bodies import PinBody
+from gateway.state.stored import field, read, readable, written
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.prefix_control import LONGEST_TTL_S, Pins
 
@@ -70,7 +71,9 @@ class PrefixDesk:
         ]
         looks = await _each(present, [self._keeper.look(each) for each in present])
         return PinList(
-            data=[pin_view(each, self._places(each, looks)) for each in documents if not _over(each)],
+            data=readable(
+                lambda each: pin_view(each, self._places(each, looks)), [each for each in documents if not _over(each)]
+            ),
             instances={name: kept_view(look) for name, look in looks.items()},
         )
 
@@ -127,7 +130,7 @@ class PrefixDesk:
         return views, _ended(documents, prefix, told)
 
     def _places(self, document: Document, looks: Mapping[str, Pins | InstanceControlError]) -> dict[str, PlaceView]:
-        pin = PinBody.model_validate_json(document.body)
+        pin = read(PinBody, document)
         known = {str(each.id): each for each in self._registry.all()}
         return {name: self._place(pin, known.get(name), looks.get(name)) for name in pin.instances}
 
@@ -177,15 +180,14 @@ async def _each(
 
 
 def _over(document: Document) -> bool:
-    expires_at_s = PinBody.model_validate_json(document.body).expires_at_s
-    return expires_at_s is not None and expires_at_s <= time.time()
+    expires_at_s = field(document, "expires_at_s")
+    return isinstance(expires_at_s, int | float) and expires_at_s <= time.time()
 
 
 def _ended(documents: Sequence[Document], prefix: NamedPrefix, told: Sequence[Instance]) -> list[Change]:
     """Take the instances that forgot blocks of pins out of these; a pin that is nowhere else is gone."""
     ended: list[Change] = []
-    for document in documents:
-        pin = PinBody.model_validate_json(document.body)
+    for document, pin in readable(lambda each: (each, read(PinBody, each)), documents):
         forgot = {
             str(each.id)
             for each in told
@@ -196,7 +198,7 @@ def _ended(documents: Sequence[Document], prefix: NamedPrefix, told: Sequence[In
         if left == pin.instances:
             continue
         if left:
-            body = pin.model_copy(update={"instances": left}).model_dump_json()
+            body = written(pin.model_copy(update={"instances": left}), document)
             ended.append(Put(kind=Kind.PIN, name=document.name, body=body, expected=document.version))
         else:
             ended.append(Delete(kind=Kind.PIN, name=document.name, expected=document.version))

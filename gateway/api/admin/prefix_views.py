@@ -11,6 +11,7 @@ from gateway.fleet.control import InstanceControlError
 from gateway.fleet.pins import NoPrefixesError
 from gateway.state import Document
 from gateway.state.fleet_bodies import PinBody
+from gateway.state.stored import read
 from kvcontrol.core.prefix_control import Invalidation, Pin, Pins
 
 
@@ -101,7 +102,7 @@ class InvalidateView(BaseModel):
 
 def pin_view(document: Document, places: Mapping[str, PlaceView]) -> PinView:
     """Return a stored pin as it is shown."""
-    pin = PinBody.model_validate_json(document.body)
+    pin = read(PinBody, document)
     return PinView(
         id=document.name,
         model=pin.model,

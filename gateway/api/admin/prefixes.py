@@ -24,6 +24,7 @@ from gateway.errors import ConflictApiError, NotFoundError
 from gateway.state import Delete, Kind, Put
 from gateway.state.bodies import NAME_PATTERN
 from gateway.state.fleet_bodies import PinBody
+from gateway.state.stored import read, written
 from kvcontrol.core.prefix_control import MOST_PINS
 
 PinId = Annotated[str, Path(pattern=NAME_PATTERN, description="A pin, as the list has it.")]
@@ -54,7 +55,7 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -
                 raise mutation.stale(Kind.PIN, prefix.name, 0 if present is None else present.version)
             if present is None and len(await store.documents(Kind.PIN)) >= MOST_PINS:
                 raise ConflictApiError(f"{MOST_PINS} prefixes are pinned, the most; unpin one first", code="pin_limit")
-            before = None if present is None else PinBody.model_validate_json(present.body)
+            before = None if present is None else read(PinBody, present)
             detail = {"model": body.model, "tenant": body.tenant, "tokens": prefix.tokens, "ttl_s": body.ttl_s}
             target = f"prefixes/{prefix.name}"
             names.candidates(body, prefix)  # a refusal is no act
@@ -63,7 +64,7 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -
                 outcome = "partly" if failures(done.places.values()) else "done"
                 try:
                     return await changes.apply(
-                        [Put(kind=Kind.PIN, name=prefix.name, body=done.stored.model_dump_json(), expected=expected)],
+                        [Put(kind=Kind.PIN, name=prefix.name, body=written(done.stored, present), expected=expected)],
                         mutation=mutation,
                         action=mutation.action("pin", target, detail | _outcomes(done.places), outcome=outcome),
                         status=200,
@@ -88,7 +89,7 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -
                 raise mutation.stale(Kind.PIN, pin_id, present.version)
             target = f"prefixes/{pin_id}"
             async with changes.act(mutation, "unpin", target) as act:  # where it fails, the keeper pins it again
-                places = await desk.unpin(pin_id, PinBody.model_validate_json(present.body))
+                places = await desk.unpin(pin_id, read(PinBody, present))
                 view = UnpinView(id=pin_id, instances=places, failed=failures(places.values()))
                 outcome = "partly" if view.failed else "done"
                 return await changes.apply(

@@ -15,6 +15,7 @@ from gateway.fleet.presets import Value, differences, hot_values, start_values, 
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.state import Change, Document, Kind, Put
 from gateway.state.bodies import CURRENT_PRESET, NAME_PATTERN, PolicyBody, PresetBody
+from gateway.state.stored import read, written
 from kvcontrol.presets import Preset, UnknownPresetError
 
 PresetName = Annotated[str, Path(pattern=NAME_PATTERN, description="A preset's name, like long-context-32k.")]
@@ -77,7 +78,7 @@ def presets_router(  # noqa: C901 - it is a list of routes
             raise InvalidRequestError(str(error)) from None
 
     def current(document: Document) -> CurrentPresetView:
-        body = PresetBody.model_validate_json(document.body)
+        body = read(PresetBody, document)
         preset = merged(body)
         restart = {
             str(each.id): {
@@ -128,10 +129,10 @@ def presets_router(  # noqa: C901 - it is a list of routes
             async with changes.act(mutation, "apply", target, said, undone="rolled_back") as act:
                 swapped = await _swap_all(swap, _reporting(registry), wanted_policies(preset))
                 puts: list[Change] = [
-                    Put(kind=Kind.PRESET, name=CURRENT_PRESET, body=body.model_dump_json(), expected=wanted)
+                    Put(kind=Kind.PRESET, name=CURRENT_PRESET, body=written(body, present), expected=wanted)
                 ]
                 puts += [
-                    Put(kind=Kind.POLICY, name=policy.kind, body=PolicyBody(name=policy.name).model_dump_json())
+                    Put(kind=Kind.POLICY, name=policy.kind, body=written(PolicyBody(name=policy.name)))
                     for policy, _, _ in swapped
                 ]
                 try:

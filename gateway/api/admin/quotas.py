@@ -12,6 +12,7 @@ from gateway.api.admin.views import QuotaList, QuotaView, UsageView, quota_view
 from gateway.errors import NoInstanceError, NotFoundError
 from gateway.state import Kind
 from gateway.state.bodies import DEFAULT_QUOTA, QuotaBody
+from gateway.state.stored import readable
 from gateway.types import TenantId
 
 QuotaName = Annotated[
@@ -31,7 +32,7 @@ def quotas_router(changes: Changes, meter: QuotaMeter) -> APIRouter:
     @router.get("/quotas")
     async def list_quotas() -> QuotaList:
         """All quotas."""
-        return QuotaList(data=[quota_view(each) for each in await store.documents(Kind.QUOTA)])
+        return QuotaList(data=readable(quota_view, await store.documents(Kind.QUOTA)))
 
     @router.get("/quotas/{tenant}")
     async def get_quota(tenant: QuotaName, response: Response) -> QuotaView:

@@ -14,8 +14,9 @@ from gateway.api.admin.keys import keys_router
 from gateway.api.admin.quotas import quotas_router
 from gateway.api.admin.tenants import tenants_router
 from gateway.api.admin.views import ErrorView
-from gateway.errors import ApiError, InvalidRequestError
+from gateway.errors import ApiError, ConflictApiError, InvalidRequestError
 from gateway.state import StoreUnavailableError
+from gateway.state.stored import UnreadableDocumentError
 
 _FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorView, "description": description}
@@ -54,6 +55,7 @@ def add_failure_handlers(app: FastAPI) -> None:
     """Make every refusal of FastAPI's routes leave as OpenAI's envelope."""
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(StoreUnavailableError, _unavailable)
+    app.add_exception_handler(UnreadableDocumentError, _unreadable)
     app.add_exception_handler(RequestValidationError, _invalid)
 
 
@@ -75,6 +77,13 @@ async def _unavailable(request: Request, error: Exception) -> Response:
     if not isinstance(error, StoreUnavailableError):
         raise error
     return await _refused(request, store_unavailable(error))
+
+
+async def _unreadable(request: Request, error: Exception) -> Response:
+    if not isinstance(error, UnreadableDocumentError):
+        raise error
+    message = f"{error}; replace it with PUT, or use a gateway of the version that wrote it"
+    return await _refused(request, ConflictApiError(message, code="document_unreadable"))
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

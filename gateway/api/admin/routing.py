@@ -10,6 +10,7 @@ from gateway.roster_keeper import RosterKeeper
 from gateway.routing import POLICIES
 from gateway.state import Document, Kind
 from gateway.state.fleet_bodies import ROUTING_NAME, PolicyName, RoutingBody
+from gateway.state.stored import read
 
 
 class RoutingView(BaseModel):
@@ -31,7 +32,7 @@ def routing_router(changes: Changes, keeper: RosterKeeper) -> APIRouter:
     store = changes.store
 
     def view(document: Document | None) -> RoutingView:
-        policy, costs = keeper.routing_of(None if document is None else RoutingBody.model_validate_json(document.body))
+        policy, costs = keeper.routing_of(None if document is None else read(RoutingBody, document))
         return RoutingView(
             policy=policy,
             prefill_tokens_per_s=costs.prefill_tokens_per_s,

@@ -16,6 +16,7 @@ from gateway.api.admin.instances import InstanceView, Roster
 from gateway.api.admin.views import UsageView
 from gateway.dashboard import FleetBoard
 from gateway.limits import Priority, SloClass
+from gateway.problems import ProblemKind, Problems
 from gateway.registry import Instance
 from gateway.telemetry import Interval, Telemetry
 from gateway.telemetry.siblings import Siblings
@@ -83,6 +84,14 @@ class IntervalView(_View):
     waiting: int
 
 
+class ProblemView(_View):
+    """Something that is wrong with this gateway now."""
+
+    kind: ProblemKind
+    subject: str
+    message: str
+
+
 class WorkerView(_View):
     """Which of several workers answered: traffic and requests in flight are this one's."""
 
@@ -100,6 +109,7 @@ class StatusView(_View):
     open: bool = Field(description="Whether any API key is accepted.")
     worker: WorkerView | None
     waiting: int
+    problems: list[ProblemView] = Field(description="What is wrong with the process that answers.")
     interval_s: float
     process: str = Field(description="Whose numbers the intervals have: another one after a restart.")
     instances: list[InstanceStatus]
@@ -120,6 +130,7 @@ class StatusBoard:
         meter: QuotaMeter,
         telemetry: Telemetry,
         siblings: Siblings | None,
+        problems: Problems,
     ) -> None:
         self._fleet = fleet
         self._roster = roster
@@ -128,6 +139,7 @@ class StatusBoard:
         self._meter = meter
         self._telemetry = telemetry
         self._siblings = siblings
+        self._problems = problems
 
     async def view(self, after: int, process: str | None) -> StatusView:
         """Return the gateway as it is now, with the intervals after that number of that process."""
@@ -141,6 +153,9 @@ class StatusBoard:
             open=self._authenticator.open,
             worker=None if self._siblings is None else WorkerView(own=self._siblings.own, count=self._siblings.count),
             waiting=self._admission.waiting,
+            problems=[
+                ProblemView(kind=each.kind, subject=each.subject, message=each.message) for each in self._problems.all()
+            ],
             interval_s=INTERVAL_S,
             process=self._telemetry.traffic.process,
             instances=[self._instance(each) for each in self._roster.registry.all()],

@@ -10,8 +10,8 @@ from gateway.api.admin.changes import Changes, MutationOf, etag
 from gateway.api.admin.views import TenantList, TenantView, tenant_view
 from gateway.errors import NotFoundError
 from gateway.state import Change, Delete, Kind, Put
-from gateway.state.bodies import NAME_PATTERN, KeyBody, TenantBody
-from gateway.state.fleet_bodies import PinBody
+from gateway.state.bodies import NAME_PATTERN, TenantBody
+from gateway.state.stored import field, patched, readable
 
 TenantName = Annotated[str, Path(pattern=NAME_PATTERN, description="A tenant's name.")]
 
@@ -24,7 +24,7 @@ def tenants_router(changes: Changes) -> APIRouter:  # noqa: C901 - it is a list 
     @router.get("/tenants")
     async def list_tenants() -> TenantList:
         """All tenants that the store knows; those of the settings' keys need no entry here."""
-        return TenantList(data=[tenant_view(each) for each in await store.documents(Kind.TENANT)])
+        return TenantList(data=readable(tenant_view, await store.documents(Kind.TENANT)))
 
     @router.get("/tenants/{name}")
     async def get_tenant(name: TenantName, response: Response) -> TenantView:
@@ -42,7 +42,10 @@ def tenants_router(changes: Changes) -> APIRouter:  # noqa: C901 - it is a list 
 
     @router.delete("/tenants/{name}", status_code=204)
     async def delete_tenant(name: TenantName, mutation: MutationOf) -> Response:
-        """Forget a tenant, its quota and its pinned prefixes, and revoke its keys."""
+        """Forget a tenant, its quota and its pinned prefixes, and revoke its keys.
+
+        Keys and prefixes that this version can't read are among them.
+        """
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         present = await store.document(Kind.TENANT, name)
@@ -55,13 +58,12 @@ def tenants_router(changes: Changes) -> APIRouter:  # noqa: C901 - it is a list 
         gone += [
             Delete(kind=Kind.PIN, name=each.name, expected=each.version)
             for each in await store.documents(Kind.PIN)
-            if PinBody.model_validate_json(each.body).tenant == name
+            if field(each, "tenant") == name
         ]
         revoked = []
         for document in await store.documents(Kind.KEY):
-            key = KeyBody.model_validate_json(document.body)
-            if key.tenant == name and key.revoked_at_s is None:
-                body = key.model_copy(update={"revoked_at_s": time()}).model_dump_json()
+            if field(document, "tenant") == name and field(document, "revoked_at_s") is None:
+                body = patched(document, revoked_at_s=time())
                 gone.append(Put(kind=Kind.KEY, name=document.name, body=body, expected=document.version))
                 revoked.append(document.name)
         return await changes.apply(

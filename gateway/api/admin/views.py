@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.state import Document
 from gateway.state.bodies import KeyBody, Name, QuotaBody, TenantBody, Text
+from gateway.state.stored import UnreadableDocumentError, field, read
 
 
 class _View(BaseModel):
@@ -125,7 +126,7 @@ class UsageView(_View):
 
 def tenant_view(document: Document) -> TenantView:
     """Return a stored tenant as it is shown."""
-    body = TenantBody.model_validate_json(document.body)
+    body = read(TenantBody, document)
     return TenantView(
         **dict(body),
         id=document.name,
@@ -137,13 +138,13 @@ def tenant_view(document: Document) -> TenantView:
 
 def quota_view(document: Document) -> QuotaView:
     """Return a stored quota as it is shown."""
-    body = QuotaBody.model_validate_json(document.body)
+    body = read(QuotaBody, document)
     return QuotaView(**dict(body), tenant=document.name, version=document.version, updated_at_s=document.updated_at_s)
 
 
 def key_view(document: Document) -> KeyView:
     """Return a stored key as it is shown."""
-    body = KeyBody.model_validate_json(document.body)
+    body = read(KeyBody, document)
     return KeyView(
         id=document.name,
         tenant=body.tenant,
@@ -153,6 +154,22 @@ def key_view(document: Document) -> KeyView:
         revoked_at_s=body.revoked_at_s,
         version=document.version,
     )
+
+
+def revoked_view(document: Document) -> KeyView:
+    """Return a revoked key as it is shown, also one that this version can't read."""
+    try:
+        return key_view(document)
+    except UnreadableDocumentError:
+        return KeyView(
+            id=document.name,
+            tenant=str(field(document, "tenant")),
+            note="",
+            created_at_s=document.created_at_s,
+            expires_at_s=None,
+            revoked_at_s=document.updated_at_s,
+            version=document.version,
+        )
 
 
 __all__ = [
@@ -170,5 +187,6 @@ __all__ = [
     "UsageView",
     "key_view",
     "quota_view",
+    "revoked_view",
     "tenant_view",
 ]

@@ -1,0 +1,139 @@
+"""The schema of the store, its version, and the migrations between versions.
+
+Gateways of two neighbouring versions share a store while they are upgraded: a migration may only add what the version
+before ignores. Each migration states the oldest version that may go on using the store after it. A version that is
+older than that does not start, and a running one answers that the store can't be used.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+Row = Sequence[Any]
+
+
+class SchemaError(Exception):
+    """The store has a schema that this version must not use."""
+
+
+class Database(Protocol):
+    """One connection, used from one thread. Parameters are written ``?``."""
+
+    @property
+    def serial(self) -> str:
+        """The type of a column that numbers its rows."""
+        ...
+
+    def tables(self) -> frozenset[str]:
+        """Return the names of the tables."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Run the block as one transaction that no other writer runs beside; roll it back when the block raises."""
+        ...
+
+    def rows(self, statement: str, parameters: Sequence[object] = ()) -> Sequence[Row]: ...
+
+    def execute(self, statement: str, parameters: Sequence[object] = ()) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """Leads to ``version``; versions from ``oldest`` on can use the store afterwards."""
+
+    version: int
+    oldest: int
+    statements: tuple[str, ...]
+
+
+MIGRATIONS: Final = (
+    Migration(
+        version=1,
+        oldest=1,
+        statements=(
+            (
+                "CREATE TABLE IF NOT EXISTS kvgate_revision (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), "
+                "revision BIGINT NOT NULL)"
+            ),
+            "INSERT INTO kvgate_revision (only_row, revision) VALUES (1, 0) ON CONFLICT DO NOTHING",
+            (
+                "CREATE TABLE IF NOT EXISTS kvgate_documents (kind TEXT NOT NULL, name TEXT NOT NULL, body TEXT, "
+                "version BIGINT NOT NULL, created_at_s DOUBLE PRECISION NOT NULL, "
+                "updated_at_s DOUBLE PRECISION NOT NULL, PRIMARY KEY (kind, name))"
+            ),
+            (
+                "CREATE TABLE IF NOT EXISTS kvgate_audit (number {serial}, at_s DOUBLE PRECISION NOT NULL, "
+                "actor TEXT NOT NULL, action TEXT NOT NULL, target TEXT NOT NULL, outcome TEXT NOT NULL, "
+                "detail TEXT NOT NULL, request_id TEXT NOT NULL)"
+            ),
+            "CREATE INDEX IF NOT EXISTS kvgate_audit_at ON kvgate_audit (at_s)",
+            (
+                "CREATE TABLE IF NOT EXISTS kvgate_idempotency (key TEXT PRIMARY KEY, request TEXT NOT NULL, "
+                "status INTEGER NOT NULL, body TEXT NOT NULL, etag TEXT NOT NULL, at_s DOUBLE PRECISION NOT NULL)"
+            ),
+        ),
+    ),
+    Migration(
+        version=2,
+        oldest=1,
+        statements=(
+            (
+                "CREATE TABLE IF NOT EXISTS kvgate_schema (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), "
+                "version BIGINT NOT NULL, oldest BIGINT NOT NULL)"
+            ),
+        ),
+    ),
+)
+"""Versions before 2 did not record theirs. A document that is gone stays as a row without a body, so that its version
+goes on counting.
+"""
+
+VERSION: Final = MIGRATIONS[-1].version
+
+
+def prepare(database: Database, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+    """Bring the store to the version of these migrations, or leave a newer one as it is; raises ``SchemaError`` for one
+    that is too new. Takes no lock where there is nothing to do.
+    """
+    if not _current(database, migrations):
+        with database.transaction():
+            if not _current(database, migrations):
+                _migrate(database, migrations)
+
+
+def _current(database: Database, migrations: Sequence[Migration]) -> bool:
+    version = migrations[-1].version
+    if "kvgate_schema" not in database.tables():
+        return False
+    found = database.rows("SELECT version, oldest FROM kvgate_schema")
+    if not found:
+        return False
+    [[present, oldest]] = found
+    if oldest > version:
+        raise SchemaError(
+            f"the store has schema {present}, which gateways of schema {oldest} or newer can use; "
+            f"this one has schema {version}: start a newer version of kvgate, or restore the backup of the store"
+        )
+    return bool(present >= version)
+
+
+def _migrate(database: Database, migrations: Sequence[Migration]) -> None:
+    known = "kvgate_schema" in database.tables()
+    found = database.rows("SELECT version FROM kvgate_schema") if known else []
+    present = int(found[0][0]) if found else 0
+    for migration in migrations:
+        if migration.version > present:
+            for statement in migration.statements:
+                database.execute(statement.format(serial=database.serial))
+    last = migrations[-1]
+    database.execute(
+        "INSERT INTO kvgate_schema (only_row, version, oldest) VALUES (1, ?, ?) "
+        "ON CONFLICT (only_row) DO UPDATE SET version = excluded.version, oldest = excluded.oldest",
+        [last.version, last.oldest],
+    )
+
+
+__all__ = ["MIGRATIONS", "VERSION", "Database", "Migration", "Row", "SchemaError", "prepare"]

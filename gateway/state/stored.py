@@ -1,0 +1,164 @@
+"""Stored documents of other versions of kvgate.
+
+A store is shared by gateways of two versions while they are upgraded. So what is stored is read tolerantly, apart from
+what ``/admin/v1`` accepts: unknown fields are ignored, and kept when the document is written back. Only what differs
+from the defaults is written, so that an older version meets a new field only where somebody uses it. A document that
+can't be read fails alone.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from gateway.problems import ProblemKind, Problems
+from gateway.state.documents import Document, Kind
+from gateway.state.store import StoreError
+
+_Body = TypeVar("_Body", bound=BaseModel)
+_Value = TypeVar("_Value")
+
+
+class UnreadableDocumentError(StoreError):
+    """A document that this version can't read; other documents are not affected."""
+
+    def __init__(self, document: Document, reason: str) -> None:
+        self.document = document
+        self.reason = reason
+        super().__init__(f"{document.kind} {document.name!r} can't be read by this version of kvgate: {reason}")
+
+
+def read(model: type[_Body], document: Document) -> _Body:
+    """Return a document's body; raises ``UnreadableDocumentError``."""
+    try:
+        return model.model_validate_json(document.body, extra="ignore")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UnreadableDocumentError(document, f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+def fields(document: Document) -> Mapping[str, Any]:
+    """Return a document's fields as they are stored, without checking them; raises ``UnreadableDocumentError``."""
+    try:
+        found = json.loads(document.body)
+    except ValueError as error:
+        raise UnreadableDocumentError(document, str(error)) from None
+    if not isinstance(found, dict):
+        raise UnreadableDocumentError(document, "it is no JSON object")
+    return found
+
+
+def field(document: Document, name: str) -> Any:
+    """Return one field as it is stored; None where it is absent or the document can't be read."""
+    try:
+        return fields(document).get(name)
+    except UnreadableDocumentError:
+        return None
+
+
+def written(body: BaseModel, before: Document | None = None) -> str:
+    """Return what is to be stored of a body, with the fields of the document ``before`` that its model doesn't know."""
+    said = body.model_dump(mode="json", exclude_defaults=True)
+    if before is not None:
+        raw, known = _raw_and_known(type(body), before)
+        said = _with_unknown(said, raw, known)
+    return json.dumps(said)
+
+
+def patched(document: Document, **changes: Any) -> str:
+    """Return a document with some fields changed and all others as they are; raises ``UnreadableDocumentError``."""
+    return json.dumps({**fields(document), **changes})
+
+
+def newer(model: type[BaseModel], document: Document) -> bool:
+    """Whether a document has fields, on any level, that its model doesn't know."""
+    raw, known = _raw_and_known(model, document)
+    return _has_unknown(raw, known)
+
+
+def readable(view: Callable[[Document], _Value], documents: Sequence[Document]) -> list[_Value]:
+    """Return the view of each document that can be read; ``Problems`` names the others."""
+    seen = []
+    for each in documents:
+        try:
+            seen.append(view(each))
+        except UnreadableDocumentError:
+            continue
+    return seen
+
+
+class DocumentReader:
+    """Reads all documents of a kind, each on its own. One that can't be read is named in ``problems``."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+        self._before: dict[Kind, Mapping[str, Any]] = {}
+
+    def read(
+        self,
+        kind: Kind,
+        documents: Sequence[Document],
+        parse: Callable[[Document], _Value],
+        *,
+        otherwise: Callable[[_Value | None], _Value | None] = lambda before: before,
+    ) -> dict[str, _Value]:
+        """Return what ``parse`` makes of each, by name. ``otherwise`` is what counts for one that can't be read: it
+        gets what was read of that document before, and by default that stays. None leaves it out.
+        """
+        before: Mapping[str, _Value] = self._before.get(kind, {})
+        found: dict[str, _Value] = {}
+        unreadable: dict[str, str] = {}
+        for each in documents:
+            try:
+                found[each.name] = parse(each)
+            except UnreadableDocumentError as error:
+                unreadable[f"{kind}/{each.name}"] = str(error)
+                if (instead := otherwise(before.get(each.name))) is not None:
+                    found[each.name] = instead
+        self._before[kind] = found
+        self._problems.replace(ProblemKind.DOCUMENT, f"{kind}/", unreadable)
+        return found
+
+
+def _raw_and_known(model: type[BaseModel], document: Document) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    try:
+        raw = fields(document)
+    except UnreadableDocumentError:
+        return {}, {}
+    try:
+        return raw, read(model, document).model_dump(mode="json")
+    except UnreadableDocumentError:
+        return raw, dict.fromkeys(model.model_fields)
+
+
+def _has_unknown(raw: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    return any(
+        name not in known
+        or (isinstance(value, dict) and isinstance(known[name], dict) and _has_unknown(value, known[name]))
+        for name, value in raw.items()
+    )
+
+
+def _with_unknown(said: Mapping[str, Any], raw: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(said)
+    for name, value in raw.items():
+        if name not in known:
+            merged[name] = value
+        elif all(isinstance(each, dict) for each in (value, known[name], merged.get(name))):
+            merged[name] = _with_unknown(merged[name], value, known[name])
+    return merged
+
+
+__all__ = [
+    "DocumentReader",
+    "UnreadableDocumentError",
+    "field",
+    "fields",
+    "newer",
+    "patched",
+    "read",
+    "readable",
+    "written",
+]
