@@ -38,6 +38,7 @@ from gateway.api.browsers import Browsers, Hosts, hosts_of
 from gateway.api.dashboard import dashboard_router
 from gateway.api.failures import add_last_handlers
 from gateway.api.openai import OpenAiApi
+from gateway.api.operators import OperatorAccess
 from gateway.api.ops import ops_router
 from gateway.api.tokens import TokenApi
 from gateway.dashboard import Assets, FleetBoard
@@ -96,6 +97,9 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
     authenticator = Authenticator(
         settings.api_keys, salt_secret=salt_secret, require_keys=settings.require_keys, admin_key=admin_key
     )
+    hosts = Hosts([settings.host, *hosts_of(settings.cors_origins)])
+    metrics_key = [settings.metrics_key.get_secret_value()] if settings.metrics_key else []
+    operators = OperatorAccess([] if settings.operators_open else [admin_key, *metrics_key], hosts=hosts)
     shared = open_shared(settings)
     assets = Assets()
     traces = open_traces(settings.otlp_endpoint)
@@ -230,9 +234,13 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     else TokenApi(tokenizer=tokenizer, executor=token_executor, registry=registry),
                     tracer=traces.tracer if traces else None,
                 )
-                app.include_router(ops_router(registry=registry, metrics=metrics, problems=problems, siblings=siblings))
+                app.include_router(
+                    ops_router(
+                        registry=registry, metrics=metrics, problems=problems, access=operators, siblings=siblings
+                    )
+                )
                 board = FleetBoard(registry=registry, load=load, index=index, planner=planner, telemetry=telemetry)
-                app.include_router(dashboard_router(assets, board))
+                app.include_router(dashboard_router(assets, board, operators))
                 app.inference = OpenAiApi(
                     pipeline=pipeline,
                     authenticator=authenticator,
@@ -398,7 +406,6 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     if traces is not None:
                         await asyncio.to_thread(traces.close)
 
-    hosts = Hosts([settings.host, *hosts_of(settings.cors_origins)])
     app = Gateway(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.browsers = Browsers(settings.cors_origins, hosts=hosts, keyless=lambda: authenticator.open)
     add_failure_handlers(app)

@@ -122,6 +122,14 @@ class Settings(BaseSettings):
         None,
         description="Key of /admin/v1, at least 16 characters and no tenant's; otherwise made and kept in state_dir.",
     )
+    operator_access: Literal["auto", "open", "key"] = Field(
+        "auto",
+        description="Who may read /metrics, /dashboard/fleet and the instances of /readyz: open (everybody), key (with "
+        "metrics_key or the admin key), auto (open on a loopback address, key on any other).",
+    )
+    metrics_key: SecretStr | None = Field(
+        None, description="Key for Prometheus: it opens what operator_access names and nothing else; 16 characters."
+    )
     store_url: SecretStr | None = Field(
         None,
         description="PostgreSQL for what several hosts share (postgresql://...); otherwise SQLite in state_dir.",
@@ -296,7 +304,7 @@ class Settings(BaseSettings):
         "info", description="The least important level shown."
     )
 
-    @field_validator("salt_secret", "admin_key", "registration_key")
+    @field_validator("salt_secret", "admin_key", "registration_key", "metrics_key")
     @classmethod
     def _long_secret(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and len(value.get_secret_value()) < _MIN_SECRET_CHARS:
@@ -351,12 +359,19 @@ class Settings(BaseSettings):
             )
         if self.admin_key in [key.key for key in self.api_keys]:
             raise ValueError("admin_key is one of the api_keys; a tenant must not be able to change the others")
+        if self.metrics_key in [self.admin_key or "", *(key.key for key in self.api_keys)]:
+            raise ValueError("metrics_key is the admin_key or one of the api_keys; give Prometheus a key of its own")
         if not self.api_keys and not self.require_keys and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host!r} is not a loopback address and no api_keys are set: anyone on the network could "
                 "use the gateway. Set api_keys or require_keys, or listen on 127.0.0.1"
             )
         return self
+
+    @property
+    def operators_open(self) -> bool:
+        """Whether operators' data is shown without a key."""
+        return self.operator_access == "open" or (self.operator_access == "auto" and is_loopback(self.host))
 
     @property
     def open_mode(self) -> bool:

@@ -15,7 +15,7 @@ from kvcontrol.core.yaml_text import load_yaml
 
 PREFIX = "KVGATE_"
 _MAX_SHOWN_CHARS = 80
-_SECRET = {"key", "admin_key", "registration_key", "salt_secret", "store_url", "redis_url"}
+_SECRET = {"key", "admin_key", "registration_key", "metrics_key", "salt_secret", "store_url", "redis_url"}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

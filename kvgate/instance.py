@@ -20,6 +20,12 @@ HEALTH_PATH = "/health"
 CPU_KV_SHARE = 0.8
 """LMDeploy never takes all of what it is told is free; what the user asked for is this share of what it is told."""
 
+GATEWAY_SECRETS = frozenset(
+    f"KVGATE_{name}"
+    for name in ("API_KEYS", "ADMIN_KEY", "METRICS_KEY", "REGISTRATION_KEY", "SALT_SECRET", "STORE_URL", "REDIS_URL")
+)
+"""Variables that no engine process gets: it runs models, and maybe their code."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
@@ -97,7 +103,7 @@ class Instance:
         return (*launch, *pairs, *mode, *self.extra)
 
     def environment(self, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Return the process's environment: ``base`` without the gateway's keys, and this instance's own settings."""
+        """Return the process's environment: ``base`` without the gateway's secrets, and the instance's own settings."""
         told = {
             "KVGATE_ENGINE_EVENTS_ENDPOINT": f"tcp://{self.events_host}:{self.events_port}",
             "KVGATE_ENGINE_REPLAY_ENDPOINT": f"tcp://{self.events_host}:{self.replay_port}",
@@ -113,7 +119,7 @@ class Instance:
         if self.shares_tiers:
             told["KVGATE_ENGINE_PD_TRANSPORT"] = "tiers"
         told |= self.limits.tiers.environment()
-        return {name: value for name, value in base.items() if name != "KVGATE_API_KEYS"} | told
+        return {name: value for name, value in base.items() if name not in GATEWAY_SECRETS} | told
 
 
-__all__ = ["CPU_BLOCK_TOKENS", "CUDA_BLOCK_TOKENS", "HEALTH_PATH", "EngineLimits", "Instance"]
+__all__ = ["CPU_BLOCK_TOKENS", "CUDA_BLOCK_TOKENS", "GATEWAY_SECRETS", "HEALTH_PATH", "EngineLimits", "Instance"]

@@ -23,6 +23,14 @@ ModelOption: TypeAlias = Annotated[
 KeyOption: TypeAlias = Annotated[
     str | None, typer.Option(envvar="KVGATE_API_KEY", help="The API key to present.", rich_help_panel=_ASK)
 ]
+MetricsKeyOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        envvar="KVGATE_METRICS_KEY",
+        help="The gateway's metrics_key, where its /metrics asks for one.",
+        rich_help_panel=_ASK,
+    ),
+]
 TokenizerOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -94,6 +102,7 @@ class HttpReplay:
     target: str | None
     model: str | None = None
     api_key: str | None = None
+    metrics_key: str | None = None
     tokenizer: Path | None = None
     speed: float | None = None
     rate: float | None = None
@@ -114,7 +123,7 @@ class HttpReplay:
 
     def given(self) -> list[str]:
         """Return the options that were given, but for ``--target`` itself and what the environment may say."""
-        names = [each for each in self.__dataclass_fields__ if each not in {"target", "api_key"}]
+        names = [each for each in self.__dataclass_fields__ if each not in {"target", "api_key", "metrics_key"}]
         return [_option(each) for each in names if getattr(self, each) not in {None, False}]
 
     def check(self) -> None:

@@ -74,6 +74,7 @@ async def drive(trace: Path, requests: Sequence[Request], options: HttpReplay) -
         url=(options.target or "").rstrip("/"),
         model=options.model or "",
         api_key=options.api_key,
+        metrics_key=options.metrics_key,
         timeout_s=options.timeout or _TIMEOUT_S,
     )
     limits = aiohttp.ClientTimeout(total=None, sock_connect=target.timeout_s)
@@ -109,14 +110,16 @@ async def drive(trace: Path, requests: Sequence[Request], options: HttpReplay) -
 
 
 async def _found_since(
-    session: aiohttp.ClientSession, target: Target, before: Mapping[str, float]
+    session: aiohttp.ClientSession, target: Target, before: Mapping[str, float] | None
 ) -> Mapping[str, float] | None:
-    """Return what the gateway found meanwhile, by tier; None where it can't say: it ended, or began anew."""
+    """Return what the gateway found meanwhile, by tier; None where it can't say: it ended, began anew, or wants
+    another key.
+    """
     try:
         after = await tier_tokens(session, target)
     except CommandError:
         return None
-    if any(after.get(tier, 0.0) < tokens for tier, tokens in before.items()):
+    if before is None or after is None or any(after.get(tier, 0.0) < tokens for tier, tokens in before.items()):
         return None
     return {tier: tokens - before.get(tier, 0.0) for tier, tokens in sorted(after.items())}
 

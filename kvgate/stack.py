@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from kvcontrol.core.roles import EngineRole, KVTransport
+from kvgate.api_keys import ApiKey
 from kvgate.child import ChildSpec
 from kvgate.failure import CommandError
 from kvgate.instance import HEALTH_PATH, EngineLimits, Instance
@@ -42,34 +43,6 @@ class Routing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKey:
-    """A key that clients present, and whose requests they are."""
-
-    key: str
-    tenant: str
-
-    @classmethod
-    def parse(cls, text: str) -> "ApiKey":
-        """Read ``KEY`` or ``TENANT:KEY``; raises ``CommandError``."""
-        tenant, separator, key = text.rpartition(":")
-        if not key.strip() or (separator and not tenant):
-            raise CommandError("--api-key is empty; it is KEY or TENANT:KEY, like acme:sk-123")
-        return cls(key=key, tenant=tenant or "default")
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> tuple["ApiKey", ...]:
-        """Read the gateway's own ``KVGATE_API_KEYS``, empty when it isn't set; raises ``CommandError``."""
-        text = environment.get("KVGATE_API_KEYS") or "[]"
-        try:
-            return tuple(cls(key=str(item["key"]), tenant=str(item["tenant"])) for item in json.loads(text))
-        except (ValueError, TypeError, KeyError) as error:
-            raise CommandError(
-                "KVGATE_API_KEYS is not what the gateway takes",
-                """it is JSON like [{"key": "sk-123", "tenant": "acme"}]; or say --api-key acme:sk-123""",
-            ) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayOptions:
     """How the gateway listens and routes."""
 
@@ -92,7 +65,7 @@ def need_keys_beyond_loopback(options: GatewayOptions) -> None:
     if not is_loopback(options.host) and not options.api_keys:
         raise CommandError(
             f"--host {options.host} is reachable from other machines, and no API key is set",
-            "set at least one with --api-key, or listen on 127.0.0.1",
+            "set at least one with --api-key-file or --api-key, or listen on 127.0.0.1",
         )
 
 
@@ -280,7 +253,6 @@ def gateway_child(
 __all__ = [
     "MAX_INSTANCES",
     "PORTS_PER_INSTANCE",
-    "ApiKey",
     "GatewayOptions",
     "Routing",
     "chosen_transport",

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from kvcontrol.core.roles import EngineRole, KVTransport
+from kvgate.api_keys import chosen_keys
 from kvgate.child import ChildFailedError
 from kvgate.display import StartBoard, output, plain
 from kvgate.failure import CommandError
@@ -27,7 +28,6 @@ from kvgate.probe import HttpProbe
 from kvgate.serving import until_all_serve
 from kvgate.stack import (
     PORTS_PER_INSTANCE,
-    ApiKey,
     GatewayOptions,
     Routing,
     chosen_transport,
@@ -58,6 +58,7 @@ from kvgate.units import with_kv_memory
 DEFAULT_PORT = 8000
 DEFAULT_INSTANCES = 2
 INTERRUPTED = 130
+_KEY_VARIABLE = "$KVGATE_API_KEY"
 QUESTION = "What is the capital of France?"
 
 _MODEL = "Model"
@@ -139,9 +140,14 @@ def up(  # noqa: PLR0913 - each is one option
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            help="A key that clients must present: KEY or TENANT:KEY. Repeatable. None: any key, on loopback only.",
+            help="A key that clients must present: KEY or TENANT:KEY. Repeatable. None: any key, on loopback only. "
+            "Other users see it in the list of processes: better in a file, or in KVGATE_API_KEYS.",
             rich_help_panel=_GATEWAY,
         ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with such keys, one a line, readable by you alone.", rich_help_panel=_GATEWAY),
     ] = None,
     state: Annotated[
         Path | None,
@@ -167,7 +173,7 @@ def up(  # noqa: PLR0913 - each is one option
     gateway = GatewayOptions(
         host=host,
         port=port,
-        api_keys=tuple(ApiKey.parse(text) for text in api_key or ()) or ApiKey.from_environment(),
+        api_keys=chosen_keys(api_key or (), api_key_file),
         routing=routing,
         state_dir=state or state_dir(),
     )
@@ -260,14 +266,23 @@ async def _unless_stopped(work: Coroutine[None, None, None], stop: asyncio.Event
 
 
 def curl(gateway: GatewayOptions, model: Model) -> str:
-    """Return a command line that asks the gateway something; it works as it is, in any POSIX shell."""
+    """Return a command line that asks the gateway something; it works as it is, in any POSIX shell, where
+    ``KVGATE_API_KEY`` has the key if the gateway wants one that was not typed.
+    """
     body = {
         "model": model.name,
         "messages": [{"role": "user", "content": QUESTION}],
         "temperature": 0,
         "max_tokens": 32,
     }
-    key = f" -H 'authorization: Bearer {gateway.api_keys[0].key}'" if gateway.api_keys else ""
+    key = ""
+    if gateway.api_keys:
+        first = gateway.api_keys[0]
+        key = (
+            f" -H 'authorization: Bearer {first.key}'"
+            if first.shown
+            else f' -H "authorization: Bearer {_KEY_VARIABLE}"'
+        )
     data = json.dumps(body).replace("'", "'\\''")
     return f"curl -s {gateway.url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{data}'"
 
@@ -276,6 +291,8 @@ def _announce(instances: list[Instance], gateway: GatewayOptions, took_s: float)
     model = instances[0].model
     output.print(f"\n[bold green]kvgate is ready[/] on {gateway.url}  ({took_s:.0f} s)\n", soft_wrap=True)
     plain(f"  {curl(gateway, model)}\n")
+    if gateway.api_keys and not gateway.api_keys[0].shown:
+        plain("with one of your keys in KVGATE_API_KEY.\n")
     plain(f"Dashboard  {gateway.url}/dashboard")
     for index, instance in enumerate(instances):
         parts = [f"role: {instance.role}"] if instance.role is not EngineRole.HYBRID else []

@@ -3,12 +3,13 @@
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
+from gateway.api.operators import OperatorAccess
 from gateway.dashboard import Asset, Assets, FleetBoard, FleetView
 from gateway.errors import NotFoundError
 
 
-def dashboard_router(assets: Assets, board: FleetBoard) -> APIRouter:
-    """Return the routes."""
+def dashboard_router(assets: Assets, board: FleetBoard, access: OperatorAccess) -> APIRouter:
+    """Return the routes; ``access`` is asked before the fleet is shown."""
     router = APIRouter()
 
     @router.get("/dashboard", response_class=Response)
@@ -21,8 +22,9 @@ def dashboard_router(assets: Assets, board: FleetBoard) -> APIRouter:
         return RedirectResponse("/dashboard", status_code=308)
 
     @router.get("/dashboard/fleet")
-    async def fleet(response: Response) -> FleetView:
-        """What the page shows without the admin key."""
+    async def fleet(request: Request, response: Response) -> FleetView:
+        """What the page shows before somebody signs in."""
+        access.check(request)
         response.headers["cache-control"] = "no-store"
         return board.view()
 

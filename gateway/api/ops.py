@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from gateway.api.operators import OperatorAccess
 from gateway.problems import Problems
 from gateway.registry import Registry
 from gateway.telemetry import Metrics
@@ -10,9 +11,14 @@ from gateway.telemetry.siblings import Siblings
 
 
 def ops_router(
-    *, registry: Registry, metrics: Metrics, problems: Problems, siblings: Siblings | None = None
+    *,
+    registry: Registry,
+    metrics: Metrics,
+    problems: Problems,
+    access: OperatorAccess,
+    siblings: Siblings | None = None,
 ) -> APIRouter:
-    """Return ``/healthz``, ``/readyz`` and ``/metrics``."""
+    """Return ``/healthz`` and ``/readyz`` for everybody, ``/metrics`` and what ``/readyz`` names for operators."""
     router = APIRouter()
 
     @router.get("/healthz")
@@ -21,13 +27,14 @@ def ops_router(
         return {"status": "alive"}
 
     @router.get("/readyz")
-    async def readyz() -> JSONResponse:
+    async def readyz(request: Request) -> JSONResponse:
         """Ready: at least one instance that answers is usable, and what it holds has been learned or was tried to be in
         vain.
         """
         instances = registry.all()
         usable = sum(each.ready for each in instances)
         is_ready = any(each.ready and each.answers for each in instances)
+        shown = instances if access.allows(request) else ()
         return JSONResponse(
             {
                 "status": "ready" if is_ready else "no usable instance answers" if usable else "no usable instance",
@@ -35,7 +42,7 @@ def ops_router(
                 "problems": {kind: count for kind, count in problems.counts().items() if count},
                 "blocks_known": sum(each.blocks_known for each in instances),
                 "instances": {
-                    each.id: {"state": each.state, "reason": each.reason, "blocks": each.blocks} for each in instances
+                    each.id: {"state": each.state, "reason": each.reason, "blocks": each.blocks} for each in shown
                 },
             },
             status_code=200 if is_ready else 503,
@@ -44,10 +51,11 @@ def ops_router(
     @router.get("/metrics")
     async def exposition(request: Request, worker: str | None = None) -> Response:
         """Prometheus text, or OpenMetrics (which has examples with trace ids) for a client that accepts it."""
+        access.check(request)
         accept = request.headers.get("accept", "")
         series, content_type = metrics.exposition(accept)
         if siblings is not None and worker != "own":
-            series = await siblings.exposition(series, accept)
+            series = await siblings.exposition(series, accept, request.headers.get("authorization", ""))
         return Response(series, headers={"content-type": content_type})
 
     return router

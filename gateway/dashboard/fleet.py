@@ -1,4 +1,4 @@
-"""The fleet as whoever reaches the gateway may see it: no more than ``/readyz`` and ``/metrics`` say without a key."""
+"""The fleet in short, as operators see it before they sign in with the admin key."""
 
 from pydantic import BaseModel, ConfigDict, Field
 

@@ -40,21 +40,24 @@ class Siblings:
         """What these workers are called together: no others are called so."""
         return blake2b(str(self._folder).encode(), digest_size=4, person=b"kvgate.workers").hexdigest()
 
-    async def exposition(self, own: bytes, accept: str) -> bytes:
-        """Return the series of all workers in one format; ``own`` are this one's, ``accept`` the scrape's header."""
+    async def exposition(self, own: bytes, accept: str, authorization: str) -> bytes:
+        """Return the series of all workers in one format; ``own`` are this one's, the others are asked with the
+        scrape's own headers ``accept`` and ``authorization``.
+        """
         others = [number for number in range(self.count) if number != self.own]
-        asked = asyncio.gather(*(self._ask(each, accept) for each in others))
+        headers = {"accept": accept or "*/*", "authorization": authorization}
+        asked = asyncio.gather(*(self._ask(each, headers) for each in others))
         texts = dict(zip(others, await asked, strict=True))
         texts[self.own] = own.decode()
         return merged({number: texts[number] for number in sorted(texts)}).encode()
 
-    async def _ask(self, number: int, accept: str) -> str | None:
+    async def _ask(self, number: int, headers: Mapping[str, str]) -> str | None:
         connector = aiohttp.UnixConnector(path=str(socket_path(self._folder, number)))
         try:
             async with (
                 asyncio.timeout(_LIMIT_S),
                 aiohttp.ClientSession(connector=connector) as session,
-                session.get(f"http://localhost/metrics?{OWN_QUERY}", headers={"accept": accept or "*/*"}) as answer,
+                session.get(f"http://localhost/metrics?{OWN_QUERY}", headers=headers) as answer,
             ):
                 body = await answer.content.read(_MAX_BYTES)
                 while chunk := await answer.content.read(_MAX_BYTES):

@@ -15,7 +15,7 @@ _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("max", 
 _LAG_TO_SAY_S = 0.05
 _CHANCE_TOKENS = 16
 """Words at the beginning of a text that another may have in common with it by chance, generously."""
-_NO_TIERS = "unknown: the gateway's own counts could not be read at the end, or began anew meanwhile"
+_NO_TIERS = "unknown: the gateway's own counts could not be read (--metrics-key?), or began anew meanwhile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

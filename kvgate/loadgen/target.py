@@ -18,6 +18,7 @@ from kvgate.loadgen.answer import Answer, Ending
 
 LOOK_UP_S = 30.0
 _OK = 200
+_UNAUTHORIZED = 401
 _SHED = (429, 503)
 _SHOWN_BYTES = 300
 
@@ -48,6 +49,7 @@ class Target:
     model: str
     timeout_s: float
     api_key: str | None = None
+    metrics_key: str | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -128,12 +130,17 @@ async def usable_instances(session: aiohttp.ClientSession, target: Target) -> in
     return usable if isinstance(usable, int) and not isinstance(usable, bool) and usable >= 0 else None
 
 
-async def tier_tokens(session: aiohttp.ClientSession, target: Target) -> dict[str, float]:
-    """Return what our gateway's metrics say was found, by tier, since it started; empty for another's gateway."""
+async def tier_tokens(session: aiohttp.ClientSession, target: Target) -> dict[str, float] | None:
+    """Return what our gateway's metrics say was found, by tier, since it started; empty for another's gateway, None
+    where they ask for another key.
+    """
     prefix = "kvgate_matched_tier_tokens_total{"
+    headers = {} if target.metrics_key is None else {"authorization": f"Bearer {target.metrics_key}"}
     with foreign_errors(target.url):
-        async with asyncio.timeout(LOOK_UP_S), session.get(f"{target.url}/metrics") as response:
+        async with asyncio.timeout(LOOK_UP_S), session.get(f"{target.url}/metrics", headers=headers) as response:
             text = (await response.read()).decode() if response.status == _OK else ""
+            if response.status == _UNAUTHORIZED:
+                return None
     found: dict[str, float] = {}
     for line in text.splitlines():
         if line.startswith(prefix) and 'tier="' in line:

@@ -22,6 +22,7 @@ const explain = new Explain(find("view-explain"));
 const views = ["overview", "tenants", "policies", "explain"];
 let policiesAt = 0;
 let answeredAt = null;
+let asked = false;
 let rounds = Promise.resolve();
 let answer = () => {};
 
@@ -71,9 +72,13 @@ async function once() {
     }
     banner(problem);
   } catch (error) {
-    if (error.status === 401) {
+    if (error.status === 401 && session.key) {
       leave();
       askKey(`The gateway does not take this key any more: ${error.message}.`);
+    } else if (error.status === 401) {
+      banner("This gateway shows its fleet to operators alone: sign in with the admin key.");
+      if (!asked) askKey();
+      asked = true;
     } else {
       const ago = answeredAt === null ? "" : ` What is shown is ${count(Math.round((Date.now() - answeredAt) / 1000))} s old.`;
       banner(`${error.message}${ago} Trying again every two seconds.`);

@@ -71,7 +71,7 @@ class Crew:
 
 
 @asynccontextmanager
-async def crew(tmp_path: Path, redis_url: str, count: int) -> AsyncIterator[Crew]:
+async def crew(tmp_path: Path, redis_url: str, count: int, key: str = "", **settings: str) -> AsyncIterator[Crew]:
     async with ScriptedEngine().started() as engine:
         process = await start(
             tmp_path,
@@ -80,13 +80,15 @@ async def crew(tmp_path: Path, redis_url: str, count: int) -> AsyncIterator[Crew
             KVGATE_INSTANCES=f'[{{"id": "a", "url": "{engine.url}"}}]',
             KVGATE_API_KEYS='[{"key": "k", "tenant": "acme"}]',
             KVGATE_REDIS_URL=redis_url,
+            **settings,
         )
         try:
             url = await listening(process)
             assert process.stderr is not None
             drained = asyncio.create_task(process.stderr.read())
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
-            async with aiohttp.ClientSession(connector=connector) as session:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
                 running = Crew(url, process, session)
                 await running.all_ready(count)
                 yield running
@@ -113,6 +115,16 @@ async def test_workers_share_quotas_and_one_that_is_killed_comes_back(tmp_path: 
         await gateway.all_ready(3)
         assert Counter(await asyncio.gather(*(gateway.chat() for _ in range(20)))) == {429: 20}  # nothing was forgotten
         await asyncio.to_thread(_panels_show_workers, gateway.url, tmp_path)
+
+
+async def test_a_scrape_with_the_metrics_key_has_the_series_of_all_workers(tmp_path: Path, redis_url: str) -> None:
+    key = "metrics-key-of-prometheus"
+    settings = {"KVGATE_OPERATOR_ACCESS": "key", "KVGATE_METRICS_KEY": key}
+    async with (
+        crew(tmp_path, redis_url, 2, key, **settings) as gateway,  # it waits for the series of both
+        gateway.session.get(gateway.url + "/metrics", headers={"authorization": "Bearer k"}) as answer,
+    ):
+        assert answer.status == 401
 
 
 async def test_workers_end_with_the_process_that_started_them(tmp_path: Path, redis_url: str) -> None:

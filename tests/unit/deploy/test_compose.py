@@ -72,7 +72,7 @@ def test_every_service_says_whether_it_is_well_and_others_wait_for_that(name: st
 
 def test_no_secret_stands_in_the_file_and_each_is_asked_for() -> None:
     text = FILE.read_text()
-    for name in ("KVGATE_API_KEYS", "KVGATE_ADMIN_KEY", "GRAFANA_ADMIN_PASSWORD"):
+    for name in ("KVGATE_API_KEYS", "KVGATE_ADMIN_KEY", "KVGATE_METRICS_KEY", "GRAFANA_ADMIN_PASSWORD"):
         assert f"${{{name}:?" in text
         assert "change-me" in EXAMPLE[name]
     for service in SERVICES.values():
@@ -117,6 +117,25 @@ def test_prometheus_scrapes_the_services_by_their_names() -> None:
     for name, alone in (("engine-0", "prefill"), ("engine-1", "decode")):
         for stands_for in (f"{name}-gpu", f"{name}-{alone}"):
             assert SERVICES[stands_for]["networks"]["back"]["aliases"] == [name]
+
+
+def test_prometheus_has_the_gateways_metrics_key_in_the_file_that_its_configuration_names(tmp_path: Path) -> None:
+    """The shell line of the container is run, with the key's place and Prometheus replaced."""
+    config = yaml.safe_load((ROOT / "dashboards/prometheus/prometheus.yml").read_text())
+    (named,) = {job["authorization"]["credentials_file"] for job in config["scrape_configs"] if "authorization" in job}
+    assert [job["job_name"] for job in config["scrape_configs"] if "authorization" in job] == ["kvgate-gateway"]
+    service = SERVICES["prometheus"]
+    assert service["environment"]["KVGATE_METRICS_KEY"] == SERVICES["gateway"]["environment"]["KVGATE_METRICS_KEY"]
+    assert any(each.startswith(str(Path(named).parent) + ":") for each in service["tmpfs"])
+    shell, flag, line, name = service["entrypoint"]
+    file = tmp_path / "key"
+    line = line.replace("$$", "$").replace(named, str(file)).replace("/bin/prometheus", "echo started")
+    environment = {"KVGATE_METRICS_KEY": "a key with $signs %s and 'quotes'"}
+    done = subprocess.run(
+        [shell, flag, line, name, *service["command"]], env=environment, capture_output=True, text=True, check=True
+    )
+    assert file.read_text() == environment["KVGATE_METRICS_KEY"]
+    assert done.stdout.split() == ["started", *service["command"]]
 
 
 def test_grafana_is_provisioned_and_told_where_alerts_go() -> None:

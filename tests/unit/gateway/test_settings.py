@@ -1,5 +1,6 @@
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -98,3 +99,48 @@ def test_open_mode_listens_on_loopback_only_and_keys_open_the_rest(host: str) ->
 
 def test_every_setting_is_described() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    ("host", "access", "is_open"),
+    [
+        *((host, "auto", True) for host in ("127.0.0.1", "::1", "localhost")),
+        *((host, "auto", False) for host in ("0.0.0.0", "::", "10.0.0.7", "gateway.example")),  # noqa: S104
+        ("127.0.0.1", "key", False),
+        ("0.0.0.0", "open", True),  # noqa: S104
+    ],
+)
+def test_operators_data_is_shown_without_a_key_on_loopback_unless_told_otherwise(
+    host: str, access: Literal["auto", "open", "key"], *, is_open: bool
+) -> None:
+    settings = Settings(host=host, operator_access=access, require_keys=True)
+    assert settings.operators_open is is_open
+
+
+@pytest.mark.parametrize("other", ["admin_key", "api_keys"])
+def test_prometheus_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    key = "one-key-for-everything"
+    monkeypatch.setenv("KVGATE_METRICS_KEY", key)
+    monkeypatch.setenv(
+        f"KVGATE_{other.upper()}", key if other == "admin_key" else f'[{{"key": "{key}", "tenant": "acme"}}]'
+    )
+    with pytest.raises(SettingsError, match="metrics_key is the admin_key or one of the api_keys") as failure:
+        load_settings()
+    assert key not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://a.example/", "a.example", "https://A.example", "https://a.example/x", "null", "https://", ""]
+)
+def test_what_is_no_origin_is_refused(monkeypatch: pytest.MonkeyPatch, origin: str) -> None:
+    monkeypatch.setenv("KVGATE_CORS_ORIGINS", f'["{origin}"]')
+    with pytest.raises(SettingsError, match="is no origin"):
+        load_settings()
+
+
+def test_every_page_is_allowed_only_with_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVGATE_CORS_ORIGINS", '["*"]')
+    with pytest.raises(SettingsError, match="any page that a browser on this machine shows"):
+        load_settings()
+    monkeypatch.setenv("KVGATE_REQUIRE_KEYS", "true")
+    assert load_settings().cors_origins == ("*",)

@@ -11,10 +11,11 @@ import pytest
 
 from engines.models.tiny import build_tiny
 from kvgate import doctor
+from kvgate.api_keys import ApiKey
 from kvgate.doctor import Verdict, examine
 from kvgate.model import Model
 from kvgate.ports import free_ports
-from kvgate.stack import ApiKey, GatewayOptions, Routing
+from kvgate.stack import GatewayOptions, Routing
 from kvgate.up import QUESTION, curl
 from tests.support.command import typed
 
@@ -101,6 +102,12 @@ def test_the_curl_is_one_shell_command_whatever_the_models_name() -> None:
 def test_the_curl_presents_the_first_key() -> None:
     words = shlex.split(curl(options(ApiKey(key="sk-1", tenant="acme"), ApiKey(key="sk-2", tenant="b")), MODEL))
     assert "authorization: Bearer sk-1" in words
+
+
+def test_the_curl_shows_no_key_that_was_not_typed() -> None:
+    command = curl(options(ApiKey(key="sk-hush", tenant="acme", shown=False)), MODEL)
+    assert "hush" not in command
+    assert "authorization: Bearer $KVGATE_API_KEY" in shlex.split(command)
 
 
 def test_doctor_as_json_is_one_object(tmp_path: Path) -> None:

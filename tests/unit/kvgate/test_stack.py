@@ -4,13 +4,18 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
 
+from gateway.settings import Settings
 from kvcontrol.presets import Presets
 from kvcontrol.presets.parts import KV_QUANTISATIONS
+from kvgate.api_keys import ApiKey
 from kvgate.failure import CommandError
-from kvgate.instance import EngineLimits, Instance
+from kvgate.instance import GATEWAY_SECRETS, EngineLimits, Instance
 from kvgate.machine import Gpu, core_count
 from kvgate.model import Model
 from kvgate.presets import with_preset
@@ -20,7 +25,6 @@ from kvgate.stack import (
     PORTS_PER_INSTANCE,
     TINY_KV_BLOCKS,
     TINY_KV_BYTES,
-    ApiKey,
     GatewayOptions,
     Routing,
     engine_specs,
@@ -169,12 +173,18 @@ def test_options_for_lmdeploy_come_last_so_that_they_win() -> None:
     assert instance.command()[-2:] == ("--log-level", "INFO")
 
 
-def test_engines_never_see_api_keys() -> None:
-    specs = engine_specs(
-        plan_instances(MODEL, ports(1), [], EngineLimits(), SOCKETS), {"KVGATE_API_KEYS": "secret", "PATH": "/"}
-    )
+def test_engines_never_see_a_secret_of_the_gateway() -> None:
+    secrets = {f"KVGATE_{name.upper()}" for name, each in Settings.model_fields.items() if SecretStr in flat(each)}
+    assert secrets | {"KVGATE_API_KEYS"} == GATEWAY_SECRETS
+    base = dict.fromkeys(GATEWAY_SECRETS, "secret") | {"PATH": "/"}
+    specs = engine_specs(plan_instances(MODEL, ports(1), [], EngineLimits(), SOCKETS), base)
     assert "secret" not in specs[0].environment.values()
     assert specs[0].environment["PATH"] == "/"
+
+
+def flat(field: FieldInfo) -> tuple[object, ...]:
+    """What a setting's type is, or may be."""
+    return (field.annotation, *get_args(field.annotation))
 
 
 def test_the_gateway_is_told_of_every_instance_and_key() -> None:
@@ -209,16 +219,6 @@ def test_a_gateway_for_the_network_needs_a_key() -> None:
         need_keys_beyond_loopback(options("0.0.0.0"))  # noqa: S104
     need_keys_beyond_loopback(options("0.0.0.0", (ApiKey(key="k", tenant="t"),)))  # noqa: S104
     need_keys_beyond_loopback(options("::1"))
-
-
-def test_api_keys_of_the_environment_count_like_those_of_the_command_line() -> None:
-    told = {"KVGATE_API_KEYS": '[{"key": "sk-1", "tenant": "acme"}]'}
-    assert ApiKey.from_environment(told) == (ApiKey(key="sk-1", tenant="acme"),)
-    assert ApiKey.from_environment({}) == ()
-    for bad in ("sk-1", '["sk-1"]', '[{"key": "sk-1"}]', "7"):
-        with pytest.raises(CommandError, match="KVGATE_API_KEYS is not what the gateway takes") as failure:
-            ApiKey.from_environment({"KVGATE_API_KEYS": bad})
-        assert "sk-1" not in failure.value.message
 
 
 @pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000")])  # noqa: S104

@@ -11,8 +11,9 @@ from gateway.settings import ApiKeySettings
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.presets import Preset, Presets
 from kvcontrol.presets.parts import QuotaPart
+from kvgate.api_keys import ApiKey
 from kvgate.failure import CommandError
-from kvgate.stack import ApiKey, GatewayOptions, Routing
+from kvgate.stack import GatewayOptions, Routing
 from kvgate.tenants import shares_of_preset, tenants_of_keys
 from kvgate.tiers import TenantShares, TierOptions
 
