@@ -267,10 +267,69 @@ _EVENTS: Final = Row(
     ),
 )
 
+_STEPS: Final = Row(
+    title="Steps",
+    panels=(
+        lines(
+            "Time on the device",
+            "Share of the time in which the device computes prompts or tokens, or is idle: with no request, while "
+            "requests wait for KV, or until the host launches the next step. Less than 1 while a step is under way.",
+            Shown.SHARE,
+            query(rate("kvgate_engine_step_seconds_sum", "kind", where=_ONE), "{{kind}}"),
+            query(rate("kvgate_engine_device_idle_seconds_sum", "reason", where=_ONE), "idle: {{reason}}"),
+        ),
+        lines(
+            "Step time, p99",
+            "Time of a step on the device. Running answers wait for prefill steps and chunks.",
+            Shown.SECONDS,
+            query(
+                f"histogram_quantile(0.99, sum by (le, kind) "
+                f"(rate(kvgate_engine_step_seconds_bucket{{{_ONE}}}[$__rate_interval])))",
+                "{{kind}}",
+            ),
+        ),
+        lines(
+            "Host time between steps, p99",
+            "How long the device is idle before a step though there is work: the host had not launched it yet.",
+            Shown.SECONDS,
+            query(
+                f"histogram_quantile(0.99, sum by (le) (rate("
+                f'kvgate_engine_device_idle_seconds_bucket{{{_ONE},reason="host"}}[$__rate_interval])))',
+                "host",
+            ),
+        ),
+        lines(
+            "Sequences in a step",
+            "Mean number of sequences that a step computes.",
+            Shown.COUNT,
+            query(
+                f"sum by (kind) (rate(kvgate_engine_step_sequences_sum{{{_ONE}}}[$__rate_interval])) / "
+                f"sum by (kind) (rate(kvgate_engine_step_sequences_count{{{_ONE}}}[$__rate_interval]))",
+                "{{kind}}",
+            ),
+        ),
+        lines(
+            "Tokens computed",
+            "Prompt tokens by prefill steps and chunks, answers' tokens by decode steps.",
+            Shown.TOKENS_PER_SECOND,
+            query(rate("kvgate_engine_step_tokens_total", "kind", where=_ONE), "{{kind}}"),
+        ),
+        lines(
+            "Who waits for steps",
+            "Running answers that get no token from a step, and requests in the queue: seconds a second, so how many "
+            "wait on average.",
+            Shown.COUNT,
+            query(rate("kvgate_engine_stalled_answer_seconds_total", where=_ONE), "answers"),
+            query(rate("kvgate_engine_waiting_request_seconds_total", where=_ONE), "requests"),
+            query(rate("kvgate_engine_steps_lost_total", where=_ONE), "steps not measured a second"),
+        ),
+    ),
+)
+
 BOARD: Final = Board(
     uid="kvgate-instance",
     title="kvgate: one instance",
     about="An engine's requests, cache and events.",
-    rows=(_REQUESTS, _QUEUE, _CACHE, _HANDOVER, _EVENTS),
+    rows=(_REQUESTS, _STEPS, _QUEUE, _CACHE, _HANDOVER, _EVENTS),
     by_instance=True,
 )

@@ -36,6 +36,8 @@ from engines.lmdeploy.policy_metrics import policy_series
 from engines.lmdeploy.policy_routes import mount_policy_routes
 from engines.lmdeploy.rider import RiderMiddleware
 from engines.lmdeploy.settings import EngineSettings, collector_of
+from engines.lmdeploy.step_metrics import step_series
+from engines.lmdeploy.step_operations import mount_step_routes
 from engines.lmdeploy.tenancy import SALT
 from engines.lmdeploy.tier_metrics import offload_series, tenant_series, tier_series
 from engines.lmdeploy.tier_routes import mount_tier_routes
@@ -154,6 +156,8 @@ class EngineCollector(Collector):
             yield from offload_series(counters.offload)
         if counters.pd is not None:
             yield from pd_series(counters.pd)
+        if counters.steps is not None:
+            yield from step_series(counters.steps)
         if counters.policies is not None:
             yield from policy_series(counters.policies, counters.refused_swaps)
 
@@ -173,6 +177,7 @@ def mount(app: FastAPI, client: ControlClient, *, metrics: bool, tracing: "Traci
     app.add_api_route(SNAPSHOT_PATH, snapshot, methods=["GET"], response_model=None, tags=["kv"])
     mount_tier_routes(app, partial(_answered, client), _too_large)
     mount_policy_routes(app, partial(_answered, client), _too_large)
+    mount_step_routes(app, partial(_answered, client))
     for rider in (SALT, URGENCY, PART):
         app.add_middleware(RiderMiddleware, rider=rider)
     lag = LoopLag()

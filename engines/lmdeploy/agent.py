@@ -28,6 +28,8 @@ from engines.lmdeploy.pin_operations import PinOperations
 from engines.lmdeploy.pins import PinBook
 from engines.lmdeploy.policy_operations import PolicyOperations
 from engines.lmdeploy.settings import EngineSettings
+from engines.lmdeploy.step_metrics import StepCounts
+from engines.lmdeploy.step_operations import StepOperations
 from engines.lmdeploy.tier_metrics import TierCounts
 from engines.lmdeploy.tier_operations import TierOperations
 from engines.lmdeploy.tier_report import offload_stats, tier_counts, tier_stats
@@ -86,6 +88,7 @@ class EventCounters(msgspec.Struct, frozen=True, kw_only=True):
     refused_swaps: int = 0
     loop_lag: LagReport | None = None
     pinned_blocks: dict[CacheTier, int] = {}
+    steps: StepCounts | None = None
 
 
 class EngineAgent:
@@ -102,6 +105,7 @@ class EngineAgent:
         self.loop_lag = LoopLag()
         self.tiers = tiers_of(engine.cache_config)
         self.policies = PolicyOperations(engine, self.tiers, self.calls)
+        self.steps = StepOperations(engine)
         self.pins = PinBook(
             engine.scheduler, self.tiers, share=settings.pin_share, longest_tokens=int(engine.max_session_len)
         )
@@ -129,6 +133,7 @@ class EngineAgent:
                 **TierOperations(self.tiers, self.calls, reset=self.pins.reset).table(),
                 **PinOperations(self.pins, self.calls).table(),
                 **self.policies.table(),
+                **self.steps.table(),
             },
         )
         self.tracker = TrieTracker(self.publisher.log, identity)
@@ -212,6 +217,7 @@ class EngineAgent:
             refused_swaps=self.policies.refused,
             loop_lag=self.loop_lag.report(),
             pinned_blocks=self.pins.counts(),
+            steps=self.steps.counts(),
         )
 
     def _tier_stats(self) -> dict[CacheTier, TierStats]:

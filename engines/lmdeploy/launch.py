@@ -50,6 +50,7 @@ def prepare(*, serving: bool) -> None:
         schedule_hooks,
         server_hooks,
         span_hooks,
+        step_hooks,
         tenant_hooks,
         tier_hooks,
     )
@@ -61,6 +62,7 @@ def prepare(*, serving: bool) -> None:
         *key_hooks(),
         *tenant_hooks(),
         *schedule_hooks(),
+        *step_hooks(),
         *tier_hooks(),
         *admission_hooks(),
         *pd_hooks(),

@@ -24,9 +24,8 @@ def mount_tier_routes(app: FastAPI, answer: Answer, too_large: Callable[[int], R
 
     async def blocks(request: Request) -> Response:
         query: dict[str, object] = dict(request.query_params)
-        limit = query.get("limit")
-        if isinstance(limit, str) and limit.isdecimal() and len(limit) <= _MOST_DIGITS:
-            query["limit"] = int(limit)
+        if "limit" in query:
+            query["limit"] = whole_number(request.query_params["limit"])
         return await answer(BLOCKS, msgspec.json.encode(query))
 
     def without_body(operation: bytes) -> Callable[[], Awaitable[Response]]:
@@ -60,4 +59,9 @@ def mount_tier_routes(app: FastAPI, answer: Answer, too_large: Callable[[int], R
         app.add_api_route(path, handler, methods=[method], response_model=None, tags=["kv"])
 
 
-__all__ = ["MAX_BODY_BYTES", "Answer", "mount_tier_routes"]
+def whole_number(text: str) -> int | str:
+    """Return the number that a query's text is, or the text, which the engine process refuses with what is allowed."""
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else text
+
+
+__all__ = ["MAX_BODY_BYTES", "Answer", "mount_tier_routes", "whole_number"]

@@ -3,6 +3,9 @@
 from typing import Final
 
 from kvcontrol.core.policy_control import WAIT_BUCKETS_S
+from kvcontrol.core.steps import IDLE_SECONDS
+from kvcontrol.core.steps import STEP_SECONDS as STEP_BUCKETS_S
+from kvcontrol.core.steps import STEP_SEQUENCES as STEP_SEQUENCE_BUCKETS
 from kvcontrol.series.gateway import LAG_SECONDS
 from kvcontrol.series.series import Kind, Series, Unit
 
@@ -376,6 +379,54 @@ SCHEDULE_IN_CHARGE = _gauge(
     "1 for the strategy that orders what waits; `lmdeploy` after an error of the strategy.",
     "strategy",
     appears=_POLICIES,
+)
+
+# Steps.
+_STEPS: Final = "from the engine's first step on"
+STEP_SECONDS = Series(
+    name="kvgate_engine_step_seconds",
+    kind=Kind.HISTOGRAM,
+    unit=Unit.SECONDS,
+    help="Time of a step on the device: prefill (whole prompts, or the last chunk of one), chunk (of a long prompt), "
+    "decode (a token of each running answer), other.",
+    labels=("kind",),
+    buckets=STEP_BUCKETS_S,
+    appears=_STEPS,
+)
+STEP_SEQUENCES = Series(
+    name="kvgate_engine_step_sequences",
+    kind=Kind.HISTOGRAM,
+    unit=Unit.REQUESTS,
+    help="Sequences computed in a step.",
+    labels=("kind",),
+    buckets=tuple(map(float, STEP_SEQUENCE_BUCKETS)),
+    appears=_STEPS,
+)
+DEVICE_IDLE = Series(
+    name="kvgate_engine_device_idle_seconds",
+    kind=Kind.HISTOGRAM,
+    unit=Unit.SECONDS,
+    help="Idle time of the device before a step: no_work (no request), kv (requests wait for KV blocks to be loaded or "
+    "freed), host (the step was not launched yet).",
+    labels=("reason",),
+    buckets=IDLE_SECONDS,
+    appears=_STEPS,
+)
+STEP_TOKENS = _counter("step_tokens", Unit.TOKENS, "Tokens computed by steps.", "kind", appears=_STEPS)
+STALLED_SECONDS = _counter(
+    "stalled_answer_seconds",
+    Unit.SECONDS,
+    "Time that running answers waited for steps that gave them no token, summed over the answers.",
+    appears=_STEPS,
+)
+WAITED_SECONDS = _counter(
+    "waiting_request_seconds",
+    Unit.SECONDS,
+    "Time that requests waited in the queue beside the engine's steps, summed over the requests.",
+    appears=_STEPS,
+)
+STEPS_LOST = _counter(
+    "steps_lost", Unit.COUNT, "Steps that were not measured: the engine went to sleep, or failed.", appears=_STEPS
 )
 
 ENGINE: Final = tuple(each for each in tuple(globals().values()) if isinstance(each, Series))

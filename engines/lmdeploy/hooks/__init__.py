@@ -16,6 +16,7 @@ from engines.lmdeploy.hooks.pd import pd_hooks
 from engines.lmdeploy.hooks.schedule import schedule_hooks
 from engines.lmdeploy.hooks.server import server_hooks
 from engines.lmdeploy.hooks.spans import span_hooks
+from engines.lmdeploy.hooks.steps import step_hooks
 from engines.lmdeploy.hooks.tables import all_hooks
 from engines.lmdeploy.hooks.tenancy import tenant_hooks
 from engines.lmdeploy.hooks.tiers import tier_hooks
@@ -33,6 +34,7 @@ __all__ = [
     "schedule_hooks",
     "server_hooks",
     "span_hooks",
+    "step_hooks",
     "tenant_hooks",
     "tier_hooks",
     "torch_hooks",

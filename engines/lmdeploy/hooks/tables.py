@@ -11,6 +11,7 @@ from engines.lmdeploy.hooks.pd import pd_hooks
 from engines.lmdeploy.hooks.schedule import schedule_hooks
 from engines.lmdeploy.hooks.server import server_hooks
 from engines.lmdeploy.hooks.spans import span_hooks
+from engines.lmdeploy.hooks.steps import step_hooks
 from engines.lmdeploy.hooks.tenancy import tenant_hooks
 from engines.lmdeploy.hooks.tiers import tier_hooks
 from engines.lmdeploy.hooks.torch import torch_hooks
@@ -28,6 +29,7 @@ def all_hooks(resources: CpuResources) -> list[Hook]:
         *key_hooks(),
         *tenant_hooks(),
         *schedule_hooks(),
+        *step_hooks(),
         *tier_hooks(),
         *admission_hooks(),
         *pd_hooks(),

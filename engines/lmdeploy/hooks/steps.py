@@ -1,0 +1,97 @@
+"""What is replaced so that every step of an engine is noted, timed, and chosen by a pace."""
+
+from engines.lmdeploy.patching import Hook
+
+_MAKER = "lmdeploy.pytorch.engine.inputs_maker"
+_LOOP = "lmdeploy.pytorch.engine.engine_loop"
+_AGENT = "lmdeploy.pytorch.engine.model_agent.agent:BaseModelAgent"
+_INPUTS = "lmdeploy.pytorch.model_inputs.ModelInputs"
+_CHECKPOINTS = "lmdeploy.pytorch.engine.cache_inputs.CacheCheckpointInputs"
+_STRATEGIES = "lmdeploy.pytorch.strategies.base.model_agent"
+
+
+def step_hooks() -> list[Hook]:
+    """In the engine process: the timeline of steps."""
+    return [*_scheduler_hooks(), *_model_hooks()]
+
+
+def _scheduler_hooks() -> list[Hook]:
+    from engines.lmdeploy import step_watch
+
+    return [
+        Hook(
+            target=f"{_MAKER}:InputsMakerAsync._init_do_prefill",
+            signature=f"(self, config: {_MAKER}.InputsMakerConfig)",
+            replace=step_watch.maker_init_do_prefill,
+            why="an engine whose loop begins gets its timeline",
+        ),
+        Hook(
+            target=f"{_MAKER}:InputsMakerAsync._make_forward_inputs",
+            signature="(self, prefill: bool, enable_empty: bool = False)",
+            replace=step_watch.maker_make_forward_inputs,
+            why="a step was chosen: its prompts, tokens and who waits for it are known here, on the host",
+        ),
+        Hook(
+            target=f"{_MAKER}:InputsMakerAsync.reset_runtime_state",
+            signature="(self)",
+            replace=step_watch.maker_reset_runtime_state,
+            why="an engine that goes to sleep drops what was sent",
+        ),
+        Hook(
+            target=f"{_LOOP}:EngineLoop._finish_forward_output",
+            signature=(
+                "(self, out: 'BatchedOutputs | None', running: 'SeqList', model_inputs: 'ModelInputs | None', "
+                "delta: 'ModelInputsDelta | None')"
+            ),
+            replace=step_watch.loop_finish_forward_output,
+            why="tokens are back: the only time there is of a model in other processes",
+        ),
+        Hook(
+            target=f"{_LOOP}:RunableEventAsync.wait",
+            signature="(self)",
+            replace=step_watch.runable_wait,
+            why="the device is idle for want of requests",
+        ),
+        Hook(
+            target=f"{_LOOP}:EngineLoop._wait_for_schedulable_prefill",
+            signature="(self)",
+            replace=step_watch.loop_wait_for_prefill,
+            why="the device is idle as requests wait for KV",
+        ),
+        Hook(
+            target=f"{_LOOP}:EngineLoop.resume_from_sleep",
+            signature="(self)",
+            replace=step_watch.loop_resume_from_sleep,
+            why="the device was idle while the engine slept",
+        ),
+    ]
+
+
+def _model_hooks() -> list[Hook]:
+    from engines.lmdeploy import step_watch
+
+    return [
+        Hook(
+            target=f"{_AGENT}._async_step",
+            signature=(
+                f"(self, inputs: {_INPUTS}, delta: {_INPUTS}Delta = None, "
+                "swap_in_map: dict = None, swap_out_map: dict = None, "
+                "sampling_inputs: lmdeploy.pytorch.engine.logits_process.SamplingInputs = None, "
+                f"stopping_criteria: {_STRATEGIES}.StoppingCriteria = None, return_logits: bool = False, "
+                "return_routed_experts: bool = False, return_ce_loss: bool = False, "
+                f"extra_inputs: {_STRATEGIES}.ExtraInputs = None, "
+                f"cache_inputs: {_CHECKPOINTS} | None = None, kv_connector_metadata=None)"
+            ),
+            replace=step_watch.agent_step,
+            why="a step is begun and launched",
+        ),
+        Hook(
+            target=f"{_AGENT}._async_model_forward",
+            signature=(f"(self, inputs: {_INPUTS}, return_logits: bool, cache_inputs: {_CHECKPOINTS} | None = None)"),
+            replace=step_watch.agent_model_forward,
+            why="the device's part of a step begins",
+        ),
+    ]
+
+
+__all__ = ["step_hooks"]
