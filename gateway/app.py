@@ -215,6 +215,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                         max_body_bytes=settings.max_body_bytes,
                         body_timeout_s=settings.body_timeout_s,
                         max_attempts=settings.max_attempts,
+                        max_answers=settings.max_answers,
                         expected_output_tokens=settings.expected_output_tokens,
                     ),
                     authenticator=authenticator,

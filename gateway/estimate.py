@@ -2,7 +2,7 @@
 
 from gateway.admission import Ask
 from gateway.api.schemas import Call
-from gateway.fingerprint import Fingerprint, Gap
+from gateway.fingerprint import Fingerprint, Gap, Unreadable
 from gateway.separation import RequestSize
 from gateway.types import Operation, RequestId, Tenant
 
@@ -25,6 +25,8 @@ def ask_of(tenant: Tenant, call: Call, fingerprint: Fingerprint | Gap, *, expect
         prompt_tokens = 0
     elif isinstance(fingerprint, Fingerprint):
         prompt_tokens = fingerprint.tokens
+    elif isinstance(call.prompt, Unreadable) and call.prompt.tokens is not None:
+        prompt_tokens = call.prompt.tokens
     else:
         prompt_tokens = max(1, len(call.body) // _BYTES_PER_TOKEN)
         if fingerprint is Gap.MULTIMODAL:
@@ -36,6 +38,8 @@ def ask_of(tenant: Tenant, call: Call, fingerprint: Fingerprint | Gap, *, expect
         prompt_tokens=prompt_tokens,
         output_tokens=min(asked, _MOST_TOKENS),
         expected_output_tokens=expected_output_tokens * call.answers if call.operation in _ANSWERING else 0,
+        prompts=call.prompts,
+        answers=call.answers,
     )
 
 

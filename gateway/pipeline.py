@@ -93,6 +93,7 @@ class Limits:
     max_body_bytes: int
     body_timeout_s: float
     max_attempts: int
+    max_answers: int
     expected_output_tokens: int
 
 
@@ -187,7 +188,9 @@ class Pipeline:
                 if self._tokens is not None and operation in TOKEN_OPERATIONS:
                     await self._answer_here(self._tokens, exchange, body, tenant, record, deadline)
                     return
-                call = parse_call(operation, body, models=self._registry.served_models)
+                call = parse_call(
+                    operation, body, models=self._registry.served_models, most_answers=self._limits.max_answers
+                )
                 record.stream = call.stream
                 self._admission.admit(call.model)
                 record.model = call.model  # only a name that exists gets into the log
@@ -268,7 +271,9 @@ class Pipeline:
             for each in (plan.instance.id, *plan.others):
                 self._registry.picked(each)
             attempts.begin(others=lambda: len(self._admission.untried(call.model, tried)))
-            with self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold) as permit:
+            with self._load.placed(
+                plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold, places=call.answers
+            ) as permit:
                 found.entry.placed(plan.instance.id)
                 engine_call = EngineCall(
                     operation=call.operation,

@@ -194,6 +194,12 @@ class Settings(BaseSettings):
     )
     idle_timeout_s: Seconds = Field(120.0, description="Longest silence within an answer, in seconds.")
     max_attempts: int = Field(3, ge=1, le=16, description="Instances that one request is tried on at most.")
+    max_answers: int = Field(
+        128,
+        ge=1,
+        le=4096,
+        description="Answers that one request may ask for, prompts times n or best_of; more are refused with 400.",
+    )
     retry_budget_ratio: float = Field(
         0.2, ge=0, le=1, description="Retries allowed per request on average, so that an outage is not multiplied."
     )

@@ -7,6 +7,7 @@ from gateway.admission.entry import Ask, Entry
 from gateway.admission.fair_queue import FairQueue, Waiting
 from gateway.admission.limiter import ConcurrencyLimiter
 from gateway.admission.quota import (
+    Demand,
     Dimension,
     Exceeded,
     Granted,
@@ -24,6 +25,7 @@ __all__ = [
     "Ask",
     "Authenticator",
     "ConcurrencyLimiter",
+    "Demand",
     "Dimension",
     "Directory",
     "DirectoryKeeper",

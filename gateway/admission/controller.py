@@ -67,8 +67,8 @@ class _Turn(Enum):
 
 
 class _Pool:
-    """What waits for one model. ``given`` counts turns that no instance has been chosen for yet; ``hoping`` are those
-    that came while all depended on the outcome of a trial.
+    """What waits for one model. ``given`` counts the places of requests that may go on and that no instance has been
+    chosen for yet; ``hoping`` are those that came while all depended on the outcome of a trial.
     """
 
     def __init__(self, rules: QueueRules) -> None:
@@ -79,9 +79,9 @@ class _Pool:
         self.last_s = 0.0
         self.seconds_per_turn = 0.0
 
-    def placed(self) -> None:
-        """A turn that was given counts at an instance now, or has ended."""
-        self.given -= 1
+    def placed(self, places: int) -> None:
+        """So many places that were given count at an instance now, or have ended."""
+        self.given -= places
 
     def turn_given(self, now_s: float) -> None:
         gap_s = min(now_s - self.last_s, float(_LONGEST_RETRY_S)) if self.last_s else 0.0
@@ -229,14 +229,9 @@ class AdmissionController:
             )
         if not limits.metered:
             return None
-        if limits.tokens_per_min is not None and ask.reserved_tokens > limits.tokens_per_min:
-            raise InvalidRequestError(
-                f"the request may cost {ask.reserved_tokens} tokens, more than the {limits.tokens_per_min} a minute "
-                "of this tenant: it can never be let in; shorten the prompt or lower max_tokens",
-                code="request_exceeds_quota",
-            )
+        _check_possible(ask)
         try:
-            decision = await self._quotas.reserve(ask.tenant.id, limits, ask.reserved_tokens)
+            decision = await self._quotas.reserve(ask.tenant.id, limits, ask.demand)
         except QuotaUnavailableError:  # the reason names Redis' address
             self._meter.shed("quotas_unavailable")
             raise NoInstanceError(
@@ -252,7 +247,7 @@ class AdmissionController:
     def _pass(self, pool: _Pool, ask: Ask) -> None:
         """Let a request in that finds room while nobody waits."""
         pool.queue.let_in(ask.tenant.id, ask.tenant.limits.weight, ask.work)
-        pool.given += 1
+        pool.given += ask.answers
         pool.turn_given(self._clock())
         self._meter.waited(0.0)
 
@@ -266,6 +261,7 @@ class AdmissionController:
             weight=tenant.limits.weight,
             priority=tenant.limits.priority,
             work=ask.work,
+            places=ask.answers,
             arrived_s=now_s,
         )
         loser = pool.queue.push(waiting)
@@ -308,7 +304,7 @@ class AdmissionController:
 
     def _return(self, pool: _Pool, waiting: Waiting, model: str) -> None:
         if waiting.granted:
-            pool.given -= 1
+            pool.given -= waiting.places
             pool.queue.correct(waiting.tenant, waiting.weight, -waiting.work)
             self._pump(model)
 
@@ -329,7 +325,7 @@ class AdmissionController:
                 pool.queue.correct(waiting.tenant, waiting.weight, -waiting.work)
                 continue
             waiting.granted = True
-            pool.given += 1
+            pool.given += waiting.places
             pool.turn_given(now_s)
             turn.set_result(_Turn.GIVEN)
 
@@ -392,6 +388,27 @@ def _with_room(usable: tuple[Instance, ...], rooms: list[int]) -> tuple[Instance
 def _on_probation(rooms: Rooms) -> Rooms:
     high, normal, low = (min(room, _ON_PROBATION) for room in rooms)
     return high, normal, low
+
+
+def _check_possible(ask: Ask) -> None:
+    """Raise ``InvalidRequestError`` for a request that the quotas of its tenant could never let in."""
+    limits = ask.tenant.limits
+    if limits.tokens_per_min is not None and ask.reserved_tokens > limits.tokens_per_min:
+        raise InvalidRequestError(
+            f"the request may cost {ask.reserved_tokens} tokens, more than the {limits.tokens_per_min} a minute "
+            "of this tenant: it can never be let in; shorten the prompt or lower max_tokens",
+            code="request_exceeds_quota",
+        )
+    for count, limit, what in (
+        (ask.prompts, limits.requests_per_min, "prompts, more than the {limit} requests a minute"),
+        (ask.answers, limits.concurrency, "answers, more than the {limit} requests at the same time"),
+    ):
+        if count > 1 and limit is not None and count > limit:
+            raise InvalidRequestError(
+                f"the request has {count} {what.format(limit=limit)} of this tenant: it can never be let in; "
+                "send several smaller ones",
+                code="request_exceeds_quota",
+            )
 
 
 def _over_quota(decision: Exceeded) -> RateLimitedError:

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self
 
 from gateway.admission.fair_queue import FairQueue
-from gateway.admission.quota import Granted, QuotaMeter, Standing
+from gateway.admission.quota import Demand, Granted, QuotaMeter, Standing
 from gateway.admission.urgent import Urgent
 from gateway.limits import Priority
 from gateway.registry import Instance
@@ -24,7 +24,7 @@ Header = tuple[bytes, bytes]
 
 class Ask(NamedTuple):
     """What a request wants. ``output_tokens`` is what it asks for, or 0 when it doesn't say; ``expected_output_tokens``
-    is what is reserved then.
+    is what is reserved then. An engine runs ``answers`` sequences for it, of ``prompts`` different prompts.
     """
 
     tenant: Tenant
@@ -32,6 +32,8 @@ class Ask(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     expected_output_tokens: int
+    prompts: int = 1
+    answers: int = 1
 
     @property
     def tokens(self) -> int:
@@ -41,6 +43,11 @@ class Ask(NamedTuple):
     @property
     def reserved_tokens(self) -> int:
         return self.prompt_tokens + (self.output_tokens or self.expected_output_tokens)
+
+    @property
+    def demand(self) -> Demand:
+        """What it takes of its tenant's quotas: a request for each prompt, a place for each answer."""
+        return Demand(requests=self.prompts, tokens=self.reserved_tokens, places=self.answers)
 
     @property
     def work(self) -> float:
@@ -56,8 +63,8 @@ def work_of(prompt_tokens: int, output_tokens: int) -> float:
 class Turn(Protocol):
     """What was given to a request and not used yet."""
 
-    def placed(self) -> None:
-        """Is called once: the request counts at an instance now, or has ended."""
+    def placed(self, places: int) -> None:
+        """Is called once: so many places count at an instance now, or have ended."""
 
 
 class Entry:
@@ -65,7 +72,7 @@ class Entry:
     does it. ``closed`` is told its model then: somebody else may go on.
 
     What an end costs: an answer with usage costs that. One that began and whose usage nobody knows (the client left)
-    costs what was reserved. An engine's 4xx costs a request and no tokens. Everything else costs nothing.
+    costs what was reserved. An engine's 4xx costs its requests and no tokens. Everything else costs nothing.
     """
 
     def __init__(
@@ -104,7 +111,7 @@ class Entry:
         """It counts at an instance from now on (and at no other that it was at), or at none. Idempotent."""
         turn, self._turn = self._turn, None
         if turn is not None:
-            turn.placed()
+            turn.placed(self._ask.answers)
         if self._urgent is not None:
             if self._counts_at is not None:
                 self._urgent.went(self._counts_at)
@@ -122,10 +129,10 @@ class Entry:
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._end(requests=0, tokens=0, work=0.0)
         elif status >= HTTPStatus.BAD_REQUEST:
-            self._end(requests=1, tokens=0, work=0.0)
+            self._end(requests=self._ask.prompts, tokens=0, work=0.0)
         elif usage is not None:
             self._end(
-                requests=1,
+                requests=self._ask.prompts,
                 tokens=usage.prompt_tokens + usage.completion_tokens,
                 work=work_of(usage.prompt_tokens, usage.completion_tokens),
             )
@@ -142,7 +149,7 @@ class Entry:
         """Give back what is left. Idempotent."""
         self.placed()
         if self._began:
-            self._end(requests=1, tokens=self._ask.reserved_tokens, work=self._ask.work)
+            self._end(requests=self._ask.prompts, tokens=self._ask.reserved_tokens, work=self._ask.work)
         else:
             self._end(requests=0, tokens=0, work=0.0)
         closed, self._closed = self._closed, None

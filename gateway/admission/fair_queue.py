@@ -34,8 +34,8 @@ _MOST_COUNTERS: Final = 10_000
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Waiting:
-    """One request in the queue. ``work`` is what it is expected to cost, in tokens; ``granted`` is set by who
-    gave it its turn, ``claim`` when it is taken out for that.
+    """One request in the queue. ``work`` is what it is expected to cost, in tokens, ``places`` how many sequences an
+    engine runs for it; ``granted`` is set by who gave it its turn, ``claim`` when it is taken out for that.
     """
 
     tenant: TenantId
@@ -43,6 +43,7 @@ class Waiting:
     priority: Priority
     work: float
     arrived_s: float
+    places: int = field(default=1)
     number: int = field(default=0)
     granted: bool = field(default=False)
     claim: Claim = field(default=2)

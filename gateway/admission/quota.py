@@ -1,8 +1,9 @@
 """Quotas: reserve before, settle after, refund on failure.
 
-A reservation takes one request, the tokens that a request may cost at most, and one place of the concurrency, all or
-nothing. Settling replaces the reserved tokens by the real ones and gives the place back. ``QuotaMeter`` has two
-implementations: here, for one process, and in ``redis_quota`` for all that share a Redis.
+A reservation takes requests, the tokens that they may cost at most, and places of the concurrency, all or nothing: one
+request and one place, unless the request is a list of prompts or asks for several answers. Settling replaces the
+reserved tokens by the real ones and gives the places back. A reservation may replace an earlier one in the same step.
+``QuotaMeter`` has two implementations: here, for one process, and in ``redis_quota`` for all that share a Redis.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.admission.window import SlidingWindow
 from gateway.limits import TenantLimits
@@ -32,6 +33,14 @@ class QuotaUnavailableError(Exception):
     """The shared counters can't be reached: nobody knows what is left."""
 
 
+class Demand(NamedTuple):
+    """What a request takes of its tenant's quotas. ``places`` are of the concurrency."""
+
+    requests: int
+    tokens: int
+    places: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """One limit as it stands; ``reset_s`` is when all of it is there again if nothing more is used."""
@@ -46,7 +55,7 @@ class Reservation:
     """What was taken. ``number`` and ``slot`` are the meter's own."""
 
     tenant: TenantId
-    tokens: int
+    demand: Demand
     number: str
     slot: int
 
@@ -83,9 +92,12 @@ class QuotaUsage:
 class QuotaMeter(Protocol):
     """Counts what tenants use; exact under concurrency."""
 
-    async def reserve(self, tenant: TenantId, limits: TenantLimits, tokens: int) -> Granted | Exceeded:
-        """Take one request, ``tokens`` (at most ``limits.tokens_per_min``) and one place, or say what is exceeded.
+    async def reserve(
+        self, tenant: TenantId, limits: TenantLimits, demand: Demand, *, instead_of: Reservation | None = None
+    ) -> Granted | Exceeded:
+        """Take a demand, each part of which is at most its limit, or say what is exceeded.
 
+        ``instead_of`` is an earlier reservation of the same request. It is refunded in the same step, granted or not.
         Raises ``QuotaUnavailableError``.
         """
         ...
@@ -120,30 +132,34 @@ class LocalQuotaMeter:
         self._tenants: dict[TenantId, _Counters] = {}
         self._new = 0
 
-    async def reserve(self, tenant: TenantId, limits: TenantLimits, tokens: int) -> Granted | Exceeded:
+    async def reserve(
+        self, tenant: TenantId, limits: TenantLimits, demand: Demand, *, instead_of: Reservation | None = None
+    ) -> Granted | Exceeded:
+        if instead_of is not None:
+            self.settle(instead_of, requests=0, tokens=0)
         now_s = self._clock()
         counters = self._tenants.get(tenant)
         if counters is None:
             counters = self._add(tenant, now_s)
-        exceeded = _exceeded(counters, limits, tokens, now_s)
+        exceeded = _exceeded(counters, limits, demand, now_s)
         if exceeded is not None:
             dimension, limit, wait_s = exceeded
             requests, left = _standings(counters, limits, now_s)
             return Exceeded(
                 dimension=dimension, limit=limit, retry_after_s=max(1, ceil(wait_s)), requests=requests, tokens=left
             )
-        counters.running += 1
-        slot = counters.requests.add(1, now_s)
-        counters.tokens.add(tokens, now_s)
+        counters.running += demand.places
+        slot = counters.requests.add(demand.requests, now_s)
+        counters.tokens.add(demand.tokens, now_s)
         requests, left = _standings(counters, limits, now_s)
-        reservation = Reservation(tenant=tenant, tokens=tokens, number="", slot=slot)
+        reservation = Reservation(tenant=tenant, demand=demand, number="", slot=slot)
         return Granted(reservation=reservation, requests=requests, tokens=left)
 
     def settle(self, reservation: Reservation, *, requests: int, tokens: int) -> None:
         counters = self._tenants[reservation.tenant]
-        counters.running -= 1
-        counters.requests.correct(reservation.slot, requests - 1)
-        counters.tokens.correct(reservation.slot, tokens - reservation.tokens)
+        counters.running -= reservation.demand.places
+        counters.requests.correct(reservation.slot, requests - reservation.demand.requests)
+        counters.tokens.correct(reservation.slot, tokens - reservation.demand.tokens)
 
     async def usage(self, tenant: TenantId) -> QuotaUsage:
         counters = self._tenants.get(tenant)
@@ -172,16 +188,16 @@ class LocalQuotaMeter:
 
 
 def _exceeded(
-    counters: _Counters, limits: TenantLimits, tokens: int, now_s: float
+    counters: _Counters, limits: TenantLimits, demand: Demand, now_s: float
 ) -> tuple[Dimension, int, float] | None:
     limit = limits.requests_per_min
-    if limit is not None and (wait_s := counters.requests.room_in_s(1, limit, now_s)):
+    if limit is not None and (wait_s := counters.requests.room_in_s(demand.requests, limit, now_s)):
         return Dimension.REQUESTS, limit, wait_s
     limit = limits.tokens_per_min
-    if limit is not None and (wait_s := counters.tokens.room_in_s(tokens, limit, now_s)):
+    if limit is not None and (wait_s := counters.tokens.room_in_s(demand.tokens, limit, now_s)):
         return Dimension.TOKENS, limit, wait_s
     limit = limits.concurrency
-    if limit is not None and counters.running >= limit:
+    if limit is not None and counters.running + demand.places > limit:
         return Dimension.CONCURRENCY, limit, _CONCURRENCY_RETRY_S
     return None
 
@@ -199,6 +215,7 @@ def standing(limit: int | None, used: int, reset_s: float) -> Standing | None:
 
 
 __all__ = [
+    "Demand",
     "Dimension",
     "Exceeded",
     "Granted",

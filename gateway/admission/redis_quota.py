@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any, Final
 
 from gateway.admission.quota import (
+    Demand,
     Dimension,
     Exceeded,
     Granted,
@@ -67,14 +68,31 @@ local function running(key, now)
   redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
   return redis.call('ZCARD', key)
 end
+-- A reservation's places: the first has its number for a name, the others that and a number of their own.
+local function name(number, place)
+  if place == 1 then return number end
+  return number .. ':' .. place
+end
+local function give_back(number, places)
+  for place = 1, places do redis.call('ZREM', KEYS[3], name(number, place)) end
+end
+local function correct(slot, requests, tokens)
+  if redis.call('HEXISTS', KEYS[1], slot) == 1 then redis.call('HINCRBY', KEYS[1], slot, requests) end
+  if redis.call('HEXISTS', KEYS[2], slot) == 1 then redis.call('HINCRBY', KEYS[2], slot, tokens) end
+end
 """
 
 _RESERVE: Final = (
     _COMMON
     + """
 local limits = {tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])}
-local tokens, number, lease = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local requests, tokens, places = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local number, lease = ARGV[8], tonumber(ARGV[9])
 local now = clock()
+if ARGV[10] ~= '' and redis.call('ZSCORE', KEYS[3], ARGV[10]) then
+  give_back(ARGV[10], tonumber(ARGV[14]))
+  correct(tonumber(ARGV[11]), 0 - tonumber(ARGV[12]), 0 - tonumber(ARGV[13]))
+end
 local used_r, newest_r, slots_r = window(KEYS[1], now)
 local used_t, newest_t, slots_t = window(KEYS[2], now)
 local function room_in(used, slots, amount, limit)
@@ -90,38 +108,45 @@ end
 local function refuse(which, wait)
   return {0, which, tostring(wait), used_r, newest_r, used_t, newest_t, tostring(now)}
 end
-local wait = room_in(used_r, slots_r, 1, limits[1])
+local wait = room_in(used_r, slots_r, requests, limits[1])
 if wait then return refuse(1, wait) end
 wait = room_in(used_t, slots_t, tokens, limits[2])
 if wait then return refuse(2, wait) end
-if limits[3] >= 0 and running(KEYS[3], now) >= limits[3] then return refuse(3, 1) end
+if limits[3] >= 0 and running(KEYS[3], now) + places > limits[3] then return refuse(3, 1) end
 local slot = math.floor(now)
-redis.call('HINCRBY', KEYS[1], slot, 1)
+redis.call('HINCRBY', KEYS[1], slot, requests)
 redis.call('HINCRBY', KEYS[2], slot, tokens)
-redis.call('ZADD', KEYS[3], now + lease, number)
+for place = 1, places do redis.call('ZADD', KEYS[3], now + lease, name(number, place)) end
 for i = 1, 3 do redis.call('EXPIRE', KEYS[i], @KEPT@) end
-return {1, slot, '', used_r + 1, slot, used_t + tokens, slot, tostring(now)}
+return {1, slot, '', used_r + requests, slot, used_t + tokens, slot, tostring(now)}
 """
 )
 
-_SETTLE: Final = """
+_SETTLE: Final = (
+    _COMMON
+    + """
 local score = redis.call('ZSCORE', KEYS[3], ARGV[2])
 if not score then return 0 end
-redis.call('ZREM', KEYS[3], ARGV[2])
+give_back(ARGV[2], tonumber(ARGV[6]))
 local slot = tonumber(ARGV[1])
 if slot < 0 then slot = math.floor(tonumber(score) - tonumber(ARGV[5])) end
-for i = 1, 2 do
-  if redis.call('HEXISTS', KEYS[i], slot) == 1 then redis.call('HINCRBY', KEYS[i], slot, ARGV[2 + i]) end
-end
+correct(slot, tonumber(ARGV[3]), tonumber(ARGV[4]))
 return 1
 """
-"""The place is what makes it happen once, however often it is sent. A slot below 0: that of the reservation's time."""
+)
+"""The first place is what makes it happen once, however often it is sent. A slot below 0 means the time of the
+reservation.
+"""
 
 _RENEW: Final = (
     _COMMON
     + """
 local now = clock()
-for i = 3, #ARGV do redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), ARGV[i]) end
+for i = 3, #ARGV, 2 do
+  for place = 1, tonumber(ARGV[i + 1]) do
+    redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), name(ARGV[i], place))
+  end
+end
 redis.call('EXPIRE', KEYS[1], @KEPT@)
 return 1
 """
@@ -155,21 +180,31 @@ class RedisQuotaMeter:
         self._settle = self._client.register_script(_filled(_SETTLE))
         self._renew = self._client.register_script(_filled(_RENEW))
         self._usage = self._client.register_script(_filled(_USAGE))
-        self._held: dict[str, TenantId] = {}
+        self._held: dict[str, Reservation] = {}
         self._ended: deque[tuple[Reservation, int, int, float]] = deque(maxlen=_MOST_UNSETTLED)
         self._ended_some = asyncio.Event()
         self._log = logging.getLogger(__name__)
 
-    async def reserve(self, tenant: TenantId, limits: TenantLimits, tokens: int) -> Granted | Exceeded:
+    async def reserve(
+        self, tenant: TenantId, limits: TenantLimits, demand: Demand, *, instead_of: Reservation | None = None
+    ) -> Granted | Exceeded:
         number = uuid.uuid4().hex
         bounds = (limits.requests_per_min, limits.tokens_per_min, limits.concurrency)
+        earlier: tuple[str | int, ...] = ("", 0, 0, 0, 0)
+        if instead_of is not None:
+            self._held.pop(instead_of.number, None)
+            earlier = (instead_of.number, instead_of.slot, *instead_of.demand)
         try:
             said = await self._call(
-                self._reserve, tenant, [*(-1 if each is None else each for each in bounds), tokens, number, LEASE_S]
+                self._reserve,
+                tenant,
+                [*(-1 if each is None else each for each in bounds), *demand, number, LEASE_S, *earlier],
             )
         except BaseException:
-            # Whether it was taken is unknown, so it is given back if it is there.
-            self._end(Reservation(tenant=tenant, tokens=tokens, number=number, slot=-1), -1, -tokens)
+            # Whether it was taken is unknown, so it is given back if it is there; and so is the earlier one.
+            self.settle(Reservation(tenant=tenant, demand=demand, number=number, slot=-1), requests=0, tokens=0)
+            if instead_of is not None:
+                self.settle(instead_of, requests=0, tokens=0)
             raise
         granted, which, wait, used_r, newest_r, used_t, newest_t, now = said
         now_s = float(now)
@@ -184,13 +219,13 @@ class RedisQuotaMeter:
                 requests=standings[0],
                 tokens=standings[1],
             )
-        self._held[number] = tenant
-        reservation = Reservation(tenant=tenant, tokens=tokens, number=number, slot=which)
+        reservation = Reservation(tenant=tenant, demand=demand, number=number, slot=which)
+        self._held[number] = reservation
         return Granted(reservation=reservation, requests=standings[0], tokens=standings[1])
 
     def settle(self, reservation: Reservation, *, requests: int, tokens: int) -> None:
         self._held.pop(reservation.number, None)
-        self._end(reservation, requests - 1, tokens - reservation.tokens)
+        self._end(reservation, requests - reservation.demand.requests, tokens - reservation.demand.tokens)
 
     async def usage(self, tenant: TenantId) -> QuotaUsage:
         requests, tokens, running = await self._call(self._usage, tenant, [])
@@ -218,7 +253,14 @@ class RedisQuotaMeter:
                     for reservation, requests, tokens, _ in batch:
                         await self._settle(
                             keys=self._keys(reservation.tenant),
-                            args=[reservation.slot, reservation.number, requests, tokens, LEASE_S],
+                            args=[
+                                reservation.slot,
+                                reservation.number,
+                                requests,
+                                tokens,
+                                LEASE_S,
+                                reservation.demand.places,
+                            ],
                             client=pipe,
                         )
                     await pipe.execute()
@@ -243,13 +285,13 @@ class RedisQuotaMeter:
         await self._client.aclose()
 
     async def _renew_all(self) -> None:
-        by_tenant: dict[TenantId, list[str]] = {}
-        for number, tenant in self._held.items():
-            by_tenant.setdefault(tenant, []).append(number)
-        for tenant, numbers in by_tenant.items():
+        by_tenant: dict[TenantId, list[str | int]] = {}
+        for number, held in self._held.items():
+            by_tenant.setdefault(held.tenant, []).extend((number, held.demand.places))
+        for tenant, places in by_tenant.items():
             try:
                 async with asyncio.timeout(CALL_LIMIT_S):
-                    await self._renew(keys=[self._keys(tenant)[2]], args=[self._now(), LEASE_S, *numbers])
+                    await self._renew(keys=[self._keys(tenant)[2]], args=[self._now(), LEASE_S, *places])
             except (RedisError, OSError, TimeoutError) as error:
                 self._log.warning("quota leases can't be renewed now: %s", error or type(error).__name__)
                 return

@@ -12,6 +12,9 @@ from gateway.errors import InvalidRequestError
 from gateway.fingerprint.canonical import Prompt, TextPrompt, TokenPrompt, Unreadable, canonical_chat
 
 _TEMPLATE: Final = "chat_template"
+_MOST_INPUTS: Final = 2048
+"""OpenAI's bound on the texts of one request for embeddings."""
+_CHARS_PER_TOKEN: Final = 4
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -46,9 +49,24 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.max_tokens is None else int(self.max_tokens)
 
     @property
-    def answers(self) -> int:
-        """How many answers are asked for, at least 1."""
+    def prompts(self) -> int:
+        """How many prompts there are, at least 1."""
         return 1
+
+    @property
+    def answers(self) -> int:
+        """How many answers are asked for to all prompts together, at least 1."""
+        return self.prompts
+
+    def check_fan_out(self, most_answers: int) -> None:
+        """Raise ``InvalidRequestError`` for a request that an engine would have to run too many sequences for."""
+        if self.answers > most_answers:
+            raise InvalidRequestError(
+                f"the request asks for {self.answers} answers (prompts times n or best_of); at most {most_answers} "
+                "are allowed: send several requests",
+                param="n" if self.answers > self.prompts else "prompt",
+                code="too_many_answers",
+            )
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -131,6 +149,16 @@ class EmbeddingsBody(OtherBody, frozen=True, kw_only=True):
 
     input: str | list[Any]
 
+    def check_fan_out(self, most_answers: int) -> None:
+        """As for others, by OpenAI's bound. All texts are one request: nothing is generated for any."""
+        del most_answers
+        if (texts := _count(self.input)) > _MOST_INPUTS:
+            raise InvalidRequestError(
+                f"input: has {texts} texts; at most {_MOST_INPUTS} are allowed: send several requests",
+                param="input",
+                code="too_many_inputs",
+            )
+
     def prompt_of(self) -> Prompt:
         if not self.input:
             raise _empty("input")
@@ -145,11 +173,15 @@ class CompletionBody(Body, frozen=True, kw_only=True):
     prompt: str | list[Any]
     n: int | None = None
 
+    best_of: int | None = None
+
+    @property
+    def prompts(self) -> int:
+        return _count(self.prompt)
+
     @property
     def answers(self) -> int:
-        prompts = self.prompt
-        several = len(prompts) if isinstance(prompts, list) and not isinstance(next(iter(prompts), 0), int) else 1
-        return max(1, self.n or 1) * max(1, several)
+        return max(1, self.n or 1, self.best_of or 1) * self.prompts
 
     def prompt_of(self) -> Prompt:
         match self.prompt:
@@ -161,16 +193,25 @@ class CompletionBody(Body, frozen=True, kw_only=True):
             case [str(), *_] as texts:
                 for number, each in enumerate(texts):
                     _check_text(each, f"prompt[{number}]")
-                return TextPrompt(text=texts[0]) if len(texts) == 1 else Unreadable(reason="several_prompts")
+                if len(texts) == 1:
+                    return TextPrompt(text=texts[0])
+                return _several(sum(-(-len(each) // _CHARS_PER_TOKEN) for each in texts))
             case [list(), *_] as lists:
                 for number, each in enumerate(lists):
                     check_tokens(each, f"prompt[{number}]")
-                return (
-                    TokenPrompt(token_ids=tuple(lists[0])) if len(lists) == 1 else Unreadable(reason="several_prompts")
-                )
+                return TokenPrompt(token_ids=tuple(lists[0])) if len(lists) == 1 else _several(sum(map(len, lists)))
             case ids:
                 check_tokens(ids, "prompt")
                 return TokenPrompt(token_ids=tuple(ids))
+
+
+def _count(prompts: str | list[Any]) -> int:
+    """How many prompts a text, a list of texts, of token ids or of lists of token ids is."""
+    return len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+
+
+def _several(tokens: int) -> Unreadable:
+    return Unreadable(reason="several_prompts", tokens=tokens)
 
 
 def _check_text(text: object, where: str) -> None:

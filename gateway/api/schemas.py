@@ -46,6 +46,7 @@ class Call(NamedTuple):
     stream: bool
     hide_usage: bool
     answer_tokens: int | None
+    prompts: int
     answers: int
 
 
@@ -64,14 +65,16 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _MODEL_OPTIONAL = frozenset({Operation.GENERATE, Operation.TOKENIZE, Operation.DETOKENIZE})
 
 
-def parse_call(operation: Operation, body: bytes, *, models: Callable[[], list[str]] = list) -> Call:
+def parse_call(
+    operation: Operation, body: bytes, *, models: Callable[[], list[str]] = list, most_answers: int = 128
+) -> Call:
     """Look at a body; raises ``InvalidRequestError`` that names the field.
 
     ``models`` are those served now: where a route's own API has no model and only one is served, it is that one, and
-    "" while none is.
+    "" while none is. ``most_answers`` bounds the sequences that an engine runs for one request.
     """
     try:
-        return _parsed(operation, body, models)
+        return _parsed(operation, body, models, most_answers)
     except msgspec.ValidationError as error:
         raise _invalid(error) from None
     except UnicodeDecodeError:  # its position counts from the start of one string, not of the body
@@ -82,12 +85,13 @@ def parse_call(operation: Operation, body: bytes, *, models: Callable[[], list[s
         raise InvalidRequestError("the request body is nested too deeply", code="invalid_json") from None
 
 
-def _parsed(operation: Operation, body: bytes, models: Callable[[], list[str]]) -> Call:
+def _parsed(operation: Operation, body: bytes, models: Callable[[], list[str]], most_answers: int) -> Call:
     """``parse_call``, but for what msgspec raises: any step that follows a body inwards may find it too deep."""
     said: Body = _DECODERS[operation].decode(body)
     if isinstance(said, ChatBody):
         for number, message in enumerate(said.messages):
             _check_message(message, number)
+    said.check_fan_out(most_answers)
     model = said.model or _only_model(operation, models)
     _refuse_duplicates(body)
     for name in _INTERNAL:
@@ -106,6 +110,7 @@ def _parsed(operation: Operation, body: bytes, models: Callable[[], list[str]]) 
         stream=stream,
         hide_usage=inject,
         answer_tokens=said.answer_tokens,
+        prompts=said.prompts,
         answers=said.answers,
     )
 

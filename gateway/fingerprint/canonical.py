@@ -54,9 +54,12 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """A prompt without a fingerprint; ``reason`` is one word from a small fixed set."""
+    """A prompt without a fingerprint; ``reason`` is one word from a small fixed set. ``tokens`` is about how many it
+    has, None where nobody knows.
+    """
 
     reason: str
+    tokens: int | None = None
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt | Unreadable

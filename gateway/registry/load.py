@@ -52,15 +52,16 @@ class Tally:
 
 
 class Permit:
-    """One request's place at an instance, which ``with`` gives back; ``first_byte`` says that its prefill is over."""
+    """One request's places at an instance, which ``with`` gives back; ``first_byte`` says that its prefill is over."""
 
-    __slots__ = ("_answering", "_counters", "_tokens")
+    __slots__ = ("_answering", "_counters", "_places", "_tokens")
 
-    def __init__(self, counters: Tally, tokens: int) -> None:
+    def __init__(self, counters: Tally, tokens: int, places: int) -> None:
         self._counters = counters
         self._tokens = tokens
+        self._places = places
         self._answering = False
-        counters.in_flight += 1
+        counters.in_flight += places
         counters.prefill_tokens += tokens
         if tokens > CHUNK_TOKENS:
             counters.chunked_tokens += tokens
@@ -70,7 +71,7 @@ class Permit:
         """Idempotent."""
         if not self._answering:
             self._answering = True
-            self._counters.answering += 1
+            self._counters.answering += self._places
         self._prefilled()
 
     def _prefilled(self) -> None:
@@ -90,11 +91,11 @@ class Permit:
         self.release()
 
     def release(self) -> None:
-        """Give the place back; once."""
+        """Give the places back; once."""
         self._prefilled()
         if self._answering:
-            self._counters.answering -= 1
-        self._counters.in_flight -= 1
+            self._counters.answering -= self._places
+        self._counters.in_flight -= self._places
         self._counters.changed.append(self._counters.instance)
         if self._counters.idle and not self._counters.in_flight:
             for waiter in self._counters.idle:
@@ -104,9 +105,9 @@ class Permit:
 
 
 class LoadTracker:
-    """Counts in-flight requests. Load is counted from the routing decision on, not from the first answer, so that a
-    burst spreads; a permit is given back however the request ends. An instance that was never given anything, or is
-    forgotten, has no load.
+    """Counts in-flight requests, and one for which an engine runs several sequences as so many. Load is counted from
+    the routing decision on, not from the first answer, so that a burst spreads; a permit is given back however the
+    request ends. An instance that was never given anything, or is forgotten, has no load.
 
     ``changed`` logs whose counts have changed, other than by growing old: who looks often reads on where it has read up
     to, as long as ``epoch`` is the same. In a new one anybody's may have.
@@ -151,8 +152,8 @@ class LoadTracker:
         """Requests at all instances together."""
         return sum(each.in_flight for each in self._counters.values())
 
-    def placed(self, instance: InstanceId, *, uncached_tokens: int, cold: bool) -> Permit:
-        """Count a request at an instance from now on, until its permit is given back."""
+    def placed(self, instance: InstanceId, *, uncached_tokens: int, cold: bool, places: int = 1) -> Permit:
+        """Count a request at an instance from now on, until its permit is given back; it has so many ``places``."""
         counters = self.tally(instance)
         self._turn += 1
         counters.last_turn = self._turn
@@ -163,7 +164,7 @@ class LoadTracker:
         if len(self.changed) > _MOST_LOGGED:
             self.changed.clear()
             self.epoch += 1
-        return Permit(counters, uncached_tokens)
+        return Permit(counters, uncached_tokens, places)
 
     def recent_tokens(self, counters: Tally) -> float:
         """Return the uncached tokens that an instance was given, each counting half after 30 s."""

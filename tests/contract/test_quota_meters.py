@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from gateway.admission.quota import Dimension, Exceeded, Granted, LocalQuotaMeter, QuotaMeter, QuotaUsage
+from gateway.admission.quota import Demand, Dimension, Exceeded, Granted, LocalQuotaMeter, QuotaMeter, QuotaUsage
 from gateway.admission.redis_quota import RedisQuotaMeter
 from gateway.limits import TenantLimits
 from gateway.types import TenantId
@@ -71,14 +71,18 @@ def meter(meters: Meters) -> QuotaMeter:
     return meters.made[0]
 
 
+def one(tokens: int) -> Demand:
+    return Demand(requests=1, tokens=tokens, places=1)
+
+
 async def granted(meter: QuotaMeter, limits: TenantLimits, tokens: int = 1, tenant: TenantId = ACME) -> Granted:
-    decision = await meter.reserve(tenant, limits, tokens)
+    decision = await meter.reserve(tenant, limits, one(tokens))
     assert isinstance(decision, Granted)
     return decision
 
 
 async def exceeded(meter: QuotaMeter, limits: TenantLimits, tokens: int = 1) -> Exceeded:
-    decision = await meter.reserve(ACME, limits, tokens)
+    decision = await meter.reserve(ACME, limits, one(tokens))
     assert isinstance(decision, Exceeded)
     return decision
 
@@ -88,7 +92,7 @@ async def test_of_a_hundred_at_once_exactly_ten_are_let_in(meters: Meters, repli
     limits = TenantLimits(requests_per_min=10)
     all_of_them = [meters.made[0], *(meters.another() for _ in range(replicas - 1))]
     decisions = await asyncio.gather(
-        *(all_of_them[number % replicas].reserve(ACME, limits, 7) for number in range(100))
+        *(all_of_them[number % replicas].reserve(ACME, limits, one(7)) for number in range(100))
     )
     assert sum(isinstance(each, Granted) for each in decisions) == 10
     assert await meters.made[0].usage(ACME) == QuotaUsage(requests=10, tokens=70, running=10)
@@ -109,7 +113,7 @@ async def test_a_refusal_takes_nothing_and_says_when_to_come_again(meter: QuotaM
 async def test_no_sixty_seconds_see_more_than_the_limit(meter: QuotaMeter, clock: Clock) -> None:
     limits, times = TenantLimits(requests_per_min=6), []
     for _ in range(400):
-        if isinstance(decision := await meter.reserve(ACME, limits, 1), Granted):
+        if isinstance(decision := await meter.reserve(ACME, limits, one(1)), Granted):
             times.append(clock.now_s)
             meter.settle(decision.reservation, requests=1, tokens=1)
         clock.now_s += 0.7
@@ -150,6 +154,48 @@ async def test_concurrency_is_given_back_at_the_end(meters: Meters, meter: Quota
     meter.settle(held[0].reservation, requests=1, tokens=1)
     await meters.written()
     await granted(meter, limits)
+
+
+async def test_a_list_of_prompts_takes_a_request_for_each_and_a_place_for_each_answer(
+    meters: Meters, meter: QuotaMeter
+) -> None:
+    limits = TenantLimits(requests_per_min=5, concurrency=6)
+    taken = await meter.reserve(ACME, limits, Demand(requests=3, tokens=30, places=6))
+    assert isinstance(taken, Granted)
+    assert await meter.usage(ACME) == QuotaUsage(requests=3, tokens=30, running=6)
+    assert (await exceeded(meter, limits)).dimension is Dimension.CONCURRENCY
+    meter.settle(taken.reservation, requests=3, tokens=12)
+    await meters.written()
+    assert await meter.usage(ACME) == QuotaUsage(requests=3, tokens=12, running=0)
+    refused = await meter.reserve(ACME, limits, Demand(requests=3, tokens=1, places=3))
+    assert isinstance(refused, Exceeded)
+    assert refused.dimension is Dimension.REQUESTS
+
+
+async def test_the_places_of_a_list_last_as_long_as_it_runs(meters: Meters, meter: QuotaMeter, clock: Clock) -> None:
+    taken = await meter.reserve(ACME, TenantLimits(concurrency=9), Demand(requests=1, tokens=1, places=4))
+    assert isinstance(taken, Granted)
+    clock.now_s += 20
+    if isinstance(meter, RedisQuotaMeter):
+        await meter._renew_all()
+    clock.now_s += 20
+    assert (await meter.usage(ACME)).running == 4
+    meter.settle(taken.reservation, requests=1, tokens=1)
+    await meters.written()
+    assert (await meter.usage(ACME)).running == 0
+
+
+async def test_a_reservation_takes_the_place_of_an_earlier_one_in_one_step(meters: Meters, meter: QuotaMeter) -> None:
+    limits = TenantLimits(requests_per_min=2, tokens_per_min=100, concurrency=2)
+    first = await meter.reserve(ACME, limits, Demand(requests=1, tokens=0, places=1))
+    assert isinstance(first, Granted)
+    second = await meter.reserve(ACME, limits, Demand(requests=2, tokens=100, places=2), instead_of=first.reservation)
+    assert isinstance(second, Granted)
+    assert await meter.usage(ACME) == QuotaUsage(requests=2, tokens=100, running=2)
+    third = await meter.reserve(ACME, limits, Demand(requests=2, tokens=101, places=1), instead_of=second.reservation)
+    assert isinstance(third, Exceeded)
+    await meters.written()
+    assert await meter.usage(ACME) == QuotaUsage(requests=0, tokens=0, running=0)
 
 
 async def test_what_is_settled_after_its_minute_changes_nothing(

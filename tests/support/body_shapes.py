@@ -99,6 +99,7 @@ SHAPES = {
     "ids of a prompt": Shape(Operation.COMPLETIONS, lambda n: _completion([12_345] * n), _BYTES),
     "texts of prompts": Shape(Operation.COMPLETIONS, lambda n: _completion(["x"] * n)),
     "lists of ids": Shape(Operation.COMPLETIONS, lambda n: _completion([[1]] * n)),
+    "ids of several prompts": Shape(Operation.COMPLETIONS, lambda n: _completion([[7] * n] * 8), 2000),
     "ids to generate from": Shape(
         Operation.GENERATE, lambda n: json.dumps({"model": "m", "input_ids": [12_345] * n}).encode(), _BYTES
     ),

@@ -13,10 +13,10 @@ import pytest
 from engines.models.tiny import write_tokenizer
 from gateway.state import Kind
 from tests.support.databases import redis_server
-from tests.support.fleet import CHAT, Fleet, chat, instances, running_fleet, script
+from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, instances, running_fleet, script
 from tests.support.people import put
 from tests.support.running_gateway import RunningGateway, eventually, running_gateway
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import MODEL, ScriptedEngine
 from tests.support.tokenized_fleet import tokenized_fleet
 
 ACME = "Bearer acme-key"
@@ -38,6 +38,27 @@ async def statuses(gateways: list[RunningGateway], count: int, **body: Any) -> C
             return int(answer.status)
 
     return Counter(await asyncio.gather(*(one(number) for number in range(count))))
+
+
+async def test_each_prompt_of_a_list_counts_as_a_request_and_too_many_are_refused_before_an_engine(
+    tmp_path: Path,
+) -> None:
+    await put(tmp_path, Kind.QUOTA, "acme", requests_per_min=10)
+    async with running_fleet(tmp_path, api_keys=KEYS, max_answers=8) as fleet:
+
+        async def asked(prompt: Any, **more: Any) -> tuple[int, str | None]:
+            body = {"model": MODEL, "prompt": prompt} | more
+            async with fleet.gateway.post(COMPLETIONS, body, authorization=ACME) as answer:
+                return answer.status, ((await answer.json()).get("error") or {}).get("code")
+
+        assert await asked(["a", "b", "c", "d"]) == (200, None)
+        assert await asked([[1], [2], [3], [4], [5]]) == (200, None)
+        assert await asked([7] * 500) == (200, None)
+        assert await asked("a") == (429, "rate_limit_exceeded")
+        before = fleet.requests
+        for prompt, more in ((["a"] * 9, {}), ([[1]] * 9, {}), ("a", {"n": 9}), (["a", "b"], {"best_of": 5})):
+            assert await asked(prompt, **more) == (400, "too_many_answers")
+        assert fleet.requests == before
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
@@ -257,7 +278,7 @@ async def test_quotas_that_can_not_be_checked_are_a_503_and_unlimited_tenants_go
 
 async def test_an_absurd_claim_does_not_blur_what_others_have_got(tmp_path: Path) -> None:
     async with running_fleet(tmp_path, api_keys=KEYS) as fleet:
-        assert await _status(fleet, chat(max_tokens=10**18, n=10**18)) == 200
+        assert await _status(fleet, chat(max_tokens=10**18, n=128)) == 200
         assert await statuses([fleet.gateway], 20) == {200: 20}
 
 

@@ -17,7 +17,7 @@ from gateway.admission import (
     LocalQuotaMeter,
     QueueRules,
 )
-from gateway.errors import NoInstanceError, NotFoundError, RateLimitedError
+from gateway.errors import InvalidRequestError, NoInstanceError, NotFoundError, RateLimitedError
 from gateway.limits import Priority, SloClass, TenantLimits
 from gateway.registry import InstanceSpec, LoadTracker, Model, ProbeResult, Registry
 from gateway.types import Tenant, TenantId, Usage
@@ -81,14 +81,16 @@ class House:
     def down(self, name: InstanceId) -> None:
         self.registry.connection_failed(name, "gone")
 
-    async def request(self, tenant: str = "t", *, hold_s: float = 0.0, limits: TenantLimits | None = None) -> None:
+    async def request(
+        self, tenant: str = "t", *, hold_s: float = 0.0, limits: TenantLimits | None = None, answers: int = 1
+    ) -> None:
         """One request from its arrival to its end, as the pipeline does it."""
         who = Tenant(id=TenantId(tenant), salt="s", limits=limits or TenantLimits())
-        ask = Ask(tenant=who, model="m", prompt_tokens=10, output_tokens=5, expected_output_tokens=5)
+        ask = Ask(tenant=who, model="m", prompt_tokens=10, output_tokens=5, expected_output_tokens=5, answers=answers)
         with await self.admission.enter(ask) as entry:
             self.served_as.append(entry.served_as)
             chosen = min(entry.instances, key=lambda each: self.load.of(each.id).in_flight)
-            with self.load.placed(chosen.id, uncached_tokens=10, cold=True):
+            with self.load.placed(chosen.id, uncached_tokens=10, cold=True, places=answers):
                 entry.placed(chosen.id)
                 self.fullest = max(self.fullest, self.load.of(chosen.id).in_flight)
                 await asyncio.sleep(hold_s)
@@ -173,6 +175,45 @@ async def test_a_turn_that_its_client_no_longer_wants_goes_to_the_next() -> None
             with pytest.raises(asyncio.CancelledError):
                 await second
         house.at_rest()
+
+
+async def test_a_request_for_several_answers_takes_as_many_places_until_it_ends() -> None:
+    house = House(instances=1, most=4)
+    async with looping(house), asyncio.timeout(30):
+        several = asyncio.create_task(house.request(hold_s=30.0, answers=3))
+        one = asyncio.create_task(house.request(hold_s=30.0))
+        await asyncio.sleep(0)
+        waiting = [asyncio.create_task(house.request(answers=answers)) for answers in (1, 3)]
+        await asyncio.sleep(0.25)  # longer than it takes to look again
+        assert house.admission.waiting == 2
+        assert house.fullest == 4
+        several.cancel()
+        await asyncio.gather(*waiting)
+        one.cancel()
+        await asyncio.gather(several, one, return_exceptions=True)
+        house.at_rest()
+
+
+async def test_one_that_needs_more_places_than_there_are_goes_when_one_is_free() -> None:
+    house = House(instances=1, most=2)
+    async with looping(house), asyncio.timeout(30):
+        many = asyncio.create_task(house.request(hold_s=30.0, answers=9))
+        await asyncio.sleep(0)
+        other = asyncio.create_task(house.request())
+        await asyncio.sleep(0.25)
+        assert (house.fullest, house.admission.waiting) == (9, 1)
+        many.cancel()
+        await other
+        await asyncio.gather(many, return_exceptions=True)
+        house.at_rest()
+
+
+async def test_one_that_its_quota_can_never_let_in_is_a_400() -> None:
+    house = House()
+    for limits in (TenantLimits(concurrency=2), TenantLimits(concurrency=2, tokens_per_min=1000)):
+        with pytest.raises(InvalidRequestError, match="3 answers, more than the 2 requests at the same time"):
+            await house.request(limits=limits, answers=3)
+    house.at_rest()
 
 
 async def test_room_that_an_instance_brings_is_used() -> None:

@@ -59,13 +59,60 @@ def test_a_body_that_needs_no_change_stays_the_same_object(more: dict[str, objec
         (["x"], TextPrompt(text="x")),
         ([1, 2], TokenPrompt(token_ids=(1, 2))),
         ([[1, 2]], TokenPrompt(token_ids=(1, 2))),
-        (["x", "y"], Unreadable(reason="several_prompts")),
-        ([[1], [2]], Unreadable(reason="several_prompts")),
+        (["x", "y" * 9], Unreadable(reason="several_prompts", tokens=4)),
+        ([[1], [2, 3]], Unreadable(reason="several_prompts", tokens=3)),
     ],
 )
 def test_every_shape_of_a_completions_prompt_is_understood(prompt: object, expected: object) -> None:
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
     assert parse_call(Operation.COMPLETIONS, body).prompt == expected
+
+
+PROMPTS = st.one_of(
+    st.tuples(st.text(min_size=1, max_size=3), st.just(1)),
+    st.lists(st.integers(0, 9), min_size=1, max_size=300).map(lambda ids: (ids, 1)),
+    st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=40).map(lambda texts: (texts, len(texts))),
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), min_size=1, max_size=40).map(
+        lambda lists: (lists, len(lists))
+    ),
+)
+COUNTS = st.none() | st.integers(1, 40)
+
+
+@given(prompt=PROMPTS, n=COUNTS, best_of=COUNTS, most=st.integers(1, 60))
+def test_a_request_is_bounded_by_the_sequences_that_an_engine_runs_for_it(
+    prompt: tuple[object, int], n: int | None, best_of: int | None, most: int
+) -> None:
+    said, prompts = prompt
+    answers = prompts * max(n or 1, best_of or 1)
+    fields = {"n": n, "best_of": best_of}
+    body = json.dumps({"model": "m", "prompt": said} | {name: each for name, each in fields.items() if each}).encode()
+    if answers <= most:
+        call = parse_call(Operation.COMPLETIONS, body, most_answers=most)
+        assert (call.prompts, call.answers) == (prompts, answers)
+    else:
+        with pytest.raises(InvalidRequestError, match=f"asks for {answers} answers .* at most {most} ") as caught:
+            parse_call(Operation.COMPLETIONS, body, most_answers=most)
+        assert caught.value.reason == "too_many_answers"
+
+
+@pytest.mark.parametrize(
+    ("operation", "fields"),
+    [
+        (Operation.CHAT, {"messages": [{"role": "user", "content": "x"}], "n": 129}),
+        (Operation.CHAT, {"messages": [{"role": "user", "content": "x"}], "n": 10**18}),
+        (Operation.COMPLETIONS, {"prompt": ["x"] * 160_000}),
+        (Operation.EMBEDDINGS, {"input": ["x"] * 2049}),
+        (Operation.EMBEDDINGS, {"input": [[1]] * 2049}),
+    ],
+)
+def test_no_route_lets_one_request_become_very_many(operation: Operation, fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError, match="send several requests"):
+        parse_call(operation, json.dumps({"model": "m"} | fields).encode())
+
+
+def test_a_long_text_of_token_ids_to_embed_is_one_text() -> None:
+    assert parse_call(Operation.EMBEDDINGS, json.dumps({"model": "m", "input": [7] * 5000}).encode()).prompts == 1
 
 
 @pytest.mark.parametrize(
