@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from engines.lmdeploy.memory import EngineMemory
 from engines.lmdeploy.settings import EngineSettings
@@ -15,12 +14,14 @@ from kvcontrol.core.hashing import root_hash
 from kvcontrol.kv_policy import LruPolicy
 from kvcontrol.kv_runtime import BlockFileSpec, HierarchyConfig, HierarchyManager, HostArena
 from kvcontrol.kv_runtime.backends.file import FileBackend
+from kvcontrol.kv_runtime.header import header_bytes_for
 from kvcontrol.prefetcher import Prefetcher
 
 CONNECTOR = "KvgateOffload"
 FILE_NAME = "kv.blocks"
 MIN_DDR_BLOCKS = 8
 _TIERS = "kvgate_tiers"
+_LAYOUT = b"kvgate.layout"
 
 
 class TierSetupError(RuntimeError):
@@ -38,13 +39,11 @@ def build_hierarchy(settings: EngineSettings, memory: EngineMemory, identity: Ca
 
     Raises ``TierSetupError``, ``ArenaError`` or ``BackendError`` when the memory or the file can't be had.
     """
-    digest = _layout(memory, identity)
-    arena = _arena(settings, memory.block_bytes, digest)
+    contents = _Contents.of(memory, identity)
+    arena = _arena(settings, contents)
     durable: FileBackend | None = None
     try:
-        durable = (
-            None if settings.nvme_path is None else _file(settings, settings.nvme_path, memory.block_bytes, digest)
-        )
+        durable = None if settings.nvme_path is None else _file(settings, settings.nvme_path, contents)
         memory.pin(arena)
         capacity_blocks = {CacheTier.DDR: arena.slots}
         if durable is not None:
@@ -82,7 +81,29 @@ def build_hierarchy(settings: EngineSettings, memory: EngineMemory, identity: Ca
     return Built(hierarchy, arena, release, prefetcher)
 
 
-def _arena(settings: EngineSettings, block_bytes: int, digest: bytes) -> HostArena:
+class _Contents(NamedTuple):
+    """What tiers are to hold: whose blocks, what must be equal for another process to use them, and their sizes."""
+
+    owner: bytes
+    identity: bytes
+    block_bytes: int
+    header_bytes: int
+
+    @classmethod
+    def of(cls, memory: EngineMemory, identity: CacheIdentity) -> Self:
+        return cls(
+            owner=blake2b(identity.model.encode(), digest_size=8, person=b"kvgate.owner").digest(),
+            identity=blake2b(root_hash(identity) + memory.layout.encode(), digest_size=16, person=_LAYOUT).digest(),
+            block_bytes=memory.block_bytes,
+            header_bytes=header_bytes_for(identity.block_size_tokens),
+        )
+
+    def in_file(self, path: Path, slots: int) -> BlockFileSpec:
+        return BlockFileSpec(path=path, slots=slots, **self._asdict())
+
+
+def _arena(settings: EngineSettings, contents: _Contents) -> HostArena:
+    block_bytes = contents.block_bytes
     slots = settings.ddr_bytes // block_bytes
     if slots < MIN_DDR_BLOCKS:
         raise TierSetupError(
@@ -91,26 +112,16 @@ def _arena(settings: EngineSettings, block_bytes: int, digest: bytes) -> HostAre
         )
     if settings.ddr_path is None:
         return HostArena(slots=slots, block_bytes=block_bytes)
-    return HostArena.in_file(
-        BlockFileSpec(path=settings.ddr_path, slots=slots, block_bytes=block_bytes, identity=digest)
-    )
+    return HostArena.in_file(contents.in_file(settings.ddr_path, slots))
 
 
-def _file(settings: EngineSettings, folder: Path, block_bytes: int, digest: bytes) -> FileBackend:
-    slots = settings.nvme_bytes // block_bytes
+def _file(settings: EngineSettings, folder: Path, contents: _Contents) -> FileBackend:
+    slots = settings.nvme_bytes // contents.block_bytes
     if slots == 0:
         raise TierSetupError(
-            f"KVGATE_ENGINE_NVME_BYTES={settings.nvme_bytes} is less than one block of {block_bytes} bytes"
+            f"KVGATE_ENGINE_NVME_BYTES={settings.nvme_bytes} is less than one block of {contents.block_bytes} bytes"
         )
-    return FileBackend(BlockFileSpec(path=folder / FILE_NAME, slots=slots, block_bytes=block_bytes, identity=digest))
-
-
-def _layout(memory: EngineMemory, identity: CacheIdentity) -> bytes:
-    """What must be equal for another process to use the bytes of a block: identity, engine and layout."""
-    digest = blake2b(root_hash(identity), digest_size=16, person=b"kvgate.layout")
-    for part in (version("lmdeploy"), memory.layout):
-        digest.update(f"{len(part)}:{part}".encode())
-    return digest.digest()
+    return FileBackend(contents.in_file(folder / FILE_NAME, slots))
 
 
 # What takes the place of LMDeploy's symbols (the tables are in hooks/).

@@ -2,12 +2,13 @@
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
 from kvcontrol.kv_runtime.block_file import PAGE_BYTES, BlockFile, BlockFileSpec, padded
 from kvcontrol.kv_runtime.errors import ArenaError, BlockFileError
-from kvcontrol.kv_runtime.header import EMPTY_HEADER, HEADER_BYTES, decode_header, encode_header
+from kvcontrol.kv_runtime.header import decode_header, encode_header
 from kvcontrol.kv_runtime.record import BlockSeal, Recovered
 
 
@@ -29,6 +30,10 @@ class HostArena:
         self.block_bytes = block_bytes
         self.pitch_bytes = padded(block_bytes) if file is None else file.spec.slot_bytes
         self._first = 0 if file is None else file.spec.payload_at(0)
+        self._header_bytes = 0 if file is None else file.spec.header_bytes
+        self._blank = bytes(self._header_bytes)
+        self.record_bytes = sys.maxsize if file is None else file.spec.record_bytes
+        """What a block's tokens and its tenant's name may take together."""
         self._file = file
         try:
             if file is None:
@@ -94,15 +99,17 @@ class HostArena:
 
         Does nothing in memory of the process's own. ``ValueError`` as ``encode_header``.
         """
-        start = self._start(slot) - HEADER_BYTES
+        header = self._header(slot)
         if self._file is not None:
-            self._view[start : start + HEADER_BYTES] = encode_header(seal, slot=slot, payload_bytes=self.block_bytes)
+            self._view[header] = encode_header(
+                seal, slot=slot, payload_bytes=self.block_bytes, header_bytes=self._header_bytes
+            )
 
     def unseal(self, slot: int) -> None:
         """Say that a slot holds nothing: before its bytes change, and when its block is given up."""
-        start = self._start(slot) - HEADER_BYTES
+        header = self._header(slot)
         if self._file is not None:
-            self._view[start : start + HEADER_BYTES] = EMPTY_HEADER
+            self._view[header] = self._blank
 
     def recover(self) -> list[Recovered]:
         """Return the sealed blocks of an earlier process; verify their bytes against their seals before use."""
@@ -110,9 +117,8 @@ class HostArena:
             return []
         found = []
         for slot in range(self.slots):
-            start = self._start(slot) - HEADER_BYTES
-            page = self._view[start : start + HEADER_BYTES]
-            seal = decode_header(page, slot=slot, payload_bytes=self.block_bytes)
+            page = self._view[self._header(slot)]
+            seal = decode_header(page, slot=slot, payload_bytes=self.block_bytes, header_bytes=self._header_bytes)
             if seal is not None:
                 found.append(Recovered(slot, seal))
         return found
@@ -129,6 +135,11 @@ class HostArena:
         self._memory.close()
         if self._file is not None:
             self._file.close()
+
+    def _header(self, slot: int) -> slice:
+        """Return where a slot's header lies: before its payload; nowhere in memory of the process's own."""
+        start = self._start(slot)
+        return slice(start - self._header_bytes, start)
 
     def _start(self, slot: int) -> int:
         if not 0 <= slot < self.slots:

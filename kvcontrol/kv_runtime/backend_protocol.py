@@ -111,7 +111,9 @@ class OrderedBackendProtocol(EngineBackendProtocol, Protocol):
 
 
 class DurableBackendProtocol(KVBackendProtocol, Protocol):
-    """A tier whose contents outlive the process."""
+    """A tier whose contents outlive the process; ``record_bytes`` is what it keeps of a block's tokens and tenant."""
+
+    record_bytes: int
 
     def recover(self) -> list[Recovered]:
         """Return what is found at the start; slots with a torn or foreign record are empty.

@@ -2,9 +2,12 @@
 
     superblock | header 0 | payload 0 | header 1 | payload 1 | ...
 
-Everything begins at a multiple of a page. The superblock says whose blocks these are (a digest of what makes bytes
-interchangeable) and their size; the number of slots may change from one opening to the next. The file belongs to the
+Everything begins at a multiple of a page. The superblock says whose blocks these are, a digest of what makes bytes
+interchangeable, and their size; the number of slots may change from one opening to the next. The file belongs to the
 server's user alone (0600) and to one process at a time (``flock``).
+
+A file of the same owner whose blocks are of no more use (other weights, another configuration) begins anew: nobody
+could ever find them. A file of another owner is refused and left alone.
 
 Rejected: all headers in one table (a scan at the start would be sequential, but every read of a block would be two),
 one file a block (a directory of a million names, an open and a close each).
@@ -12,6 +15,7 @@ one file a block (a directory of a million names, an open and a close each).
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import stat
@@ -23,19 +27,19 @@ from pathlib import Path
 import xxhash
 
 from kvcontrol.kv_runtime.errors import BlockFileError
-from kvcontrol.kv_runtime.header import HEADER_BYTES
-
-PAGE_BYTES = 4096
-"""Slots begin at multiples of it, so that direct I/O and page-wise DMA can use them as they are."""
+from kvcontrol.kv_runtime.header import HEADER_BYTES, PAGE_BYTES, variable_bytes
 
 MAX_IDENTITY_BYTES = 32
 
-_MAGIC = b"kvfile\x00\x01"
+_KIND = b"kvfile\x00"
+_MAGIC = _KIND + b"\x02"
 _CHECKSUM = struct.Struct("<Q")
-_SUPERBLOCK = struct.Struct(f"<8sQQB{MAX_IDENTITY_BYTES}s")
+_SUPERBLOCK = struct.Struct(f"<8sQQQB{MAX_IDENTITY_BYTES}s")
 _LOCK_POLL_S = 0.05
 _NO_PREALLOCATION = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 _NO_DIRECT_IO = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
+
+_log = logging.getLogger(__name__)
 
 
 def padded(block_bytes: int) -> int:
@@ -52,10 +56,12 @@ def aligned_pages(count: int) -> mmap.mmap:
 class BlockFileSpec:
     """Which file, and what it is to hold.
 
-    ``identity`` (1 to 32 bytes) is a digest of all that makes bytes of equal tokens interchangeable: model, weights, KV
-    format and layout. ``preallocate`` takes the space at once, so that a full disk is found at the start; a thin file
-    takes it as blocks come. ``lock_timeout_s`` is how long to wait for another process that has the file open (one that
-    was just killed and is on its way out, for instance).
+    ``identity`` (1 to 32 bytes, with ``owner``) is a digest of all that makes bytes of equal tokens interchangeable:
+    model, weights, configuration, KV format and layout. ``owner`` names whose file it is, the served model for
+    instance: a file of the same owner and other blocks begins anew; without one, any other file is refused.
+    ``header_bytes`` are the pages before each block: ``header_bytes_for`` its tokens. ``preallocate`` takes the space
+    at once, so that a full disk is found at the start; a thin file takes it as blocks come. ``lock_timeout_s`` is how
+    long to wait for another process that has the file open (one that was just killed and is on its way out, say).
 
     Raises ``BlockFileError`` for a size or an identity out of range.
     """
@@ -64,21 +70,33 @@ class BlockFileSpec:
     slots: int
     block_bytes: int
     identity: bytes
+    owner: bytes = b""
+    header_bytes: int = HEADER_BYTES
     preallocate: bool = True
     lock_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
         if self.slots <= 0 or self.block_bytes <= 0:
             raise BlockFileError(f"{self.path}: {self.slots} slots of {self.block_bytes} bytes; both must be > 0")
-        if not 0 < len(self.identity) <= MAX_IDENTITY_BYTES:
+        if not 0 < len(self.owner + self.identity) <= MAX_IDENTITY_BYTES:
             raise BlockFileError(
-                f"{self.path}: an identity of {len(self.identity)} bytes; 1 to {MAX_IDENTITY_BYTES} are allowed"
+                f"{self.path}: an identity of {len(self.owner + self.identity)} bytes; "
+                f"1 to {MAX_IDENTITY_BYTES} are allowed"
+            )
+        if self.header_bytes < HEADER_BYTES or self.header_bytes % PAGE_BYTES:
+            raise BlockFileError(
+                f"{self.path}: headers of {self.header_bytes} bytes; they must be whole pages of {PAGE_BYTES}"
             )
 
     @property
     def slot_bytes(self) -> int:
         """From one slot to the next: a header and the block's pages."""
-        return HEADER_BYTES + padded(self.block_bytes)
+        return self.header_bytes + padded(self.block_bytes)
+
+    @property
+    def record_bytes(self) -> int:
+        """What a block's tokens and its tenant's name may take together."""
+        return variable_bytes(self.header_bytes)
 
     @property
     def size_bytes(self) -> int:
@@ -91,15 +109,15 @@ class BlockFileSpec:
 
     def payload_at(self, slot: int) -> int:
         """Return where a slot's payload begins in the file."""
-        return self.header_at(slot) + HEADER_BYTES
+        return self.header_at(slot) + self.header_bytes
 
 
 class BlockFile:
     """The open, locked file of a ``BlockFileSpec``. ``fresh`` says that it was made now and holds nothing.
 
     The number of slots follows the spec from one opening to the next: blocks in slots that went are gone.
-    Raises ``BlockFileError`` for a file that is somebody else's, in use, of other blocks or damaged, and for a disk
-    that is too small.
+    Raises ``BlockFileError`` for a file that is somebody else's, in use, of another owner's blocks or damaged, and for
+    a disk that is too small.
     """
 
     def __init__(self, spec: BlockFileSpec) -> None:
@@ -112,7 +130,11 @@ class BlockFile:
             self._refuse_strangers()
             self._lock(spec.lock_timeout_s)
             self.fresh = os.fstat(self.fd).st_size == 0
-            self._resize(0 if self.fresh else self._slots_inside())
+            held = 0 if self.fresh else self._slots_inside()
+            if held is None:
+                os.ftruncate(self.fd, 0)
+                self.fresh, held = True, 0
+            self._resize(held)
         except OSError as error:
             self.close()
             raise BlockFileError(f"{spec.path} can't be set up: {error.strerror}") from error
@@ -167,25 +189,38 @@ class BlockFile:
             else:
                 return
 
-    def _slots_inside(self) -> int:
-        """Return how many slots the file has; ``BlockFileError`` when they are not ours."""
+    def _slots_inside(self) -> int | None:
+        """Return how many slots the file has, None for one of ours to begin anew; ``BlockFileError`` for others'."""
         remedy = "remove the file, or name another place"
         page = os.pread(self.fd, PAGE_BYTES, 0)
         body = page[_CHECKSUM.size : _CHECKSUM.size + _SUPERBLOCK.size]
-        if len(page) < PAGE_BYTES or body[: len(_MAGIC)] != _MAGIC:
+        if body.startswith(_KIND) and not body.startswith(_MAGIC) and self.spec.owner:
+            _log.warning("%s was written by another version of kvgate: it begins anew", self.spec.path)
+            return None
+        if len(page) < PAGE_BYTES or not body.startswith(_MAGIC):
             raise BlockFileError(f"{self.spec.path} is not a store of KV blocks; {remedy}")
         if _CHECKSUM.unpack_from(page)[0] != xxhash.xxh3_64_intdigest(body):
             raise BlockFileError(f"{self.spec.path} has a damaged first page; {remedy}")
-        _, slots, block_bytes, length, identity = _SUPERBLOCK.unpack(body)
+        _, slots, block_bytes, header_bytes, length, identity = _SUPERBLOCK.unpack(body)
         spec = self.spec
-        if identity[:length] != spec.identity:
-            raise BlockFileError(
-                f"{spec.path} holds blocks of another model or KV format ({identity[:length].hex()}, here "
-                f"{spec.identity.hex()}); {remedy}"
+        held, wanted = identity[:length], spec.owner + spec.identity
+        if (held, block_bytes, header_bytes) == (wanted, spec.block_bytes, spec.header_bytes):
+            return int(slots)
+        if spec.owner and held.startswith(spec.owner):
+            _log.warning(
+                "%s holds %d blocks that were computed with other weights or another configuration: it begins anew",
+                spec.path,
+                slots,
             )
-        if block_bytes != spec.block_bytes:
-            raise BlockFileError(f"{spec.path} holds blocks of {block_bytes} bytes, here {spec.block_bytes}; {remedy}")
-        return int(slots)
+            return None
+        if held != wanted:
+            raise BlockFileError(
+                f"{spec.path} holds blocks of another model or KV format ({held.hex()}, here {wanted.hex()}); {remedy}"
+            )
+        raise BlockFileError(
+            f"{spec.path} holds blocks of {block_bytes} bytes, here {spec.block_bytes}, and headers of {header_bytes}, "
+            f"here {spec.header_bytes}; {remedy}"
+        )
 
     def _resize(self, held: int) -> None:
         spec = self.spec
@@ -216,7 +251,8 @@ class BlockFile:
 
     def _write_superblock(self, slots: int) -> None:
         spec = self.spec
-        body = _SUPERBLOCK.pack(_MAGIC, slots, spec.block_bytes, len(spec.identity), spec.identity)
+        identity = spec.owner + spec.identity
+        body = _SUPERBLOCK.pack(_MAGIC, slots, spec.block_bytes, spec.header_bytes, len(identity), identity)
         page = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body)) + body
         os.pwrite(self.fd, page.ljust(PAGE_BYTES, b"\0"), 0)
         os.fsync(self.fd)

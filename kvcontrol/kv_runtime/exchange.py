@@ -11,10 +11,9 @@ from typing import Final, NamedTuple
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash, BlockId
-from kvcontrol.kv_runtime.record import BlockRecord, BlockSeal
+from kvcontrol.kv_runtime.record import BlockRecord, BlockSeal, check_path
 from kvcontrol.kv_runtime.residency import Residency
 from kvcontrol.kv_runtime.resident import Block, Copy
-from kvcontrol.kv_runtime.saver import Saver
 
 _DDR: Final = CacheTier.DDR
 
@@ -58,8 +57,11 @@ class Berth(NamedTuple):
 class Exchange:
     """See the module's text. ``on_arrival`` is told of blocks that came. Not thread-safe; O(1) a block."""
 
-    def __init__(self, residency: Residency, *, on_arrival: Callable[[Iterable[Block]], None]) -> None:
+    def __init__(
+        self, residency: Residency, *, on_arrival: Callable[[Iterable[Block]], None], record_bytes: int
+    ) -> None:
         self._residency = residency
+        self._record_bytes = record_bytes
         self._on_arrival = on_arrival
         self._lent: dict[Copy, int] = {}
         self._berths: dict[int, Copy] = {}
@@ -116,7 +118,7 @@ class Exchange:
         """Return slots for blocks of one path and tenant, in order, as far as there is room; all of them come back with
         ``arrived``. Ends at a block that is there or on its way. ``ValueError`` for records that none can keep.
         """
-        Saver.check(records)
+        check_path(records, record_bytes=self._record_bytes)
         fresh: list[BlockRecord] = []
         for record in records:
             if self._residency.of_key(record.key) is not None:

@@ -14,6 +14,7 @@ give it, or gave other bytes, leaves that tier at once: it fails once.
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -40,7 +41,7 @@ from kvcontrol.kv_runtime.migration_gate import MigrationGate
 from kvcontrol.kv_runtime.migrator import KVMigrator
 from kvcontrol.kv_runtime.prompt import Prompt
 from kvcontrol.kv_runtime.quota import QuotaManager
-from kvcontrol.kv_runtime.record import BlockRecord
+from kvcontrol.kv_runtime.record import BlockRecord, check_path
 from kvcontrol.kv_runtime.residency import Residency
 from kvcontrol.kv_runtime.saver import Saver
 from kvcontrol.kv_runtime.ticket import (
@@ -120,7 +121,8 @@ class HierarchyManager(Directory):
         )
         self._book = TicketBook(self._residency, self._flights, self._loader, costs=self.costs, clock=clock)
         self._hits = TierHits(self.costs)
-        self.exchange = Exchange(self._residency, on_arrival=self._demoter.saved)
+        self._record_bytes = min(arena.record_bytes, sys.maxsize if durable is None else durable.record_bytes)
+        self.exchange = Exchange(self._residency, on_arrival=self._demoter.saved, record_bytes=self._record_bytes)
         """Blocks that go to and come from other processes; the owner's thread."""
 
     @property
@@ -155,7 +157,7 @@ class HierarchyManager(Directory):
         what comes before need not be counted as used here.
         """
         self._check_slots([request.engine_slot for request in blocks])
-        self._saver.check([request.record for request in blocks])
+        check_path([request.record for request in blocks], record_bytes=self._record_bytes)
         ticket = self._book.open(TicketKind.SAVE, len(blocks), _or(deadline_s, self._config.save_deadline_s), fence)
         ticket.slots = [request.engine_slot for request in blocks]
         ticket.heads_held = heads_held

@@ -1,9 +1,11 @@
 """What a block is besides its bytes, and the seal that says whether bytes are still those."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import xxhash
 
+from kvcontrol.core.hashing import HASH_BYTES
 from kvcontrol.core.ids import BlockHash
 
 
@@ -33,6 +35,22 @@ class Recovered(NamedTuple):
     seal: BlockSeal
 
 
+def check_path(records: Sequence[BlockRecord], *, record_bytes: int) -> None:
+    """Raise ``ValueError`` for a path that can't be one, or a record that no tier can write down: its tokens and its
+    tenant's name take more than ``record_bytes``.
+    """
+    if len({record.key for record in records}) != len(records):
+        raise ValueError("a path names a block twice; each may come once")
+    for record in records:
+        if len(record.key) != HASH_BYTES or len(record.parent or record.key) != HASH_BYTES:
+            raise ValueError(f"block {record.key.hex()}: keys and parents are {HASH_BYTES} bytes long")
+        if len(record.tokens) + len(record.tenant.encode()) > record_bytes:
+            raise ValueError(
+                f"block {record.key.hex()}: {len(record.tokens)} bytes of tokens and a tenant's name of "
+                f"{len(record.tenant.encode())} bytes; together at most {record_bytes} can be kept"
+            )
+
+
 def checksum(data: bytes | bytearray | memoryview) -> int:
     """Return the 64-bit XXH3 of a block's bytes; releases the GIL, tens of GB/s.
 
@@ -42,4 +60,4 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
-__all__ = ["BlockRecord", "BlockSeal", "Recovered", "checksum"]
+__all__ = ["BlockRecord", "BlockSeal", "Recovered", "check_path", "checksum"]

@@ -5,10 +5,8 @@ from itertools import groupby
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
-from kvcontrol.core.hashing import HASH_BYTES
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus
 from kvcontrol.kv_runtime.flights import Flights, Item
-from kvcontrol.kv_runtime.header import MAX_VARIABLE_BYTES
 from kvcontrol.kv_runtime.migration_gate import MigrationGate
 from kvcontrol.kv_runtime.migrator import KVMigrator
 from kvcontrol.kv_runtime.plan import PlanRefusal, Priority
@@ -31,20 +29,6 @@ class Saver:
         self._flights = flights
         self._migrator = migrator
         self._gate = gate
-
-    @staticmethod
-    def check(records: Sequence[BlockRecord]) -> None:
-        """Raise ``ValueError`` for a path that can't be one, or a record that no tier can write down."""
-        if len({record.key for record in records}) != len(records):
-            raise ValueError("a path to be saved names a block twice; each may come once")
-        for record in records:
-            if len(record.key) != HASH_BYTES or len(record.parent or record.key) != HASH_BYTES:
-                raise ValueError(f"block {record.key.hex()}: keys and parents are {HASH_BYTES} bytes long")
-            if len(record.tokens) + len(record.tenant.encode()) > MAX_VARIABLE_BYTES:
-                raise ValueError(
-                    f"block {record.key.hex()}: {len(record.tokens)} bytes of tokens and a tenant's name of "
-                    f"{len(record.tenant.encode())} bytes; together at most {MAX_VARIABLE_BYTES} can be kept"
-                )
 
     def begin(self, ticket: Ticket, records: Sequence[BlockRecord]) -> None:
         """Hold what is there, start to save what finds room, end the rest."""

@@ -3,6 +3,7 @@
 They pass the contract suite of backends. Faults are statuses and delays, as devices have them; nothing is raised.
 """
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -160,6 +161,8 @@ def _flipped(data: bytes) -> bytes:
 
 class MemoryDisk(MemoryTier):
     """A durable one: what it holds outlives it when ``contents`` and ``seals`` are handed to the next."""
+
+    record_bytes = sys.maxsize
 
     def __init__(
         self,

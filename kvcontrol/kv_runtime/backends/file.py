@@ -46,8 +46,9 @@ class _Item(NamedTuple):
 class FileBackend:
     """The slots of one file, whose folder is made if need be.
 
-    A file with blocks of another identity or size is refused, never overwritten; its capacity may change from one start
-    to the next. Raises ``BackendError``, see ``BlockFile`` for why.
+    A file with blocks of another owner is refused, never overwritten; one of the same owner with blocks that are of no
+    more use begins anew. Its capacity may change from one start to the next. Raises ``BackendError``, see ``BlockFile``
+    for why.
     """
 
     tier = CacheTier.NVME
@@ -55,6 +56,7 @@ class FileBackend:
     def __init__(self, spec: BlockFileSpec) -> None:
         self.capacity_blocks = spec.slots
         self.block_bytes = spec.block_bytes
+        self.record_bytes = spec.record_bytes
         self.last_error = ""
         self._spec = spec
         try:
@@ -73,7 +75,7 @@ class FileBackend:
         if not self.direct:
             os.posix_fadvise(self._file.fd, 0, 0, os.POSIX_FADV_RANDOM)
         self._thread = threading.local()
-        self._empty = aligned_pages(1)
+        self._empty = aligned_pages(spec.header_bytes // PAGE_BYTES)
 
     def read(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
         """See ``KVBackendProtocol``."""
@@ -88,7 +90,7 @@ class FileBackend:
         return [status for run in _runs(items) for status in self._write(run, arena)]
 
     def recover(self) -> list[Recovered]:
-        """See ``DurableBackendProtocol``. Reads one page a slot, several slots at a time."""
+        """See ``DurableBackendProtocol``. Reads one header a slot, several slots at a time."""
         if self._file.fresh:
             return []
         starts = range(0, self.capacity_blocks, _SCAN_SLOTS)
@@ -116,7 +118,9 @@ class FileBackend:
                 raise IndexError(f"slot {host} of an arena with {arena.slots}")
             if seal is None:
                 raise ValueError(f"slot {slot}: a file keeps no block without its seal")
-            header = encode_header(seal, slot=slot, payload_bytes=self.block_bytes)
+            header = encode_header(
+                seal, slot=slot, payload_bytes=self.block_bytes, header_bytes=self._spec.header_bytes
+            )
             items.append(_Item(slot, host, header, seal.checksum))
         return items
 
@@ -196,19 +200,22 @@ class FileBackend:
                 except OSError as error:
                     self._broken("recover", slot, error)
                     continue
-                seal = decode_header(page[:count], slot=slot, payload_bytes=self.block_bytes)
+                seal = decode_header(
+                    page[:count], slot=slot, payload_bytes=self.block_bytes, header_bytes=self._spec.header_bytes
+                )
                 if seal is not None:
                     found.append(Recovered(slot, seal))
         return found
 
     def _pages(self, views: ExitStack, count: int) -> list[memoryview]:
-        """Return pages of the calling thread's own that direct I/O can use."""
+        """Return room for headers, the calling thread's own, that direct I/O can use."""
+        size = self._spec.header_bytes
         memory = getattr(self._thread, "pages", None)
         if memory is None:
-            memory = self._thread.pages = aligned_pages(_RUN_BLOCKS)
+            memory = self._thread.pages = aligned_pages(_RUN_BLOCKS * size // PAGE_BYTES)
         whole = views.enter_context(memoryview(memory))
-        starts = range(0, count * PAGE_BYTES, PAGE_BYTES)
-        return [views.enter_context(whole[start : start + PAGE_BYTES]) for start in starts]
+        starts = range(0, count * size, size)
+        return [views.enter_context(whole[start : start + size]) for start in starts]
 
     def _broken(self, what: str, slot: int, error: OSError) -> BlockStatus:
         self.last_error = f"{self._spec.path}: {what} of slot {slot}: {error.strerror}"

@@ -4,6 +4,7 @@ For replays of traces and simulated engines, where the runtime's decisions are r
 arena stay what they are, so an arena of one-byte blocks will do.
 """
 
+import sys
 from collections.abc import Sequence
 
 from kvcontrol.core.blocks import CacheTier
@@ -58,6 +59,8 @@ class MetadataBackend:
 
 class DurableMetadataBackend(MetadataBackend):
     """One that knows its blocks' seals, tells a slot's other block by them, and finds them again."""
+
+    record_bytes = sys.maxsize
 
     def __init__(self, *, capacity_blocks: int, block_bytes: int) -> None:
         super().__init__(CacheTier.NVME, capacity_blocks=capacity_blocks, block_bytes=block_bytes)

@@ -8,6 +8,7 @@ import pytest
 from kvcontrol.kv_runtime import ArenaError, BlockFileSpec, BlockStatus, HostArena, Move, Recovered, checksum
 from kvcontrol.kv_runtime.arena import PAGE_BYTES
 from kvcontrol.kv_runtime.backends.torch import TorchBackend
+from kvcontrol.kv_runtime.header import header_bytes_for
 from tests.support import block_writer
 from tests.support.killed import write_and_kill
 from tests.support.kv_blocks import get, pool_rows, put, random_block
@@ -16,10 +17,15 @@ from tests.support.small_disk import small_disk
 BLOCK_BYTES = 5000
 
 
-@pytest.fixture
-def spec(tmp_path: Path) -> BlockFileSpec:
+@pytest.fixture(params=[64, 4096], ids=["blocks of 64 tokens", "blocks of 4096 tokens"])
+def spec(request: pytest.FixtureRequest, tmp_path: Path) -> BlockFileSpec:
     return BlockFileSpec(
-        path=tmp_path / "arena", slots=6, block_bytes=BLOCK_BYTES, identity=b"model", lock_timeout_s=0.0
+        path=tmp_path / "arena",
+        slots=6,
+        block_bytes=BLOCK_BYTES,
+        identity=b"model",
+        header_bytes=header_bytes_for(request.param),
+        lock_timeout_s=0.0,
     )
 
 

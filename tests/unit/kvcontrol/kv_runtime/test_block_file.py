@@ -77,6 +77,49 @@ def test_blocks_of_another_kind_are_refused_and_left_alone(
     assert spec.path.read_bytes() == before
 
 
+@pytest.mark.parametrize("change", [{"identity": b"\xcc"}, {"block_bytes": 4999}, {"header_bytes": 2 * PAGE_BYTES}])
+def test_a_file_of_the_same_owner_with_blocks_of_no_more_use_begins_anew(
+    spec: BlockFileSpec, change: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    owned = replace(spec, owner=b"model")
+    file = BlockFile(owned)
+    os.pwrite(file.fd, b"stale", owned.payload_at(1))
+    file.close()
+    other = replace(owned, **change)
+    file = BlockFile(other)
+    assert file.fresh
+    assert spec.path.stat().st_size == other.size_bytes
+    assert not any(os.pread(file.fd, other.size_bytes - PAGE_BYTES, PAGE_BYTES))
+    file.close()
+    assert "holds 8 blocks that were computed with other weights or another configuration" in caplog.text
+    file = BlockFile(other)
+    assert not file.fresh
+    file.close()
+
+
+def test_a_file_that_another_version_wrote_begins_anew(spec: BlockFileSpec) -> None:
+    spec.path.write_bytes((bytes(8) + b"kvfile\x00\x01").ljust(3 * PAGE_BYTES, b"x"))
+    spec.path.chmod(0o600)
+    file = BlockFile(replace(spec, owner=b"model"))
+    assert file.fresh
+    assert spec.path.stat().st_size == spec.size_bytes
+    file.close()
+
+
+def test_a_file_of_another_owner_is_refused_and_left_alone(spec: BlockFileSpec) -> None:
+    BlockFile(replace(spec, owner=b"one")).close()
+    before = spec.path.read_bytes()
+    with pytest.raises(BlockFileError, match="another model"):
+        BlockFile(replace(spec, owner=b"two"))
+    assert spec.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("size", [0, 100, PAGE_BYTES + 1])
+def test_headers_are_whole_pages(spec: BlockFileSpec, size: int) -> None:
+    with pytest.raises(BlockFileError, match=f"headers of {size} bytes; they must be whole pages of 4096"):
+        replace(spec, header_bytes=size)
+
+
 @pytest.mark.parametrize("content", [b"x", b"notes" * 3000, bytes(9000)])
 def test_a_file_of_something_else_is_refused_and_left_alone(spec: BlockFileSpec, content: bytes) -> None:
     spec.path.write_bytes(content)

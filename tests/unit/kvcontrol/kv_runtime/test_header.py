@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from kvcontrol.core.ids import BlockHash
 from kvcontrol.kv_runtime import BlockRecord, BlockSeal
 from kvcontrol.kv_runtime.header import (
-    EMPTY_HEADER,
     HEADER_BYTES,
-    MAX_VARIABLE_BYTES,
+    MAX_TENANT_BYTES,
+    PAGE_BYTES,
     decode_header,
     encode_header,
+    header_bytes_for,
+    variable_bytes,
 )
 
 HASHES = st.binary(min_size=16, max_size=16).map(BlockHash)
@@ -71,7 +73,7 @@ def test_a_page_counts_in_its_own_slot_and_for_its_own_length_alone(seal: BlockS
 
 
 def test_the_empty_page_says_nothing() -> None:
-    assert decode_header(EMPTY_HEADER, slot=0, payload_bytes=64) is None
+    assert decode_header(bytes(HEADER_BYTES), slot=0, payload_bytes=64) is None
 
 
 def test_random_pages_with_the_right_beginning_say_nothing() -> None:
@@ -82,12 +84,29 @@ def test_random_pages_with_the_right_beginning_say_nothing() -> None:
 
 
 def test_what_just_fits_is_written_and_what_does_not_is_refused() -> None:
-    fits = _seal(tokens=bytes(MAX_VARIABLE_BYTES - 2), tenant="ab")
+    most = variable_bytes(HEADER_BYTES)
+    fits = _seal(tokens=bytes(most - 2), tenant="ab")
     assert decode_header(encode_header(fits, slot=0, payload_bytes=1), slot=0, payload_bytes=1) == fits
-    with pytest.raises(ValueError, match=f"at most {MAX_VARIABLE_BYTES}"):
-        encode_header(_seal(tokens=bytes(MAX_VARIABLE_BYTES - 1), tenant="ab"), slot=0, payload_bytes=1)
+    with pytest.raises(ValueError, match=f"at most {most}"):
+        encode_header(_seal(tokens=bytes(most - 1), tenant="ab"), slot=0, payload_bytes=1)
 
 
 def test_a_key_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
         encode_header(_seal(key=b"short"), slot=0, payload_bytes=1)
+
+
+@given(block_tokens=st.integers(1, 65_536), tenant=st.text(max_size=MAX_TENANT_BYTES // 4), parent=st.none() | HASHES)
+def test_a_block_of_any_size_has_a_header_of_whole_pages_that_holds_it(
+    block_tokens: int, tenant: str, parent: BlockHash | None
+) -> None:
+    size = header_bytes_for(block_tokens)
+    tokens = bytes([7]) * (4 * block_tokens)
+    seal = BlockSeal(BlockRecord(key=BlockHash(bytes(16)), parent=parent, tokens=tokens, tenant=tenant), 5)
+    page = encode_header(seal, slot=3, payload_bytes=64, header_bytes=size)
+    assert len(page) == size
+    assert size % PAGE_BYTES == 0
+    assert decode_header(page, slot=3, payload_bytes=64, header_bytes=size) == seal
+    assert decode_header(page[:PAGE_BYTES], slot=3, payload_bytes=64, header_bytes=size) == (
+        seal if size == PAGE_BYTES else None
+    )

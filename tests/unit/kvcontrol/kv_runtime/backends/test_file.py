@@ -13,6 +13,7 @@ import pytest
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime import BackendError, BlockFileSpec, BlockStatus, HostArena, Move, Recovered
 from kvcontrol.kv_runtime.backends.file import FileBackend
+from kvcontrol.kv_runtime.header import header_bytes_for
 from tests.support import block_writer
 from tests.support.killed import ROOT, write_and_kill
 from tests.support.kv_blocks import Block, get, put, random_block
@@ -23,10 +24,15 @@ BLOCK_BYTES = 9001
 OK, CORRUPT, FAILED, NO_SPACE = BlockStatus.OK, BlockStatus.CORRUPT, BlockStatus.FAILED, BlockStatus.NO_SPACE
 
 
-@pytest.fixture
-def spec(tmp_path: Path) -> BlockFileSpec:
+@pytest.fixture(params=[64, 4096], ids=["blocks of 64 tokens", "blocks of 4096 tokens"])
+def spec(request: pytest.FixtureRequest, tmp_path: Path) -> BlockFileSpec:
     return BlockFileSpec(
-        path=tmp_path / "folder" / "blocks", slots=SLOTS, block_bytes=BLOCK_BYTES, identity=b"model", lock_timeout_s=0.0
+        path=tmp_path / "folder" / "blocks",
+        slots=SLOTS,
+        block_bytes=BLOCK_BYTES,
+        identity=b"model",
+        header_bytes=header_bytes_for(request.param),
+        lock_timeout_s=0.0,
     )
 
 
@@ -120,7 +126,7 @@ def test_a_block_without_a_seal_is_an_error(tier: FileBackend, arena: HostArena)
 def test_a_record_that_fits_no_header_is_an_error(tier: FileBackend, arena: HostArena, blocks: list[Block]) -> None:
     seal = blocks[0].seal
     with pytest.raises(ValueError, match="at most"):
-        tier.write([Move(0, 0, seal._replace(record=seal.record._replace(tokens=bytes(5000))))], arena)
+        tier.write([Move(0, 0, seal._replace(record=seal.record._replace(tokens=bytes(tier.record_bytes))))], arena)
 
 
 def test_a_slot_with_another_block_never_gives_its_bytes_for_ours(
