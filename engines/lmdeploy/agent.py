@@ -21,6 +21,7 @@ from engines.event_log import EventLog
 from engines.event_publisher import Endpoints, EventPublisher
 from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.events import TrieTracker, forget_cache
+from engines.lmdeploy.file_digests import FileDigests
 from engines.lmdeploy.identity import identity_of
 from engines.lmdeploy.pd import PdPart
 from engines.lmdeploy.pd_request import role_of
@@ -92,13 +93,13 @@ class EventCounters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineAgent:
-    """Watches one engine; raises ``EndpointError`` or ``WeightsError`` when that can't be set up."""
+    """Watches one engine; raises ``EndpointError``, ``WeightsError`` or ``IdentityError`` when that can't be set up."""
 
     def __init__(self, engine: Any, settings: EngineSettings, launch: LaunchInfo) -> None:
         self._engine = engine
         self.epoch = Epoch(uuid.uuid4().hex)
         self._started_at_s = time.time()
-        identity = identity_of(engine, model=launch.model)
+        identity = identity_of(engine, model=launch.model, digests=FileDigests(settings.digests_folder))
         self._weights = identity.revision
         self._weight_updates = 0
         self.calls = EngineCalls()

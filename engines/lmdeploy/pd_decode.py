@@ -21,7 +21,7 @@ from engines.lmdeploy.pd_request import part_of
 from engines.lmdeploy.pd_wire import RELEASED, TAKEN, Connection, Offer, TransferError, ask, expect
 from engines.lmdeploy.settings import EngineSettings
 from kvcontrol.core.blocks import CacheIdentity
-from kvcontrol.core.hashing import token_bytes
+from kvcontrol.core.hashing import root_hash, token_bytes
 from kvcontrol.core.pd import Fetch, PdStats
 
 MAX_TRANSFERS = 4
@@ -147,8 +147,10 @@ class PdDecode:
 
     def _pairs(self, seq: Any, offer: Offer) -> list[tuple[int, int]]:
         """Return remote and local block ids, place by place, once it is certain that they are of the same prompt."""
-        if offer.identity != self._identity():
-            raise TransferError("identity", "the peer's blocks are of another model, precision or block size")
+        if root_hash(offer.identity, adapter=offer.adapter) != root_hash(self._identity(), adapter=offer.adapter):
+            raise TransferError(
+                "identity", "the peer's blocks are of another model, configuration, precision or block size"
+            )
         if offer.adapter != (seq.adapter_name or "") or not seq.history_multimodals.empty():
             raise TransferError("identity", "the peer's blocks are of another adapter, or hold more than text")
         if offer.tokens != token_bytes([int(token) for token in seq.valid_ids]):

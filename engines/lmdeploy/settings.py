@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engines.event_log import DEFAULT_PENDING_BLOCKS, DEFAULT_REPLAY_BATCHES
 from engines.lmdeploy.pd_networks import LOOPBACK, Network, parse_networks
+from engines.models.cache import cache_dir
 from kvcontrol import tracing
 from kvcontrol.core.tenant import SHARED_TENANT
 from kvcontrol.kv_policy import MigrationMode, ShadowPolicies
@@ -68,6 +69,9 @@ class EngineSettings(BaseSettings):
     """Torch threads of the CPU back end; absent: as many as this process may use."""
     cpu_kv_bytes: Annotated[int | None, Field(ge=1 << 20)] = None
     """Memory that the CPU back end offers for KV blocks; absent: by this machine's size."""
+    digests_path: Path | None = None
+    """A folder for the digests of weights, computed once for each state of a file; absent: ``digests`` in the cache
+    folder."""
     ddr_bytes: Annotated[int, Field(ge=0)] = 0
     """Host memory for KV blocks below the engine's own pool; 0: no tiers."""
     ddr_path: Path | None = None
@@ -138,6 +142,11 @@ class EngineSettings(BaseSettings):
     def _are_networks(cls, text: str) -> str:
         parse_networks(text)
         return text
+
+    @property
+    def digests_folder(self) -> Path:
+        """Return where digests of weights are kept."""
+        return cache_dir() / "digests" if self.digests_path is None else self.digests_path
 
     @property
     def pd_networks(self) -> tuple[Network, ...]:

@@ -54,9 +54,10 @@ class KVBlockInfo:
 class CacheIdentity:
     """What must be equal for the KV of equal tokens to be equal bytes.
 
-    ``model`` is the served name, ``revision`` a digest of the weights, ``kv_dtype`` the stored precision with its
-    quantisation (``float32``, ``int8``...). ``block_size_tokens`` > 0; 0 <= ``tp_rank`` < ``tp_size``.
-    Raises ``IdentityError`` when a field is out of range.
+    ``model`` is the served name, ``revision`` a digest of the weights and of the configuration that they are computed
+    with, ``kv_dtype`` the stored precision with its quantisation (``float32``, ``int8``...). ``adapters`` are pairs of
+    a name and a digest of the adapter's contents, in order of name: each changes its own blocks and no others.
+    ``block_size_tokens`` > 0; 0 <= ``tp_rank`` < ``tp_size``. Raises ``IdentityError`` when a field is out of range.
     """
 
     model: str
@@ -65,6 +66,7 @@ class CacheIdentity:
     block_size_tokens: int
     tp_size: int = 1
     tp_rank: int = 0
+    adapters: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("model", "revision", "kv_dtype"):
@@ -76,6 +78,13 @@ class CacheIdentity:
             raise IdentityError(
                 f"cache identity: tp_rank is {self.tp_rank}; it must be >= 0 and < tp_size ({self.tp_size})"
             )
+        names = [name for name, _ in self.adapters]
+        if names != sorted(set(names)):
+            raise IdentityError(f"cache identity: adapters are {names}; they must be in order, each named once")
+
+    def adapter_revision(self, adapter: str) -> str:
+        """Return the digest of an adapter's contents, empty for one that is not named."""
+        return next((revision for name, revision in self.adapters if name == adapter), "")
 
 
 __all__ = ["CacheIdentity", "CacheTier", "KVBlockHandle", "KVBlockInfo", "KVFormat"]

@@ -2,7 +2,7 @@
 
 A block's hash names its own tokens and everything before them:
 
-    root  = H(schema, model, revision, KV dtype, block size, TP shard, adapter; keyed by the tenant's salt)
+    root  = H(schema, model, revision, KV dtype, block size, TP shard, adapter and its revision; key: the tenant's salt)
     block = H(parent || token ids as little-endian u32 || extra)
 
 ``H`` is BLAKE2b with a 16-byte digest (RFC 7693), personalised so that a root can never equal a block. Root fields are
@@ -25,7 +25,7 @@ from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.errors import IdentityError
 from kvcontrol.core.ids import BlockHash
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 HASH_BYTES = 16
 TOKEN_BYTES = 4
 MAX_SALT_BYTES = 64
@@ -69,6 +69,7 @@ def _root_hash(identity: CacheIdentity, salt: str, adapter: str) -> BlockHash:
         "block_size": str(identity.block_size_tokens),
         "tp": f"{identity.tp_rank}/{identity.tp_size}",
         "adapter": adapter,
+        "adapter_revision": identity.adapter_revision(adapter),
     }
     for tag, value in fields.items():
         data = value.encode()

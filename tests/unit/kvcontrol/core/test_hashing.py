@@ -33,6 +33,15 @@ def test_the_salt_and_the_adapter_change_the_root_and_cannot_imitate_each_other(
     assert len(roots) == 3
 
 
+def test_other_contents_of_an_adapter_change_its_own_root_and_no_other() -> None:
+    before = CacheIdentity(**BASE, adapters=(("sql", "r1"), ("tools", "r1")))
+    after = CacheIdentity(**BASE, adapters=(("sql", "r2"), ("tools", "r1")))
+    assert root_hash(before, adapter="sql") != root_hash(after, adapter="sql")
+    for adapter in ("", "tools", "unknown"):
+        assert root_hash(before, adapter=adapter) == root_hash(after, adapter=adapter)
+    assert root_hash(before) == root_hash(IDENTITY)
+
+
 def test_a_field_cannot_imitate_its_neighbour() -> None:
     one = CacheIdentity(**(BASE | {"model": "m", "revision": "8:revision"}))
     two = CacheIdentity(**(BASE | {"model": "m8:", "revision": "revision"}))
@@ -42,7 +51,7 @@ def test_a_field_cannot_imitate_its_neighbour() -> None:
 def test_the_hash_is_stable_over_processes_and_releases() -> None:
     root = root_hash(IDENTITY, salt="tenant")
     (block,) = chain_hashes(root, token_bytes(range(16)), 16)
-    assert (root.hex(), block.hex()) == ("80f0956ad3d6f94fb32661d1c75c2035", "786918ed9f37bdc803af568e8c2a396e")
+    assert (root.hex(), block.hex()) == ("1974f6ae7f9f66dc5a7659aa88e4e338", "2f361901ba2f776d64d79f29598edcb6")
 
 
 def test_a_salt_that_is_too_long_is_refused_by_name_and_limit() -> None:
@@ -56,6 +65,8 @@ def test_a_salt_that_is_too_long_is_refused_by_name_and_limit() -> None:
         ({"model": ""}, "model is empty"),
         ({"block_size_tokens": 0}, "block_size_tokens is 0"),
         ({"tp_size": 2, "tp_rank": 2}, "tp_rank is 2"),
+        ({"adapters": (("b", "r"), ("a", "r"))}, "adapters are .'b', 'a'.; they must be in order"),
+        ({"adapters": (("a", "r"), ("a", "s"))}, "each named once"),
     ],
 )
 def test_an_impossible_identity_is_refused_with_the_fields_name(changed: dict[str, object], message: str) -> None:
