@@ -6,6 +6,7 @@ GatewayError
 │   └── StateError            the state folder can't be used
 └── ApiError                  a request is answered with an envelope
     ├── InvalidRequestError       400
+    │   └── ContextLengthError    400  more tokens than may be used in one request
     ├── AuthenticationError       401
     ├── PermissionDeniedError     403  the key is known, and may not do this
     ├── NotFoundError             404  route or model
@@ -30,7 +31,9 @@ The shapes in which they leave are in ``envelopes``.
 from collections.abc import Iterable
 from typing import ClassVar
 
-from gateway.envelopes import anthropic_envelope, envelope, envelope_of_answer
+from gateway.context_length import CODE as CONTEXT_CODE
+from gateway.context_length import ContextLength
+from gateway.envelopes import anthropic_envelope, envelope
 from gateway.types import Dialect
 
 
@@ -91,6 +94,21 @@ class InvalidRequestError(ApiError):
     status = 400
     type = "invalid_request_error"
     code = "invalid_request"
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt and answer are longer than they may be; clients shorten a conversation when they read of that."""
+
+    code = CONTEXT_CODE
+
+    def __init__(self, message: str, length: ContextLength) -> None:
+        super().__init__(message)
+        self.length = length
+
+    def body(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
+        if dialect is Dialect.ANTHROPIC:
+            return anthropic_envelope(self.status, self.length.for_anthropic(self.message))
+        return super().body(dialect)
 
 
 class AuthenticationError(ApiError):
@@ -249,6 +267,7 @@ __all__ = [
     "BodyTimeoutError",
     "BodyTooLargeError",
     "ConflictApiError",
+    "ContextLengthError",
     "DeadlineError",
     "GatewayError",
     "IdempotencyError",
@@ -267,6 +286,4 @@ __all__ = [
     "UnsupportedMediaTypeError",
     "UpstreamTimeoutError",
     "UpstreamUnreachableError",
-    "envelope",
-    "envelope_of_answer",
 ]

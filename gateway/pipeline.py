@@ -40,6 +40,7 @@ from gateway.separation import RequestSize
 from gateway.telemetry import Outcome, RequestRecord, Telemetry
 from gateway.trace_context import begin_trace, with_context
 from gateway.types import Operation, RequestId, Tenant
+from gateway.unsupported import refuse_unsupported
 from gateway.upstream import (
     Attempts,
     FailureKind,
@@ -192,7 +193,7 @@ class Pipeline:
                     operation, body, models=self._registry.served_models, most_answers=self._limits.max_answers
                 )
                 record.stream = call.stream
-                self._admission.admit(call.model)
+                refuse_unsupported(call, self._admission.admit(call.model))
                 record.model = call.model  # only a name that exists gets into the log
                 record.parsed_s = monotonic()
                 fingerprint = await self._fingerprint(call, tenant, record)
@@ -297,7 +298,7 @@ class Pipeline:
             if isinstance(ended, Relayed):
                 record.relayed(ended)
                 if ended.failure not in OURS:  # then it pays like one whose client leaves
-                    found.entry.settle(ended.status if ended.failure is None else HTTPStatus.BAD_GATEWAY, ended.usage)
+                    found.entry.settle(ended.settled_status, ended.usage)
                 return
             self._telemetry.retried(ended)
             record.tried_in_vain(ended)
@@ -327,7 +328,7 @@ class Pipeline:
             record.outcome = Outcome.UPSTREAM_ERROR
             raise _refusal(failure, instance) from None
         with closing(response):
-            self._answered(instance, response.status, after_s=monotonic() - sent_s)
+            self._begun(instance, response.status, after_s=monotonic() - sent_s)
             this.tried.add(instance.id)
             if this.attempts.again(response.status):
                 return f"status_{response.status}"
@@ -356,17 +357,18 @@ class Pipeline:
                 self._note(instance, failure, since_s=record.sent_s)
                 record.outcome = Outcome.UPSTREAM_ERROR
                 raise _refusal(failure, instance) from None
+        self._answered(instance, response.status, relayed)
         if relayed.failure is None and response.status < HTTPStatus.BAD_REQUEST:
             record.overestimated_tokens = self._planner.ended(
                 this.plan, relayed.usage, took_s=monotonic() - record.sent_s
             )
-        elif relayed.failure is not None and relayed.failure not in OURS:
+        elif relayed.failure is not None and relayed.failure not in OURS and not relayed.refused:
             self._registry.failed(instance.id, f"its answer ended early: {relayed.failure}")
         return relayed
 
-    def _answered(self, instance: Instance, status: int, *, after_s: float) -> None:
-        """Tell the registry what kind of answer this is, and admission whether the instance has enough to do. A 500 may
-        be the request's own fault.
+    def _begun(self, instance: Instance, status: int, *, after_s: float) -> None:
+        """Tell the registry what kind of answer begins, and admission whether the instance has enough to do. A 500 may
+        be the request's own fault: what it says will tell.
         """
         if status in _TOO_BUSY:
             self._admission.overloaded(instance)
@@ -374,10 +376,17 @@ class Pipeline:
             self._admission.answered(instance, after_s=after_s)
         if status in _INSTANCE_FAILED:
             self._registry.failed(instance.id, f"it answered {status}")
-        elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self._registry.answered_badly(instance.id, f"it answered {status}")
-        else:
+        elif status < HTTPStatus.INTERNAL_SERVER_ERROR:
             self._registry.answered(instance.id)
+
+    def _answered(self, instance: Instance, status: int, relayed: Relayed) -> None:
+        """Tell the registry of an error whose words are known now: a request's own fault is a good answer."""
+        if status < HTTPStatus.INTERNAL_SERVER_ERROR or status in _INSTANCE_FAILED:
+            return
+        if relayed.refused:
+            self._registry.answered(instance.id)
+        else:
+            self._registry.answered_badly(instance.id, f"it answered {status}")
 
     def _note(self, instance: Instance, failure: UpstreamFailureError, *, since_s: float) -> None:
         """Tell the registry. A slow connection may be this process's own lag: only several in a row take one out."""

@@ -27,7 +27,8 @@ from gateway.admission.fair_queue import Claim, FairQueue, Waiting, claim_of, cl
 from gateway.admission.limiter import ConcurrencyLimiter, Rooms
 from gateway.admission.quota import Dimension, Exceeded, Granted, QuotaMeter, QuotaUnavailableError
 from gateway.admission.urgent import Urgent
-from gateway.errors import InvalidRequestError, NoInstanceError, RateLimitedError
+from gateway.context_length import ContextLength
+from gateway.errors import ContextLengthError, InvalidRequestError, NoInstanceError, RateLimitedError
 from gateway.limits import SloClass
 from gateway.missing_model import missing_model
 from gateway.registry import Instance, LoadTracker, Registry
@@ -222,10 +223,15 @@ class AdmissionController:
     async def _reserve(self, ask: Ask) -> Granted | None:
         limits = ask.tenant.limits
         if limits.context_tokens is not None and ask.tokens > limits.context_tokens:
-            raise InvalidRequestError(
+            fits = ask.prompt_tokens < limits.context_tokens
+            raise ContextLengthError(
                 f"the prompt has about {ask.prompt_tokens} tokens and {ask.output_tokens} are asked for; this tenant "
                 f"may use {limits.context_tokens} in one request",
-                code="context_length_exceeded",
+                ContextLength(
+                    prompt_tokens=ask.prompt_tokens,
+                    answer_tokens=ask.output_tokens if fits else None,
+                    maximum_tokens=limits.context_tokens,
+                ),
             )
         if not limits.metered:
             return None

@@ -39,6 +39,11 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
 
     max_tokens: float | None = None
 
+    @property
+    def asks_logprobs(self) -> bool:
+        """Whether a completion is to have log probabilities."""
+        return False
+
     def prompt_of(self) -> Prompt:
         """Return the prompt; raises ``InvalidRequestError`` for one that no engine can take."""
         raise NotImplementedError
@@ -172,6 +177,11 @@ class CompletionBody(Body, frozen=True, kw_only=True):
 
     prompt: str | list[Any]
     n: int | None = None
+    logprobs: Any = None
+
+    @property
+    def asks_logprobs(self) -> bool:
+        return bool(self.logprobs)
 
     best_of: int | None = None
 

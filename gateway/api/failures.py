@@ -7,7 +7,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from gateway.errors import MethodNotAllowedError, envelope
+from gateway.envelopes import envelope
+from gateway.errors import MethodNotAllowedError
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 

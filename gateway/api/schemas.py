@@ -36,7 +36,8 @@ _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 class Call(NamedTuple):
     """A request as far as the gateway is concerned. ``body`` is what the engine is sent; ``hide_usage`` says that it
-    asks for usage in the stream which the client did not ask for.
+    asks for usage in the stream which the client did not ask for, ``streams_logprobs`` that it is a streamed completion
+    with log probabilities.
     """
 
     operation: Operation
@@ -48,6 +49,7 @@ class Call(NamedTuple):
     answer_tokens: int | None
     prompts: int
     answers: int
+    streams_logprobs: bool = False
 
 
 _DECODERS: dict[Operation, msgspec.json.Decoder[Any]] = {
@@ -112,6 +114,7 @@ def _parsed(operation: Operation, body: bytes, models: Callable[[], list[str]], 
         answer_tokens=said.answer_tokens,
         prompts=said.prompts,
         answers=said.answers,
+        streams_logprobs=stream and said.asks_logprobs,
     )
 
 

@@ -152,6 +152,10 @@ class Instance:
         """Whether it has said which models it serves."""
         return bool(self.models) or self.life > 0
 
+    def runs(self, engine: str, model: str) -> bool:
+        """Whether it says that this engine serves a model of its."""
+        return any(served.id == model and served.card.get("owned_by") == engine for served in self.models)
+
     def serves(self, model: str) -> bool:
         return any(served.id == model for served in self.models)
 

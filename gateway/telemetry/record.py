@@ -106,6 +106,8 @@ class RequestRecord:
             self.outcome = Outcome.DEADLINE
         elif relayed.failure == CANCELLED:
             self.outcome = Outcome.CANCELLED
+        elif relayed.refused:
+            self.outcome = Outcome.CLIENT_ERROR
         elif relayed.failure is not None or relayed.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.outcome = Outcome.UPSTREAM_ERROR
         elif relayed.status >= HTTPStatus.BAD_REQUEST:

@@ -12,8 +12,8 @@ from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
 from gateway.deadline import Deadline
-from gateway.envelopes import envelope_of_answer
 from gateway.errors import ApiError, DeadlineError, UpstreamTimeoutError, UpstreamUnreachableError
+from gateway.refusal import refusal_of_answer
 from gateway.types import Dialect, Operation, Usage
 from gateway.upstream.client import UpstreamResponse
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
@@ -47,12 +47,20 @@ class Reply(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relayed:
     """How an answer ended. ``failure`` is set when the instance failed within it, after the client got its first
-    bytes.
+    bytes; ``refused`` says that the engine's error is the request's own fault.
     """
 
     status: int
     usage: Usage | None
     failure: str | None
+    refused: bool = False
+
+    @property
+    def settled_status(self) -> int:
+        """The status by which a request pays: a stream's own is 200 whatever came of it."""
+        if self.failure is None:
+            return self.status
+        return HTTPStatus.BAD_REQUEST if self.refused else HTTPStatus.BAD_GATEWAY
 
 
 async def relay(  # noqa: PLR0913 - called at one place, by name
@@ -129,7 +137,7 @@ async def _stream(response: UpstreamResponse, reply: Reply, headers: Sequence[He
         if ending:
             await reply.send(ending)
     await reply.finish()
-    return Relayed(status=response.status, usage=scanner.usage, failure=failure)
+    return Relayed(status=response.status, usage=scanner.usage, failure=failure, refused=scanner.refused)
 
 
 async def _pass_events(response: UpstreamResponse, reply: Reply, data: bytes, watched: _Watched) -> None:
@@ -175,13 +183,14 @@ async def _whole(response: UpstreamResponse, reply: Reply, headers: Sequence[Hea
 
 async def _error(response: UpstreamResponse, reply: Reply, headers: Sequence[Header], dialect: Dialect) -> Relayed:
     said, complete = await _read(response)
-    body = envelope_of_answer(response.status, said if complete else b"", dialect)
+    refusal = refusal_of_answer(response.status, said if complete else b"", dialect)
+    body = refusal.body(dialect)
     if body is not said:
         headers = [(name, value) for name, value in headers if name != b"content-type"]
         headers.append((b"content-type", b"application/json"))
-    await reply.start(response.status, [*headers, (b"content-length", str(len(body)).encode())])
+    await reply.start(refusal.status, [*headers, (b"content-length", str(len(body)).encode())])
     await reply.finish(body)
-    return Relayed(status=response.status, usage=None, failure=None)
+    return Relayed(status=refusal.status, usage=None, failure=None, refused=refusal.of_the_request)
 
 
 async def _pass(response: UpstreamResponse, reply: Reply, headers: Sequence[Header], *, first: bytes = b"") -> Relayed:

@@ -7,10 +7,10 @@ half an event.
 """
 
 import re
+from typing import Protocol
 
-from gateway.envelopes import envelope_of_event
-from gateway.errors import ApiError
-from gateway.types import Usage
+from gateway.refusal import refusal_of_event
+from gateway.types import Dialect, Usage
 from gateway.upstream.usage import is_json, read_said, usage_of_answer
 
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -23,12 +23,28 @@ _MAX_HELD_BYTES = 4 << 20
 _DONE = b"data: [DONE]\n\n"
 
 
+class Fault(Protocol):
+    """Why a stream can't go on: an ``ApiError`` or a ``Refusal``."""
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def param(self) -> str | None: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    def body(self, dialect: Dialect = ..., /) -> bytes: ...
+
+
 class EventScanner:
     """One answer's scanner. With ``hide_usage`` the event that carries nothing but usage is left out: the gateway asked
-    for it, the client didn't. ``torn`` says that a part of an event has been let pass, and not its end.
+    for it, the client didn't. ``failed`` says that the engine sent an error, ``refused`` that it is the request's own
+    fault, ``torn`` that a part of an event has been let pass, and not its end.
     """
 
-    __slots__ = ("_held", "_hide_usage", "done", "failed", "torn", "usage")
+    __slots__ = ("_held", "_hide_usage", "done", "failed", "refused", "torn", "usage")
 
     def __init__(self, *, hide_usage: bool) -> None:
         self._hide_usage = hide_usage
@@ -37,6 +53,7 @@ class EventScanner:
         self.usage: Usage | None = None
         self.done = False
         self.failed = False
+        self.refused = False
 
     def feed(self, data: bytes) -> bytes:
         """Return the bytes of the events that ``data`` completes. O(len(data))."""
@@ -63,7 +80,7 @@ class EventScanner:
         rest, self._held = self._held, b""
         return self._look(rest) if is_whole(rest) else rest
 
-    def ending(self, error: ApiError) -> bytes:
+    def ending(self, error: Fault) -> bytes:
         """Return the events that end a stream which can't go on: they continue what has been passed on of it."""
         return b"data: " + error.body() + b"\n\n" + _DONE
 
@@ -85,14 +102,23 @@ class EventScanner:
         if said is None:
             return event
         if said.is_error:
-            self.failed = True
-            wrapped = envelope_of_event(data)
-            return event if wrapped is None else b"data: " + wrapped + event[len(event.rstrip(b"\r\n")) :]
+            return self._failure(event, data)
         usage = said.tokens()
         if usage is None:
             return event
         self.usage = usage
         return b"" if self._hide_usage and said.choices == [] else event
+
+    def _failure(self, event: bytes, data: bytes) -> bytes:
+        """Return an engine's error as its client is to have it."""
+        self.failed = True
+        refusal = refusal_of_event(data)
+        if refusal is None:
+            return event
+        self.refused = refusal.of_the_request
+        if refusal.as_said is not None:
+            return event
+        return b"data: " + refusal.body() + event[len(event.rstrip(b"\r\n")) :]
 
 
 class GenerateScanner(EventScanner):
@@ -141,4 +167,4 @@ def data_of(event: bytes) -> bytes:
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines)
 
 
-__all__ = ["EventScanner", "GenerateScanner", "data_of", "is_whole"]
+__all__ = ["EventScanner", "Fault", "GenerateScanner", "data_of", "is_whole"]

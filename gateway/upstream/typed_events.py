@@ -4,11 +4,14 @@ They keep what events of ours need that continue the stream: the last event's nu
 not closed. Text events, nearly all of a stream, are recognised by their first line and not parsed.
 """
 
+from typing import ClassVar
+
 import msgspec
 
-from gateway.errors import ApiError
+from gateway.context_length import CODE as CONTEXT_CODE
+from gateway.refusal import Refusal, RefusalKind, refusal_of_event
 from gateway.types import Dialect, Usage
-from gateway.upstream.sse import EventScanner, data_of
+from gateway.upstream.sse import EventScanner, Fault, data_of
 from gateway.upstream.usage import Said
 from kvcontrol.core.errors import UNREADABLE
 
@@ -30,6 +33,7 @@ class TypedEvent(Said, frozen=True):
     output_index: int | None = None
     item: msgspec.Raw = msgspec.Raw()
     sequence_number: int | None = None
+    code: str | int | None = None
 
 
 _decode = msgspec.json.Decoder(TypedEvent).decode
@@ -46,6 +50,7 @@ class TypedScanner(EventScanner):
     """What both have in common."""
 
     __slots__ = ()
+    dialect: ClassVar[Dialect]
 
     def __init__(self) -> None:
         super().__init__(hide_usage=False)
@@ -56,17 +61,33 @@ class TypedScanner(EventScanner):
         said = _read(event)
         if said is None:
             return event
-        if said.type in _FAILURES:
-            self.failed = True
-        self.done = self.done or said.type in _ENDS
         usage = said.tokens()
         if usage is not None:
             self.usage = usage if self.usage is None else _joined(self.usage, usage)
+        if said.type in _FAILURES or (said.type is None and said.is_error):
+            return self._typed_failure(said, event)
+        self.done = self.done or said.type in _ENDS
         self._note(said, event)
         return event
 
     def _note(self, said: TypedEvent, event: bytes) -> None:
         """Note what an event opens and closes."""
+        raise NotImplementedError
+
+    def _typed_failure(self, said: TypedEvent, event: bytes) -> bytes:
+        """Pass an engine's error on, or end the stream where its shape or its words are not the dialect's."""
+        self.failed = True
+        refusal = refusal_of_event(_error_in(said, event), self.dialect)
+        if refusal is None:
+            return event
+        self.refused = refusal.of_the_request
+        if self._right(said, refusal):
+            self.done = said.type in _ENDS
+            return event
+        self.done = True
+        return self.ending(refusal)
+
+    def _right(self, said: TypedEvent, refusal: Refusal) -> bool:
         raise NotImplementedError
 
     def after_error(self) -> bytes:
@@ -77,6 +98,7 @@ class MessagesScanner(TypedScanner):
     """Anthropic's Messages: content blocks are open between their start and their stop."""
 
     __slots__ = ("_open",)
+    dialect = Dialect.ANTHROPIC
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +111,11 @@ class MessagesScanner(TypedScanner):
         elif said.type == "content_block_stop" and said.index is not None:
             self._open.pop(said.index, None)
 
-    def ending(self, error: ApiError) -> bytes:
+    def _right(self, said: TypedEvent, refusal: Refusal) -> bool:
+        del said
+        return refusal.as_said is not None
+
+    def ending(self, error: Fault) -> bytes:
         stops = [_event("content_block_stop", {"type": "content_block_stop", "index": index}) for index in self._open]
         return b"".join(stops) + b"event: error\ndata: " + error.body(Dialect.ANTHROPIC) + b"\n\n"
 
@@ -102,6 +128,7 @@ class ResponsesScanner(TypedScanner):
     """
 
     __slots__ = ("_begun", "_last", "_open")
+    dialect = Dialect.RESPONSES
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +149,13 @@ class ResponsesScanner(TypedScanner):
         elif said.type == "response.output_item.done" and said.output_index is not None:
             self._open.pop(said.output_index, None)
 
-    def ending(self, error: ApiError) -> bytes:
+    def _right(self, said: TypedEvent, refusal: Refusal) -> bool:
+        """``response.failed`` ends a response whatever its words are."""
+        if said.type == "error":
+            return refusal.kind is not RefusalKind.CONTEXT or said.code == CONTEXT_CODE
+        return said.type is not None
+
+    def ending(self, error: Fault) -> bytes:
         told: list[tuple[str, dict[str, object]]] = [
             ("response.output_item.done", {"output_index": index, "item": item | {"status": "incomplete"}})
             for index, raw in sorted(self._open.items())
@@ -143,6 +176,25 @@ class ResponsesScanner(TypedScanner):
 
 def _event(kind: str, said: dict[str, object]) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(said) + b"\n\n"
+
+
+class _Errored(msgspec.Struct, frozen=True):
+    error: msgspec.Raw
+
+
+class _Failed(msgspec.Struct, frozen=True):
+    response: _Errored
+
+
+def _error_in(said: TypedEvent, event: bytes) -> bytes:
+    """Return the part of an event that is its error."""
+    data = data_of(event)
+    if said.type != "response.failed":
+        return data
+    try:
+        return b'{"error":%b}' % bytes(msgspec.json.decode(data, type=_Failed).response.error)
+    except UNREADABLE:
+        return data
 
 
 class _Begun(msgspec.Struct, frozen=True):

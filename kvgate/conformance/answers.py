@@ -1,11 +1,12 @@
 """What a backend answers must come out: status, type, length of wait; and never multiplied by retries."""
 
+import asyncio
 import gzip
 
 from kvgate.conformance.bodies import is_envelope
 from kvgate.conformance.case import case, need
 from kvgate.conformance.mock import openai_error
-from kvgate.conformance.rig import CHAT, Rig
+from kvgate.conformance.rig import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Rig
 
 _KEPT = (400, 422, 429, 500)
 
@@ -99,6 +100,34 @@ async def gzipped(rig: Rig) -> None:
     need(raw.startswith(b"{"), "the body is neither plain nor gzip")
 
 
+@case("context-length-code", seen="-")
+async def context(rig: Rig) -> None:
+    """A prompt beyond the context has the code or the phrase on which clients of its API compact, streamed too."""
+    words = "Input length (9000) must be smaller than the model context length (8192)."
+    for path in (CHAT, COMPLETIONS, RESPONSES, MESSAGES):
+        for stream in (False, True):
+            answer = await rig.ask(rig.script(status=400, message=words), path, extra={"stream": stream})
+            need(answer.status == 400, f"{path} got {answer.shown()}")
+            error = answer.error()
+            if path == MESSAGES:
+                said = str(error.get("message"))
+                need("prompt is too long: 9000 tokens > 8192 maximum" in said, f"{path} got {answer.shown()}")
+            else:
+                need(error.get("code") == "context_length_exceeded", f"{path} got {answer.shown()}")
+
+
+@case("mistakes-harm-nobody", seen="smg, vllm-router")
+async def mistakes(rig: Rig) -> None:
+    """After 40 requests that the backends refuse as wrong, also with a 500 about the context, both serve everybody."""
+    words = "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens."
+    for status in (400, 422, 500):
+        await asyncio.gather(*(rig.ask(rig.script(status=status, message=words)) for _ in range(40)))
+        answers = [await rig.ask(rig.script()) for _ in range(8)]
+        bad = [each for each in answers if each.status != 200]
+        need(not bad, f"after 40 answers {status}: {bad[0].shown() if bad else ''}")
+        need(await rig.both_used(3.0) is not None, f"after 40 answers {status} one backend is not used for 3 s")
+
+
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
@@ -112,6 +141,8 @@ CASES = (
     retry_503,
     media_types,
     gzipped,
+    context,
+    mistakes,
 )
 
 __all__ = ["CASES"]

@@ -35,6 +35,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""
     status: int = 200
     shape: str = "lmdeploy"  # of an error: lmdeploy, openai, html
+    message: str = ""  # of an error, instead of the usual one
     retry_after: str | None = None
     ttft_s: float = 0.0
     chunks: int = 3
@@ -255,7 +256,8 @@ def _failure(script: Script) -> web.Response:
         case "html":
             body, kind = b"<h1>no</h1>", "text/html"
         case _:
-            said = {"message": f"scripted {script.status}", "type": "mock_error", "code": script.status}
+            message = script.message or f"scripted {script.status}"
+            said = {"message": message, "type": "mock_error", "code": script.status}
             body, kind = json.dumps(said | {"param": None, "object": "error"}).encode(), "application/json"
     return web.Response(body=body, status=script.status, content_type=kind, headers=headers)
 

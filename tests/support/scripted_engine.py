@@ -50,6 +50,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
     status: int = 200
     error: str = "lmdeploy"  # shape of an error body: lmdeploy, openai, detail, html
+    error_code: int = 500  # of an error event
+    error_text: str = ""  # an error's message instead of the usual one
     retry_after: str | None = None
     location: str | None = None  # of a redirection
     ttft_s: float = 0.0
@@ -434,7 +436,16 @@ def events(path: str, model: str, said: dict[str, Any], script: Script, usage: d
         out.append(event(chunk([choice], None)))
     if script.error_event:
         out.append(
-            event({"error": {"message": "engine broke", "type": "server_error", "code": 500, "object": "error"}})
+            event(
+                {
+                    "error": {
+                        "message": script.error_text or "engine broke",
+                        "type": "server_error",
+                        "code": script.error_code,
+                        "object": "error",
+                    }
+                }
+            )
         )
     elif asked:
         out.append(event(chunk([], usage)))
@@ -455,7 +466,7 @@ def _failure(script: Script) -> web.Response:
     headers = {} if script.retry_after is None else {"retry-after": script.retry_after}
     if script.location is not None:
         headers["location"] = script.location
-    message = f"scripted {script.status}"
+    message = script.error_text or f"scripted {script.status}"
     match script.error:
         case "openai":
             data: Any = {"error": {"message": message, "type": "t", "param": None, "code": "c"}}

@@ -2,22 +2,22 @@ import json
 
 import pytest
 
-from gateway.envelopes import envelope_of_answer
 from gateway.errors import ApiError, NoInstanceError, RateLimitedError
+from gateway.refusal import refusal_of_answer
 from gateway.types import Dialect
 
 
 def read(status: int, body: bytes) -> dict[str, object]:
-    error: dict[str, object] = json.loads(envelope_of_answer(status, body))["error"]
+    error: dict[str, object] = json.loads(refusal_of_answer(status, body).body())["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
 
 
 def test_a_right_envelope_is_the_same_object() -> None:
     body = b'{"error": {"message": "m", "type": "t", "param": null, "code": "c"}, "more": 1}'
-    assert envelope_of_answer(400, body) is body
+    assert refusal_of_answer(400, body).body() is body
     body = b'{"type": "error", "error": {"type": "not_found_error", "message": "m"}}'
-    assert envelope_of_answer(404, body, Dialect.ANTHROPIC) is body
+    assert refusal_of_answer(404, body, Dialect.ANTHROPIC).body(Dialect.ANTHROPIC) is body
 
 
 def test_a_number_as_a_code_becomes_a_word() -> None:
@@ -38,7 +38,7 @@ def test_an_error_that_can_not_be_read_is_shown_as_it_came(said: bytes) -> None:
 )
 def test_anthropics_clients_get_anthropics_envelope(status: int, kind: str) -> None:
     body = b'{"message":"no","type":"x","code":400,"object":"error"}'
-    assert json.loads(envelope_of_answer(status, body, Dialect.ANTHROPIC)) == {
+    assert json.loads(refusal_of_answer(status, body, Dialect.ANTHROPIC).body(Dialect.ANTHROPIC)) == {
         "type": "error",
         "error": {"type": kind, "message": "no"},
     }
