@@ -82,7 +82,7 @@ def schedule_hooks() -> list[Hook]:
                 "-> lmdeploy.pytorch.engine.request.Response"
             ),
             replace=handles.sender_async_recv,
-            why="each request that waits wakes the engine's loop once a second",
+            why="streams wait for each other, and each request that waits wakes the engine's loop once a second",
         ),
         Hook(
             target="lmdeploy.serve.managers.session_manager:SessionManager.build_request_handle_pool",

@@ -145,11 +145,6 @@ class Sender:
     def __init__(self) -> None:
         self.looked = 0
         self.alive = True
-        self.prepared = 0
-        self.manager = self
-
-    async def prepare_send(self) -> None:
-        self.prepared += 1
 
     def is_loop_alive(self) -> bool:
         self.looked += 1
@@ -162,7 +157,40 @@ async def test_an_answer_that_is_there_is_given_at_once_and_can_be_waited_for_ag
     sender, answer = Sender(), Answer()
     answer.event.set()
     assert await sender.async_recv(answer, wait_main=True) is answer
-    assert (answer.event.is_set(), sender.looked, sender.prepared, answer.type) == (False, 0, 1, "unset")
+    assert (answer.event.is_set(), sender.looked, answer.type) == (False, 0, "unset")
+
+
+async def test_the_tokens_of_a_step_reach_all_streams_at_once() -> None:
+    from lmdeploy.messages import ResponseType
+    from lmdeploy.pytorch.engine.request import RequestManager, RequestSender, Response
+
+    async def main_loop() -> None:
+        await asyncio.Event().wait()
+
+    manager = RequestManager()
+    manager.set_main_loop_func(main_loop)
+    manager.create_loop_task()
+    sender = manager.build_sender()
+    receive = sender_async_recv(RequestSender.async_recv)
+    answers = [Response(type=ResponseType.SUCCESS, sender_id=0, event=asyncio.Event()) for _ in range(64)]
+    try:
+        for _ in range(3):
+            streams = [asyncio.create_task(receive(sender, answer, wait_main=True)) for answer in answers]
+            await _turns_of_the_loop(3)
+            assert not any(stream.done() for stream in streams)
+            for answer in answers:
+                manager.response(answer)
+            await _turns_of_the_loop(3)
+            assert all(stream.done() for stream in streams)
+    finally:
+        tasks = [manager._loop_task, manager._sender_wait_task]
+        manager.stop_loop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _turns_of_the_loop(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def test_who_waits_long_looks_ever_more_seldom_and_hears_of_a_loop_that_ended(
