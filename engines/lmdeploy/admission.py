@@ -73,6 +73,8 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, messages: Any, session_id: Any, gen_config: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         limits: EngineLimits | None = getattr(self.backend_config, _LIMITS, None)
+        if isinstance(messages, list) and messages and not isinstance(messages[0], dict):  # token ids to complete
+            messages, kwargs["input_ids"] = None, messages
         if limits is None:  # an engine of another kind
             return await original(self, messages, session_id, gen_config, *args, **kwargs)
         try:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from engines.lmdeploy.completions import MOST_ANSWERS, problem_of, prompts_of
 from engines.sim.endings import Ending
 from engines.sim.sampling import (
     Count,
@@ -23,8 +24,6 @@ from engines.sim.sampling import (
 
 GENERATE_TOKENS: Final = 128
 """How long an answer of ``/generate`` is where nobody says."""
-
-MOST_CHOICES: Final = 128
 
 _NO_LOGPROBS: Final = "requested but not enabled logprobs_mode in engine configuration"
 _NO_EXPERTS: Final = "routed experts requested but not configured in engine configuration."
@@ -118,8 +117,8 @@ class ChatBody(_Asked, frozen=True, kw_only=True):
             raise NotServedError(f"return_logprob({self.return_logprob}) {_NO_LOGPROBS}.")
         if self.choices < 1:
             raise NotServedError(_not_positive("n", self.choices, "int"))
-        if self.choices > MOST_CHOICES:
-            raise NotServedError(f"The n {self.choices} exceeds the maximum supported choices ({MOST_CHOICES}).")
+        if self.choices > MOST_ANSWERS:
+            raise NotServedError(f"The n {self.choices} exceeds the maximum supported choices ({MOST_ANSWERS}).")
         if self.choices > 1 and self.session_id not in (None, -1):
             raise NotServedError("n > 1 cannot be used with an explicit session_id.")
         for name in ("max_completion_tokens", "max_tokens"):
@@ -141,11 +140,9 @@ class ChatBody(_Asked, frozen=True, kw_only=True):
 
 
 class CompletionBody(_Asked, frozen=True, kw_only=True):
-    """``POST /v1/completions``: a prompt as text or as tokens, or several as texts. Each has one answer, whatever
-    ``n`` says, as with LMDeploy.
-    """
+    """``POST /v1/completions``: a prompt as text or as tokens, or several. Each has ``n`` answers."""
 
-    prompt: str | list[int | str]
+    prompt: str | list[int | str | list[int]]
     logprobs: int | None = None
     suffix: str | None = None
     echo: bool | None = False
@@ -160,8 +157,13 @@ class CompletionBody(_Asked, frozen=True, kw_only=True):
             raise NotServedError(f"logprobs({self.logprobs}) {_NO_LOGPROBS}.")
         if self.n < 1:
             raise NotServedError(_not_positive("n", self.n, "int"))
-        if isinstance(self.prompt, list) and len({type(each) for each in self.prompt}) > 1:
+        prompts = prompts_of(self.prompt)
+        if any(type(each) is not int for ids in prompts if isinstance(ids, list) for each in ids) or any(
+            isinstance(each, int) for each in prompts
+        ):
             raise NotServedError(_UNPREPARED)
+        if problem := problem_of(len(prompts), self.n, streamed=bool(self.stream)):
+            raise NotServedError(problem)
         if self.most_tokens is not None and self.most_tokens < 1:
             raise NotServedError(f"max_new_tokens must be at least 1, got {self.most_tokens}.")
 
@@ -392,7 +394,6 @@ Generated = ChatBody | CompletionBody | GenerateBody | MessagesBody | ResponsesB
 
 
 __all__ = [
-    "MOST_CHOICES",
     "Body",
     "ChatBody",
     "CompletionBody",

@@ -11,6 +11,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from engines.lmdeploy.completions import prompts_of
 from engines.lmdeploy.limits import RefusedError
 from engines.lmdeploy.rider import RiderMiddleware
 from engines.lmdeploy.tenancy import SALT
@@ -202,24 +203,26 @@ class Server:
     def _drawn(self, asked: Generated) -> list[tuple[list[int], Drawn]]:
         """Return the prompts, each as often as it is to be answered, with their answers."""
         draw, ending = self._answers.draw, asked.ending
-        if isinstance(asked, CompletionBody) and isinstance(asked.prompt, list) and isinstance(asked.prompt[0], str):
-            prompts = [self._tokenizer.encode(str(each)) for each in asked.prompt]
-            return [(prompt, draw(prompt, ending)) for prompt in prompts]
+        if isinstance(asked, CompletionBody):
+            prompts = [self._encoded(each) for each in prompts_of(asked.prompt)]
+            each = range(asked.n or 1)
+            return [(prompt, draw(prompt, ending, choice=choice)) for prompt in prompts for choice in each]
         prompt = self._prompt(asked)
         choices = asked.choices if isinstance(asked, ChatBody) else 1
         return [(prompt, draw(prompt, ending, choice=choice)) for choice in range(choices)]
 
-    def _prompt(self, asked: Body) -> list[int]:
+    def _prompt(self, asked: ChatBody | GenerateBody | MessagesBody | CountBody | ResponsesBody) -> list[int]:
         prompt: Any
         match asked:
-            case CompletionBody():
-                prompt = asked.prompt
             case GenerateBody():
                 prompt = asked.input_ids or asked.prompt or ""
             case MessagesBody(input_ids=list(tokens)):
                 prompt = tokens
             case _:
                 return self._tokenizer.chat(*chat_of(asked, merge=not self._tokenizer.has_inline_system))
+        return self._encoded(prompt)
+
+    def _encoded(self, prompt: str | list[int]) -> list[int]:
         return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
 

@@ -171,6 +171,14 @@ def test_several_answers_and_several_prompts(client: openai.OpenAI) -> None:
     assert sorted(choice.index for choice in two.choices) == [0, 1]
     batch = client.completions.create(model=MODEL, prompt=["one", "two", "three"], max_tokens=3, temperature=0)
     assert sorted(choice.index for choice in batch.choices) == [0, 1, 2]
+    pairs = client.completions.create(model=MODEL, prompt=["one", "two"], n=2, max_tokens=3)
+    assert [choice.index for choice in pairs.choices] == [0, 1, 2, 3]
+    alone = client.completions.create(model=MODEL, prompt=[5, 12, 7], max_tokens=3, temperature=0)
+    both = client.completions.create(model=MODEL, prompt=[[5, 12, 7], [9]], max_tokens=3, temperature=0)
+    assert (len(alone.choices), alone.usage and alone.usage.prompt_tokens) == (1, 3)
+    assert both.choices[0].text == alone.choices[0].text
+    with pytest.raises(openai.BadRequestError, match="leave out stream"):
+        client.completions.create(model=MODEL, prompt="one", n=2, max_tokens=3, stream=True)
 
 
 def test_seed_stop_and_response_format_reach_the_engine(client: openai.OpenAI) -> None:

@@ -6,7 +6,7 @@ from engines.lmdeploy.patching import Hook
 
 def lifeline_hooks() -> list[Hook]:
     """An instance ends as a whole: the server when its engine process dies, the engine when the server does."""
-    from engines.lmdeploy import lifeline
+    from engines.lmdeploy import lifeline, rpc
 
     engine = "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine"
     return [
@@ -41,6 +41,12 @@ def lifeline_hooks() -> list[Hook]:
             signature="(self)",
             replace=lifeline.engine_loop,
             why="a process whose engine loop failed lives on and serves nothing",
+        ),
+        Hook(
+            target="lmdeploy.pytorch.engine.mp_engine.zmq_rpc:AsyncRPCServer.__init__",
+            signature="(self)",
+            replace=rpc.rpc_server_init,
+            why="its socket drops answers beyond 1,000, and their requests wait for ever",
         ),
     ]
 

@@ -6,7 +6,7 @@ from engines.lmdeploy.patching import Hook
 
 def server_hooks() -> list[Hook]:
     """In the api_server's process alone: ``/kv/v1``, our series, the salt's header, what it refuses, tokens to text."""
-    from engines.lmdeploy import admin, admission, detokenize, pd_request
+    from engines.lmdeploy import admin, admission, completions, detokenize, pd_request
 
     serve = "lmdeploy.serve"
     preprocess = (
@@ -43,6 +43,12 @@ def server_hooks() -> list[Hook]:
             signature="(raw_request: starlette.requests.Request)",
             replace=admission.validate_json_request,
             why="fields of LMDeploy's own proxies are read from the raw body, whoever sends it",
+        ),
+        Hook(
+            target=f"{serve}.openai.endpoints.completions:check_request",
+            signature="(request: 'CompletionRequest', server_context) -> 'str'",
+            replace=completions.check_request,
+            why="a list of token ids was as many prompts, without a bound, and n was ignored",
         ),
         Hook(
             target=f"{serve}.openai.chat_completions.logits_processors:logit_bias_logits_processor",

@@ -70,6 +70,11 @@ async def test_whole_and_streamed_answers_say_the_same(tokenizer: SimTokenizer) 
         ),
         ("/v1/completions", b'{"model": "m", "prompt": ["a", 1]}', 400, "preprocessing failed"),
         ("/v1/completions", b'{"model": "m", "prompt": [-1], "max_tokens": 1}', 400, "token"),
+        ("/v1/completions", b'{"model": "m", "prompt": [[1], 2]}', 400, "preprocessing failed"),
+        ("/v1/completions", b'{"model": "m", "prompt": "a", "n": 129}', 400, "at most 128 are allowed"),
+        ("/v1/completions", b'{"model": "m", "prompt": ["a", "b"], "n": 65}', 400, "at most 128 are allowed"),
+        ("/v1/completions", json.dumps({"model": "m", "prompt": ["a"] * 9999}).encode(), 400, "at most 128"),
+        ("/v1/completions", b'{"model": "m", "prompt": "a", "n": 2, "stream": true}', 400, "leave out stream"),
         ("/v1/completions", b'{"model": "other", "prompt": "a"}', 404, "there is 'm'"),
         ("/v1/completions", b'{"model": "m", "prompt": "a", "logprobs": 2}', 400, "not enabled logprobs_mode"),
         ("/v1/chat/completions", b'{"model": "m", "messages": [{}], "logprobs": true}', 400, "Logprobs(True)"),
@@ -224,6 +229,27 @@ async def test_a_stop_token_ends_the_engines_work(tokenizer: SimTokenizer) -> No
             "/generate", json={"prompt": "a", "stop_token_ids": tokenizer.words, "ignore_eos": True}
         ) as answer:
             assert (answer.status, "none could be generated" in (await answer.json())["message"]) == (400, True)
+
+
+async def test_prompts_of_a_completion_have_n_answers_each_and_a_list_of_ids_is_one_prompt(
+    tokenizer: SimTokenizer,
+) -> None:
+    ids = tokenizer.encode("hello")
+    async with simulated(tokenizer) as engine, aiohttp.ClientSession(engine.url) as session:
+
+        async def asked(prompt: Any, n: int = 1) -> list[str]:
+            body = {"model": "m", "prompt": prompt, "n": n, "max_tokens": 5}
+            async with session.post("/v1/completions", json=body) as answer:
+                said = await answer.json()
+            assert [choice["index"] for choice in said["choices"]] == list(range(len(said["choices"])))
+            return [choice["text"] for choice in said["choices"]]
+
+        [alone] = await asked("hello")
+        assert await asked(ids) == await asked([ids]) == [alone]
+        two = await asked("hello", 2)
+        assert len(two) == len(set(two)) == 2
+        assert await asked(["hello", "hello"], 2) == two * 2
+        assert await asked([ids, ids]) == [alone, alone]
 
 
 async def test_a_choice_that_breaks_off_breaks_the_stream_off(tokenizer: SimTokenizer) -> None:
