@@ -26,13 +26,17 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """What to start. It is ready when ``ready_url`` answers 200, which may take ``start_limit_s``."""
+    """What to start. It is ready when ``ready_url`` answers 200, which may take ``start_limit_s``. From then on it
+    answers 200 at ``alive_url``; one that never does in ``silent_tries`` tries is stuck. None asks nothing.
+    """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     ready_url: str
     start_limit_s: float = 600.0
+    alive_url: str | None = None
+    silent_tries: int = 24
 
 
 class ChildFailedError(CommandError):

@@ -205,6 +205,7 @@ def engine_specs(instances: Sequence[Instance], base: Mapping[str, str] = os.env
             environment=instance.environment(base),
             ready_url=instance.url + HEALTH_PATH,
             start_limit_s=START_LIMIT_S,
+            alive_url=instance.url + HEALTH_PATH,
         )
         for index, instance in enumerate(instances)
     ]
@@ -247,6 +248,7 @@ def gateway_child(
         environment=dict(base) | told,
         ready_url=f"{options.url}/readyz",
         start_limit_s=START_LIMIT_S,
+        alive_url=f"{options.url}/healthz",
     )
 
 

@@ -1,9 +1,9 @@
 """Several processes that live and die together.
 
 ``Supervisor`` starts all at once and waits until all are ready; one that ends before that is a failure of the whole:
-somebody is there to mend it. Then it keeps them: one that ends starts again after a pause that doubles, until it has
-ended too often in a row. Leaving the context stops all, in the reverse order of their stages, in bounded time. If the
-supervisor is killed, the watchdog stops them.
+somebody is there to mend it. Then it keeps them: one that ends, or no longer answers, starts again after a pause that
+doubles, until it has ended too often in a row. Leaving the context stops all, in the reverse order of their stages, in
+bounded time. If the supervisor is killed, the watchdog stops them.
 """
 
 import asyncio
@@ -11,16 +11,18 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kvgate import watchdog
 from kvgate.child import Child, ChildFailedError, ChildSpec
 
 PROBE_EVERY_S = 0.2
+ALIVE_EVERY_S = 5.0
+"""Between two looks whether a child that was ready still answers."""
 STOP_GRACE_S = 15.0
 """Longer than the gateway gives its running requests."""
 FIRST_PAUSE_S = 1.0
@@ -65,6 +67,7 @@ class Supervisor:
         *,
         grace_s: float = STOP_GRACE_S,
         first_pause_s: float = FIRST_PAUSE_S,
+        alive_every_s: float = ALIVE_EVERY_S,
     ) -> None:
         self._stages = stages
         self._folder = folder
@@ -72,6 +75,7 @@ class Supervisor:
         self._watcher = watcher
         self._grace_s = grace_s
         self._first_pause_s = first_pause_s
+        self._alive_every_s = alive_every_s
         self._children: list[list[Child]] = []
         self._watchdog: asyncio.subprocess.Process | None = None
         self._started_s: dict[str, float] = {}
@@ -145,8 +149,8 @@ class Supervisor:
             await asyncio.gather(wanted, *ends, return_exceptions=True)
 
     async def _keep(self, stage: list[Child], place: int, on_end: OnEnd) -> None:
-        await stage[place].wait()
-        ended, tries, since_s = stage[place].failure(), 0, self._started_s[stage[place].name]
+        ended = await self._end_of_ready(stage[place])
+        tries, since_s = 0, self._started_s[stage[place].name]
         while True:
             tries = 1 if time.monotonic() - since_s >= STEADY_S else tries + 1
             if tries > TRIES:
@@ -164,20 +168,31 @@ class Supervisor:
 
     async def _end_of(self, child: Child) -> ChildFailedError:
         """Return how a child that was just started ended; one that isn't ready in time has."""
-        ends, ready = asyncio.ensure_future(child.wait()), asyncio.ensure_future(self._until_child_ready(child))
         try:
-            await asyncio.wait({ends, ready}, return_when=asyncio.FIRST_COMPLETED)
-            if not ends.done():
-                ready.result()
-                await ends
+            if not await _came_first(self._until_child_ready(child), child):
+                return child.failure()
         except ChildFailedError as late:
             return late
-        else:
-            return child.failure()
-        finally:
-            for task in (ends, ready):
-                task.cancel()
-            await asyncio.gather(ends, ready, return_exceptions=True)
+        return await self._end_of_ready(child)
+
+    async def _end_of_ready(self, child: Child) -> ChildFailedError:
+        """Return how a child that was ready ended; one that no longer answers has, and is still to be stopped."""
+        if child.spec.alive_url is None:
+            await child.wait()
+        elif await _came_first(self._until_silent(child, child.spec.alive_url), child):
+            what = f"did not answer {child.spec.alive_url} in {child.spec.silent_tries} tries"
+            return ChildFailedError(child.name, what, child.log)
+        return child.failure()
+
+    async def _until_silent(self, child: Child, url: str) -> None:
+        """Return when a child has not answered for so many tries in a row.
+
+        Tries are counted and not seconds: a machine that slept has not been silent.
+        """
+        silent = 0
+        while silent < child.spec.silent_tries:
+            await asyncio.sleep(self._alive_every_s)
+            silent = 0 if await self._probe(url) else silent + 1
 
     async def _born(self, spec: ChildSpec) -> Child:
         self._started_s[spec.name] = time.monotonic()
@@ -229,6 +244,21 @@ class Supervisor:
 
     def _report(self, child: Child, state: State) -> None:
         self._watcher(child.name, state, time.monotonic() - self._started_s[child.name])
+
+
+async def _came_first(work: Coroutine[Any, Any, None], child: Child) -> bool:
+    """Await ``work`` and return True, or cancel it and return False when the child ends first; raises what it does."""
+    wanted, ends = asyncio.ensure_future(work), asyncio.ensure_future(child.wait())
+    try:
+        await asyncio.wait({wanted, ends}, return_when=asyncio.FIRST_COMPLETED)
+        if ends.done():
+            return False
+        wanted.result()
+        return True
+    finally:
+        for task in (wanted, ends):
+            task.cancel()
+        await asyncio.gather(wanted, ends, return_exceptions=True)
 
 
 async def _all(work: Sequence[Awaitable[object]]) -> None:

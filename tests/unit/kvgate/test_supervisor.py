@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -117,6 +118,53 @@ async def test_a_child_that_is_killed_later_starts_again_and_nothing_it_started_
         assert same == other
         kept.cancel()
     assert not psutil.pid_exists(again)
+
+
+async def test_a_child_that_runs_and_no_longer_answers_starts_again(tmp_path: Path) -> None:
+    ends: list[ChildFailedError] = []
+    stuck: set[str] = set()
+    children_of = [
+        replace(spec("engine-0", STUBBORN), alive_url="alive-0", silent_tries=3),
+        replace(spec("engine-1", SLEEPER), alive_url="alive-1", silent_tries=3),
+    ]
+
+    async def probe(url: str) -> bool:
+        return url not in stuck
+
+    async with Supervisor(
+        [children_of], tmp_path, probe, quiet, grace_s=0.1, first_pause_s=0.01, alive_every_s=0.01
+    ) as children:
+        await children.until_ready()
+        before = [child.pid for child in children.children]
+        kept = asyncio.ensure_future(children.keep(lambda ended, _: (ends.append(ended), stuck.clear())))
+        stuck.add("alive-0")
+        async with asyncio.timeout(LIMIT_S):
+            while children.children[0].pid == before[0]:
+                await asyncio.sleep(0.02)
+        await gone(before[0])
+        assert [each.what for each in ends] == ["did not answer alive-0 in 3 tries"]
+        assert children.children[1].pid == before[1]
+        kept.cancel()
+
+
+async def test_a_child_that_misses_a_try_now_and_then_goes_on(tmp_path: Path) -> None:
+    tries = 0
+
+    async def probe(url: str) -> bool:
+        nonlocal tries
+        tries += 1
+        return url == "ready" or tries % 3 == 0
+
+    child = replace(spec("engine-0", SLEEPER), ready_url="ready", alive_url="alive", silent_tries=3)
+    async with Supervisor([[child]], tmp_path, probe, quiet, alive_every_s=0.001) as children:
+        await children.until_ready()
+        kept = asyncio.ensure_future(children.keep(lambda _ended, _pause_s: None))
+        async with asyncio.timeout(LIMIT_S):
+            while tries < 50:
+                await asyncio.sleep(0.01)
+        assert not kept.done()
+        assert children.children[0].is_running
+        kept.cancel()
 
 
 async def test_a_child_that_ends_again_and_again_is_named_in_the_end(tmp_path: Path) -> None:
