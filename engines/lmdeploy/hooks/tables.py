@@ -5,6 +5,7 @@ from engines.lmdeploy.hooks.admission import admission_hooks
 from engines.lmdeploy.hooks.cpu import cpu_hooks
 from engines.lmdeploy.hooks.events import event_hooks
 from engines.lmdeploy.hooks.eviction import eviction_hooks
+from engines.lmdeploy.hooks.host import host_hooks
 from engines.lmdeploy.hooks.keys import key_hooks
 from engines.lmdeploy.hooks.lifeline import lifeline_hooks
 from engines.lmdeploy.hooks.pd import pd_hooks
@@ -27,6 +28,7 @@ def all_hooks(resources: CpuResources) -> list[Hook]:
         *event_hooks(),
         *eviction_hooks(),
         *key_hooks(),
+        *host_hooks(),
         *tenant_hooks(),
         *schedule_hooks(),
         *step_hooks(),
