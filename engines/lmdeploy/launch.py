@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from engines.lmdeploy.attention import flash3
 from engines.lmdeploy.compat import IncompatibleEngineError, require_known_good
 from engines.lmdeploy.cpu.resources import CpuResources
 from engines.lmdeploy.lifeline import follow_parent
@@ -42,6 +43,7 @@ def prepare(*, serving: bool) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from engines.lmdeploy.hooks import (
         admission_hooks,
+        attention_hooks,
         event_hooks,
         eviction_hooks,
         host_hooks,
@@ -73,6 +75,9 @@ def prepare(*, serving: bool) -> None:
         hooks += server_hooks()
         if collector_of(settings) is not None:
             hooks += span_hooks()
+    if torch.cuda.is_available():
+        flash3.provide()
+        hooks += attention_hooks()
     install(hooks)
 
 

@@ -7,6 +7,7 @@ tests. Asking for a table imports torch, never LMDeploy: that is for ``install``
 """
 
 from engines.lmdeploy.hooks.admission import admission_hooks
+from engines.lmdeploy.hooks.attention import attention_hooks
 from engines.lmdeploy.hooks.cpu import cpu_hooks
 from engines.lmdeploy.hooks.events import event_hooks
 from engines.lmdeploy.hooks.eviction import eviction_hooks
@@ -26,6 +27,7 @@ from engines.lmdeploy.hooks.torch import torch_hooks
 __all__ = [
     "admission_hooks",
     "all_hooks",
+    "attention_hooks",
     "cpu_hooks",
     "event_hooks",
     "eviction_hooks",

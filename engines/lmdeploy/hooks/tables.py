@@ -2,6 +2,7 @@
 
 from engines.lmdeploy.cpu.resources import CpuResources
 from engines.lmdeploy.hooks.admission import admission_hooks
+from engines.lmdeploy.hooks.attention import attention_hooks
 from engines.lmdeploy.hooks.cpu import cpu_hooks
 from engines.lmdeploy.hooks.events import event_hooks
 from engines.lmdeploy.hooks.eviction import eviction_hooks
@@ -24,6 +25,7 @@ def all_hooks(resources: CpuResources) -> list[Hook]:
     return [
         *torch_hooks(resources),
         *cpu_hooks(resources),
+        *attention_hooks(),
         *lifeline_hooks(),
         *event_hooks(),
         *eviction_hooks(),

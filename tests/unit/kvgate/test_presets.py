@@ -71,7 +71,7 @@ def test_a_preset_fills_in_what_nobody_set(tmp_path: Path) -> None:
     long = model(tmp_path, {"max_position_embeddings": 131_072})
     limits = with_preset(EngineLimits(max_batch_size=3), preset, long, 1)
     assert (limits.max_batch_size, limits.block_tokens, limits.context_tokens) == (3, 64, 65_536)
-    assert (limits.kv_share, limits.max_prefill_tokens, limits.piecewise_cudagraph_tokens) == (0.8, 8192, 1024)
+    assert (limits.kv_share, limits.max_prefill_tokens, limits.piecewise_cudagraph_tokens) == (0.8, 8192, 2048)
 
 
 def test_a_context_is_never_longer_than_the_models(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_what_a_preset_sets_becomes_options_of_lmdeploy() -> None:
     limits = with_preset(EngineLimits(), PRESET, MODEL, 1)
     command = plan_instances(MODEL, ports(1), GPUS, limits, SOCKETS)[0].command()
     assert after(command, "--max-prefill-token-num") == "8192"
-    assert after(command, "--piecewise-cudagraph-max-tokens") == "1024"
+    assert after(command, "--piecewise-cudagraph-max-tokens") == "2048"
     assert after(command, "--quant-policy") == "none"
     assert after(command, "--cache-max-entry-count") == "0.8"
     assert after(command, "--session-len") == "65536"
@@ -273,4 +273,4 @@ def test_what_a_preset_sets_is_what_lmdeploys_own_parser_takes(monkeypatch: pyte
             command = plan_instances(MODEL, ports(1), GPUS, limits, SOCKETS)[0].command()
             parsed = parser.parse_args(command[command.index("api_server") + 1 :])
             assert parsed.session_len == limits.context_tokens
-            assert parsed.piecewise_cudagraph_max_tokens == 1024
+            assert parsed.piecewise_cudagraph_max_tokens == 2048

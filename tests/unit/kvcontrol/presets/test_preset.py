@@ -10,7 +10,7 @@ SHIPPED = Presets.shipped()
 def test_each_part_brings_its_own_keys() -> None:
     preset = SHIPPED.preset("low-latency", "nvidia-h100")
     assert (preset.context_tokens, preset.max_prefill_tokens) == (32_768, 2_048)
-    assert (preset.block_tokens, preset.hbm_share, preset.engine.piecewise_cudagraph_tokens) == (64, 0.8, 1024)
+    assert (preset.block_tokens, preset.hbm_share, preset.engine.piecewise_cudagraph_tokens) == (64, 0.8, 2048)
     assert preset.notes == ()
     assert {"quota.burst_share", "host_cores"} <= set(preset.not_measured)
     assert "max_batch_size" not in preset.not_measured
@@ -53,6 +53,6 @@ def test_values_stand_under_the_files_keys_in_the_files_form() -> None:
     values = SHIPPED.preset("long-context-64k", "nvidia-h100").values()
     assert (values["ddr.size"], values["nvme.size"], values["engine.piecewise_cudagraph_tokens"]) == (
         *("64GiB", "256GiB"),
-        1024,
+        2048,
     )
     assert SHIPPED.preset("low-latency", "nvidia-h100").values()["nvme"] is None
