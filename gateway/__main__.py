@@ -99,6 +99,7 @@ def _serve(settings: Settings, listeners: list[socket.socket], siblings: Sibling
             http=bounded_protocol(
                 header_timeout_s=settings.header_timeout_s,
                 body_timeout_s=settings.body_timeout_s,
+                send_timeout_s=settings.send_timeout_s,
                 max_header_bytes=settings.max_header_bytes,
             ),
             lifespan="on",
@@ -107,7 +108,7 @@ def _serve(settings: Settings, listeners: list[socket.socket], siblings: Sibling
             server_header=False,
             proxy_headers=False,
             ws="none",
-            timeout_keep_alive=30,
+            timeout_keep_alive=max(1, round(settings.keep_alive_timeout_s)),
             timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
         )
     )

@@ -1,10 +1,11 @@
 """The HTTP server's connections, with bounds that uvicorn's own don't have.
 
-They are on the time and the size of a request's line and headers, and on the time of its body. A request names the host
-that it is for exactly once (RFC 9112, section 3.2).
+They are on the time and the size of a request's line and headers, on the time of its body, and on that of a client to
+take its answer. A request names the host that it is for exactly once (RFC 9112, section 3.2).
 
 Without them a client that opens a connection and sends nothing, or one byte a second, holds it for ever, and a header
-without an end grows in memory. What the parser refuses is answered in OpenAI's envelope.
+without an end grows in memory. What the parser refuses is answered in OpenAI's envelope, after the answers to the
+requests before it.
 """
 
 import re
@@ -13,34 +14,57 @@ from asyncio import TimerHandle, Transport
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 from httptools import HttpRequestParser
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.api.exchange import CONNECTION, TAKE_BODY
 from gateway.envelopes import envelope
+from gateway.request_body import Body, take_body
+from gateway.transport import ClientTransport
 
 _OFFERS = frozenset({b"upgrade", b"http2-settings"})
 _LATE_S = 5.0
 """A body's bound here is so much later than the one that answers with 408: it is for whoever doesn't read bodies."""
 
+_MOST_WAITING: Final = 16
+"""Requests that are read while another one of their connection is answered."""
+
+_PROBES_S: Final = (0.1, 0.4, 1.5)
+_LATER_PROBES_S: Final = 5.0
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_COMMENT: Final = b"3\r\n:\n\n\r\n"
+_EVENT_ENDS: Final = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 _VERSIONS = frozenset({"1.0", "1.1"})
 _HOST = re.compile(rb"[A-Za-z0-9._~%!$&'()*+,;=:\[\]-]*")
 
 
-class _HeadTooLongError(Exception):
-    """Raised within the parser's callbacks; ends the request."""
+class _Refusal(NamedTuple):
+    """What is answered to something that is no request."""
+
+    status: HTTPStatus
+    code: str
+    message: str
 
 
-class _VersionError(Exception):
-    """Raised within the parser's callbacks; ends the request."""
+_NO_HTTP: Final = _Refusal(HTTPStatus.BAD_REQUEST, "invalid_http", "this is not a valid HTTP request")
+_WRONG_HOST: Final = _Refusal(
+    HTTPStatus.BAD_REQUEST,
+    "invalid_host",
+    "a request has exactly one Host header: the name or address of a host, maybe with a port",
+)
+_UNKNOWN_CODING: Final = _Refusal(
+    HTTPStatus.NOT_IMPLEMENTED,
+    "unsupported_transfer_coding",
+    "the only Transfer-Encoding that is understood here is chunked",
+)
 
 
-class _HostError(Exception):
-    """Raised within the parser's callbacks; ends the request."""
+class _RefusedError(Exception):
+    """Raised within the parser's callbacks; ends the request, and ``_refusal`` has what is answered."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -51,25 +75,39 @@ class BoundedProtocol(HttpToolsProtocol):
 
     header_timeout_s: ClassVar[float]
     body_timeout_s: ClassVar[float]
+    send_timeout_s: ClassVar[float]
     max_header_bytes: ClassVar[int]
 
     _arrived = b""
     _offered = False
     _head_bytes = 0
-    _in_head = True
     _head_begun = False
-    _host_wrong = False
+    _refusal = _NO_HTTP
+    _last_words: bytes | None = None
+    _active: RequestResponseCycle | None = None
+    _reading: RequestResponseCycle | None = None
     _timer: TimerHandle | None = None
-    _writer: "HeldWriter"
+    _probe_timer: TimerHandle | None = None
+    _probes = 0
+    _writer: ClientTransport
     _gone: Callable[[], object] | None = None
+    event_stream = False
+    """Whether the answer that is being sent is a stream of events."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._writer = HeldWriter(transport)
+        self._writer = ClientTransport(transport, loop=self.loop, linger_s=self.send_timeout_s)
+        super().connection_made(cast("Transport", self._writer))
         self._arm(self.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._writer.lost()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+        active = self._active
+        if active is not None and not active.response_complete:
+            active.disconnected = True
+            active.message_event.set()
         super().connection_lost(exc)
         if self._gone is not None:
             self._gone()
@@ -93,13 +131,32 @@ class BoundedProtocol(HttpToolsProtocol):
         """Write what was kept, in one piece: an answer's head and its body are one system call and one packet."""
         self._writer.release()
 
+    def abort(self) -> None:
+        """Cut off a client that does not take its answer: what it has not taken yet is lost."""
+        if self._active is not None:
+            self._active.disconnected = True
+        self._writer.abort()
+
     @property
     def full(self) -> bool:
         """Whether what is sent now would have to wait for the client."""
         return bool(self.flow.write_paused)
 
+    @property
+    def _between_events(self) -> bool:
+        """Whether what was written last is a head or the end of an event."""
+        last = self._writer.last
+        return last.endswith(_EVENT_ENDS) or last.startswith(b"HTTP/1.1 ")
+
+    @property
+    def _answering(self) -> bool:
+        """Whether a request has come whose answer has not ended."""
+        return self._active is not None and not self._active.response_complete
+
     def data_received(self, data: bytes) -> None:
-        if self._in_head and self._timer is None:  # the first bytes of a connection's next request
+        if self._last_words is not None:
+            return
+        if self._reading is None and self._timer is None:  # the first bytes of a connection's next request
             self._arm(self.header_timeout_s)
         begun = self._head_begun
         self._arrived = data
@@ -108,6 +165,38 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > self.max_header_bytes and not self.transport.is_closing():
                 self.send_400_response("")
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection for the answers where a client has sent all that it will, or has gone: both look alike.
+
+        So it is sent something that means nothing. Who has gone answers it with a reset, which ``_gone`` is told.
+        HTTP/1.0 has nothing that means nothing.
+        """
+        active = self._active
+        if active is None or self._reading is not None or not self._can_probe(active):
+            self.transport.close()
+            return False
+        if self._last_words is None:
+            self._last_words = b""
+        self._probe()
+        return True
+
+    def _can_probe(self, active: RequestResponseCycle) -> bool:
+        if active.response_complete or active.scope["http_version"] == "1.0":
+            return False
+        return not active.response_started or self._writer.holds or self.event_stream
+
+    def _probe(self) -> None:
+        active = self._active
+        if active is None or active.response_complete or self.transport.is_closing():
+            return
+        if not active.response_started:
+            self._writer.write(_CONTINUE)
+        elif self.event_stream and not self._writer.holds and self._between_events:
+            self._writer.write(_COMMENT)
+        later_s = _PROBES_S[self._probes] if self._probes < len(_PROBES_S) else _LATER_PROBES_S
+        self._probes += 1
+        self._probe_timer = self.loop.call_later(later_s, self._probe)
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
@@ -124,35 +213,55 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = self._head_begun = False
+        self._head_begun = False
         self._disarm()
-        hosts = [value for name, value in self.headers if name == b"host"]
         version = self.parser.get_http_version()
         if version not in _VERSIONS:  # for llhttp a line without a version is HTTP/0.9, and headers may follow
-            raise _VersionError
-        least = 0 if version == "1.0" else 1
-        if not least <= len(hosts) <= 1 or (hosts and not _HOST.fullmatch(hosts[0])):
-            self._host_wrong = True
-            raise _HostError
+            raise _RefusedError
+        self._check_headers(version)
         self._offered = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._offered:
             return
         self._arm(self.body_timeout_s + _LATE_S)
         super().on_headers_complete()
-        self.cycle.body = Body()  # type: ignore[assignment]
-        self.scope[TAKE_BODY] = partial(_take_body, self.cycle)  # type: ignore[literal-required]
+        self._reading = cycle = self.cycle
+        cycle.body = Body()  # type: ignore[assignment]
+        self.scope[TAKE_BODY] = partial(take_body, cycle)  # type: ignore[literal-required]
+        if self.pipeline and len(self.pipeline) < _MOST_WAITING:
+            self.flow.resume_reading()  # who doesn't read sees no end: uvicorn would wait for the answer before it
+
+    def _check_headers(self, version: str) -> None:
+        hosts = 0
+        for name, value in self.headers:
+            if name == b"host":
+                hosts += 1
+                if not _HOST.fullmatch(value):
+                    hosts = 2
+            elif name == b"transfer-encoding" and (version == "1.0" or value.strip().lower() != b"chunked"):
+                if version != "1.0":
+                    self._refusal = _UNKNOWN_CODING
+                raise _RefusedError
+        if hosts > 1 or (not hosts and version != "1.0"):
+            self._refusal = _WRONG_HOST
+            raise _RefusedError
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        cycle.transport = self._writer  # type: ignore[assignment]
-        super()._start_asgi_task(cycle, app)
+        self._active = cycle
+        self.event_stream = False
+        super()._start_asgi_task(cycle, _unframed(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     def on_message_complete(self) -> None:
         if self._offered:
             return
         self._disarm()
-        self._in_head = True
+        self._reading = None
         self._head_bytes = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._last_words is not None and not self._answering and not self.transport.is_closing():
+            self._end(self._last_words)
 
     def _unsupported_upgrade_warning(self) -> None:
         """Decline another protocol, as any server may: the request is read again without the offer.
@@ -179,31 +288,44 @@ class BoundedProtocol(HttpToolsProtocol):
         self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser could not take, and close."""
+        """Refuse what the parser could not take, after the answers to what it could, and close."""
         del msg
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._last_words is not None:
             return
-        if self._in_head and self._head_bytes > self.max_header_bytes:
-            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-            said = f"the request's line and headers are longer than {self.max_header_bytes} bytes, the most allowed"
-            code = "headers_too_large"
-        elif self._host_wrong:
-            status, code = HTTPStatus.BAD_REQUEST, "invalid_host"
-            said = "a request has exactly one Host header: the name or address of a host, maybe with a port"
-        else:
-            status, said, code = HTTPStatus.BAD_REQUEST, "this is not a valid HTTP request", "invalid_http"
-        body = envelope(said, kind="invalid_request_error", code=code)
-        self.transport.write(
-            STATUS_LINE[status]
+        refusal = self._refusal
+        if self._head_bytes > self.max_header_bytes:
+            refusal = _Refusal(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "headers_too_large",
+                f"the request's line and headers are longer than {self.max_header_bytes} bytes, the most allowed",
+            )
+        body = envelope(refusal.message, kind="invalid_request_error", code=refusal.code)
+        said = (
+            STATUS_LINE[refusal.status]
             + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             + body
         )
+        self._disarm()
+        broken, self._reading = self._reading, None
+        if broken is not None and broken is self._active:
+            self._end(b"" if broken.response_started else said)
+            return
+        if broken is not None and self.pipeline:
+            self.pipeline.popleft()  # the latest: its body is no body
+        if self._answering:
+            self._last_words = said
+        else:
+            self._end(said)
+
+    def _end(self, said: bytes) -> None:
+        if said:
+            self._writer.write(said)
         self.transport.close()
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > self.max_header_bytes:
-            raise _HeadTooLongError
+            raise _RefusedError
 
     def _arm(self, seconds: float) -> None:
         self._timer = self.loop.call_later(seconds, self._too_late)
@@ -214,90 +336,42 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _too_late(self) -> None:
+        """End the connection, after the answers to the requests that have come whole."""
         self._timer = None
-        self.transport.close()
-
-
-def _take_body(cycle: RequestResponseCycle) -> bytes | None:
-    """Return a request's body, once, None unless all of it is there already. It is the request's own: a connection's
-    ``cycle`` is that of the last one that was read, which may be waiting behind the one that is being answered.
-    """
-    if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
-        return None
-    cycle.message_event.clear()
-    body = bytes(cycle.body)
-    cycle.body = bytearray()
-    return body
-
-
-class WritesAndCloses(Protocol):
-    """What is used of a transport."""
-
-    def write(self, data: bytes, /) -> None: ...
-
-    def writelines(self, list_of_data: list[bytes], /) -> None: ...
-
-    def close(self) -> None: ...
-
-    def is_closing(self) -> bool: ...
-
-
-class HeldWriter:
-    """What uvicorn uses of a connection's transport to answer; may hold what is written back."""
-
-    __slots__ = ("_held", "_transport")
-
-    def __init__(self, transport: WritesAndCloses) -> None:
-        self._transport = transport
-        self._held: list[bytes] | None = None
-
-    def hold(self) -> None:
-        if self._held is None:
-            self._held = []
-
-    def release(self) -> None:
-        held, self._held = self._held, None
-        if held:
-            self._transport.writelines(held)
-
-    def write(self, data: bytes) -> None:
-        if self._held is None:
-            self._transport.write(data)
+        if self._answering and self._reading is not self._active:
+            if self._reading is not None and self.pipeline:
+                self.pipeline.popleft()
+            self._reading, self._last_words = None, b""
         else:
-            self._held.append(data)
-
-    def close(self) -> None:
-        self.release()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
+            self.transport.close()
 
 
-class Body:
-    """A request's body in the pieces that came, in place of uvicorn's ``bytearray``: mostly there is one, and it is not
-    copied twice.
+def _unframed(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """Return the app for a client of HTTP/1.0: it knows no chunks, so an answer of unknown length ends with its
+    connection.
     """
 
-    __slots__ = ("_pieces", "_size")
+    async def answer(scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        unknown = False
 
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._size = 0
+        async def send_unframed(message: ASGISendEvent) -> None:
+            nonlocal unknown
+            if message["type"] == "http.response.start":
+                unknown = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                if unknown:
+                    cycle.chunked_encoding = False
+            elif unknown and message["type"] == "http.response.body":
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
 
-    def __iadd__(self, piece: bytes) -> Self:
-        self._pieces.append(piece)
-        self._size += len(piece)
-        return self
+        await app(scope, receive, send_unframed)
 
-    def __len__(self) -> int:
-        return self._size
-
-    def __bytes__(self) -> bytes:
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+    return answer
 
 
-def bounded_protocol(*, header_timeout_s: float, body_timeout_s: float, max_header_bytes: int) -> type[BoundedProtocol]:
+def bounded_protocol(
+    *, header_timeout_s: float, body_timeout_s: float, send_timeout_s: float, max_header_bytes: int
+) -> type[BoundedProtocol]:
     """Return the protocol class that uvicorn is to make its connections of."""
 
     class Bounded(BoundedProtocol):
@@ -305,8 +379,9 @@ def bounded_protocol(*, header_timeout_s: float, body_timeout_s: float, max_head
 
     Bounded.header_timeout_s = header_timeout_s
     Bounded.body_timeout_s = body_timeout_s
+    Bounded.send_timeout_s = send_timeout_s
     Bounded.max_header_bytes = max_header_bytes
     return Bounded
 
 
-__all__ = ["Body", "HeldWriter", "bounded_protocol"]
+__all__ = ["bounded_protocol"]

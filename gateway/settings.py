@@ -182,6 +182,11 @@ class Settings(BaseSettings):
         20.0, description="Longest time for a client to send a request's line and headers, in seconds."
     )
     body_timeout_s: Seconds = Field(60.0, description="Longest time for a client to send its body, in seconds.")
+    keep_alive_timeout_s: Seconds = Field(
+        75.0,
+        description="Time that an idle connection of a client is kept, in whole seconds: longer than a load balancer "
+        "keeps its own, mostly 60 s.",
+    )
     send_timeout_s: Seconds = Field(
         60.0, description="Longest time for a client to take a piece of its answer, in seconds."
     )

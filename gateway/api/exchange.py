@@ -24,6 +24,7 @@ CONNECTION = "kvgate.connection"
 TAKE_BODY = "kvgate.take_body"
 """The scope's key for what gives the request's body where all of it is there, None otherwise."""
 
+_EVENTS = b"text/event-stream"
 _QUERY = re.compile(rb"[!-~]*")
 _DRAIN_BYTES = 64 << 20
 _DRAIN_S = 2.0
@@ -34,8 +35,12 @@ class Connection(Protocol):
     and writes what is sent between ``hold`` and ``release`` at once.
     """
 
+    event_stream: bool
+
     @property
     def full(self) -> bool: ...
+
+    def abort(self) -> None: ...
 
     def watch(self, gone: Callable[[], object]) -> None: ...
 
@@ -182,6 +187,9 @@ class Exchange:
         self.started = True
         if self._connection is not None:  # a head alone is not worth a packet
             self._connection.hold()
+            self._connection.event_stream = any(
+                name == b"content-type" and value.startswith(_EVENTS) for name, value in headers
+            )
         headers = [*headers, *self.extra_headers] if self.extra_headers else headers
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -206,6 +214,8 @@ class Exchange:
             async with asyncio.timeout(self._send_timeout_s):
                 await self._send(message)
         except TimeoutError:
+            if connection is not None:  # to close it would be to wait until the client takes the rest
+                connection.abort()
             raise ClientGoneError from None
         finally:
             if connection is not None:

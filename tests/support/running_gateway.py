@@ -87,12 +87,14 @@ async def running_gateway(state_dir: Path, **settings: Any) -> AsyncIterator[Run
             http=bounded_protocol(
                 header_timeout_s=chosen.header_timeout_s,
                 body_timeout_s=chosen.body_timeout_s,
+                send_timeout_s=chosen.send_timeout_s,
                 max_header_bytes=chosen.max_header_bytes,
             ),
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=max(1, round(chosen.keep_alive_timeout_s)),
             timeout_graceful_shutdown=1,
         )
     )

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from tests.support.fleet import CHAT, chat
+from tests.support.running_gateway import eventually
 from tests.support.scripted_engine import ScriptedEngine
 
 
@@ -101,3 +102,42 @@ async def test_it_serves_says_its_mode_logs_one_line_a_request_without_secrets_a
     assert request["status"] == 200
     assert request["completion_tokens"] == 4
     assert "hush" not in log.decode()
+
+
+async def test_a_half_closed_client_is_answered_and_one_that_left_is_noticed(tmp_path: Path) -> None:
+    """With the event loop that the process has."""
+    async with ScriptedEngine().started() as engine:
+        instances = json.dumps([{"id": "a", "url": engine.url}])
+        process = await start(tmp_path, KVGATE_INSTANCES=instances, KVGATE_HEALTH_INTERVAL_S="0.1")
+        try:
+            host, _, port = (await listening(process)).removeprefix("http://").rpartition(":")
+            async with aiohttp.ClientSession() as session:
+
+                async def ready() -> bool:
+                    async with session.get(f"http://{host}:{port}/readyz") as answer:
+                        return answer.status == 200
+
+                await eventually(ready, 60.0)
+            for stream in (False, True):
+                for leaves in (False, True):
+                    how = json.dumps({"ttft_s": 60 if leaves else 0.5})
+                    body = json.dumps(chat(stream=stream)).encode()
+                    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nx-script: {how}\r\n"
+                    reader, writer = await asyncio.open_connection(host, int(port))
+                    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+                    await eventually(lambda: engine.active == 1)
+                    aborted = engine.aborted
+                    if leaves:
+                        writer.close()
+                        await writer.wait_closed()
+                        await eventually(lambda aborted=aborted: engine.aborted == aborted + 1)
+                    else:
+                        writer.write_eof()
+                        async with asyncio.timeout(30):
+                            said = await reader.read()
+                        assert b"HTTP/1.1 200 OK" in said
+                        assert said.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+                        writer.close()
+        finally:
+            process.terminate()
+            await asyncio.wait_for(process.communicate(), 60)

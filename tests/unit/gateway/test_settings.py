@@ -144,3 +144,7 @@ def test_every_page_is_allowed_only_with_keys(monkeypatch: pytest.MonkeyPatch) -
         load_settings()
     monkeypatch.setenv("KVGATE_REQUIRE_KEYS", "true")
     assert load_settings().cors_origins == ("*",)
+
+
+def test_idle_connections_are_kept_for_longer_than_load_balancers_keep_them() -> None:
+    assert Settings().keep_alive_timeout_s > 60
