@@ -10,11 +10,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.fingerprint.encoder import HuggingFaceEncoder
-from gateway.fingerprint.pieces import PieceMemory
 from gateway.fingerprint.tokenizer import ModelTokenizer
 from kvcontrol.core import BlockHash, CacheIdentity, chain_hashes, root_hash
 from kvcontrol.core.hashing import TOKEN_BYTES
+from kvcontrol.tokenization import HuggingFaceEncoder, PieceMemory
 
 _WORDS = Path(__file__).read_text(encoding="utf-8").split()
 _BLOCK_TOKENS = 64

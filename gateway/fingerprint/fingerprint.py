@@ -18,11 +18,11 @@ import msgspec
 from xxhash import xxh3_128
 
 from gateway.fingerprint.canonical import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Unreadable
-from gateway.fingerprint.pieces import Sought
 from gateway.fingerprint.tokenizer import ModelTokenizer
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, root_hash, token_bytes
 from kvcontrol.core.ids import BlockHash
+from kvcontrol.tokenization import Sought
 
 T = TypeVar("T")
 

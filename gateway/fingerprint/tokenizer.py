@@ -6,8 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from gateway.errors import SettingsError
-from gateway.fingerprint.encoder import SlowEncoder, TextEncoder, choose_encoder
-from gateway.fingerprint.pieces import Memoryless, PieceMemory, RememberingEncoder, Sought, remembering
+from kvcontrol.tokenization import (
+    Memoryless,
+    PieceMemory,
+    RememberingEncoder,
+    SlowEncoder,
+    Sought,
+    TextEncoder,
+    choose_encoder,
+    remembering,
+)
 
 DEFAULT_MEMORY_BYTES = 64 << 20
 

@@ -19,9 +19,17 @@ from tokenizers import Tokenizer, decoders, models
 from engines.models import smollm2
 from engines.models.cache import CacheError, Silent, cache_dir
 from gateway.fingerprint import ModelTokenizer, load_tokenizer
-from gateway.fingerprint.encoder import FastokensEncoder, HuggingFaceEncoder, TextEncoder, choose_encoder
-from gateway.fingerprint.pieces import Memoryless, PieceMemory, RememberingEncoder, remembering
 from kvcontrol.core import token_bytes
+from kvcontrol.tokenization import (
+    FastokensEncoder,
+    HuggingFaceEncoder,
+    Memoryless,
+    PieceMemory,
+    RememberingEncoder,
+    TextEncoder,
+    choose_encoder,
+    remembering,
+)
 from tests.support.examples import examples
 
 pytestmark = pytest.mark.timeout(1800)  # the first time, 93 MB are fetched

@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from gateway.fingerprint.encoder import HuggingFaceEncoder, choose_encoder, disagreement
-from gateway.fingerprint.pieces import Memoryless, PieceMemory, RememberingEncoder, remembering
+from kvcontrol.tokenization import (
+    HuggingFaceEncoder,
+    Memoryless,
+    PieceMemory,
+    RememberingEncoder,
+    choose_encoder,
+    disagreement,
+    remembering,
+)
 from tests.support.examples import examples
 
 SPECIAL = ["<|start|>", "<|end|>", "<|end|>x"]

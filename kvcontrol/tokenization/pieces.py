@@ -28,8 +28,8 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
-from gateway.fingerprint.encoder import MOST_OVERLAPS, TextEncoder, disagreement, overlaps
 from kvcontrol.core.hashing import TOKEN_BYTES, token_bytes
+from kvcontrol.tokenization.encoder import MOST_OVERLAPS, TextEncoder, disagreement, overlaps
 
 _ENTRY_BYTES = 280
 """What a remembered piece costs beside its ids: key and value objects, a place in the dictionary; measured."""
