@@ -16,7 +16,7 @@ from http import HTTPStatus
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.admission import AdmissionController, Authenticator, Entry
+from gateway.admission import AdmissionController, Authenticator, Entry, keys_of
 from gateway.api.exchange import ClientGoneError, Exchange
 from gateway.api.schemas import Call, parse_call
 from gateway.api.tokens import TOKEN_OPERATIONS, TokenApi
@@ -172,7 +172,7 @@ class Pipeline:
         )
         begin_trace(self._tracer, record, exchange, PATHS[operation])
         try:
-            tenant = self._authenticator.authenticate(exchange.credential)
+            tenant = self._authenticator.authenticate(keys_of(exchange.headers))
             record.tenant = tenant.id
             if exchange.header(b"via") is not None:
                 self._via.check(exchange.headers)

@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from gateway.admission.authenticator import Authenticator
+from gateway.admission import Authenticator, keys_of
 from gateway.errors import AuthenticationError, StateError
 from gateway.settings import ApiKeySettings
 from gateway.state import load_salt_secret
@@ -33,7 +33,9 @@ def tenants_of_keys(options: GatewayOptions, environment: Mapping[str, str] = os
         secret = given.encode() if given else load_salt_secret(options.state_dir)
         keys = [ApiKeySettings.model_validate({"key": each.key, "tenant": each.tenant}) for each in options.api_keys]
         authenticator = Authenticator(keys, salt_secret=secret)
-        salts = [authenticator.authenticate(b"Bearer " + each.key.encode()).salt for each in options.api_keys]
+        salts = [
+            authenticator.authenticate(keys_of([(b"x-api-key", each.key.encode())])).salt for each in options.api_keys
+        ]
     except StateError as error:
         raise CommandError(str(error)) from error
     except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from gateway.admission.authenticator import Authenticator
 from gateway.admission.controller import AdmissionController, AdmissionMeter, QueueRules
+from gateway.admission.credentials import keys_of
 from gateway.admission.directory import Directory, DirectoryKeeper, KnownKey
 from gateway.admission.entry import Ask, Entry
 from gateway.admission.fair_queue import FairQueue, Waiting
@@ -42,4 +43,5 @@ __all__ = [
     "Reservation",
     "Standing",
     "Waiting",
+    "keys_of",
 ]

@@ -7,7 +7,7 @@ of its own, and so is "no key". Two keys of different tenants never share cached
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from time import time
 from types import MappingProxyType
@@ -71,16 +71,23 @@ class Authenticator:
         named = [each for each in ([_ANONYMOUS, *names] if self.open else names) if each != OTHER]
         self.accounts = MappingProxyType({name: tenant(name) for name in named[:MOST_TENANTS]})
 
-    def authenticate(self, authorization: bytes | None) -> Tenant:
-        """Return who sent this ``Authorization`` header.
+    def authenticate(self, keys: Sequence[bytes]) -> Tenant:
+        """Return who sent these keys: the first counts.
 
-        Raises ``AuthenticationError`` when that is nobody known, ``PermissionDeniedError`` when it is suspended.
+        Raises ``AuthenticationError`` when that is nobody known, or when another one is known as well: then nobody can
+        tell whose request it is. ``PermissionDeniedError`` when the tenant is suspended.
         """
-        key = _bearer(authorization)
+        key = keys[0] if keys else None
         digest = None if key is None else self._digest.of(key)
         if digest is not None and self._admin is not None and hmac.compare_digest(digest, self._admin):
             raise AuthenticationError("this is the admin key; inference takes a tenant's key")
         tenant = self._open_tenant(key) if self.open else self._known_tenant(digest)
+        if len(keys) > 1 and any(self.open or self._digest.of(each) in self._tenants for each in keys[1:]):
+            raise AuthenticationError(
+                "this request has two different API keys that are known; send one of them, as Authorization: Bearer "
+                "<key> or as x-api-key: <key>",
+                code="ambiguous_api_key",
+            )
         if tenant.id in self._directory.suspended:
             raise PermissionDeniedError("this tenant is suspended", code="tenant_suspended")
         return tenant
@@ -133,13 +140,6 @@ class Authenticator:
 
     def _tenant(self, name: TenantId, directory: Directory) -> Tenant:
         return Tenant(id=name, salt=self.salt(name), limits=directory.limits_of(name))
-
-
-def _bearer(authorization: bytes | None) -> bytes | None:
-    if authorization is None:
-        return None
-    scheme, _, key = authorization.strip().partition(b" ")
-    return (key.strip() or None) if scheme.lower() == b"bearer" else None
 
 
 __all__ = ["Authenticator"]

@@ -103,14 +103,6 @@ class Exchange:
             raise InvalidRequestError("the query of the address holds bytes that no address may: encode them as %XX")
         return path + b"?" + self.query
 
-    @property
-    def credential(self) -> bytes | None:
-        """The ``Authorization`` header; where there is none, Anthropic's ``x-api-key`` as if it were one."""
-        given = self.header(b"authorization")
-        if given is None and (key := self.header(b"x-api-key")) is not None:
-            return b"Bearer " + key
-        return given
-
     async def read_body(self, *, limit_bytes: int, timeout_s: float) -> bytes:
         """Return the whole body, never holding more than ``limit_bytes``.
 

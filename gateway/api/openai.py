@@ -7,7 +7,7 @@ import logging
 
 import msgspec
 
-from gateway.admission import Authenticator
+from gateway.admission import Authenticator, keys_of
 from gateway.api.exchange import ClientGoneError, Exchange, Receive, Scope, Send
 from gateway.envelopes import anthropic_envelope, envelope
 from gateway.errors import ApiError, MethodNotAllowedError, NotFoundError
@@ -82,7 +82,7 @@ class OpenAiApi:
             if exchange.method != "GET":
                 raise MethodNotAllowedError(exchange.path, exchange.method, allowed={"GET", "HEAD"})
             self._via.check(exchange.headers)  # another gateway, or this one, that takes it for an instance
-            self._authenticator.authenticate(exchange.credential)
+            self._authenticator.authenticate(keys_of(exchange.headers))
             await self._models(exchange)
         else:
             raise NotFoundError(f"there is no {exchange.path} here", code="unknown_route")

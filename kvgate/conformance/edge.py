@@ -22,6 +22,15 @@ async def origins(rig: Rig) -> None:
     need(allowed is None, f"every page may read its answers: the backend's header ({allowed}) came through")
 
 
-CASES = (origins,)
+@case("credentials-of-a-proxy", seen="litellm, open-webui")
+async def credentials(rig: Rig) -> None:
+    """Authorization of another scheme (a proxy's Basic) does not hide the key in x-api-key."""
+    script = rig.script()
+    headers = rig.headers(authorization="Basic dXNlcjpwYXNzd29yZA==", x_api_key=rig.key)
+    answer = await rig.post(CHAT, json.dumps(body_of(script, CHAT)).encode(), headers)
+    need(answer.status == 200, f"got {answer.shown()}")
+
+
+CASES = (origins, credentials)
 
 __all__ = ["CASES"]

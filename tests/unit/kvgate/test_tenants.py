@@ -42,7 +42,7 @@ def test_a_keys_tenant_is_called_as_engines_account_for_it(tmp_path: Path) -> No
         ApiKeySettings.model_validate({"key": key, "tenant": name}) for key, name in (("1", "acme"), ("2", "umbra"))
     ]
     served = Authenticator(keys, salt_secret=secret.encode())
-    assert names == tuple(tenant_of_salt(served.authenticate(b"Bearer " + key).salt) for key in (b"1", b"2"))
+    assert names == tuple(tenant_of_salt(served.authenticate([key]).salt) for key in (b"1", b"2"))
 
 
 def test_without_a_secret_the_state_folders_is_used_as_the_gateway_will(tmp_path: Path) -> None:
