@@ -9,6 +9,9 @@ policy has forgotten it (its turn had come), it stays resident, and it is
     the next to go           as soon as its last tail has gone,
     inserted anew            as soon as it is used or held again; the policy knows it by its key.
 
+A block that the owner *keeps* for a while, whatever the policy says, stays in the same way: what keeps it counts as a
+tail of it, and does not count as a use.
+
 So the victim is the first in the policy's order that has no tails, and each block is set aside at most once for each
 time that it came, was used or was held: O(1) amortised a block, no scan, no walk down to a leaf. Links are by content,
 not by place: a head that was lost (a broken copy) and comes again has its tails at once. Rejected: walking from a
@@ -39,16 +42,22 @@ class TailsFirst:
     def __init__(self, policy: EvictionPolicy) -> None:
         if len(policy):
             raise ValueError(f"a policy begins empty, {policy.name} knows {len(policy)} blocks")
-        self._take_over(policy, OrderedDict(), {})
+        self._take_over(policy, OrderedDict(), {}, {})
 
     def _take_over(
-        self, policy: EvictionPolicy, links: OrderedDict[BlockId, Link], tails: dict[ContentKey, int]
+        self,
+        policy: EvictionPolicy,
+        links: OrderedDict[BlockId, Link],
+        tails: dict[ContentKey, int],
+        kept: dict[ContentKey, int],
     ) -> None:
         self.policy = policy
         self._links = links
         """In the order of their last uses, whatever the policy's own order is: for a successor."""
         self._tails = tails
-        """How many resident blocks follow on a content; absent is none."""
+        """How many resident blocks follow on a content, and how often it is kept; absent is none."""
+        self._kept = kept
+        """How often each content is kept."""
         self._aside: dict[ContentKey, list[BlockId]] = {}
         """Chosen heads with tails, by their content (mostly one, but nothing forbids two blocks of one content)."""
         self._set_aside: set[BlockId] = set()
@@ -64,6 +73,11 @@ class TailsFirst:
     def name(self) -> str:
         """The policy's own name."""
         return self.policy.name
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept, resident or not."""
+        return bool(self._kept)
 
     @property
     def aside_blocks(self) -> int:
@@ -145,8 +159,24 @@ class TailsFirst:
         for block in path:
             self._unlink(block)
 
+    def keep(self, key: ContentKey) -> None:
+        """Let no block of this content be chosen until as many ``let_go``; it need not be resident. No use of it."""
+        self._kept[key] = self._kept.get(key, 0) + 1
+        self._tails[key] = self._tails.get(key, 0) + 1
+
+    def let_go(self, key: ContentKey) -> None:
+        """Undo one ``keep``; one whose turn has come meanwhile is the next to go. ``ValueError`` if it isn't kept."""
+        times = self._kept.get(key)
+        if times is None:
+            raise ValueError("a content is let go that is not kept")
+        if times == 1:
+            del self._kept[key]
+        else:
+            self._kept[key] = times - 1
+        self._loosen(key)
+
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
-        """Choose up to ``context.wanted_blocks``, none of which has a tail here; those chosen are removed."""
+        """Choose up to ``context.wanted_blocks``, none with a tail here and none that is kept; they are removed."""
         wanted = context.wanted_blocks
         if type(wanted) is not int or wanted < 0:
             check_whole("wanted_blocks", wanted)
@@ -222,7 +252,7 @@ class TailsFirst:
         if succession is None:
             raise ValueError("no hand-over has begun, or it was given up")
         heir = TailsFirst.__new__(TailsFirst)
-        heir._take_over(succession.end(held), self._links, self._tails)  # noqa: SLF001 - of its own kind
+        heir._take_over(succession.end(held), self._links, self._tails, self._kept)  # noqa: SLF001 - of its own kind
         return heir
 
     def give_up_hand_over(self) -> None:
@@ -236,7 +266,7 @@ class TailsFirst:
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the parts contradict each other. O(blocks)."""
-        tails: dict[ContentKey, int] = {}
+        tails = dict(self._kept)
         for _, parent in self._links.values():
             if parent is not None:
                 tails[parent] = tails.get(parent, 0) + 1
@@ -287,14 +317,17 @@ class TailsFirst:
         _, parent = self._links.pop(block)
         if self._succession is not None:
             self._succession.gone(block)
-        if parent is None:
-            return
-        left = self._tails[parent] - 1
+        if parent is not None:
+            self._loosen(parent)
+
+    def _loosen(self, key: ContentKey) -> None:
+        """Follow the end of what kept a content's blocks here, one of perhaps many."""
+        left = self._tails[key] - 1
         if left:
-            self._tails[parent] = left
+            self._tails[key] = left
             return
-        del self._tails[parent]
-        for head in self._aside.pop(parent, ()):
+        del self._tails[key]
+        for head in self._aside.pop(key, ()):
             self._next[head] = None
 
 

@@ -220,11 +220,12 @@ class Demoter:
                 self._residency.lose(block, _DDR, Loss.UNWRITTEN)
 
     def _trim(self) -> None:
+        """Take away what is beyond bursts that have shrunk, as long as there is any: what is held goes later."""
         left = False
         for tier in self._residency.spaces:
             for tenant, blocks in self._quotas.over_burst(tier):
                 self._residency.trim(tier, tenant, min(blocks, _STEP_BLOCKS))
-                left = left or blocks > _STEP_BLOCKS
+            left = left or bool(self._quotas.over_burst(tier))
         if not left:
             self._quotas_seen = self._quotas.revision
 

@@ -43,6 +43,7 @@ class Lent(NamedTuple):
 
     slot: int
     seal: BlockSeal
+    block: Block
     copy: Copy
 
 
@@ -102,16 +103,18 @@ class Exchange:
             if block is None or copy is None or block.checksum is None:
                 break
             copy.pins += 1
+            self._residency.keep(block, copy)
             self._lent[copy] = self._lent.get(copy, 0) + 1
-            lent.append(Lent(copy.slot, BlockSeal(block.record, block.checksum), copy))
+            lent.append(Lent(copy.slot, BlockSeal(block.record, block.checksum), block, copy))
         return lent
 
     def back(self, lent: Iterable[Lent]) -> None:
         """Take back what ``lend`` gave."""
-        for _, _, copy in lent:
+        for _, _, block, copy in lent:
             readers = self._lent.pop(copy) - 1
             if readers:
                 self._lent[copy] = readers
+            self._residency.let_go(block, copy)
             self._residency.unpin(copy)
 
     def expect(self, records: Sequence[BlockRecord]) -> list[Berth]:

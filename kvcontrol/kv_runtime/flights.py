@@ -22,10 +22,11 @@ _BROKEN: Final = {BlockStatus.CORRUPT: Loss.CORRUPT, BlockStatus.FAILED: Loss.FA
 class Item:
     """One block of a flight: the copy it is read from, the copy it becomes, and its place in the ticket.
 
-    ``loose``: its ticket has been told that it is lost; only its slots are still waited for.
+    ``loose``: its ticket has been told that it is lost; only its slots are still waited for. ``kept``: no ticket holds
+    its block, so that the flight keeps the copy that it reads.
     """
 
-    __slots__ = ("block", "landing", "loose", "place", "source")
+    __slots__ = ("block", "kept", "landing", "loose", "place", "source")
 
     def __init__(self, block: Block, source: Copy | None, landing: Copy | None, place: int) -> None:
         self.block = block
@@ -33,6 +34,7 @@ class Item:
         self.landing = landing
         self.place = place
         self.loose = False
+        self.kept = False
 
 
 class Flight:
@@ -114,16 +116,7 @@ class Flights:
         self._flights[plan_id] = flight
         if ticket is not None:
             ticket.plans.add(plan_id)
-        for item in items:
-            if item.source is not None:
-                item.source.pins += 1
-            if item.landing is not None:
-                item.landing.pins += 1
-                item.block.arriving += 1
-                if src_tier is _NVME:
-                    self._promotions[item.block.block_id] = plan_id
-        if dst_tier is _NVME:
-            self.writing += len(items)
+        self._pin(flight)
         return None
 
     def erase(self, copies: list[Copy]) -> bool:
@@ -142,6 +135,8 @@ class Flights:
                 for item in flight.items[loose.start : loose.stop]:
                     item.loose = True
                     item.block.stalled += flight.src_tier is _NVME
+                    if item.source is not None and not item.kept:
+                        self._keep(item, item.source)
                     ticket.end(item.place, status, REASON_OF[status])
 
     def abandon_all(self) -> None:
@@ -208,8 +203,8 @@ class Flights:
         for item in items:
             source = item.source
             if source is not None:
-                if source.doomed:
-                    residency.unpin(source)
+                if item.kept or source.doomed:
+                    self._unpin(item, source)
                 else:
                     source.pins -= 1
             if not item.block.copies:
@@ -224,7 +219,7 @@ class Flights:
         for item, result in zip(items, results, strict=True):
             block = item.block
             if item.source is not None:
-                self._residency.unpin(item.source)
+                self._unpin(item, item.source)
             if item.landing is not None:
                 item.landing.pins -= 1
                 block.arriving -= 1
@@ -244,6 +239,32 @@ class Flights:
                 flight.ticket.end(item.place, result.status, REASON_OF[result.status])
             self._residency.settle(item.block)
 
+    def _pin(self, flight: Flight) -> None:
+        """Keep the slots that a flight uses from being given to others, and what it writes below from being chosen."""
+        writes, promotes = flight.dst_tier is _NVME, flight.src_tier is _NVME
+        for item in flight.items:
+            if item.source is not None:
+                item.source.pins += 1
+                if writes:
+                    self._keep(item, item.source)
+            if item.landing is not None:
+                item.landing.pins += 1
+                item.block.arriving += 1
+                if promotes:
+                    self._promotions[item.block.block_id] = flight.plan_id
+        if writes:
+            self.writing += len(flight.items)
+
+    def _keep(self, item: Item, source: Copy) -> None:
+        item.kept = True
+        self._residency.keep(item.block, source)
+
+    def _unpin(self, item: Item, source: Copy) -> None:
+        if item.kept:
+            item.kept = False
+            self._residency.let_go(item.block, source)
+        self._residency.unpin(source)
+
     def _touch(self, items: Sequence[Item]) -> None:
         """Put the paths that came to NVMe in order of use, heads after tails."""
         for place, item in enumerate(items):
@@ -261,8 +282,12 @@ class Flights:
                 self.failed_writes += 1
             ddr = item.block.copies.get(_DDR)
             if ddr is not None and ddr.leaving:
-                kept = _NVME in item.block.copies
-                self._residency.lose(item.block, _DDR, Loss.EVICTED if kept else Loss.UNWRITTEN)
+                if _NVME in item.block.copies:
+                    self._residency.lose(item.block, _DDR, Loss.EVICTED)
+                elif result.status is BlockStatus.CORRUPT:
+                    self._residency.lose(item.block, _DDR, Loss.CORRUPT)
+                else:
+                    self._residency.stay(item.block, _DDR)
             return
         # A block that came from NVMe whole and failed on its way to the engine has lost nothing there.
         guilty = item.source is not None and (flight.src_tier is _DDR or not result.arrived)

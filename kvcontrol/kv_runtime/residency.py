@@ -209,6 +209,22 @@ class Residency:
             del self._by_key[block.record.key]
         self.settle(block)
 
+    def keep(self, block: Block, copy: Copy) -> None:
+        """A transfer of which no ticket holds the block uses a copy's slot: no policy chooses it until ``let_go``."""
+        copy.keeps += 1
+        if copy.keeps == 1 and block.copies.get(copy.tier) is copy:
+            self.spaces[copy.tier].keep(block)
+
+    def let_go(self, block: Block, copy: Copy) -> None:
+        """Undo one ``keep``."""
+        copy.keeps -= 1
+        if not copy.keeps and block.copies.get(copy.tier) is copy:
+            self.spaces[copy.tier].let_go(block)
+
+    def stay(self, block: Block, tier: CacheTier) -> None:
+        """Let a copy that was leaving stay: the tier below did not take it, and nobody needs its slot."""
+        self.spaces[tier].stay(block)
+
     def unpin(self, copy: Copy) -> None:
         """A transfer no longer uses a copy's slot."""
         copy.pins -= 1
@@ -249,6 +265,12 @@ class Residency:
             must(
                 len(slots) == space.slots.used, f"{tier}: {space.slots.used} slots are used, {len(slots)} have an owner"
             )
+        for block in self._by_key.values():
+            for copy in block.copies.values():
+                stays = block.holds > 0 or copy.keeps > 0 or copy.leaving
+                must(
+                    stays or not copy.pins, f"{copy.tier}: block {block.block_id} may be evicted and its slot is in use"
+                )
         for key, block in self._by_key.items():
             must(block.record.key == key, f"block {block.block_id} stands under another's key")
             must(self._blocks.get(block.block_id) is block, f"block {block.block_id} has lost its number")
@@ -297,6 +319,8 @@ class Residency:
 
     def _take_away(self, block: Block, tier: CacheTier, loss: Loss, *, erase: bool) -> None:
         copy = block.copies.pop(tier)
+        if copy.keeps:
+            self.spaces[tier].let_go(block)
         self.losses[tier, loss] += 1
         self._changes.append(Change(block.block_id, tier, gained=False, record=block.record))
         self.discard(copy, erase=erase)

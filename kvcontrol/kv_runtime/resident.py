@@ -9,17 +9,19 @@ class Copy:
     """A slot of one tier that holds a block's bytes or waits for them.
 
     ``pins`` transfers use it: as long as there are any, the slot is not given to anybody else, also when the copy is
-    no longer wanted (``doomed``); it is erased before, where that is wanted. ``leaving``: a policy has chosen it, and
-    it goes once it is written below.
+    no longer wanted (``doomed``); it is erased before, where that is wanted. ``keeps`` of them need the copy to stay
+    and don't hold its block: it is no policy's victim, as its slot would be free only later. ``leaving``: a policy has
+    chosen it, and it goes once it is written below.
     """
 
-    __slots__ = ("doomed", "erase", "leaving", "pins", "slot", "tenant", "tier")
+    __slots__ = ("doomed", "erase", "keeps", "leaving", "pins", "slot", "tenant", "tier")
 
     def __init__(self, tier: CacheTier, slot: int, tenant: str) -> None:
         self.tier = tier
         self.slot = slot
         self.tenant = tenant
         self.pins = 0
+        self.keeps = 0
         self.doomed = False
         self.erase = False
         self.leaving = False

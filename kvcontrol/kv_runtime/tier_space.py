@@ -16,17 +16,17 @@ from kvcontrol.core.integrity import must
 from kvcontrol.kv_policy.eviction import EvictionPolicy, PolicyContext
 from kvcontrol.kv_policy.tails_first import TailsFirst
 from kvcontrol.kv_runtime.prompt import Prompt
-from kvcontrol.kv_runtime.quota import QuotaManager
+from kvcontrol.kv_runtime.quota import Allowance, QuotaManager
 from kvcontrol.kv_runtime.refusal import NoRoom
 from kvcontrol.kv_runtime.resident import Block, Copy
 from kvcontrol.kv_runtime.slab import SlabAllocator
 
 _TRIM_BLOCKS: Final = 64
-"""A call takes away at most so many blocks more than it needs from a tenant whose burst has shrunk."""
+"""A call takes away at most so many blocks more than it needs from a tenant whose burst has shrunk. Where that is not
+enough, it gets nothing and takes nothing away."""
 
 _ROUNDS: Final = 3
-"""Slots of blocks that are being written below come free only later, and a block that nobody holds must stay where one
-after it is held: others are then asked for."""
+"""A block that nobody holds must stay where one after it is held: others are then asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class TierSpace:
         self.block_bytes = block_bytes
         self.slots = SlabAllocator(capacity_blocks)
         self.evictable: dict[str, int] = {}
-        """Blocks that nobody holds, by tenant."""
+        """Blocks that nobody holds or keeps, by tenant."""
         self.evictable_blocks = 0
         self._make_policy = make_policy
         self._make_next: Callable[[], EvictionPolicy] | None = None
@@ -71,6 +71,8 @@ class TierSpace:
         self._quotas = quotas
         self._on_free = on_free
         self._may_leave = False
+        self._kept = 0
+        """Blocks here that transfers keep."""
         quotas.open_tier(tier, capacity_blocks=capacity_blocks, block_bytes=block_bytes)
 
     # Slots.
@@ -78,14 +80,11 @@ class TierSpace:
     def reserve(self, tenant: str, count: int, evict: Callable[[list[BlockId]], None]) -> list[Copy]:
         """Return up to ``count`` slots for a tenant; ``evict`` is told whose blocks must give theirs, and does it.
 
-        Fewer come back when the rest is held, guaranteed to others, or beyond the tenant's burst.
+        Fewer come back when the rest is held, guaranteed to others, or beyond the tenant's burst. A block is evicted
+        only if a slot comes back for it: what a transfer uses stays, since its slot would be free too late.
         """
         allowance = self._quotas.may_use(tenant, self.tier, count)
-        wanted = allowance.blocks
-        if allowance.own_first:
-            before = self.slots.used
-            evict(self.victims(tenant, min(allowance.own_first, wanted + _TRIM_BLOCKS)))
-            wanted = max(0, wanted - max(0, allowance.own_first - (before - self.slots.used)))
+        wanted = self._make_way(tenant, allowance, evict)
         if allowance.reason:
             self._quotas.count_over_burst(tenant, self.tier, count - allowance.blocks + allowance.own_first)
         spent: set[str] = set()
@@ -105,6 +104,21 @@ class TierSpace:
         if slots:
             self._quotas.charge(tenant, self.tier, len(slots))
         return [Copy(self.tier, slot, tenant) for slot in slots]
+
+    def _make_way(self, tenant: str, allowance: Allowance, evict: Callable[[list[BlockId]], None]) -> int:
+        """Evict what of a tenant's own must go before more may come, and return how many may come then.
+
+        Nothing goes where nothing could come: beyond a burst that has shrunk, what is too much is trimmed elsewhere.
+        """
+        first = allowance.own_first
+        if not first:
+            return allowance.blocks
+        too_much = first - allowance.blocks
+        if too_much > _TRIM_BLOCKS or too_much >= self.evictable.get(tenant, 0):
+            return 0
+        victims = self.victims(tenant, first)
+        evict(victims)
+        return max(0, allowance.blocks - (first - len(victims)))
 
     def claim(self, slot: int, tenant: str) -> Copy:
         """Return one given slot for a block that a restart found in it."""
@@ -167,7 +181,34 @@ class TierSpace:
         """Follow blocks with a copy here that nobody holds any more."""
         for tenant, blocks in _by_tenant(path):
             self._policies[tenant].release([block.block_id for block in blocks])
-            self._count(tenant, len(blocks))
+            self._count(tenant, self._unkept(blocks))
+
+    def keep(self, block: Block) -> None:
+        """Follow a block with a copy here whose slot a transfer uses now: it is not chosen until ``let_go``."""
+        tenant = block.record.tenant
+        policy = self._policies.get(tenant)
+        if policy is None:
+            policy = self._policies[tenant] = TailsFirst(self._make_policy())
+        policy.keep(block.record.key)
+        self._kept += 1
+        if not block.holds and not block.copies[self.tier].leaving:
+            self._count(tenant, -1)
+
+    def let_go(self, block: Block) -> None:
+        """Follow a block with a copy here, or one that has just lost it, whose slot no transfer uses any more."""
+        tenant = block.record.tenant
+        self._policies[tenant].let_go(block.record.key)
+        self._kept -= 1
+        copy = block.copies.get(self.tier)
+        if copy is not None and not block.holds and not copy.leaving:
+            self._count(tenant, 1)
+        self._forget(tenant)
+
+    def stay(self, block: Block) -> None:
+        """Follow a block that ``leave`` named, nobody holds, and that stays after all: as used now."""
+        copy = block.copies[self.tier]
+        self._admit(block.record.tenant, [block])
+        copy.leaving = False
 
     def leave(self, block: Block) -> None:
         """Follow a block that ``victims`` has named and that goes only once it is written below."""
@@ -180,7 +221,7 @@ class TierSpace:
             return
         tenant = block.record.tenant
         self._policies[tenant].remove((block.block_id,))
-        if not block.holds:
+        if not block.holds and not block.copies[self.tier].keeps:
             self._count(tenant, -1)
         self._forget(tenant)
 
@@ -254,7 +295,7 @@ class TierSpace:
         known = sum(len(policy) for policy in self._policies.values())
         staying = sum(not block.copies[self.tier].leaving for block in blocks)
         must(known == staying, f"{self.tier}: policies know {known} blocks of {staying}")
-        free = sum(not block.holds and not block.copies[self.tier].leaving for block in blocks)
+        free = sum(not block.holds and not _stays(block.copies[self.tier]) for block in blocks)
         must(self.evictable_blocks == free, f"{self.tier}: {self.evictable_blocks} blocks count as evictable of {free}")
         must(sum(self.evictable.values()) == free, f"{self.tier}: tenants' evictable blocks don't add up")
         used = sum(usage.used_blocks for usage in self._quotas.usage(self.tier).values())
@@ -270,11 +311,16 @@ class TierSpace:
             [record.key for record in records],
             [record.parent for record in records],
         )
-        self._count(tenant, len(blocks))
+        self._count(tenant, self._unkept(blocks))
 
     def _hold(self, tenant: str, blocks: Sequence[Block]) -> None:
         self._policies[tenant].hold([block.block_id for block in blocks])
-        self._count(tenant, -len(blocks))
+        self._count(tenant, -self._unkept(blocks))
+
+    def _unkept(self, blocks: Sequence[Block]) -> int:
+        """Return how many of some blocks here no transfer keeps."""
+        tier = self.tier
+        return sum(not block.copies[tier].keeps for block in blocks) if self._kept else len(blocks)
 
     def _count(self, tenant: str, blocks: int) -> None:
         self.evictable[tenant] = self.evictable.get(tenant, 0) + blocks
@@ -282,9 +328,15 @@ class TierSpace:
 
     def _forget(self, tenant: str) -> None:
         """Let go of the policy of a tenant that has nothing left here: tenants come and go."""
-        if not len(self._policies[tenant]):
+        policy = self._policies[tenant]
+        if not len(policy) and not policy.keeps:
             del self._policies[tenant]
-            del self.evictable[tenant]
+            self.evictable.pop(tenant, None)
+
+
+def _stays(copy: Copy) -> bool:
+    """Whether a copy is no victim though nobody holds its block."""
+    return copy.leaving or bool(copy.keeps)
 
 
 def _by_tenant(path: Sequence[Block]) -> Sequence[tuple[str, Sequence[Block]]]:

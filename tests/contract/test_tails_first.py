@@ -39,6 +39,7 @@ class Forest(RuleBasedStateMachine):
         self.policy = TailsFirst(make_policy(self.kind, capacity_blocks=CAPACITY))
         self.blocks: dict[Name, BlockId] = {}
         self.running: list[list[Name]] = []
+        self.kept: list[Name] = []
         self.next = 0
 
     def held(self) -> set[Name]:
@@ -48,9 +49,9 @@ class Forest(RuleBasedStateMachine):
         return [self.blocks[name] for name in names]
 
     def may_go(self) -> set[Name]:
-        """The naive twin: who is not held and comes before nobody, as far as the path has no gap, that is."""
+        """The naive twin: who is not held or kept and comes before nobody who is, as far as the path has no gap."""
         stays = set()
-        for name in self.held():
+        for name in self.held() | set(self.kept):
             while name in self.blocks:
                 stays.add(name)
                 name = name[:-1]  # noqa: PLW2901 - up the path
@@ -91,6 +92,16 @@ class Forest(RuleBasedStateMachine):
     @rule(data=st.data())
     def use_one(self, data: st.DataObject) -> None:
         self.policy.access(self.ids([data.draw(st.sampled_from(sorted(self.blocks)))]))
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=5))
+    def keep(self, prompt: list[int]) -> None:
+        self.policy.keep(tuple(prompt))
+        self.kept.append(tuple(prompt))
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def let_go(self, data: st.DataObject) -> None:
+        self.policy.let_go(self.kept.pop(data.draw(st.integers(0, len(self.kept) - 1))))
 
     @precondition(lambda self: self.blocks)
     @rule(data=st.data())
@@ -157,6 +168,23 @@ def test_a_head_whose_turn_has_come_is_the_next_when_its_last_tail_has_gone() ->
     assert policy.select_victims(wanted(1)).victims == (other,)
     assert policy.aside_blocks == 1
     assert policy.select_victims(wanted(2)).victims == (tail, head)
+
+
+def test_a_block_that_is_kept_keeps_its_turn_and_goes_next_once_it_is_let_go() -> None:
+    policy = TailsFirst(make_policy("lru", capacity_blocks=8))
+    blocks = [BlockId(1), BlockId(2), BlockId(3)]
+    for block, key in zip(blocks, "abc", strict=True):
+        policy.insert([block], [key], [None])
+    policy.keep("a")
+    assert policy.select_victims(wanted(1)).victims == (blocks[1],)
+    policy.let_go("a")
+    assert not policy.keeps
+    assert policy.select_victims(wanted(2)).victims == (blocks[0], blocks[2])
+
+
+def test_a_content_that_is_not_kept_can_not_be_let_go() -> None:
+    with pytest.raises(ValueError, match="not kept"):
+        TailsFirst(make_policy("lru", capacity_blocks=8)).let_go("a")
 
 
 def test_a_head_that_is_used_again_waits_for_another_turn() -> None:

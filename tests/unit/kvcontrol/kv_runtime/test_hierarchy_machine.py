@@ -15,6 +15,7 @@ from kvcontrol.kv_runtime import (
     BlockStatus,
     Finished,
     LaneName,
+    Loss,
     SaveRequest,
     TenantQuota,
     TicketId,
@@ -22,6 +23,8 @@ from kvcontrol.kv_runtime import (
     Watermarks,
     WriteMode,
 )
+from kvcontrol.kv_runtime.exchange import Lent
+from kvcontrol.kv_runtime.resident import Copy
 from tests.support.examples import examples
 from tests.support.memory_tier import MemoryDisk, MemoryTier
 from tests.support.tiers import BLOCK_BYTES, Rig, config_of, record
@@ -67,6 +70,24 @@ class Hierarchy(RuleBasedStateMachine):
         self.held: list[BlockId] = []
         self.tickets: list[TicketId] = []
         self.seen: set[TicketId] = set()
+        self.peers: list[list[Lent]] = []
+        self.watch_reservations()
+
+    def watch_reservations(self) -> None:
+        """See that nothing is evicted for what is then refused, but for what is beyond a burst that has shrunk."""
+        residency, quotas = self.rig.hierarchy._residency, self.rig.quotas
+        reserve = residency.reserve
+
+        def evicted(tier: CacheTier) -> int:
+            return residency.losses[tier, Loss.EVICTED] + residency.losses[tier, Loss.EVICTED_LAST]
+
+        def watched(tier: CacheTier, tenant: str, blocks: int) -> list[Copy]:
+            before, beyond = evicted(tier), dict(quotas.over_burst(tier)).get(tenant, 0)
+            slots = reserve(tier, tenant, blocks)
+            assert evicted(tier) - before <= len(slots) + beyond
+            return slots
+
+        residency.reserve = watched  # type: ignore[method-assign]
 
     # What the engine does.
 
@@ -111,6 +132,15 @@ class Hierarchy(RuleBasedStateMachine):
     @rule(chosen=picks)
     def release(self, chosen: int) -> None:
         self.rig.hierarchy.release([self.held.pop(chosen % len(self.held))])
+
+    @rule(name=st.integers(1, NAMES))
+    def lend(self, name: int) -> None:
+        self.peers.append(self.rig.hierarchy.exchange.lend([one.key for one in _records(name)]))
+
+    @precondition(lambda self: self.peers)
+    @rule(chosen=picks)
+    def come_back(self, chosen: int) -> None:
+        self.rig.hierarchy.exchange.back(self.peers.pop(chosen % len(self.peers)))
 
     @rule(chosen=few)
     def drop(self, chosen: list[int]) -> None:
@@ -267,6 +297,8 @@ class Hierarchy(RuleBasedStateMachine):
             return
         self.the_disk_fails([])
         self.the_engine_fails([])
+        for lent in self.peers:
+            self.rig.hierarchy.exchange.back(lent)
         for _ in range(3):
             self.rig.run()
         self.poll()
