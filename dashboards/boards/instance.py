@@ -315,6 +315,32 @@ _STEPS: Final = Row(
             query(rate("kvgate_engine_step_tokens_total", "kind", where=_ONE), "{{kind}}"),
         ),
         lines(
+            "Why a step was chosen",
+            "By the pace: owed (decode steps after prompts), chunk, prompt, no_prompt, nobody_answers, no_room.",
+            Shown.PER_SECOND,
+            query(rate("kvgate_engine_paced_steps_total", "reason", where=_ONE), "{{reason}}"),
+            query(rate("kvgate_engine_pace_errors_total", where=_ONE), "failures of the pace"),
+        ),
+        lines(
+            "Pace in charge",
+            "What chooses between prompts and answers; `lmdeploy` after an error of the pace.",
+            Shown.STATE,
+            query(f"kvgate_engine_pace_in_charge{{{_ONE}}}", "{{pace}}"),
+        ),
+        lines(
+            "Chunk beside answers",
+            "Prompt tokens that a chunk has at most while answers run; the engine's own size without a target.",
+            Shown.TOKENS,
+            query(f"kvgate_engine_chunk_tokens{{{_ONE}}}", "chunk"),
+        ),
+        lines(
+            "Inter-token latency asked for",
+            "The target, and whether the engine can keep it (its log says what keeps it from that).",
+            Shown.SECONDS,
+            query(f"kvgate_engine_itl_target_seconds{{{_ONE}}}", "target"),
+            query(f"kvgate_engine_itl_target_unmet{{{_ONE}}}", "can't be kept: 1"),
+        ),
+        lines(
             "Who waits for steps",
             "Running answers that get no token from a step, and requests in the queue: seconds a second, so how many "
             "wait on average.",

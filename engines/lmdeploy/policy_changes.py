@@ -11,6 +11,7 @@ from engines.event_publisher import RefusedError
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.policy_control import PolicyChange
 from kvcontrol.kv_policy.choice import PolicyChoice
+from kvcontrol.scheduler_ir.pacing import make_pace
 from kvcontrol.scheduler_ir.strategies import make_strategy
 
 
@@ -28,6 +29,15 @@ def strategy_of(change: PolicyChange) -> PolicyChoice:
         raise RefusedError(f"a strategy of the schedule has no tier; leave out {change.tier!r}")
     choice = PolicyChoice(text=change.name, name=change.name, parameters=_numbers(change))
     make_strategy(choice.name, choice.parameters)  # is there such a strategy?
+    return choice
+
+
+def pace_of(change: PolicyChange) -> PolicyChoice:
+    """Return the pace that a change names; there is one with such parameters."""
+    if change.tier is not None:
+        raise RefusedError(f"a pace has no tier; leave out {change.tier!r}")
+    choice = PolicyChoice(text=change.name, name=change.name, parameters=_numbers(change))
+    make_pace(choice.name, choice.parameters)  # is there such a pace?
     return choice
 
 
@@ -50,4 +60,4 @@ def _numbers(change: PolicyChange) -> Mapping[str, float]:
     return numbers
 
 
-__all__ = ["change_of", "policy_of", "strategy_of"]
+__all__ = ["change_of", "pace_of", "policy_of", "strategy_of"]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from engines.lmdeploy.families import family, single
+from engines.lmdeploy.pace_metrics import pace_series
 from engines.lmdeploy.schedule_metrics import schedule_series
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.policy_control import EvictionReport, PolicyReport, ShadowBody
@@ -17,6 +18,7 @@ def policy_series(report: PolicyReport, refused: int) -> Iterator[Metric]:
     schedules = [(each, each.schedule) for each in report.policies if each.schedule is not None]
     swaps = [(("eviction", each.tier.value), each.swaps) for _, each in evictions]
     swaps += [(("schedule", ""), each.swaps) for _, each in schedules]
+    swaps += [(("pace", ""), each.pace.swaps) for each in report.policies if each.pace is not None]
     yield family(catalogue.POLICY_SWAPS, swaps)
     yield family(catalogue.POLICY_EVICTED, (((each.tier.value,), each.evicted_blocks) for _, each in evictions))
     yield family(catalogue.POLICY_IN_CHARGE, (((each.tier.value, policy.name), 1) for policy, each in evictions))
@@ -29,6 +31,9 @@ def policy_series(report: PolicyReport, refused: int) -> Iterator[Metric]:
             yield from _shadow_series(policy.shadow)
     for policy, schedule in schedules:
         yield from schedule_series(policy.name, schedule)
+    for policy in report.policies:
+        if policy.pace is not None:
+            yield from pace_series(policy.name, policy.pace)
 
 
 def _hbm_series(hbm: EvictionReport) -> Iterator[Metric]:

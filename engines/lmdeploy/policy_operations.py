@@ -1,6 +1,7 @@
 """What chooses victims in an engine, tier by tier: shown, and exchanged between two steps of the engine.
 
-What orders its waiting queue is shown and exchanged beside it (``schedule_operations.py``).
+What orders its waiting queue and what paces its steps are shown and exchanged beside it (``schedule_operations.py``,
+``pace_operations.py``).
 
 A change is checked as a whole before the engine hears of it: one that can't be costs it nothing, and is refused also
 while it is busy. The new policy is told of every resident block and of what is
@@ -19,7 +20,8 @@ import msgspec
 
 from engines.event_publisher import EventPublisher, Operation, RefusedError
 from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
-from engines.lmdeploy.policy_changes import change_of, policy_of, strategy_of
+from engines.lmdeploy.pace_operations import PACE, PaceOperations, pace_of_settings
+from engines.lmdeploy.policy_changes import change_of, pace_of, policy_of, strategy_of
 from engines.lmdeploy.schedule_operations import SCHEDULE, ScheduleOperations
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.tiers import EngineTiers
@@ -46,6 +48,7 @@ from kvcontrol.kv_policy import (
 from kvcontrol.kv_policy.choice import PolicyChoice, parse_choice
 from kvcontrol.kv_runtime import HierarchyManager
 from kvcontrol.kv_runtime.residency import Loss
+from kvcontrol.scheduler_ir.pacing import PACES
 from kvcontrol.scheduler_ir.strategies import STRATEGIES
 
 POLICY = b"policy"
@@ -90,6 +93,7 @@ class PolicyOperations:
         self._calls = calls
         self._in_charge: dict[CacheTier, _InCharge] = {}
         self._schedule = ScheduleOperations(engine)
+        self._pace = PaceOperations(engine)
         self._coming: dict[CacheTier, PolicyChoice] = {}
         """Each tier's next policy, while it is being told of the blocks; the engine's thread."""
         self.refused = 0
@@ -106,6 +110,9 @@ class PolicyOperations:
                 if text is not None and (tier is _HBM or tier in self._below()):
                     self._use(tier, parse_choice(text), blocks=None, counts=False)
             self._schedule.use(parse_choice(settings.schedule), counts=False)
+            if self._pace.is_possible or settings.pace is not None:
+                on_gpu = self._engine.engine_config.device_type != "cpu"
+                self._pace.use(pace_of_settings(settings, on_gpu=on_gpu), counts=False)
             if eviction_of(self._engine.scheduler.block_trie) is not None:
                 self._watch(self._shadows_of(settings.shadow_policies))
         except (PolicyError, RefusedError) as error:
@@ -122,12 +129,12 @@ class PolicyOperations:
         policies.append(
             PolicyInCharge(kind=_SHADOW, name=",".join(shadow.candidates), params={}, shadow=shadow_body(shadow))
         )
-        if (schedule := self._schedule.in_charge()) is not None:
-            policies.append(schedule)
+        policies += [each for each in (self._schedule.in_charge(), self._pace.in_charge()) if each is not None]
         return PolicyReport(
             policies=policies,
             available={name: kind.summary for name, kind in POLICIES.items()},
             strategies={name: kind.summary for name, kind in STRATEGIES.items()},
+            paces={name: kind.summary for name, kind in PACES.items()},
         )
 
     def _show(self, _: EventPublisher, body: bytes) -> bytes:
@@ -139,6 +146,9 @@ class PolicyOperations:
             change = change_of(body)
             if change.kind == SCHEDULE:
                 self._between_steps(partial(self._schedule.use, strategy_of(change), counts=True))
+                return msgspec.json.encode(self.report())
+            if change.kind == PACE:
+                self._between_steps(partial(self._pace.use, pace_of(change), counts=True))
                 return msgspec.json.encode(self.report())
             tier = self._tier_of(change)
             if tier is None:
@@ -161,7 +171,8 @@ class PolicyOperations:
             return None
         if change.kind not in kinds:
             raise RefusedError(
-                f"there are no policies of kind {change.kind!r}; this instance has {_all(kinds)}, shadow, {SCHEDULE}"
+                f"there are no policies of kind {change.kind!r}; this instance has "
+                f"{_all((*kinds, _SHADOW, SCHEDULE, PACE))}"
             )
         if change.tier is None:
             return kinds[change.kind]

@@ -20,6 +20,7 @@ from kvcontrol.core.tenant import SHARED_TENANT
 from kvcontrol.kv_policy import MigrationMode, ShadowPolicies
 from kvcontrol.kv_policy.choice import parse_choice, parse_choices
 from kvcontrol.kv_runtime import Watermarks, WriteMode
+from kvcontrol.scheduler_ir.pacing import ITL_TARGET, make_pace
 from kvcontrol.scheduler_ir.strategies import DEFAULT_STRATEGY, make_strategy
 from kvcontrol.tracing import Collector, TracingError
 
@@ -97,6 +98,12 @@ class EngineSettings(BaseSettings):
     """Share of each tier that pinned prefixes may have; 0: none can be pinned."""
     schedule: str = DEFAULT_STRATEGY
     """Which waiting request goes next, like ``hybrid`` or ``priority(ageing_bound_s=30)``."""
+    pace: str | None = None
+    """Whether a step computes prompts or tokens: ``lmdeploy`` (its own rule), ``alternate``, or
+    ``itl_target(itl_target_ms=50)``; absent: by ``itl_target_ms``."""
+    itl_target_ms: Annotated[float | None, Field(ge=0, le=60_000)] = None
+    """Milliseconds from one token of an answer to the next that prompts beside it may cause; 0: no target, one decode
+    step follows each prefill step. Absent: 55 on a GPU, 0 on a CPU."""
     max_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000
     """Requests that may wait and run in the instance; one more is answered 429."""
     prefetch_probability: Annotated[float | None, Field(gt=0, le=1)] = None
@@ -166,6 +173,27 @@ class EngineSettings(BaseSettings):
         choice = parse_choice(text)
         make_strategy(choice.name, choice.parameters)
         return text
+
+    @field_validator("pace")
+    @classmethod
+    def _is_pace(cls, text: str | None) -> str | None:
+        if text is not None:
+            choice = parse_choice(text)
+            make_pace(choice.name, choice.parameters)
+        return text
+
+    @field_validator("itl_target_ms")
+    @classmethod
+    def _is_target(cls, target_ms: float | None) -> float | None:
+        if target_ms:
+            make_pace(ITL_TARGET, {"itl_target_ms": target_ms})  # what it raises says what is allowed
+        return target_ms
+
+    @model_validator(mode="after")
+    def _one_pace(self) -> Self:
+        if self.pace is not None and self.itl_target_ms is not None:
+            raise ValueError("pace and itl_target_ms exclude each other: itl_target_ms is pace itl_target's")
+        return self
 
     @field_validator("shadow_policies")
     @classmethod

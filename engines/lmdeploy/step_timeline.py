@@ -41,7 +41,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentStep:
     """What the scheduler's side knows of a step. ``pairs`` is the number of (token, earlier token) pairs of its
-    attention, ``answering`` how many answers were running when it was chosen, ``sent_s`` is ``time.perf_counter``'s.
+    attention, ``answering`` how many answers were running when it was chosen, ``owed`` the decode steps that a pace
+    expects it to owe them, ``sent_s`` is ``time.perf_counter``'s.
     """
 
     kind: StepKind
@@ -53,6 +54,7 @@ class SentStep:
     answering: int
     waiting: int
     sent_s: float
+    owed: int = 0
 
     @property
     def stalled(self) -> int:

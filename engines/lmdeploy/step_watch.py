@@ -21,7 +21,7 @@ def timeline_of(owner: Any) -> StepTimeline | None:
     return timeline
 
 
-def step_of(maker: Any, payload: dict[str, Any], reason: str) -> SentStep | None:
+def step_of(maker: Any, payload: dict[str, Any]) -> SentStep | None:
     """Return what LMDeploy's ``InputsMakerAsync`` is about to send; None where there is nothing to compute."""
     inputs, delta = payload["inputs"], payload["delta"]
     if inputs is None:
@@ -44,7 +44,7 @@ def step_of(maker: Any, payload: dict[str, Any], reason: str) -> SentStep | None
         tokens=int(tokens),
         history_tokens=int(history),
         pairs=pairs,
-        reason=reason,
+        reason="lmdeploy",
         answering=answering(maker),
         waiting=int(maker.scheduler.num_waiting()),
         sent_s=time.perf_counter(),
@@ -84,21 +84,6 @@ def maker_init_do_prefill(original: Callable[[Any, Any], None]) -> Callable[[Any
             setattr(agent, _STEPS, timeline)
 
     return _init_do_prefill
-
-
-def maker_make_forward_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``InputsMakerAsync._make_forward_inputs``: what was chosen is noted."""
-
-    def _make_forward_inputs(self: Any, prefill: bool, enable_empty: bool = False) -> Any:  # noqa: FBT001, FBT002
-        payload = original(self, prefill, enable_empty)
-        timeline = timeline_of(self.scheduler)
-        if payload is not None and timeline is not None:
-            step = step_of(self, payload, "lmdeploy")
-            if step is not None:
-                timeline.sent(step)
-        return payload
-
-    return _make_forward_inputs
 
 
 def maker_reset_runtime_state(original: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -211,7 +196,6 @@ __all__ = [
     "loop_resume_from_sleep",
     "loop_wait_for_prefill",
     "maker_init_do_prefill",
-    "maker_make_forward_inputs",
     "maker_reset_runtime_state",
     "runable_wait",
     "step_of",

@@ -1,8 +1,8 @@
 """The bodies of ``/kv/v1/policy``: which policy of each kind an instance runs, and how it is told to run another.
 
 JSON on the wire. Kinds of an LMDeploy instance: ``eviction`` (what leaves HBM), ``eviction:ddr`` and ``eviction:nvme``
-(what leaves the tiers below, where there are any), ``shadow`` (the candidates that are followed beside them) and
-``schedule`` (which of the waiting requests goes next).
+(what leaves the tiers below, where there are any), ``shadow`` (the candidates that are followed beside them),
+``schedule`` (which of the waiting requests goes next) and ``pace`` (whether the next step computes prompts or tokens).
 """
 
 from typing import Annotated, Literal
@@ -127,8 +127,30 @@ class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
     repairs: int
 
 
+class PaceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How the pace of the engine's steps does; ``decisions`` are steps by reason since the instance started.
+
+    ``target_s`` 0 is no target. ``decode_s`` is what a decode step takes as measured (None before the first),
+    ``chunk_tokens`` what a prompt's chunk has at most beside answers and ``chunk_s`` what it takes, ``debt`` the decode
+    steps that are owed now. ``unmet`` says what keeps the target from being kept, if anything does. ``errors`` other
+    than 0 is a defect: from the first on LMDeploy's own rule is in charge, until the next swap.
+    """
+
+    target_s: float
+    decode_s: float | None
+    chunk_tokens: int
+    chunk_s: float | None
+    debt: int
+    decisions: dict[str, int]
+    unmet: str
+    swaps: int
+    in_charge_s: float
+    errors: int
+
+
 class PolicyInCharge(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides for one kind, and its statistics: of an eviction policy, of the shadows, of the waiting queue.
+    """What decides for one kind, and its statistics: of an eviction policy, of the shadows, of the waiting queue,
+    of the steps.
 
     ``params`` are those that somebody set; ``effective_params`` all that an eviction policy has, defaults among them.
     """
@@ -140,16 +162,18 @@ class PolicyInCharge(msgspec.Struct, frozen=True, kw_only=True):
     eviction: EvictionReport | None = None
     shadow: ShadowBody | None = None
     schedule: ScheduleReport | None = None
+    pace: PaceReport | None = None
 
 
 class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """``GET /kv/v1/policy``, and the answer to a change; ``available`` eviction policies and ``strategies`` of the
-    schedule by name, each in a few words.
+    """``GET /kv/v1/policy``, and the answer to a change; ``available`` eviction policies, ``strategies`` of the
+    schedule and ``paces`` by name, each in a few words.
     """
 
     policies: list[PolicyInCharge]
     available: dict[str, str]
     strategies: dict[str, str] = {}
+    paces: dict[str, str] = {}
 
 
 __all__ = [
@@ -158,6 +182,7 @@ __all__ = [
     "AdaptiveReport",
     "ClassWaits",
     "EvictionReport",
+    "PaceReport",
     "PolicyChange",
     "PolicyInCharge",
     "PolicyParams",

@@ -429,5 +429,36 @@ STEPS_LOST = _counter(
     "steps_lost", Unit.COUNT, "Steps that were not measured: the engine went to sleep, or failed.", appears=_STEPS
 )
 
+PACE_IN_CHARGE = _gauge(
+    "pace_in_charge",
+    Unit.STATE,
+    "1 for the pace of the steps; `lmdeploy` after an error of the pace.",
+    "pace",
+    appears=_POLICIES,
+)
+PACE_TARGET = _gauge(
+    "itl_target_seconds", Unit.SECONDS, "Inter-token latency asked for, 0 for none.", appears=_POLICIES
+)
+PACE_CHUNK = _gauge(
+    "chunk_tokens", Unit.TOKENS, "Prompt tokens of a chunk beside running answers, at most.", appears=_POLICIES
+)
+PACE_STEPS = _counter(
+    "paced_steps",
+    Unit.COUNT,
+    "Steps by why they were chosen: owed (decode steps after prompts), chunk, prompt, no_prompt, nobody_answers, "
+    "no_room (prompts for which there was no room).",
+    "reason",
+    appears="while a pace of ours is in charge",
+)
+PACE_UNMET = _gauge(
+    "itl_target_unmet", Unit.STATE, "1 when the target can't be kept; the log says why.", appears=_POLICIES
+)
+PACE_ERRORS = _counter(
+    "pace_errors",
+    Unit.COUNT,
+    "Failures of the pace, a defect of kvgate: from then on LMDeploy's own rule is in charge.",
+    appears=_POLICIES,
+)
+
 ENGINE: Final = tuple(each for each in tuple(globals().values()) if isinstance(each, Series))
 """All of them, as they stand above."""

@@ -24,6 +24,7 @@ LABELS: Final[dict[str, str]] = {
     ),
     "operation": "an inference route at the gateway; `save`, `load`, `prefetch` or `demote` at an engine",
     "outcome": "how it ended; a fixed set",
+    "pace": "a pace that ships with kvgate",
     "path": "`hbm_to_ddr`, `ddr_to_hbm`, `ddr_to_nvme`, `nvme_to_ddr`",
     "policy": "a policy that ships with kvgate, with its parameters as they were set",
     "priority": "`high`, `normal` or `low`",

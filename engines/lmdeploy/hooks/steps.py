@@ -11,8 +11,8 @@ _STRATEGIES = "lmdeploy.pytorch.strategies.base.model_agent"
 
 
 def step_hooks() -> list[Hook]:
-    """In the engine process: the timeline of steps."""
-    return [*_scheduler_hooks(), *_model_hooks()]
+    """In the engine process: the timeline of steps, and the pace that chooses them."""
+    return [*_scheduler_hooks(), *_pace_hooks(), *_model_hooks()]
 
 
 def _scheduler_hooks() -> list[Hook]:
@@ -24,12 +24,6 @@ def _scheduler_hooks() -> list[Hook]:
             signature=f"(self, config: {_MAKER}.InputsMakerConfig)",
             replace=step_watch.maker_init_do_prefill,
             why="an engine whose loop begins gets its timeline",
-        ),
-        Hook(
-            target=f"{_MAKER}:InputsMakerAsync._make_forward_inputs",
-            signature="(self, prefill: bool, enable_empty: bool = False)",
-            replace=step_watch.maker_make_forward_inputs,
-            why="a step was chosen: its prompts, tokens and who waits for it are known here, on the host",
         ),
         Hook(
             target=f"{_MAKER}:InputsMakerAsync.reset_runtime_state",
@@ -63,6 +57,48 @@ def _scheduler_hooks() -> list[Hook]:
             signature="(self)",
             replace=step_watch.loop_resume_from_sleep,
             why="the device was idle while the engine slept",
+        ),
+    ]
+
+
+def _pace_hooks() -> list[Hook]:
+    from engines.lmdeploy import pacing
+
+    return [
+        Hook(
+            target="lmdeploy.pytorch.paging.scheduler:Scheduler.__init__",
+            signature=(
+                "(self, scheduler_config: lmdeploy.pytorch.config.SchedulerConfig, "
+                "cache_config: lmdeploy.pytorch.config.CacheConfig, "
+                "seq_meta: lmdeploy.pytorch.messages.SequenceMeta | None = None, "
+                "kv_connector: 'KVConnectorBase | None' = None) -> None"
+            ),
+            replace=pacing.scheduler_init,
+            why="a scheduler gets its pacer",
+        ),
+        Hook(
+            target=f"{_MAKER}:InputsMakerAsync._init_do_prefill",
+            signature=f"(self, config: {_MAKER}.InputsMakerConfig)",
+            replace=pacing.maker_init_do_prefill,
+            why="prompts are computed back to back while answers wait",
+        ),
+        Hook(
+            target=f"{_MAKER}:InputsMakerAsync._make_forward_inputs",
+            signature="(self, prefill: bool, enable_empty: bool = False)",
+            replace=pacing.maker_make_forward_inputs,
+            why="a step was chosen: its prompts, tokens and who waits for it are known here, on the host",
+        ),
+        Hook(
+            target=f"{_MAKER}:InputsMakerAsync.reset_runtime_state",
+            signature="(self)",
+            replace=pacing.maker_reset_runtime_state,
+            why="an engine that goes to sleep owes nothing any more",
+        ),
+        Hook(
+            target=f"{_MAKER}:_ForwardInputsTask._should_defer_active_chunk",
+            signature="(self)",
+            replace=pacing.task_should_defer_active_chunk,
+            why="the last chunk follows the one before it at once",
         ),
     ]
 

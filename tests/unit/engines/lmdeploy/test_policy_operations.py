@@ -53,6 +53,9 @@ def change(policies: PolicyOperations, **wanted: object) -> dict[str, Any]:
         ({"kind": "eviction", "name": "mq", "params": {"lifetime": 0}}, "lifetime is 0; allowed is"),
         ({"kind": "schedule", "name": "best"}, "there is no strategy 'best'"),
         ({"kind": "schedule", "name": "hybrid", "params": {"class_s": -1}}, "class_s is -1; allowed is"),
+        ({"kind": "pace", "name": "best"}, "there is no pace 'best'"),
+        ({"kind": "pace", "name": "itl_target", "params": {"itl_target_ms": 0}}, "itl_target_ms is 0; allowed is"),
+        ({"kind": "pace", "name": "alternate", "tier": "HBM"}, "a pace has no tier; leave out 'HBM'"),
         ({"kind": "shadow", "name": "lru,best"}, "there is no policy 'best'"),
         ({"kind": "shadow", "name": "," * 1_000}, "no policy is named"),
         ({"kind": "shadow", "name": "," * 60_000}, r"length <= 1024 - at `\$\.name`"),
@@ -68,7 +71,9 @@ def test_what_cannot_be_is_refused_without_the_engine(wanted: dict[str, object],
     assert policies.refused == 1
 
 
-@pytest.mark.parametrize(("kind", "name"), [("eviction", "mq"), ("schedule", "hybrid"), ("shadow", "lru,mq")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("eviction", "mq"), ("schedule", "hybrid"), ("shadow", "lru,mq"), ("pace", "alternate")]
+)
 def test_what_can_be_waits_for_the_engine(kind: str, name: str) -> None:
     with pytest.raises(EngineBusyError):
         change(operations(Paging(BLOCKS), EngineCalls()), kind=kind, name=name)

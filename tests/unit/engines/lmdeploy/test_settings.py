@@ -41,6 +41,9 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("DDR_POLICY", "mq(lifetime=0)", "lifetime is 0; allowed is a number from 0.01"),
         ("SHADOW_POLICIES", "lru,lru", "policy lru is named twice"),
         ("EVENTS_PENDING_BLOCKS", "-1", "greater than or equal to 1"),
+        ("PACE", "best", "there is no pace 'best': there are lmdeploy, alternate, itl_target"),
+        ("ITL_TARGET_MS", "-1", "greater than or equal to 0"),
+        ("ITL_TARGET_MS", "0.5", "itl_target_ms is 0.5; allowed is a number from 1 to 60000"),
     ],
 )
 def test_an_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, why: str) -> None:

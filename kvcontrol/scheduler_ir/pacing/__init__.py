@@ -1,0 +1,48 @@
+"""Whether an engine's next step computes prompts or tokens: paces behind one pure function, exchanged between steps."""
+
+from kvcontrol.scheduler_ir.pacing.cost import LearntCost, StepCosts
+from kvcontrol.scheduler_ir.pacing.pace import (
+    MOST_OWED,
+    ActiveChunk,
+    ChunkBounds,
+    Limits,
+    Pace,
+    Reason,
+    StepCommand,
+    StepView,
+    decide,
+    limits,
+    owed,
+)
+from kvcontrol.scheduler_ir.pacing.registry import (
+    ALTERNATE,
+    DEFAULT_TARGET_MS,
+    ENGINE_PACE,
+    ITL_TARGET,
+    PACES,
+    PaceKind,
+    make_pace,
+)
+
+__all__ = [
+    "ALTERNATE",
+    "DEFAULT_TARGET_MS",
+    "ENGINE_PACE",
+    "ITL_TARGET",
+    "MOST_OWED",
+    "PACES",
+    "ActiveChunk",
+    "ChunkBounds",
+    "LearntCost",
+    "Limits",
+    "Pace",
+    "PaceKind",
+    "Reason",
+    "StepCommand",
+    "StepCosts",
+    "StepView",
+    "decide",
+    "limits",
+    "make_pace",
+    "owed",
+]
