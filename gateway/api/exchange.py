@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from gateway.content_encoding import coding_of, decoded
 from gateway.errors import ApiError, BodyTimeoutError, BodyTooLargeError, InvalidRequestError
 from gateway.types import Dialect
 from gateway.upstream.headers import Header
@@ -104,10 +105,16 @@ class Exchange:
         return path + b"?" + self.query
 
     async def read_body(self, *, limit_bytes: int, timeout_s: float) -> bytes:
-        """Return the whole body, never holding more than ``limit_bytes``.
+        """Return the whole body without its encoding, never holding more than ``limit_bytes`` of either.
 
-        Raises ``BodyTooLargeError``, ``BodyTimeoutError``, ``ClientGoneError``.
+        Raises ``BodyTooLargeError``, ``BodyTimeoutError``, ``ClientGoneError``, ``UnsupportedMediaTypeError``, and
+        ``InvalidRequestError`` where it is not what its encoding says.
         """
+        coding = coding_of(self.headers) if self.header(b"content-encoding") is not None else None
+        body = await self._whole_body(limit_bytes, timeout_s)
+        return body if coding is None else await decoded(body, coding, limit_bytes=limit_bytes)
+
+    async def _whole_body(self, limit_bytes: int, timeout_s: float) -> bytes:
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
             await self._drain()

@@ -1,11 +1,11 @@
 """One request to one instance, over a pooled connection, with a bound on every wait."""
 
 import asyncio
-import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from time import monotonic
 
+from gateway.inflate import DamagedError, Inflate
 from gateway.interrupt import Interrupt, InterruptError
 from gateway.unreachable import why_unreachable
 from gateway.upstream.connection import Connection, ConnectionLostError, NoAnswerError
@@ -16,56 +16,6 @@ from gateway.upstream.timeouts import Timeouts
 
 Hung = Callable[[], asyncio.Future[None]]
 """Gives what is done while the instance is out because of its failed health checks, and pending otherwise."""
-
-
-class _Inflate:
-    """gzip and deflate, of one or more members; an engine may send them although it wasn't asked to."""
-
-    def __init__(self) -> None:
-        self._inflate = zlib.decompressobj(wbits=_ANY_HEADER)
-        self._left = b""
-        self._full = False
-        self._begun = False
-
-    @property
-    def more(self) -> bool:
-        """Whether ``decode`` may give more without new data."""
-        return self._full or bool(self._left)
-
-    @property
-    def whole(self) -> bool:
-        """Whether all that came was given out, and nothing is missing."""
-        return not self.more and (self._inflate.eof or not self._begun)
-
-    def decode(self, data: bytes = b"") -> bytes:
-        """Return what these bytes and those before hold, at most ``_MOST_INFLATED_BYTES`` of it.
-
-        By small pieces: at the end of each member zlib copies what is left of the piece that it was given, and a
-        hostile engine's members are 20 bytes long.
-        """
-        self._begun = True
-        left = self._left + data
-        view, place, room = memoryview(left), 0, _MOST_INFLATED_BYTES
-        parts: list[bytes] = []
-        try:
-            while room > 0:
-                if self._inflate.eof:
-                    if place == len(left):
-                        break
-                    self._inflate = zlib.decompressobj(wbits=_ANY_HEADER)
-                inflate, piece = self._inflate, view[place : place + _INFLATED_AT_ONCE_BYTES]
-                parts.append(inflate.decompress(piece, room))
-                room -= len(parts[-1])
-                place += len(piece) - len(inflate.unused_data if inflate.eof else inflate.unconsumed_tail)
-                if place == len(left):
-                    break
-        except zlib.error as error:
-            raise UpstreamFailureError(
-                FailureKind.BAD_ENCODING, f"the engine's compressed answer is damaged: {error}"
-            ) from error
-        self._full = room == 0 and not self._inflate.eof
-        self._left = left[place:]
-        return b"".join(parts)
 
 
 class UpstreamResponse:
@@ -88,9 +38,9 @@ class UpstreamResponse:
             elif name == b"content-encoding":
                 codings.append(value.strip().lower())
         coding = b", ".join(codings)
-        self._decoder: _Inflate | None = None
+        self._decoder: Inflate | None = None
         if coding in _INFLATED:
-            self._decoder = _Inflate()
+            self._decoder = Inflate()
             headers = [(name, value) for name, value in headers if name != b"content-encoding"]
         self.readable = self._decoder is not None or coding in _PLAIN
         self.headers: Sequence[Header] = headers
@@ -103,7 +53,7 @@ class UpstreamResponse:
         connection, decoder = self._connection, self._decoder
         while True:
             if decoder is not None and decoder.more:
-                if decoded := decoder.decode():
+                if decoded := _decoded(decoder):
                     return decoded
                 continue
             data = connection.take()
@@ -123,7 +73,7 @@ class UpstreamResponse:
                 continue
             if decoder is None:
                 return data
-            if decoded := decoder.decode(data):
+            if decoded := _decoded(decoder, data):
                 return decoded
 
     @property
@@ -147,6 +97,15 @@ class UpstreamResponse:
             self._connection.linger(_LINGER_S, give_back)
         else:
             give_back(self._connection)
+
+
+def _decoded(decoder: Inflate, data: bytes = b"") -> bytes:
+    try:
+        return decoder.decode(data)
+    except DamagedError as error:
+        raise UpstreamFailureError(
+            FailureKind.BAD_ENCODING, f"the engine's compressed answer is damaged: {error}"
+        ) from error
 
 
 class _Watch:
@@ -305,9 +264,6 @@ def _head(origin: Origin, path: bytes, headers: Sequence[Header], length: int) -
 
 _OWN_LINES = 2  # content-length, and the empty one
 _REDIRECTIONS = range(300, 400)
-_ANY_HEADER = 47  # zlib's word for: gzip or zlib, as its header says
-_MOST_INFLATED_BYTES = 1 << 20
-_INFLATED_AT_ONCE_BYTES = 4 << 10
 _LINGER_S = 1.0
 _INFLATED = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _PLAIN = frozenset({b"identity", b""})

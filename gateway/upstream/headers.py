@@ -2,8 +2,9 @@
 
 End-to-end headers do, unknown ones included. Never crossing: hop-by-hop headers (RFC 9110 section 7.6.1) and those that
 ``Connection`` names; ``x-kvgate-*`` from either side; towards the engine also ``Authorization`` and ``x-api-key`` (the
-gateway's own) and ``Accept-Encoding`` (answers are looked into, so they are asked for uncompressed); towards the client
-the engine's CORS headers (which pages may read answers is the gateway's decision).
+gateway's own), ``Accept-Encoding`` (answers are looked into, so they are asked for uncompressed) and
+``Content-Encoding`` (bodies are decoded, as they are looked into, too); towards the client the engine's CORS headers
+(which pages may read answers is the gateway's decision).
 """
 
 from collections.abc import Iterable
@@ -28,6 +29,7 @@ _HOP_BY_HOP = frozenset(
 _NOT_TO_ENGINE = _HOP_BY_HOP | {
     b"accept-encoding",
     b"authorization",
+    b"content-encoding",
     b"content-length",
     b"expect",
     b"host",

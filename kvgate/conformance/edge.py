@@ -1,11 +1,14 @@
 """The edge: pages of other origins, encodings of bodies, credentials, old and unusual clients."""
 
+import gzip
 import json
+import zlib
 
 from kvgate.conformance.case import case, need
 from kvgate.conformance.rig import CHAT, Rig, body_of
 
 _PAGE = "https://page.example"
+_BOMB_S = 10.0
 
 
 @case("other-origins-kept-out", seen="ollama CVE-2024-28224, CWE-346")
@@ -31,6 +34,22 @@ async def credentials(rig: Rig) -> None:
     need(answer.status == 200, f"got {answer.shown()}")
 
 
-CASES = (origins, credentials)
+@case("compressed-bodies", seen="openai SDKs behind compressing proxies, CVE-2023-47627")
+async def compressed(rig: Rig) -> None:
+    """A gzip or deflate body is decoded, or refused with 415; one that grows a thousandfold is refused."""
+    for coding, encode in (("gzip", gzip.compress), ("deflate", zlib.compress)):
+        script = rig.script()
+        body = json.dumps(body_of(script, CHAT)).encode()
+        answer = await rig.post(CHAT, encode(body), rig.headers(content_encoding=coding))
+        need(answer.status in {200, 415}, f"{coding}: got {answer.shown()}")
+        if answer.status == 200:
+            need(bool(rig.seen(script)), f"{coding}: the backend did not get the decoded body")
+    bomb = gzip.compress(b"[" + b" " * (256 << 20) + b"]")
+    answer = await rig.post(CHAT, bomb, rig.headers(content_encoding="gzip"))
+    need(400 <= answer.status < 500, f"a body that grows from {len(bomb)} bytes to 256 MiB got {answer.shown()}")
+    need(answer.seconds < _BOMB_S, f"that took {answer.seconds:.1f} s")
+
+
+CASES = (origins, credentials, compressed)
 
 __all__ = ["CASES"]

@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from gateway.api.admin.changes import Changes
+from gateway.content_encoding import coding_of, decoded
 from gateway.errors import ApiError, AuthenticationError, BodyTimeoutError, BodyTooLargeError
 
 MAX_BODY_BYTES: Final = 1 << 20
@@ -44,11 +45,13 @@ class AdminAccess:
 class _BoundedRequest(Request):
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
+            coding = coding_of(self.headers.raw)
             try:
                 async with asyncio.timeout(_BODY_LIMIT_S):
-                    self._body = await self._read()
+                    body = await self._read()
             except TimeoutError:
                 raise BodyTimeoutError(f"the request body did not arrive within {_BODY_LIMIT_S:g} s") from None
+            self._body = body if coding is None else await decoded(body, coding, limit_bytes=MAX_BODY_BYTES)
         return self._body
 
     async def _read(self) -> bytes:

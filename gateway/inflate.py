@@ -1,0 +1,67 @@
+"""gzip and deflate, a little at a time: what comes out of each step is bounded, whatever went in."""
+
+import zlib
+from typing import Final
+
+MOST_AT_ONCE_BYTES: Final = 1 << 20
+_ANY_HEADER: Final = 47  # zlib's word for: gzip or zlib, as its header says
+_READ_AT_ONCE_BYTES: Final = 4 << 10
+
+
+class DamagedError(Exception):
+    """The bytes are not of this encoding."""
+
+
+class Inflate:
+    """Bytes of one or more members in, what they hold out."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(wbits=_ANY_HEADER)
+        self._left = b""
+        self._full = False
+        self._begun = False
+        self.members = 0
+        """How many have begun."""
+
+    @property
+    def more(self) -> bool:
+        """Whether ``decode`` may give more without new data."""
+        return self._full or bool(self._left)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that came was given out, and nothing is missing."""
+        return not self.more and (self._inflate.eof or not self._begun)
+
+    def decode(self, data: bytes = b"") -> bytes:
+        """Return what these bytes and those before hold, at most ``MOST_AT_ONCE_BYTES`` of it.
+
+        By small pieces: at the end of each member zlib copies what is left of the piece that it was given, and hostile
+        members are 20 bytes long. Raises ``DamagedError``.
+        """
+        if not self._begun:
+            self._begun, self.members = True, 1
+        left = self._left + data
+        view, place, room = memoryview(left), 0, MOST_AT_ONCE_BYTES
+        parts: list[bytes] = []
+        try:
+            while room > 0:
+                if self._inflate.eof:
+                    if place == len(left):
+                        break
+                    self._inflate = zlib.decompressobj(wbits=_ANY_HEADER)
+                    self.members += 1
+                inflate, piece = self._inflate, view[place : place + _READ_AT_ONCE_BYTES]
+                parts.append(inflate.decompress(piece, room))
+                room -= len(parts[-1])
+                place += len(piece) - len(inflate.unused_data if inflate.eof else inflate.unconsumed_tail)
+                if place == len(left):
+                    break
+        except zlib.error as error:
+            raise DamagedError(str(error)) from error
+        self._full = room == 0 and not self._inflate.eof
+        self._left = left[place:]
+        return b"".join(parts)
+
+
+__all__ = ["MOST_AT_ONCE_BYTES", "DamagedError", "Inflate"]
