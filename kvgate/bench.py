@@ -10,7 +10,8 @@ from kvgate.bench_fleet import run_fleet
 from kvgate.bench_live import run_live
 from kvgate.bench_options import AsJson, AsMarkdown, say
 from kvgate.bench_policies import run_adaptive, run_evict, run_hierarchy, run_predict, run_shadow
-from kvgate.benchmarks import revisit
+from kvgate.bench_served import run_served
+from kvgate.benchmarks import revisit, served
 from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.show import show
 from kvgate.benchmarks.timed_chat import BenchmarkError
@@ -39,6 +40,7 @@ def build_bench() -> typer.Typer:
     bench.command("schedule")(run_schedule)
     bench.command("pd")(run_pd)
     bench.command("tiers")(run_tiers)
+    bench.command(served.NAME)(run_served)
     bench.command("gateway")(run_gateway)
     bench.command("telemetry")(run_telemetry)
     bench.command("fleet")(run_fleet)

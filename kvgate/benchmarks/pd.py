@@ -32,7 +32,7 @@ from kvcontrol.core.control import STATS_PATH, InstanceStats
 from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, new_ticket
 from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.timed_chat import BenchmarkError, first_model, read_event
-from kvgate.display import StartBoard
+from kvgate.display import StartBoard, errors
 from kvgate.instance import EngineLimits
 from kvgate.model import Model
 from kvgate.paths import make_socket_dir, remove_socket_dir
@@ -252,7 +252,7 @@ async def _instances(plan: PdPlan, model: Model, say: Callable[[str], None]) -> 
             planned = plan_instances(model, ports, (), limits, sockets, topology=roles)
             say(f"starting {len(planned)} x {model.name}")
             specs = engine_specs(planned)
-            async with HttpProbe() as probe, Supervisor([specs], Path(logs), probe, StartBoard()) as children:
+            async with HttpProbe() as probe, Supervisor([specs], Path(logs), probe, StartBoard(errors)) as children:
                 await children.until_ready()
                 yield [each.url for each in planned]
     finally:
