@@ -1,6 +1,7 @@
 """Quotas that all workers and replicas share, in Redis or Valkey.
 
 Each decision is one Lua script, which nothing runs beside: as exact as in one process. Redis' clock is everybody's.
+A reservation carries its own number and counts once, however often it is sent.
 What is kept of a tenant goes by itself a minute or two after its last request.
 
 A place of the concurrency is a lease: it is renewed while its request runs, so a gateway that is killed gives its
@@ -95,6 +96,10 @@ if ARGV[10] ~= '' and redis.call('ZSCORE', KEYS[3], ARGV[10]) then
 end
 local used_r, newest_r, slots_r = window(KEYS[1], now)
 local used_t, newest_t, slots_t = window(KEYS[2], now)
+local known = redis.call('ZSCORE', KEYS[3], number)
+if known then
+  return {1, math.floor(tonumber(known) - lease), '', used_r, newest_r, used_t, newest_t, tostring(now)}
+end
 local function room_in(used, slots, amount, limit)
   local excess = used + amount - limit
   if limit < 0 or excess <= 0 then return nil end

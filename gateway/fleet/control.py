@@ -30,6 +30,10 @@ class InstanceControlError(Exception):
         return self.status is None and not self.sure
 
 
+class _DroppedError(InstanceControlError):
+    """The connection ended before there was an answer."""
+
+
 class InstanceControl:
     """Talks JSON to instances; each call takes at most ``timeout_s``."""
 
@@ -65,6 +69,18 @@ class InstanceControl:
             ) from None
 
     async def _once(self, instance: Instance, method: str, path: str, body: Any) -> bytes:
+        """Ask once, and again where a kept connection turns out to be dead."""
+        try:
+            return await self._sent(instance, method, path, body)
+        except _DroppedError as dropped:
+            try:
+                return await self._sent(instance, method, path, body)
+            except InstanceControlError as error:
+                if error.status is None:  # the first of both may have been read
+                    raise InstanceControlError(f"{path}: {dropped}; {error}", status=None, sure=False) from None
+                raise
+
+    async def _sent(self, instance: Instance, method: str, path: str, body: Any) -> bytes:
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if data is None else {"content-type": "application/json"}
         try:
@@ -75,6 +91,8 @@ class InstanceControl:
                 status = answer.status
         except aiohttp.ClientConnectorError as error:
             raise InstanceControlError(f"can't be reached: {why_unreachable(error)}", status=None, sure=True) from None
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            raise _DroppedError(str(error) or type(error).__name__, status=None, sure=False) from None
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, TimeoutError):
                 raise

@@ -1,5 +1,6 @@
 """The Redis or Valkey that gateways share. The driver is the optional dependency ``kvgate[redis]``."""
 
+import logging
 from typing import Any, Final
 
 from gateway.errors import StateError
@@ -7,24 +8,49 @@ from gateway.errors import StateError
 try:
     import redis as blocking
     import redis.asyncio as redis
-    from redis.exceptions import RedisError
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import ConnectionError, NoPermissionError, RedisError  # noqa: A004 - the driver's own
 except ModuleNotFoundError as error:
     raise StateError("redis_url is set, and the driver is not installed: pip install 'kvgate[redis]'") from error
 
 CALL_LIMIT_S: Final = 5.0
+_KEEPS_ALL: Final = "noeviction"
+
+_log = logging.getLogger(__name__)
 
 
 def check_redis(url: str) -> None:
-    """Raise ``StateError`` when Redis can't be reached or refuses us; blocks for some seconds at most."""
+    """Raise ``StateError`` when Redis can't be reached, refuses us, or would evict quotas; blocks for some seconds at
+    most.
+    """
     try:
         with blocking.Redis.from_url(url, socket_timeout=CALL_LIMIT_S, socket_connect_timeout=CALL_LIMIT_S) as client:
             client.ping()
+            _check_memory(client)
     except (RedisError, OSError, ValueError) as error:
         raise StateError(f"redis_url: can't be used for quotas: {error or type(error).__name__}") from None
 
 
+def _check_memory(client: "blocking.Redis") -> None:
+    try:
+        memory: Any = client.info("memory")
+    except NoPermissionError:
+        _log.warning("redis_url: INFO is not allowed to us, so nobody knows whether Redis evicts quotas")
+        return
+    policy = memory.get("maxmemory_policy", _KEEPS_ALL)
+    if memory.get("maxmemory", 0) and policy != _KEEPS_ALL:
+        raise StateError(
+            f"redis_url: Redis evicts keys when its memory is full (maxmemory-policy {policy}), and quotas would be "
+            f"forgotten: set maxmemory-policy {_KEEPS_ALL}, or give kvgate a Redis of its own"
+        )
+
+
 def redis_client(url: str, *, connections: int) -> Any:
-    """Return a client with so many connections, none of which is opened yet; the driver has no types to speak of."""
+    """Return a client with so many connections, none of which is opened yet; the driver has no types to speak of.
+
+    A command on a connection that turns out to be dead is sent once more on a new one: all of ours may come twice.
+    """
     pool = redis.BlockingConnectionPool.from_url(
         url,
         max_connections=connections,
@@ -32,6 +58,7 @@ def redis_client(url: str, *, connections: int) -> Any:
         socket_timeout=CALL_LIMIT_S,
         socket_connect_timeout=CALL_LIMIT_S,
         health_check_interval=30,
+        retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionError,)),
     )
     return redis.Redis.from_pool(pool)
 

@@ -164,14 +164,14 @@ def _accepting(port: int, folder: Path) -> None:
 
 
 @contextmanager
-def redis_server() -> Iterator[Server]:
-    """Run Redis (or Valkey) with nothing on disk."""
+def redis_server(*options: str) -> Iterator[Server]:
+    """Run Redis (or Valkey) with nothing on disk; ``options`` are its own, like ``--maxmemory 1mb``."""
     found = shutil.which("valkey-server") or shutil.which("redis-server")
     if found is None:
         pytest.skip("neither valkey-server nor redis-server is installed (Debian's package redis-server)")
     with _folder("redis") as folder:
         port = free_port()
-        command = [found, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command = [found, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", *options]
         running = Server(command, port, folder / "log", user=None, stop=signal.SIGTERM)
         try:
             yield running

@@ -1,0 +1,77 @@
+"""Quotas while Redis restarts, drops connections, or answers nobody; and a Redis that would forget them."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from gateway.state import Kind
+from tests.integration.gateway.test_process import refused, start
+from tests.support.admin import ADMIN_KEY, Admin
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.databases import Server, redis_server
+from tests.support.fleet import CHAT, chat, running_fleet
+from tests.support.people import put
+from tests.support.running_gateway import RunningGateway
+
+SETTINGS: dict[str, Any] = {"api_keys": [{"key": "k", "tenant": "acme"}], "admin_key": ADMIN_KEY}
+
+
+def url_of(port: int) -> str:
+    return f"redis://127.0.0.1:{port}/0"
+
+
+async def burst(gateway: RunningGateway, count: int) -> Counter[int]:
+    async def one() -> int:
+        async with gateway.post(CHAT, chat(), authorization="Bearer k") as answer:
+            await answer.read()
+            return int(answer.status)
+
+    return Counter(await asyncio.gather(*(one() for _ in range(count))))
+
+
+def drop_all(server: Server) -> None:
+    with redis.Redis.from_url(url_of(server.port)) as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+async def test_kept_connections_that_died_cost_no_request(tmp_path: Path) -> None:
+    await put(tmp_path, Kind.QUOTA, "acme", requests_per_min=10_000)
+    with redis_server() as server:
+        async with running_fleet(tmp_path, redis_url=url_of(server.port), **SETTINGS) as fleet:
+            assert await burst(fleet.gateway, 60) == {200: 60}
+            await asyncio.to_thread(drop_all, server)
+            assert await burst(fleet.gateway, 60) == {200: 60}
+            await asyncio.to_thread(server.end)
+            await asyncio.to_thread(server.again)
+            assert await burst(fleet.gateway, 120) == {200: 120}
+
+
+async def test_a_reservation_whose_answer_was_lost_is_made_again_and_counts_once(tmp_path: Path) -> None:
+    await put(tmp_path, Kind.QUOTA, "acme", requests_per_min=2, concurrency=1)
+    with redis_server() as server, cutting_proxy(server.port) as proxy:
+        async with running_fleet(tmp_path, redis_url=url_of(proxy.port), **SETTINGS) as fleet:
+            admin = Admin(fleet.gateway)
+            assert await burst(fleet.gateway, 1) == {200: 1}
+            proxy.cut_at(b"EVALSHA")
+            assert await burst(fleet.gateway, 1) == {200: 1}
+            assert proxy.cuts == 1
+            assert (await admin.ok("GET", "/quotas/acme/usage"))["requests"] == 2
+            assert await burst(fleet.gateway, 1) == {429: 1}
+
+
+async def test_a_redis_that_would_evict_quotas_is_refused_at_the_start(tmp_path: Path) -> None:
+    for policy in ("allkeys-lru", "volatile-ttl"):
+        with redis_server("--maxmemory", "100mb", "--maxmemory-policy", policy) as server:
+            code, said = await refused(await start(tmp_path, KVGATE_REDIS_URL=url_of(server.port)))
+            assert code == 2
+            assert f"maxmemory-policy {policy}" in said
+            assert "set maxmemory-policy noeviction" in said
+
+
+async def test_a_redis_of_bounded_memory_that_evicts_nothing_is_taken(tmp_path: Path) -> None:
+    with redis_server("--maxmemory", "100mb", "--maxmemory-policy", "noeviction") as server:
+        async with running_fleet(tmp_path, redis_url=url_of(server.port), **SETTINGS) as fleet:
+            assert await burst(fleet.gateway, 1) == {200: 1}

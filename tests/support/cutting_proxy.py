@@ -1,0 +1,95 @@
+"""A TCP proxy that cuts a connection at a chosen moment: after a request was carried out, before its answer."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+class CuttingProxy:
+    """Listens on ``port``, and passes everything on until it is told to cut."""
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._marker: bytes | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self.port = 0
+        self.cuts = 0
+
+    def cut_at(self, marker: bytes) -> None:
+        """Close the next connection that is sent this, once the server has answered that; its client gets nothing."""
+        self._marker = marker
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        with suppress(ConnectionError, asyncio.CancelledError):
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+            cutting = asyncio.Event()
+            ways = [
+                asyncio.create_task(self._forth(reader, server_writer, cutting)),
+                asyncio.create_task(self._back(server_reader, writer, cutting)),
+            ]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+                server_writer.transport.abort()
+                writer.transport.abort()
+
+    async def _forth(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cutting: asyncio.Event) -> None:
+        while data := await reader.read(1 << 16):
+            if self._marker is not None and self._marker in data:
+                self._marker = None
+                cutting.set()
+            writer.write(data)
+            await writer.drain()
+
+    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cutting: asyncio.Event) -> None:
+        while data := await reader.read(1 << 16):
+            if cutting.is_set():
+                self.cuts += 1
+                return
+            writer.write(data)
+            await writer.drain()
+
+    async def close(self) -> None:
+        connections = list(self._connections)
+        for each in connections:
+            each.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+
+@contextmanager
+def cutting_proxy(target_port: int) -> Iterator[CuttingProxy]:
+    """Run one before a server on loopback, in a thread: a gateway looks for its stores before its loop runs."""
+    proxy = CuttingProxy(target_port)
+    started = threading.Event()
+    ended = asyncio.Event()
+
+    async def run() -> None:
+        async with await asyncio.start_server(proxy.serve, "127.0.0.1", 0) as server:
+            proxy.port = int(server.sockets[0].getsockname()[1])
+            started.set()
+            await ended.wait()
+            server.close()
+            await proxy.close()
+            await asyncio.sleep(0)  # so that sockets are closed, too
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_until_complete, args=[run()])
+    thread.start()
+    try:
+        assert started.wait(60)
+        yield proxy
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()
+
+
+__all__ = ["CuttingProxy", "cutting_proxy"]
