@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from functools import partial
-from time import monotonic, time
+from time import monotonic
 from urllib.parse import urlsplit
 
 import zmq.asyncio
@@ -67,6 +67,7 @@ from gateway.separation import Separation
 from gateway.settings import Settings
 from gateway.shared import open_shared
 from gateway.state import load_admin_key, load_salt_secret
+from gateway.state.shared_clock import SharedClock
 from gateway.supervisor import running
 from gateway.telemetry import LoopLag, Metrics, Telemetry, Watched, open_traces
 from gateway.telemetry.siblings import Siblings
@@ -94,8 +95,13 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
         None if settings.tokenizer is None else load_tokenizer(settings.tokenizer, settings.tokenizer_memory_bytes)
     )
     admin_key = settings.admin_key.get_secret_value() if settings.admin_key else load_admin_key(settings.state_dir)
+    shared_clock = SharedClock()
     authenticator = Authenticator(
-        settings.api_keys, salt_secret=salt_secret, require_keys=settings.require_keys, admin_key=admin_key
+        settings.api_keys,
+        salt_secret=salt_secret,
+        require_keys=settings.require_keys,
+        admin_key=admin_key,
+        clock=shared_clock,
     )
     hosts = Hosts([settings.host, *hosts_of(settings.cors_origins)])
     metrics_key = [settings.metrics_key.get_secret_value()] if settings.metrics_key else []
@@ -237,7 +243,12 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                 )
                 app.include_router(
                     ops_router(
-                        registry=registry, metrics=metrics, problems=problems, access=operators, siblings=siblings
+                        registry=registry,
+                        metrics=metrics,
+                        problems=problems,
+                        access=operators,
+                        confirmed=lambda: authenticator.confirmed,
+                        siblings=siblings,
                     )
                 )
                 board = FleetBoard(registry=registry, load=load, index=index, planner=planner, telemetry=telemetry)
@@ -299,7 +310,14 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     authenticator.publish(directory)
                     registry.tenants(several=authenticator.several)
 
-                keeper = DirectoryKeeper(store, publish, problems)
+                keeper = DirectoryKeeper(
+                    store,
+                    publish=publish,
+                    expire=authenticator.distrust,
+                    trust_s=settings.store_trust_s,
+                    clock=shared_clock,
+                    problems=problems,
+                )
                 presets = PresetCatalogue(Presets.shipped(), lambda: keeper.current.workloads)
                 control = InstanceControl(session, timeout_s=settings.control_timeout_s)
                 swap = PolicySwap(control)
@@ -330,7 +348,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     pins=lambda: keeper.current.pins,
                     expired=PinExpiry(store, refresh),
                     clock=monotonic,
-                    now=time,
+                    now=shared_clock,
                 )
                 roster = Roster(
                     registry=registry,
@@ -346,6 +364,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                         changes=changes,
                         authenticator=authenticator,
                         meter=quotas,
+                        clock=shared_clock,
                         more=(
                             leases_router(roster),
                             instances_router(changes, roster),
@@ -375,7 +394,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                             prefixes_router(
                                 changes,
                                 names=names,
-                                desk=PrefixDesk(names=names, registry=registry, keeper=pins),
+                                desk=PrefixDesk(names=names, registry=registry, keeper=pins, now=shared_clock),
                             ),
                             presets_router(changes, presets=presets, registry=registry, swap=swap),
                             own_presets_router(changes, presets=presets),
@@ -396,7 +415,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                 }
                 try:
                     registry.tenants(several=authenticator.several)
-                    await keeper.refresh()
+                    await keeper.look()
                     _say_mode(settings, authenticator)
                     async with membership:
                         await roster_keeper.follow(membership)

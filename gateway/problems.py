@@ -16,6 +16,8 @@ class ProblemKind(StrEnum):
     """What a problem is about."""
 
     DOCUMENT = "document"  # a stored document can't be read
+    STORE = "store"  # the store can't be read
+    CLOCK = "clock"  # this machine's clock differs from the store's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,10 +44,10 @@ def open_shared(settings: Settings) -> Shared:
 def _store(settings: Settings) -> Store:
     audit = AuditBound(entries=settings.audit_entries, age_s=settings.audit_days * _DAY_S)
     if settings.store_url is None:
-        return open_sqlite(settings.state_dir, audit)
+        return open_sqlite(settings.state_dir, audit, limit_s=settings.store_timeout_s)
     from gateway.state.postgres import open_postgres
 
-    return open_postgres(settings.store_url.get_secret_value(), audit)
+    return open_postgres(settings.store_url.get_secret_value(), audit, limit_s=settings.store_timeout_s)
 
 
 __all__ = ["Shared", "open_shared"]

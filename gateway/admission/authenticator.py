@@ -13,13 +13,14 @@ from time import time
 from types import MappingProxyType
 
 from gateway.admission.directory import Directory
-from gateway.errors import AuthenticationError, PermissionDeniedError
+from gateway.errors import AuthenticationError, NoInstanceError, PermissionDeniedError
 from gateway.settings import ApiKeySettings
 from gateway.state.api_key import KeyDigest
 from gateway.types import Tenant, TenantId
 from kvcontrol.series import MOST_TENANTS, OTHER
 
 _SALT_HEX_CHARS = 32
+_RETRY_AFTER_S = 2
 _ANONYMOUS = TenantId("anonymous")
 
 
@@ -46,6 +47,7 @@ class Authenticator:
         self._clock = clock
         self._directory = Directory()
         self._tenants: dict[bytes, tuple[Tenant, float | None]] = {}
+        self._unconfirmed: frozenset[bytes] = frozenset()
         self.accounts: Mapping[TenantId, Tenant] = {}
         """Tenants that are known by name, the first hundred of them: those that metrics may name."""
         self.publish(Directory())
@@ -66,16 +68,27 @@ class Authenticator:
 
         known = {digest: (tenant(name), None) for digest, name in self._configured.items()}
         stored = {digest: (tenant(each.tenant), each.expires_at_s) for digest, each in directory.keys.items()}
-        self._directory, self._tenants = directory, stored | known
+        self._directory, self._tenants, self._unconfirmed = directory, stored | known, frozenset()
         names = sorted({*self.configured, *directory.tenants, *(each.tenant for each in directory.keys.values())})
         named = [each for each in ([_ANONYMOUS, *names] if self.open else names) if each != OTHER]
         self.accounts = MappingProxyType({name: tenant(name) for name in named[:MOST_TENANTS]})
+
+    def distrust(self) -> None:
+        """Refuse stored keys until the next ``publish``: whether they are still good is not known."""
+        self._unconfirmed = frozenset(self._tenants.keys() - self._configured.keys())
+        self._tenants = {digest: found for digest, found in self._tenants.items() if digest in self._configured}
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether stored keys are accepted."""
+        return not self._unconfirmed
 
     def authenticate(self, keys: Sequence[bytes]) -> Tenant:
         """Return who sent these keys: the first counts.
 
         Raises ``AuthenticationError`` when that is nobody known, or when another one is known as well: then nobody can
-        tell whose request it is. ``PermissionDeniedError`` when the tenant is suspended.
+        tell whose request it is. ``PermissionDeniedError`` when the tenant is suspended, ``NoInstanceError`` for a
+        stored key after ``distrust``.
         """
         key = keys[0] if keys else None
         digest = None if key is None else self._digest.of(key)
@@ -132,6 +145,12 @@ class Authenticator:
             raise AuthenticationError("no API key; send the header Authorization: Bearer <key>", code="missing_api_key")
         found = self._tenants.get(digest)
         if found is None:
+            if digest in self._unconfirmed:
+                raise NoInstanceError(
+                    "whether this API key is still good can't be confirmed: the store is away",
+                    code="keys_unconfirmed",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
             raise AuthenticationError("this API key is not known here")
         tenant, expires_at_s = found
         if expires_at_s is not None and self._clock() >= expires_at_s:

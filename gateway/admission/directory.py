@@ -4,7 +4,6 @@ Read whole, swapped whole.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,16 +11,16 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from gateway.limits import UNLIMITED, TenantLimits
-from gateway.problems import Problems
+from gateway.problems import ProblemKind, Problems
 from gateway.state.bodies import CURRENT_PRESET, DEFAULT_QUOTA, KeyBody, PolicyBody, PresetBody, QuotaBody, TenantBody
 from gateway.state.documents import Document, Kind
 from gateway.state.fleet_bodies import PinBody
+from gateway.state.shared_clock import MOST_SKEW_S, SharedClock
 from gateway.state.store import Store, StoreUnavailableError
 from gateway.state.stored import DocumentReader, UnreadableDocumentError, read
 from gateway.types import TenantId
 
 _Value = TypeVar("_Value")
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,33 +120,93 @@ def _suspended(before: TenantBody | None) -> TenantBody:
 
 
 class DirectoryKeeper:
-    """Reads the directory anew when the store has changed, here or in another gateway, and tells ``publish``."""
+    """Reads the directory anew when the store has changed, here or in another gateway, and tells ``publish``.
 
-    def __init__(self, store: Store, publish: Callable[[Directory], None], problems: Problems) -> None:
+    While the store can't be read, what is known holds for ``trust_s``. Then ``expire`` is called, since a key may
+    have been revoked meanwhile.
+    """
+
+    def __init__(  # noqa: PLR0913 - wired once, by name
+        self,
+        store: Store,
+        *,
+        publish: Callable[[Directory], None],
+        expire: Callable[[], None],
+        trust_s: float,
+        clock: SharedClock,
+        problems: Problems,
+    ) -> None:
         self._store = store
         self._reader = DirectoryReader(store, problems)
         self._publish = publish
+        self._expire = expire
+        self._trust_s = trust_s
+        self._clock = clock
+        self._problems = problems
+        self._one = asyncio.Lock()
+        self._trusted = False
+        self._end: asyncio.TimerHandle | None = None
         self.current = Directory()
 
     async def refresh(self) -> None:
         """Bring it up to date; raises ``StoreUnavailableError``, and what is known stays as it was."""
-        if self.current.revision != await self._store.revision():
-            self.current = await self._reader.read()
-            self._publish(self.current)
+        async with self._one:  # an older reading never takes the place of a newer one
+            begun_s = asyncio.get_running_loop().time()
+            if self.current.revision != await self._store.revision():
+                self.current = await self._reader.read()
+                self._publish(self.current)
+            elif not self._trusted:
+                self._publish(self.current)
+            self._confirmed(begun_s)
+
+    async def look(self) -> None:
+        """Bring it up to date, and compare the clocks; raises ``StoreUnavailableError``."""
+        self._compare_clocks(await self._store.skew_s())
+        await self.refresh()
 
     async def run(self, interval_s: float) -> None:
-        """Look again and again, for ever. While the store is away, what is known holds."""
-        away = False
-        while True:
-            await asyncio.sleep(interval_s)
-            try:
-                await self.refresh()
-            except StoreUnavailableError as error:
-                if not away:
-                    _log.warning("tenants, keys and quotas stay as they are known: %s", error)
-                away = True
-            else:
-                away = False
+        """Look again and again, for ever."""
+        try:
+            while True:
+                await asyncio.sleep(interval_s)
+                try:
+                    await self.look()
+                except StoreUnavailableError as error:
+                    self._say_away(error)
+        finally:
+            if self._end is not None:
+                self._end.cancel()
+
+    def _confirmed(self, at_s: float) -> None:
+        self._trusted = True
+        self._problems.clear(ProblemKind.STORE, "store")
+        if self._end is not None:
+            self._end.cancel()
+        self._end = asyncio.get_running_loop().call_at(at_s + self._trust_s, self._distrust)
+
+    def _distrust(self) -> None:
+        self._trusted = False
+        self._expire()
+
+    def _say_away(self, error: StoreUnavailableError) -> None:
+        if self._trusted:
+            means = f"stored keys are accepted as they are known for {self._trust_s:g} s after the last look"
+        else:
+            means = f"stored keys are refused with 503, since they could not be confirmed for {self._trust_s:g} s"
+        self._problems.report(ProblemKind.STORE, "store", f"the store can't be read: {error}; {means}")
+
+    def _compare_clocks(self, skew_s: float) -> None:
+        self._clock.seen(skew_s)
+        if abs(skew_s) <= MOST_SKEW_S:
+            self._problems.clear(ProblemKind.CLOCK, "clock")
+            return
+        way = "ahead of" if skew_s > 0 else "behind"
+        self._problems.report(
+            ProblemKind.CLOCK,
+            "clock",
+            f"this machine's clock is about {abs(skew_s):.0f} s {way} the store's: set it right (NTP); what is stored "
+            "goes by the store's clock",
+        )
 
 
 __all__ = ["Directory", "DirectoryKeeper", "KnownKey"]

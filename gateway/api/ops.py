@@ -1,5 +1,7 @@
 """For operators: is it alive, is it ready, what does it measure."""
 
+from collections.abc import Callable
+
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -16,9 +18,13 @@ def ops_router(
     metrics: Metrics,
     problems: Problems,
     access: OperatorAccess,
+    confirmed: Callable[[], bool],
     siblings: Siblings | None = None,
 ) -> APIRouter:
-    """Return ``/healthz`` and ``/readyz`` for everybody, ``/metrics`` and what ``/readyz`` names for operators."""
+    """Return ``/healthz`` and ``/readyz`` for everybody, ``/metrics`` and what ``/readyz`` names for operators.
+
+    ``confirmed`` tells whether stored keys are accepted.
+    """
     router = APIRouter()
 
     @router.get("/healthz")
@@ -33,11 +39,12 @@ def ops_router(
         """
         instances = registry.all()
         usable = sum(each.ready for each in instances)
-        is_ready = any(each.ready and each.answers for each in instances)
+        answering = any(each.ready and each.answers for each in instances)
+        is_ready = answering and confirmed()
         shown = instances if access.allows(request) else ()
         return JSONResponse(
             {
-                "status": "ready" if is_ready else "no usable instance answers" if usable else "no usable instance",
+                "status": _status(confirmed=confirmed(), answering=answering, usable=usable),
                 "usable": usable,
                 "problems": {kind: count for kind, count in problems.counts().items() if count},
                 "blocks_known": sum(each.blocks_known for each in instances),
@@ -59,6 +66,12 @@ def ops_router(
         return Response(series, headers={"content-type": content_type})
 
     return router
+
+
+def _status(*, confirmed: bool, answering: bool, usable: int) -> str:
+    if not confirmed:
+        return "stored keys can't be confirmed: the store is away"
+    return "ready" if answering else "no usable instance answers" if usable else "no usable instance"
 
 
 __all__ = ["ops_router"]

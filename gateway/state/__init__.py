@@ -16,7 +16,15 @@ from gateway.state.documents import (
 )
 from gateway.state.salt import load_salt_secret
 from gateway.state.sqlite import open_sqlite
-from gateway.state.store import ConflictError, Remember, RepeatedKeyError, Store, StoreError, StoreUnavailableError
+from gateway.state.store import (
+    ConflictError,
+    OutcomeUnknownError,
+    Remember,
+    RepeatedKeyError,
+    Store,
+    StoreError,
+    StoreUnavailableError,
+)
 
 __all__ = [
     "ABSENT",
@@ -30,6 +38,7 @@ __all__ = [
     "KeyDigest",
     "Kind",
     "NewKey",
+    "OutcomeUnknownError",
     "Put",
     "Remember",
     "Remembered",

@@ -1,12 +1,17 @@
 """PostgreSQL, the store of gateways on several hosts. The driver is the optional dependency ``kvgate[postgres]``."""
 
+import os
+import socket
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from math import ceil
+from typing import Final
 
 from gateway.errors import StateError
+from gateway.state.database import CommitUnknownError, Row
 from gateway.state.documents import AuditBound
-from gateway.state.schema import Row, SchemaError, prepare
-from gateway.state.sql import SqlStore
+from gateway.state.schema import SchemaError, prepare
+from gateway.state.sql import CALL_LIMIT_S, SqlStore
 
 try:
     import psycopg
@@ -15,42 +20,77 @@ except ModuleNotFoundError as error:
         error
     )
 
-_CONNECT_S = 5
-_LOCK = 0x6B76_6761_7465
+_LOCK: Final = 0x6B76_6761_7465
 """Number of the advisory lock that makes writers take turns, as SQLite's do: changes are rare and small."""
+
+_KEEPALIVE_S: Final = 5
 
 
 class PostgresDatabase:
-    """One connection. A statement that takes longer than ten seconds fails."""
+    """One connection. The server ends a statement that takes longer than ``limit_s``; a server that can't is left by
+    ``abort``, and one that is gone without a word is noticed by TCP.
+    """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, limit_s: float = CALL_LIMIT_S) -> None:
+        limit_ms = ceil(limit_s * 1000)
         self._connection = psycopg.connect(
             url,
             autocommit=True,
-            connect_timeout=_CONNECT_S,
+            connect_timeout=max(2, ceil(limit_s)),
             application_name="kvgate",
-            options="-c statement_timeout=10000 -c lock_timeout=10000 -c client_min_messages=warning",
+            options=f"-c statement_timeout={limit_ms} -c lock_timeout={limit_ms} -c client_min_messages=warning",
+            keepalives=1,
+            keepalives_idle=_KEEPALIVE_S,
+            keepalives_interval=_KEEPALIVE_S,
+            keepalives_count=2,
+            tcp_user_timeout=limit_ms,
         )
 
     @property
     def serial(self) -> str:
         return "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
 
+    @property
+    def lost(self) -> bool:
+        return self._connection.broken
+
     def tables(self) -> frozenset[str]:
         found = self.rows("SELECT tablename FROM pg_tables WHERE schemaname = ANY (current_schemas(false))")
         return frozenset(name for (name,) in found)
 
+    def now(self) -> float:
+        [[now_s]] = self.rows("SELECT EXTRACT(EPOCH FROM clock_timestamp())::float8")
+        return float(now_s)
+
+    def check(self) -> None:
+        """A connection leads to its server for as long as it lasts."""
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        with self._connection.transaction():
+        self._connection.execute("BEGIN")
+        try:
             self._connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
             yield
+        except BaseException:
+            with suppress(psycopg.Error):  # a connection that is gone has nothing left to take back
+                self._connection.execute("ROLLBACK")
+            raise
+        try:
+            self._connection.execute("COMMIT")
+        except psycopg.Error as error:
+            if self._connection.broken:
+                raise CommitUnknownError(str(error).strip()) from error
+            raise
 
     def rows(self, statement: str, parameters: Sequence[object] = ()) -> Sequence[Row]:
         return self._connection.execute(_translated(statement), parameters).fetchall()
 
     def execute(self, statement: str, parameters: Sequence[object] = ()) -> None:
         self._connection.execute(_translated(statement), parameters)
+
+    def abort(self) -> None:
+        with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._connection.close()
@@ -60,14 +100,16 @@ def _translated(statement: str) -> bytes:
     return statement.replace("?", "%s").encode()
 
 
-def open_postgres(url: str, audit: AuditBound | None = None) -> SqlStore:
+def open_postgres(url: str, audit: AuditBound | None = None, *, limit_s: float = CALL_LIMIT_S) -> SqlStore:
     """Return the store at ``url``; raises ``StateError`` when it can't be reached or used."""
     try:
         with closing(PostgresDatabase(url)) as database:
             prepare(database)
     except (psycopg.Error, SchemaError) as error:
         raise StateError(f"store_url: PostgreSQL can't be used: {str(error).strip()}") from error
-    return SqlStore(lambda: PostgresDatabase(url), unavailable=(psycopg.Error,), audit=audit)
+    return SqlStore(
+        lambda: PostgresDatabase(url, limit_s=limit_s), unavailable=(psycopg.Error,), audit=audit, limit_s=limit_s
+    )
 
 
 __all__ = ["PostgresDatabase", "open_postgres"]

@@ -6,38 +6,14 @@ older than that does not start, and a running one answers that the store can't b
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
-Row = Sequence[Any]
+from gateway.state.database import Database
 
 
 class SchemaError(Exception):
     """The store has a schema that this version must not use."""
-
-
-class Database(Protocol):
-    """One connection, used from one thread. Parameters are written ``?``."""
-
-    @property
-    def serial(self) -> str:
-        """The type of a column that numbers its rows."""
-        ...
-
-    def tables(self) -> frozenset[str]:
-        """Return the names of the tables."""
-        ...
-
-    def transaction(self) -> AbstractContextManager[None]:
-        """Run the block as one transaction that no other writer runs beside; roll it back when the block raises."""
-        ...
-
-    def rows(self, statement: str, parameters: Sequence[object] = ()) -> Sequence[Row]: ...
-
-    def execute(self, statement: str, parameters: Sequence[object] = ()) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,4 +112,4 @@ def _migrate(database: Database, migrations: Sequence[Migration]) -> None:
     )
 
 
-__all__ = ["MIGRATIONS", "VERSION", "Database", "Migration", "Row", "SchemaError", "prepare"]
+__all__ = ["MIGRATIONS", "VERSION", "Migration", "SchemaError", "prepare"]

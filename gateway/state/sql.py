@@ -1,28 +1,36 @@
-"""The store in SQL, the same statements for SQLite and PostgreSQL.
+"""The store over a SQL database.
 
 Both drivers are used blocking, on one thread of their own: the store is read at start and written by people, never by a
 client's request, so one connection does, and one code path is tested against both. What differs is in a ``Database``.
+
+A call that has not begun when its time is over is cancelled, so it is never carried out later. One that has begun ends
+in bounded time, whatever the database does: its connection is cut from outside. A connection that had died unnoticed is
+replaced, and its call made once more.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from time import time
-from typing import NamedTuple, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TypeVar
 
-from gateway.state.documents import ABSENT, Action, AuditBound, AuditEntry, Change, Delete, Document, Kind, Remembered
-from gateway.state.schema import Database, Row, SchemaError, prepare
-from gateway.state.store import ConflictError, Remember, RepeatedKeyError, StoreUnavailableError
+from gateway.state import statements
+from gateway.state.database import CommitUnknownError, Database
+from gateway.state.documents import Action, AuditBound, AuditEntry, Change, Document, Kind, Remembered
+from gateway.state.schema import SchemaError, prepare
+from gateway.state.statements import Record
+from gateway.state.store import OutcomeUnknownError, Remember, StoreUnavailableError
 
 _Result = TypeVar("_Result")
 
-_REMEMBERED_S = 24 * 3600.0
-_CALL_LIMIT_S = 30.0
+CALL_LIMIT_S = 5.0
 
 
 class SqlStore:
     """``Store`` over a ``Database``; ``connect`` is called on the store's thread, again after a failure.
-    ``unavailable`` is what the driver raises when the database can't be used.
+
+    ``unavailable`` is what the driver raises when the database can't be used; ``limit_s`` bounds the wait of a call,
+    and its time once it has begun.
     """
 
     def __init__(
@@ -31,220 +39,130 @@ class SqlStore:
         *,
         unavailable: tuple[type[Exception], ...],
         audit: AuditBound | None = None,
-        clock: Callable[[], float] = time,
+        limit_s: float = CALL_LIMIT_S,
     ) -> None:
         self._connect = connect
-        self._unavailable: tuple[type[Exception], ...] = (*unavailable, SchemaError)
+        self._unavailable: tuple[type[Exception], ...] = (*unavailable, SchemaError, CommitUnknownError)
         self._bound = audit or AuditBound()
-        self._clock = clock
+        self._limit_s = limit_s
         self._database: Database | None = None
+        self._begun = 0
+        self._cut = 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
 
     async def revision(self) -> int:
-        return await self._run(_revision)
+        return await self._run(statements.revision)
+
+    async def skew_s(self) -> float:
+        return await self._run(statements.skew_s)
 
     async def documents(self, kind: Kind) -> Sequence[Document]:
-        return await self._run(lambda database: _documents(database, kind))
+        return await self._run(lambda database: statements.documents(database, kind))
 
     async def document(self, kind: Kind, name: str) -> Document | None:
-        return await self._run(lambda database: _document(database, kind, name))
+        return await self._run(lambda database: statements.document(database, kind, name))
 
     async def begin(self, action: Action) -> int:
-        now_s = self._clock()
-        return await self._run(lambda database: _begin(database, _Audit(action, self._bound, now_s, None)))
+        return await self._run(lambda database: statements.begin(database, Record(action, self._bound)))
 
     async def apply(
         self, changes: Sequence[Change], *, action: Action, remember: Remember | None = None, begun: int | None = None
     ) -> Sequence[Document | None]:
-        audit = _Audit(action, self._bound, self._clock(), begun)
-        return await self._run(lambda database: _apply(database, changes, audit, remember))
+        record = Record(action, self._bound, begun)
+        return await self._run(lambda database: statements.apply(database, changes, record, remember))
 
     async def remembered(self, key: str) -> Remembered | None:
-        since_s = self._clock() - _REMEMBERED_S
-        return await self._run(lambda database: _remembered(database, key, since_s))
+        return await self._run(lambda database: statements.remembered(database, key))
 
     async def audit(self, *, limit: int, before: int | None = None) -> Sequence[AuditEntry]:
-        since_s = self._clock() - self._bound.age_s
-        return await self._run(lambda database: _audit(database, limit, before, since_s))
+        return await self._run(lambda database: statements.audit(database, limit, before, self._bound))
 
     async def close(self) -> None:
-        def end() -> None:
-            if self._database is not None:
-                self._database.close()
-                self._database = None
-
-        await asyncio.get_running_loop().run_in_executor(self._thread, end)
+        await asyncio.wrap_future(self._submit(self._drop))
         self._thread.shutdown(wait=False)
+
+    def _submit(self, work: Callable[[], _Result]) -> "Future[_Result]":
+        """Do it on the store's thread after what was asked before, cut off ``limit_s`` after it has begun."""
+        loop = asyncio.get_running_loop()
+
+        def bounded() -> _Result:
+            self._begun += 1
+            loop.call_soon_threadsafe(loop.call_later, self._limit_s, self._cut_off, self._begun)
+            return work()
+
+        return self._thread.submit(bounded)
 
     async def _run(self, work: Callable[[Database], _Result]) -> _Result:
         """Do it on the store's thread. A change that was begun goes on when the caller is cancelled."""
-        future = asyncio.get_running_loop().run_in_executor(self._thread, self._attempt, work)
+        call = self._submit(lambda: self._attempt(work))
+        answer = asyncio.wrap_future(call)
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to look at it
         try:
-            async with asyncio.timeout(_CALL_LIMIT_S):
-                return await asyncio.shield(future)
-        except TimeoutError:
-            raise StoreUnavailableError(f"the database did not answer within {_CALL_LIMIT_S:g} s") from None
+            ended, _ = await asyncio.wait({answer}, timeout=self._limit_s)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        if not ended and call.cancel():
+            raise StoreUnavailableError(f"the database is busy for {self._limit_s:g} s already; nothing was changed")
+        return await asyncio.shield(answer)
+
+    def _cut_off(self, call: int) -> None:
+        """End the connection of a call that still runs, from the event loop's thread."""
+        database = self._database
+        if self._begun == call and self._cut < call:
+            self._cut = call
+            if database is not None:
+                database.abort()
 
     def _attempt(self, work: Callable[[Database], _Result]) -> _Result:
+        call = self._begun
         try:
-            if self._database is None:
-                self._database = self._connect()
-                prepare(self._database)
-            return work(self._database)
+            return self._once_more(work, call)
         except self._unavailable as error:
-            if self._database is not None:  # whatever state the connection is in, the next call gets a new one
-                self._database.close()
-                self._database = None
-            raise StoreUnavailableError(f"the database can't be used: {error}") from error
+            self._drop()  # whatever state the connection is in, the next call gets a new one
+            if isinstance(error, CommitUnknownError):
+                raise OutcomeUnknownError(
+                    "the database was lost while it was told to commit; the change may have been made: read it, or "
+                    "send the same request again with its Idempotency-Key"
+                ) from error
+            if self._cut == call:
+                raise self._too_late() from error
+            raise StoreUnavailableError(f"the database can't be used: {str(error).strip()}") from error
+        finally:
+            self._begun += 1  # its time is over without effect
+
+    def _once_more(self, work: Callable[[Database], _Result], call: int) -> _Result:
+        """Do it, and again on a new connection where one that was kept turns out to be dead."""
+        kept = self._database
+        try:
+            return self._with(self._database or self._opened(call), work)
+        except self._unavailable as error:
+            if kept is None or not kept.lost or isinstance(error, CommitUnknownError) or self._cut == call:
+                raise
+        self._drop()
+        return self._with(self._opened(call), work)
+
+    def _with(self, database: Database, work: Callable[[Database], _Result]) -> _Result:
+        database.check()
+        result = work(database)
+        database.check()
+        return result
+
+    def _opened(self, call: int) -> Database:
+        self._database = database = self._connect()
+        if self._cut == call:  # there was nothing to cut off yet
+            raise self._too_late()
+        prepare(database)
+        return database
+
+    def _too_late(self) -> StoreUnavailableError:
+        return StoreUnavailableError(f"the database did not answer within {self._limit_s:g} s; nothing was changed")
+
+    def _drop(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            with suppress(*self._unavailable):
+                database.close()
 
 
-def _revision(database: Database) -> int:
-    [[revision]] = database.rows("SELECT revision FROM kvgate_revision")
-    return int(revision)
-
-
-def _documents(database: Database, kind: Kind) -> list[Document]:
-    found = database.rows(
-        "SELECT name, body, version, created_at_s, updated_at_s FROM kvgate_documents "
-        "WHERE kind = ? AND body IS NOT NULL ORDER BY name",
-        [kind.value],
-    )
-    return [_as_document(kind, row) for row in found]
-
-
-def _document(database: Database, kind: Kind, name: str) -> Document | None:
-    found = database.rows(
-        "SELECT name, body, version, created_at_s, updated_at_s FROM kvgate_documents "
-        "WHERE kind = ? AND name = ? AND body IS NOT NULL",
-        [kind.value, name],
-    )
-    return _as_document(kind, found[0]) if found else None
-
-
-def _as_document(kind: Kind, row: Row) -> Document:
-    name, body, version, created_at_s, updated_at_s = row
-    return Document(
-        kind=kind, name=name, body=body, version=version, created_at_s=created_at_s, updated_at_s=updated_at_s
-    )
-
-
-class _Audit(NamedTuple):
-    """What is written of a change, and what of the log is kept then."""
-
-    action: Action
-    bound: AuditBound
-    now_s: float
-    begun: int | None
-    """The entry that ends with it; None is a new one."""
-
-
-def _begin(database: Database, audit: _Audit) -> int:
-    with database.transaction():
-        return _entry(database, audit)
-
-
-def _entry(database: Database, audit: _Audit) -> int:
-    action, bound, now_s, _ = audit
-    [[number]] = database.rows(
-        "INSERT INTO kvgate_audit (at_s, actor, action, target, outcome, detail, request_id) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING number",
-        [now_s, action.actor, action.action, action.target, action.outcome, action.detail, action.request_id],
-    )
-    database.execute(
-        "DELETE FROM kvgate_audit WHERE at_s < ? OR number <= (SELECT MAX(number) FROM kvgate_audit) - ?",
-        [now_s - bound.age_s, bound.entries],
-    )
-    return int(number)
-
-
-def _apply(
-    database: Database, changes: Sequence[Change], audit: _Audit, remember: Remember | None
-) -> list[Document | None]:
-    with database.transaction():
-        after = [_change(database, change, audit.now_s) for change in changes]
-        if changes:
-            database.execute("UPDATE kvgate_revision SET revision = revision + 1")
-        if audit.begun is None:
-            _entry(database, audit)
-        else:
-            database.execute(
-                "UPDATE kvgate_audit SET outcome = ?, detail = ? WHERE number = ?",
-                [audit.action.outcome, audit.action.detail, audit.begun],
-            )
-        if remember is not None:
-            _remember(database, remember(after), audit.now_s)
-        return after
-
-
-def _change(database: Database, change: Change, now_s: float) -> Document | None:
-    found = database.rows(
-        "SELECT name, body, version, created_at_s, updated_at_s FROM kvgate_documents WHERE kind = ? AND name = ?",
-        [change.kind.value, change.name],
-    )
-    counted = int(found[0][2]) if found else 0
-    present = counted if found and found[0][1] is not None else ABSENT
-    wanted = change.expected
-    if (wanted is not None and wanted != present) or (isinstance(change, Delete) and present == ABSENT):
-        raise ConflictError(change.kind, change.name, expected=wanted, found=present)
-    if isinstance(change, Delete):
-        database.execute(
-            "UPDATE kvgate_documents SET body = NULL, version = ?, updated_at_s = ? WHERE kind = ? AND name = ?",
-            [counted + 1, now_s, change.kind.value, change.name],
-        )
-        return None
-    created_at_s = float(found[0][3]) if present else now_s
-    database.execute(
-        "INSERT INTO kvgate_documents (kind, name, body, version, created_at_s, updated_at_s) "
-        "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (kind, name) DO UPDATE SET body = excluded.body, "
-        "version = excluded.version, created_at_s = excluded.created_at_s, updated_at_s = excluded.updated_at_s",
-        [change.kind.value, change.name, change.body, counted + 1, created_at_s, now_s],
-    )
-    return Document(
-        kind=change.kind,
-        name=change.name,
-        body=change.body,
-        version=counted + 1,
-        created_at_s=created_at_s,
-        updated_at_s=now_s,
-    )
-
-
-def _remember(database: Database, remember: Remembered, now_s: float) -> None:
-    database.execute("DELETE FROM kvgate_idempotency WHERE at_s < ?", [now_s - _REMEMBERED_S])
-    if database.rows("SELECT 1 FROM kvgate_idempotency WHERE key = ?", [remember.key]):
-        raise RepeatedKeyError(f"the idempotency key {remember.key!r} has been used")
-    database.execute(
-        "INSERT INTO kvgate_idempotency (key, request, status, body, etag, at_s) VALUES (?, ?, ?, ?, ?, ?)",
-        [remember.key, remember.request, remember.status, remember.body, remember.etag, now_s],
-    )
-
-
-def _remembered(database: Database, key: str, since_s: float) -> Remembered | None:
-    found = database.rows(
-        "SELECT key, request, status, body, etag FROM kvgate_idempotency WHERE key = ? AND at_s >= ?", [key, since_s]
-    )
-    if not found:
-        return None
-    key, request, status, body, etag = found[0]
-    return Remembered(key=key, request=request, status=status, body=body, etag=etag)
-
-
-def _audit(database: Database, limit: int, before: int | None, since_s: float) -> list[AuditEntry]:
-    found = database.rows(
-        "SELECT number, at_s, actor, action, target, outcome, detail, request_id FROM kvgate_audit "
-        "WHERE at_s >= ? AND number < ? ORDER BY number DESC LIMIT ?",
-        [since_s, (1 << 63) - 1 if before is None else before, limit],
-    )
-    return [
-        AuditEntry(
-            number=number,
-            at_s=at_s,
-            action=Action(
-                actor=actor, action=action, target=target, outcome=outcome, detail=detail, request_id=request_id
-            ),
-        )
-        for number, at_s, actor, action, target, outcome, detail, request_id in found
-    ]
-
-
-__all__ = ["SqlStore"]
+__all__ = ["CALL_LIMIT_S", "SqlStore"]

@@ -3,7 +3,8 @@
 StoreError
 ├── ConflictError            a document does not have the expected version; nothing was changed
 ├── RepeatedKeyError         this idempotency key was remembered a moment ago; nothing was changed
-└── StoreUnavailableError    the database can't be reached or is stuck; trying again later makes sense
+└── StoreUnavailableError    the database can't be reached or is stuck; nothing was changed, and nothing will be
+    └── OutcomeUnknownError  the database was lost in the middle of a commit: the change may have been made
 """
 
 from collections.abc import Callable, Sequence
@@ -38,6 +39,10 @@ class StoreUnavailableError(StoreError):
     """The database can't be used now."""
 
 
+class OutcomeUnknownError(StoreUnavailableError):
+    """Whether the change was made is not known."""
+
+
 class Store(Protocol):
     """What must survive any kill. Every method raises ``StoreUnavailableError`` when the database can't be used.
 
@@ -47,6 +52,10 @@ class Store(Protocol):
 
     async def revision(self) -> int:
         """Return a number that has grown whenever a document has changed; 0 before the first change."""
+        ...
+
+    async def skew_s(self) -> float:
+        """Return by how much this machine's clock is ahead of the store's; times in the store are of the latter."""
         ...
 
     async def documents(self, kind: Kind) -> Sequence[Document]:
@@ -83,4 +92,12 @@ class Store(Protocol):
         ...
 
 
-__all__ = ["ConflictError", "Remember", "RepeatedKeyError", "Store", "StoreError", "StoreUnavailableError"]
+__all__ = [
+    "ConflictError",
+    "OutcomeUnknownError",
+    "Remember",
+    "RepeatedKeyError",
+    "Store",
+    "StoreError",
+    "StoreUnavailableError",
+]

@@ -1,6 +1,7 @@
 """What every store must do, on SQLite and on a real PostgreSQL."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from gateway.state import (
 )
 from gateway.state.postgres import open_postgres
 from tests.support.databases import postgres
+from tests.support.skewed import skewed
 
 ACT = Action(actor="admin", action="put", target="tenant/acme")
 Opener = Callable[..., Store]
@@ -269,6 +271,58 @@ async def test_what_was_answered_survives_a_kill_and_nothing_is_half_there(
         assert tenants == {each.action.target for each in await opener_store.audit(limit=100_000)}
     finally:
         await opener_store.close()
+
+
+SKEWED = """
+import asyncio, sys
+from pathlib import Path
+from gateway.state import Action, Kind, Put, Remembered, open_sqlite
+
+async def write() -> None:
+    if sys.argv[1].startswith("postgresql:"):
+        from gateway.state.postgres import open_postgres
+        store = open_postgres(sys.argv[1])
+    else:
+        store = open_sqlite(Path(sys.argv[1]))
+    kept = Remembered(key=sys.argv[2], request="r", status=200, body="{}")
+    change = Put(kind=Kind.TENANT, name="harmless", body="{}")
+    await store.apply([change], action=Action(actor="a", action="put", target="t"), remember=lambda _: kept)
+    print(await store.skew_s())
+    await store.close()
+
+asyncio.run(write())
+"""
+
+
+@pytest.mark.parametrize("days", [400, -400])
+async def test_a_gateway_whose_clock_is_wrong_does_not_erase_the_audit_log_and_what_was_remembered(
+    opener: Opener, request: pytest.FixtureRequest, tmp_path: Path, days: int
+) -> None:
+    shared = "sqlite" not in request.node.name
+    where = request.getfixturevalue("postgres_url") if shared else str(tmp_path)
+    store = opener()
+    for number in range(250):
+        kept = Remembered(key=f"k{number}", request="r", status=200, body="{}")
+        await store.apply([], action=replace(ACT, target=str(number)), remember=lambda _, kept=kept: kept)
+    before = await store.audit(limit=1000)
+    wrong = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SKEWED, where, "of-the-wrong-clock"),
+        env=os.environ | skewed(days * 86_400.0),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await wrong.communicate()
+    assert wrong.returncode == 0
+    after = {each.number: each for each in await store.audit(limit=1000)}
+    remembered = [await store.remembered(f"k{number}") for number in range(250)]
+    if shared:
+        assert abs(float(said) / 86_400 - days) < 1
+        assert set(after) > {each.number for each in before}
+        assert abs(after[max(after)].at_s - before[0].at_s) < 3600
+        assert None not in remembered
+    else:  # the file's clock is this host's: what one change removes is bounded
+        assert len(after) >= 150
+        assert sum(each is not None for each in remembered) >= 150
+    await store.close()
 
 
 async def test_a_damaged_file_is_unavailable_and_named(tmp_path: Path) -> None:

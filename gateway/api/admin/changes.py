@@ -40,6 +40,7 @@ from gateway.state import (
     Delete,
     Document,
     Kind,
+    OutcomeUnknownError,
     Put,
     Remembered,
     RepeatedKeyError,
@@ -354,7 +355,9 @@ def etag(document: Document) -> str:
 
 
 def store_unavailable(error: StoreUnavailableError) -> ApiError:
-    """Return the 503 for a store that can't be used."""
+    """Return the 503 for a store that can't be used, or that may have made a change."""
+    if isinstance(error, OutcomeUnknownError):
+        return NoInstanceError(str(error), code="outcome_unknown", retry_after_s=_RETRY_AFTER_S)
     return NoInstanceError(str(error), code="store_unavailable", retry_after_s=_RETRY_AFTER_S)
 
 

@@ -1,7 +1,6 @@
 """``/admin/v1/keys``: made, shown once, revoked."""
 
 from collections.abc import Callable
-from time import time
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
@@ -20,7 +19,7 @@ from gateway.types import TenantId
 KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", description="A key's id, not the key.")]
 
 
-def keys_router(changes: Changes, authenticator: Authenticator, *, clock: Callable[[], float] = time) -> APIRouter:
+def keys_router(changes: Changes, authenticator: Authenticator, *, clock: Callable[[], float]) -> APIRouter:
     """Return the routes."""
     router = APIRouter(route_class=AdminRoute, tags=["keys"])
     store = changes.store

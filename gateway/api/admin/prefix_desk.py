@@ -1,8 +1,7 @@
 """Pinning, unpinning and invalidating over the fleet: who is told, what is stored of it, and what is answered."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -58,10 +57,11 @@ class Pinning:
 class PrefixDesk:
     """Talks to the instances; the store is the caller's, who holds ``lock`` for a change of both."""
 
-    def __init__(self, *, names: PrefixNames, registry: Registry, keeper: PinKeeper) -> None:
+    def __init__(self, *, names: PrefixNames, registry: Registry, keeper: PinKeeper, now: Callable[[], float]) -> None:
         self._names = names
         self._registry = registry
         self._keeper = keeper
+        self._now = now
         self.lock = keeper.lock
 
     async def shown(self, documents: Sequence[Document]) -> PinList:
@@ -72,7 +72,8 @@ class PrefixDesk:
         looks = await _each(present, [self._keeper.look(each) for each in present])
         return PinList(
             data=readable(
-                lambda each: pin_view(each, self._places(each, looks)), [each for each in documents if not _over(each)]
+                lambda each: pin_view(each, self._places(each, looks)),
+                [each for each in documents if not _over(each, self._now())],
             ),
             instances={name: kept_view(look) for name, look in looks.items()},
         )
@@ -82,7 +83,7 @@ class PrefixDesk:
         meant = self._names.candidates(body, prefix)
         named = body.instances is not None
         targets = meant.able if named else self._names.holders(prefix, meant.able)
-        expires_at_s = None if body.ttl_s is None else time.time() + body.ttl_s
+        expires_at_s = None if body.ttl_s is None else self._now() + body.ttl_s
         fresh = [each for each in targets if prefix.chain(each)[-1] not in self._keeper.wishes(each)]
         done = await _each(
             targets, [self._keeper.pin(each, Wish(prefix.chain(each), expires_at_s)) for each in targets]
@@ -179,9 +180,9 @@ async def _each(
     return dict(zip((str(each.id) for each in instances), done, strict=True))
 
 
-def _over(document: Document) -> bool:
+def _over(document: Document, now_s: float) -> bool:
     expires_at_s = field(document, "expires_at_s")
-    return isinstance(expires_at_s, int | float) and expires_at_s <= time.time()
+    return isinstance(expires_at_s, int | float) and expires_at_s <= now_s
 
 
 def _ended(documents: Sequence[Document], prefix: NamedPrefix, told: Sequence[Instance]) -> list[Change]:

@@ -16,6 +16,7 @@ from gateway.api.admin.tenants import tenants_router
 from gateway.api.admin.views import ErrorView
 from gateway.errors import ApiError, ConflictApiError, InvalidRequestError
 from gateway.state import StoreUnavailableError
+from gateway.state.shared_clock import SharedClock
 from gateway.state.stored import UnreadableDocumentError
 
 _FAILURES: dict[int | str, dict[str, Any]] = {
@@ -36,13 +37,18 @@ _KEY = HTTPBearer(auto_error=False, scheme_name="admin key", description="The ad
 
 
 def admin_router(
-    *, changes: Changes, authenticator: Authenticator, meter: QuotaMeter, more: Sequence[APIRouter] = ()
+    *,
+    changes: Changes,
+    authenticator: Authenticator,
+    meter: QuotaMeter,
+    clock: SharedClock,
+    more: Sequence[APIRouter] = (),
 ) -> APIRouter:
     """Return the routes; ``more`` are other rooms' resources, each with ``AdminRoute`` as its route class."""
     router = APIRouter(prefix="/admin/v1", responses=_FAILURES, dependencies=[Security(_KEY)])
     for each in (
-        tenants_router(changes),
-        keys_router(changes, authenticator),
+        tenants_router(changes, clock=clock),
+        keys_router(changes, authenticator, clock=clock),
         quotas_router(changes, meter),
         audit_router(changes.store),
         *more,

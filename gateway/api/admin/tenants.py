@@ -1,6 +1,6 @@
 """``/admin/v1/tenants``."""
 
-from time import time
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
@@ -16,7 +16,7 @@ from gateway.state.stored import field, patched, readable
 TenantName = Annotated[str, Path(pattern=NAME_PATTERN, description="A tenant's name.")]
 
 
-def tenants_router(changes: Changes) -> APIRouter:  # noqa: C901 - it is a list of routes
+def tenants_router(changes: Changes, *, clock: Callable[[], float]) -> APIRouter:  # noqa: C901 - it is a list of routes
     """Return the routes."""
     router = APIRouter(route_class=AdminRoute, tags=["tenants"])
     store = changes.store
@@ -63,7 +63,7 @@ def tenants_router(changes: Changes) -> APIRouter:  # noqa: C901 - it is a list 
         revoked = []
         for document in await store.documents(Kind.KEY):
             if field(document, "tenant") == name and field(document, "revoked_at_s") is None:
-                body = patched(document, revoked_at_s=time())
+                body = patched(document, revoked_at_s=clock())
                 gone.append(Put(kind=Kind.KEY, name=document.name, body=body, expected=document.version))
                 revoked.append(document.name)
         return await changes.apply(

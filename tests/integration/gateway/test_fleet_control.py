@@ -285,11 +285,11 @@ async def test_prefix_caches_are_reset_where_asked(fleet: Fleet, admin: Admin) -
 
 
 async def test_nothing_is_done_unwritten_and_what_was_done_is_answered_and_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("gateway.state.sqlite._BUSY_S", 0.2)
     engines = {"a": ScriptedEngine(), "b": ScriptedEngine()}
-    async with running_fleet(tmp_path, engines, admin_key=ADMIN_KEY, store_poll_s=0.1) as fleet:
+    settings = {"admin_key": ADMIN_KEY, "store_poll_s": 0.1, "store_timeout_s": 2.0}
+    async with running_fleet(tmp_path, engines, **settings) as fleet:
         admin, a = Admin(fleet.gateway), engines["a"]
         with locked_store(tmp_path):
             for method, path, body in (

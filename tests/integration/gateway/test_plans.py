@@ -76,11 +76,9 @@ async def test_a_stream_ends_in_an_error_event(fleet: Fleet) -> None:
     await eventually(lambda: fleet.engines["a"].active == 0)
 
 
-async def test_a_plan_is_not_cancelled_while_the_audit_log_can_not_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.state.sqlite._BUSY_S", 0.2)
-    async with running_fleet(tmp_path, {"a": ScriptedEngine()}, admin_key=ADMIN_KEY) as fleet:
+async def test_a_plan_is_not_cancelled_while_the_audit_log_can_not_be_written(tmp_path: Path) -> None:
+    settings = {"admin_key": ADMIN_KEY, "store_timeout_s": 2.0}
+    async with running_fleet(tmp_path, {"a": ScriptedEngine()}, **settings) as fleet:
         admin, engine = Admin(fleet.gateway), fleet.engines["a"]
         engine.gate = asyncio.Event()
 

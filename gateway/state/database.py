@@ -1,0 +1,57 @@
+"""One connection to a database, whichever it is."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+Row = Sequence[Any]
+
+
+class CommitUnknownError(Exception):
+    """The database was lost while it was told to commit: whether it did is not known."""
+
+
+class Database(Protocol):
+    """Used from one thread, but for ``abort``. Parameters are written ``?``."""
+
+    @property
+    def serial(self) -> str:
+        """The type of a column that numbers its rows."""
+        ...
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection has ended from the other side: the same may succeed on a new one."""
+        ...
+
+    def tables(self) -> frozenset[str]:
+        """Return the names of the tables."""
+        ...
+
+    def now(self) -> float:
+        """Return the time of the database's clock in seconds since 1970."""
+        ...
+
+    def check(self) -> None:
+        """Raise when the connection no longer leads to the store."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Run the block as one transaction that no other writer runs beside; roll it back when the block raises.
+
+        Raises ``CommitUnknownError`` where it can't be known whether it was committed.
+        """
+        ...
+
+    def rows(self, statement: str, parameters: Sequence[object] = ()) -> Sequence[Row]: ...
+
+    def execute(self, statement: str, parameters: Sequence[object] = ()) -> None: ...
+
+    def abort(self) -> None:
+        """Make the statement that runs on the other thread fail now; the connection is of no use afterwards."""
+        ...
+
+    def close(self) -> None: ...
+
+
+__all__ = ["CommitUnknownError", "Database", "Row"]
