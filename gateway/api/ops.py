@@ -12,7 +12,7 @@ from gateway.telemetry import Metrics
 from gateway.telemetry.siblings import Siblings
 
 
-def ops_router(
+def ops_router(  # noqa: PLR0913 - wired once, by name
     *,
     registry: Registry,
     metrics: Metrics,
