@@ -50,6 +50,7 @@ def prepare(*, serving: bool) -> None:
         key_hooks,
         lifeline_hooks,
         pd_hooks,
+        prompt_hooks,
         schedule_hooks,
         server_hooks,
         span_hooks,
@@ -72,7 +73,7 @@ def prepare(*, serving: bool) -> None:
         *pd_hooks(),
     ]
     if serving:
-        hooks += server_hooks()
+        hooks += [*server_hooks(), *prompt_hooks()]
         if collector_of(settings) is not None:
             hooks += span_hooks()
     if torch.cuda.is_available():

@@ -106,6 +106,8 @@ class EngineSettings(BaseSettings):
     step follows each prefill step. Absent: 55 on a GPU, 0 on a CPU."""
     max_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000
     """Requests that may wait and run in the instance; one more is answered 429."""
+    prompt_memory_bytes: Annotated[int, Field(ge=0)] = 64 << 20
+    """Memory of the api_server for the tokens of what tenants sent, so that a new turn alone is tokenized; 0: none."""
     prefetch_probability: Annotated[float | None, Field(gt=0, le=1)] = None
     """Blocks that are used within 30 s with this probability or more go from NVMe to DDR ahead; absent: none."""
     ddr_high_watermark: Annotated[float | None, Field(gt=0, le=1)] = None

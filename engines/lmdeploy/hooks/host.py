@@ -23,4 +23,33 @@ def host_hooks() -> list[Hook]:
     ]
 
 
-__all__ = ["host_hooks"]
+def prompt_hooks() -> list[Hook]:
+    """In the api_server's process alone: prompts are tokenized beside its event loop."""
+    from engines.lmdeploy import prompts
+
+    processor = "lmdeploy.serve.processors.multimodal:MultimodalProcessor"
+    return [
+        Hook(
+            target=f"{processor}.__init__",
+            signature=(
+                "(self, tokenizer: lmdeploy.tokenizer.Tokenizer, chat_template: lmdeploy.model.BaseChatTemplate, "
+                "vl_encoder=None, backend: str | None = None, allowed_media_domains: list[str] | None = None)"
+            ),
+            replace=prompts.processor_init,
+            why="a processor gets its threads",
+        ),
+        Hook(
+            target=f"{processor}._get_text_prompt_input",
+            signature=(
+                "(self, prompt: str | list[dict], do_preprocess: bool, adapter_name: str, "
+                "tools: list[object] | None = None, "
+                "reasoning_effort: Optional[Literal['low', 'medium', 'high', 'max']] = None, "
+                "chat_template_kwargs: dict | None = None, **kwargs)"
+            ),
+            replace=prompts.get_text_prompt_input,
+            why="it holds the event loop of all streams for as long as a prompt is rendered and tokenized",
+        ),
+    ]
+
+
+__all__ = ["host_hooks", "prompt_hooks"]

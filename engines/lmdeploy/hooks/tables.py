@@ -6,7 +6,7 @@ from engines.lmdeploy.hooks.attention import attention_hooks
 from engines.lmdeploy.hooks.cpu import cpu_hooks
 from engines.lmdeploy.hooks.events import event_hooks
 from engines.lmdeploy.hooks.eviction import eviction_hooks
-from engines.lmdeploy.hooks.host import host_hooks
+from engines.lmdeploy.hooks.host import host_hooks, prompt_hooks
 from engines.lmdeploy.hooks.keys import key_hooks
 from engines.lmdeploy.hooks.lifeline import lifeline_hooks
 from engines.lmdeploy.hooks.pd import pd_hooks
@@ -38,6 +38,7 @@ def all_hooks(resources: CpuResources) -> list[Hook]:
         *admission_hooks(),
         *pd_hooks(),
         *server_hooks(),
+        *prompt_hooks(),
         *span_hooks(),
     ]
 
