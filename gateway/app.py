@@ -186,6 +186,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
             clock=monotonic,
             on_contradiction=registry.doubt,
             process=secrets.token_hex(4),
+            session_memory_s=settings.session_memory_s,
             separation=Separation(
                 ThresholdSeparator(
                     min_uncached_tokens=settings.pd_min_uncached_tokens,

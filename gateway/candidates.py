@@ -79,6 +79,7 @@ class Candidates:
         index: FleetIndex,
         load: LoadTracker,
         recent: RecentRoutes,
+        homes: RecentRoutes,
         learned: LearnedAffinity,
         calibration: Calibration,
         clock: Callable[[], float],
@@ -86,6 +87,7 @@ class Candidates:
         self._index = index
         self._load = load
         self._recent = recent
+        self._homes = homes
         self._learned = learned
         self._calibration = calibration
         self._clock = clock
@@ -98,7 +100,7 @@ class Candidates:
 
     def lookups(self, fingerprint: Fingerprint | Gap) -> Lookups:
         """Return what will say who holds what of a prompt; valid until the index changes."""
-        return Lookups(fingerprint, self._index, self._recent, self._clock())
+        return Lookups(fingerprint, self._index, recent=self._recent, homes=self._homes, now_s=self._clock())
 
     def of(self, instances: Sequence[Instance], lookups: Lookups) -> Asked:
         """Return instances, at least one, as candidates for a prompt, in their order; valid until anything changes."""

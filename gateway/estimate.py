@@ -2,7 +2,7 @@
 
 from gateway.admission import Ask
 from gateway.api.schemas import Call
-from gateway.fingerprint import Fingerprint, Gap, Unreadable
+from gateway.fingerprint import ChatPrompt, Fingerprint, Gap, Unreadable
 from gateway.separation import RequestSize
 from gateway.types import Operation, RequestId, Tenant
 
@@ -15,7 +15,7 @@ _COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.TOKENIZE, Operation.DET
 """They cost a request and no tokens: nothing is computed from them."""
 _BYTES_PER_TOKEN = 4
 _MULTIMODAL_TOKENS = 4096
-"""What a prompt with images is taken for at most: their bytes say nothing about their tokens."""
+"""What a prompt's images and other opaque parts are taken for at most: their bytes say nothing about their tokens."""
 _MOST_TOKENS = 1 << 40
 
 
@@ -23,14 +23,14 @@ def ask_of(tenant: Tenant, call: Call, fingerprint: Fingerprint | Gap, *, expect
     """Return what is asked of admission; so many tokens are expected of an answer whose request doesn't bound it."""
     if call.operation in _COUNTING:
         prompt_tokens = 0
-    elif isinstance(fingerprint, Fingerprint):
+    elif isinstance(fingerprint, Fingerprint) and not isinstance(call.prompt, Unreadable):
         prompt_tokens = fingerprint.tokens
+        if isinstance(call.prompt, ChatPrompt) and call.prompt.gap is not None:
+            prompt_tokens += min(len(call.body) // _BYTES_PER_TOKEN, _MULTIMODAL_TOKENS)
     elif isinstance(call.prompt, Unreadable) and call.prompt.tokens is not None:
         prompt_tokens = call.prompt.tokens
     else:
         prompt_tokens = max(1, len(call.body) // _BYTES_PER_TOKEN)
-        if fingerprint is Gap.MULTIMODAL:
-            prompt_tokens = min(prompt_tokens, _MULTIMODAL_TOKENS)
     asked = max(0, call.answer_tokens or 0) * call.answers
     return Ask(
         tenant=tenant,

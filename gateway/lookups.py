@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gateway.fingerprint import Fingerprint, Gap
-from gateway.routing import NOTHING_HELD, Held, RecentRoutes, learned_identity
+from gateway.routing import NOTHING_HELD, Held, RecentRoutes, learned_identity, sent_identity
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.ids import BlockHash, InstanceId
 from kvcontrol.prefix_reuse import FleetIndex, Run
@@ -45,16 +45,30 @@ class Cached:
                 recent.expected(hashes, first, now_s) * block_tokens,
             )
 
+    def expect(self, home: InstanceId, blocks: int) -> None:
+        """Expect so many blocks of the prompt where it was sent before."""
+        tokens, tiers, expected = next((held for names, held in self.groups if home in names), NOTHING_HELD)
+        self.apart[home] = (tokens, tiers, max(expected, blocks * self.block_tokens))
+
 
 class Lookups:
     """A prompt's look-ups, one for each cache identity that instances have."""
 
-    __slots__ = ("_fingerprint", "_found", "_index", "_now_s", "_recent")
+    __slots__ = ("_fingerprint", "_found", "_homes", "_index", "_now_s", "_recent")
 
-    def __init__(self, fingerprint: Fingerprint | Gap, index: FleetIndex, recent: RecentRoutes, now_s: float) -> None:
+    def __init__(
+        self,
+        fingerprint: Fingerprint | Gap,
+        index: FleetIndex,
+        *,
+        recent: RecentRoutes,
+        homes: RecentRoutes,
+        now_s: float,
+    ) -> None:
         self._fingerprint = fingerprint
         self._index = index
         self._recent = recent
+        self._homes = homes
         self._now_s = now_s
         self._found: dict[int, Cached] = {}  # by the identity's, of which there is one object for equal ones
 
@@ -71,13 +85,20 @@ class Lookups:
 
     def _look_up(self, identity: CacheIdentity | None) -> Cached | None:
         fingerprint = self._fingerprint
-        if isinstance(fingerprint, Gap) or (fingerprint.textual and identity is not None):
+        if isinstance(fingerprint, Gap):
             return None
-        named = identity or learned_identity(fingerprint.model, textual=fingerprint.textual)
+        if fingerprint.textual and identity is not None:
+            named = sent_identity(fingerprint.model)
+        else:
+            named = identity or learned_identity(fingerprint.model, textual=fingerprint.textual)
         hashes = fingerprint.hashes(named)
         found = self._found[id(identity)] = Cached(
             hashes, self._index.runs(hashes), named.block_size_tokens, recent=self._recent, now_s=self._now_s
         )
+        if identity is not None and fingerprint.gap is not None:  # no event will ever confirm what was sent
+            home = self._homes.deepest(hashes, self._now_s)
+            if home is not None:
+                found.expect(*home)
         return found
 
 

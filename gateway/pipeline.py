@@ -196,7 +196,7 @@ class Pipeline:
                 refuse_unsupported(call, self._admission.admit(call.model))
                 record.model = call.model  # only a name that exists gets into the log
                 record.parsed_s = monotonic()
-                fingerprint = await self._fingerprint(call, tenant, record)
+                fingerprint = await self._fingerprint(exchange, call, tenant, record)
                 record.fingerprinted_s = monotonic()
                 ask = ask_of(tenant, call, fingerprint, expected_output_tokens=self._limits.expected_output_tokens)
                 with await self._admission.enter(ask) as entry:
@@ -243,11 +243,20 @@ class Pipeline:
             return RequestId(given.decode())
         return RequestId(f"{self._names.getrandbits(128):032x}")
 
-    async def _fingerprint(self, call: Call, tenant: Tenant, record: RequestRecord) -> Fingerprint | Gap:
+    async def _fingerprint(
+        self, exchange: Exchange, call: Call, tenant: Tenant, record: RequestRecord
+    ) -> Fingerprint | Gap:
         fingerprint = await self._fingerprinter.fingerprint(
             call.prompt, size_bytes=len(call.body), model=call.model, salt=tenant.salt
         )
-        if isinstance(fingerprint, Fingerprint) and not fingerprint.textual:
+        if isinstance(fingerprint, Gap):
+            session = None if fingerprint is Gap.NO_GENERATION else exchange.header(b"x-session-id")
+            if session is None:
+                return fingerprint
+            return Fingerprint.of_session(
+                session, size_bytes=len(call.body), model=call.model, salt=tenant.salt, gap=fingerprint
+            )
+        if fingerprint.gap is None:
             record.prompt_tokens = fingerprint.tokens
         return fingerprint
 

@@ -34,6 +34,8 @@ from kvcontrol.scheduler_ir import ExecutionPlan, HybridOnly, Split
 
 _KEY_TOKENS = 256
 _UNSIZED = RequestSize()
+_MOST_HOMES = 1 << 18
+"""Blocks, of about 100 bytes each."""
 _CONTRADICTIONS = 5
 """So many answers in a row that found less in HBM than their instance had announced are no coincidence."""
 
@@ -41,7 +43,8 @@ _CONTRADICTIONS = 5
 class Plan(NamedTuple):
     """Where one request goes, and why. ``matched_tokens`` are those that the instance is known to hold.
     ``predicted_s`` is the expected time to the first token, None where the policy doesn't count in seconds. ``guess``
-    is set for an instance that publishes nothing, ``textual`` when its blocks are of text. ``execution`` is what is to
+    is set for an instance that publishes nothing, ``textual`` when its blocks are of text; ``exact`` when all blocks
+    have the names that engines give them. ``execution`` is what is to
     be done, call by call; ``candidates`` are who could have got it, as they are when somebody first looks. ``split``
     says whether the prompt is computed elsewhere first, by ``prefill``, and why (None: nobody computes prompts for
     others). ``uncached_tokens`` are those that ``instance`` computes itself.
@@ -56,6 +59,7 @@ class Plan(NamedTuple):
     predicted_s: float | None = None
     guess: Guess | None = None
     textual: bool = False
+    exact: bool = True
     candidates: Sequence[Candidate] = ()
     split: Split | None = None
     prefill: PrefillSide | None = None
@@ -106,15 +110,25 @@ class Planner:
         separation: Separation | None = None,
         prefilling: Callable[[str], Sequence[Instance]] = lambda _: (),
         process: str = "0",
+        session_memory_s: float = 3600.0,
     ) -> None:
         """``prefilling`` says who may compute a prompt of a model for others; ``separation`` whether that is done, None
-        that it never is. ``process`` tells its plans' ids from those of others.
+        that it never is. ``process`` tells its plans' ids from those of others. ``session_memory_s`` is for how long a
+        prompt whose blocks no event will confirm attracts those that go on with it.
         """
         self._policy = policy
+        homes = RecentRoutes(lifetime_s=session_memory_s, capacity_blocks=_MOST_HOMES)
         self._candidates = Candidates(
-            index=index, load=load, recent=recent, learned=learned, calibration=calibration, clock=clock
+            index=index,
+            load=load,
+            recent=recent,
+            homes=homes,
+            learned=learned,
+            calibration=calibration,
+            clock=clock,
         )
         self._recent = recent
+        self._homes = homes
         self._learned = learned
         self._calibration = calibration
         self._clock = clock
@@ -139,6 +153,7 @@ class Planner:
     def left(self, instance: InstanceId) -> None:
         """Forget all about an instance that is gone."""
         self._recent.forget(instance)
+        self._homes.forget(instance)
         self._learned.forget(instance)
         self._calibration.forget(instance)
         self._separation.forget(instance)
@@ -163,7 +178,9 @@ class Planner:
         """
         self._plans += 1
         plan, cached = self._decide(fingerprint, instances, session, size, without)
-        if cached is not None:
+        if cached is not None and not plan.exact and plan.guess is None:
+            self._homes.remember(cached.hashes, plan.instance.id, self._clock())
+        elif cached is not None:
             held = plan.matched_tokens // cached.block_tokens
             self._recent.remember(cached.hashes[held:], plan.instance.id, self._clock())
         return plan
@@ -207,10 +224,10 @@ class Planner:
             return 0
         if plan.guess is not None:
             size = TEXT_BLOCK_TOKENS if plan.textual else BLOCK_TOKENS
-            blocks = len(plan.guess.hashes) + 1 if plan.textual else usage.prompt_tokens / size
+            blocks = usage.prompt_tokens / size if plan.exact else len(plan.guess.hashes) + 1
             held = int(usage.cached_tokens / usage.prompt_tokens * blocks)
             return self._learned.answered(plan.guess, held=held) * size
-        return self._compare(plan, usage.cached_tokens)
+        return self._compare(plan, usage.cached_tokens) if plan.exact else 0
 
     def _compare(self, plan: Plan, cached_tokens: int) -> int:
         """An instance that announces its blocks: is it true? Only of HBM, as it may rather compute than load."""
@@ -244,16 +261,19 @@ class Planner:
         gap: Gap | None
         if isinstance(fingerprint, Fingerprint):
             gap, tokens = (None, fingerprint.tokens) if known else (fingerprint.gap, None)
+            unnamed = fingerprint.gap
             key: bytes | Callable[[], bytes] = session or partial(fingerprint.beginning, _KEY_TOKENS)
             query = Query(prompt_tokens=tokens, gap=gap, candidates=candidates, key=key)
             textual = fingerprint.textual
         else:
-            tokens, textual = None, False
+            tokens, textual, unnamed = None, False, None
             query = Query(prompt_tokens=None, gap=fingerprint, candidates=candidates, key=session)
         decision = self._policy.choose(query)
         answer = decision.candidate
         place = candidates.lineup.places[answer.instance]
         chosen = instances[place]
+        if unnamed is not None and chosen.stats is not None and decision.reason == "cold":
+            decision = decision._replace(reason=unnamed)
         cached = candidates.cached(place)
         guess = None
         if cached is not None and chosen.stats is None:
@@ -276,6 +296,7 @@ class Planner:
             predicted_s=predicted_s,
             guess=guess,
             textual=textual,
+            exact=unnamed is None,
             candidates=candidates,
             split=split,
             prefill=prefill,
@@ -292,7 +313,7 @@ class Planner:
         without: AbstractSet[InstanceId],
     ) -> tuple[Split | None, PrefillSide | None]:
         """Say whether the prompt is computed elsewhere, and by whom; None where nobody computes prompts for others."""
-        if not isinstance(fingerprint, Fingerprint):
+        if not isinstance(fingerprint, Fingerprint) or not (fingerprint.gap is None or fingerprint.textual):
             return None, None
         prefilling = self._prefilling(fingerprint.model)
         if not prefilling:

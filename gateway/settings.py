@@ -314,6 +314,12 @@ class Settings(BaseSettings):
         le=600,
         description="How long a fresh routing decision attracts siblings before KV events confirm it.",
     )
+    session_memory_s: float = Field(
+        3600.0,
+        ge=0,
+        le=86_400,
+        description="How long a prompt that engines' events can't confirm attracts its next turns, in seconds.",
+    )
 
     otlp_endpoint: str | None = Field(
         None,

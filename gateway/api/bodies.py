@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.errors import InvalidRequestError
 from gateway.fingerprint.canonical import Prompt, TextPrompt, TokenPrompt, Unreadable, canonical_chat
+from gateway.fingerprint.opaque import Opaque
 
 _TEMPLATE: Final = "chat_template"
 _MOST_INPUTS: Final = 2048
@@ -95,6 +96,7 @@ class ChatBody(Body, frozen=True, kw_only=True):
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
     input_ids: list[int] | None = None
+    image_data: Any = None
 
     @property
     def answer_tokens(self) -> int | None:
@@ -110,7 +112,7 @@ class ChatBody(Body, frozen=True, kw_only=True):
         if self.input_ids is not None:
             check_tokens(self.input_ids, "input_ids")
         if not self.messages and self.input_ids is not None:
-            return TokenPrompt(token_ids=tuple(self.input_ids))
+            return with_images(self.input_ids, self.image_data)
         if not self.messages:
             raise InvalidRequestError("messages: is empty; at least one message is needed", param="messages")
         return canonical_chat(
@@ -133,12 +135,12 @@ class GenerateBody(Body, frozen=True, kw_only=True):
     def prompt_of(self) -> Prompt:
         if (self.prompt is None) == (self.input_ids is None):
             raise InvalidRequestError("give either prompt or input_ids", param="prompt")
-        if self.image_data is not None:
-            return Unreadable(reason="multimodal")
         if self.input_ids is not None:
             check_tokens(self.input_ids, "input_ids")
-            return TokenPrompt(token_ids=tuple(self.input_ids))
+            return with_images(self.input_ids, self.image_data)
         _check_text(self.prompt, "prompt")
+        if self.image_data is not None:
+            return with_images(self.prompt, self.image_data)
         return TextPrompt(text=self.prompt or "")
 
 
@@ -177,13 +179,12 @@ class CompletionBody(Body, frozen=True, kw_only=True):
 
     prompt: str | list[Any]
     n: int | None = None
+    best_of: int | None = None
     logprobs: Any = None
 
     @property
     def asks_logprobs(self) -> bool:
         return bool(self.logprobs)
-
-    best_of: int | None = None
 
     @property
     def prompts(self) -> int:
@@ -246,6 +247,15 @@ def check_tokens(ids: object, where: str) -> None:
     )
 
 
+def with_images(prompt: str | list[int] | None, images: Any) -> Prompt:
+    """Return a prompt of text or token ids that images may come with: LMDeploy makes a user's message of both then."""
+    if images is None and isinstance(prompt, list):
+        return TokenPrompt(token_ids=tuple(prompt))
+    parts = [{"type": "text", "text": prompt} if isinstance(prompt, str) else Opaque(prompt, "multimodal")]
+    parts += [Opaque(each, "multimodal") for each in (images if isinstance(images, list) else [images])]
+    return canonical_chat([{"role": "user", "content": parts}])
+
+
 def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> None:
     """A template is a program, and one of a client's would run here and in the engine for as long as it likes."""
     if kwargs is not None and _TEMPLATE in kwargs:
@@ -268,4 +278,5 @@ __all__ = [
     "StreamOptions",
     "check_template_kwargs",
     "check_tokens",
+    "with_images",
 ]

@@ -2,24 +2,18 @@
 
 Read from LMDeploy 0.18: text blocks of the system prompt are joined without a separator, except one with a billing
 header; a message's text blocks stay parts (one alone becomes its text); tool results come before the message that holds
-them; thinking becomes ``reasoning_content``.
+them, their images as a message of the user's behind them; thinking becomes ``reasoning_content``. System messages among
+the others stay where they are if the model's template renders them there, and move to the front otherwise.
 """
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.api.bodies import Body, check_tokens
+from gateway.api.bodies import Body, check_tokens, with_images
 from gateway.errors import InvalidRequestError
-from gateway.fingerprint.canonical import Prompt, TokenPrompt, Unreadable, canonical_chat
-
-
-class _UnreadableError(Exception):
-    """The messages have no text that could be known here; ``reason`` is the fingerprint's gap."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+from gateway.fingerprint.canonical import Prompt, canonical_chat
+from gateway.fingerprint.opaque import Opaque
 
 
 class MessagesBody(Body, frozen=True, kw_only=True):
@@ -37,34 +31,34 @@ class MessagesBody(Body, frozen=True, kw_only=True):
             if self.input_ids is None:
                 raise InvalidRequestError("messages: is empty; at least one message is needed", param="messages")
             check_tokens(self.input_ids, "input_ids")
-            if self.image_data is not None:
-                return Unreadable(reason="multimodal")
-            return TokenPrompt(token_ids=tuple(self.input_ids))
-        try:
-            messages = [*_system(self.system), *(part for each in self.messages for part in _converted(each))]
-        except _UnreadableError as error:
-            return Unreadable(reason=error.reason)
-        return canonical_chat(messages, tools=_functions(self.tools), tool_choice=_choice(self.tool_choice))
+            return with_images(self.input_ids, self.image_data)
+        messages = [*_system(self.system), *(part for each in self.messages for part in _converted(each))]
+        return canonical_chat(
+            messages,
+            tools=_functions(self.tools),
+            tool_choice=_choice(self.tool_choice),
+            inline_system=any(each.get("role") == "system" for each in self.messages),
+        )
 
 
-def _system(said: str | list[Any] | None) -> list[dict[str, Any]]:
+def _system(said: Any) -> list[dict[str, Any]]:
     if isinstance(said, list):
         texts = [block.get("text") for block in said if isinstance(block, Mapping) and block.get("type") == "text"]
         said = "".join(
             text for text in texts if isinstance(text, str) and not text.startswith("x-anthropic-billing-header")
         )
-    return [{"role": "system", "content": said}] if said else []
+    return [{"role": "system", "content": said}] if said and isinstance(said, str) else []
 
 
 def _converted(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One message of theirs as those of a chat."""
     role, content = message.get("role"), message.get("content")
-    if role == "system":  # whether it moves to the front depends on the engine's template
-        raise _UnreadableError("inline_system")
+    if role == "system":
+        return _system(content)
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        raise _UnreadableError("unknown_parts")
+        return [{"role": role, "content": [Opaque(content, "unknown_parts")]}]
     blocks = _Blocks()
     for block in content:
         blocks.add(block, from_user=role == "user")
@@ -76,7 +70,7 @@ class _Blocks:
 
     def __init__(self) -> None:
         self._results: list[dict[str, Any]] = []
-        self._parts: list[dict[str, Any]] = []
+        self._parts: list[dict[str, Any] | Opaque] = []
         self._calls: list[dict[str, Any]] = []
         self._thoughts: list[str] = []
 
@@ -88,15 +82,15 @@ class _Blocks:
                 function = {"name": name, "arguments": json.dumps(rest.get("input") or {})}
                 self._calls.append({"id": identity, "type": "function", "function": function})
             case {"type": "tool_result"} if from_user:
-                self._results.append(_result(block))
+                self._results += _result(block)
             case {"type": "thinking", "thinking": str(thought)}:
                 self._thoughts.append(thought)
             case {"type": "redacted_thinking"}:
                 pass
             case {"type": "image"}:
-                raise _UnreadableError("multimodal")
+                self._parts.append(Opaque(block, "multimodal"))
             case _:
-                raise _UnreadableError("unknown_parts")
+                self._parts.append(Opaque(block, "unknown_parts"))
 
     def as_chat(self, role: Any) -> list[dict[str, Any]]:
         said: dict[str, Any] = {"role": role}
@@ -105,21 +99,25 @@ class _Blocks:
         if self._calls:
             said["tool_calls"] = self._calls
         if self._parts:
-            said["content"] = self._parts[0]["text"] if len(self._parts) == 1 else self._parts
+            match self._parts:
+                case [{"text": text}]:
+                    said["content"] = text
+                case parts:
+                    said["content"] = parts
         return [*self._results, said] if len(said) > 1 else self._results
 
 
-def _result(block: Mapping[str, Any]) -> dict[str, Any]:
+def _result(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     content = block.get("content")
-    text = ""
-    if isinstance(content, str):
-        text = content
-    elif isinstance(content, list):
-        kinds = {each.get("type") if isinstance(each, Mapping) else None for each in content}
-        if kinds - {"text"}:
-            raise _UnreadableError("multimodal" if kinds <= {"text", "image"} else "unknown_parts")
-        text = "\n".join(str(each.get("text", "")) for each in content)
-    return {"role": "tool", "tool_call_id": block.get("tool_use_id") or block.get("id") or "", "content": text}
+    items = [each for each in content if isinstance(each, Mapping)] if isinstance(content, list) else []
+    texts = [str(each.get("text", "")) for each in items if each.get("type") == "text"]
+    said = {
+        "role": "tool",
+        "tool_call_id": block.get("tool_use_id") or block.get("id") or "",
+        "content": content if isinstance(content, str) else "\n".join(texts),
+    }
+    images = [Opaque(each, "multimodal") for each in items if each.get("type") == "image"]
+    return [said, {"role": "user", "content": images}] if images else [said]
 
 
 def _functions(tools: list[Any] | None) -> list[dict[str, Any]]:

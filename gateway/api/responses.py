@@ -9,14 +9,10 @@ from typing import Any
 
 from gateway.api.bodies import Body
 from gateway.errors import InvalidRequestError
-from gateway.fingerprint.canonical import Prompt, Unreadable, canonical_chat
+from gateway.fingerprint.canonical import Prompt, canonical_chat
+from gateway.fingerprint.opaque import Opaque
 
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
-_UNKNOWN = Unreadable(reason="unknown_parts")
-
-
-class _UnknownPartsError(Exception):
-    """The engine will say what it can't take."""
 
 
 class ResponsesBody(Body, frozen=True, kw_only=True):
@@ -35,11 +31,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
     def prompt_of(self) -> Prompt:
         if not self.input:
             raise InvalidRequestError("input: is empty; a prompt has at least one token", param="input")
-        try:
-            messages = self._messages()
-        except _UnknownPartsError:
-            return _UNKNOWN
-        return canonical_chat(messages, tools=self._functions(), tool_choice=_choice(self.tool_choice))
+        return canonical_chat(self._messages(), tools=self._functions(), tool_choice=_choice(self.tool_choice))
 
     def _messages(self) -> list[dict[str, Any]]:
         system = [self.instructions] if self.instructions else []
@@ -49,7 +41,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
         else:
             for item in self.input:
                 message = _message(item)
-                if message["role"] == "system":
+                if message["role"] == "system" and isinstance(message["content"], str):
                     system.append(message["content"])
                 else:
                     messages.append(message)
@@ -76,22 +68,28 @@ def _message(item: Any) -> dict[str, Any]:
             return {"role": "tool", "tool_call_id": identity, "content": _text(rest.get("output", ""))}
         case {"role": str(role), **rest} if rest.get("type", "message") == "message":
             return {"role": "system" if role == "developer" else role, "content": _text(rest.get("content", ""))}
-    raise _UnknownPartsError
+    return {"role": "user", "content": [Opaque(item, "unknown_parts")]}
 
 
-def _text(content: Any) -> str:
+def _text(content: Any) -> str | list[Any]:
+    """A content's text; where parts of it are none, the text before the first of those, and the others."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _UnknownPartsError
-    parts: list[str] = []
-    for part in content:
+        return [Opaque(content, "unknown_parts")]
+    texts: list[str] = []
+    for place, part in enumerate(content):
         match part:
             case {"type": str(kind), "text": str(text)} if kind in _TEXT_PARTS:
-                parts.append(text)
+                texts.append(text)
             case _:
-                raise _UnknownPartsError
-    return "".join(parts)
+                rest = [Opaque(each, _gap_of(each)) for each in content[place:]]
+                return [{"type": "text", "text": "".join(texts)}, *rest] if texts else rest
+    return "".join(texts)
+
+
+def _gap_of(part: Any) -> str:
+    return "multimodal" if isinstance(part, Mapping) and part.get("type") == "input_image" else "unknown_parts"
 
 
 def _choice(choice: Any) -> Any:

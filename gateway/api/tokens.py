@@ -81,11 +81,10 @@ class TokenApi:
             raise InvalidRequestError("messages: is empty; at least one message is needed", param="messages")
         check_template_kwargs(said.chat_template_kwargs)
         prompt = canonical_chat(said.messages, tools=said.tools, template_kwargs=said.chat_template_kwargs)
-        messages = getattr(prompt, "messages", None)
-        if messages is None:
+        if prompt.gap is not None:
             raise InvalidRequestError("messages: only text can be tokenized here", param="messages")
         try:
-            return self._tokenizer.render(messages, prompt.kwargs)  # type: ignore[union-attr]
+            return self._tokenizer.render(prompt.messages, prompt.kwargs)
         except Exception as error:
             raise InvalidRequestError(f"messages: the chat template refuses them: {error}", param="messages") from error
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.fingerprint.opaque import Opaque
 from kvcontrol.core.errors import UNREADABLE
 
 _MULTIMODAL = frozenset(
@@ -32,10 +33,15 @@ _MULTIMODAL = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """Messages as the template gets them, with the template's keyword arguments."""
+    """Messages as the template gets them, with the template's keyword arguments. A content is text, or a list of texts
+    and ``Opaque`` parts: then ``gap`` is the first one's. ``inline_system`` says that system messages stand among the
+    others: where the model's template leaves those out, they move to the front.
+    """
 
     messages: tuple[Mapping[str, Any], ...]
     kwargs: Mapping[str, Any]
+    gap: str | None = None
+    inline_system: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +79,10 @@ def canonical_chat(  # noqa: PLR0913 - the fields of a request that change its p
     template_kwargs: Mapping[str, Any] | None = None,
     enable_thinking: bool | None = None,
     reasoning_effort: str | None = None,
-) -> ChatPrompt | Unreadable:
-    """Return what the template is given; unreadable are messages with anything but text."""
-    rendered: list[Mapping[str, Any]] = []
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list) and any(_kind(part) in _MULTIMODAL for part in content):
-            return Unreadable(reason="multimodal")
-        rendered.append(_with_tool_arguments({**message, "content": _text(content)}))
+    inline_system: bool = False,
+) -> ChatPrompt:
+    """Return what the template is given."""
+    rendered = [_with_tool_arguments({**message, "content": _content(message.get("content"))}) for message in messages]
     kwargs = dict(template_kwargs or {})
     if enable_thinking is not None and kwargs.get("enable_thinking") is None:
         kwargs["enable_thinking"] = enable_thinking
@@ -90,23 +92,46 @@ def canonical_chat(  # noqa: PLR0913 - the fields of a request that change its p
     if effort is not None:
         kwargs["reasoning_effort"] = effort
     kwargs["tools"] = _functions(tools or (), tool_choice) or None
-    return ChatPrompt(messages=tuple(rendered), kwargs=kwargs)
+    listed = (part for each in rendered if isinstance(each["content"], list) for part in each["content"])
+    gap = next((part.gap for part in listed if isinstance(part, Opaque)), None)
+    return ChatPrompt(messages=tuple(rendered), kwargs=kwargs, gap=gap, inline_system=inline_system)
+
+
+def merged_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return messages with the texts of all system messages in one, at the front."""
+    system = [each for each in messages if each.get("role") == "system"]
+    if not system:
+        return list(messages)
+    text = "".join(str(each["content"]) for each in system)
+    return [{**system[0], "content": text}, *(each for each in messages if each.get("role") != "system")]
 
 
 def _kind(part: object) -> object:
     return part.get("type") if isinstance(part, Mapping) else None
 
 
-def _text(content: object) -> str:
+def _content(content: object) -> str | list[str | Opaque]:
     match content:
         case None:
             return ""
         case str():
             return content
         case list():
-            return "\n".join(str(part.get("text", "")) for part in content if _kind(part) == "text")
+            parts = [found for part in content if (found := _part(part)) is not None]
+            opaque = any(isinstance(part, Opaque) for part in parts)
+            return parts if opaque else "\n".join(str(part) for part in parts)
         case _:
             return str(content)
+
+
+def _part(part: object) -> str | Opaque | None:
+    """A part's text; None for a kind that LMDeploy leaves out."""
+    if isinstance(part, Opaque):
+        return part
+    kind = _kind(part)
+    if kind in _MULTIMODAL:
+        return Opaque(part, "multimodal")
+    return str(part.get("text", "")) if isinstance(part, Mapping) and kind == "text" else None
 
 
 def _with_tool_arguments(message: dict[str, Any]) -> dict[str, Any]:
@@ -149,4 +174,4 @@ def _functions(tools: Sequence[Mapping[str, Any]], choice: object) -> list[dict[
             return functions
 
 
-__all__ = ["ChatPrompt", "Prompt", "TextPrompt", "TokenPrompt", "Unreadable", "canonical_chat"]
+__all__ = ["ChatPrompt", "Prompt", "TextPrompt", "TokenPrompt", "Unreadable", "canonical_chat", "merged_system"]

@@ -6,18 +6,17 @@ prompt of n tokens has floor((n - 1) / block size) hashes.
 """
 
 import asyncio
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-import msgspec
 from xxhash import xxh3_128
 
 from gateway.fingerprint.canonical import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Unreadable
+from gateway.fingerprint.opaque import as_json, spelled_out
 from gateway.fingerprint.tokenizer import ModelTokenizer
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, root_hash, token_bytes
@@ -43,7 +42,7 @@ _PLAIN_FIELDS = 2
 
 
 class Gap(StrEnum):
-    """Why a prompt has no fingerprint; such a request is routed by load."""
+    """Why a prompt has no fingerprint, or one that names only a part of it as engines do."""
 
     NO_TOKENIZER = "no_tokenizer"
     NO_CHAT_TEMPLATE = "no_chat_template"
@@ -54,20 +53,24 @@ class Gap(StrEnum):
     BAD_TEXT = "bad_text"
     NO_GENERATION = "no_generation"
     UNKNOWN_PARTS = "unknown_parts"
-    INLINE_SYSTEM = "inline_system"
 
 
 class Fingerprint:
-    """One prompt of one tenant. Hashes are computed once for each cache identity that is asked for."""
+    """One prompt of one tenant. Hashes are computed once for each cache identity that is asked for.
 
-    __slots__ = ("_by_root", "_packed", "_salt", "gap", "model", "tokens")
+    ``gap`` says why they are no engine's names for all blocks: the prompt is ``textual``, or has an opaque part, whose
+    digest stands for it from there on. Equal beginnings have equal hashes all the same.
+    """
 
-    def __init__(self, packed: bytes, *, model: str, salt: str) -> None:
+    __slots__ = ("_by_root", "_packed", "_salt", "gap", "model", "textual", "tokens")
+
+    def __init__(self, packed: bytes, *, model: str, salt: str, gap: Gap | None = None) -> None:
         self._packed = packed
         self.model = model
         self._salt = salt
         self._by_root: dict[BlockHash, Sequence[BlockHash]] = {}
-        self.gap: Gap | None = None
+        self.gap = gap
+        self.textual = False
         self.tokens = len(packed) // TOKEN_BYTES
 
     @classmethod
@@ -80,12 +83,17 @@ class Fingerprint:
         fingerprint = cls(text[:_MOST_TEXT_BYTES], model=model, salt=salt)
         fingerprint.tokens = -(-len(text) // TOKEN_BYTES)
         fingerprint.gap = gap
+        fingerprint.textual = True
         return fingerprint
 
-    @property
-    def textual(self) -> bool:
-        """Whether it is of text, and not of tokens."""
-        return self.gap is not None
+    @classmethod
+    def of_session(cls, session: bytes, *, size_bytes: int, model: str, salt: str, gap: Gap) -> "Fingerprint":
+        """Return a stand-in for a prompt of so many bytes that has nothing but the session it belongs to: the session's
+        digest, as often as it takes.
+        """
+        digest = xxh3_128(session).digest()
+        text = digest * -(-min(size_bytes, _MOST_TEXT_BYTES) // len(digest))
+        return cls.of_text(text, model=model, salt=salt, gap=gap)
 
     def beginning(self, tokens: int) -> bytes:
         """Return what prompts of one tenant and model share that begin alike, for so many tokens."""
@@ -185,7 +193,8 @@ class Fingerprinter:
             return Fingerprint.of_text(encoded.text, model=model, salt=salt, gap=encoded.gap)
         if isinstance(encoded, Gap):
             return encoded
-        return Fingerprint(encoded.packed, model=model, salt=salt)
+        gap = Gap(prompt.gap) if isinstance(prompt, ChatPrompt) and prompt.gap is not None else None
+        return Fingerprint(encoded.packed, model=model, salt=salt, gap=gap)
 
     async def _elsewhere(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
@@ -218,44 +227,46 @@ class Fingerprinter:
                 return self._begin_chat(prompt, salt)
 
     def _begin_chat(self, prompt: ChatPrompt, salt: str) -> _Encoded | Sought | _Textual | Gap:
+        messages = prompt.messages if prompt.gap is None else spelled_out(prompt.messages)
         if self._tokenizer is None:
-            return _Textual(text=_spelled(prompt), gap=Gap.NO_TOKENIZER)
+            return _Textual(text=_spelled(messages, prompt.kwargs), gap=Gap.NO_TOKENIZER)
         if not self._tokenizer.has_chat_template:
-            return _Textual(text=_spelled(prompt), gap=Gap.NO_CHAT_TEMPLATE)
+            return _Textual(text=_spelled(messages, prompt.kwargs), gap=Gap.NO_CHAT_TEMPLATE)
         try:
-            text = self._tokenizer.render(prompt.messages, prompt.kwargs)
+            text = self._tokenizer.render(messages, prompt.kwargs, inline_system=prompt.inline_system)
         except Exception:  # noqa: BLE001 - a template is a program of the model's: it may raise anything
-            return _Textual(text=_spelled(prompt), gap=Gap.TEMPLATE_ERROR)
+            return _Textual(text=_spelled(messages, prompt.kwargs), gap=Gap.TEMPLATE_ERROR)
         return self._begin_text(text, salt, self._tokenizer)
 
-    def _begin_text(self, text: str, salt: str, tokenizer: ModelTokenizer) -> _Encoded | Sought | Gap:
+    def _begin_text(self, text: str, salt: str, tokenizer: ModelTokenizer) -> _Encoded | Sought | _Textual:
         try:
             return tokenizer.look_up(text, salt=salt) or _Encoded(packed=tokenizer.encode(text, salt=salt))
         except UnicodeEncodeError:  # half a surrogate pair, which JSON may spell
-            return Gap.BAD_TEXT
+            return _Textual(text=text.encode("utf-8", "surrogatepass"), gap=Gap.BAD_TEXT)
 
 
-def _spelled(prompt: ChatPrompt) -> bytes:
+def _spelled(messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> bytes:
     """A conversation as text of our own, what templates put first first: a new turn only adds to its end.
 
     Plain messages are role and text as they are: to write them as JSON takes eight times as long. That a text could
     imitate two messages misleads only the routing of whoever sends it.
     """
-    parts = [_json(prompt.kwargs)] if prompt.kwargs else []
-    for message in prompt.messages:
+    parts = [as_json(kwargs)] if kwargs else []
+    for message in messages:
         role, content = message.get("role"), message.get("content")
         if len(message) == _PLAIN_FIELDS and isinstance(role, str) and isinstance(content, str):
             parts += (role.encode("utf-8", "surrogatepass"), content.encode("utf-8", "surrogatepass"))
         else:
-            parts.append(_json(message))
+            parts.append(_or_deep(message))
     return b"\n".join(parts)
 
 
-def _json(value: object) -> bytes:
+def _or_deep(message: Mapping[str, Any]) -> bytes:
+    """What can't be written for its depth has no name of its own; what comes before it has."""
     try:
-        return msgspec.json.encode(value)
-    except (UnicodeEncodeError, TypeError):  # half a surrogate pair; rare enough to take the long way
-        return json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass")
+        return as_json(message)
+    except RecursionError:
+        return b"<deep>"
 
 
 __all__ = ["Fingerprint", "Fingerprinter", "Gap", "KnownBlocks"]

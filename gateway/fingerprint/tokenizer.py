@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.errors import SettingsError
+from gateway.fingerprint.canonical import merged_system
 from kvcontrol.tokenization import (
     Memoryless,
     PieceMemory,
@@ -39,6 +40,7 @@ class ModelTokenizer:
             self._encoder = _fastest(tokenizer.backend_tokenizer)
             self._remembering = _remembering(self._encoder, tokenizer.backend_tokenizer, memory)
         self._assistant_end = self._find_assistant_end()
+        self._renders_inline_system = self._find_inline_system()
 
     @property
     def has_chat_template(self) -> bool:
@@ -49,11 +51,16 @@ class ModelTokenizer:
         """Whether what is encoded is remembered by pieces."""
         return self._remembering is not None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], *, inline_system: bool = False
+    ) -> str:
         """Return the prompt text; raises whatever the template raises on messages that it refuses.
 
         A conversation that ends with the assistant is continued: no generation prompt, and the end marker is cut off.
+        ``inline_system``: system messages among the others move to the front where the template leaves them out.
         """
+        if inline_system and not self._renders_inline_system:
+            messages = merged_system(messages)
         continued = messages[-1].get("role") == "assistant"
         text: str = self._tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=not continued, **kwargs
@@ -103,6 +110,20 @@ class ModelTokenizer:
         probe = [{"role": "user", "content": "placeholder"}, {"role": "assistant", "content": "sentinel"}]
         text: str = self._tokenizer.apply_chat_template(probe, tokenize=False)
         return text[text.find("sentinel") + len("sentinel") :]
+
+    def _find_inline_system(self) -> bool:
+        """Whether the template renders a system message where it stands; found by rendering a marker."""
+        sentinel = "inline-system-sentinel"
+        probe = [
+            {"role": "system", "content": "system"},
+            {"role": "user", "content": "user"},
+            {"role": "system", "content": sentinel},
+            {"role": "user", "content": "user"},
+        ]
+        try:
+            return self._assistant_end is not None and sentinel in self.render(probe, {})
+        except Exception:  # noqa: BLE001 - a template is a program of the model's: it may raise anything
+            return False
 
 
 def _fastest(backend: Any) -> TextEncoder:

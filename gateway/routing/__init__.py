@@ -8,7 +8,7 @@ from gateway.routing.calibration import Calibration
 from gateway.routing.consistent_hash import ConsistentHash
 from gateway.routing.cost_aware import CostAware
 from gateway.routing.field import NOTHING_HELD, Field, Held, Lineup, make_candidate
-from gateway.routing.learned import Guess, LearnedAffinity, learned_identity
+from gateway.routing.learned import Guess, LearnedAffinity, learned_identity, sent_identity
 from gateway.routing.least_load import LeastLoad
 from gateway.routing.prefix_affinity import PrefixAffinity
 from gateway.routing.recent import RecentRoutes
@@ -48,4 +48,5 @@ __all__ = [
     "Speeds",
     "learned_identity",
     "make_candidate",
+    "sent_identity",
 ]

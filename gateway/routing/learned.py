@@ -42,6 +42,12 @@ def learned_identity(model: str, *, textual: bool) -> CacheIdentity:
     )
 
 
+@lru_cache(maxsize=256)
+def sent_identity(model: str) -> CacheIdentity:
+    """Return what names blocks of text that are sent to an engine which announces its blocks, and never these."""
+    return CacheIdentity(model=model, revision="sent", kv_dtype="text", block_size_tokens=BLOCK_TOKENS)
+
+
 class Guess(NamedTuple):
     """What was expected of an instance when a prompt was routed there: of its ``hashes`` the first ``len(ages)``;
     ``ages`` says when each had been used last, in the instance's own count.
@@ -187,4 +193,4 @@ class LearnedAffinity:
             self._index.apply(instance, BlockRemoved(block_hashes=tuple(blocks)))
 
 
-__all__ = ["BLOCK_TOKENS", "TEXT_BLOCK_TOKENS", "Guess", "LearnedAffinity", "learned_identity"]
+__all__ = ["BLOCK_TOKENS", "TEXT_BLOCK_TOKENS", "Guess", "LearnedAffinity", "learned_identity", "sent_identity"]

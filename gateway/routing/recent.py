@@ -71,6 +71,20 @@ class RecentRoutes:
         place = young.get(block) or second.get(block) or third.get(block) or old.get(block)
         return place[0] if place is not None and place[1] > now_s else None
 
+    def deepest(self, hashes: Sequence[BlockHash], now_s: float) -> tuple[InstanceId, int] | None:
+        """Return where the longest beginning of a prompt was sent, and its blocks. O(log blocks): whoever sends a block
+        sends all before it, and these are remembered for as long.
+        """
+        known, unknown = 0, len(hashes)
+        while known < unknown:
+            middle = (known + unknown) // 2
+            if self.place(hashes[middle], now_s) is None:
+                unknown = middle
+            else:
+                known = middle + 1
+        home = self.place(hashes[known - 1], now_s) if known else None
+        return None if home is None else (home, known)
+
     def forget(self, instance: InstanceId) -> None:
         """Drop all that was sent to an instance, because it is gone or its cache was cleared. O(size)."""
         for generation in self._generations:

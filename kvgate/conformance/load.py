@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from typing import Any
 
 import aiohttp
 
@@ -71,6 +72,33 @@ async def cold(rig: Rig) -> None:
         need(min(busy.values()) >= 6, f"24 endless streams went {busy}")
 
 
+@case("chat-with-image-stays", seen="-")
+async def sticking(rig: Rig) -> None:
+    """The turns of a chat that begins with an image stay at one backend wherever those of a chat of text do."""
+    text, image = [await _at(rig, opaque=each) for each in (False, True)]
+    need(image <= max(text, 1), f"a chat of text was at {text} backend(s), one that begins with an image at {image}")
+
+
+async def _at(rig: Rig, *, opaque: bool) -> int:
+    """Hold four chats at once; return at how many backends the turns of one were at most."""
+    scripts = [rig.script() for _ in range(4)]
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 6000}}
+    chats: list[list[dict[str, Any]]] = [
+        [{"role": "user", "content": [{"type": "text", "text": each.prompt()}, *([image] if opaque else [])]}]
+        for each in scripts
+    ]
+    at: list[set[str]] = [set() for _ in scripts]
+    for turn in range(5):
+        for script, messages, names in zip(scripts, chats, at, strict=True):
+            await rig.ask(script, extra={"messages": messages})
+            names.add(rig.served_by(script))
+            messages += [
+                {"role": "assistant", "content": f"answer {turn} " * 200},
+                {"role": "user", "content": f"turn {turn} " * 200},
+            ]
+    return max(map(len, at))
+
+
 @case("nothing-stays-counted", seen="production-stack #1001 #1072, smg #2064")
 async def counters(rig: Rig) -> None:
     """After 100 clients that left and 40 errors, both backends are used as before: no load was left counted."""
@@ -112,6 +140,6 @@ async def _series(rig: Rig) -> int | None:
     return sum(1 for line in answer.body.splitlines() if line and not line.startswith(b"#"))
 
 
-CASES = (no_limit, many_streams, burst, cold, counters, labels)
+CASES = (no_limit, many_streams, burst, cold, sticking, counters, labels)
 
 __all__ = ["CASES"]

@@ -90,7 +90,7 @@ class PrefixNames:
             return self._of_hash(body.model, body.hash, whole=whole)
         salt = self._authenticator.salt(TenantId(body.tenant))
         fingerprint = await fingerprint_of(body, self._fingerprinter, salt)
-        if isinstance(fingerprint, Gap) or fingerprint.textual:
+        if isinstance(fingerprint, Gap) or fingerprint.gap is not None:
             gap = fingerprint if isinstance(fingerprint, Gap) else fingerprint.gap
             raise InvalidRequestError(
                 f"the gateway can't name the blocks of this prompt ({gap}); give the hash of its last block",

@@ -12,9 +12,9 @@ from gateway.candidates import Candidates
 from gateway.fingerprint import Fingerprint, Gap
 from gateway.registry import Instance, InstanceSpec, InstanceState, LoadTracker, Permit
 from gateway.routing import Calibration, Candidate, CostAware, CostModel, LearnedAffinity, Query, RecentRoutes, Speeds
-from gateway.routing.learned import BLOCK_TOKENS, learned_identity
+from gateway.routing.learned import BLOCK_TOKENS, learned_identity, sent_identity
 from gateway.routing.scoring import predicted_wait_s
-from kvcontrol.core import BlockStored, CacheIdentity, CacheTier, Epoch, InstanceId
+from kvcontrol.core import BlockHash, BlockStored, CacheIdentity, CacheTier, Epoch, InstanceId
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats, TierStats
 from kvcontrol.core.hashing import token_bytes
 from kvcontrol.prefix_reuse import FleetIndex
@@ -60,6 +60,8 @@ class NaiveCandidates:
                 matched = match.blocks
                 tiers = {tier: blocks * size for tier, blocks in match.by_tier.items()}
             expected = matched + world.recent.expected(hashes[matched:], name, world.now_s)
+            if prompt.gap is not None and instance.stats is not None:
+                expected = max(expected, self.sent_before(hashes, name))
             matched, expected = matched * size, expected * size
         return Candidate(
             instance=name,
@@ -77,12 +79,18 @@ class NaiveCandidates:
             passed_tokens=0 if instance.stats is None else max(0, world.load.tally(name).chunked_tokens - 8192),
         )
 
+    def sent_before(self, hashes: Sequence[BlockHash], name: InstanceId) -> int:
+        """How much of it was sent there, where nobody was sent more."""
+        places = [self.world.homes.place(each, self.world.now_s) for each in hashes]
+        known = places.index(None) if None in places else len(places)
+        return known if known and places[known - 1] == name else 0
+
     def identity(self, prompt: Fingerprint | Gap, instance: Instance) -> CacheIdentity | None:
         if isinstance(prompt, Gap):
             return None
         if instance.stats is None:
             return learned_identity("m", textual=prompt.textual)
-        return None if prompt.textual else instance.stats.identity
+        return sent_identity("m") if prompt.textual else instance.stats.identity
 
 
 class World:
@@ -93,12 +101,14 @@ class World:
         self.index = FleetIndex()
         self.load = LoadTracker(clock=lambda: self.now_s)
         self.recent = RecentRoutes(lifetime_s=10)
+        self.homes = RecentRoutes(lifetime_s=60)
         self.learned = LearnedAffinity(self.index, capacity_tokens=1 << 20)
         self.calibration = Calibration(COSTS)
         self.candidates = Candidates(
             index=self.index,
             load=self.load,
             recent=self.recent,
+            homes=self.homes,
             learned=self.learned,
             calibration=self.calibration,
             clock=lambda: self.now_s,
@@ -128,6 +138,8 @@ class World:
         if isinstance(asked, Fingerprint) and identity is not None:
             hashes = asked.hashes(identity)
             self.recent.remember(hashes[: number + 1], at.id, self.now_s)
+            if asked.gap is not None:
+                self.homes.remember(hashes[: 2 * number + 1], at.id, self.now_s)
             if at.stats is None:
                 self.learned.computed(self.learned.guess(at.id, hashes, 0))
 
@@ -165,7 +177,8 @@ def prompt(kind: int) -> Fingerprint | Gap:
         return Gap.MULTIMODAL
     if kind == 1:
         return Fingerprint.of_text(b"x" * 5000, model="m", salt="s", gap=Gap.NO_TOKENIZER)
-    return Fingerprint(token_bytes([7] * 8 + [kind] * 3 * BLOCK_TOKENS), model="m", salt="s")
+    gap = Gap.MULTIMODAL if kind == 2 else None
+    return Fingerprint(token_bytes([7] * 8 + [kind] * 3 * BLOCK_TOKENS), model="m", salt="s", gap=gap)
 
 
 KINDS = ["ask", "ask some", "ask", "sent", "sent", "began", "ends", "stored", "took", "checked", "later", "gone"]

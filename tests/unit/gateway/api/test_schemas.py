@@ -8,6 +8,7 @@ from gateway.api.schemas import parse_call
 from gateway.errors import InvalidRequestError
 from gateway.fingerprint import ChatPrompt, TokenPrompt, Unreadable
 from gateway.fingerprint.canonical import TextPrompt
+from gateway.fingerprint.opaque import Opaque
 from gateway.types import Operation
 
 JSON = st.recursive(
@@ -286,16 +287,61 @@ def test_generate_needs_no_model_while_only_one_is_served() -> None:
     [
         (Operation.EMBEDDINGS, {"input": ["a", "b"]}),
         (Operation.COUNT_TOKENS, {"messages": []}),
-        (Operation.MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
-        (Operation.MESSAGES, {"messages": [{"role": "system", "content": "x"}]}),
-        (Operation.MESSAGES, {"messages": [{"role": "user", "content": [{"type": "new"}]}]}),
-        (Operation.RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
-        (Operation.RESPONSES, {"input": [7]}),
-        (Operation.GENERATE, {"prompt": "x", "image_data": "http://x"}),
+        (Operation.COMPLETIONS, {"prompt": ["a", "b"]}),
     ],
 )
 def test_what_has_no_text_passes_without_a_fingerprint(operation: Operation, body: dict[str, object]) -> None:
     assert isinstance(parse_call(operation, json.dumps({"model": "m", **body}).encode()).prompt, Unreadable)
+
+
+def user(*parts: object) -> dict[str, object]:
+    return {"role": "user", "content": list(parts)}
+
+
+IMAGE, NEW, TEXT = {"type": "image", "source": {}}, {"type": "new"}, {"type": "text", "text": "x"}
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [TEXT, IMAGE]}
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "contents"),
+    [
+        (Operation.MESSAGES, {"messages": [user(TEXT, IMAGE)]}, [["x", Opaque(IMAGE, "multimodal")]]),
+        (Operation.MESSAGES, {"messages": [user(NEW)]}, [[Opaque(NEW, "unknown_parts")]]),
+        (Operation.MESSAGES, {"messages": [user("?")]}, [[Opaque("?", "unknown_parts")]]),
+        (Operation.MESSAGES, {"messages": [{"role": "user", "content": 7}]}, [[Opaque(7, "unknown_parts")]]),
+        (Operation.MESSAGES, {"messages": [user(RESULT)]}, ["x", [Opaque(IMAGE, "multimodal")]]),
+        (
+            Operation.MESSAGES,
+            {"messages": [], "input_ids": [3], "image_data": ["y"]},
+            [[Opaque([3], "multimodal"), Opaque("y", "multimodal")]],
+        ),
+        (
+            Operation.CHAT,
+            {"messages": [], "input_ids": [3], "image_data": "y"},
+            [[Opaque([3], "multimodal"), Opaque("y", "multimodal")]],
+        ),
+        (
+            Operation.RESPONSES,
+            {"input": [user({"type": "input_text", "text": "x"}, {"type": "input_image"})]},
+            [["x", Opaque({"type": "input_image"}, "multimodal")]],
+        ),
+        (Operation.RESPONSES, {"input": [user(NEW)]}, [[Opaque(NEW, "unknown_parts")]]),
+        (Operation.RESPONSES, {"input": ["?"]}, [[Opaque("?", "unknown_parts")]]),
+        (
+            Operation.RESPONSES,
+            {"input": [{"role": "system", "content": [NEW]}, {"role": "system", "content": "x"}]},
+            ["x", [Opaque(NEW, "unknown_parts")]],
+        ),
+        (Operation.GENERATE, {"prompt": "x", "image_data": "y"}, [["x", Opaque("y", "multimodal")]]),
+    ],
+)
+def test_parts_that_are_no_text_stay_where_they_are(
+    operation: Operation, body: dict[str, object], contents: list[object]
+) -> None:
+    prompt = parse_call(operation, json.dumps({"model": "m", **body}).encode()).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.gap in {"multimodal", "unknown_parts"}
+    assert [each["content"] for each in prompt.messages] == contents
 
 
 @pytest.mark.parametrize(

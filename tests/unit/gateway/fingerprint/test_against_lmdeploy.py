@@ -114,10 +114,11 @@ class Theirs:
         protocol = importlib.import_module("lmdeploy.serve.anthropic.protocol")
         adapter = importlib.import_module("lmdeploy.serve.anthropic.adapter")
         said = protocol.MessagesRequest(model="m", max_tokens=1, **body)
+        merge = not adapter.detect_inline_system_support(self.processor.chat_template)
         return await self.encode_request(
             self.protocol.ChatCompletionRequest(
                 model="m",
-                messages=adapter.to_openai_messages(said),
+                messages=adapter.to_openai_messages(said, merge_inline_system=merge),
                 tools=adapter.to_openai_tools(said.tools),
                 tool_choice=adapter.normalize_tool_choice(said.tool_choice),
             )
@@ -224,8 +225,49 @@ async def test_tokens_of_anthropics_messages_are_those_that_lmdeploy_computes(
 ) -> None:
     prompt = parse_call(Operation.MESSAGES, json.dumps({"model": "m", "max_tokens": 1, **body}).encode()).prompt
     assert isinstance(prompt, ChatPrompt)
-    rendered = ours.encode(ours.render(prompt.messages, prompt.kwargs), salt="s")
-    assert rendered == token_bytes(await theirs.encode_messages(body))
+    text = ours.render(prompt.messages, prompt.kwargs, inline_system=prompt.inline_system)
+    assert ours.encode(text, salt="s") == token_bytes(await theirs.encode_messages(body))
+
+
+FRONT_ONLY = (
+    "{% if messages[0]['role'] == 'system' %}<|im_start|>system\n{{ messages[0]['content'] }}<|im_end|>\n{% endif %}"
+    "{% for m in messages if m['role'] != 'system' %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+REFUSING = (
+    "{% for m in messages %}{% if m['role'] == 'system' and not loop.first %}"
+    "{{ raise_exception('a system message comes first') }}{% endif %}"
+    "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+)
+INLINE: dict[str, Any] = {
+    "system": "first",
+    "messages": [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [{"type": "text", "text": "y"}]},
+        {"role": "system", "content": "second"},
+        {"role": "user", "content": "z"},
+        {"role": "system", "content": [{"type": "text", "text": "third"}, {"type": "image"}]},
+    ],
+}
+
+
+@pytest.mark.parametrize("body", [INLINE, {"messages": INLINE["messages"]}], ids=["beside another", "alone"])
+@pytest.mark.parametrize("template", [TEMPLATE, FRONT_ONLY, REFUSING], ids=["in place", "left out", "refused"])
+async def test_inline_system_messages_go_where_lmdeploy_has_them_with_this_template(
+    tmp_path: Path, template: str, body: dict[str, Any]
+) -> None:
+    from transformers import AutoTokenizer
+
+    folder = build_tiny(tmp_path / "tiny")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    ours, theirs = load_tokenizer(folder), Theirs(folder)
+    prompt = parse_call(Operation.MESSAGES, json.dumps({"model": "m", "max_tokens": 1, **body}).encode()).prompt
+    assert isinstance(prompt, ChatPrompt)
+    text = ours.render(prompt.messages, prompt.kwargs, inline_system=prompt.inline_system)
+    assert all(said in text for said in ("second", "third"))
+    assert ours.encode(text, salt="s") == token_bytes(await theirs.encode_messages(body))
 
 
 RESPONSES: dict[str, dict[str, Any]] = {

@@ -2,13 +2,16 @@ from typing import Any
 
 import pytest
 
-from gateway.fingerprint import ChatPrompt, Unreadable, canonical_chat
+from gateway.fingerprint import ChatPrompt, canonical_chat
+from gateway.fingerprint.opaque import Opaque
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "video", "time_series"])
-def test_anything_but_text_is_unreadable(kind: str) -> None:
-    content: list[dict[str, Any]] = [{"type": "text", "text": "what is this?"}, {"type": kind, kind: {"url": "x"}}]
-    assert canonical_chat([{"role": "user", "content": content}]) == Unreadable(reason="multimodal")
+def test_anything_but_text_stays_a_part_of_its_message(kind: str) -> None:
+    part: dict[str, Any] = {"type": kind, kind: {"url": "x"}}
+    prompt = canonical_chat([{"role": "user", "content": [{"type": "text", "text": "what is this?"}, part]}])
+    assert prompt.gap == "multimodal"
+    assert prompt.messages[0]["content"] == ["what is this?", Opaque(part, "multimodal")]
 
 
 def test_other_fields_of_a_message_reach_the_template() -> None:

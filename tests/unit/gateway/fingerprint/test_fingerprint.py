@@ -18,6 +18,7 @@ from gateway.fingerprint import (
     Prompt,
     TokenPrompt,
     Unreadable,
+    canonical_chat,
     load_tokenizer,
 )
 from gateway.fingerprint.canonical import TextPrompt
@@ -195,10 +196,80 @@ async def test_half_a_surrogate_pair_is_a_gap_and_not_an_error(
     tokenizer: ModelTokenizer, executor: ThreadPoolExecutor, text: str
 ) -> None:
     fingerprinter = Fingerprinter(tokenizer, executor)
-    assert await take(fingerprinter, TextPrompt(text=text)) is Gap.BAD_TEXT
+    assert gap_of(await take(fingerprinter, TextPrompt(text=text))) is Gap.BAD_TEXT
     chat = ChatPrompt(messages=({"role": "user", "content": text},), kwargs={})
-    assert await take(fingerprinter, chat) is Gap.BAD_TEXT
-    assert await take(fingerprinter, chat, size_bytes=1 << 20) is Gap.BAD_TEXT
+    assert gap_of(await take(fingerprinter, chat)) is Gap.BAD_TEXT
+    assert gap_of(await take(fingerprinter, chat, size_bytes=1 << 20)) is Gap.BAD_TEXT
+
+
+def picture(data: str) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def seen(data: str, *more: str) -> ChatPrompt:
+    """A chat of a long text, a picture in the second message, and more."""
+    first = {"role": "user", "content": [{"type": "text", "text": "look " * 50}]}
+    second = {"role": "user", "content": [{"type": "text", "text": "at this"}, picture(data)]}
+    return canonical_chat([first, second, *({"role": "user", "content": text} for text in more)])
+
+
+async def test_what_stands_before_an_opaque_part_has_the_names_that_it_has_without_it(
+    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
+) -> None:
+    fingerprinter = Fingerprinter(tokenizer, executor)
+    plain = canonical_chat([{"role": "user", "content": "look " * 50}, {"role": "user", "content": "at this"}])
+    without, with_one = await take(fingerprinter, plain), await take(fingerprinter, seen("aaaa"))
+    assert isinstance(without, Fingerprint)
+    assert isinstance(with_one, Fingerprint)
+    assert (with_one.gap, with_one.textual) == (Gap.MULTIMODAL, False)
+    shared = list(without.hashes(IDENTITY))[:-3]
+    assert len(shared) > 10
+    assert list(with_one.hashes(IDENTITY))[: len(shared)] == shared
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("data", ["aaaa", "\ud800", "x" * 100_000], ids=["short", "half a pair", "long"])
+async def test_equal_opaque_parts_are_equal_and_others_are_not(
+    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor, data: str, *, known: bool
+) -> None:
+    fingerprinter = Fingerprinter(tokenizer if known else None, executor)
+
+    async def hashes(prompt: ChatPrompt) -> list[BlockHash]:
+        taken = await take(fingerprinter, prompt)
+        assert isinstance(taken, Fingerprint)
+        return list(taken.hashes(IDENTITY))
+
+    once, again = await hashes(seen(data, "and " * 20)), await hashes(seen(data, "and " * 20, "then"))
+    other = await hashes(seen(data + "b", "and " * 20))
+    assert len(once) > 20
+    assert again[: len(once) - 2] == once[:-2]
+    assert other[:10] == once[:10]
+    assert other[-1] != once[-1]
+
+
+async def test_a_part_that_is_nested_too_deeply_has_no_name_and_is_no_error(
+    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
+) -> None:
+    deep: object = "x"
+    for _ in range(20_000):
+        deep = [deep]
+    prompt = canonical_chat([{"role": "user", "content": [{"type": "image_url", "image_url": deep}]}])
+    for fingerprinter in (Fingerprinter(tokenizer, executor), Fingerprinter(None, executor)):
+        assert isinstance(await take(fingerprinter, prompt), Fingerprint)
+
+
+def test_a_session_names_as_many_blocks_as_its_prompt_has() -> None:
+    def named(session: bytes, size_bytes: int) -> list[BlockHash]:
+        return list(
+            Fingerprint.of_session(session, size_bytes=size_bytes, model="m", salt="s", gap=Gap.SEVERAL_PROMPTS).hashes(
+                IDENTITY
+            )
+        )
+
+    short, long = named(b"one", 1000), named(b"one", 5000)
+    assert len(long) > 4 * len(short) > 40
+    assert long[: len(short)] == short
+    assert named(b"two", 1000)[0] != short[0]
 
 
 def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
