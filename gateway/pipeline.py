@@ -51,7 +51,7 @@ from gateway.upstream import (
     relay,
 )
 from gateway.upstream.headers import Header, towards_engine
-from gateway.upstream.relay import OURS
+from gateway.upstream.relay import OURS, Asked
 from gateway.upstream.urgency import urgency_headers
 from gateway.via import Via
 from gateway.walk import EngineCall, LegFailedError, Walker
@@ -355,9 +355,8 @@ class Pipeline:
                 relayed = await relay(
                     response,
                     exchange,
-                    operation=call.operation,
+                    asked=Asked(call.operation, call.stream, call.answers, call.hide_usage),
                     own_headers=own,
-                    hide_usage=call.hide_usage,
                     deadline=this.deadline,
                     paused=self._telemetry.paused,
                 )

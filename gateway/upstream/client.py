@@ -191,7 +191,7 @@ class UpstreamClient:
         what is there as an instance.
 
         ``hung`` ends the wait as soon as it is done, and a later silence soon. A kept connection that turns out to be
-        closed, with nothing having come, is replaced by a new one, once. Raises ``UpstreamFailureError``.
+        closed, with nothing having come or with a 408, is replaced by a new one, once. Raises ``UpstreamFailureError``.
         Cancelling it closes the connection.
         """
         origin = self._origins(url)
@@ -221,6 +221,11 @@ class UpstreamClient:
                 watch.stop()
                 connection.abort()
                 raise
+            if connection.status == _TOO_SLOW and used_before:  # it was meant for a connection that is idle
+                watch.stop()
+                connection.abort()
+                used_before, connection = False, None
+                continue
             if connection.status in _REDIRECTIONS:
                 watch.stop()
                 connection.abort()
@@ -264,6 +269,7 @@ def _head(origin: Origin, path: bytes, headers: Sequence[Header], length: int) -
 
 _OWN_LINES = 2  # content-length, and the empty one
 _REDIRECTIONS = range(300, 400)
+_TOO_SLOW = 408
 _LINGER_S = 1.0
 _INFLATED = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _PLAIN = frozenset({b"identity", b""})

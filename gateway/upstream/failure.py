@@ -10,6 +10,7 @@ class FailureKind(StrEnum):
     CONNECT_TIMEOUT = "connect_timeout"
     NO_ANSWER = "no_answer"  # the connection ended before any byte of the answer
     NO_HTTP = "no_http"  # what came is no answer that could be passed on
+    EMPTY = "empty"  # a success without a body
     REDIRECTED = "redirected"  # it sends whoever asks to another address
     HUNG = "hung"  # it failed its health checks while the request waited for its first byte
     FIRST_BYTE_TIMEOUT = "first_byte_timeout"

@@ -1,10 +1,11 @@
 """From an instance's answer to the client, byte for byte, except where the answer is an error in a foreign shape.
 
-A stream goes out event by event as it comes. Anything else is read to its end first: its usage is accounted, and an
-instance that dies within it leaves the client with a clear error instead of half a JSON text.
+A stream goes out event by event as it comes, whatever its content type. JSON is read to its end first: its usage is
+accounted, and an instance that dies within it leaves the client with a clear error instead of half a JSON text.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -32,6 +33,8 @@ OURS: Final = frozenset({DEADLINE, CANCELLED})
 _MAX_WHOLE_BYTES = 64 << 20
 _LAST_WORDS_S = 1.0
 _BLANK: Final = b"\n\n"
+_BEGINS_EVENTS: Final = re.compile(rb"\s*(data|event|id|retry)?:")
+_JSON: Final = re.compile(rb"application/([a-z0-9.+-]+\+)?json\b", re.IGNORECASE)
 
 
 class Reply(Protocol):
@@ -63,13 +66,23 @@ class Relayed:
         return HTTPStatus.BAD_REQUEST if self.refused else HTTPStatus.BAD_GATEWAY
 
 
+class Asked(NamedTuple):
+    """What the request was: ``answers`` is how many choices it wants, ``hide_usage`` says that the gateway asked for
+    usage which its client did not ask for.
+    """
+
+    operation: Operation
+    stream: bool
+    answers: int = 1
+    hide_usage: bool = False
+
+
 async def relay(  # noqa: PLR0913 - called at one place, by name
     response: UpstreamResponse,
     reply: Reply,
     *,
-    operation: Operation,
+    asked: Asked,
     own_headers: Sequence[Header],
-    hide_usage: bool,
     deadline: Deadline,
     paused: Callable[[float], None],
 ) -> Relayed:
@@ -83,25 +96,34 @@ async def relay(  # noqa: PLR0913 - called at one place, by name
     if not response.readable:
         return await _pass(response, reply, headers)
     if response.status >= HTTPStatus.BAD_REQUEST:
-        return await _error(response, reply, headers, operation.dialect)
-    if response.is_event_stream:
-        return await _stream(
-            response, reply, headers, _Watched(scanner_for(operation, hide_usage=hide_usage), deadline, paused)
-        )
-    return await _whole(response, reply, headers)
+        return await _error(response, reply, headers, asked.operation.dialect)
+    first = await response.read()
+    if not first and response.status != HTTPStatus.NO_CONTENT:
+        raise UpstreamFailureError(FailureKind.EMPTY, f"the engine answered {response.status} with nothing")
+    if response.is_event_stream or (asked.stream and _BEGINS_EVENTS.match(first)):
+        if not any(name == b"content-type" for name, _ in headers):
+            headers.append((b"content-type", b"text/event-stream"))
+        return await _stream(response, reply, headers, first, _Watched(scanner_for(asked), deadline, paused))
+    if asked.stream and not _is_json(headers):
+        return await _pass(response, reply, headers, first=first)
+    return await _whole(response, reply, headers, first)
 
 
-def scanner_for(operation: Operation, *, hide_usage: bool) -> EventScanner:
+def scanner_for(asked: Asked) -> EventScanner:
     """Return what watches a stream of this operation."""
-    match operation.dialect:
+    match asked.operation.dialect:
         case Dialect.ANTHROPIC:
             return MessagesScanner()
         case Dialect.RESPONSES:
             return ResponsesScanner()
-        case Dialect.OPENAI if operation is Operation.GENERATE:
+        case Dialect.OPENAI if asked.operation is Operation.GENERATE:
             return GenerateScanner()
         case Dialect.OPENAI:
-            return EventScanner(hide_usage=hide_usage)
+            return EventScanner(hide_usage=asked.hide_usage, answers=asked.answers)
+
+
+def _is_json(headers: Sequence[Header]) -> bool:
+    return any(name == b"content-type" and _JSON.match(value) is not None for name, value in headers)
 
 
 class _Watched(NamedTuple):
@@ -112,18 +134,17 @@ class _Watched(NamedTuple):
     paused: Callable[[float], None]
 
 
-async def _stream(response: UpstreamResponse, reply: Reply, headers: Sequence[Header], watched: _Watched) -> Relayed:
+async def _stream(
+    response: UpstreamResponse, reply: Reply, headers: Sequence[Header], first: bytes, watched: _Watched
+) -> Relayed:
     scanner, deadline, _ = watched
     failure: str | None = None
-    data = await response.read()
     await reply.start(response.status, headers)
     try:
-        await _pass_events(response, reply, data, watched)
+        await _pass_events(response, reply, first, watched)
     except UpstreamFailureError as error:
-        failure = error.kind  # an engine that said itself why it goes is its own last word
-        await reply.send(
-            _parted(scanner) + (scanner.after_error() if scanner.failed else scanner.ending(_ended(error)))
-        )
+        failure = error.kind
+        await reply.send(_parted(scanner) + _broken_off(scanner, error))
     except asyncio.CancelledError:
         if not deadline.passed():
             raise
@@ -163,8 +184,20 @@ def _ending(scanner: EventScanner) -> tuple[bytes, str | None]:
     said = rest + _BLANK if is_whole(rest) else _parted(scanner)
     if scanner.failed:
         return said + scanner.after_error(), "error_event"
+    if (last := scanner.finish()) is not None:
+        return said + last, None
     cut = UpstreamFailureError(FailureKind.CUT, "the engine ended its stream without finishing it")
     return said + scanner.ending(_ended(cut)), FailureKind.CUT
+
+
+def _broken_off(scanner: EventScanner, error: UpstreamFailureError) -> bytes:
+    """Return what ends a stream whose connection is lost: an engine that said itself why it goes is its own last word,
+    and a whole answer is no error.
+    """
+    if scanner.failed:
+        return scanner.after_error()
+    last = scanner.finish()
+    return scanner.ending(_ended(error)) if last is None else last
 
 
 def _parted(scanner: EventScanner) -> bytes:
@@ -172,17 +205,19 @@ def _parted(scanner: EventScanner) -> bytes:
     return _BLANK if scanner.torn else b""
 
 
-async def _whole(response: UpstreamResponse, reply: Reply, headers: Sequence[Header]) -> Relayed:
-    body, complete = await _read(response)
+async def _whole(response: UpstreamResponse, reply: Reply, headers: Sequence[Header], first: bytes) -> Relayed:
+    body, complete = await _read(response, first)
     if not complete:
         return await _pass(response, reply, headers, first=body)
-    await reply.start(response.status, [*headers, (b"content-length", str(len(body)).encode())])
+    if response.status != HTTPStatus.NO_CONTENT:  # RFC 9110, section 8.6: it has no length
+        headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await reply.start(response.status, headers)
     await reply.finish(body)
     return Relayed(status=response.status, usage=usage_of_answer(body), failure=None)
 
 
 async def _error(response: UpstreamResponse, reply: Reply, headers: Sequence[Header], dialect: Dialect) -> Relayed:
-    said, complete = await _read(response)
+    said, complete = await _read(response, await response.read())
     refusal = refusal_of_answer(response.status, said if complete else b"", dialect)
     body = refusal.body(dialect)
     if body is not said:
@@ -209,9 +244,8 @@ async def _pass(response: UpstreamResponse, reply: Reply, headers: Sequence[Head
     return Relayed(status=response.status, usage=None, failure=None)
 
 
-async def _read(response: UpstreamResponse) -> tuple[bytes, bool]:
-    """Read a body whole; False with what has been read when it is longer than what may be held."""
-    first = await response.read()
+async def _read(response: UpstreamResponse, first: bytes) -> tuple[bytes, bool]:
+    """Read a body that begins so whole; False with what has been read when it is longer than what may be held."""
     if response.exhausted:
         return first, True
     parts = [first]
@@ -240,4 +274,4 @@ def _ended(failure: UpstreamFailureError) -> ApiError:
     return UpstreamUnreachableError(str(failure), code="upstream_cut")
 
 
-__all__ = ["DEADLINE", "Relayed", "Reply", "relay"]
+__all__ = ["DEADLINE", "Asked", "Relayed", "Reply", "relay"]

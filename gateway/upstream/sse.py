@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gateway.refusal import refusal_of_event
 from gateway.types import Dialect, Usage
-from gateway.upstream.usage import is_json, read_said, usage_of_answer
+from gateway.upstream.usage import has_finished, is_json, read_said, usage_of_answer
 
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _USAGE = b'"usage"'
@@ -40,15 +40,18 @@ class Fault(Protocol):
 
 class EventScanner:
     """One answer's scanner. With ``hide_usage`` the event that carries nothing but usage is left out: the gateway asked
-    for it, the client didn't. ``failed`` says that the engine sent an error, ``refused`` that it is the request's own
-    fault, ``torn`` that a part of an event has been let pass, and not its end.
+    for it, the client didn't. ``answers`` is how many choices were asked for. ``failed`` says that the engine sent an
+    error, ``refused`` that it is the request's own fault, ``torn`` that a part of an event has been let pass, and not
+    its end.
     """
 
-    __slots__ = ("_held", "_hide_usage", "done", "failed", "refused", "torn", "usage")
+    __slots__ = ("_answers", "_held", "_hide_usage", "_latest", "done", "failed", "refused", "torn", "usage")
 
-    def __init__(self, *, hide_usage: bool) -> None:
+    def __init__(self, *, hide_usage: bool, answers: int = 1) -> None:
         self._hide_usage = hide_usage
+        self._answers = answers
         self._held = b""
+        self._latest = b""  # the last event with choices
         self.torn = False
         self.usage: Usage | None = None
         self.done = False
@@ -88,6 +91,14 @@ class EventScanner:
         """Return what still has to follow an engine's own error event, for the stream to be over."""
         return _DONE
 
+    def finish(self) -> bytes | None:
+        """Return the last event of a stream that its engine ended without it, None where more than that is missing.
+
+        An answer is whole when its last chunk has a reason why it ends. Of several answers nobody knows which have
+        ended.
+        """
+        return _DONE if self._answers == 1 and has_finished(data_of(self._latest)) else None
+
     def _look(self, event: bytes) -> bytes:
         """Note what an event says; return what the client is to have of it: all, nothing, or an error re-wrapped."""
         last = event.rfind(_USAGE)  # within a text its quotes are escaped, so this is a field
@@ -96,6 +107,7 @@ class EventScanner:
         if last < 0 and b'"error"' not in event:
             if not event.startswith(_OBJECT) and b"[DONE]" in event and data_of(event) == b"[DONE]":
                 self.done = True
+            self._latest = event
             return event
         data = data_of(event)
         said = read_said(data)
@@ -103,6 +115,8 @@ class EventScanner:
             return event
         if said.is_error:
             return self._failure(event, data)
+        if said.choices:
+            self._latest = event
         usage = said.tokens()
         if usage is None:
             return event
@@ -138,6 +152,13 @@ class GenerateScanner(EventScanner):
         if self.done and self._last:
             self.usage = usage_of_answer(data_of(self._last))
         return kept
+
+    def finish(self) -> bytes | None:
+        last = data_of(self._last)
+        if not has_finished(last):
+            return None
+        self.usage = usage_of_answer(last)
+        return _DONE
 
 
 def is_whole(event: bytes) -> bool:

@@ -26,8 +26,14 @@ _NUMBER = b'"sequence_number"'
 _FAILURES = frozenset({"error", "response.failed"})
 
 
+class _Delta(msgspec.Struct, frozen=True):
+    stop_reason: str | None = None
+
+
 class TypedEvent(Said, frozen=True):
     """What is read of an event besides."""
+
+    delta: _Delta | str | None = None
 
     index: int | None = None
     output_index: int | None = None
@@ -93,23 +99,34 @@ class TypedScanner(EventScanner):
     def after_error(self) -> bytes:
         return b""
 
+    def finish(self) -> bytes | None:
+        return None
+
 
 class MessagesScanner(TypedScanner):
     """Anthropic's Messages: content blocks are open between their start and their stop."""
 
-    __slots__ = ("_open",)
+    __slots__ = ("_open", "_stopped")
     dialect = Dialect.ANTHROPIC
 
     def __init__(self) -> None:
         super().__init__()
         self._open: dict[int, None] = {}
+        self._stopped = False
 
     def _note(self, said: TypedEvent, event: bytes) -> None:
         del event
-        if said.type == "content_block_start" and said.index is not None:
+        if said.type == "message_delta":
+            self._stopped = isinstance(said.delta, _Delta) and said.delta.stop_reason is not None
+        elif said.type == "content_block_start" and said.index is not None:
             self._open[said.index] = None
         elif said.type == "content_block_stop" and said.index is not None:
             self._open.pop(said.index, None)
+
+    def finish(self) -> bytes | None:
+        """The message is whole when it has the reason why it ends, and its blocks have ended."""
+        whole = self._stopped and not self._open
+        return _event("message_stop", {"type": "message_stop"}) if whole else None
 
     def _right(self, said: TypedEvent, refusal: Refusal) -> bool:
         del said

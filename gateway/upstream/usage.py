@@ -66,6 +66,32 @@ def read_said(data: bytes) -> Said | None:
         return None
 
 
+class _Finish(msgspec.Struct, frozen=True):
+    finish_reason: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def said(self) -> bool:
+        return bytes(self.finish_reason) not in {b"", b"null"}
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    choices: list[_Finish] | None = None
+    meta_info: _Finish | None = None
+
+
+_decode_ended = msgspec.json.Decoder(_Ended).decode
+
+
+def has_finished(data: bytes) -> bool:
+    """Whether an event gives the reason why an answer ends."""
+    try:
+        said = _decode_ended(data)
+    except UNREADABLE:
+        return False
+    found = said.choices or ([] if said.meta_info is None else [said.meta_info])
+    return bool(found) and all(each.said for each in found)
+
+
 def is_json(data: bytes) -> bool:
     """Whether it is one whole JSON text."""
     try:
@@ -99,4 +125,4 @@ def _sane(tokens: int | None) -> int | None:
     return tokens if tokens is not None and 0 <= tokens <= _MOST_TOKENS else None
 
 
-__all__ = ["Said", "is_json", "read_said", "usage_of_answer"]
+__all__ = ["Said", "has_finished", "is_json", "read_said", "usage_of_answer"]

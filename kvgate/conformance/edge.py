@@ -25,7 +25,7 @@ async def origins(rig: Rig) -> None:
     need(allowed is None, f"every page may read its answers: the backend's header ({allowed}) came through")
 
 
-@case("credentials-of-a-proxy", seen="litellm, open-webui")
+@case("credentials-of-a-proxy", seen="-")
 async def credentials(rig: Rig) -> None:
     """Authorization of another scheme (a proxy's Basic) does not hide the key in x-api-key."""
     script = rig.script()
@@ -34,7 +34,7 @@ async def credentials(rig: Rig) -> None:
     need(answer.status == 200, f"got {answer.shown()}")
 
 
-@case("compressed-bodies", seen="openai SDKs behind compressing proxies, CVE-2023-47627")
+@case("compressed-bodies", seen="CWE-409")
 async def compressed(rig: Rig) -> None:
     """A gzip or deflate body is decoded, or refused with 415; one that grows a thousandfold is refused."""
     for coding, encode in (("gzip", gzip.compress), ("deflate", zlib.compress)):

@@ -47,6 +47,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     end: str = "\n\n"
     lead: str = "data: "
     gzip: bool = False
+    done: bool = True  # whether a stream has its [DONE]
+    kind: str = "text/event-stream; charset=utf-8"  # content type of a stream
 
     def prompt(self) -> str:
         """The text that carries it. No two begin alike: gateways that route by beginnings would keep them together."""
@@ -202,7 +204,9 @@ def events(path: str, said: Mapping[str, Any], script: Script) -> list[bytes]:
         texts.append(json.dumps(_chunk(chat=chat, choices=[choice]), ensure_ascii=False))
     if asked:
         texts.append(json.dumps(_chunk(chat=chat, choices=[]) | {"usage": usage(script)}))
-    return [f"{script.lead}{text}{script.end}".encode() for text in [*texts, "[DONE]"]]
+    if script.done:
+        texts.append("[DONE]")
+    return [f"{script.lead}{text}{script.end}".encode() for text in texts]
 
 
 def _chunk(*, chat: bool, choices: list[Any]) -> dict[str, Any]:
@@ -211,7 +215,7 @@ def _chunk(*, chat: bool, choices: list[Any]) -> dict[str, Any]:
 
 
 async def _stream(request: web.Request, said: Mapping[str, Any], script: Script) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8", **_CORS})
+    response = web.StreamResponse(headers={"content-type": script.kind, **_CORS})
     await response.prepare(request)
     for number, event in enumerate(events(request.path, said, script)):
         if script.die_after == number:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from kvgate.conformance import answers, bodies, edge, failures, load, streams, wire
+from kvgate.conformance import answers, bodies, clients, edge, failures, load, streams, wire
 from kvgate.conformance.case import BrokenError, Case
 from kvgate.conformance.mock import MockBackend
 from kvgate.conformance.rig import Rig
@@ -18,6 +18,7 @@ CASES: tuple[Case, ...] = (
     *streams.CASES,
     *wire.CASES,
     *edge.CASES,
+    *clients.CASES,
     *load.CASES,
     *failures.CASES,
 )

@@ -115,6 +115,27 @@ async def continued(rig: Rig) -> None:
             need(wrong is None, f"{path}, cut after {after} events: {wrong}")
 
 
+@case("stream-whole-without-done", seen="-")
+async def without_done(rig: Rig) -> None:
+    """A stream whose last chunk has its finish_reason is whole: where [DONE] is missing it is added, and no error."""
+    answer = await rig.ask(rig.script(done=False), extra={"stream": True})
+    data = answer.events()
+    need(_texts(data) == ["tok0", "tok1", "tok2"], f"its chunks are {_texts(data)}")
+    need(b'"error"' not in answer.body, f"it ends with an error: {data[-2:]}")
+    need(data[-1] == "[DONE]", f"it ends with {data[-1:]}")
+
+
+@case("stream-of-any-type", seen="-")
+async def other_types(rig: Rig) -> None:
+    """A stream of events that its backend calls something else is passed on as it comes."""
+    for kind in ("text/plain", "application/octet-stream"):
+        began_s = time.monotonic()
+        async with rig.streaming(rig.script(chunks=5, chunk_s=0.4, kind=kind)) as answer:
+            await answer.content.readany()
+            first_s = time.monotonic() - began_s
+        need(first_s < 1.5, f"{kind}: the first piece of a stream of 2 s came after {first_s:.1f} s")
+
+
 async def _aborted(rig: Rig, script: Script) -> bool:
     return await rig.until(lambda: any(each.aborted_s for each in rig.seen(script)), _ABORT_S)
 
@@ -155,6 +176,20 @@ async def leave_late(rig: Rig) -> None:
     need(await _aborted(rig, script), f"the backend still works after {_ABORT_S:.0f} s")
 
 
-CASES = (complete, split, identical, unbuffered, done, usage, death, continued, leave_early, leave_whole, leave_late)
+CASES = (
+    complete,
+    split,
+    identical,
+    unbuffered,
+    done,
+    usage,
+    death,
+    continued,
+    leave_early,
+    leave_whole,
+    leave_late,
+    without_done,
+    other_types,
+)
 
 __all__ = ["CASES"]

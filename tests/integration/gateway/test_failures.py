@@ -103,7 +103,7 @@ async def test_retries_stop_when_their_budget_is_spent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("how", [{"die_after": 3}, {"no_done": True}, {"die_after": 3, "split": 7}])
+@pytest.mark.parametrize("how", [{"die_after": 3}, {"die_after": 3, "split": 7}])
 async def test_a_stream_whose_engine_dies_ends_with_an_error_event_and_done(
     fleet: Fleet, path: str, how: dict[str, object]
 ) -> None:
@@ -116,9 +116,17 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error_event_and_done(
     assert error["code"] == "upstream_cut"
     assert error["message"]
     assert all(json.loads(event)["choices"] for event in events[:-2])
-    assert len(events) == (6 if "no_done" in how else 5)
+    assert len(events) == 5
     operation = "chat_completions" if path == CHAT else "completions"
     await fleet.gateway.counted(f'kvgate_requests_total{{operation="{operation}",outcome="upstream_error"}}', 1)
+
+
+async def test_a_stream_that_lacks_its_done_alone_is_given_it_and_is_no_failure(fleet: Fleet) -> None:
+    async with fleet.gateway.post(CHAT, chat(stream=True), x_script=script(no_done=True)) as answer:
+        events = data_events(await answer.text())
+    assert events[-1] == "[DONE]"
+    assert [event for event in events[:-1] if "error" in json.loads(event)] == []
+    await fleet.gateway.counted('kvgate_requests_total{operation="chat_completions",outcome="ok"}', 1)
 
 
 async def test_a_stream_is_over_at_its_done_whatever_the_engine_does_with_the_connection(fleet: Fleet) -> None:

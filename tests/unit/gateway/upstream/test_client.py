@@ -478,6 +478,20 @@ async def test_a_kept_connection_that_closes_as_the_request_goes_out_is_replaced
         assert server.connections == 3
 
 
+TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+async def test_a_kept_connection_that_a_server_gives_up_with_a_408_is_replaced_once() -> None:
+    """It says so of the silence before, as the request goes out; on a new connection it is an answer."""
+    async with serving(answering(PLAIN, TOO_SLOW)) as server, client() as asked:
+        for _ in range(3):
+            assert await ask(asked, server.url) == (200, b"hello")
+        assert server.connections == 3
+    async with serving(answering(TOO_SLOW)) as server, client() as asked:
+        assert await ask(asked, server.url) == (408, b"")
+        assert server.connections == 1
+
+
 async def test_an_idle_connection_that_was_closed_is_not_used() -> None:
     async with serving(answering(PLAIN)) as server, client() as asked:
         assert await ask(asked, server.url) == (200, b"hello")

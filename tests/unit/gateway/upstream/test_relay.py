@@ -13,23 +13,36 @@ from gateway.types import Operation
 from gateway.upstream import FailureKind, Relayed, UpstreamFailureError, relay
 from gateway.upstream.client import UpstreamResponse
 from gateway.upstream.headers import Header
+from gateway.upstream.relay import Asked
 
 ONE = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 DONE = "[DONE]"
+EVENTS: Header = (b"content-type", b"text/event-stream")
+CHAT = Asked(Operation.CHAT, stream=True)
 
 
 class Answer:
     """An instance's answer in these pieces, to an orderly end."""
 
-    status = 200
-    is_event_stream = readable = exhausted = True
+    readable = True
 
-    def __init__(self, pieces: Sequence[bytes], headers: Sequence[Header] = ()) -> None:
+    def __init__(
+        self, pieces: Sequence[bytes], headers: Sequence[Header] = (EVENTS,), *, status: int = 200, lost: bool = False
+    ) -> None:
         self._pieces = list(pieces)
+        self._lost = lost
         self.headers = headers
+        self.status = status
+        self.is_event_stream = EVENTS in headers
+
+    @property
+    def exhausted(self) -> bool:
+        return not self._pieces and not self._lost
 
     async def read(self) -> bytes:
         await asyncio.sleep(0)
+        if not self._pieces and self._lost:
+            raise UpstreamFailureError(FailureKind.CUT, "the engine's connection ended within its answer")
         return self._pieces.pop(0) if self._pieces else b""
 
     def expect_end(self) -> None:
@@ -43,14 +56,17 @@ class Client:
     """Keeps what it is sent."""
 
     def __init__(self) -> None:
+        self.status = 0
         self.headers: list[Header] = []
         self.body = b""
+        self.sent: list[bytes] = []
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
-        assert status == 200
+        self.status = status
         self.headers = list(headers)
 
     async def send(self, data: bytes) -> None:
+        self.sent.append(data)
         self.body += data
 
     async def finish(self, data: bytes = b"") -> None:
@@ -69,14 +85,14 @@ async def relayed(
     answer: Answer | None = None,
     own: Sequence[Header] = (),
     limit_s: float = 60,
+    asked: Asked = CHAT,
 ) -> Relayed:
     with (deadline := Deadline(started_s=monotonic(), limit_s=limit_s)):
         return await relay(
             cast("UpstreamResponse", answer or Answer(pieces)),
             client,
-            operation=Operation.CHAT,
+            asked=asked,
             own_headers=own,
-            hide_usage=False,
             deadline=deadline,
             paused=lambda _: None,
         )
@@ -182,3 +198,99 @@ async def test_a_stream_whose_end_is_not_taken_before_its_time_is_over_has_no_cl
     _, error, last = client.events()
     assert "error" in json.loads(error)
     assert last == DONE
+
+
+STOP = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}\n\n'
+META = b'data: {"text":"a","meta_info":{"prompt_tokens":3,"completion_tokens":1,"finish_reason":%b}}\n\n'
+MESSAGE = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"usage":{"input_tokens":3,"output_tokens":0}}}\n\n'
+    b'event: content_block_start\ndata: {"type":"content_block_start","index":0}\n\n'
+)
+MESSAGE_END = (
+    b'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\n'
+    b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"},'
+    b'"usage":{"output_tokens":1}}\n\n'
+)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize(
+    ("pieces", "operation", "last"),
+    [
+        ((ONE, STOP), Operation.CHAT, DONE),
+        ((ONE + STOP,), Operation.CHAT, DONE),
+        ((ONE, STOP, USAGE), Operation.CHAT, DONE),
+        ((ONE, STOP[:-2].replace(b"stop", b"length") + b"\n\n"), Operation.CHAT, DONE),
+        ((STOP.replace(b"delta", b"text"),), Operation.COMPLETIONS, DONE),
+        ((META % b"null", META % b'{"type": "stop"}'), Operation.GENERATE, DONE),
+        ((MESSAGE, MESSAGE_END), Operation.MESSAGES, '{"type":"message_stop"}'),
+    ],
+)
+async def test_an_answer_that_is_whole_but_for_its_last_event_is_given_it(
+    pieces: tuple[bytes, ...], operation: Operation, last: str, *, lost: bool
+) -> None:
+    client = Client()
+    answer = Answer(pieces, lost=lost)
+    relayed_ = await relayed(client, answer=answer, asked=Asked(operation, stream=True))
+    assert client.body.startswith(b"".join(pieces))
+    assert client.events()[-1] == last
+    assert "error" not in client.body.decode()
+    assert (relayed_.failure is not None) is lost, "the instance is told of either way"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "asked"),
+    [
+        ((ONE,), CHAT),
+        ((STOP, ONE), CHAT),
+        ((STOP.replace(b'"stop"', b"null"), USAGE), CHAT),
+        ((STOP.replace(b'"stop"', b"null"),), CHAT),
+        ((ONE, STOP), Asked(Operation.CHAT, stream=True, answers=2)),
+        ((META % b"null",), Asked(Operation.GENERATE, stream=True)),
+        ((MESSAGE,), Asked(Operation.MESSAGES, stream=True)),
+        ((MESSAGE, MESSAGE_END[MESSAGE_END.index(b"event: message_delta") :]), Asked(Operation.MESSAGES, stream=True)),
+    ],
+)
+async def test_an_answer_that_lacks_more_ends_in_an_error(pieces: tuple[bytes, ...], asked: Asked) -> None:
+    client = Client()
+    assert (await relayed(client, *pieces, asked=asked)).failure == FailureKind.CUT
+    assert "the engine ended its stream" in client.body.decode()
+
+
+@pytest.mark.parametrize("kind", [None, b"text/plain", b"application/octet-stream", b"application/json"])
+@pytest.mark.parametrize("first", [ONE, b": hello\n\n" + ONE, b"event: x\n" + ONE, b"\n" + ONE])
+async def test_a_stream_is_one_whatever_its_content_type(kind: bytes | None, first: bytes) -> None:
+    client = Client()
+    headers = [] if kind is None else [(b"content-type", kind)]
+    answer = Answer((first, STOP, USAGE, b"data: [DONE]\n\n"), headers)
+    relayed_ = await relayed(client, answer=answer)
+    assert len(client.sent) == 4, "each piece goes out as it comes"
+    assert relayed_.usage is not None
+    assert dict(client.headers)[b"content-type"] == (kind or b"text/event-stream")
+    assert b"content-length" not in dict(client.headers)
+
+
+async def test_other_streams_go_out_as_they_come_and_json_as_a_whole() -> None:
+    lines = Client()
+    await relayed(lines, answer=Answer((b"{}\n", b"{}\n"), [(b"content-type", b"application/x-ndjson")]))
+    assert lines.sent == [b"{}\n", b"{}\n"]
+    text = Client()
+    await relayed(text, answer=Answer((b'{"a":', b"1}"), [(b"content-type", b"application/json; charset=utf-8")]))
+    assert (text.sent, text.body, dict(text.headers)[b"content-length"]) == ([], b'{"a":1}', b"7")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("headers", [[], [EVENTS], [(b"content-type", b"application/json")]])
+async def test_a_success_without_a_body_is_the_engines_failure(headers: list[Header], *, stream: bool) -> None:
+    client = Client()
+    with pytest.raises(UpstreamFailureError, match="answered 200 with nothing") as failure:
+        await relayed(client, answer=Answer((), headers), asked=Asked(Operation.CHAT, stream=stream))
+    assert failure.value.kind is FailureKind.EMPTY
+    assert client.status == 0, "its client has been sent nothing, and gets an error"
+
+
+async def test_an_answer_that_has_no_content_has_no_length() -> None:
+    client = Client()
+    assert (await relayed(client, answer=Answer((), [], status=204))).failure is None
+    assert (client.status, client.headers) == (204, [])
