@@ -1,6 +1,7 @@
 """``kvgate replay TRACE --target URL``: asks a running gateway what the trace asked, and says how it did."""
 
 import asyncio
+import json
 import resource
 import signal
 import sys
@@ -158,8 +159,18 @@ async def _driven(
     return driver.run.answers, setting, stop.is_set()
 
 
+def _context_of(folder: Path) -> int | None:
+    """Return the most positions that a model folder's ``config.json`` names; None where it names none."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    positions = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    return positions if isinstance(positions, int) and positions > 0 else None
+
+
 def _local_words(folder: Path) -> Words:
-    """Learn from a model folder's tokenizer what is one token; the model's context stays unknown."""
+    """Learn from a model folder what is one token, and the longest context that its ``config.json`` allows."""
     from gateway.fingerprint.tokenizer import load_tokenizer
 
     if not folder.is_dir():
@@ -169,10 +180,12 @@ def _local_words(folder: Path) -> Words:
     except SettingsError as error:
         raise CommandError(f"--tokenizer {folder}: {error}") from error
 
+    context_tokens = _context_of(folder)
+
     def told(ask: Ask) -> Told:
         text = tokenizer.render([{"role": "user", "content": ask.text}], {}) if ask.as_message else ask.text
         ids = tokenizer.token_ids(text, special=ask.as_message)
-        return Told(count=len(ids), spelled=tokenizer.token_texts(ids))
+        return Told(count=len(ids), spelled=tokenizer.token_texts(ids), context_tokens=context_tokens)
 
     learning = learn_words()
     try:
