@@ -11,6 +11,7 @@ from kvcontrol.core.roles import EngineRole
 from kvgate.display import plain
 from kvgate.fit import need_fitting_tiers
 from kvgate.instance import EngineLimits, Instance
+from kvgate.itl_target import ItlTargetOption, need_possible_target
 from kvgate.machine import Device, choose_gpus
 from kvgate.model import model_from_folder
 from kvgate.paths import make_socket_dir, socket_endpoint
@@ -63,6 +64,7 @@ def engine(  # noqa: PLR0913 - each is one option
     max_batch_size: Annotated[int | None, typer.Option(min=1, help="Requests run at once.")] = None,
     context_length: Annotated[int | None, typer.Option(min=1, help="Tokens of the longest prompt and answer.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    itl_target: ItlTargetOption = None,
     role: Annotated[
         EngineRole,
         typer.Option(case_sensitive=False, help="Whether it computes prompts for others, answers with such, or both."),
@@ -79,6 +81,7 @@ def engine(  # noqa: PLR0913 - each is one option
 
     Options after -- go to LMDeploy as they are: kvgate engine --model DIR -- --log-level INFO
     """
+    need_possible_target(itl_target)
     served = model_from_folder(model, model_name)
     gpus = choose_gpus(device)
     chosen = preset_of_options(preset, hardware, gpus)
@@ -95,6 +98,7 @@ def engine(  # noqa: PLR0913 - each is one option
         max_batch_size=max_batch_size,
         context_tokens=context_length,
         cpu_threads=threads,
+        itl_target_ms=itl_target,
         tiers=tiers,
     )
     free = free_ports(3)

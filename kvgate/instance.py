@@ -47,6 +47,7 @@ class EngineLimits:
     context_tokens: int | None = None
     cpu_threads: int | None = None
     max_prefill_tokens: int | None = None
+    itl_target_ms: float | None = None
     kv_quantisation: str | None = None
     piecewise_cudagraph_tokens: int | None = None
     tiers: TierOptions = field(default_factory=TierOptions)
@@ -123,6 +124,8 @@ class Instance:
             told["KVGATE_ENGINE_CPU_THREADS"] = str(self.limits.cpu_threads)
         if self.limits.kv_bytes is not None:
             told["KVGATE_ENGINE_CPU_KV_BYTES"] = str(int(self.limits.kv_bytes / CPU_KV_SHARE))
+        if self.limits.itl_target_ms is not None:
+            told["KVGATE_ENGINE_ITL_TARGET_MS"] = f"{self.limits.itl_target_ms:g}"
         if self.shares_tiers:
             told["KVGATE_ENGINE_PD_TRANSPORT"] = "tiers"
         told |= self.limits.tiers.environment()

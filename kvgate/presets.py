@@ -71,6 +71,7 @@ def with_preset(limits: EngineLimits, preset: Preset, model: Model, engines_per_
         context_tokens=limits.context_tokens or context,
         kv_share=share,
         max_prefill_tokens=preset.max_prefill_tokens,
+        itl_target_ms=preset.itl_target_ms if limits.itl_target_ms is None else limits.itl_target_ms,
         kv_quantisation=preset.engine.kv_quantisation,
         piecewise_cudagraph_tokens=preset.engine.piecewise_cudagraph_tokens,
     )

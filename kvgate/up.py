@@ -19,6 +19,7 @@ from kvgate.display import StartBoard, output, plain
 from kvgate.failure import CommandError
 from kvgate.fit import need_fitting_tiers
 from kvgate.instance import EngineLimits, Instance
+from kvgate.itl_target import ItlTargetOption, need_possible_target
 from kvgate.machine import Device, choose_gpus
 from kvgate.model import Model, embedded_model, model_from_folder, tiny_model
 from kvgate.paths import make_run_dir, make_socket_dir, remove_socket_dir, state_dir
@@ -121,6 +122,7 @@ def up(  # noqa: PLR0913 - each is one option
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of each engine.", rich_help_panel=_ENGINE)
     ] = None,
+    itl_target: ItlTargetOption = None,
     preset: PresetOption = None,
     hardware: HardwareOption = None,
     ddr: DdrOption = None,
@@ -180,13 +182,20 @@ def up(  # noqa: PLR0913 - each is one option
     roles = Topology.parse(topology)
     count = roles.count(instances, DEFAULT_INSTANCES)
     need_sane_count(count)
+    need_possible_target(itl_target)
     need_free(host, port)
     need_keys_beyond_loopback(gateway)
     gpus = choose_gpus(device)
     chosen = preset_of_options(preset, hardware, gpus)
     flags = TierFlags(ddr=ddr, ddr_path=ddr_path, nvme=nvme, nvme_dir=nvme_dir, write_mode=tier_write)
     limits = with_kv_memory(
-        EngineLimits(block_tokens=block_size, kv_blocks=kv_blocks, max_batch_size=max_batch_size, cpu_threads=threads),
+        EngineLimits(
+            block_tokens=block_size,
+            kv_blocks=kv_blocks,
+            max_batch_size=max_batch_size,
+            cpu_threads=threads,
+            itl_target_ms=itl_target,
+        ),
         kv_memory,
     )
     if not gpus:

@@ -1,6 +1,7 @@
 """Which pace an engine's steps follow: shown, and exchanged between two steps of the engine."""
 
 import time
+from dataclasses import replace
 from typing import Any, Final
 
 from engines.event_publisher import RefusedError
@@ -67,9 +68,12 @@ class PaceOperations:
 
 def pace_of_settings(settings: EngineSettings, *, on_gpu: bool) -> PolicyChoice:
     """Return what an engine begins with: what is set, else a target on a GPU, else a decode step after each prefill."""
-    if settings.pace is not None:
-        return parse_choice(settings.pace)
     target_ms = settings.itl_target_ms
+    if settings.pace is not None:
+        choice = parse_choice(settings.pace)
+        if choice.name == ITL_TARGET and target_ms:
+            return replace(choice, parameters={"itl_target_ms": target_ms, **choice.parameters})
+        return choice
     if target_ms is None:
         target_ms = DEFAULT_TARGET_MS if on_gpu else 0.0
     if not target_ms:

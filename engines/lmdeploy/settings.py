@@ -99,11 +99,11 @@ class EngineSettings(BaseSettings):
     schedule: str = DEFAULT_STRATEGY
     """Which waiting request goes next, like ``hybrid`` or ``priority(ageing_bound_s=30)``."""
     pace: str | None = None
-    """Whether a step computes prompts or tokens: ``lmdeploy`` (its own rule), ``alternate``, or
-    ``itl_target(itl_target_ms=50)``; absent: by ``itl_target_ms``."""
+    """Whether a step computes prompts or tokens: ``lmdeploy`` (its own rule), ``alternate``, or ``itl_target`` with its
+    parameters; absent: by ``itl_target_ms``."""
     itl_target_ms: Annotated[float | None, Field(ge=0, le=60_000)] = None
-    """Milliseconds from one token of an answer to the next that prompts beside it may cause; 0: no target, one decode
-    step follows each prefill step. Absent: 55 on a GPU, 0 on a CPU."""
+    """Milliseconds from one token of an answer to the next that prompts beside it may cause, unless ``pace`` says
+    it; 0: no target, one decode step follows each prefill step. Absent: 55 on a GPU, 0 on a CPU."""
     max_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000
     """Requests that may wait and run in the instance; one more is answered 429."""
     prompt_memory_bytes: Annotated[int, Field(ge=0)] = 64 << 20
@@ -190,12 +190,6 @@ class EngineSettings(BaseSettings):
         if target_ms:
             make_pace(ITL_TARGET, {"itl_target_ms": target_ms})  # what it raises says what is allowed
         return target_ms
-
-    @model_validator(mode="after")
-    def _one_pace(self) -> Self:
-        if self.pace is not None and self.itl_target_ms is not None:
-            raise ValueError("pace and itl_target_ms exclude each other: itl_target_ms is pace itl_target's")
-        return self
 
     @field_validator("shadow_policies")
     @classmethod

@@ -13,6 +13,7 @@ def workload_form(part: WorkloadPart) -> dict[str, Any]:
         "context_tokens": part.context_tokens,
         "max_batch_size": part.max_batch_size,
         "max_prefill_tokens": part.max_prefill_tokens,
+        "itl_target_ms": part.itl_target_ms,
         "load_deadline_s": part.load_deadline_s,
         "ddr": {
             "size": size_text(part.ddr.size_bytes),

@@ -14,6 +14,7 @@ DEVICES: Final = ("cuda", "cpu", "ascend", "camb", "none")
 """LMDeploy's names of devices, ``cpu`` (kvgate's own back end), and ``none``: LMDeploy has no back end for it."""
 KV_QUANTISATIONS: Final = ("none", "int4", "int8", "fp8", "fp8_e5m2")
 MAX_TOKENS: Final = 10_000_000
+MOST_TARGET_MS: Final = 60_000
 
 
 class Evidence(StrEnum):
@@ -65,13 +66,16 @@ class QuotaPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadPart:
-    """What a kind of traffic asks of one engine instance. ``nvme`` None means no such tier."""
+    """What a kind of traffic asks of one engine instance. ``nvme`` None means no such tier, ``itl_target_ms`` None the
+    engine's own, 0 no target.
+    """
 
     name: str
     summary: str
     context_tokens: int
     max_batch_size: int
     max_prefill_tokens: int
+    itl_target_ms: float | None
     ddr: DdrPart
     nvme: NvmePart | None
     load_deadline_s: float
@@ -120,7 +124,7 @@ class HardwarePart:
 
 
 WORKLOAD_KEYS: Final = (
-    *("context_tokens", "max_batch_size", "max_prefill_tokens", "load_deadline_s"),
+    *("context_tokens", "max_batch_size", "max_prefill_tokens", "itl_target_ms", "load_deadline_s"),
     *("ddr.size", "ddr.path", "ddr.high_watermark", "ddr.low_watermark", "ddr.policy"),
     *("nvme.size", "nvme.high_watermark", "nvme.low_watermark", "nvme.policy", "nvme.write_mode"),
     *("quota.guaranteed_share", "quota.burst_share"),
@@ -140,6 +144,7 @@ def read_workload(name: str, section: Section) -> WorkloadPart:
         context_tokens=section.integer("context_tokens", 1, MAX_TOKENS),
         max_batch_size=section.integer("max_batch_size", 1, 4096),
         max_prefill_tokens=section.integer("max_prefill_tokens", 1, MAX_TOKENS),
+        itl_target_ms=_target(section) if section.has("itl_target_ms") else None,
         ddr=_ddr(section.section("ddr")),
         nvme=_nvme(section.section("nvme")) if section.has("nvme") else None,
         load_deadline_s=section.number("load_deadline_s", 0.001, 600),
@@ -199,6 +204,13 @@ def _nvme(section: Section) -> NvmePart:
     )
     section.finish()
     return part
+
+
+def _target(section: Section) -> float:
+    target_ms = section.number("itl_target_ms", 0, MOST_TARGET_MS)
+    if 0 < target_ms < 1:
+        section.refuse("itl_target_ms", "it must be 0 (no target), or 1 or more")
+    return target_ms
 
 
 def _watermarks(section: Section) -> tuple[float, float]:

@@ -4,6 +4,7 @@ The merge, key by key:
 
 - what only one part has is taken from there (a workload has no block size, hardware no watermarks);
 - ``at_most`` of the hardware lowers what the workload asks for, and each lowering is told in ``notes``;
+- the workload's ``itl_target_ms`` is for GPUs: elsewhere a step takes longer, and the engine has no target;
 - the hardware's ``load_deadline_s``, where it has one, takes the place of the workload's: the deadline is about how
   long computing would take instead, and that is the device's matter.
 """
@@ -41,6 +42,7 @@ class Preset:
     context_tokens: int
     max_batch_size: int
     max_prefill_tokens: int
+    itl_target_ms: float | None
     block_tokens: int
     hbm_share: float | None
     memory_bytes: int | None
@@ -60,6 +62,7 @@ class Preset:
             "context_tokens": self.context_tokens,
             "max_batch_size": self.max_batch_size,
             "max_prefill_tokens": self.max_prefill_tokens,
+            "itl_target_ms": self.itl_target_ms,
             "block_tokens": self.block_tokens,
             "hbm_share": self.hbm_share,
             "load_deadline_s": self.load_deadline_s,
@@ -115,6 +118,7 @@ def merge(workload: WorkloadPart, hardware: HardwarePart) -> Preset:
         context_tokens=lowered("context_tokens", workload.context_tokens, bounds.context_tokens),
         max_batch_size=lowered("max_batch_size", workload.max_batch_size, bounds.max_batch_size),
         max_prefill_tokens=workload.max_prefill_tokens,
+        itl_target_ms=workload.itl_target_ms if hardware.engine.device == "cuda" else None,
         block_tokens=hardware.block_tokens,
         hbm_share=hardware.hbm_share,
         memory_bytes=hardware.memory_bytes,

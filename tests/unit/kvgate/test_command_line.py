@@ -52,7 +52,7 @@ def test_help_of_up_names_every_option() -> None:
     assert said.isascii(), "a terminal of the locale C shows nothing else"
     for option in (
         *("--model", "--tiny", "--instances", "--host", "--port", "--device", "--block-size", "--kv-blocks"),
-        *("--kv-memory", "--max-batch-size", "--threads", "--routing", "--api-key", "--state-dir"),
+        *("--kv-memory", "--max-batch-size", "--threads", "--itl-target", "--routing", "--api-key", "--state-dir"),
     ):
         assert option in said
 

@@ -118,6 +118,17 @@ def test_engines_on_a_cpu_share_its_cores_unless_told_otherwise() -> None:
     assert threads(2, EngineLimits(), {"KVGATE_ENGINE_CPU_THREADS": "5"}) == "5"
 
 
+def test_the_itl_target_is_what_the_engine_is_told() -> None:
+    def told(limits: EngineLimits) -> str | None:
+        return (
+            plan_instances(MODEL, ports(1), [], limits, SOCKETS)[0].environment({}).get("KVGATE_ENGINE_ITL_TARGET_MS")
+        )
+
+    assert told(EngineLimits(itl_target_ms=42.5)) == "42.5"
+    assert told(EngineLimits(itl_target_ms=0)) == "0"
+    assert told(EngineLimits()) is None
+
+
 def test_an_amount_on_a_gpu_and_a_share_on_a_cpu_are_refused() -> None:
     with pytest.raises(CommandError, match="on a GPU is a share"):
         plan_instances(MODEL, ports(1), GPUS, EngineLimits(kv_bytes=1), SOCKETS)

@@ -34,6 +34,12 @@ def test_the_hardwares_deadline_takes_the_workloads_place() -> None:
     assert SHIPPED.preset("low-latency", "nvidia-h100").load_deadline_s == 0.4
 
 
+def test_an_itl_target_is_for_gpus() -> None:
+    assert SHIPPED.preset("low-latency", "nvidia-h100").itl_target_ms == 40
+    assert SHIPPED.preset("throughput", "nvidia-h100").itl_target_ms == 0
+    assert SHIPPED.preset("low-latency", "cpu").itl_target_ms is None
+
+
 def test_on_hardware_that_nobody_tried_no_value_counts_as_measured() -> None:
     untried = SHIPPED.preset("long-context-32k", "ascend-910b")
     assert untried.evidence is Evidence.NONE

@@ -111,6 +111,16 @@ def test_a_good_file_is_read() -> None:
             "load_deadline_s: 0\n",
             "mine.yaml:8: workloads.chat.load_deadline_s is 0; it must be a number from 0.001 to 600",
         ),
+        (
+            "max_prefill_tokens: 1024\n",
+            "max_prefill_tokens: 1024\n    itl_target_ms: 0.5\n",
+            "mine.yaml:8: workloads.chat.itl_target_ms is 0.5; it must be 0 (no target), or 1 or more",
+        ),
+        (
+            "max_prefill_tokens: 1024\n",
+            "max_prefill_tokens: 1024\n    itl_target_ms: -1\n",
+            "mine.yaml:8: workloads.chat.itl_target_ms is -1; it must be a number from 0 to 60000",
+        ),
         ("[ddr.size]", "[ddr.speed]", "mine.yaml:12: workloads.chat.not_measured.0 is 'ddr.speed'; allowed: "),
         (
             "evidence: measured",
