@@ -23,6 +23,7 @@ from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.events import TrieTracker, forget_cache
 from engines.lmdeploy.file_digests import FileDigests
 from engines.lmdeploy.identity import identity_of
+from engines.lmdeploy.pauses import StepPauses
 from engines.lmdeploy.pd import PdPart
 from engines.lmdeploy.pd_request import role_of
 from engines.lmdeploy.pin_operations import PinOperations
@@ -101,10 +102,10 @@ class EngineAgent:
         self._started_at_s = time.time()
         identity = identity_of(engine, model=launch.model, digests=FileDigests(settings.digests_folder))
         self._weights = identity.revision
-        self._weight_updates = 0
         self.calls = EngineCalls()
         self.loop_lag = LoopLag()
         self.tiers = tiers_of(engine.cache_config)
+        self.pauses = StepPauses(engine, self.tiers)
         self.policies = PolicyOperations(engine, self.tiers, self.calls)
         self.steps = StepOperations(engine)
         self.pins = PinBook(
@@ -239,15 +240,24 @@ class EngineAgent:
             fragmentation_ratio=max(0.0, 1 - hbm.cached_blocks / hbm.used_blocks) if hbm.used_blocks else None,
         )
 
+    def pool_gone(self) -> None:
+        """Forget what lay in HBM, whose pins stand; what lies below stays. The engine's thread."""
+        self.pins.let_go()
+        forget_cache(self._engine)
+        if self.tiers is not None:
+            self.tiers.tell_anew()
+
     def weights_changed(self) -> None:
-        """Forget what the old weights computed, and root later blocks in a new revision; the engine's thread."""
+        """Forget what the old weights computed, and root later blocks in a new revision; the engine's thread.
+
+        Nobody knows what the weights are now, so the revision is like no other: not that of another instance, nor of
+        another time.
+        """
         self.pins.clear()
         forget_cache(self._engine)
         if self.pd is not None:
             self.pd.weights_changed()
-        self._weight_updates += 1
-        revision = f"{self._weights}+{self._weight_updates}"
-        identity = dataclasses.replace(self.tracker.identity, revision=revision)
+        identity = dataclasses.replace(self.tracker.identity, revision=f"{self._weights}+{uuid.uuid4().hex}")
         self.tracker.rebase(identity)
         if self.tiers is not None:
             self.tiers.rebase(identity)
@@ -324,49 +334,6 @@ def engine_loop_finally(original: Callable[[Any], None]) -> Callable[[Any], None
     return _loop_finally
 
 
-def engine_sleep(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``Engine.sleep``: the pool is freed, so the prefix cache is forgotten; what lies below HBM stays."""
-
-    async def sleep(self: Any, level: int = 1) -> None:
-        await original(self, level)
-        agent = agent_of(self)
-        if agent is not None:
-            agent.pins.let_go()
-        forget_cache(self)
-        if agent is not None and agent.tiers is not None:
-            agent.tiers.tell_anew()
-
-    return sleep
-
-
-def engine_update_params(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """``Engine.update_params``: other weights, other KV."""
-
-    def update_params(self: Any, request: Any) -> Any:
-        result = original(self, request)
-        _weights_changed(self)
-        return result
-
-    return update_params
-
-
-def engine_update_weights(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``Engine.update_weights_from_ipc`` and ``update_weights_from_distributed``: other weights, other KV."""
-
-    async def update_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = await original(self, *args, **kwargs)
-        _weights_changed(self)
-        return result
-
-    return update_weights
-
-
-def _weights_changed(engine: Any) -> None:
-    agent = agent_of(engine)
-    if agent is not None:
-        agent.weights_changed()
-
-
 def _load(scheduler: Any) -> LoadStats:
     """Count sequences by state. Not through ``num_running()`` and its like: those create missing entries in a
     defaultdict, and a second thread doing that beside the engine's could lose a sequence.
@@ -405,9 +372,6 @@ __all__ = [
     "agent_of",
     "engine_init",
     "engine_loop_finally",
-    "engine_sleep",
-    "engine_update_params",
-    "engine_update_weights",
     "launch_of",
     "loop_started",
     "note_launch",

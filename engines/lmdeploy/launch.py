@@ -47,6 +47,7 @@ def prepare(*, serving: bool) -> None:
         event_hooks,
         eviction_hooks,
         host_hooks,
+        interruption_hooks,
         key_hooks,
         lifeline_hooks,
         pd_hooks,
@@ -62,6 +63,7 @@ def prepare(*, serving: bool) -> None:
     hooks = [
         *lifeline_hooks(),
         *event_hooks(),
+        *interruption_hooks(),
         *eviction_hooks(),
         *key_hooks(),
         *host_hooks(),

@@ -108,7 +108,9 @@ class OffloadPlanner:
     guard: Guard
     counters: OffloadCounters = field(default_factory=OffloadCounters)
     is_open: bool = True
-    """Whether anything new is loaded and saved."""
+    """Whether anything new is loaded and saved, ever again."""
+    is_suspended: bool = False
+    """Whether nothing new is loaded and saved for a while."""
     supply: Supply | None = None
     """Who brings blocks of a prompt that another instance has computed."""
     _requests: dict[int, _Request] = field(default_factory=dict)
@@ -126,7 +128,7 @@ class OffloadPlanner:
 
         Asked again for the same request, the answer stays while its plan still extends what is computed.
         """
-        if not (self.is_open and _is_plain(seq)):
+        if not self._takes(seq):
             return 0
         request = self._request(seq)
         if request.load_failed or request.is_stale:
@@ -264,7 +266,9 @@ class OffloadPlanner:
     def rebase(self, identity: CacheIdentity) -> None:
         """Root later requests in another identity; those that began under the old one take no further part."""
         self.identity = identity
-        for request in self._requests.values():
+        for request_id, request in self._requests.items():
+            if self.supply is not None:
+                self.supply.forget(request_id)
             self._forget_plan(request)
             request.is_stale = True
 
@@ -285,7 +289,7 @@ class OffloadPlanner:
         return request
 
     def _save(self, seq: Any, tokens: int, slots: Sequence[int], logical_ids: Sequence[int]) -> SaveOrder | None:
-        if not (self.is_open and _is_plain(seq)):
+        if not self._takes(seq):
             return None
         request = self._request(seq)
         if request.is_stale:
@@ -316,6 +320,9 @@ class OffloadPlanner:
         self._saving[order.save_id] = plan
         self.counters.saves += 1
         return order
+
+    def _takes(self, seq: Any) -> bool:
+        return self.is_open and not self.is_suspended and _is_plain(seq)
 
     def _forget_plan(self, request: _Request) -> None:
         if request.plan is not None:

@@ -165,6 +165,8 @@ class PdBorrower:
         run = asyncio.get_running_loop().run_in_executor
         connection, offer = await run(self._threads, self._ask, transfer)
         records = _records(transfer, offer)
+        if transfer.given_up:  # maybe because blocks have other names by now
+            raise TransferError("given_up", "nobody waits for the blocks any more")
         berths = hierarchy.exchange.expect(records)
         if not berths:
             if hierarchy.exchange.is_arriving(records[0].key):

@@ -79,6 +79,10 @@ class Holds:
         """Whether a session was noted under a ticket and is not gone."""
         return session_id in self._ticket_of
 
+    def is_computed(self, session_id: int) -> bool:
+        """Whether a session's prompt is there to be fetched."""
+        return self._sessions.is_held(session_id)
+
     def keep(self, session_id: int, later: Callable[..., Timer]) -> bool:
         """Begin the lease of a request whose client is done with it; False when there is nothing to keep.
 

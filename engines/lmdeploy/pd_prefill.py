@@ -56,10 +56,10 @@ class PdPrefill:
             self._server.start()
 
     def give_up_all(self) -> None:
-        """End every session that is, or will be, held."""
-        for session in self._engine.scheduler.get_sessions():
-            if self.holds.knows(session.session_id):
-                self._engine.end_session(session.session_id)
+        """End every session that is held; one that is still computed will be held with what it is computed with."""
+        for session_id in [session.session_id for session in self._engine.scheduler.get_sessions()]:
+            if self.holds.knows(session_id) and self.holds.is_computed(session_id):
+                self._engine.end_session(session_id)
 
     def stats(self) -> PdStats:
         """Return totals; any thread, values may be a step apart."""

@@ -130,6 +130,21 @@ class EngineTiers:
             self.planner.rebase(identity)
         self.forget()
 
+    def suspend(self) -> None:
+        """Order no more loads and saves until ``resume``; what is under way ends as usual."""
+        if self.planner is not None:
+            self.planner.is_suspended = True
+
+    def resume(self) -> None:
+        if self.planner is not None:
+            self.planner.is_suspended = False
+
+    def have_settled(self) -> bool:
+        """Follow transfers with the engine's memory, and return whether none is under way or waits to be ordered."""
+        self.guard("follow transfers", None, self._announce)
+        under_way = self._load_tickets or self._save_tickets or self._has_ended
+        return not under_way and (self.planner is None or self.planner.is_idle)
+
     def forget(self, keys: Collection[BlockHash] | None = None) -> dict[CacheTier, int]:
         """Drop blocks below HBM, None for all, and return how many of each tier; transfers under way end as usual."""
         hierarchy = self.hierarchy

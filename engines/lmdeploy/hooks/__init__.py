@@ -12,6 +12,7 @@ from engines.lmdeploy.hooks.cpu import cpu_hooks
 from engines.lmdeploy.hooks.events import event_hooks
 from engines.lmdeploy.hooks.eviction import eviction_hooks
 from engines.lmdeploy.hooks.host import host_hooks, prompt_hooks
+from engines.lmdeploy.hooks.interruptions import interruption_hooks
 from engines.lmdeploy.hooks.keys import key_hooks
 from engines.lmdeploy.hooks.lifeline import lifeline_hooks
 from engines.lmdeploy.hooks.pd import pd_hooks
@@ -32,6 +33,7 @@ __all__ = [
     "event_hooks",
     "eviction_hooks",
     "host_hooks",
+    "interruption_hooks",
     "key_hooks",
     "lifeline_hooks",
     "pd_hooks",

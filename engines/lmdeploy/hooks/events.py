@@ -57,30 +57,6 @@ def event_hooks() -> list[Hook]:
             replace=agent.engine_loop_finally,
             why="the agent goes with its engine",
         ),
-        Hook(
-            target=f"{ENGINE}.sleep",
-            signature="(self, level: int = 1)",
-            replace=agent.engine_sleep,
-            why="the trie outlives the pool that sleep frees, and would serve garbage",
-        ),
-        Hook(
-            target=f"{ENGINE}.update_params",
-            signature="(self, request: Any)",
-            replace=agent.engine_update_params,
-            why="the trie outlives the weights that its blocks were computed with",
-        ),
-        Hook(
-            target=f"{ENGINE}.update_weights_from_ipc",
-            signature="(self, request: Any, reject_reason: str | None = None)",
-            replace=agent.engine_update_weights,
-            why="likewise",
-        ),
-        Hook(
-            target=f"{ENGINE}.update_weights_from_distributed",
-            signature="(self, request: Any)",
-            replace=agent.engine_update_weights,
-            why="likewise",
-        ),
     ]
 
 

@@ -7,6 +7,7 @@ from engines.lmdeploy.hooks.cpu import cpu_hooks
 from engines.lmdeploy.hooks.events import event_hooks
 from engines.lmdeploy.hooks.eviction import eviction_hooks
 from engines.lmdeploy.hooks.host import host_hooks, prompt_hooks
+from engines.lmdeploy.hooks.interruptions import interruption_hooks
 from engines.lmdeploy.hooks.keys import key_hooks
 from engines.lmdeploy.hooks.lifeline import lifeline_hooks
 from engines.lmdeploy.hooks.pd import pd_hooks
@@ -28,6 +29,7 @@ def all_hooks(resources: CpuResources) -> list[Hook]:
         *attention_hooks(),
         *lifeline_hooks(),
         *event_hooks(),
+        *interruption_hooks(),
         *eviction_hooks(),
         *key_hooks(),
         *host_hooks(),

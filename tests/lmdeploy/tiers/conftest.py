@@ -12,6 +12,7 @@ def _hooks(_cpu_engine: None) -> Iterator[None]:
     from engines.lmdeploy.hooks import (
         event_hooks,
         eviction_hooks,
+        interruption_hooks,
         key_hooks,
         schedule_hooks,
         tenant_hooks,
@@ -19,7 +20,17 @@ def _hooks(_cpu_engine: None) -> Iterator[None]:
     )
     from engines.lmdeploy.patching import install
 
-    undo = install([*event_hooks(), *eviction_hooks(), *key_hooks(), *tenant_hooks(), *schedule_hooks(), *tier_hooks()])
+    undo = install(
+        [
+            *event_hooks(),
+            *interruption_hooks(),
+            *eviction_hooks(),
+            *key_hooks(),
+            *tenant_hooks(),
+            *schedule_hooks(),
+            *tier_hooks(),
+        ]
+    )
     yield
     undo()
 
