@@ -31,12 +31,21 @@ def _hooks(_cpu_engine: None) -> Iterator[None]:
         interruption_hooks,
         key_hooks,
         schedule_hooks,
+        step_hooks,
         tenant_hooks,
     )
     from engines.lmdeploy.patching import install
 
     undo = install(
-        [*event_hooks(), *interruption_hooks(), *eviction_hooks(), *key_hooks(), *tenant_hooks(), *schedule_hooks()]
+        [
+            *event_hooks(),
+            *interruption_hooks(),
+            *eviction_hooks(),
+            *key_hooks(),
+            *tenant_hooks(),
+            *schedule_hooks(),
+            *step_hooks(),
+        ]
     )
     yield
     undo()

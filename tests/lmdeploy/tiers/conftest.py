@@ -15,6 +15,7 @@ def _hooks(_cpu_engine: None) -> Iterator[None]:
         interruption_hooks,
         key_hooks,
         schedule_hooks,
+        step_hooks,
         tenant_hooks,
         tier_hooks,
     )
@@ -28,6 +29,7 @@ def _hooks(_cpu_engine: None) -> Iterator[None]:
             *key_hooks(),
             *tenant_hooks(),
             *schedule_hooks(),
+            *step_hooks(),
             *tier_hooks(),
         ]
     )
