@@ -4,7 +4,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from time import monotonic
@@ -41,7 +40,9 @@ from gateway.api.openai import OpenAiApi
 from gateway.api.operators import OperatorAccess
 from gateway.api.ops import ops_router
 from gateway.api.tokens import TokenApi
+from gateway.body_memory import BodyMemory
 from gateway.dashboard import Assets, FleetBoard
+from gateway.fair_threads import FairThreads
 from gateway.fingerprint import Fingerprinter, load_tokenizer
 from gateway.fleet import FleetKeeper, InstanceControl, PolicySwap
 from gateway.fleet.catalogue import PresetCatalogue
@@ -54,6 +55,7 @@ from gateway.limits import SloClass
 from gateway.pipeline import Limits, Pipeline
 from gateway.planner import Planner
 from gateway.problems import Problems
+from gateway.reading import Reader, ReadingLimits
 from gateway.registry import BreakerRules, HealthLoop, InstanceSpec, Isolation, LoadTracker, Membership, Registry
 from gateway.registry.addresses import AddressRules
 from gateway.registry.discovery import DiscoveryLoop, chosen_watchers
@@ -82,6 +84,8 @@ from kvcontrol.presets import Presets
 from kvcontrol.scheduler_ir import PhaseLimits, ThresholdSeparator
 
 _log = logging.getLogger(__name__)
+_THREADS = 3
+"""For reading and tokenizing long requests, two of which may be very long: they mostly compute without the GIL."""
 
 
 def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI:  # noqa: PLR0915 - it wires everything, in one place
@@ -207,26 +211,38 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
             problems=problems,
         )
         with (
-            ThreadPoolExecutor(max_workers=2, thread_name_prefix="fingerprint") as executor,
-            ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize") as token_executor,
+            FairThreads(
+                _THREADS if tokenizer is None or tokenizer.thread_safe else 1,
+                bound=settings.queue_length,
+                ageing_s=settings.queue_ageing_s,
+                clock=monotonic,
+            ) as threads,
             zmq.asyncio.Context() as context,
             closing(ConnectionPool(resolver)) as pool,
         ):
             async with make_session(timeouts, resolver, headers=via.text()) as session:
-                fingerprinter = Fingerprinter(tokenizer, executor)
+                fingerprinter = Fingerprinter(tokenizer, threads)
                 plans = RunningPlans()
                 pipeline = Pipeline(
                     limits=Limits(
                         request_timeout_s=settings.request_timeout_s,
                         waits_s=waits_s,
-                        max_body_bytes=settings.max_body_bytes,
-                        body_timeout_s=settings.body_timeout_s,
                         max_attempts=settings.max_attempts,
-                        max_answers=settings.max_answers,
                         expected_output_tokens=settings.expected_output_tokens,
                     ),
                     authenticator=authenticator,
-                    fingerprinter=fingerprinter,
+                    reader=Reader(
+                        limits=ReadingLimits(
+                            max_body_bytes=settings.max_body_bytes,
+                            body_timeout_s=settings.body_timeout_s,
+                            max_answers=settings.max_answers,
+                        ),
+                        memory=BodyMemory(settings.body_memory_bytes, shed=telemetry.shed),
+                        threads=threads,
+                        fingerprinter=fingerprinter,
+                        admission=admission,
+                        registry=registry,
+                    ),
                     admission=admission,
                     planner=planner,
                     load=load,
@@ -239,7 +255,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     via=via,
                     tokens=None
                     if tokenizer is None
-                    else TokenApi(tokenizer=tokenizer, executor=token_executor, registry=registry),
+                    else TokenApi(tokenizer=tokenizer, threads=threads, registry=registry),
                     tracer=traces.tracer if traces else None,
                 )
                 app.include_router(

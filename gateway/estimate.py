@@ -2,7 +2,8 @@
 
 from gateway.admission import Ask
 from gateway.api.schemas import Call
-from gateway.fingerprint import ChatPrompt, Fingerprint, Gap, Unreadable
+from gateway.fingerprint import ChatPrompt, Fingerprint, Gap, TokenPrompt, Unreadable
+from gateway.fingerprint.canonical import TextPrompt
 from gateway.separation import RequestSize
 from gateway.types import Operation, RequestId, Tenant
 
@@ -14,6 +15,8 @@ _SEPARABLE = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 _COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.TOKENIZE, Operation.DETOKENIZE})
 """They cost a request and no tokens: nothing is computed from them."""
 _BYTES_PER_TOKEN = 4
+_MOST_CHARS_PER_TOKEN = 32
+"""Of texts that are no runs of one character: English has 4 to 5, tables and indented code up to 10."""
 _MULTIMODAL_TOKENS = 4096
 """What a prompt's images and other opaque parts are taken for at most: their bytes say nothing about their tokens."""
 _MOST_TOKENS = 1 << 40
@@ -43,6 +46,20 @@ def ask_of(tenant: Tenant, call: Call, fingerprint: Fingerprint | Gap, *, expect
     )
 
 
+def least_tokens(call: Call) -> int:
+    """Return about how many tokens a prompt has at least, by the characters of its texts: nothing is tokenized."""
+    match call.prompt:
+        case TokenPrompt(token_ids=ids):
+            return len(ids)
+        case TextPrompt(text=text):
+            return len(text) // _MOST_CHARS_PER_TOKEN
+        case ChatPrompt(messages=messages):
+            texts = (message.get("content") for message in messages)
+            return sum(len(text) for text in texts if isinstance(text, str)) // _MOST_CHARS_PER_TOKEN
+        case _:
+            return 0
+
+
 def ask_of_counting(tenant: Tenant) -> Ask:
     """Return the same for what the gateway answers by its own tokenizer: a request, and no model's turn."""
     return Ask(tenant=tenant, model="", prompt_tokens=0, output_tokens=0, expected_output_tokens=0)
@@ -58,4 +75,4 @@ def size_of(call: Call, ask: Ask, request_id: RequestId) -> RequestSize:
     )
 
 
-__all__ = ["ask_of", "ask_of_counting", "size_of"]
+__all__ = ["ask_of", "ask_of_counting", "least_tokens", "size_of"]

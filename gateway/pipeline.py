@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.admission import AdmissionController, Authenticator, Entry, keys_of
 from gateway.api.exchange import ClientGoneError, Exchange
-from gateway.api.schemas import Call, parse_call
+from gateway.api.schemas import Call
 from gateway.api.tokens import TOKEN_OPERATIONS, TokenApi
+from gateway.body_memory import BodyRoom
 from gateway.deadline import HEADER as TIMEOUT_HEADER
 from gateway.deadline import Deadline, limit_of
 from gateway.errors import (
@@ -31,9 +32,10 @@ from gateway.errors import (
     UpstreamUnreachableError,
 )
 from gateway.estimate import ask_of, ask_of_counting, size_of
-from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
+from gateway.fingerprint import Fingerprint, Gap, Unreadable
 from gateway.limits import Priority, SloClass
 from gateway.planner import Plan, Planner
+from gateway.reading import Reader
 from gateway.registry import Instance, LoadTracker, Permit, Registry
 from gateway.running_plans import PlanRun, RunningPlans
 from gateway.separation import RequestSize
@@ -77,6 +79,7 @@ PATHS = {
 """Where each operation is asked for, here and at an engine."""
 _PATHS = {operation: path.encode() for operation, path in PATHS.items()}
 
+_READ = Unreadable(reason="unknown_parts")
 _SALT_HEADER = CACHE_SALT_HEADER.lower().encode()
 _OVERLOAD = frozenset({FailureKind.CONNECT_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT, FailureKind.HUNG})
 _TOO_BUSY = frozenset({int(HTTPStatus.TOO_MANY_REQUESTS), int(HTTPStatus.SERVICE_UNAVAILABLE)})
@@ -91,10 +94,7 @@ class Limits:
 
     request_timeout_s: float
     waits_s: Mapping[SloClass, float]
-    max_body_bytes: int
-    body_timeout_s: float
     max_attempts: int
-    max_answers: int
     expected_output_tokens: int
 
 
@@ -131,7 +131,7 @@ class Pipeline:
         *,
         limits: Limits,
         authenticator: Authenticator,
-        fingerprinter: Fingerprinter,
+        reader: Reader,
         admission: AdmissionController,
         planner: Planner,
         load: LoadTracker,
@@ -147,7 +147,7 @@ class Pipeline:
     ) -> None:
         self._limits = limits
         self._authenticator = authenticator
-        self._fingerprinter = fingerprinter
+        self._reader = reader
         self._admission = admission
         self._planner = planner
         self._load = load
@@ -171,6 +171,7 @@ class Pipeline:
             started_s=monotonic(),
         )
         begin_trace(self._tracer, record, exchange, PATHS[operation])
+        room: BodyRoom | None = None
         try:
             tenant = self._authenticator.authenticate(keys_of(exchange.headers))
             record.tenant = tenant.id
@@ -180,31 +181,30 @@ class Pipeline:
                 started_s=record.started_s,
                 limit_s=limit_of(exchange.header(TIMEOUT_HEADER), longest_s=self._limits.request_timeout_s),
             )
-            body = await exchange.read_body(
-                limit_bytes=self._limits.max_body_bytes, timeout_s=self._limits.body_timeout_s
-            )
+            room = self._reader.room(tenant)
+            body = await self._reader.body(exchange, room)
             record.received_s = monotonic()
             with deadline:
                 exchange.watch(deadline.stop)
                 if self._tokens is not None and operation in TOKEN_OPERATIONS:
                     await self._answer_here(self._tokens, exchange, body, tenant, record, deadline)
                     return
-                call = parse_call(
-                    operation, body, models=self._registry.served_models, most_answers=self._limits.max_answers
-                )
-                record.stream = call.stream
-                refuse_unsupported(call, self._admission.admit(call.model))
-                record.model = call.model  # only a name that exists gets into the log
-                record.parsed_s = monotonic()
-                fingerprint = await self._fingerprint(exchange, call, tenant, record)
-                record.fingerprinted_s = monotonic()
-                ask = ask_of(tenant, call, fingerprint, expected_output_tokens=self._limits.expected_output_tokens)
-                with await self._admission.enter(ask) as entry:
-                    deadline.check()
-                    record.admitted_s = monotonic()
-                    record.limits = entry.headers
-                    found = _Findings(tenant, fingerprint, entry, deadline, size_of(call, ask, record.request_id))
-                    await self._forward(exchange, call, found, record)
+                with await self._reader.hold(tenant, body) as held:
+                    call = await self._reader.parse(operation, body, tenant)
+                    record.stream = call.stream
+                    refuse_unsupported(call, self._admission.admit(call.model))
+                    record.model = call.model  # only a name that exists gets into the log
+                    record.parsed_s = monotonic()
+                    fingerprint = await self._reader.fingerprint(call, tenant, exchange.header(b"x-session-id"))
+                    record.fingerprinted(fingerprint)
+                    ask = ask_of(tenant, call, fingerprint, expected_output_tokens=self._limits.expected_output_tokens)
+                    call = call._replace(prompt=_READ)  # what was made of a long body is let go
+                    with await self._admission.enter(ask, held) as entry:
+                        deadline.check()
+                        record.admitted_s = monotonic()
+                        record.limits = entry.headers
+                        found = _Findings(tenant, fingerprint, entry, deadline, size_of(call, ask, record.request_id))
+                        await self._forward(exchange, call, found, record)
         except ClientGoneError:
             record.client_left()
         except ApiError as error:
@@ -217,6 +217,8 @@ class Pipeline:
             await exchange.refuse(error, [(b"x-request-id", record.request_id.encode()), *limits])
         finally:
             exchange.unwatch()
+            if room is not None:
+                room.give_back()
             self._telemetry.settle(record)
 
     async def _answer_here(  # noqa: PLR0913, PLR0917 - one place calls it
@@ -233,7 +235,7 @@ class Pipeline:
             deadline.check()
             record.limits = entry.headers
             entry.began()
-            record.model, answer = await tokens.answer(record.operation, body)
+            record.model, answer = await tokens.answer(record.operation, body, tenant)
             record.status, record.outcome = HTTPStatus.OK, Outcome.OK
             await exchange.reply(HTTPStatus.OK, answer, [(b"x-request-id", record.request_id.encode()), *record.limits])
 
@@ -242,23 +244,6 @@ class Pipeline:
         if given is not None and _SANE_ID.fullmatch(given):
             return RequestId(given.decode())
         return RequestId(f"{self._names.getrandbits(128):032x}")
-
-    async def _fingerprint(
-        self, exchange: Exchange, call: Call, tenant: Tenant, record: RequestRecord
-    ) -> Fingerprint | Gap:
-        fingerprint = await self._fingerprinter.fingerprint(
-            call.prompt, size_bytes=len(call.body), model=call.model, salt=tenant.salt
-        )
-        if isinstance(fingerprint, Gap):
-            session = None if fingerprint is Gap.NO_GENERATION else exchange.header(b"x-session-id")
-            if session is None:
-                return fingerprint
-            return Fingerprint.of_session(
-                session, size_bytes=len(call.body), model=call.model, salt=tenant.salt, gap=fingerprint
-            )
-        if fingerprint.gap is None:
-            record.prompt_tokens = fingerprint.tokens
-        return fingerprint
 
     async def _forward(self, exchange: Exchange, call: Call, found: _Findings, record: RequestRecord) -> None:
         """Plan and try until an instance answers; raises ``ApiError`` when none does."""

@@ -185,6 +185,13 @@ class Settings(BaseSettings):
     )
 
     max_body_bytes: int = Field(64 * _MIB, ge=1024, le=1 << 30, description="Longest request body, in bytes.")
+    body_memory_bytes: int = Field(
+        1 << 30,
+        ge=2048,
+        le=1 << 40,
+        description="Memory for the bodies of all requests, in bytes, at least twice max_body_bytes; a tenant may hold "
+        "as much of it as is free, and beyond that gets 429.",
+    )
     max_header_bytes: int = Field(
         64 << 10, ge=4096, le=1 << 24, description="Longest request line and headers together, in bytes."
     )
@@ -375,6 +382,11 @@ class Settings(BaseSettings):
         ):
             if len(set(values)) != len(values):
                 raise ValueError(f"each {what} may appear once")
+        if self.body_memory_bytes < 2 * self.max_body_bytes:
+            raise ValueError(
+                f"body_memory_bytes is at least twice max_body_bytes ({self.max_body_bytes}): a tenant may hold as "
+                "much as is free, so the longest body would never fit"
+            )
         if self.workers > 1 and self.redis_url is None:
             raise ValueError(
                 f"{self.workers} workers would each grant every quota: set redis_url, so that they share them"

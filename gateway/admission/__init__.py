@@ -19,6 +19,7 @@ from gateway.admission.quota import (
     Reservation,
     Standing,
 )
+from gateway.admission.tenant_quotas import Held, TenantQuotas
 
 __all__ = [
     "AdmissionController",
@@ -34,6 +35,7 @@ __all__ = [
     "Exceeded",
     "FairQueue",
     "Granted",
+    "Held",
     "KnownKey",
     "LocalQuotaMeter",
     "QueueRules",
@@ -42,6 +44,7 @@ __all__ = [
     "QuotaUsage",
     "Reservation",
     "Standing",
+    "TenantQuotas",
     "Waiting",
     "keys_of",
 ]

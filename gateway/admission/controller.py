@@ -25,13 +25,15 @@ from typing import Protocol
 from gateway.admission.entry import Ask, Entry
 from gateway.admission.fair_queue import Claim, FairQueue, Waiting, claim_of, class_of
 from gateway.admission.limiter import ConcurrencyLimiter, Rooms
-from gateway.admission.quota import Dimension, Exceeded, Granted, QuotaMeter, QuotaUnavailableError
+from gateway.admission.quota import QuotaMeter
+from gateway.admission.tenant_quotas import Held, TenantQuotas
 from gateway.admission.urgent import Urgent
 from gateway.context_length import ContextLength
-from gateway.errors import ContextLengthError, InvalidRequestError, NoInstanceError, RateLimitedError
+from gateway.errors import ContextLengthError, NoInstanceError, RateLimitedError
 from gateway.limits import SloClass
 from gateway.missing_model import missing_model
 from gateway.registry import Instance, LoadTracker, Registry
+from gateway.types import Tenant
 from kvcontrol.core.ids import InstanceId
 
 _RETRY_AFTER_S = 2
@@ -110,7 +112,8 @@ class AdmissionController:
     ) -> None:
         self._registry = registry
         self._load = load
-        self._quotas = quotas
+        self._quota_meter = quotas
+        self.quotas = TenantQuotas(quotas, meter)
         self._limiter = limiter
         self._rules = rules
         self._meter = meter
@@ -160,14 +163,15 @@ class AdmissionController:
             if each.id not in tried and self._registry.on_probation(each.id)
         )
 
-    async def enter(self, ask: Ask) -> Entry:
-        """Return when it is a request's turn; it is in until its entry is closed, which ``with`` does.
+    async def enter(self, ask: Ask, held: Held | None = None) -> Entry:
+        """Return when it is a request's turn; it is in until its entry is closed, which ``with`` does. ``held`` is what
+        was taken of its tenant's quotas before it was read, where that was long work.
 
         Raises ``InvalidRequestError`` for one that no quota of its tenant could ever let in, ``RateLimitedError`` when
         a quota is used up or the gateway saturated, ``NoInstanceError`` when nobody serves the model now or the shared
         quotas can't be reached.
         """
-        entry = Entry(ask, await self._reserve(ask), self._quotas, self._pump)
+        entry = Entry(ask, await self.quotas.reserve(ask, held), self._quota_meter, self._pump)
         try:
             usable = self.admit(ask.model)
             pool = self._pools.get(ask.model)
@@ -188,11 +192,24 @@ class AdmissionController:
             raise
         return entry
 
+    def check_length(self, tenant: Tenant, model: str, *, least_tokens: int, output_tokens: int) -> None:
+        """Raise ``ContextLengthError`` for a prompt of at least so many tokens that its tenant may not send, or that no
+        instance which serves its model could take.
+        """
+        self.quotas.check_length(tenant.limits, prompt_tokens=least_tokens, output_tokens=output_tokens)
+        serving = self._registry.serving(model)
+        known = [each.stats.context_length_tokens for each in serving if each.stats is not None]
+        if known and len(known) == len(serving) and least_tokens >= max(known):
+            raise ContextLengthError(
+                f"the prompt has at least {least_tokens} tokens; instances for {model!r} take less than {max(known)}",
+                ContextLength(prompt_tokens=least_tokens, maximum_tokens=max(known)),
+            )
+
     async def count(self, ask: Ask) -> Entry:
         """Let a request in that needs no instance: its tenant's quotas hold, and there is no turn to wait for. Raises
         as ``enter`` does for them.
         """
-        return Entry(ask, await self._reserve(ask), self._quotas)
+        return Entry(ask, await self.quotas.reserve(ask), self._quota_meter)
 
     async def run(self) -> None:
         """Look again and again at what changed without a request ending: instances, their limits, ageing; for ever."""
@@ -219,36 +236,6 @@ class AdmissionController:
     def limit(self, instance: Instance) -> int:
         """Return how many requests an instance may have now."""
         return self._limiter.limit(instance)
-
-    async def _reserve(self, ask: Ask) -> Granted | None:
-        limits = ask.tenant.limits
-        if limits.context_tokens is not None and ask.tokens > limits.context_tokens:
-            fits = ask.prompt_tokens < limits.context_tokens
-            raise ContextLengthError(
-                f"the prompt has about {ask.prompt_tokens} tokens and {ask.output_tokens} are asked for; this tenant "
-                f"may use {limits.context_tokens} in one request",
-                ContextLength(
-                    prompt_tokens=ask.prompt_tokens,
-                    answer_tokens=ask.output_tokens if fits else None,
-                    maximum_tokens=limits.context_tokens,
-                ),
-            )
-        if not limits.metered:
-            return None
-        _check_possible(ask)
-        try:
-            decision = await self._quotas.reserve(ask.tenant.id, limits, ask.demand)
-        except QuotaUnavailableError:  # the reason names Redis' address
-            self._meter.shed("quotas_unavailable")
-            raise NoInstanceError(
-                "the quotas of this tenant can't be checked now",
-                code="quotas_unavailable",
-                retry_after_s=_RETRY_AFTER_S,
-            ) from None
-        if isinstance(decision, Exceeded):
-            self._meter.shed(f"quota_{decision.dimension}")
-            raise _over_quota(decision)
-        return decision
 
     def _pass(self, pool: _Pool, ask: Ask) -> None:
         """Let a request in that finds room while nobody waits."""
@@ -394,37 +381,6 @@ def _with_room(usable: tuple[Instance, ...], rooms: list[int]) -> tuple[Instance
 def _on_probation(rooms: Rooms) -> Rooms:
     high, normal, low = (min(room, _ON_PROBATION) for room in rooms)
     return high, normal, low
-
-
-def _check_possible(ask: Ask) -> None:
-    """Raise ``InvalidRequestError`` for a request that the quotas of its tenant could never let in."""
-    limits = ask.tenant.limits
-    if limits.tokens_per_min is not None and ask.reserved_tokens > limits.tokens_per_min:
-        raise InvalidRequestError(
-            f"the request may cost {ask.reserved_tokens} tokens, more than the {limits.tokens_per_min} a minute "
-            "of this tenant: it can never be let in; shorten the prompt or lower max_tokens",
-            code="request_exceeds_quota",
-        )
-    for count, limit, what in (
-        (ask.prompts, limits.requests_per_min, "prompts, more than the {limit} requests a minute"),
-        (ask.answers, limits.concurrency, "answers, more than the {limit} requests at the same time"),
-    ):
-        if count > 1 and limit is not None and count > limit:
-            raise InvalidRequestError(
-                f"the request has {count} {what.format(limit=limit)} of this tenant: it can never be let in; "
-                "send several smaller ones",
-                code="request_exceeds_quota",
-            )
-
-
-def _over_quota(decision: Exceeded) -> RateLimitedError:
-    unit = "at the same time" if decision.dimension is Dimension.CONCURRENCY else "a minute"
-    what = "requests" if decision.dimension is Dimension.CONCURRENCY else decision.dimension
-    return RateLimitedError(
-        f"this tenant may use {decision.limit} {what} {unit}; try again in {decision.retry_after_s} s",
-        retry_after_s=decision.retry_after_s,
-        headers=Entry.headers_of(decision.requests, decision.tokens),
-    )
 
 
 __all__ = ["AdmissionController", "AdmissionMeter", "QueueRules"]

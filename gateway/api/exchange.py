@@ -104,17 +104,22 @@ class Exchange:
             raise InvalidRequestError("the query of the address holds bytes that no address may: encode them as %XX")
         return path + b"?" + self.query
 
-    async def read_body(self, *, limit_bytes: int, timeout_s: float) -> bytes:
-        """Return the whole body without its encoding, never holding more than ``limit_bytes`` of either.
+    async def read_body(self, *, limit_bytes: int, timeout_s: float, take: Callable[[int], None]) -> bytes:
+        """Return the whole body without its encoding, never holding more than ``limit_bytes`` of either. ``take`` is
+        told of bytes as they come, and may raise.
 
         Raises ``BodyTooLargeError``, ``BodyTimeoutError``, ``ClientGoneError``, ``UnsupportedMediaTypeError``, and
         ``InvalidRequestError`` where it is not what its encoding says.
         """
         coding = coding_of(self.headers) if self.header(b"content-encoding") is not None else None
-        body = await self._whole_body(limit_bytes, timeout_s)
-        return body if coding is None else await decoded(body, coding, limit_bytes=limit_bytes)
+        body = await self._whole_body(limit_bytes, timeout_s, take)
+        if coding is None:
+            return body
+        body = await decoded(body, coding, limit_bytes=limit_bytes)
+        take(len(body))
+        return body
 
-    async def _whole_body(self, limit_bytes: int, timeout_s: float) -> bytes:
+    async def _whole_body(self, limit_bytes: int, timeout_s: float, take: Callable[[int], None]) -> bytes:
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
             await self._drain()
@@ -122,14 +127,15 @@ class Exchange:
         if self._take_body is not None and (body := self._take_body()) is not None:
             if len(body) > limit_bytes:
                 raise _too_large(limit_bytes)
+            take(len(body))
             return body
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._read(limit_bytes)
+                return await self._read(limit_bytes, take)
         except TimeoutError:
             raise BodyTimeoutError(f"the request body did not arrive within {timeout_s:g} s") from None
 
-    async def _read(self, limit_bytes: int) -> bytes:
+    async def _read(self, limit_bytes: int, take: Callable[[int], None]) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
@@ -141,6 +147,7 @@ class Exchange:
             if size > limit_bytes:
                 await self._drain()
                 raise _too_large(limit_bytes)
+            take(len(part))
             parts.append(part)
             if not message.get("more_body", False):
                 return part if len(parts) == 1 else b"".join(parts)

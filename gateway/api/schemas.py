@@ -19,6 +19,7 @@ from gateway.api.bodies import (
 )
 from gateway.api.messages import MessagesBody
 from gateway.api.responses import ResponsesBody
+from gateway.api.shape import check_shape
 from gateway.errors import InvalidRequestError
 from gateway.fingerprint.canonical import Prompt
 from gateway.types import Operation
@@ -30,6 +31,7 @@ _SESSION = "session_id"
 """LMDeploy's name for a running request, one for all clients of an engine: what one says, another may say, too."""
 
 _EXACT_CHECK_BYTES = 1 << 20
+_MOST_FOLLOWED = 256
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
@@ -89,6 +91,7 @@ def parse_call(
 
 def _parsed(operation: Operation, body: bytes, models: Callable[[], list[str]], most_answers: int) -> Call:
     """``parse_call``, but for what msgspec raises: any step that follows a body inwards may find it too deep."""
+    check_shape(body)
     said: Body = _DECODERS[operation].decode(body)
     if isinstance(said, ChatBody):
         for number, message in enumerate(said.messages):
@@ -173,6 +176,8 @@ def _is_as_read(body: bytes) -> bool:
     # Two quotes, a colon and a comma for each: with a field twice or a byte between them it is longer.
     if len(body) == 1 + 4 * len(fields) + sum(len(key) + len(value) for key, value in fields.items()):
         return True
+    if len(fields) > _MOST_FOLLOWED:  # to write them anew takes less than to follow them
+        return False
     place = _space(body, 0) + 1
     for number, (key, value) in enumerate(fields.items(), 1):
         for part in (b'"%b"' % key, b":", value, b"," if number < len(fields) else b"}"):

@@ -4,19 +4,20 @@ LMDeploy has neither (its ``/v1/encode`` only encodes). Without a tokenizer here
 engines that have them.
 """
 
-import asyncio
-from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from gateway.api.bodies import check_template_kwargs, check_tokens
+from gateway.api.shape import check_shape
 from gateway.errors import InvalidRequestError
+from gateway.fair_threads import FairThreads
 from gateway.fingerprint.canonical import canonical_chat
 from gateway.fingerprint.tokenizer import ModelTokenizer
 from gateway.missing_model import missing_model
 from gateway.registry import Registry
-from gateway.types import Operation
+from gateway.types import Operation, Tenant
 from kvcontrol.core.errors import UNREADABLE
 
 TOKEN_OPERATIONS: Final = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
@@ -41,17 +42,17 @@ _Parsed = TypeVar("_Parsed", _Tokenize, _Detokenize)
 
 
 class TokenApi:
-    """Stateless; the work is done on ``executor``, so that the event loop goes on."""
+    """Stateless; the work is done on ``threads``, so that the event loop goes on."""
 
-    def __init__(self, *, tokenizer: ModelTokenizer, executor: Executor, registry: Registry) -> None:
+    def __init__(self, *, tokenizer: ModelTokenizer, threads: FairThreads, registry: Registry) -> None:
         self._tokenizer = tokenizer
-        self._executor = executor
+        self._threads = threads
         self._registry = registry
 
-    async def answer(self, operation: Operation, body: bytes) -> tuple[str | None, bytes]:
+    async def answer(self, operation: Operation, body: bytes, tenant: Tenant) -> tuple[str | None, bytes]:
         """Return the model that a request names and its answer; raises ``ApiError``."""
         work = self._tokenize if operation is Operation.TOKENIZE else self._detokenize
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work, body)
+        return await self._threads.run(partial(work, body), tenant=tenant, size_bytes=len(body))
 
     def _tokenize(self, body: bytes) -> tuple[str | None, bytes]:
         said = _parsed(body, _Tokenize)
@@ -109,6 +110,7 @@ class TokenApi:
 
 
 def _parsed(body: bytes, kind: type[_Parsed]) -> _Parsed:
+    check_shape(body)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

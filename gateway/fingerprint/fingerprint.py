@@ -5,19 +5,18 @@ tenant's salt. LMDeploy never takes the last prompt token from its cache, so the
 prompt of n tokens has floor((n - 1) / block size) hashes.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from xxhash import xxh3_128
 
 from gateway.fingerprint.canonical import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Unreadable
 from gateway.fingerprint.opaque import as_json, spelled_out
 from gateway.fingerprint.tokenizer import ModelTokenizer
+from gateway.types import Tenant
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, root_hash, token_bytes
 from kvcontrol.core.ids import BlockHash
@@ -27,6 +26,8 @@ T = TypeVar("T")
 
 _MOST_TEXT_BYTES = 512 << 10
 """What is beyond belongs to no block: a prompt's place is decided long before."""
+_MOST_HASHED_TOKENS = 1 << 20
+"""The same of tokens, whose hashes take some 25 ms."""
 _INLINE_TEXT_BYTES = 512 << 10
 """Longer texts are spelled out and hashed off the event loop, when they are not tokenized: half a millisecond of work.
 A thread would be a tenth of one for 128 KB, beside which its wake-ups are as much again.
@@ -109,7 +110,8 @@ class Fingerprint:
         known = self._by_root.get(root)
         if known is None:
             size = identity.block_size_tokens
-            usable = max(0, min(self.tokens - 1, len(self._packed) // TOKEN_BYTES)) // size * size * TOKEN_BYTES
+            most = min(self.tokens - 1, len(self._packed) // TOKEN_BYTES, _MOST_HASHED_TOKENS)
+            usable = max(0, most) // size * size * TOKEN_BYTES
             chain = _text_hashes if self.textual else chain_hashes
             known = self._by_root[root] = chain(root, self._packed[:usable], size)
         return known
@@ -163,41 +165,49 @@ class _Textual:
     gap: Gap
 
 
+class Threads(Protocol):
+    """Where long work is done, for one tenant after the other."""
+
+    async def run(self, work: Callable[[], T], *, tenant: Tenant, size_bytes: int) -> T: ...
+
+
 class Fingerprinter:
-    """Turns prompts into fingerprints; long ones on ``executor``, so that the event loop goes on."""
+    """Turns prompts into fingerprints; long ones on ``threads``, so that the event loop goes on."""
 
-    def __init__(self, tokenizer: ModelTokenizer | None, executor: Executor) -> None:
+    def __init__(self, tokenizer: ModelTokenizer | None, threads: Threads) -> None:
         self._tokenizer = tokenizer
-        self._executor = executor
+        self._threads = threads
 
-    async def fingerprint(self, prompt: Prompt, *, size_bytes: int, model: str, salt: str) -> Fingerprint | Gap:
+    async def fingerprint(self, prompt: Prompt, *, size_bytes: int, model: str, tenant: Tenant) -> Fingerprint | Gap:
         """Return the prompt's fingerprint, or why it has none; never raises on account of the prompt.
 
-        ``size_bytes`` is about how long the prompt is.
+        ``size_bytes`` is about how long the prompt is. Raises ``RateLimitedError`` when too much waits for a thread.
         """
+        salt = tenant.salt
         if self._tokenizer is None:
             inline = size_bytes <= _INLINE_TEXT_BYTES
         else:
             inline = size_bytes <= _INLINE_CHARS and self._tokenizer.thread_safe
-        if inline or isinstance(prompt, TokenPrompt):
+        if inline or (isinstance(prompt, TokenPrompt) and size_bytes <= _INLINE_LOOK_UP_BYTES):
             encoded = self._encode(prompt, salt)
         elif self._tokenizer is not None and self._tokenizer.remembers and size_bytes <= _INLINE_LOOK_UP_BYTES:
             begun = self._begin(prompt, salt)
             if isinstance(begun, Sought):
-                encoded = _Encoded(packed=begun.ids() if begun.complete else await self._elsewhere(begun.ids))
+                encoded = _Encoded(
+                    packed=begun.ids()
+                    if begun.complete
+                    else await self._threads.run(begun.ids, tenant=tenant, size_bytes=size_bytes)
+                )
             else:
                 encoded = begun
         else:
-            encoded = await self._elsewhere(partial(self._encode, prompt, salt))
+            encoded = await self._threads.run(partial(self._encode, prompt, salt), tenant=tenant, size_bytes=size_bytes)
         if isinstance(encoded, _Textual):
             return Fingerprint.of_text(encoded.text, model=model, salt=salt, gap=encoded.gap)
         if isinstance(encoded, Gap):
             return encoded
         gap = Gap(prompt.gap) if isinstance(prompt, ChatPrompt) and prompt.gap is not None else None
         return Fingerprint(encoded.packed, model=model, salt=salt, gap=gap)
-
-    async def _elsewhere(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def _encode(self, prompt: Prompt, salt: str) -> _Encoded | _Textual | Gap:
         begun = self._begin(prompt, salt)

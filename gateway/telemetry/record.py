@@ -6,6 +6,7 @@ from http import HTTPStatus
 from time import monotonic
 from typing import TYPE_CHECKING, Self
 
+from gateway.fingerprint import Fingerprint, Gap
 from gateway.planner import Plan
 from gateway.types import Operation, RequestId, TenantId, Usage
 from gateway.upstream.relay import CANCELLED, DEADLINE, Relayed
@@ -70,6 +71,12 @@ class RequestRecord:
     overestimated_tokens: int = 0
     usage: Usage | None = None
     limits: tuple[tuple[bytes, bytes], ...] = ()
+
+    def fingerprinted(self, fingerprint: Fingerprint | Gap) -> None:
+        """Its prompt is known as far as it will be."""
+        self.fingerprinted_s = monotonic()
+        if isinstance(fingerprint, Fingerprint) and fingerprint.gap is None:
+            self.prompt_tokens = fingerprint.tokens
 
     def planned(self, plan: Plan) -> None:
         self.attempts += 1

@@ -10,6 +10,7 @@ from gateway.fingerprint.canonical import Prompt, TextPrompt, TokenPrompt, canon
 from gateway.missing_model import missing_model
 from gateway.registry import Registry
 from gateway.state.bodies import Name
+from gateway.types import Tenant, TenantId
 
 
 class PromptBody(BaseModel):
@@ -47,7 +48,8 @@ async def fingerprint_of(body: PromptBody, fingerprinter: Fingerprinter, salt: s
         prompt, size = TextPrompt(text=body.prompt), len(body.prompt)
     else:
         prompt, size = TokenPrompt(token_ids=tuple(body.prompt or ())), 0
-    return await fingerprinter.fingerprint(prompt, size_bytes=size, model=body.model, salt=salt)
+    tenant = Tenant(id=TenantId(body.tenant), salt=salt)
+    return await fingerprinter.fingerprint(prompt, size_bytes=size, model=body.model, tenant=tenant)
 
 
 __all__ = ["PromptBody", "check_model", "check_one", "fingerprint_of"]

@@ -61,6 +61,41 @@ async def test_each_prompt_of_a_list_counts_as_a_request_and_too_many_are_refuse
         assert fleet.requests == before
 
 
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_a_tenant_without_requests_left_is_refused_before_its_long_body_is_read(
+    tmp_path: Path, path: str
+) -> None:
+    await put(tmp_path, Kind.QUOTA, "acme", requests_per_min=1)
+    async with tokenized_fleet(tmp_path, write_tokenizer(tmp_path / "model"), api_keys=KEYS) as fleet:
+        gateway = fleet.gateway
+        assert await _status(fleet, chat()) == 200
+        async with gateway.post(path, b"{" + b" " * (1 << 20), authorization=ACME) as answer:
+            assert answer.status == 429
+        async with gateway.post(path, b"{" + b" " * (1 << 20), authorization=OTHER) as answer:
+            assert answer.status == 400
+
+
+async def test_bodies_of_one_tenant_leave_memory_to_the_others(tmp_path: Path) -> None:
+    memory = {"max_body_bytes": 100_000, "body_memory_bytes": 200_000}
+    async with running_fleet(tmp_path, api_keys=KEYS, **memory) as fleet:
+        long = chat(messages=[{"role": "user", "content": "x" * 90_000}])
+
+        async def status(key: str) -> tuple[int, str | None]:
+            async with fleet.gateway.post(CHAT, long, authorization=key) as answer:
+                return answer.status, ((await answer.json()).get("error") or {}).get("code")
+
+        held = script(chunks=1000, chunk_s=0.05)
+        async with fleet.gateway.post(CHAT, long | {"stream": True}, authorization=ACME, x_script=held) as stream:
+            await stream.content.readany()
+            assert await status(ACME) == (429, "saturated")
+            assert await status(OTHER) == (200, None)
+
+        async def again() -> bool:
+            return await status(ACME) == (200, None)
+
+        await eventually(again)
+
+
 @pytest.mark.parametrize("replicas", [1, 3])
 async def test_a_hundred_at_once_against_ten_a_minute_let_in_exactly_ten(
     tmp_path: Path, redis_url: str, replicas: int

@@ -2,8 +2,7 @@
 
 import gc
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from time import thread_time
+from time import monotonic, thread_time
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.api.schemas import parse_call
 from gateway.errors import InvalidRequestError
+from gateway.fair_threads import FairThreads
 from gateway.fingerprint import Fingerprinter
 from gateway.types import Operation
 from tests.support.body_shapes import SHAPES, chat
@@ -36,8 +36,8 @@ def read(operation: Operation, body: bytes) -> float:
         call = parse_call(operation, body)
     except InvalidRequestError:
         return thread_time() - began_s
-    with ThreadPoolExecutor(1) as executor:
-        Fingerprinter(None, executor)._encode(call.prompt, "salt")
+    with FairThreads(1, bound=1, ageing_s=1.0, clock=monotonic) as threads:
+        Fingerprinter(None, threads)._encode(call.prompt, "salt")
     return thread_time() - began_s
 
 

@@ -1,14 +1,15 @@
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from engines.models.tiny import build_tiny
 from gateway.errors import SettingsError
+from gateway.fair_threads import FairThreads
 from gateway.fingerprint import (
     ChatPrompt,
     Fingerprint,
@@ -22,14 +23,19 @@ from gateway.fingerprint import (
     load_tokenizer,
 )
 from gateway.fingerprint.canonical import TextPrompt
+from gateway.types import Tenant, TenantId
 from kvcontrol.core import BlockHash, CacheIdentity, chain_hashes, root_hash, token_bytes
 
 IDENTITY = CacheIdentity(model="m", revision="r", kv_dtype="float32", block_size_tokens=4)
 
 
+def threads_of(count: int) -> FairThreads:
+    return FairThreads(count, bound=10, ageing_s=10.0, clock=monotonic)
+
+
 @pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as made:
+def threads() -> Iterator[FairThreads]:
+    with threads_of(1) as made:
         yield made
 
 
@@ -38,18 +44,22 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     return load_tokenizer(build_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
+def tenant(salt: str) -> Tenant:
+    return Tenant(id=TenantId(salt), salt=salt)
+
+
 async def take(
     fingerprinter: Fingerprinter, prompt: Prompt, *, size_bytes: int = 1, salt: str = "s"
 ) -> Fingerprint | Gap:
-    return await fingerprinter.fingerprint(prompt, size_bytes=size_bytes, model="m", salt=salt)
+    return await fingerprinter.fingerprint(prompt, size_bytes=size_bytes, model="m", tenant=tenant(salt))
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (103, 25)])
 async def test_a_prompt_of_n_tokens_has_the_hashes_of_its_first_n_minus_1(
-    executor: ThreadPoolExecutor, tokens: int, blocks: int
+    threads: FairThreads, tokens: int, blocks: int
 ) -> None:
     ids = tuple(range(tokens))
-    fingerprint = await take(Fingerprinter(None, executor), TokenPrompt(token_ids=ids))
+    fingerprint = await take(Fingerprinter(None, threads), TokenPrompt(token_ids=ids))
     assert isinstance(fingerprint, Fingerprint)
     assert fingerprint.tokens == tokens
     expected = chain_hashes(root_hash(IDENTITY, salt="s"), token_bytes(ids), 4)[:blocks]
@@ -57,11 +67,11 @@ async def test_a_prompt_of_n_tokens_has_the_hashes_of_its_first_n_minus_1(
     assert len(expected) == blocks
 
 
-async def test_hashes_differ_by_tenant_identity_and_adapter(executor: ThreadPoolExecutor) -> None:
+async def test_hashes_differ_by_tenant_identity_and_adapter(threads: FairThreads) -> None:
     prompt = TokenPrompt(token_ids=tuple(range(9)))
-    fingerprinter = Fingerprinter(None, executor)
+    fingerprinter = Fingerprinter(None, threads)
     mine, yours = await take(fingerprinter, prompt), await take(fingerprinter, prompt, salt="t")
-    adapted = await fingerprinter.fingerprint(prompt, size_bytes=1, model="adapter", salt="s")
+    adapted = await fingerprinter.fingerprint(prompt, size_bytes=1, model="adapter", tenant=tenant("s"))
     assert isinstance(mine, Fingerprint)
     assert isinstance(yours, Fingerprint)
     assert isinstance(adapted, Fingerprint)
@@ -75,9 +85,9 @@ async def test_hashes_differ_by_tenant_identity_and_adapter(executor: ThreadPool
 
 
 async def test_long_and_short_prompts_have_the_same_fingerprint(
-    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
+    tokenizer: ModelTokenizer, threads: FairThreads
 ) -> None:
-    fingerprinter = Fingerprinter(tokenizer, executor)
+    fingerprinter = Fingerprinter(tokenizer, threads)
     prompt = ChatPrompt(messages=({"role": "user", "content": "hello " * 50},), kwargs={})
     inline, elsewhere = await take(fingerprinter, prompt), await take(fingerprinter, prompt, size_bytes=1 << 20)
     assert isinstance(inline, Fingerprint)
@@ -86,14 +96,14 @@ async def test_long_and_short_prompts_have_the_same_fingerprint(
 
 
 async def test_only_what_is_not_remembered_is_encoded_elsewhere(
-    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
+    tokenizer: ModelTokenizer, threads: FairThreads
 ) -> None:
     assert tokenizer.remembers
-    fingerprinter = Fingerprinter(tokenizer, executor)
+    fingerprinter = Fingerprinter(tokenizer, threads)
     prompt = ChatPrompt(messages=({"role": "user", "content": "some words that nobody has said " * 9},), kwargs={})
     first = await take(fingerprinter, prompt, size_bytes=100_000)
-    gone = ThreadPoolExecutor(1)
-    gone.shutdown()
+    with threads_of(1) as gone:
+        pass
     without_threads = Fingerprinter(tokenizer, gone)
     again = await take(without_threads, prompt, size_bytes=100_000)
     assert isinstance(first, Fingerprint)
@@ -103,13 +113,13 @@ async def test_only_what_is_not_remembered_is_encoded_elsewhere(
         await take(without_threads, prompt, size_bytes=100_000, salt="another")
 
 
-async def test_a_turn_more_only_adds_to_a_conversation_that_is_spelled_out(executor: ThreadPoolExecutor) -> None:
+async def test_a_turn_more_only_adds_to_a_conversation_that_is_spelled_out(threads: FairThreads) -> None:
     said = ({"role": "system", "content": "be brief " * 99}, {"role": "user", "content": "what is a cache? " * 99})
     parts = ({"role": "user", "content": [{"type": "text", "text": "more " * 300}]}, {"role": "user", "content": "x"})
 
     async def blocks(*messages: dict[str, Any]) -> list[BlockHash]:
         prompt = ChatPrompt(messages=messages, kwargs={"tools": None})
-        taken = await take(Fingerprinter(None, executor), prompt)
+        taken = await take(Fingerprinter(None, threads), prompt)
         assert isinstance(taken, Fingerprint)
         return list(taken.hashes(IDENTITY))
 
@@ -121,9 +131,9 @@ async def test_a_turn_more_only_adds_to_a_conversation_that_is_spelled_out(execu
 
 
 async def test_the_event_loop_goes_on_while_a_long_prompt_is_encoded(
-    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
+    tokenizer: ModelTokenizer, threads: FairThreads
 ) -> None:
-    fingerprinter = Fingerprinter(tokenizer, executor)
+    fingerprinter = Fingerprinter(tokenizer, threads)
     text = "the quick brown fox jumps over the lazy dog. " * 40_000
     task = asyncio.create_task(take(fingerprinter, TextPrompt(text=text), size_bytes=len(text)))
     turns = 0
@@ -145,8 +155,8 @@ async def test_the_event_loop_goes_on_while_a_long_prompt_is_encoded(
         (TokenPrompt(token_ids=(1 << 40,)), Gap.BAD_TOKENS),
     ],
 )
-async def test_what_has_no_fingerprint_says_why(executor: ThreadPoolExecutor, prompt: Prompt, gap: Gap) -> None:
-    assert gap_of(await take(Fingerprinter(None, executor), prompt)) is gap
+async def test_what_has_no_fingerprint_says_why(threads: FairThreads, prompt: Prompt, gap: Gap) -> None:
+    assert gap_of(await take(Fingerprinter(None, threads), prompt)) is gap
 
 
 def gap_of(taken: Fingerprint | Gap) -> Gap | None:
@@ -154,10 +164,10 @@ def gap_of(taken: Fingerprint | Gap) -> Gap | None:
 
 
 async def test_a_conversation_that_can_not_be_tokenized_has_blocks_of_text_and_a_new_turn_only_adds_to_them(
-    executor: ThreadPoolExecutor,
+    threads: FairThreads,
 ) -> None:
     identity = CacheIdentity(model="m", revision="r", kv_dtype="text", block_size_tokens=16)
-    fingerprinter = Fingerprinter(None, executor)
+    fingerprinter = Fingerprinter(None, threads)
     messages = [{"role": "user", "content": "天地玄黄 " * 40}, {"role": "assistant", "content": "\ud800"}]
 
     async def blocks(*more: dict[str, str], salt: str = "s", **kwargs: object) -> Sequence[bytes]:
@@ -184,18 +194,18 @@ class _Refusing(ModelTokenizer):
 
 
 async def test_a_template_that_refuses_is_a_gap_and_not_an_error(
-    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
+    tokenizer: ModelTokenizer, threads: FairThreads
 ) -> None:
     prompt = ChatPrompt(messages=({"role": "user", "content": "x"},), kwargs={})
-    taken = await take(Fingerprinter(_Refusing(tokenizer._tokenizer, tokenizer.memory), executor), prompt)
+    taken = await take(Fingerprinter(_Refusing(tokenizer._tokenizer, tokenizer.memory), threads), prompt)
     assert gap_of(taken) is Gap.TEMPLATE_ERROR
 
 
 @pytest.mark.parametrize("text", ["\ud800", "half a \udc80 pair"])
 async def test_half_a_surrogate_pair_is_a_gap_and_not_an_error(
-    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor, text: str
+    tokenizer: ModelTokenizer, threads: FairThreads, text: str
 ) -> None:
-    fingerprinter = Fingerprinter(tokenizer, executor)
+    fingerprinter = Fingerprinter(tokenizer, threads)
     assert gap_of(await take(fingerprinter, TextPrompt(text=text))) is Gap.BAD_TEXT
     chat = ChatPrompt(messages=({"role": "user", "content": text},), kwargs={})
     assert gap_of(await take(fingerprinter, chat)) is Gap.BAD_TEXT
@@ -214,9 +224,9 @@ def seen(data: str, *more: str) -> ChatPrompt:
 
 
 async def test_what_stands_before_an_opaque_part_has_the_names_that_it_has_without_it(
-    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
+    tokenizer: ModelTokenizer, threads: FairThreads
 ) -> None:
-    fingerprinter = Fingerprinter(tokenizer, executor)
+    fingerprinter = Fingerprinter(tokenizer, threads)
     plain = canonical_chat([{"role": "user", "content": "look " * 50}, {"role": "user", "content": "at this"}])
     without, with_one = await take(fingerprinter, plain), await take(fingerprinter, seen("aaaa"))
     assert isinstance(without, Fingerprint)
@@ -230,9 +240,9 @@ async def test_what_stands_before_an_opaque_part_has_the_names_that_it_has_witho
 @pytest.mark.parametrize("known", [True, False], ids=["tokens", "text"])
 @pytest.mark.parametrize("data", ["aaaa", "\ud800", "x" * 100_000], ids=["short", "half a pair", "long"])
 async def test_equal_opaque_parts_are_equal_and_others_are_not(
-    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor, data: str, *, known: bool
+    tokenizer: ModelTokenizer, threads: FairThreads, data: str, *, known: bool
 ) -> None:
-    fingerprinter = Fingerprinter(tokenizer if known else None, executor)
+    fingerprinter = Fingerprinter(tokenizer if known else None, threads)
 
     async def hashes(prompt: ChatPrompt) -> list[BlockHash]:
         taken = await take(fingerprinter, prompt)
@@ -248,13 +258,13 @@ async def test_equal_opaque_parts_are_equal_and_others_are_not(
 
 
 async def test_a_part_that_is_nested_too_deeply_has_no_name_and_is_no_error(
-    tokenizer: ModelTokenizer, executor: ThreadPoolExecutor
+    tokenizer: ModelTokenizer, threads: FairThreads
 ) -> None:
     deep: object = "x"
     for _ in range(20_000):
         deep = [deep]
     prompt = canonical_chat([{"role": "user", "content": [{"type": "image_url", "image_url": deep}]}])
-    for fingerprinter in (Fingerprinter(tokenizer, executor), Fingerprinter(None, executor)):
+    for fingerprinter in (Fingerprinter(tokenizer, threads), Fingerprinter(None, threads)):
         assert isinstance(await take(fingerprinter, prompt), Fingerprint)
 
 

@@ -1,0 +1,56 @@
+"""A bound on what a body consists of, before anything is made of it.
+
+Objects of a parser take up to fifty times the bytes that spell them, and the time of an object is that of a hundred
+bytes of text. So a long body may be long text, images or token ids, and not millions of objects: with these bounds what
+is made of it stays within some 100 MB beside its texts, and no step of its reading takes longer than about 50 ms.
+"""
+
+import re
+from typing import Final
+
+from gateway.errors import InvalidRequestError
+
+MOST_FIELDS: Final = 100_000
+"""Objects and fields."""
+MOST_ITEMS: Final = 1_000_000
+"""Lists and what follows another item: token ids, mostly."""
+MOST_ESCAPES: Final = 4_000_000
+_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[{:\[,]', re.DOTALL)
+"""A text, one without an end as well, or what begins an object, a field, a list or an item."""
+_FIELDS: Final = b"{:"
+_QUOTE: Final = ord('"')
+
+
+def check_shape(body: bytes) -> None:
+    """Raise ``InvalidRequestError`` for a body with too many fields, items or escapes. O(len(body)).
+
+    Bytes are counted first; only where those that make fields and items are many, it is looked which stand in texts.
+    """
+    if len(body) <= MOST_FIELDS:
+        return
+    if body.count(b"\\") > MOST_ESCAPES:
+        raise _refused("escapes in its texts", MOST_ESCAPES)
+    fields = body.count(b"{") + body.count(b":")
+    if fields <= MOST_FIELDS and body.count(b"[") + body.count(b",") <= MOST_ITEMS:
+        return
+    fields = items = 0
+    for found in _STRUCTURE.finditer(body):
+        first = body[found.start()]
+        if first in _FIELDS:
+            fields += 1
+            if fields > MOST_FIELDS:
+                raise _refused("objects and fields", MOST_FIELDS)
+        elif first != _QUOTE:
+            items += 1
+            if items > MOST_ITEMS:
+                raise _refused("items in its lists", MOST_ITEMS)
+
+
+def _refused(what: str, most: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the request body has more than {most} {what}, the most allowed: send less in one request",
+        code="body_too_complex",
+    )
+
+
+__all__ = ["MOST_ESCAPES", "MOST_FIELDS", "MOST_ITEMS", "check_shape"]

@@ -1,0 +1,76 @@
+"""What the bodies of requests take in memory, all together, and how much of that each tenant may have.
+
+A tenant may hold as much as is still free, the rule of shared buffers in switches (Choudhury and Hahne, "Dynamic Queue
+Length Thresholds", 1998): one alone gets half of it, two a third each, and whoever comes next always finds room.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway.errors import RateLimitedError
+from gateway.types import TenantId
+
+_RETRY_AFTER_S: Final = 2
+
+
+class BodyMemory:
+    """Counts bytes; O(1). ``shed`` is told of each request that is refused."""
+
+    def __init__(self, most_bytes: int, *, shed: Callable[[str], None]) -> None:
+        self._most_bytes = most_bytes
+        self._shed = shed
+        self._held: dict[TenantId, int] = {}
+        self.held_bytes = 0
+
+    def room(self, tenant: TenantId) -> "BodyRoom":
+        """Return what one request of a tenant counts its bytes with."""
+        return BodyRoom(self, tenant)
+
+    def take(self, tenant: TenantId, size: int) -> None:
+        """Count bytes that a tenant's request is about to hold; raises ``RateLimitedError`` where it may not."""
+        held = self._held.get(tenant, 0) + size
+        if held > self._most_bytes - self.held_bytes:
+            self._shed("body_memory")
+            raise RateLimitedError(
+                f"the gateway is saturated: bodies of requests hold {self.held_bytes} of {self._most_bytes} bytes, and "
+                "a tenant may hold as many as are free; try again later",
+                code="saturated",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self._held[tenant] = held
+        self.held_bytes += size
+
+    def give_back(self, tenant: TenantId, size: int) -> None:
+        """Count bytes no longer that ``take`` has counted."""
+        self.held_bytes -= size
+        left = self._held[tenant] - size
+        if left:
+            self._held[tenant] = left
+        else:
+            del self._held[tenant]
+
+
+class BodyRoom:
+    """One request's part."""
+
+    __slots__ = ("_memory", "_size", "_tenant")
+
+    def __init__(self, memory: BodyMemory, tenant: TenantId) -> None:
+        self._memory = memory
+        self._tenant = tenant
+        self._size = 0
+
+    def take(self, size: int) -> None:
+        """Count more bytes; raises ``RateLimitedError``."""
+        if size:
+            self._memory.take(self._tenant, size)
+            self._size += size
+
+    def give_back(self) -> None:
+        """Give all of it back. Idempotent."""
+        size, self._size = self._size, 0
+        if size:
+            self._memory.give_back(self._tenant, size)
+
+
+__all__ = ["BodyMemory", "BodyRoom"]
