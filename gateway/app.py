@@ -48,6 +48,7 @@ from gateway.fleet import FleetKeeper, InstanceControl, PolicySwap
 from gateway.fleet.catalogue import PresetCatalogue
 from gateway.fleet.pin_expiry import PinExpiry
 from gateway.fleet.pins import PinKeeper
+from gateway.fleet.rescue import Rescue
 from gateway.fleet.wishes import wishes_of
 from gateway.front import Gateway
 from gateway.handover import leg_runners
@@ -68,7 +69,7 @@ from gateway.running_plans import RunningPlans
 from gateway.separation import Separation
 from gateway.settings import Settings
 from gateway.shared import open_shared
-from gateway.state import load_admin_key, load_salt_secret
+from gateway.state import StoreUnavailableError, load_admin_key, load_salt_secret
 from gateway.state.shared_clock import SharedClock
 from gateway.supervisor import running
 from gateway.telemetry import LoopLag, Metrics, Telemetry, Watched, open_traces
@@ -338,20 +339,30 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                 presets = PresetCatalogue(Presets.shipped(), lambda: keeper.current.workloads)
                 control = InstanceControl(session, timeout_s=settings.control_timeout_s)
                 swap = PolicySwap(control)
-                fleet = FleetKeeper(
-                    registry=registry,
-                    control=control,
-                    swap=swap,
-                    wishes=lambda: wishes_of(keeper.current, presets.all(), authenticator.configured),
-                    salt=authenticator.salt,
-                    clock=monotonic,
-                )
 
                 async def refresh() -> None:
                     await keeper.refresh()
                     await roster_keeper.refresh()
 
                 changes = app.state.admin_changes = Changes(store, refresh)
+
+                async def settled() -> bool:
+                    try:
+                        await keeper.refresh()
+                        return not await changes.acts.policies_change()
+                    except StoreUnavailableError:
+                        return False
+
+                fleet = FleetKeeper(
+                    registry=registry,
+                    control=control,
+                    swap=swap,
+                    settled=settled,
+                    wishes=lambda: wishes_of(keeper.current, presets.all(), authenticator.configured),
+                    salt=authenticator.salt,
+                    clock=monotonic,
+                )
+
                 names = PrefixNames(
                     registry=registry,
                     index=index,
@@ -367,6 +378,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     clock=monotonic,
                     now=shared_clock,
                 )
+                rescue = Rescue(store, registry=registry, swap=swap, pins=pins, problems=problems)
                 roster = Roster(
                     registry=registry,
                     membership=membership,
@@ -426,7 +438,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     "directory": partial(keeper.run, settings.store_poll_s),
                     "roster": partial(roster_keeper.run, settings.store_poll_s),
                     "leases": leases.run,
-                    "acts": partial(changes.unwritten.run, settings.store_poll_s),
+                    "acts": partial(changes.acts.run, rescue.round),
                     "lag": lag.run,
                     "traffic": partial(telemetry.traffic.run, lambda: load.total, lambda: admission.waiting),
                 }

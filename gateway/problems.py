@@ -17,6 +17,7 @@ class ProblemKind(StrEnum):
 
     DOCUMENT = "document"  # a stored document can't be read
     STORE = "store"  # the store can't be read
+    ACT = "act"  # a change that another gateway left half done
     CLOCK = "clock"  # this machine's clock differs from the store's
 
 

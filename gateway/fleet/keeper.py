@@ -1,14 +1,15 @@
 """Keeps instances at what the store says: tenants' KV budgets and the fleet's policies.
 
 An engine forgets both when it restarts, and one may join at any time, so this is a loop, not an event: once a second it
-looks at what each usable instance was told in its present life (its epoch), and tells the difference. What an instance
+looks at what each usable instance was told in its present life (its epoch), and tells the difference. Every few seconds
+each is asked what it does run: somebody else may have told it something, and be gone. What an instance
 refuses is shown and tried again after a minute, or when it is asked for something else. One that does not answer at all
 is left in peace for a while: whoever waits for it keeps a change of policies from its turn.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,6 +26,7 @@ from kvcontrol.presets import QuotaPart
 
 _INTERVAL_S: Final = 1.0
 _AGAIN_AFTER_S: Final = 60.0
+_LOOK_EVERY_S: Final = 5.0
 _SEEN: Final = 2
 """An instance that owes a policy has to be seen so often to run it: what it was told before may come late."""
 
@@ -58,6 +60,8 @@ class _Told:
     epoch: Epoch
     budgets: dict[tuple[str, CacheTier], KvBudget] = field(default_factory=dict)
     policies: dict[str, Policy] = field(default_factory=dict)
+    shown: dict[str, Policy | None] = field(default_factory=dict)
+    """What it said that it runs, just after it was told: an instance may put that in other words."""
     refused: dict[object, tuple[object, str, float]] = field(default_factory=dict)
     seen: dict[str, int] = field(default_factory=dict)
     silent_until_s: float = 0.0
@@ -73,15 +77,21 @@ class FleetKeeper:
         control: InstanceControl,
         swap: PolicySwap,
         wishes: Callable[[], Wishes],
+        settled: Callable[[], Awaitable[bool]],
         salt: Callable[[TenantId], str],
         clock: Callable[[], float],
     ) -> None:
+        """``settled`` brings what the store says up to date, and returns whether that was possible and no gateway is
+        in the middle of a change of policies.
+        """
         self._registry = registry
         self._control = control
         self._swap = swap
         self._wishes = wishes
         self._salt = salt
         self._clock = clock
+        self._settled = settled
+        self._looked_s = clock()
         self._told: dict[InstanceId, _Told] = {}
 
     async def run(self) -> None:
@@ -99,6 +109,9 @@ class FleetKeeper:
             _log.warning("instances are told later what they should do: %s", error)
 
     async def _tell(self) -> None:
+        look = self._clock() - self._looked_s >= _LOOK_EVERY_S and await self._settled()
+        if look:
+            self._looked_s = self._clock()
         wishes = self._wishes()
         budgets = {
             (tenant_of_salt(self._salt(tenant)), tier): budget
@@ -110,7 +123,7 @@ class FleetKeeper:
             del self._told[gone]
             self._swap.paid(gone)
         await asyncio.gather(
-            *(self._keep(each, self._shares(each, wishes) | budgets, wishes.policies) for each in present)
+            *(self._keep(each, self._shares(each, wishes) | budgets, wishes.policies, look=look) for each in present)
         )
 
     def report(self) -> Mapping[InstanceId, InstanceReport]:
@@ -145,7 +158,7 @@ class FleetKeeper:
                     budgets[tenant_of_salt(self._salt(tenant)), tier] = budget
         return budgets
 
-    async def _keep(self, instance: Instance, budgets: Budgets, policies: Mapping[str, Policy]) -> None:
+    async def _keep(self, instance: Instance, budgets: Budgets, policies: Mapping[str, Policy], *, look: bool) -> None:
         if instance.stats is None:
             return
         told = self._told.get(instance.id)
@@ -157,7 +170,7 @@ class FleetKeeper:
         for key in told.refused.keys() - budgets.keys() - policies.keys() - owed.keys():
             del told.refused[key]
         for kind, policy in {**owed, **policies}.items():
-            if told.policies.get(kind) != policy or kind in owed:
+            if look or told.policies.get(kind) != policy or kind in owed:
                 await self._tell_policy(instance, told, policy)
         for key in told.budgets.keys() | budgets.keys():
             if told.budgets.get(key) != budgets.get(key):
@@ -189,10 +202,12 @@ class FleetKeeper:
         if not self._due(told, policy.kind, policy):
             return
         try:
-            running = await self._swap.running(instance)
-            right = running.get(policy.kind) == policy
+            shown = (await self._swap.running(instance)).get(policy.kind)
+            known = told.policies.get(policy.kind) == policy and shown is not None
+            right = shown == policy or (known and shown == told.shown.get(policy.kind))
             if not right:
                 await self._swap.tell(instance, policy)
+                shown = (await self._swap.running(instance)).get(policy.kind)
         except InstanceControlError as error:
             told.seen.pop(policy.kind, None)
             why = f"policy {policy.name!r} of kind {policy.kind}: {error}"
@@ -200,6 +215,7 @@ class FleetKeeper:
             return
         told.refused.pop(policy.kind, None)
         told.policies[policy.kind] = policy
+        told.shown[policy.kind] = shown
         if policy.kind in self._swap.owed(instance.id):
             told.seen[policy.kind] = told.seen.get(policy.kind, 0) + 1 if right else 0
             if told.seen[policy.kind] >= _SEEN:

@@ -10,7 +10,7 @@ So a change takes at most the time of three calls: to ask, to tell, to go back.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -95,6 +95,10 @@ class Choice:
     strategies: Mapping[str, str]
 
 
+Noted = Callable[[Mapping[InstanceId, Policy]], Awaitable[None]]
+"""Writes what instances ran before a change."""
+
+
 class SwapBusyError(Exception):
     """Another change takes longer than one may."""
 
@@ -129,6 +133,10 @@ class PolicySwap:
         """Return what an instance ran before changes that were rolled back and of which it said nothing, by kind."""
         return self._owed.get(instance, {})
 
+    def owe(self, instance: InstanceId, policy: Policy) -> None:
+        """Note that an instance has to run a policy which it ran before a change that was not ended."""
+        self._owed.setdefault(instance, {})[policy.kind] = policy
+
     def paid(self, instance: InstanceId, kind: str | None = None) -> None:
         """Note that an instance runs what it should, of one kind or (a new process) of all."""
         owed = self._owed.get(instance, {})
@@ -149,10 +157,13 @@ class PolicySwap:
         """Tell one instance; raises ``InstanceControlError``."""
         await self._control.call(instance, "PUT", POLICY_PATH, policy.change())
 
-    async def swap(self, instances: Sequence[Instance], policy: Policy) -> SwapReport:
-        """Make all instances run ``policy``, or leave them all as they were. The caller has its ``turn``."""
+    async def swap(self, instances: Sequence[Instance], policy: Policy, *, noted: Noted) -> SwapReport:
+        """Make all instances run ``policy``, or leave them all as they were. The caller has its ``turn``.
+
+        Before any instance is told, ``noted`` gets what each runs; what it raises ends the change.
+        """
         asked = await asyncio.gather(*(self._ask(each) for each in instances))
-        before: dict[InstanceId, Policy | None] = {}
+        before: dict[InstanceId, Policy] = {}
         problems: dict[InstanceId, str] = {}
         lacking: set[InstanceId] = set()
         for instance, answer in zip(instances, asked, strict=True):
@@ -176,6 +187,7 @@ class PolicySwap:
                     for each in instances
                 }
             )
+        await noted(before)
         told = await asyncio.gather(*(self._change(each, policy, before[each.id]) for each in instances))
         steps = dict(zip((each.id for each in instances), told, strict=True))
         report = SwapReport(steps=steps)
@@ -190,11 +202,11 @@ class PolicySwap:
             if (done.step is not Step.CHANGED and not unknown) or done.before is None:
                 return done
             if unknown:
-                self._owed.setdefault(instance.id, {})[done.before.kind] = done.before
+                self.owe(instance.id, done.before)
             try:
                 await self.tell(instance, done.before)
             except InstanceControlError as error:
-                self._owed.setdefault(instance.id, {})[done.before.kind] = done.before
+                self.owe(instance.id, done.before)
                 return InstanceStep(step=Step.ROLLBACK_FAILED, reason=done.reason or str(error), before=done.before)
             return InstanceStep(step=Step.ROLLED_BACK, reason=done.reason, before=done.before)
 

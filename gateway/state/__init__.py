@@ -11,12 +11,14 @@ from gateway.state.documents import (
     Delete,
     Document,
     Kind,
+    OpenAct,
     Put,
     Remembered,
 )
 from gateway.state.salt import load_salt_secret
 from gateway.state.sqlite import open_sqlite
 from gateway.state.store import (
+    ActLostError,
     ConflictError,
     OutcomeUnknownError,
     Remember,
@@ -28,6 +30,7 @@ from gateway.state.store import (
 
 __all__ = [
     "ABSENT",
+    "ActLostError",
     "Action",
     "AuditBound",
     "AuditEntry",
@@ -38,6 +41,7 @@ __all__ = [
     "KeyDigest",
     "Kind",
     "NewKey",
+    "OpenAct",
     "OutcomeUnknownError",
     "Put",
     "Remember",

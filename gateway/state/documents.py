@@ -82,6 +82,21 @@ class AuditEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAct:
+    """Something outside of the store that was begun and has not ended. ``number`` is that of its audit entry.
+
+    ``note`` is JSON text with what it takes to undo it, "" while nothing was done. Once ``left_s`` is below 0, whoever
+    began it is taken for dead. One that somebody else undoes is ``abandoned``.
+    """
+
+    number: int
+    action: Action
+    note: str
+    left_s: float
+    abandoned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditBound:
     """How much of the audit log is kept: the newest ``entries``, and none that is older than ``age_s``."""
 
@@ -109,6 +124,7 @@ __all__ = [
     "Delete",
     "Document",
     "Kind",
+    "OpenAct",
     "Put",
     "Remembered",
 ]

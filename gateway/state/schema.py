@@ -62,6 +62,16 @@ MIGRATIONS: Final = (
             ),
         ),
     ),
+    Migration(
+        version=3,
+        oldest=1,
+        statements=(
+            (
+                "CREATE TABLE IF NOT EXISTS kvgate_acts (number BIGINT PRIMARY KEY, note TEXT NOT NULL, "
+                "until_s DOUBLE PRECISION NOT NULL, abandoned INTEGER NOT NULL)"
+            ),
+        ),
+    ),
 )
 """Versions before 2 did not record theirs. A document that is gone stays as a row without a body, so that its version
 goes on counting.

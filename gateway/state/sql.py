@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from gateway.state import statements
 from gateway.state.database import CommitUnknownError, Database
-from gateway.state.documents import Action, AuditBound, AuditEntry, Change, Document, Kind, Remembered
+from gateway.state.documents import Action, AuditBound, AuditEntry, Change, Document, Kind, OpenAct, Remembered
 from gateway.state.schema import SchemaError, prepare
 from gateway.state.statements import Record
 from gateway.state.store import OutcomeUnknownError, Remember, StoreUnavailableError
@@ -62,8 +62,20 @@ class SqlStore:
     async def document(self, kind: Kind, name: str) -> Document | None:
         return await self._run(lambda database: statements.document(database, kind, name))
 
-    async def begin(self, action: Action) -> int:
-        return await self._run(lambda database: statements.begin(database, Record(action, self._bound)))
+    async def begin(self, action: Action, *, lease_s: float) -> int:
+        return await self._run(lambda database: statements.begin(database, Record(action, self._bound), lease_s))
+
+    async def note(self, number: int, note: str, *, lease_s: float) -> None:
+        await self._run(lambda database: statements.note(database, number, note, lease_s))
+
+    async def hold(self, numbers: Sequence[int], *, lease_s: float) -> None:
+        await self._run(lambda database: statements.hold(database, numbers, lease_s))
+
+    async def acts(self) -> Sequence[OpenAct]:
+        return await self._run(statements.acts)
+
+    async def take(self, number: int, *, lease_s: float) -> bool:
+        return await self._run(lambda database: statements.take(database, number, lease_s))
 
     async def apply(
         self, changes: Sequence[Change], *, action: Action, remember: Remember | None = None, begun: int | None = None

@@ -8,8 +8,19 @@ from time import time
 from typing import Final, NamedTuple
 
 from gateway.state.database import Database, Row
-from gateway.state.documents import ABSENT, Action, AuditBound, AuditEntry, Change, Delete, Document, Kind, Remembered
-from gateway.state.store import ConflictError, Remember, RepeatedKeyError
+from gateway.state.documents import (
+    ABSENT,
+    Action,
+    AuditBound,
+    AuditEntry,
+    Change,
+    Delete,
+    Document,
+    Kind,
+    OpenAct,
+    Remembered,
+)
+from gateway.state.store import ActLostError, ConflictError, Remember, RepeatedKeyError
 
 _REMEMBERED_S: Final = 24 * 3600.0
 _MOST_FORGOTTEN: Final = 100
@@ -65,10 +76,70 @@ class Record(NamedTuple):
     """The entry that ends with it; None is a new one."""
 
 
-def begin(database: Database, record: Record) -> int:
-    """Write an entry of the audit log, and return its number."""
+def begin(database: Database, record: Record, lease_s: float) -> int:
+    """Write an entry of the audit log and an open act, and return their number."""
     with database.transaction():
-        return _entry(database, record, database.now())
+        now_s = database.now()
+        number = _entry(database, record, now_s)
+        database.execute(
+            "INSERT INTO kvgate_acts (number, note, until_s, abandoned) VALUES (?, '', ?, 0)", [number, now_s + lease_s]
+        )
+        return number
+
+
+def note(database: Database, number: int, text: str, lease_s: float) -> None:
+    """Write what it takes to undo an act; raises ``ActLostError``."""
+    with database.transaction():
+        if not database.rows(
+            "UPDATE kvgate_acts SET note = ?, until_s = ? WHERE number = ? AND abandoned = 0 RETURNING number",
+            [text, database.now() + lease_s, number],
+        ):
+            raise _lost(number)
+
+
+def hold(database: Database, numbers: Sequence[int], lease_s: float) -> None:
+    """Keep open acts for another ``lease_s``."""
+    with database.transaction():
+        until_s = database.now() + lease_s
+        for number in numbers:
+            database.execute("UPDATE kvgate_acts SET until_s = ? WHERE number = ?", [until_s, number])
+
+
+def acts(database: Database) -> list[OpenAct]:
+    """Return the open acts of all gateways, the oldest first."""
+    found = database.rows(
+        "SELECT kvgate_acts.number, note, until_s, abandoned, actor, action, target, outcome, detail, request_id "
+        "FROM kvgate_acts JOIN kvgate_audit ON kvgate_audit.number = kvgate_acts.number ORDER BY kvgate_acts.number"
+    )
+    now_s = database.now() if found else 0.0
+    return [
+        OpenAct(
+            number=number,
+            action=Action(
+                actor=actor, action=action, target=target, outcome=outcome, detail=detail, request_id=request_id
+            ),
+            note=text,
+            left_s=until_s - now_s,
+            abandoned=bool(abandoned),
+        )
+        for number, text, until_s, abandoned, actor, action, target, outcome, detail, request_id in found
+    ]
+
+
+def take(database: Database, number: int, lease_s: float) -> bool:
+    """Take over an act whose time is over; return whether nobody else did."""
+    with database.transaction():
+        now_s = database.now()
+        return bool(
+            database.rows(
+                "UPDATE kvgate_acts SET until_s = ?, abandoned = 1 WHERE number = ? AND until_s < ? RETURNING number",
+                [now_s + lease_s, number, now_s],
+            )
+        )
+
+
+def _lost(number: int) -> ActLostError:
+    return ActLostError(f"act {number} is over, or another gateway undoes it: this one had not been heard of in time")
 
 
 def _entry(database: Database, record: Record, now_s: float) -> int:
@@ -89,7 +160,7 @@ def _entry(database: Database, record: Record, now_s: float) -> int:
 def apply(
     database: Database, changes: Sequence[Change], record: Record, remember: Remember | None
 ) -> list[Document | None]:
-    """Make all changes or none; raises ``ConflictError``, ``RepeatedKeyError``."""
+    """Make all changes or none; raises ``ConflictError``, ``RepeatedKeyError``, ``ActLostError``."""
     with database.transaction():
         now_s = database.now()
         after = [_change(database, change, now_s) for change in changes]
@@ -97,6 +168,8 @@ def apply(
             database.execute("UPDATE kvgate_revision SET revision = revision + 1")
         if record.begun is None:
             _entry(database, record, now_s)
+        elif not database.rows("DELETE FROM kvgate_acts WHERE number = ? RETURNING number", [record.begun]):
+            raise _lost(record.begun)
         else:
             database.execute(
                 "UPDATE kvgate_audit SET outcome = ?, detail = ? WHERE number = ?",
@@ -185,4 +258,18 @@ def audit(database: Database, limit: int, before: int | None, bound: AuditBound)
     ]
 
 
-__all__ = ["Record", "apply", "audit", "begin", "document", "documents", "remembered", "revision", "skew_s"]
+__all__ = [
+    "Record",
+    "acts",
+    "apply",
+    "audit",
+    "begin",
+    "document",
+    "documents",
+    "hold",
+    "note",
+    "remembered",
+    "revision",
+    "skew_s",
+    "take",
+]

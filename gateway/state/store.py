@@ -3,6 +3,7 @@
 StoreError
 ├── ConflictError            a document does not have the expected version; nothing was changed
 ├── RepeatedKeyError         this idempotency key was remembered a moment ago; nothing was changed
+├── ActLostError             another gateway took this one for dead, and undoes what it did; nothing was changed
 └── StoreUnavailableError    the database can't be reached or is stuck; nothing was changed, and nothing will be
     └── OutcomeUnknownError  the database was lost in the middle of a commit: the change may have been made
 """
@@ -10,7 +11,7 @@ StoreError
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gateway.state.documents import Action, AuditEntry, Change, Document, Kind, Remembered
+from gateway.state.documents import Action, AuditEntry, Change, Document, Kind, OpenAct, Remembered
 
 Remember = Callable[[Sequence[Document | None]], Remembered]
 """Makes of the documents after a change what was answered to it."""
@@ -33,6 +34,10 @@ class ConflictError(StoreError):
 
 class RepeatedKeyError(StoreError):
     """Another request with the same idempotency key came first."""
+
+
+class ActLostError(StoreError):
+    """The act is another gateway's now, or has ended."""
 
 
 class StoreUnavailableError(StoreError):
@@ -64,18 +69,38 @@ class Store(Protocol):
 
     async def document(self, kind: Kind, name: str) -> Document | None: ...
 
-    async def begin(self, action: Action) -> int:
-        """Write an entry of the audit log before what it tells of is done, and return its number."""
+    async def begin(self, action: Action, *, lease_s: float) -> int:
+        """Write an entry of the audit log before what it tells of is done, and return its number.
+
+        It is an open act until ``apply`` ends it; its owner says again within ``lease_s`` that it is still there.
+        """
+        ...
+
+    async def note(self, number: int, note: str, *, lease_s: float) -> None:
+        """Write what it takes to undo an act, before it is done; raises ``ActLostError``."""
+        ...
+
+    async def hold(self, numbers: Sequence[int], *, lease_s: float) -> None:
+        """Keep open acts for another ``lease_s``."""
+        ...
+
+    async def acts(self) -> Sequence[OpenAct]:
+        """Return the open acts of all gateways, the oldest first."""
+        ...
+
+    async def take(self, number: int, *, lease_s: float) -> bool:
+        """Take over an act whose owner is taken for dead; return whether nobody else did."""
         ...
 
     async def apply(
         self, changes: Sequence[Change], *, action: Action, remember: Remember | None = None, begun: int | None = None
     ) -> Sequence[Document | None]:
         """Make all changes or none; return the documents in their order, None for those that are gone. The action is
-        a new entry of the audit log, or the end of the one that was ``begun``.
+        a new entry of the audit log, or the end of the act that was ``begun``.
 
         ``remember`` makes the answer that is to be remembered from them; it waits for nothing and runs elsewhere.
-        Raises ``ConflictError``, ``RepeatedKeyError``. Without changes only the audit entry is written.
+        Raises ``ConflictError``, ``RepeatedKeyError``, ``ActLostError``. Without changes only the audit entry is
+        written.
         """
         ...
 
@@ -93,6 +118,7 @@ class Store(Protocol):
 
 
 __all__ = [
+    "ActLostError",
     "ConflictError",
     "OutcomeUnknownError",
     "Remember",

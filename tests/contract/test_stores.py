@@ -12,6 +12,7 @@ import pytest
 from gateway.state import (
     ABSENT,
     Action,
+    ActLostError,
     AuditBound,
     ConflictError,
     Delete,
@@ -51,7 +52,7 @@ def _emptied(url: str) -> None:
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
-        for table in ("schema", "revision", "documents", "audit", "idempotency"):
+        for table in ("schema", "acts", "revision", "documents", "audit", "idempotency"):
             connection.execute(f"DROP TABLE IF EXISTS kvgate_{table}".encode())
 
 
@@ -192,7 +193,7 @@ async def test_the_audit_log_is_read_newest_first_and_page_by_page(store: Store)
 
 
 async def test_an_entry_that_was_begun_ends_in_its_place_with_the_changes_or_not_at_all(store: Store) -> None:
-    number = await store.begin(replace(ACT, outcome="begun"))
+    number = await store.begin(replace(ACT, outcome="begun"), lease_s=60)
     await store.apply([], action=replace(ACT, target="another"))
     with pytest.raises(ConflictError):
         await store.apply([Delete(kind=Kind.TENANT, name="acme")], action=ACT, begun=number)
@@ -205,6 +206,30 @@ async def test_an_entry_that_was_begun_ends_in_its_place_with_the_changes_or_not
         (number, ACT.target, '{"n": 1}'),
     ]
     assert (await store.audit(limit=10))[1].action.outcome == "done"
+
+
+async def test_an_act_is_open_until_it_ends_and_whoever_takes_it_over_ends_it_instead(opener: Opener) -> None:
+    owner, other = opener(), opener()
+    number = await owner.begin(replace(ACT, outcome="begun"), lease_s=3600)
+    await owner.note(number, "what to undo", lease_s=3600)
+    [act] = await other.acts()
+    assert (act.number, act.action.target, act.note, act.abandoned) == (number, ACT.target, "what to undo", False)
+    assert 0 < act.left_s <= 3600
+    assert not await other.take(number, lease_s=60)  # its owner is there
+    await owner.hold([number], lease_s=-1)
+    assert (await other.acts())[0].left_s < 0
+    assert await other.take(number, lease_s=60)
+    assert not await owner.take(number, lease_s=60)
+    with pytest.raises(ActLostError):
+        await owner.note(number, "more", lease_s=60)
+    await other.apply([], action=replace(ACT, outcome="undone"), begun=number)
+    with pytest.raises(ActLostError):
+        await owner.apply([Put(kind=Kind.TENANT, name="acme", body="1")], action=ACT, begun=number)
+    assert await owner.document(Kind.TENANT, "acme") is None
+    assert [each.action.outcome for each in await owner.audit(limit=10)] == ["undone"]
+    assert list(await owner.acts()) == []
+    await owner.close()
+    await other.close()
 
 
 async def test_an_idempotency_key_is_remembered_once(store: Store) -> None:

@@ -1,10 +1,21 @@
-"""What operators did outside of the store, and how it ended where the store could not take that at once."""
+"""What operators do outside of the store: open there from before it is done until it has ended.
+
+Its gateway says every second that it is still there; where it does not, another one undoes it (``fleet/rescue.py``). An
+end that the store could not take at once is written later.
+"""
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from typing import Final
 
-from gateway.state import Action, Remember, Remembered, RepeatedKeyError, Store, StoreUnavailableError
+from gateway.fleet.act_note import ActNote
+from gateway.fleet.rescue import LEASE_S
+from gateway.state import Action, ActLostError, Remember, Remembered, RepeatedKeyError, Store, StoreUnavailableError
+
+_EVERY_S: Final = 1.0
+_CHANGES_POLICIES: Final = frozenset({"swap", "apply"})
 
 _log = logging.getLogger(__name__)
 
@@ -24,14 +35,28 @@ class _End:
     remember: Remembered | None
 
 
-class Unwritten:
-    """Ends of acts that are to be written when the store is back; with this process those that are left are gone, and
-    their entries stay ``begun``.
-    """
+class Acts:
+    """The acts of this process. Where it dies, other gateways end those that are left."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._open: set[int] = set()
         self._ends: list[_End] = []
+
+    async def begin(self, action: Action) -> Act:
+        """Open an act; raises ``StoreUnavailableError``."""
+        act = Act(await self._store.begin(action, lease_s=LEASE_S))
+        self._open.add(act.number)
+        return act
+
+    async def note(self, act: Act, note: ActNote) -> None:
+        """Write what it takes to undo an act, before it is done; raises ``StoreUnavailableError``, ``ActLostError``."""
+        await self._store.note(act.number, note.text(), lease_s=LEASE_S)
+
+    def over(self, act: Act) -> None:
+        """Note that the store knows the end of an act."""
+        act.ended = True
+        self._open.discard(act.number)
 
     def keep(self, act: Act, action: Action, remember: Remembered | None = None) -> None:
         """Write this end, and what was answered to its idempotency key, as soon as that can be done."""
@@ -42,6 +67,10 @@ class Unwritten:
         """Return what was answered to an idempotency key, if that is not written yet."""
         return next((each.remember for each in self._ends if each.remember and each.remember.key == key), None)
 
+    async def policies_change(self) -> bool:
+        """Whether some gateway is in the middle of a change of policies; raises ``StoreUnavailableError``."""
+        return any(each.action.action in _CHANGES_POLICIES and not each.abandoned for each in await self._store.acts())
+
     async def write(self) -> None:
         """Write what is left; raises ``StoreUnavailableError``."""
         while self._ends:
@@ -50,20 +79,27 @@ class Unwritten:
                 await self._store.apply([], action=end.action, remember=_said(end.remember), begun=end.number)
             except RepeatedKeyError:  # another gateway has carried out the same request
                 await self._store.apply([], action=end.action, begun=end.number)
+            except ActLostError as error:
+                _log.warning("the end of %s %s is not written: %s", end.action.action, end.action.target, error)
             self._ends.remove(end)
+            self._open.discard(end.number)
 
-    async def run(self, interval_s: float) -> None:
-        """Write it, for ever."""
+    async def run(self, rescue: Callable[[Collection[int]], Awaitable[None]]) -> None:
+        """Say that they are still there, write ends, and let ``rescue`` see to those of others, for ever."""
         while True:
-            await asyncio.sleep(interval_s)
             try:
+                if self._open:
+                    await self._store.hold(list(self._open), lease_s=LEASE_S)
                 await self.write()
+                await rescue(frozenset(self._open))
             except StoreUnavailableError as error:
-                _log.info("%d ends of what operators did are still to be written: %s", len(self._ends), error)
+                if self._ends:
+                    _log.info("%d ends of what operators did are still to be written: %s", len(self._ends), error)
+            await asyncio.sleep(_EVERY_S)
 
 
 def _said(remembered: Remembered | None) -> Remember | None:
     return None if remembered is None else lambda _: remembered
 
 
-__all__ = ["Act", "Unwritten"]
+__all__ = ["Act", "Acts"]

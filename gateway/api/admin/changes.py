@@ -8,7 +8,7 @@
 - *Acts.* What is done outside of the store (a plan is cancelled, instances are told) is written as ``begun`` before it
   is done, so that a store which can't be written keeps it from being done; its end takes the entry's place. Where the
   store went away in between, what was done with nothing to store beside is answered as done, and its end is written
-  later (``acts.py``); who had something to store takes it back.
+  later (``acts.py``); who had something to store takes it back. An act whose gateway dies is undone by another one.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel
 
-from gateway.api.admin.acts import Act, Unwritten
+from gateway.api.admin.acts import Act, Acts
 from gateway.errors import (
     ApiError,
     ConflictApiError,
@@ -35,6 +35,7 @@ from gateway.errors import (
 from gateway.state import (
     ABSENT,
     Action,
+    ActLostError,
     Change,
     ConflictError,
     Delete,
@@ -68,7 +69,7 @@ class Changes:
     def __init__(self, store: Store, refresh: Callable[[], Awaitable[None]]) -> None:
         self._store = store
         self._refresh = refresh
-        self.unwritten = Unwritten(store)
+        self.acts = Acts(store)
 
     @property
     def store(self) -> Store:
@@ -81,7 +82,7 @@ class Changes:
         """Return what was answered to this request before, if it has been carried out; raises ``IdempotencyError``."""
         if mutation.idempotency_key is None:
             return None
-        before = self.unwritten.remembered(mutation.idempotency_key)
+        before = self.acts.remembered(mutation.idempotency_key)
         before = before or await self._store.remembered(mutation.idempotency_key)
         if before is None:
             return None
@@ -116,7 +117,7 @@ class Changes:
         """Let the block do something outside of the store, which ``apply`` with the act ends; ``undone`` is the outcome
         when it raises instead. Raises ``StoreUnavailableError`` before anything is done.
         """
-        act = Act(await self._store.begin(mutation.action(verb, target, detail, outcome=_BEGUN)))
+        act = await self.acts.begin(mutation.action(verb, target, detail, outcome=_BEGUN))
         try:
             yield act
         except BaseException as error:
@@ -125,7 +126,7 @@ class Changes:
                 if isinstance(error, ApiError):
                     await self.end(act, action)
                 else:
-                    self.unwritten.keep(act, action)
+                    self.acts.keep(act, action)
             raise
 
     async def end(self, act: Act, action: Action) -> None:
@@ -134,8 +135,11 @@ class Changes:
             await self._store.apply([], action=action, begun=act.number)
         except StoreUnavailableError as error:
             _log.warning("the end of %s %s is written later: %s", action.action, action.target, error)
-            self.unwritten.keep(act, action)
-        act.ended = True
+            self.acts.keep(act, action)
+            return
+        except ActLostError as error:
+            _log.warning("the end of %s %s is not written: %s", action.action, action.target, error)
+        self.acts.over(act)
 
     async def apply(  # noqa: PLR0913 - each call names them
         self,
@@ -150,8 +154,8 @@ class Changes:
     ) -> Response:
         """Make the changes and answer with ``shown``; ``secret`` is added to this answer and to no replayed one.
 
-        The first document's version is the ``ETag``. With an ``act`` the action is its end. Raises ``ApiError``, and
-        ``StoreUnavailableError`` unless an act without changes has been done.
+        The first document's version is the ``ETag``. With an ``act`` the action is its end. Raises ``ApiError``,
+        ``ActLostError``, and ``StoreUnavailableError`` unless an act without changes has been done.
         """
         if act is None and (replayed := await self.replayed(mutation)) is not None:
             return replayed
@@ -187,9 +191,9 @@ class Changes:
                 raise
             _log.warning("the end of %s %s is written later: %s", action.action, action.target, error)
             documents = []
-            self.unwritten.keep(act, action, remember(documents) if mutation.idempotency_key else None)
-        if act is not None:
-            act.ended = True
+            self.acts.keep(act, action, remember(documents) if mutation.idempotency_key else None)
+        if act is not None and not act.ended:
+            self.acts.over(act)
         done = remember(documents)
         headers = {"x-kvgate-in-force": "later"} if changes and not await self._in_force() else {}
         headers |= {"etag": done.etag} if done.etag else {}

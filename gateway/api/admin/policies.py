@@ -1,7 +1,7 @@
 """``/admin/v1/policies`` and ``/admin/v1/prefix-cache/reset``: what all instances are told at once."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from math import ceil
 from typing import Annotated, Any, Literal
@@ -23,10 +23,13 @@ from gateway.fleet import (
     SwapReport,
     reset_prefix_caches,
 )
+from gateway.fleet.act_note import ActNote
+from gateway.fleet.act_note import noted as policies_noted
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.state import Document, Kind, Put
 from gateway.state.bodies import NAME_PATTERN, PolicyBody
 from gateway.state.stored import read, readable, written
+from kvcontrol.core.ids import InstanceId
 
 PolicyKind = Annotated[
     str,
@@ -162,7 +165,11 @@ def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
                 raise NoInstanceError("no instance with /kv/v1 is usable now", retry_after_s=2)
             said, target = body.model_dump(mode="json"), f"policies/{kind}"
             async with changes.act(mutation, "swap", target, said, undone="rolled_back") as act:
-                report = await swap.swap(instances, policy)
+
+                async def noted(before: Mapping[InstanceId, Policy]) -> None:
+                    await changes.acts.note(act, ActNote(policies=policies_noted(before)))
+
+                report = await swap.swap(instances, policy, noted=noted)
                 detail = said | {"instances": _steps(report)}
                 if not report.done:
                     await changes.end(act, mutation.action("swap", target, detail, outcome="rolled_back"))

@@ -21,6 +21,7 @@ from gateway.api.admin.prefix_views import (
     pinned_view,
 )
 from gateway.errors import ConflictApiError
+from gateway.fleet.act_note import NotedPin
 from gateway.fleet.control import InstanceControlError
 from gateway.fleet.pins import LEASE_S, PinKeeper, Wish, layout_of
 from gateway.registry import Instance, InstanceState, Registry
@@ -78,13 +79,24 @@ class PrefixDesk:
             instances={name: kept_view(look) for name, look in looks.items()},
         )
 
-    async def pin(self, body: PinPrefixBody, prefix: NamedPrefix, before: PinBody | None) -> Pinning:
-        """Tell instances to keep a prefix, of which ``before`` is stored; raises ``ApiError`` where nobody does."""
+    async def pin(
+        self,
+        body: PinPrefixBody,
+        prefix: NamedPrefix,
+        before: PinBody | None,
+        *,
+        noted: Callable[[list[NotedPin]], Awaitable[None]],
+    ) -> Pinning:
+        """Tell instances to keep a prefix, of which ``before`` is stored; raises ``ApiError`` where nobody does.
+
+        Before any instance is told, ``noted`` gets those that do not keep it yet.
+        """
         meant = self._names.candidates(body, prefix)
         named = body.instances is not None
         targets = meant.able if named else self._names.holders(prefix, meant.able)
         expires_at_s = None if body.ttl_s is None else self._now() + body.ttl_s
         fresh = [each for each in targets if prefix.chain(each)[-1] not in self._keeper.wishes(each)]
+        await noted([NotedPin(instance=each.id, name=prefix.chain(each)[-1]) for each in fresh])
         done = await _each(
             targets, [self._keeper.pin(each, Wish(prefix.chain(each), expires_at_s)) for each in targets]
         )

@@ -21,6 +21,7 @@ from gateway.api.admin.prefix_views import (
     pin_view,
 )
 from gateway.errors import ConflictApiError, NotFoundError
+from gateway.fleet.act_note import ActNote, NotedPin
 from gateway.state import Delete, Kind, Put
 from gateway.state.bodies import NAME_PATTERN
 from gateway.state.fleet_bodies import PinBody
@@ -60,7 +61,11 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -
             target = f"prefixes/{prefix.name}"
             names.candidates(body, prefix)  # a refusal is no act
             async with changes.act(mutation, "pin", target, detail) as act:
-                done = await desk.pin(body, prefix, before)
+
+                async def noted(pins: list[NotedPin]) -> None:
+                    await changes.acts.note(act, ActNote(pins=pins))
+
+                done = await desk.pin(body, prefix, before, noted=noted)
                 outcome = "partly" if failures(done.places.values()) else "done"
                 try:
                     return await changes.apply(

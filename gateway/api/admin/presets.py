@@ -1,5 +1,6 @@
 """``/admin/v1/presets``: what comes along, what the fleet is to be, and what instances need a restart for."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Response
@@ -10,12 +11,16 @@ from gateway.api.admin.changes import Changes, MutationOf, etag, must
 from gateway.api.admin.policies import turn_of
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.fleet import InstanceControlError, Policy, PolicySwap, SwapReport
+from gateway.fleet.act_note import ActNote, NotedPolicy
+from gateway.fleet.act_note import noted as policies_noted
 from gateway.fleet.catalogue import PresetCatalogue
+from gateway.fleet.policies import Noted
 from gateway.fleet.presets import Value, differences, hot_values, start_values, wanted_policies
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.state import Change, Document, Kind, Put
 from gateway.state.bodies import CURRENT_PRESET, NAME_PATTERN, PolicyBody, PresetBody
 from gateway.state.stored import read, written
+from kvcontrol.core.ids import InstanceId
 from kvcontrol.presets import Preset, UnknownPresetError
 
 PresetName = Annotated[str, Path(pattern=NAME_PATTERN, description="A preset's name, like long-context-32k.")]
@@ -127,7 +132,13 @@ def presets_router(  # noqa: C901 - it is a list of routes
                 raise mutation.stale(Kind.PRESET, CURRENT_PRESET, 0 if present is None else present.version)
             said, target = body.model_dump(mode="json"), f"presets/{body.name}"
             async with changes.act(mutation, "apply", target, said, undone="rolled_back") as act:
-                swapped = await _swap_all(swap, _reporting(registry), wanted_policies(preset))
+                before: list[NotedPolicy] = []
+
+                async def noted(more: Mapping[InstanceId, Policy]) -> None:
+                    before.extend(policies_noted(more))
+                    await changes.acts.note(act, ActNote(policies=before))
+
+                swapped = await _swap_all(swap, _reporting(registry), wanted_policies(preset), noted=noted)
                 puts: list[Change] = [
                     Put(kind=Kind.PRESET, name=CURRENT_PRESET, body=written(body, present), expected=wanted)
                 ]
@@ -173,7 +184,9 @@ def _reporting(registry: Registry) -> tuple[Instance, ...]:
 _Swapped = tuple[Policy, tuple[Instance, ...], SwapReport]
 
 
-async def _swap_all(swap: PolicySwap, instances: tuple[Instance, ...], policies: tuple[Policy, ...]) -> list[_Swapped]:
+async def _swap_all(
+    swap: PolicySwap, instances: tuple[Instance, ...], policies: tuple[Policy, ...], *, noted: Noted
+) -> list[_Swapped]:
     """Swap each policy on the instances that have its kind; all of them, or raise ``ConflictApiError`` and none."""
     kinds = {each.id: await _kinds(swap, each) for each in instances}
     done: list[_Swapped] = []
@@ -181,7 +194,7 @@ async def _swap_all(swap: PolicySwap, instances: tuple[Instance, ...], policies:
         having = tuple(each for each in instances if policy.kind in kinds[each.id])
         if not having:
             continue
-        report = await swap.swap(having, policy)
+        report = await swap.swap(having, policy, noted=noted)
         if not report.done:
             await _roll_back(swap, done)
             raise ConflictApiError(

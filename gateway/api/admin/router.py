@@ -15,7 +15,7 @@ from gateway.api.admin.quotas import quotas_router
 from gateway.api.admin.tenants import tenants_router
 from gateway.api.admin.views import ErrorView
 from gateway.errors import ApiError, ConflictApiError, InvalidRequestError
-from gateway.state import StoreUnavailableError
+from gateway.state import ActLostError, StoreUnavailableError
 from gateway.state.shared_clock import SharedClock
 from gateway.state.stored import UnreadableDocumentError
 
@@ -62,6 +62,7 @@ def add_failure_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(StoreUnavailableError, _unavailable)
     app.add_exception_handler(UnreadableDocumentError, _unreadable)
+    app.add_exception_handler(ActLostError, _lost)
     app.add_exception_handler(RequestValidationError, _invalid)
 
 
@@ -83,6 +84,12 @@ async def _unavailable(request: Request, error: Exception) -> Response:
     if not isinstance(error, StoreUnavailableError):
         raise error
     return await _refused(request, store_unavailable(error))
+
+
+async def _lost(request: Request, error: Exception) -> Response:
+    if not isinstance(error, ActLostError):
+        raise error
+    return await _refused(request, ConflictApiError(f"{error}; read what holds now and try again", code="act_lost"))
 
 
 async def _unreadable(request: Request, error: Exception) -> Response:

@@ -1,0 +1,56 @@
+"""What it takes to undo something that instances are told, as it is written before they are told."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gateway.fleet.policies import Policy
+from kvcontrol.core.errors import UNREADABLE
+from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.policy_control import PolicyParams
+
+
+class NotedPolicy(msgspec.Struct, frozen=True):
+    """A policy that an instance ran before."""
+
+    instance: str
+    kind: str
+    name: str
+    params: PolicyParams = {}
+
+
+class NotedPin(msgspec.Struct, frozen=True):
+    """A prefix that an instance did not keep before, by what it calls it."""
+
+    instance: str
+    name: str
+
+
+class ActNote(msgspec.Struct, frozen=True):
+    """All that an act is going to change."""
+
+    policies: list[NotedPolicy] = []
+    pins: list[NotedPin] = []
+
+    def text(self) -> str:
+        """Return it as JSON."""
+        return msgspec.json.encode(self).decode()
+
+
+def noted(before: Mapping[InstanceId, Policy]) -> list[NotedPolicy]:
+    """Return what instances ran before, to be noted."""
+    return [
+        NotedPolicy(instance=instance, kind=policy.kind, name=policy.name, params=policy.params)
+        for instance, policy in before.items()
+    ]
+
+
+def read_note(text: str) -> ActNote:
+    """Read a note; one that is empty, or that this version can't read, holds nothing to undo."""
+    try:
+        return msgspec.json.decode(text, type=ActNote)
+    except UNREADABLE:
+        return ActNote()
+
+
+__all__ = ["ActNote", "NotedPin", "NotedPolicy", "noted", "read_note"]

@@ -1,0 +1,167 @@
+"""Gateways and engines that die in the middle of a change: nothing stays half done, and the audit log says so."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.integration.gateway.test_process import listening, start
+from tests.support.admin import ADMIN_KEY, Admin
+from tests.support.fleet import instances
+from tests.support.running_gateway import RunningGateway, eventually, running_gateway
+from tests.support.scripted_engine import ScriptedEngine
+
+LRU = {"kind": "eviction", "name": "lru", "params": {}}
+S3_FIFO = {"kind": "eviction", "name": "s3fifo", "params": {"small": 0.1}}
+SAID = {"name": "s3fifo", "params": {"small": 0.1}}
+WITHIN_S = 60.0
+
+
+class Doomed:
+    """A gateway process that is going to be killed."""
+
+    def __init__(self, gateway: RunningGateway, process: asyncio.subprocess.Process) -> None:
+        self.gateway = gateway
+        self._process = process
+
+    async def kill(self) -> None:
+        self._process.kill()
+        await self._process.wait()
+
+
+@asynccontextmanager
+async def doomed(state_dir: Path, engines: dict[str, ScriptedEngine]) -> AsyncIterator[Doomed]:
+    process = await start(
+        state_dir,
+        KVGATE_INSTANCES=json.dumps(instances(engines)),
+        KVGATE_ADMIN_KEY=ADMIN_KEY,
+        KVGATE_HEALTH_INTERVAL_S="0.05",
+    )
+    try:
+        url = await listening(process)
+        assert process.stderr is not None
+        drained = asyncio.create_task(process.stderr.read())
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+            gateway = RunningGateway(url, session)
+
+            async def up() -> bool:
+                try:
+                    async with gateway.get("/readyz") as answer:
+                        return bool((await answer.json())["usable"] == len(engines))
+                except aiohttp.ClientError:
+                    return False
+
+            await eventually(up, WITHIN_S)
+            yield Doomed(gateway, process)
+        await drained
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def audited(admin: Admin) -> list[tuple[str, str, Any]]:
+    return [(each["action"], each["outcome"], each["detail"]) for each in (await admin.ok("GET", "/audit"))["data"]]
+
+
+async def lost(call: Any) -> None:
+    """Wait for a call whose gateway dies."""
+    try:
+        await call
+    except aiohttp.ClientError:
+        return
+    raise AssertionError("it was answered")
+
+
+async def test_a_swap_whose_gateway_is_killed_in_the_middle_is_undone_by_another_one(tmp_path: Path) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    async with a.started(), b.started():
+        engines = {"a": a, "b": b}
+        async with doomed(tmp_path, engines) as first:
+            b.policy_gate = asyncio.Event()
+            change = asyncio.create_task(lost(Admin(first.gateway).call("PUT", "/policies/eviction", SAID)))
+            await eventually(lambda: a.policies["eviction"] == S3_FIFO)
+            await first.kill()
+            await change
+        async with running_gateway(tmp_path, instances=instances(engines), admin_key=ADMIN_KEY) as gateway:
+            admin = Admin(gateway)
+            await gateway.usable(2)
+
+            async def named() -> bool:
+                return [each["kind"] for each in (await admin.ok("GET", "/status"))["problems"]] == ["act"]
+
+            await eventually(named, WITHIN_S)
+            assert (await audited(admin))[0][1] == "begun"
+            b.policy_gate.set()  # it does at last what it was told
+
+            async def undone() -> bool:
+                return (await audited(admin))[0][1] == "undone"
+
+            await eventually(undone, WITHIN_S)
+            assert [a.policies["eviction"], b.policies["eviction"]] == [LRU, LRU]
+            [(action, _, detail)] = await audited(admin)
+            assert (action, detail["interrupted"]) == ("swap", "the gateway that began it is gone")
+            assert (await admin.call("GET", "/policies/eviction"))[0] == 404
+            assert (await admin.ok("GET", "/status"))["problems"] == []
+
+
+async def test_a_swap_over_a_stored_policy_ends_at_what_is_stored(tmp_path: Path) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    async with a.started(), b.started():
+        engines = {"a": a, "b": b}
+        async with (
+            running_gateway(tmp_path, instances=instances(engines), admin_key=ADMIN_KEY) as gateway,
+            doomed(tmp_path, engines) as first,
+        ):
+            await gateway.usable(2)
+            admin = Admin(gateway)
+            await admin.ok("PUT", "/policies/eviction", SAID)
+            b.policy_gate = asyncio.Event()
+            other = {"name": "fifo"}
+            change = asyncio.create_task(lost(Admin(first.gateway).call("PUT", "/policies/eviction", other)))
+            await eventually(lambda: a.policies["eviction"]["name"] == "fifo")
+            await first.kill()
+            await change
+            b.policy_gate.set()
+
+            async def undone() -> bool:
+                return [outcome for _, outcome, _ in await audited(admin)] == ["undone", "done"]
+
+            await eventually(undone, WITHIN_S)
+            assert [a.policies["eviction"], b.policies["eviction"]] == [S3_FIFO, S3_FIFO]
+
+
+async def test_an_instance_that_somebody_else_told_otherwise_comes_back_to_what_is_stored(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with (
+        engine.started(),
+        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
+    ):
+        await gateway.usable(1)
+        await Admin(gateway).ok("PUT", "/policies/eviction", SAID)
+        engine.policies["eviction"] = {"kind": "eviction", "name": "fifo", "params": {}}
+        await eventually(lambda: engine.policies["eviction"] == S3_FIFO, WITHIN_S)
+
+
+async def test_an_act_with_nothing_to_undo_ends_too(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with engine.started():
+        engines = {"a": engine}
+        async with doomed(tmp_path, engines) as first:
+            engine.reset_gate = asyncio.Event()
+            change = asyncio.create_task(lost(Admin(first.gateway).call("POST", "/prefix-cache/reset", {})))
+            await eventually(lambda: engine.resets == 1)
+            await first.kill()
+            await change
+            engine.reset_gate.set()
+        async with running_gateway(tmp_path, instances=instances(engines), admin_key=ADMIN_KEY) as gateway:
+            admin = Admin(gateway)
+
+            async def ended() -> bool:
+                return [(action, outcome) for action, outcome, _ in await audited(admin)] == [("reset", "interrupted")]
+
+            await eventually(ended, WITHIN_S)
