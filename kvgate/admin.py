@@ -216,7 +216,9 @@ def _policies() -> typer.Typer:
     @policies.command("set")
     def change(
         context: typer.Context,
-        kind: Annotated[str, typer.Argument(help="eviction (HBM), eviction:ddr, eviction:nvme or shadow.")],
+        kind: Annotated[
+            str, typer.Argument(help="eviction (HBM), eviction:ddr, eviction:nvme, shadow, schedule or pace.")
+        ],
         name: Annotated[str, typer.Argument(help="Which policy, like s3fifo; of shadow: candidates with commas.")],
         param: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be given several times.")] = None,
     ) -> None:

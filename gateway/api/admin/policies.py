@@ -36,7 +36,7 @@ PolicyKind = Annotated[
     Path(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
         description="What it decides: eviction (HBM), eviction:ddr, eviction:nvme, shadow (what is tried beside), "
-        "or schedule (which waiting request goes next).",
+        "schedule (which waiting request goes next) or pace (whether a step computes prompts or tokens).",
     ),
 ]
 

@@ -20,18 +20,29 @@ MOST_GROWTH: Final = 4
 """A chunk of more than so many times the tokens of the longest measured one is not chosen."""
 _KEPT: Final = 0.98
 """Of the weight of a step, at the next one: half after 34."""
-_SWEEPS: Final = 12
+_SWEEPS: Final = 24
 _LEAST_S: Final = 1e-6
 
 
 class LearntCost:
-    """Seconds as a non-negative sum of features, each with its weight. O(features^2) a call."""
+    """Seconds as a non-negative sum of features, each with its weight. O(features^2) a call: the sums are kept at each
+    step, the weights worked out when they are asked for.
+    """
 
     def __init__(self, features: int) -> None:
         self._products = [[0.0] * features for _ in range(features)]
         self._targets = [0.0] * features
-        self.weights = [0.0] * features
+        self._weights = [0.0] * features
+        self._is_stale = False
         self.seen = 0
+
+    @property
+    def weights(self) -> list[float]:
+        if self._is_stale:
+            self._is_stale = False
+            for _ in range(_SWEEPS):
+                self._sweep()
+        return self._weights
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Take in a measured step; times that can't be are left out."""
@@ -43,8 +54,7 @@ class LearntCost:
                 row[place] = row[place] * _KEPT + left * right
         self._targets = [value * _KEPT + each for value, each in zip(self._targets, scaled, strict=True)]
         self.seen += 1
-        for _ in range(_SWEEPS):
-            self._sweep()
+        self._is_stale = True
 
     def predict(self, features: Sequence[float]) -> float | None:
         """Return the expected seconds, None before the first step."""
@@ -53,7 +63,7 @@ class LearntCost:
         return sum(weight * value for weight, value in zip(self.weights, features, strict=True))
 
     def _sweep(self) -> None:
-        weights = self.weights
+        weights = self._weights
         for place, row in enumerate(self._products):
             own = row[place]
             if own > 0:
