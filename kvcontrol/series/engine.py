@@ -14,6 +14,7 @@ _POLICIES: Final = "from the first answer of the engine process on"
 _HANDS_OVER: Final = "where prompts are handed over"
 _ADAPTIVE: Final = "while `adaptive` is in charge of HBM"
 _SHADOWS: Final = "while shadow policies are followed"
+_ANEW: Final = "begins at 0 when the list of shadow policies changes"
 
 
 def _counter(name: str, unit: Unit, text: str, *labels: str, appears: str = "") -> Series:
@@ -103,7 +104,7 @@ TENANT_BURST = _gauge(
 TENANT_VIOLATIONS = _counter(
     "tenant_over_burst_blocks",
     Unit.BLOCKS,
-    "Quota violations: blocks that a tenant's burst limit evicted or refused.",
+    "Quota violations: blocks that a tenant's burst limit evicted or refused. See tenant_hit_blocks for `other`.",
     "tier",
     "tenant",
     appears=_TIERS,
@@ -111,7 +112,8 @@ TENANT_VIOLATIONS = _counter(
 TENANT_HITS = _counter(
     "tenant_hit_blocks",
     Unit.BLOCKS,
-    "Blocks of a tenant that loads found in a tier.",
+    "Blocks of a tenant that loads found in a tier. `other` is the sum of tenants without a series; it changes, down "
+    "as well, when a tenant gets a series or loses it.",
     "tier",
     "tenant",
     appears=_TIERS,
@@ -270,9 +272,15 @@ ADAPTIVE_LRU_HITS = _counter(
 )
 ADAPTIVE_SWITCHES = _counter("adaptive_switches", Unit.COUNT, "Changes of the weight.", appears=_ADAPTIVE)
 SHADOW_LOOKUPS = _counter(
-    "shadow_lookups", Unit.BLOCKS, "Sampled blocks that a shadow policy was asked for.", "policy", appears=_SHADOWS
+    "shadow_lookups",
+    Unit.BLOCKS,
+    f"Sampled blocks that a shadow policy was asked for; {_ANEW}.",
+    "policy",
+    appears=_SHADOWS,
 )
-SHADOW_HITS = _counter("shadow_hits", Unit.BLOCKS, "Those that it would have found.", "policy", appears=_SHADOWS)
+SHADOW_HITS = _counter(
+    "shadow_hits", Unit.BLOCKS, f"Those that it would have found; {_ANEW}.", "policy", appears=_SHADOWS
+)
 SHADOW_RATIO = _gauge(
     "shadow_hit_ratio",
     Unit.RATIO,
@@ -281,16 +289,16 @@ SHADOW_RATIO = _gauge(
     appears=f"{_SHADOWS}, after the first whole minute with look-ups",
 )
 SHADOW_REQUESTS = _counter(
-    "shadow_requests", Unit.REQUESTS, "Requests that shadow policies followed.", appears=_SHADOWS
+    "shadow_requests", Unit.REQUESTS, f"Requests that shadow policies followed; {_ANEW}.", appears=_SHADOWS
 )
 SHADOW_SKIPPED = _counter(
     "shadow_skipped",
     Unit.COUNT,
-    "Requests and stores that they left out to stay below 1 % of a core.",
+    f"Requests and stores that they left out to stay below 1 % of a core; {_ANEW}.",
     appears=_SHADOWS,
 )
 SHADOW_BUSY = _counter(
-    "shadow_busy_seconds", Unit.SECONDS, "Time of the engine's thread that they took.", appears=_SHADOWS
+    "shadow_busy_seconds", Unit.SECONDS, f"Time of the engine's thread that they took; {_ANEW}.", appears=_SHADOWS
 )
 
 # Prompts that change hands.

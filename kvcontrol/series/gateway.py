@@ -119,12 +119,17 @@ TTFT_ERROR = _histogram("ttft_error_seconds", "How far the prediction was off, e
 
 # Tenants.
 TENANT_REQUESTS = _counter(
-    "tenant_requests", Unit.REQUESTS, "Inference requests of a tenant by how they ended.", "tenant", "outcome"
+    "tenant_requests",
+    Unit.REQUESTS,
+    "Inference requests of a tenant by how they ended. The series end when the tenant is deleted.",
+    "tenant",
+    "outcome",
 )
 TENANT_TOKENS = _counter(
     "tenant_tokens",
     Unit.TOKENS,
-    "Tokens of a tenant as engines counted them: prompt, completion, and cached of the prompt's.",
+    "Tokens of a tenant as engines counted them: prompt, completion, and cached of the prompt's. The series end when "
+    "the tenant is deleted.",
     "tenant",
     "kind",
 )
