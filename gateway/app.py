@@ -73,6 +73,7 @@ from gateway.state import StoreUnavailableError, load_admin_key, load_salt_secre
 from gateway.state.shared_clock import SharedClock
 from gateway.supervisor import running
 from gateway.telemetry import LoopLag, Metrics, Telemetry, Watched, open_traces
+from gateway.telemetry.resources import Resources
 from gateway.telemetry.siblings import Siblings
 from gateway.upstream import ConnectionPool, EventFeed, RetryBudget, Timeouts, Turns, UpstreamClient
 from gateway.upstream.resolver import GuardedResolver
@@ -440,6 +441,9 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     "leases": leases.run,
                     "acts": partial(changes.acts.run, rescue.round),
                     "lag": lag.run,
+                    "resources": Resources(
+                        problems, folder=None if settings.store_url is not None else settings.state_dir
+                    ).run,
                     "traffic": partial(telemetry.traffic.run, lambda: load.total, lambda: admission.waiting),
                 }
                 try:

@@ -62,7 +62,7 @@ class PrefillRunner:
         except UpstreamFailureError as failure:
             if failure.kind is FailureKind.CONNECT:
                 self._registry.connection_failed(instance.id, str(failure))
-            else:
+            elif failure.kind is not FailureKind.NO_FILES:
                 self._registry.failed(instance.id, str(failure))
             _log.warning("%s computed no prompt for %s: %s", instance.id, call.request_id, failure)
             return False

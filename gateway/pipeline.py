@@ -383,6 +383,8 @@ class Pipeline:
 
     def _note(self, instance: Instance, failure: UpstreamFailureError, *, since_s: float) -> None:
         """Tell the registry. A slow connection may be this process's own lag: only several in a row take one out."""
+        if failure.kind is FailureKind.NO_FILES:
+            return
         if failure.kind is FailureKind.CONNECT:
             self._registry.connection_failed(instance.id, str(failure))
         elif failure.kind is FailureKind.CONNECT_TIMEOUT:
@@ -422,6 +424,8 @@ def _refusal(failure: UpstreamFailureError, instance: Instance) -> ApiError:
     match failure.kind:
         case FailureKind.FIRST_BYTE_TIMEOUT | FailureKind.IDLE_TIMEOUT:
             return UpstreamTimeoutError(str(failure))
+        case FailureKind.NO_FILES:
+            return NoInstanceError(str(failure), code="no_file_descriptor", retry_after_s=2)
         case FailureKind.CONNECT | FailureKind.CONNECT_TIMEOUT:
             return NoInstanceError(f"instance {instance.id}: {failure}", retry_after_s=2)
         case _:

@@ -19,6 +19,8 @@ class ProblemKind(StrEnum):
     STORE = "store"  # the store can't be read
     ACT = "act"  # a change that another gateway left half done
     CLOCK = "clock"  # this machine's clock differs from the store's
+    FILES = "files"  # this process has no file descriptor left, or soon
+    DISK = "disk"  # the store's disk is full, or soon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

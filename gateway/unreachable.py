@@ -1,10 +1,17 @@
 """Why there is no connection to an instance, told without its address: whoever may see the fleet's state reads it."""
 
+import errno
 import os
 import socket
 import ssl
 
 import aiohttp
+
+
+def is_own_fault(error: OSError) -> bool:
+    """Whether there is no connection because this process, or its machine, has no file descriptor left."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return cause.errno in {errno.EMFILE, errno.ENFILE}
 
 
 def why_unreachable(error: OSError) -> str:
@@ -19,4 +26,4 @@ def why_unreachable(error: OSError) -> str:
     return os.strerror(cause.errno) if cause.errno else "none of its addresses answers"
 
 
-__all__ = ["why_unreachable"]
+__all__ = ["is_own_fault", "why_unreachable"]

@@ -21,7 +21,7 @@ from gateway.registry.instance import InstanceState, Model, ProbeResult, Source
 from gateway.registry.load import LoadTracker
 from gateway.registry.registry import Registry
 from gateway.registry.report import ReportError, read_report
-from gateway.unreachable import why_unreachable
+from gateway.unreachable import is_own_fault, why_unreachable
 from kvcontrol.core.control import STATS_PATH, InstanceStats
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.ids import InstanceId
@@ -99,6 +99,10 @@ class HealthLoop:
             else:
                 self._registry.probe_failed(self._instance, reason, since_s=began_s)
         except aiohttp.ClientConnectorError as error:  # nothing listens there: no need to see that three times
+            if is_own_fault(
+                error
+            ):  # a problem of this process, which is reported as one: it tells nothing of the instance
+                return
             reason = f"can't be reached: {why_unreachable(error)}"
             self._reports = False  # whatever answers there next is another process
             self._registry.probe_failed(self._instance, reason, may_drain=True)

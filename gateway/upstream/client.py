@@ -7,7 +7,7 @@ from time import monotonic
 
 from gateway.inflate import DamagedError, Inflate
 from gateway.interrupt import Interrupt, InterruptError
-from gateway.unreachable import why_unreachable
+from gateway.unreachable import is_own_fault, why_unreachable
 from gateway.upstream.connection import Connection, ConnectionLostError, NoAnswerError
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.headers import Header
@@ -249,6 +249,10 @@ class UpstreamClient:
         except TimeoutError as error:
             raise UpstreamFailureError(FailureKind.CONNECT_TIMEOUT, "connecting to the engine took too long") from error
         except OSError as error:
+            if is_own_fault(error):
+                raise UpstreamFailureError(
+                    FailureKind.NO_FILES, "this gateway has no file descriptor left for a connection to an engine"
+                ) from error
             raise UpstreamFailureError(
                 FailureKind.CONNECT, f"the engine could not be reached: {why_unreachable(error)}"
             ) from error

@@ -8,6 +8,7 @@ class FailureKind(StrEnum):
 
     CONNECT = "connect"  # refused or unreachable
     CONNECT_TIMEOUT = "connect_timeout"
+    NO_FILES = "no_files"  # this process has no file descriptor left for a connection
     NO_ANSWER = "no_answer"  # the connection ended before any byte of the answer
     NO_HTTP = "no_http"  # what came is no answer that could be passed on
     EMPTY = "empty"  # a success without a body

@@ -11,6 +11,7 @@ from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 
 from tests.support.fleet import CHAT, chat
@@ -141,3 +142,43 @@ async def test_a_half_closed_client_is_answered_and_one_that_left_is_noticed(tmp
         finally:
             process.terminate()
             await asyncio.wait_for(process.communicate(), 60)
+
+
+async def test_without_file_descriptors_it_says_so_once_and_blames_no_instance(tmp_path: Path) -> None:
+    async with ScriptedEngine().started() as engine:
+        instances = json.dumps([{"id": "a", "url": engine.url}])
+        process = await start(tmp_path, KVGATE_INSTANCES=instances, KVGATE_HEALTH_INTERVAL_S="0.1")
+        assert process.stderr is not None
+        clients: list[socket.socket] = []
+        try:
+            host, _, port = (await listening(process)).removeprefix("http://").rpartition(":")
+
+            async def ready() -> bool:
+                try:
+                    async with (
+                        aiohttp.ClientSession() as session,
+                        session.get(f"http://{host}:{port}/readyz") as answer,
+                    ):
+                        return answer.status == 200 and not (await answer.json())["problems"]
+                except aiohttp.ClientError:
+                    return False
+
+            await eventually(ready, 60.0)
+            gateway = psutil.Process(process.pid)
+            limit = gateway.num_fds() + 20
+            gateway.rlimit(psutil.RLIMIT_NOFILE, (limit, limit))
+            clients += [socket.create_connection((host, int(port)), timeout=10) for _ in range(30)]
+            async with asyncio.timeout(60):
+                while b"file descriptors" not in (said := await process.stderr.readline()):
+                    assert b"unhealthy" not in said
+            assert b"ulimit -n" in said
+            for each in clients:
+                each.close()
+            await eventually(ready, 60.0)
+        finally:
+            for each in clients:
+                each.close()
+            process.terminate()
+            _, log = await asyncio.wait_for(process.communicate(), 60)
+    assert [line for line in log.decode().splitlines() if "unhealthy" in line or "can't be reached" in line] == []
+    assert len([line for line in log.decode().splitlines() if "file descriptors" in line]) == 1, "it is over"
