@@ -106,6 +106,8 @@ class EngineSettings(BaseSettings):
     it; 0: no target, one decode step follows each prefill step. Absent: 55 on a GPU, 0 on a CPU."""
     max_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 10_000
     """Requests that may wait and run in the instance; one more is answered 429."""
+    warm_up_limit_s: Annotated[float, Field(ge=0, le=3600)] = 600.0
+    """How long a start may send the engine prompts that compile what first requests would; 0: it sends none."""
     prompt_memory_bytes: Annotated[int, Field(ge=0)] = 64 << 20
     """Memory of the api_server for the tokens of what tenants sent, so that a new turn alone is tokenized; 0: none."""
     prefetch_probability: Annotated[float | None, Field(gt=0, le=1)] = None

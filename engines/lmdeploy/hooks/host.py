@@ -4,8 +4,8 @@ from engines.lmdeploy.patching import Hook
 
 
 def host_hooks() -> list[Hook]:
-    """In the engine process: which CUDA graphs are captured at start."""
-    from engines.lmdeploy import graphs
+    """In the engine process: which CUDA graphs are captured at start, and what is compiled before it is ready."""
+    from engines.lmdeploy import graphs, warm_start
 
     return [
         Hook(
@@ -19,6 +19,12 @@ def host_hooks() -> list[Hook]:
             signature="(self)",
             replace=graphs.agent_warmup,
             why="what graphs take at start is in no log",
+        ),
+        Hook(
+            target="lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine._mp_proc_async",
+            signature="(server, engine: 'Engine')",
+            replace=warm_start.engine_process_async,
+            why="first requests compile kernels",
         ),
     ]
 
