@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engines.models.cache import cache_dir
 from kvcontrol.core.roles import EngineRole
 from kvgate.machine import Gpu
 from kvgate.model import Model
@@ -22,6 +23,8 @@ CUDA_GRAPH_PROMPT_TOKENS = 2048
 Measured on an H200 (7B): a cached prompt's first token after 0.025 s instead of 0.050; four graphs take 1 GB.
 """
 HEALTH_PATH = "/health"
+_COMPILED = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+"""Where compiled kernels are kept between starts: below kvgate's cache folder, unless the environment names a place."""
 CPU_KV_SHARE = 0.8
 """LMDeploy never takes all of what it is told is free; what the user asked for is this share of what it is told."""
 
@@ -118,6 +121,7 @@ class Instance:
             "KVGATE_ENGINE_CONTROL_ENDPOINT": self.control_endpoint,
             "CUDA_VISIBLE_DEVICES": "" if self.gpu is None else self.gpu.selector,
             "HF_HUB_OFFLINE": "1",  # the model is a folder: nothing is ever asked of a hub
+            **{name: str(cache_dir() / "kernels" / kind) for name, kind in _COMPILED.items() if name not in base},
             "PYTHONUNBUFFERED": "1",
         }
         if self.limits.cpu_threads is not None:

@@ -5,13 +5,14 @@ import json
 import os
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvcontrol.core.control import STATS_PATH
 from kvcontrol.core.roles import EngineRole, KVTransport
 from kvgate.api_keys import chosen_keys
 from kvgate.child import ChildFailedError
@@ -247,7 +248,9 @@ async def _serve(instances: list[Instance], gateway: GatewayOptions, logs: Path,
             if not await _unless_stopped(until_all_serve(children, probe, gateway.url, len(instances)), stop):
                 plain("Stopped before everything was ready.")
                 return INTERRUPTED
-        _announce(instances, gateway, time.monotonic() - started_s)
+            took_s = time.monotonic() - started_s
+            warm_ups = [(await probe.read(each.url + STATS_PATH)).get("warm_up_s") for each in instances]
+        _announce(instances, gateway, took_s, warm_ups)
         await _unless_stopped(children.keep(_say_end), stop)
         plain("Stopping ...")
     plain("Stopped.")
@@ -296,19 +299,27 @@ def curl(gateway: GatewayOptions, model: Model) -> str:
     return f"curl -s {gateway.url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{data}'"
 
 
-def _announce(instances: list[Instance], gateway: GatewayOptions, took_s: float) -> None:
+def does(instance: Instance, warm_up_s: float | None) -> str:
+    """Return what is shown beside a started instance; ``warm_up_s`` is how long it compiled before it was ready."""
+    parts = [f"role: {instance.role}"] if instance.role is not EngineRole.HYBRID else []
+    if not parts or instance.shares_tiers:
+        parts.append(f"tiers: {instance.limits.tiers}")
+    if warm_up_s is not None:
+        parts.append(f"warm-up: {warm_up_s:.1f} s")
+    return "   ".join(parts)
+
+
+def _announce(
+    instances: list[Instance], gateway: GatewayOptions, took_s: float, warm_ups: Sequence[float | None]
+) -> None:
     model = instances[0].model
     output.print(f"\n[bold green]kvgate is ready[/] on {gateway.url}  ({took_s:.0f} s)\n", soft_wrap=True)
     plain(f"  {curl(gateway, model)}\n")
     if gateway.api_keys and not gateway.api_keys[0].shown:
         plain("with one of your keys in KVGATE_API_KEY.\n")
     plain(f"Dashboard  {gateway.url}/dashboard")
-    for index, instance in enumerate(instances):
-        parts = [f"role: {instance.role}"] if instance.role is not EngineRole.HYBRID else []
-        if not parts or instance.shares_tiers:
-            parts.append(f"tiers: {instance.limits.tiers}")
-        does = "   ".join(parts)
-        plain(f"engine-{index}   {instance.url}   {does}")
+    for index, (instance, warm_up_s) in enumerate(zip(instances, warm_ups, strict=True)):
+        plain(f"engine-{index}   {instance.url}   {does(instance, warm_up_s)}")
     if not instances[0].limits.tiers.ddr_bytes and instances[0].role is EngineRole.HYBRID:
         plain("KV blocks that leave an engine's own memory are gone: --ddr or --preset keeps them in tiers.")
     if not gateway.api_keys:

@@ -37,6 +37,7 @@ from engines.lmdeploy.tier_operations import TierOperations
 from engines.lmdeploy.tier_report import offload_stats, tier_counts, tier_stats
 from engines.lmdeploy.tier_setup import build_hierarchy, tiers_of
 from engines.lmdeploy.trie_eviction import eviction_of
+from engines.lmdeploy.warm_start import warm_up_s_of
 from engines.loop_lag import LagReport, LoopLag
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import (
@@ -197,6 +198,7 @@ class EngineAgent:
             role=role_of(engine.engine_config),
             transports={} if self.pd is None else self.pd.transports(),
             pd=None if self.pd is None else self.pd.stats(),
+            warm_up_s=warm_up_s_of(engine),
         )
 
     def counters(self) -> EventCounters:

@@ -130,7 +130,8 @@ class InstanceStats(msgspec.Struct, frozen=True, kw_only=True):
 
     ``transports`` says how the instance can hand KV over or take it: by each transport, within which domain. Two
     instances reach each other when both name the same domain (the same store, the same kind of link).
-    ``pd`` is what it has done of others' requests, absent for one that does whole requests alone.
+    ``pd`` is what it has done of others' requests, absent for one that does whole requests alone. ``warm_up_s`` is how
+    long it compiled before it was ready, absent for one that did not.
     """
 
     epoch: Epoch
@@ -148,6 +149,7 @@ class InstanceStats(msgspec.Struct, frozen=True, kw_only=True):
     role: EngineRole = EngineRole.HYBRID
     transports: dict[KVTransport, str] = {}
     pd: PdStats | None = None
+    warm_up_s: float | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

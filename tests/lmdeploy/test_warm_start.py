@@ -1,6 +1,7 @@
 """A warm-up's prompts go through the whole engine and leave no trace in it."""
 
 import asyncio
+import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +142,8 @@ def test_an_instance_is_warm_before_it_is_healthy_and_counts_nothing_of_it(tiny_
     with Instance.start(tiny_llama, tmp_path / "log") as instance:
         assert "kvgate engine: warm after " in instance.output()
         series = _metrics(instance.url)
+        with urllib.request.urlopen(f"{instance.url}/kv/v1/stats", timeout=30) as answer:  # noqa: S310 - our own
+            assert json.load(answer)["warm_up_s"] > 0
     assert series["kvgate_engine_kv_events_seq"] == -1
     assert series["lmdeploy:prompt_tokens_total"] == 0
     assert not any(value for name, value in series.items() if name.startswith("kvgate_engine_kv_events_total"))

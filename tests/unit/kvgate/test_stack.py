@@ -35,6 +35,7 @@ from kvgate.stack import (
     with_fair_threads,
 )
 from kvgate.tiers import TierOptions
+from kvgate.up import does
 
 MODEL = Model(folder=Path("/models/m"), name="m")
 TINY = Model(folder=Path("/models/tiny"), name="tiny", is_tiny=True)
@@ -191,6 +192,22 @@ def test_engines_never_see_a_secret_of_the_gateway() -> None:
     specs = engine_specs(plan_instances(MODEL, ports(1), [], EngineLimits(), SOCKETS), base)
     assert "secret" not in specs[0].environment.values()
     assert specs[0].environment["PATH"] == "/"
+
+
+def test_compiled_kernels_are_kept_in_the_cache_folder_unless_the_environment_names_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KVGATE_CACHE_DIR", "/cache")
+    base = {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}
+    [spec] = engine_specs(plan_instances(MODEL, ports(1), [], EngineLimits(), SOCKETS), base)
+    assert spec.environment["TRITON_CACHE_DIR"] == "/cache/kernels/triton"
+    assert spec.environment["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
+
+
+def test_what_an_instance_does_is_shown_with_how_long_it_compiled() -> None:
+    [instance] = plan_instances(MODEL, ports(1), [], EngineLimits(), SOCKETS)
+    assert does(instance, 3.25) == "tiers: none   warm-up: 3.2 s"
+    assert does(instance, None) == "tiers: none"
 
 
 def flat(field: FieldInfo) -> tuple[object, ...]:
