@@ -104,7 +104,7 @@ class KVAgent:
         )
 
     def plan_load(
-        self, chain: PromptChain, first: int, limit: int, *, whatever_it_costs: bool = False
+        self, chain: PromptChain, first: int, limit: int, *, whatever_it_costs: bool = False, counts: bool = True
     ) -> LoadPlan | None:
         """Plan to load the longest run of blocks from ``first`` on, before ``limit``; None when that isn't worth it.
 
@@ -112,19 +112,20 @@ class KVAgent:
         counted as a collision. Not worth it means: by measured bandwidth and prefill speed, the loads that wait
         already included, computing takes less time. Until both were measured, and once every ``PROBE_EVERY_S`` after
         that, loading is tried all the same; always with ``whatever_it_costs``, where the time of computing isn't all
-        that counts. About 1 us a block.
+        that counts. Without ``counts`` the look-up is in no statistics. About 1 us a block.
         """
         started = self._clock()
         if self.prefetcher is not None:
             self.prefetcher.observe(chain.keys[:limit])
         found = self._run(chain, first, limit)
-        self.metrics.looked_up(
-            blocks=limit - first,
-            matched_blocks=len(found),
-            tokens=(limit - first) * chain.block_size_tokens,
-            matched_tokens=len(found) * chain.block_size_tokens,
-            took_s=self._clock() - started,
-        )
+        if counts:
+            self.metrics.looked_up(
+                blocks=limit - first,
+                matched_blocks=len(found),
+                tokens=(limit - first) * chain.block_size_tokens,
+                matched_tokens=len(found) * chain.block_size_tokens,
+                took_s=self._clock() - started,
+            )
         if not found:
             return None
         load_s = self.hierarchy.estimate_load_s(found)

@@ -58,6 +58,7 @@ def prepare(*, serving: bool) -> None:
         step_hooks,
         tenant_hooks,
         tier_hooks,
+        usage_hooks,
     )
 
     hooks = [
@@ -73,6 +74,7 @@ def prepare(*, serving: bool) -> None:
         *tier_hooks(),
         *admission_hooks(),
         *pd_hooks(),
+        *usage_hooks(),
     ]
     if serving:
         hooks += [*server_hooks(), *prompt_hooks()]

@@ -55,6 +55,8 @@ class _Request:
     load_failed: bool = False
     is_told: bool = False
     """The tiers know of its prompt."""
+    is_counted: bool = False
+    """A look-up of its prompt was counted: later ones, after a preemption, find what it has computed itself."""
     is_stale: bool = False
     """It began under another identity: its KV has no name any more."""
 
@@ -151,7 +153,10 @@ class OffloadPlanner:
         path = SupplyPath(chain=request.chain, tenant=request.tenant, limit=limit)
         if supply is not None and supply.awaits(seq, path, first):
             return None
-        request.plan = self.agent.plan_load(request.chain, first, limit, whatever_it_costs=supply is not None)
+        request.plan = self.agent.plan_load(
+            request.chain, first, limit, whatever_it_costs=supply is not None, counts=not request.is_counted
+        )
+        request.is_counted = True
         if supply is not None:
             supply.settled(seq)
         return 0 if request.plan is None else request.plan.last_block * size - computed_tokens

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from engines.lmdeploy import first_match
 from engines.lmdeploy.pd_backend import Delivery, current_delivery
 from engines.lmdeploy.pd_peers import Peers
 from engines.lmdeploy.pd_pools import engine_description
@@ -106,7 +107,7 @@ class PdDecode:
                     self.fetched += 1
                     self.fetched_bytes += offer.total_bytes
                     seq.migration_request.remote_token_id = offer.token_id
-                    seq.cached_tokens = offer.cached_tokens
+                    first_match.settle(seq, offer.cached_tokens)
                 _go_on(loop, seq)
         self.transfer_s += time.monotonic() - began_s
         loop.has_runable_event.set()

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +32,8 @@ class TieredEngine:
     """``with TieredEngine.start(...)``; settings come from the environment."""
 
     local: LocalEngine
+    cached: list[int] = field(default_factory=list)
+    """What each request that has ended reported as cached, in the order of their ends."""
     _next_session: int = 1
 
     @classmethod
@@ -121,10 +123,13 @@ class TieredEngine:
 
         giving_up = None if cancel is None else asyncio.create_task(give_up())
         tokens: list[int] = []
+        cached = 0
         allowed = {ResponseType.SUCCESS, ResponseType.FINISH} | ({ResponseType.CANCEL} if cancel else set())
         async for output in instance.async_stream_infer(session, list(prompt), gen_config=config):
             assert output.status in allowed, output.status
             tokens.extend(output.token_ids)
+            cached = cached if output.req_metrics is None else int(output.req_metrics.cached_tokens)
+        self.cached.append(cached)
         if giving_up is not None:
             giving_up.cancel()
             await asyncio.gather(giving_up, return_exceptions=True)

@@ -24,6 +24,7 @@ from engines.lmdeploy.hooks.tables import all_hooks
 from engines.lmdeploy.hooks.tenancy import tenant_hooks
 from engines.lmdeploy.hooks.tiers import tier_hooks
 from engines.lmdeploy.hooks.torch import torch_hooks
+from engines.lmdeploy.hooks.usage import usage_hooks
 
 __all__ = [
     "admission_hooks",
@@ -45,4 +46,5 @@ __all__ = [
     "tenant_hooks",
     "tier_hooks",
     "torch_hooks",
+    "usage_hooks",
 ]

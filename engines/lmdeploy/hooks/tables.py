@@ -18,6 +18,7 @@ from engines.lmdeploy.hooks.steps import step_hooks
 from engines.lmdeploy.hooks.tenancy import tenant_hooks
 from engines.lmdeploy.hooks.tiers import tier_hooks
 from engines.lmdeploy.hooks.torch import torch_hooks
+from engines.lmdeploy.hooks.usage import usage_hooks
 from engines.lmdeploy.patching import Hook
 
 
@@ -39,6 +40,7 @@ def all_hooks(resources: CpuResources) -> list[Hook]:
         *tier_hooks(),
         *admission_hooks(),
         *pd_hooks(),
+        *usage_hooks(),
         *server_hooks(),
         *prompt_hooks(),
         *span_hooks(),

@@ -18,6 +18,7 @@ def _hooks(_cpu_engine: None) -> Iterator[None]:
         step_hooks,
         tenant_hooks,
         tier_hooks,
+        usage_hooks,
     )
     from engines.lmdeploy.patching import install
 
@@ -31,6 +32,7 @@ def _hooks(_cpu_engine: None) -> Iterator[None]:
             *schedule_hooks(),
             *step_hooks(),
             *tier_hooks(),
+            *usage_hooks(),
         ]
     )
     yield

@@ -165,3 +165,16 @@ def test_a_path_of_the_trie_is_made_while_its_blocks_are_loading(
     assert tiered.run(PROMPTS[0], new_tokens=NEW_TOKENS) == [expected[0]]
     assert hung[-1:] == [True]
     tiered.check()
+
+
+def test_cold_prompts_that_are_preempted_and_loaded_again_report_nothing_cached(tiered: TieredEngine) -> None:
+    prompts = [random_prompt(87 + 2 * seed, 50 + seed) for seed in range(8)]
+    before, preempted = tiered.offload, len(tiered.local.preempted)
+    del tiered.cached[:]
+    tiered.run(*prompts, new_tokens=200)
+    assert len(tiered.local.preempted) > preempted
+    assert tiered.cached == [0] * 8
+    assert since(before, tiered, "found_tokens") == 0
+    assert since(before, tiered, "looked_up_tokens") == sum(
+        len(prompt) - 1 - (len(prompt) - 1) % BLOCK for prompt in prompts
+    )

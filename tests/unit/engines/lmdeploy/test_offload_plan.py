@@ -113,6 +113,16 @@ def test_tails_go_before_heads_also_where_the_heads_were_on_their_way_when_the_t
     rig.close()
 
 
+def test_a_request_that_looks_up_again_what_it_has_computed_itself_is_counted_once(world: World) -> None:
+    seq = FakeSequence(1, range(40))
+    assert world.planner.external_tokens(seq, 0) == 0
+    world.prefill(seq, 40, range(10))
+    assert world.planner.external_tokens(seq, 0) == 36  # it was preempted, and its blocks are below
+    report = world.agent.metrics.report()
+    assert (report.lookups, report.looked_up_tokens, report.hit_tokens) == (1, 36, 0)
+    world.planner.forget(1)
+
+
 def test_a_load_is_planned_bound_to_slots_and_ends(world: World) -> None:
     world.prefill(FakeSequence(1, range(40)), 40, range(10))
     seq = FakeSequence(2, range(40))
