@@ -10,7 +10,7 @@ _STATUS = "lmdeploy.pytorch.messages.MessageStatus"
 
 def schedule_hooks() -> list[Hook]:
     """In both processes: how urgent a request is travels with it, and decides when it is tried."""
-    from engines.lmdeploy import handles, scheduler, urgency
+    from engines.lmdeploy import handles, prefill_gate, scheduler, urgency
 
     return [
         Hook(
@@ -50,6 +50,12 @@ def schedule_hooks() -> list[Hook]:
             ),
             replace=scheduler.reorder,
             why="it sorts by arrival, and short prompts by length",
+        ),
+        Hook(
+            target=f"{_PAGING}.prefill_scheduler:_PrefillAdmissionAttempt._try_match_prefix_for_prefill_gate",
+            signature="(self) -> bool",
+            replace=prefill_gate.try_match_prefix_for_prefill_gate,
+            why="beside a chunk every long prompt that waits is matched at every step, and the match taken back",
         ),
         Hook(
             target=f"{_MANAGER}.register_sequence",
