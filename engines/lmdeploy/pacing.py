@@ -13,7 +13,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from engines.lmdeploy.step_timeline import SentStep
@@ -39,6 +39,16 @@ _FADING: Final = 1 / 8
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What reports show of a pace, as of the last prompt that was computed."""
+
+    decode_s: float | None = None
+    chunk_tokens: int = 0
+    chunk_s: float | None = None
+    unmet: str = ""
+
+
 class Pacer:
     """The pace of one LMDeploy scheduler. The engine's thread; ``report`` on any."""
 
@@ -54,7 +64,7 @@ class Pacer:
         self._usual_history = 0.0
         self._reasons: Counter[str] = Counter()
         self._said = ""
-        self._limits = ""
+        self._shown = _Shown()
         self.errors = 0
         self.failed = False
 
@@ -75,6 +85,7 @@ class Pacer:
         most_tokens, block_tokens = int(config.max_prefill_token_num), int(config.block_size)
         self._bounds = ChunkBounds(block_tokens=min(block_tokens, most_tokens), most_tokens=most_tokens)
         # A recurrent state is saved at the ends of chunks, a draft model counts its rows by them.
+        self._shown = _Shown(chunk_tokens=most_tokens)
         self._resizes = not (config.is_ssm or config.spec_decoding)
         prefill.cache_config.max_prefill_token_num = most_tokens
         self._is_resized = False
@@ -86,7 +97,7 @@ class Pacer:
     def use(self, pace: Pace | None) -> None:
         """Put a pace in charge, None for LMDeploy's own rule. What was measured stays."""
         self._pace, self.failed = pace, False
-        self._said = ""
+        self._said, self._shown = "", _Shown(chunk_tokens=self._bounds.most_tokens)
         self.forget()
 
     def forget(self) -> None:
@@ -122,19 +133,15 @@ class Pacer:
 
     def report(self, *, swaps: int, in_charge_s: float) -> PaceReport:
         """Return the statistics; numbers may be a moment apart."""
-        pace, costs = self._pace, self._costs
-        decode_s = costs.decode_s(*self._decode)
-        tokens = self._bounds.most_tokens
-        if pace is not None:
-            tokens = limits(pace, costs, self._bounds, decode_s, round(self._usual_history)).tokens
+        pace, shown = self._pace, self._shown
         return PaceReport(
             target_s=0.0 if pace is None else pace.target_s,
-            decode_s=decode_s,
-            chunk_tokens=tokens,
-            chunk_s=costs.chunk_s(tokens, round(self._usual_history)),
+            decode_s=shown.decode_s,
+            chunk_tokens=self._bounds.most_tokens if pace is None else shown.chunk_tokens,
+            chunk_s=shown.chunk_s,
             debt=self._debt,
             decisions=dict(self._reasons),
-            unmet=self._limits,
+            unmet="" if pace is None else shown.unmet,
             swaps=swaps,
             in_charge_s=in_charge_s,
             errors=self.errors,
@@ -208,18 +215,22 @@ class Pacer:
             self._costs.saw_decode(sent.sequences, sent.history_tokens, step.device_s)
         elif sent.kind != "other":
             self._costs.saw_prefill(sent.tokens, sent.pairs, sent.history_tokens, step.device_s)
-            if self._pace is not None and sent.owed:  # it took longer than was expected: it owes more
-                self._debt += max(0, self._owed(step.device_s, sent.answering) - sent.owed)
-                self._say()
+            if self._pace is not None:
+                if sent.owed:  # it took longer than was expected: it owes more
+                    self._debt += max(0, self._owed(step.device_s, sent.answering) - sent.owed)
+                self._look(self._pace)
 
-    def _say(self) -> None:
-        """Log once what keeps the target from being kept."""
-        pace = self._pace
-        if pace is None or not pace.target_s:
-            return
-        decode_s = self._costs.decode_s(*self._decode)
-        found = limits(pace, self._costs, self._bounds, decode_s, round(self._usual_history))
-        self._limits = found.unmet
+    def _look(self, pace: Pace) -> None:
+        """Work out what is shown of the pace, and log once what keeps the target from being kept."""
+        costs, history = self._costs, round(self._usual_history)
+        decode_s = costs.decode_s(*self._decode)
+        found = limits(pace, costs, self._bounds, decode_s, history)
+        self._shown = _Shown(
+            decode_s=decode_s,
+            chunk_tokens=found.tokens,
+            chunk_s=costs.chunk_s(found.tokens, history),
+            unmet=found.unmet,
+        )
         if found.unmet and not self._said:
             self._said = found.unmet
             _log.warning("the ITL target of %g ms can't be kept: %s", pace.target_s * 1e3, found.unmet)

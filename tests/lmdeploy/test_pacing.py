@@ -170,6 +170,34 @@ def test_a_lone_prompt_is_computed_in_full_chunks_without_a_pause(engine: Start)
     assert {step.reason for step in found[begun : begun + 5]} == {"nobody_answers"}
 
 
+@pytest.mark.parametrize("pace", ["alternate", "itl_target", "itl_target(least)"])
+def test_every_pace_gives_the_logprobs_of_lmdeploys_own_rule(engine: Start, pace: str) -> None:
+    prompts = [random_prompt(length, 300 + length) for length in (10, 90, 150, 150)]
+
+    def ask(local: LocalEngine) -> list[list[dict[int, float]]]:
+        async def one(session: int, prompt: Sequence[int]) -> list[dict[int, float]]:
+            from lmdeploy.messages import GenerationConfig
+
+            config = GenerationConfig(max_new_tokens=12, top_k=1, logprobs=3, ignore_eos=True)
+            found: list[dict[int, float]] = []
+            instance = local.engine.create_instance()
+            async for output in instance.async_stream_infer(session, list(prompt), gen_config=config):
+                found.extend(output.logprobs or [])
+            return found
+
+        async def all_of_them() -> list[list[dict[int, float]]]:
+            return await asyncio.gather(*(one(900 + place, prompt) for place, prompt in enumerate(prompts)))
+
+        return run(local, all_of_them())
+
+    stock = ask(engine("lmdeploy", max_prefill_token_num=CHUNK, logprobs_mode="raw_logprobs"))
+    ours = ask(engine(pace, max_prefill_token_num=CHUNK, logprobs_mode="raw_logprobs"))
+    assert [len(each) for each in ours] == [12] * 4
+    for one, other in zip(stock, ours, strict=True):
+        for mine, theirs in zip(one, other, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-4)
+
+
 def test_a_pace_is_exchanged_while_prompts_are_computed_and_tokens_stay_the_same(
     engine: Start, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
