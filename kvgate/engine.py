@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvcontrol.core.roles import EngineRole
+from kvgate.block_size import need_possible_block_size
 from kvgate.display import plain
 from kvgate.fit import need_fitting_tiers
 from kvgate.instance import EngineLimits, Instance
@@ -55,7 +56,7 @@ def engine(  # noqa: PLR0913 - each is one option
     ] = LOOPBACK,
     device: Annotated[Device, typer.Option(help="Where to compute; auto: the first visible GPU if any.")] = Device.AUTO,
     block_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a KV block. Default: 16 on CPU, 64 on GPU.")
+        int | None, typer.Option(help="Tokens of a KV block: 16, 32, 64, ... Default: 16 on CPU, 64 on GPU.")
     ] = None,
     kv_blocks: Annotated[int | None, typer.Option(min=16, help="Number of KV blocks.")] = None,
     kv_memory: Annotated[
@@ -82,6 +83,7 @@ def engine(  # noqa: PLR0913 - each is one option
     Options after -- go to LMDeploy as they are: kvgate engine --model DIR -- --log-level INFO
     """
     need_possible_target(itl_target)
+    need_possible_block_size(block_size, extra=context.args)
     served = model_from_folder(model, model_name)
     gpus = choose_gpus(device)
     chosen = preset_of_options(preset, hardware, gpus)

@@ -15,6 +15,7 @@ import typer
 from kvcontrol.core.control import STATS_PATH
 from kvcontrol.core.roles import EngineRole, KVTransport
 from kvgate.api_keys import chosen_keys
+from kvgate.block_size import need_possible_block_size
 from kvgate.child import ChildFailedError
 from kvgate.display import StartBoard, output, plain
 from kvgate.failure import CommandError
@@ -105,7 +106,9 @@ def up(  # noqa: PLR0913 - each is one option
     ] = Device.AUTO,
     block_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens of a KV block. Default: 16 on CPU, 64 on GPU.", rich_help_panel=_ENGINE),
+        typer.Option(
+            help="Tokens of a KV block: 16, 32, 64, ... Default: 16 on CPU, 64 on GPU.", rich_help_panel=_ENGINE
+        ),
     ] = None,
     kv_blocks: Annotated[
         int | None, typer.Option(min=16, help="KV blocks of each engine.", rich_help_panel=_ENGINE)
@@ -183,6 +186,7 @@ def up(  # noqa: PLR0913 - each is one option
     roles = Topology.parse(topology)
     count = roles.count(instances, DEFAULT_INSTANCES)
     need_sane_count(count)
+    need_possible_block_size(block_size)
     need_possible_target(itl_target)
     need_free(host, port)
     need_keys_beyond_loopback(gateway)
