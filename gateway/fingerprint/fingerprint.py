@@ -28,6 +28,8 @@ _MOST_TEXT_BYTES = 512 << 10
 """What is beyond belongs to no block: a prompt's place is decided long before."""
 _MOST_HASHED_TOKENS = 1 << 20
 """The same of tokens, whose hashes take some 25 ms."""
+_MOST_BLOCKS = 1 << 15
+"""The same of blocks: those of one token, as an engine may report them, cost as much as those of a thousand."""
 _INLINE_TEXT_BYTES = 512 << 10
 """Longer texts are spelled out and hashed off the event loop, when they are not tokenized: half a millisecond of work.
 A thread would be a tenth of one for 128 KB, beside which its wake-ups are as much again.
@@ -111,7 +113,7 @@ class Fingerprint:
         if known is None:
             size = identity.block_size_tokens
             most = min(self.tokens - 1, len(self._packed) // TOKEN_BYTES, _MOST_HASHED_TOKENS)
-            usable = max(0, most) // size * size * TOKEN_BYTES
+            usable = min(max(0, most) // size, _MOST_BLOCKS) * size * TOKEN_BYTES
             chain = _text_hashes if self.textual else chain_hashes
             known = self._by_root[root] = chain(root, self._packed[:usable], size)
         return known

@@ -285,3 +285,20 @@ def test_a_session_names_as_many_blocks_as_its_prompt_has() -> None:
 def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=str(tmp_path)):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("block_tokens", [1, 2, 16])
+@pytest.mark.parametrize("textual", [False, True])
+def test_a_prompt_has_no_more_blocks_than_can_be_hashed_in_time(block_tokens: int, *, textual: bool) -> None:
+    """An engine may report blocks of one token: those of a long prompt would hold up the event loop for seconds."""
+    packed = bytes(range(256)) * (1 << 13)
+    identity = replace(IDENTITY, block_size_tokens=block_tokens)
+    made = (
+        Fingerprint.of_text(packed, model="m", salt="s", gap=Gap.NO_TOKENIZER)
+        if textual
+        else Fingerprint(packed, model="m", salt="s")
+    )
+    hashes = made.hashes(identity)
+    assert 1 << 12 < len(hashes) <= 1 << 15
+    beginning = Fingerprint(packed[: 1 << 14], model="m", salt="s") if not textual else made
+    assert list(hashes[:100]) == list(beginning.hashes(identity)[:100])
