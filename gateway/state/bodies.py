@@ -4,7 +4,7 @@ import re
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from gateway.limits import KvBudget, Priority, SloClass, TenantLimits
 from kvcontrol.core.blocks import CacheTier
@@ -19,10 +19,22 @@ CURRENT_PRESET = "current"
 _NAME = re.compile(NAME_PATTERN)
 _MOST = 10**12
 
+
+def _no_zero(value: object) -> object:
+    """0 would be nothing at all, or no limit, as one reads it."""
+    if value == 0 and not isinstance(value, bool):
+        raise ValueError(
+            "0 would refuse every request: to do that, suspend the tenant (PUT /admin/v1/tenants/NAME with "
+            '{"suspended": true}, or kvgate admin tenants suspend NAME); null is no limit'
+        )
+    return value
+
+
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 PolicyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.,()=+ -]{0,500}$")]
 Text = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Count = Annotated[int, Field(ge=1, le=_MOST, strict=True)]
+Limit = Annotated[Count | None, BeforeValidator(_no_zero)]
 Bytes = Annotated[int, Field(ge=0, le=1 << 60, strict=True)]
 TierName = Literal["HBM", "DDR", "NVME", "REMOTE"]
 
@@ -49,10 +61,10 @@ class KvBudgetBody(_Body):
 class QuotaBody(_Body):
     """What a tenant may use. Null is no limit."""
 
-    requests_per_min: Count | None = Field(None, description="Requests within any 60 seconds.")
-    tokens_per_min: Count | None = Field(None, description="Prompt and completion tokens within any 60 seconds.")
-    concurrency: Count | None = Field(None, description="Requests at the same time, waiting ones included.")
-    context_tokens: Count | None = Field(None, description="Prompt and requested completion of one request, in tokens.")
+    requests_per_min: Limit = Field(None, description="Requests within any 60 seconds.")
+    tokens_per_min: Limit = Field(None, description="Prompt and completion tokens within any 60 seconds.")
+    concurrency: Limit = Field(None, description="Requests at the same time, waiting ones included.")
+    context_tokens: Limit = Field(None, description="Prompt and requested completion of one request, in tokens.")
     priority: Priority = Field(Priority.NORMAL, description="Who goes first when requests wait.")
     slo: SloClass = Field(SloClass.STANDARD, description="How long a request may wait; seconds are a setting.")
     weight: float = Field(1.0, gt=0, le=1e6, description="Share among tenants that wait in the same class.")

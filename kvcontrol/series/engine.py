@@ -104,7 +104,8 @@ TENANT_BURST = _gauge(
 TENANT_VIOLATIONS = _counter(
     "tenant_over_burst_blocks",
     Unit.BLOCKS,
-    "Quota violations: blocks that a tenant's burst limit evicted or refused. See tenant_hit_blocks for `other`.",
+    "Quota violations: blocks that a tenant's burst limit evicted or refused. A tenant without blocks may lose its "
+    "count; see tenant_hit_blocks for `other`.",
     "tier",
     "tenant",
     appears=_TIERS,

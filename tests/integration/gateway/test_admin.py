@@ -195,7 +195,13 @@ BAD: list[tuple[str, str, Any, int, str]] = [
     ("PUT", "/tenants/acme", [], 400, ""),
     ("PUT", "/tenants/-acme", {}, 400, "name"),
     ("PUT", "/tenants/_default", {}, 400, "name"),
+    *(
+        ("PUT", "/quotas/acme", {limit: 0}, 400, "suspend the tenant")
+        for limit in ("requests_per_min", "tokens_per_min", "concurrency", "context_tokens")
+    ),
     ("PUT", "/quotas/acme", {"requests_per_min": 0}, 400, "requests_per_min"),
+    ("PUT", "/quotas/acme", {"requests_per_min": False}, 400, "requests_per_min"),
+    ("PUT", "/quotas/acme", {"requests_per_min": -1}, 400, "requests_per_min"),
     ("PUT", "/quotas/acme", {"requests_per_min": 1.5}, 400, "requests_per_min"),
     ("PUT", "/quotas/acme", {"priority": "highest"}, 400, "priority"),
     ("PUT", "/quotas/acme", {"weight": 0}, 400, "weight"),

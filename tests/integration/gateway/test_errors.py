@@ -219,3 +219,21 @@ async def test_a_connection_that_sends_nonsense_does_no_harm(fleet: Fleet) -> No
     await writer.wait_closed()
     async with fleet.gateway.post(CHAT, chat()) as answer:
         assert answer.status == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("path", ["/v1/messages/batches", "/v1/messages/", "/v1/messages/count_tokens/x"])
+async def test_unknown_routes_below_messages_answer_in_its_own_envelope(fleet: Fleet, path: str, method: str) -> None:
+    async with fleet.gateway.session.request(method, fleet.gateway.url + path, json={}) as answer:
+        assert answer.status == 404
+        said = await answer.json()
+    assert said["type"] == "error"
+    assert said["error"]["type"] == "not_found_error"
+    assert path in said["error"]["message"]
+
+
+async def test_what_only_begins_like_messages_answers_in_openais(fleet: Fleet) -> None:
+    for path in ("/v1/messagesx", "/v1/message", "/v1/nowhere"):
+        async with fleet.gateway.get(path) as answer:
+            assert answer.status == 404
+            envelope_in(await answer.text())
