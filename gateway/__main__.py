@@ -20,6 +20,7 @@ from gateway.app import build_app
 from gateway.errors import StartupError
 from gateway.server import bounded_protocol
 from gateway.settings import PREFIX, Settings, load_settings
+from gateway.shutdown import GracefulServer
 from gateway.telemetry import configure_logging
 from gateway.telemetry.siblings import Siblings, socket_path
 from gateway.workers import Workers, end_with
@@ -92,7 +93,7 @@ def _serve(settings: Settings, listeners: list[socket.socket], siblings: Sibling
         return _fail(str(error), error.exit_code)
     if siblings is None:
         _say_address(listeners[0])
-    server = uvicorn.Server(
+    server = GracefulServer(
         uvicorn.Config(
             app,
             loop="uvloop",
@@ -109,8 +110,9 @@ def _serve(settings: Settings, listeners: list[socket.socket], siblings: Sibling
             proxy_headers=False,
             ws="none",
             timeout_keep_alive=max(1, round(settings.keep_alive_timeout_s)),
-            timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
-        )
+        ),
+        app.shutdown,
+        grace_s=settings.shutdown_grace_s,
     )
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises a signal again once it has shut down for it
         signal.signal(number, _stopped)

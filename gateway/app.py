@@ -69,6 +69,7 @@ from gateway.running_plans import RunningPlans
 from gateway.separation import Separation
 from gateway.settings import Settings
 from gateway.shared import open_shared
+from gateway.shutdown import Shutdown
 from gateway.state import StoreUnavailableError, load_admin_key, load_salt_secret
 from gateway.state.shared_clock import SharedClock
 from gateway.supervisor import running
@@ -90,7 +91,7 @@ _THREADS = 3
 """For reading and tokenizing long requests, two of which may be very long: they mostly compute without the GIL."""
 
 
-def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI:  # noqa: PLR0915 - it wires everything, in one place
+def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway:  # noqa: PLR0915 - it wires everything, in one place
     """Return the gateway for these settings; its loops run while its lifespan does.
 
     Reads the tokenizer and the salt secret, which takes seconds; raises ``StartupError`` when one can't be had.
@@ -114,6 +115,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
     operators = OperatorAccess([] if settings.operators_open else [admin_key, *metrics_key], hosts=hosts)
     shared = open_shared(settings)
     assets = Assets()
+    shutdown = Shutdown()
     traces = open_traces(settings.otlp_endpoint)
     via = Via(secrets.token_hex(4) if siblings is None else siblings.name)
     store, quotas = shared.store, shared.quotas
@@ -123,6 +125,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
         registry = Registry(
             (InstanceSpec(id=InstanceId(each.id), url=each.url, role=each.role) for each in settings.instances),
             unhealthy_after=settings.unhealthy_after,
+            first_check_s=settings.health_timeout_s,
             breaker=BreakerRules(failures=settings.breaker_failures, pause_s=settings.breaker_pause_s),
             isolation=Isolation(settings.isolation),
             panic=PanicRules(share=settings.panic_threshold),
@@ -255,6 +258,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     retries=RetryBudget(settings.retry_budget_ratio),
                     telemetry=telemetry,
                     via=via,
+                    shutdown=shutdown,
                     tokens=None
                     if tokenizer is None
                     else TokenApi(tokenizer=tokenizer, threads=threads, registry=registry),
@@ -267,6 +271,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                         problems=problems,
                         access=operators,
                         confirmed=lambda: authenticator.confirmed,
+                        shutdown=shutdown,
                         siblings=siblings,
                     )
                 )
@@ -459,7 +464,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> FastAPI: 
                     if traces is not None:
                         await asyncio.to_thread(traces.close)
 
-    app = Gateway(title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = Gateway(shutdown, title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.browsers = Browsers(settings.cors_origins, hosts=hosts, keyless=lambda: authenticator.open)
     add_failure_handlers(app)
     add_last_handlers(app)

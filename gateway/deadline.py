@@ -3,7 +3,7 @@ and its client's leaving does.
 
     with deadline:
         await what_takes_time()          raises DeadlineError at the latest when the time is over,
-                                         PlanCancelledError once it was ended, what ``stop`` was given once it was
+                                         PlanCancelledError once it was ended, what ``cut`` or ``stop`` was given
 
 Whoever has begun an answer catches the cancellation, asks ``passed``, and ends the answer in its own words.
 """
@@ -13,7 +13,7 @@ from asyncio import TimerHandle
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import DeadlineError, InvalidRequestError, PlanCancelledError
+from gateway.errors import ApiError, DeadlineError, InvalidRequestError, PlanCancelledError
 from gateway.interrupt import Interrupt, InterruptError
 
 HEADER = b"x-kvgate-timeout-s"
@@ -30,13 +30,17 @@ class Deadline:
         self._at_s = started_s + limit_s
         self._interrupt = Interrupt()
         self._timer: TimerHandle | None = None
-        self._ended: PlanCancelledError | None = None
+        self._ended: ApiError | None = None
         self._stopped: Exception | None = None
 
     def end(self, reason: str) -> None:
-        """End the block now; nothing happens when it has ended already, or is ending."""
+        """End the block now, as an operator wants it; nothing happens when it has ended already, or is ending."""
+        self.cut(PlanCancelledError(reason))
+
+    def cut(self, error: ApiError) -> None:
+        """End the block now; its client reads this error. Nothing happens when it has ended already, or is ending."""
         if not self._interrupt.fired:
-            self._ended = PlanCancelledError(reason)
+            self._ended = error
             self._interrupt.fire()
 
     def stop(self, error: Exception) -> None:
@@ -63,7 +67,7 @@ class Deadline:
         return self._stopped is None and self._interrupt.absorb()
 
     @property
-    def error(self) -> DeadlineError | PlanCancelledError:
+    def error(self) -> ApiError:
         """Why the block ends before it is done."""
         if self._ended is not None:
             return self._ended

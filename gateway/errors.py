@@ -21,6 +21,7 @@ GatewayError
     ├── UpstreamUnreachableError  502
     ├── NoInstanceError           503  with Retry-After
     ├── PlanCancelledError        503  an operator has ended it
+    ├── ShuttingDownError         503  with Retry-After: this process is ending
     ├── UpstreamTimeoutError      504
     ├── DeadlineError             504  the request's own time is over
     └── LoopError                 508  the request has been here before
@@ -29,12 +30,14 @@ The shapes in which they leave are in ``envelopes``.
 """
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from gateway.context_length import CODE as CONTEXT_CODE
 from gateway.context_length import ContextLength
 from gateway.envelopes import anthropic_envelope, envelope
 from gateway.types import Dialect
+
+_SHUTDOWN_RETRY_S: Final = 1
 
 
 class GatewayError(Exception):
@@ -261,6 +264,21 @@ class PlanCancelledError(ApiError):
         )
 
 
+class ShuttingDownError(ApiError):
+    """The gateway is ending; another one, or this one once it runs again, can take the request."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this gateway is shutting down; send the request again",
+            retry_after_s=_SHUTDOWN_RETRY_S,
+            headers=((b"connection", b"close"),),
+        )
+
+
 __all__ = [
     "ApiError",
     "AuthenticationError",
@@ -281,6 +299,7 @@ __all__ = [
     "PreconditionError",
     "RateLimitedError",
     "SettingsError",
+    "ShuttingDownError",
     "StartupError",
     "StateError",
     "UnsupportedMediaTypeError",

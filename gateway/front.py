@@ -1,10 +1,16 @@
 """The outermost ASGI app: pages of other origins are stopped here, inference and operators' routes part."""
 
+import asyncio
+import contextlib
+from typing import Any
+
 from fastapi import FastAPI
 
 from gateway.api.browsers import Browsers, Visit
 from gateway.api.exchange import Exchange, Receive, Scope, Send
 from gateway.api.openai import OpenAiApi, dialect_of, serves
+from gateway.errors import ShuttingDownError
+from gateway.shutdown import Shutdown
 
 _REFUSAL_S = 5.0
 
@@ -18,6 +24,10 @@ class Gateway(FastAPI):
     inference: OpenAiApi | None = None
     browsers: Browsers | None = None
 
+    def __init__(self, shutdown: Shutdown, **options: Any) -> None:
+        super().__init__(**options)
+        self.shutdown = shutdown
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
@@ -30,7 +40,19 @@ class Gateway(FastAPI):
                 return
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        await (inference or super().__call__)(scope, receive, send)
+        try:
+            await (inference or super().__call__)(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self.shutdown.begun:
+                raise
+            await _answer_end(scope, receive, send)
+
+
+async def _answer_end(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a request that is cancelled because the gateway ends; one whose answer has begun is cut off."""
+    exchange = Exchange(scope, receive, send, send_timeout_s=_REFUSAL_S, dialect=dialect_of(scope["path"]))
+    with contextlib.suppress(RuntimeError):  # the server's word for an answer that has begun: it closes the connection
+        await exchange.refuse(ShuttingDownError())
 
 
 async def _answer_page(visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:

@@ -39,6 +39,7 @@ from gateway.reading import Reader
 from gateway.registry import Instance, LoadTracker, Permit, Registry
 from gateway.running_plans import PlanRun, RunningPlans
 from gateway.separation import RequestSize
+from gateway.shutdown import Shutdown
 from gateway.telemetry import Outcome, RequestRecord, Telemetry
 from gateway.trace_context import begin_trace, with_context
 from gateway.types import Operation, RequestId, Tenant
@@ -142,6 +143,7 @@ class Pipeline:
         retries: RetryBudget,
         telemetry: Telemetry,
         via: Via,
+        shutdown: Shutdown,
         tokens: TokenApi | None = None,
         tracer: "RequestTracer | None" = None,
     ) -> None:
@@ -158,6 +160,7 @@ class Pipeline:
         self._retries = retries
         self._telemetry = telemetry
         self._via = via
+        self._shutdown = shutdown
         self._tokens = tokens
         self._tracer = tracer
         # Requests' names are to be told apart, not to be secret; to ask the system for each is a call of its own.
@@ -172,6 +175,7 @@ class Pipeline:
         )
         begin_trace(self._tracer, record, exchange, PATHS[operation])
         room: BodyRoom | None = None
+        deadline: Deadline | None = None
         try:
             tenant = self._authenticator.authenticate(keys_of(exchange.headers))
             record.tenant = tenant.id
@@ -181,30 +185,16 @@ class Pipeline:
                 started_s=record.started_s,
                 limit_s=limit_of(exchange.header(TIMEOUT_HEADER), longest_s=self._limits.request_timeout_s),
             )
+            self._shutdown.enter(deadline)
             room = self._reader.room(tenant)
-            body = await self._reader.body(exchange, room)
-            record.received_s = monotonic()
             with deadline:
+                body = await self._reader.body(exchange, room)
+                record.received_s = monotonic()
                 exchange.watch(deadline.stop)
                 if self._tokens is not None and operation in TOKEN_OPERATIONS:
                     await self._answer_here(self._tokens, exchange, body, tenant, record, deadline)
                     return
-                with await self._reader.hold(tenant, body) as held:
-                    call = await self._reader.parse(operation, body, tenant)
-                    record.stream = call.stream
-                    refuse_unsupported(call, self._admission.admit(call.model))
-                    record.model = call.model  # only a name that exists gets into the log
-                    record.parsed_s = monotonic()
-                    fingerprint = await self._reader.fingerprint(call, tenant, exchange.header(b"x-session-id"))
-                    record.fingerprinted(fingerprint)
-                    ask = ask_of(tenant, call, fingerprint, expected_output_tokens=self._limits.expected_output_tokens)
-                    call = call._replace(prompt=_READ)  # what was made of a long body is let go
-                    with await self._admission.enter(ask, held) as entry:
-                        deadline.check()
-                        record.admitted_s = monotonic()
-                        record.limits = entry.headers
-                        found = _Findings(tenant, fingerprint, entry, deadline, size_of(call, ask, record.request_id))
-                        await self._forward(exchange, call, found, record)
+                await self._answer(exchange, body, tenant, record, deadline)
         except ClientGoneError:
             record.client_left()
         except ApiError as error:
@@ -217,9 +207,34 @@ class Pipeline:
             await exchange.refuse(error, [(b"x-request-id", record.request_id.encode()), *limits])
         finally:
             exchange.unwatch()
+            if deadline is not None:
+                self._shutdown.leave(deadline)
             if room is not None:
                 room.give_back()
             self._telemetry.settle(record)
+
+    async def _answer(
+        self, exchange: Exchange, body: bytes, tenant: Tenant, record: RequestRecord, deadline: Deadline
+    ) -> None:
+        """Find out what a request asks for, let it in, and have an instance answer it."""
+        with await self._reader.hold(tenant, body) as held:
+            call = await self._reader.parse(record.operation, body, tenant)
+            record.stream = call.stream
+            if self._registry.unchecked:
+                await self._registry.until_checked(call.model)
+            refuse_unsupported(call, self._admission.admit(call.model))
+            record.model = call.model  # only a name that exists gets into the log
+            record.parsed_s = monotonic()
+            fingerprint = await self._reader.fingerprint(call, tenant, exchange.header(b"x-session-id"))
+            record.fingerprinted(fingerprint)
+            ask = ask_of(tenant, call, fingerprint, expected_output_tokens=self._limits.expected_output_tokens)
+            call = call._replace(prompt=_READ)  # what was made of a long body is let go
+            with await self._admission.enter(ask, held) as entry:
+                deadline.check()
+                record.admitted_s = monotonic()
+                record.limits = entry.headers
+                found = _Findings(tenant, fingerprint, entry, deadline, size_of(call, ask, record.request_id))
+                await self._forward(exchange, call, found, record)
 
     async def _answer_here(  # noqa: PLR0913, PLR0917 - one place calls it
         self,

@@ -88,6 +88,8 @@ class OpenAiApi:
             raise NotFoundError(f"there is no {exchange.path} here", code="unknown_route")
 
     async def _models(self, exchange: Exchange) -> None:
+        if self._registry.unchecked:
+            await self._registry.until_all_checked()
         cards = self._registry.model_cards()
         name = exchange.path.removeprefix(_MODELS).removeprefix("/")
         if not name:

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from gateway.api.operators import OperatorAccess
 from gateway.problems import Problems
 from gateway.registry import Registry
+from gateway.shutdown import Shutdown
 from gateway.telemetry import Metrics
 from gateway.telemetry.siblings import Siblings
 
@@ -19,6 +20,7 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
     problems: Problems,
     access: OperatorAccess,
     confirmed: Callable[[], bool],
+    shutdown: Shutdown,
     siblings: Siblings | None = None,
 ) -> APIRouter:
     """Return ``/healthz`` and ``/readyz`` for everybody, ``/metrics`` and what ``/readyz`` names for operators.
@@ -35,16 +37,17 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
     @router.get("/readyz")
     async def readyz(request: Request) -> JSONResponse:
         """Ready: at least one instance that answers is usable, and what it holds has been learned or was tried to be in
-        vain.
+        vain. Not ready: this process is about to end, whatever else.
         """
         instances = registry.all()
         usable = sum(each.ready for each in instances)
         answering = any(each.ready and each.answers for each in instances)
-        is_ready = answering and confirmed()
+        is_ready = answering and confirmed() and not shutdown.begun
+        status = _status(confirmed=confirmed(), answering=answering, usable=usable)
         shown = instances if access.allows(request) else ()
         return JSONResponse(
             {
-                "status": _status(confirmed=confirmed(), answering=answering, usable=usable),
+                "status": "draining: it is shutting down" if shutdown.begun else status,
                 "usable": usable,
                 "problems": {kind: count for kind, count in problems.counts().items() if count},
                 "blocks_known": sum(each.blocks_known for each in instances),
@@ -53,6 +56,7 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
                 },
             },
             status_code=200 if is_ready else 503,
+            headers={"connection": "close"} if shutdown.begun else None,
         )
 
     @router.get("/metrics")

@@ -15,8 +15,12 @@ MOST_FIELDS: Final = 100_000
 MOST_ITEMS: Final = 1_000_000
 """Lists and what follows another item: token ids, mostly."""
 MOST_ESCAPES: Final = 4_000_000
+_NEVER_TOO_MANY_BYTES: Final = 2 * MOST_FIELDS
+"""An object, or a field, takes two bytes at least, and a comma."""
 _STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[{:\[,]', re.DOTALL)
 """A text, one without an end as well, or what begins an object, a field, a list or an item."""
+_COUNTED: Final = b"\\{:[,"
+_COUNTED_AT_ONCE: Final = 1 << 18
 _FIELDS: Final = b"{:"
 _QUOTE: Final = ord('"')
 
@@ -26,7 +30,10 @@ def check_shape(body: bytes) -> None:
 
     Bytes are counted first; only where those that make fields and items are many, it is looked which stand in texts.
     """
-    if len(body) <= MOST_FIELDS:
+    if len(body) <= _NEVER_TOO_MANY_BYTES:
+        return
+    parts = (body[start : start + _COUNTED_AT_ONCE] for start in range(0, len(body), _COUNTED_AT_ONCE))
+    if sum(len(part) - len(part.translate(None, _COUNTED)) for part in parts) <= MOST_FIELDS:  # mostly
         return
     if body.count(b"\\") > MOST_ESCAPES:
         raise _refused("escapes in its texts", MOST_ESCAPES)

@@ -1,6 +1,7 @@
 """The instances and their states: the only object that changes them."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -39,6 +40,7 @@ class Registry:
         panic: PanicRules | None = None,
         model_memory_s: float = 0.0,
         clock: Callable[[], float] = monotonic,
+        first_check_s: float = 0.0,
     ) -> None:
         self._unhealthy_after = unhealthy_after
         self._isolation = isolation
@@ -48,6 +50,9 @@ class Registry:
         self._clock = clock
         self._breakers = Breakers(breaker or BreakerRules(), outliers or OutlierRules(), clock)
         self._absent_models = ModelMemory(model_memory_s, clock)
+        self._first_check_s = first_check_s
+        self.unchecked: set[InstanceId] = set()
+        """Those that have not had a health check yet: nobody knows what they serve. For reading."""
         self._instances: dict[InstanceId, Instance] = {}
         self._prefilling: dict[InstanceId, None] = {}
         self._failures: dict[InstanceId, int] = {}
@@ -90,6 +95,7 @@ class Registry:
         self._hung.pop(instance, None)
         self._seen_s.pop(instance, None)
         self._not_only_late.discard(instance)
+        self.unchecked.discard(instance)
         self._wake()
         _log.info("instance %s left", instance)
 
@@ -212,6 +218,7 @@ class Registry:
         before = self._instances.get(instance)
         if before is None:
             return
+        self._checked(instance)
         self._failures[instance] = 0
         self._not_only_late.discard(instance)
         if probe.stats is None and self._several_tenants and self._isolation is Isolation.STRICT:
@@ -287,6 +294,7 @@ class Registry:
         connections that time out together are one bad moment, not a hundred.
         """
         before = self._instances.get(instance)
+        self._checked(instance)
         if before is None or (since_s is not None and self._seen_s.get(instance, float("-inf")) > since_s):
             return
         if since_s is not None:
@@ -371,6 +379,7 @@ class Registry:
             await self._changed.wait_for(condition)
 
     def _enter(self, spec: InstanceSpec) -> None:
+        self.unchecked.add(spec.id)
         self._instances[spec.id] = Instance(
             id=spec.id,
             url=spec.url,
@@ -423,6 +432,27 @@ class Registry:
         if after.draining is not before.draining:
             _log.info("instance %s %s", after.id, "is draining" if after.draining else "takes requests again")
         self._wake()
+
+    def _checked(self, instance: InstanceId) -> None:
+        """Note that an instance has had its first health check, whatever came of it, or is gone."""
+        if instance in self.unchecked:
+            self.unchecked.discard(instance)
+            self._wake()
+
+    async def until_checked(self, model: str | None = None) -> None:
+        """Return when an instance serves ``model`` (any, for None), or each has had its first health check; after
+        ``first_check_s`` in any case.
+        """
+        await self._until(lambda: not self.unchecked or bool(self.serving(model)))
+
+    async def until_all_checked(self) -> None:
+        """Return when each instance has had its first health check; after ``first_check_s`` in any case."""
+        await self._until(lambda: not self.unchecked)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._first_check_s), self._changed:
+                await self._changed.wait_for(condition)
 
     def _wake(self) -> None:
         task = asyncio.get_running_loop().create_task(self._notify())

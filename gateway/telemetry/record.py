@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from gateway.fingerprint import Fingerprint, Gap
 from gateway.planner import Plan
 from gateway.types import Operation, RequestId, TenantId, Usage
-from gateway.upstream.relay import CANCELLED, DEADLINE, Relayed
+from gateway.upstream.relay import CANCELLED, DEADLINE, SHUTDOWN, Relayed
 
 if TYPE_CHECKING:
     from gateway.telemetry.tracing import RequestTrace
@@ -26,7 +26,7 @@ class Outcome(StrEnum):
     SHED = "shed"  # 429 by the gateway: a quota is used up, or it is saturated
     UPSTREAM_ERROR = "upstream_error"  # the engine answered 5xx, failed, or died within its answer
     DEADLINE = "deadline"  # the time that the request may take was over, wherever it was spent
-    CANCELLED = "cancelled"  # the client went away, or an operator ended it
+    CANCELLED = "cancelled"  # the client went away, or an operator or the gateway's own end cut it off
     GATEWAY_ERROR = "gateway_error"  # a bug here
 
     @classmethod
@@ -111,7 +111,7 @@ class RequestRecord:
         self.detail = relayed.failure
         if relayed.failure == DEADLINE:
             self.outcome = Outcome.DEADLINE
-        elif relayed.failure == CANCELLED:
+        elif relayed.failure in {CANCELLED, SHUTDOWN}:
             self.outcome = Outcome.CANCELLED
         elif relayed.refused:
             self.outcome = Outcome.CLIENT_ERROR

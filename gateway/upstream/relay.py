@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
 from gateway.deadline import Deadline
-from gateway.errors import ApiError, DeadlineError, UpstreamTimeoutError, UpstreamUnreachableError
+from gateway.errors import ApiError, DeadlineError, ShuttingDownError, UpstreamTimeoutError, UpstreamUnreachableError
 from gateway.refusal import refusal_of_answer
 from gateway.types import Dialect, Operation, Usage
 from gateway.upstream.client import UpstreamResponse
@@ -27,9 +27,12 @@ DEADLINE = "deadline"
 """The failure of an answer that was cut because its request's time was over."""
 CANCELLED = "cancelled"
 """The same because an operator has ended it."""
-OURS: Final = frozenset({DEADLINE, CANCELLED})
+SHUTDOWN = "shutdown"
+"""The same because the gateway ends."""
+OURS: Final = frozenset({DEADLINE, CANCELLED, SHUTDOWN})
 """The failures that are nobody's fault."""
 
+_CUT_BY: Final[dict[type[ApiError], str]] = {DeadlineError: DEADLINE, ShuttingDownError: SHUTDOWN}
 _MAX_WHOLE_BYTES = 64 << 20
 _LAST_WORDS_S = 1.0
 _BLANK: Final = b"\n\n"
@@ -151,8 +154,7 @@ async def _stream(
         response.close()  # the engine stops now, whatever the client does; all of it may have come, and not gone out
         why = deadline.error
         await _last_words(reply, scanner, why)
-        failure = DEADLINE if isinstance(why, DeadlineError) else CANCELLED
-        return Relayed(status=response.status, usage=scanner.usage, failure=failure)
+        return Relayed(status=response.status, usage=scanner.usage, failure=_CUT_BY.get(type(why), CANCELLED))
     else:
         ending, failure = _ending(scanner)
         if ending:

@@ -14,16 +14,27 @@ import uvicorn
 from gateway.app import build_app
 from gateway.server import bounded_protocol
 from gateway.settings import Settings
+from gateway.shutdown import GracefulServer
 
 DEADLINE_S = 20.0
 
 
 class RunningGateway:
-    """Where it listens, and a session to talk to it."""
+    """Where it listens, and a session to talk to it. ``stop`` is what a stop signal does; ``stopped`` waits for it."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, url: str, session: aiohttp.ClientSession, server: GracefulServer, task: "asyncio.Task[None]"
+    ) -> None:
         self.url = url
         self.session = session
+        self._server = server
+        self._task = task
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+    async def stopped(self) -> None:
+        await asyncio.wait_for(asyncio.shield(self._task), DEADLINE_S)
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
         """Return aiohttp's request context; ``x_script`` becomes the header ``x-script``."""
@@ -81,9 +92,10 @@ async def running_gateway(state_dir: Path, **settings: Any) -> AsyncIterator[Run
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", 0))
     chosen = Settings(**values)
-    server = uvicorn.Server(
+    app = build_app(chosen)
+    server = GracefulServer(
         uvicorn.Config(
-            build_app(chosen),
+            app,
             http=bounded_protocol(
                 header_timeout_s=chosen.header_timeout_s,
                 body_timeout_s=chosen.body_timeout_s,
@@ -95,8 +107,9 @@ async def running_gateway(state_dir: Path, **settings: Any) -> AsyncIterator[Run
             access_log=False,
             server_header=False,
             timeout_keep_alive=max(1, round(chosen.keep_alive_timeout_s)),
-            timeout_graceful_shutdown=1,
-        )
+        ),
+        app.shutdown,
+        grace_s=min(1.0, chosen.shutdown_grace_s),
     )
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -106,7 +119,7 @@ async def running_gateway(state_dir: Path, **settings: Any) -> AsyncIterator[Run
         # The gateway drops a connection that is idle for some seconds; it is not to be used just then.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=1.0)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
-            yield RunningGateway(f"http://127.0.0.1:{listener.getsockname()[1]}", session)
+            yield RunningGateway(f"http://127.0.0.1:{listener.getsockname()[1]}", session, server, task)
     finally:
         server.should_exit = True
         await asyncio.wait_for(task, DEADLINE_S)

@@ -79,6 +79,7 @@ class ScriptedEngine:
         self.healthy = True
         self.stats_failures = 0  # so many requests for stats are answered with 503
         self.silent = False  # health checks get no answer
+        self.health_gate: asyncio.Event | None = None  # health checks are answered once it is set
         self.stats_changes: dict[str, dict[str, Any]] = {}  # what the stats say instead, by section
         self.snapshot_fails = False
         self.snapshot_changes: dict[str, Any] = {}  # what the snapshot says instead
@@ -216,6 +217,8 @@ class ScriptedEngine:
         del request
         if self.silent:
             await asyncio.sleep(3600)
+        if self.health_gate is not None:
+            await self.health_gate.wait()
         return web.json_response(
             {"status": "healthy" if self.healthy else "unhealthy"}, status=200 if self.healthy else 503
         )

@@ -1,0 +1,96 @@
+"""How the gateway ends: it says so first, lets requests end for a while, and ends the rest in their own dialects.
+
+From the stop signal on ``/readyz`` is 503, so that load balancers look elsewhere, and new requests are refused with 503
+and ``Connection: close``; the listener stays open, or a load balancer would learn that from refused connections. After
+the grace period each request that still runs ends as one ends whose time is over: a stream with the error event of its
+dialect, a whole answer with an envelope. What doesn't end by that is cancelled.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+import uvicorn
+
+from gateway.deadline import Deadline
+from gateway.errors import ShuttingDownError
+
+_POLL_S: Final = 0.05
+_LAST_WORDS_S: Final = 2.0
+"""For requests to say how they end, and for those that are cancelled to be gone."""
+
+_log = logging.getLogger(__name__)
+
+
+class Shutdown:
+    """Whether the gateway is ending, and the requests that it has to end then."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self._running: set[Deadline] = set()
+
+    def begin(self) -> None:
+        """Take no more requests. Idempotent."""
+        self.begun = True
+
+    def enter(self, deadline: Deadline) -> None:
+        """Note that a request runs; raises ``ShuttingDownError`` once the gateway takes no more."""
+        if self.begun:
+            raise ShuttingDownError
+        self._running.add(deadline)
+
+    def leave(self, deadline: Deadline) -> None:
+        """Note that it has ended. Idempotent."""
+        self._running.discard(deadline)
+
+    def end_all(self) -> int:
+        """End the requests that run, and return how many those are."""
+        for each in self._running:
+            each.cut(ShuttingDownError())
+        return len(self._running)
+
+
+class GracefulServer(uvicorn.Server):
+    """uvicorn's server, but for its end. A second SIGINT ends the grace period."""
+
+    def __init__(self, config: uvicorn.Config, shutdown: Shutdown, *, grace_s: float) -> None:
+        super().__init__(config)
+        self._shutdown = shutdown
+        self._grace_s = grace_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._shutdown.begin()
+        self._let_idle_go()
+        if not await self._idle_within(self._grace_s, lambda: self.force_exit):
+            _log.warning("%d requests run still: they end now", self._shutdown.end_all())
+            if not await self._idle_within(_LAST_WORDS_S):
+                for task in self.server_state.tasks:
+                    task.cancel()
+                await self._idle_within(_LAST_WORDS_S)
+        for server in self.servers:
+            server.close()
+        for each in sockets or []:
+            each.close()
+        self._let_idle_go()
+        if not self.force_exit:
+            await self.lifespan.shutdown()
+
+    def _let_idle_go(self) -> None:
+        """Close connections without a request, and those of the others with their answers."""
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
+    async def _idle_within(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> bool:
+        """Return whether no request runs any more, as soon as that is so, and at the latest after so long."""
+        ends_s = monotonic() + seconds
+        while self.server_state.tasks:
+            if monotonic() >= ends_s or enough():
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+
+__all__ = ["GracefulServer", "Shutdown"]
