@@ -35,6 +35,7 @@ from engines.lmdeploy.pd_request import PART
 from engines.lmdeploy.policy_metrics import policy_series
 from engines.lmdeploy.policy_routes import mount_policy_routes
 from engines.lmdeploy.rider import RiderMiddleware
+from engines.lmdeploy.server_sleep import OperationOrderMiddleware
 from engines.lmdeploy.settings import EngineSettings, collector_of
 from engines.lmdeploy.step_metrics import step_series
 from engines.lmdeploy.step_operations import mount_step_routes
@@ -278,6 +279,7 @@ def mount_metrics(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], 
             tracing = _tracing(settings)
             mount(app, client, metrics=bool(backend_config.enable_metrics), tracing=tracing)
             admission.mount(app, backend_config)
+            app.add_middleware(OperationOrderMiddleware)
             app.add_middleware(DoorMiddleware, bound=settings.max_requests)
             app.add_middleware(EngineGoneMiddleware, gone=engine_gone)
             if tracing is not None:

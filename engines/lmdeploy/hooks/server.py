@@ -6,7 +6,7 @@ from engines.lmdeploy.patching import Hook
 
 def server_hooks() -> list[Hook]:
     """In the api_server's process alone: ``/kv/v1``, our series, the salt's header, what it refuses, tokens to text."""
-    from engines.lmdeploy import admin, admission, completions, detokenize, pd_request
+    from engines.lmdeploy import admin, admission, completions, detokenize, pd_request, server_sleep
 
     serve = "lmdeploy.serve"
     preprocess = (
@@ -81,6 +81,18 @@ def server_hooks() -> list[Hook]:
             ),
             replace=admin.async_engine_init,
             why="it knows the served name before the engine process starts",
+        ),
+        Hook(
+            target=f"{serve}.core.async_engine:AsyncEngine.sleep",
+            signature="(self, level: int = 1)",
+            replace=server_sleep.async_engine_sleep,
+            why="requests that it cuts off are told from those that somebody aborts",
+        ),
+        Hook(
+            target=f"{serve}.core.async_engine:AsyncEngine.generate",
+            signature=f"(self, request: {serve}.core.async_engine.PreprocessedRequest, stream_response: bool = True)",
+            replace=server_sleep.async_engine_generate,
+            why="a request that a sleep cut off was answered 200 with what there was",
         ),
         Hook(
             target="lmdeploy.serve.openai.api_server:mount_metrics",
