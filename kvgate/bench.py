@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgate.bench_fleet import run_fleet
+from kvgate.bench_host import run_host
 from kvgate.bench_live import run_live
 from kvgate.bench_options import AsJson, AsMarkdown, say
 from kvgate.bench_policies import run_adaptive, run_evict, run_hierarchy, run_predict, run_shadow
 from kvgate.bench_served import run_served
-from kvgate.benchmarks import revisit, served
+from kvgate.benchmarks import host, revisit, served
 from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.show import show
 from kvgate.benchmarks.timed_chat import BenchmarkError
@@ -41,6 +42,7 @@ def build_bench() -> typer.Typer:
     bench.command("pd")(run_pd)
     bench.command("tiers")(run_tiers)
     bench.command(served.NAME)(run_served)
+    bench.command(host.NAME)(run_host)
     bench.command("gateway")(run_gateway)
     bench.command("telemetry")(run_telemetry)
     bench.command("fleet")(run_fleet)

@@ -3,10 +3,11 @@
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from kvgate.child import ChildSpec
 from kvgate.display import StartBoard, errors
@@ -20,6 +21,7 @@ from kvgate.supervisor import State, Supervisor
 
 OURS = "ours"
 STOCK = "stock"
+_AS_IT_IS: Mapping[str, str] = MappingProxyType({})
 _STOP_S = 45.0
 """Longer than ``kvgate up`` gives its own children."""
 
@@ -63,10 +65,16 @@ class Peer:
 
 
 @asynccontextmanager
-async def serving(name: str, model: Model, pool: Pool, up_options: tuple[str, ...]) -> AsyncIterator[Served]:
-    """Start our stack or stock LMDeploy, give its address once it is ready, and stop it. Raises ``CommandError``."""
+async def serving(
+    name: str, model: Model, pool: Pool, up_options: tuple[str, ...], settings: Mapping[str, str] = _AS_IT_IS
+) -> AsyncIterator[Served]:
+    """Start our stack or stock LMDeploy, give its address once it is ready, and stop it. Raises ``CommandError``.
+
+    ``settings`` are more variables of its environment.
+    """
     with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as logs, reserved_ports(1) as (port,):
         spec = _ours(model, pool, port, up_options) if name == OURS else _stock(model, pool, port)
+        spec = replace(spec, environment={**spec.environment, **settings})
         took: dict[str, float] = {}
         board = StartBoard(errors)
 

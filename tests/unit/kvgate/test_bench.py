@@ -43,6 +43,25 @@ def test_prefix_prints_one_json_object_and_nothing_else(tiny: Path) -> None:
     assert report["not_run"].keys() == {"SGLang RadixCache", "replays of traces"}
 
 
+def test_host_prints_each_figure_as_lmdeploy_and_as_kvgate_do_it(tiny: Path) -> None:
+    result = bench("host", "--model", str(tiny), "--prompt-tokens", "2000", "--streams", "4", "--quick", "--json")
+    report = json.loads(result.stdout)
+    figures = (
+        "loop hold first request",
+        "loop hold later turn",
+        "tokenize first request",
+        "tokenize later turn",
+        "first text",
+        "text of a token",
+        "last of streams",
+    )
+    assert tuple(row["what"] for row in report["host_figures"]) == figures
+    for row in report["host_figures"]:
+        name = f"{row['what'].replace(' ', '_')}_{row['unit']}"
+        assert (report["metrics"][f"stock_{name}"], report["metrics"][name]) == (row["LMDeploy"], row["kvgate"])
+    assert report["not_run"] == {"first requests": "--starts measures them"}
+
+
 def write_lines(path: Path, lines: list[dict[str, object]]) -> None:
     path.parent.mkdir()
     with gzip.open(path, "wt", encoding="utf-8") as file:
