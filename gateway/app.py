@@ -325,7 +325,12 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                 )
                 discovery: Loops = {
                     f"discovery:{each.source}": DiscoveryLoop(
-                        each, membership=membership, rules=rules, drain_s=settings.drain_timeout_s
+                        each,
+                        membership=membership,
+                        rules=rules,
+                        drain_s=settings.drain_timeout_s,
+                        loss_s=settings.discovery_loss_s,
+                        problems=problems,
                     ).run
                     for each in chosen_watchers(settings)
                 }

@@ -18,6 +18,7 @@ class ProblemKind(StrEnum):
     DOCUMENT = "document"  # a stored document can't be read
     STORE = "store"  # the store can't be read
     ACT = "act"  # a change that another gateway left half done
+    DISCOVERY = "discovery"  # a place suddenly names far fewer instances
     CLOCK = "clock"  # this machine's clock differs from the store's
     FILES = "files"  # this process has no file descriptor left, or soon
     DISK = "disk"  # the store's disk is full, or soon

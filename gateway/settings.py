@@ -171,6 +171,11 @@ class Settings(BaseSettings):
         None, description="Key with which instances may register themselves, at least 16 characters; or the admin key."
     )
     discovery_interval_s: Seconds = Field(2.0, description="Pause between two looks at file and DNS, in seconds.")
+    discovery_loss_s: Seconds = Field(
+        30.0,
+        description="How long a file, DNS or Kubernetes must have named fewer than half of its instances before the "
+        "others are drained, in seconds.",
+    )
     discovery_file: Path | None = Field(
         None, description="YAML or JSON file with a list of {id, url}, read again when it changes."
     )

@@ -1,7 +1,7 @@
 """A YAML or JSON file with a list of ``{id, url}``, read again whenever it changes.
 
-Written by whatever manages the machines. It is read whole or not at all: a file that can't be read, or has an entry
-that is no instance, changes nothing and is said once.
+Written by whatever manages the machines. It is read whole or not at all: a file that can't be read, is empty, or has
+an entry that is no instance, changes nothing and is said once.
 """
 
 import asyncio
@@ -57,7 +57,10 @@ class FileWatcher:
         if len(text) > _MAX_BYTES:
             raise DiscoveryError(f"{self.place} is longer than {_MAX_BYTES} bytes")
         try:
-            named = _LIST.validate_python(load_yaml(text) or [])
+            found = load_yaml(text)
+            if found is None:
+                raise DiscoveryError(f"{self.place} is empty; a list without instances is written []")
+            named = _LIST.validate_python(found)
         except yaml.YAMLError as error:
             raise DiscoveryError(f"{self.place} is not YAML: {error}") from None
         except ValidationError as error:

@@ -5,6 +5,7 @@ import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.dns_server import dns_server
 from tests.support.fleet import CHAT, chat, script
 from tests.support.kubernetes_api import KubernetesApi, endpoint
@@ -51,6 +52,38 @@ async def test_an_instance_that_is_taken_out_of_the_file_finishes_its_streams_an
         await has(gateway, "b")
         async with gateway.get("/metrics") as answer:
             assert 'instance="a"' not in await answer.text()
+
+
+async def test_an_empty_file_drains_nobody_and_a_list_that_lost_most_of_them_is_believed_after_a_while(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "instances.yaml"
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(ScriptedEngine().started()) for _ in range(4)]
+        named = [{"id": f"e{number}", "url": engine.url} for number, engine in enumerate(engines)]
+        path.write_text(json.dumps(named[:3]))
+        settings = {"discovery_file": path, "discovery_interval_s": 0.05, "admin_key": ADMIN_KEY}
+        patient = await stack.enter_async_context(running_gateway(tmp_path / "1", discovery_loss_s=3600, **settings))
+        quick = await stack.enter_async_context(running_gateway(tmp_path / "2", discovery_loss_s=1.0, **settings))
+        for gateway in (patient, quick):
+            await gateway.usable(3)
+        path.write_text("")
+        path.write_text(json.dumps([named[0], named[3]]))
+        await has(quick, "e0", "e3")
+        await has(patient, "e0", "e1", "e2", "e3")  # one that is new is taken in at once
+        [problem] = (await Admin(patient).ok("GET", "/status"))["problems"]
+        assert problem["kind"] == "discovery"
+        assert "no longer names 2 of 3 instances (e1, e2)" in problem["message"]
+        path.write_text("[]")
+        await has(quick)
+        path.write_text(json.dumps(named))
+
+        async def no_problem() -> bool:
+            return not (await Admin(patient).ok("GET", "/status"))["problems"]
+
+        await eventually(no_problem)
+        await patient.usable(4)
+        await quick.usable(4)
 
 
 async def test_requests_go_on_without_a_failure_while_the_whole_fleet_is_replaced(tmp_path: Path) -> None:

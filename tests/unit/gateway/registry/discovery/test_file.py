@@ -15,7 +15,7 @@ async def test_the_list_is_read_again_when_the_file_changes(tmp_path: Path) -> N
         replaced.write_text('[{"id": "b", "url": "http://10.0.0.2:9001"}]')
         replaced.replace(path)
         assert [(each.id, each.url) for each in await anext(seen)] == [("b", "http://10.0.0.2:9001")]
-        path.write_text("")
+        path.write_text("[]")
         assert await anext(seen) == []
 
 
@@ -25,6 +25,9 @@ async def test_the_list_is_read_again_when_the_file_changes(tmp_path: Path) -> N
         ("- {id: a, url: ftp://x}", "0.url: an instance url looks like"),
         ("- {id: a, url: http://x:1, weight: 2}", "0.weight"),
         ("{id: a}", "valid list"),
+        ("", r"is empty; a list without instances is written \[\]"),
+        ("# nobody\n", "is empty"),
+        ("0", "valid list"),
         ("[", "is not YAML"),
         ("- {id: 2001-13-45, url: http://x:1}", "is not YAML: it has a value that is none of its kind"),
         ("[" * 3_000, "is not YAML: it is nested too deeply"),
