@@ -1,6 +1,7 @@
 """Several gateway processes on one address: started, started again when one dies, stopped together.
 
-All accept from one listening socket, so connections that wait for a worker that dies are taken by another one. A worker
+All accept from one listening socket, so connections that wait for a worker that dies are taken by another one. At a
+stop the address is given up first: what waits is accepted, what comes later is refused, and nothing is lost. A worker
 ends when this process does, however that ends: it watches a pipe that closes with it.
 """
 
@@ -21,12 +22,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from gateway.listener import take_no_more
+
 _POLL_S: Final = 0.1
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0
 _STEADY_S: Final = 10.0
 _MOST_FALSE_STARTS: Final = 3
 _STOP_SLACK_S: Final = 10.0
+_ACCEPT_LIMIT_S: Final = 2.0
 
 _log = logging.getLogger("gateway")
 
@@ -105,7 +109,9 @@ class Workers:
         worker.started_s = time.monotonic()
 
     def _end(self) -> None:
-        """Stop all workers, those that don't stop in time by force."""
+        """Give up the address, then stop all workers, those that don't stop in time by force."""
+        take_no_more(self._listener, limit_s=_ACCEPT_LIMIT_S)
+        self._listener.close()  # as long as one process has it, connections wait there that nobody accepts
         running = [each.process for each in self._workers if each.process is not None]
         for process in running:
             with contextlib.suppress(ProcessLookupError):

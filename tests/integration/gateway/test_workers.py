@@ -17,7 +17,7 @@ from gateway.state import Kind
 from gateway.telemetry.siblings import merged
 from tests.integration.gateway.test_process import listening, refused, start
 from tests.support.databases import redis_server
-from tests.support.fleet import CHAT, chat
+from tests.support.fleet import CHAT, chat, script
 from tests.support.panels import queries_of, until_all_find
 from tests.support.people import put
 from tests.support.prometheus import Target, running_prometheus
@@ -125,6 +125,27 @@ async def test_a_scrape_with_the_metrics_key_has_the_series_of_all_workers(tmp_p
         gateway.session.get(gateway.url + "/metrics", headers={"authorization": "Bearer k"}) as answer,
     ):
         assert answer.status == 401
+
+
+async def test_from_a_stop_on_new_connections_are_served_or_refused_while_a_stream_ends(
+    tmp_path: Path, redis_url: str
+) -> None:
+    async with crew(tmp_path, redis_url, 2) as gateway:
+        long = {"authorization": "Bearer k", "x-script": script(chunks=40, chunk_s=0.1)}
+        async with gateway.session.post(gateway.url + CHAT, json=chat(stream=True), headers=long) as stream:
+            assert b"tok0" in await stream.content.readany()
+            gateway.process.terminate()
+            seen: list[str] = []
+            rest = asyncio.create_task(stream.content.read())
+            while not rest.done():
+                try:
+                    seen.append(str(await gateway.chat()))
+                except aiohttp.ClientConnectorError as error:
+                    seen.append(type(error.os_error).__name__)
+            assert (await rest).endswith(b"data: [DONE]\n\n")
+        assert set(seen) <= {"200", "ConnectionRefusedError"}
+        assert seen[-1] == "ConnectionRefusedError"
+        assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
 
 
 async def test_workers_end_with_the_process_that_started_them(tmp_path: Path, redis_url: str) -> None:
