@@ -125,6 +125,7 @@ async def test_dns_names_instances(tmp_path: Path) -> None:
                 discovery_dns=[{"name": "_http._tcp.pool.test", "record": "SRV"}],
                 discovery_dns_servers=[zone.address],
                 discovery_interval_s=0.2,
+                discovery_loss_s=0.2,
             ) as gateway:
                 await gateway.usable(1)
                 async with gateway.post(CHAT, chat()) as answer:
@@ -150,7 +151,7 @@ async def test_kubernetes_names_instances_and_a_terminating_pod_drains(tmp_path:
             "ca_file": None,
         }
         await api.put("x", endpoint("127.0.0.1", "engine-0"), port=engine.port)
-        async with running_gateway(tmp_path, discovery_kubernetes=cluster) as gateway:
+        async with running_gateway(tmp_path, discovery_kubernetes=cluster, discovery_loss_s=0.2) as gateway:
             await gateway.usable(1)
             stream = asyncio.create_task(_stream(gateway, script(chunks=20, chunk_s=0.05)))
             await eventually(lambda: engine.active == 1)
