@@ -152,6 +152,36 @@ def postgres_server() -> Iterator[Server]:
             running.end()
 
 
+@contextmanager
+def postgres_pair() -> Iterator[tuple[Server, Server]]:
+    """Run PostgreSQL and a standby that follows it, which may be promoted (``SELECT pg_promote()``)."""
+    copy, server = _program("pg_basebackup", "postgresql-client"), _program("postgres", "postgresql")
+    with postgres_server() as primary, _folder("pg") as folder:
+        user = None
+        if os.geteuid() == 0:
+            user = "postgres" if any(each.pw_name == "postgres" for each in pwd.getpwall()) else "nobody"
+            shutil.chown(folder, user)
+        data = folder / "data"
+        source = ["-h", "127.0.0.1", "-p", str(primary.port), "-U", "kvgate"]
+        subprocess.run(
+            [copy, *source, "-D", data, "-R", "-X", "stream", "--checkpoint=fast", "--no-sync"],
+            check=True,
+            user=user,
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            timeout=120,
+        )
+        data.chmod(0o700)
+        port = free_port()
+        command = [server, "-D", str(data), "-p", str(port), "-k", str(folder), "-h", "127.0.0.1", "-F"]
+        standby = Server(command, port, folder / "log", user=user, stop=signal.SIGINT)
+        try:
+            _accepting(port, folder)
+            yield primary, standby
+        finally:
+            standby.end()
+
+
 def _accepting(port: int, folder: Path) -> None:
     """It listens before it is ready to answer."""
     ready = _program("pg_isready", "postgresql-client")
@@ -179,4 +209,4 @@ def redis_server(*options: str) -> Iterator[Server]:
             running.end()
 
 
-__all__ = ["Server", "free_port", "postgres", "postgres_server", "postgres_url", "redis_server"]
+__all__ = ["Server", "free_port", "postgres", "postgres_pair", "postgres_server", "postgres_url", "redis_server"]

@@ -11,6 +11,7 @@ import aiohttp
 
 from tests.integration.gateway.test_process import listening, start
 from tests.support.admin import ADMIN_KEY, Admin
+from tests.support.endurance import Shaky
 from tests.support.fleet import instances
 from tests.support.running_gateway import RunningGateway, eventually, running_gateway
 from tests.support.scripted_engine import ScriptedEngine
@@ -145,6 +146,34 @@ async def test_an_instance_that_somebody_else_told_otherwise_comes_back_to_what_
         await Admin(gateway).ok("PUT", "/policies/eviction", SAID)
         engine.policies["eviction"] = {"kind": "eviction", "name": "fifo", "params": {}}
         await eventually(lambda: engine.policies["eviction"] == S3_FIFO, WITHIN_S)
+
+
+async def test_an_engine_that_dies_in_the_middle_of_a_swap_takes_it_back_from_the_others(tmp_path: Path) -> None:
+    a, mortal = ScriptedEngine(), Shaky()
+    async with a.started():
+        await mortal.start()
+        b = mortal.engine
+        async with running_gateway(
+            tmp_path, instances=instances({"a": a, "b": b}), admin_key=ADMIN_KEY, control_timeout_s=5.0
+        ) as gateway:
+            await gateway.usable(2)
+            admin = Admin(gateway)
+            b.policy_gate = asyncio.Event()
+            change = asyncio.create_task(admin.call("PUT", "/policies/eviction", SAID))
+            await eventually(lambda: a.policies["eviction"] == S3_FIFO)
+            dying = asyncio.create_task(mortal.stop())
+            status, _, said = await change
+            b.policy_gate.set()
+            await dying
+            assert (status, said["error"]["code"]) == (409, "policy_refused")
+            assert a.policies["eviction"] == LRU
+            assert (await admin.call("GET", "/policies/eviction"))[0] == 404
+            b.policies["eviction"] = LRU  # it comes back as a new process does
+            await mortal.start()
+            await gateway.usable(2)
+            await admin.ok("PUT", "/policies/eviction", SAID)
+            assert [a.policies["eviction"], b.policies["eviction"]] == [S3_FIFO, S3_FIFO]
+        await mortal.stop()
 
 
 async def test_an_act_with_nothing_to_undo_ends_too(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.support.admin import ADMIN_KEY, Admin
-from tests.support.databases import Server, postgres, postgres_server, postgres_url, redis_server
+from tests.support.databases import Server, postgres, postgres_pair, postgres_server, postgres_url, redis_server
 from tests.support.fleet import CHAT, chat, instances, running_fleet
 from tests.support.running_gateway import RunningGateway, eventually, running_gateway
 
@@ -57,6 +58,42 @@ async def test_two_hosts_are_one_gateway(tmp_path: Path, servers: tuple[str, Ser
         salts = {each["x-kvgate-cache-salt"] for engine in fleet.engines.values() for each in engine.headers}
         assert len(salts) == 1  # the same tenant finds its cached blocks through either
         assert (await one.call("PUT", "/tenants/acme", {}, if_match='"9"'))[0] == 412
+
+
+async def test_a_standby_takes_over(tmp_path: Path) -> None:
+    with postgres_pair() as (primary, standby):
+        hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+        shared = {
+            "store_url": f"postgresql://kvgate@{hosts}/postgres?target_session_attrs=read-write",
+            "salt_secret": SECRET,
+            "admin_key": ADMIN_KEY,
+            "store_poll_s": 0.05,
+        }
+        async with running_fleet(tmp_path, **shared) as fleet:
+            admin = Admin(fleet.gateway)
+            await admin.ok("PUT", "/tenants/acme", {})
+            key = (await admin.ok("POST", "/keys", {"tenant": "acme"}))["key"]
+            with psycopg.connect(postgres_url(standby), autocommit=True) as follower:
+
+                def followed() -> bool:
+                    [[count]] = follower.execute("SELECT count(*) FROM kvgate_audit").fetchall()
+                    return bool(count == 2)
+
+                await eventually(followed)
+                primary.kill()
+                follower.execute("SELECT pg_promote()")
+
+            async def changed() -> bool:
+                return (await admin.call("PUT", "/tenants/other", {}))[0] == 200
+
+            await eventually(changed)
+            assert await status_with(fleet.gateway, key) == 200
+            assert [each["id"] for each in (await admin.ok("GET", "/tenants"))["data"]] == ["acme", "other"]
+
+            async def no_problem() -> bool:
+                return not (await admin.ok("GET", "/status"))["problems"]
+
+            await eventually(no_problem)
 
 
 async def test_without_the_store_known_keys_are_served_and_changes_are_a_503(tmp_path: Path) -> None:
