@@ -193,9 +193,9 @@ class Exchange:
         self.started = True
         if self._connection is not None:  # a head alone is not worth a packet
             self._connection.hold()
-            self._connection.event_stream = any(
-                name == b"content-type" and value.startswith(_EVENTS) for name, value in headers
-            )
+            for name, value in headers:
+                if name == b"content-type":
+                    self._connection.event_stream = value.startswith(_EVENTS)
         headers = [*headers, *self.extra_headers] if self.extra_headers else headers
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
