@@ -79,7 +79,7 @@ async def garbage(rig: Rig) -> None:
 @case("client-that-never-reads", seen="slow read attacks, CWE-400", background=True)
 async def never_reads(rig: Rig) -> None:
     """A client that takes nothing of an endless stream is given up within 90 s: its backend stops."""
-    script = rig.script(chunks=50_000, text="x" * 1000)
+    script = rig.script(chunks=50_000, text="x" * 1000, aside=True)
     loop = asyncio.get_running_loop()
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

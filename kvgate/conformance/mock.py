@@ -49,6 +49,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     gzip: bool = False
     done: bool = True  # whether a stream has its [DONE]
     kind: str = "text/event-stream; charset=utf-8"  # content type of a stream
+    aside: bool = False  # a background case's: it is not counted among the active ones, for which others wait
 
     def prompt(self) -> str:
         """The text that carries it. No two begin alike: gateways that route by beginnings would keep them together."""
@@ -133,7 +134,7 @@ class MockBackend:
             said = {}
         seen = Seen(request.path, _headers(request), body, script_in(said), time.monotonic())
         self.seen.append(seen)
-        self.active += 1
+        self.active += not seen.script.aside
         try:
             await self._hang_if_silent()
             answer = await self._play(request, said, seen.script)
@@ -142,7 +143,7 @@ class MockBackend:
             seen.aborted_s = time.monotonic()
             raise
         finally:
-            self.active -= 1
+            self.active -= not seen.script.aside
         return answer
 
     async def _play(self, request: web.Request, said: Mapping[str, Any], script: Script) -> web.StreamResponse:
