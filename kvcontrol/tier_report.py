@@ -35,6 +35,8 @@ def offload_stats(  # noqa: PLR0913 - what only the engine's own side knows, by 
     tail_saves: int,
     guard_errors: int,
     block_tokens: int,
+    failed_saves_in_a_row: int = 0,
+    save_failure: str = "",
     unit_bytes: int = 1,
 ) -> OffloadStats:
     """Return what the tiers did so far; any thread."""
@@ -62,6 +64,8 @@ def offload_stats(  # noqa: PLR0913 - what only the engine's own side knows, by 
             for name, lane in stats.lanes.items()
         },
         guard_errors=guard_errors,
+        failed_saves_in_a_row=failed_saves_in_a_row,
+        save_failure=save_failure,
         worker_faults=stats.worker_faults,
         lookup_p50_s=reuse.lookup_p50_s,
         lookup_p99_s=reuse.lookup_p99_s,

@@ -239,6 +239,7 @@ _EVENTS: Final = Row(
             query(rate("kvgate_engine_publisher_errors_total", where=_ONE), "publisher"),
             query(rate("kvgate_engine_offload_guard_errors_total", where=_ONE), "connector"),
             query(rate("kvgate_engine_offload_worker_faults_total", where=_ONE), "transfers"),
+            query(f"max(kvgate_engine_offload_failed_saves_in_a_row{{{_ONE}}})", "saves failed in a row"),
             width=16,
         ),
         lines(

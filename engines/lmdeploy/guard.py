@@ -15,6 +15,8 @@ class Guard:
     def __init__(self, who: str = "the KV tiers") -> None:
         self._who = who
         self.errors = 0
+        self.last_error = ""
+        """What the latest failure was, in words."""
 
     def __call__(
         self,
@@ -27,8 +29,9 @@ class Guard:
         """Return ``work(...)``, or ``otherwise`` when it raised."""
         try:
             return work(*args, **kwargs)
-        except Exception:  # noqa: BLE001  # that is what it is for
+        except Exception as error:  # noqa: BLE001  # that is what it is for
             self.errors += 1
+            self.last_error = f"{self._who} failed to {what}: {error}"
             if self.errors & (self.errors - 1) == 0:  # 1st, 2nd, 4th, 8th...: a log, not a flood
                 _log.exception("%s failed to %s (%d failures so far)", self._who, what, self.errors)
             return otherwise

@@ -88,6 +88,7 @@ def offload_series(offload: OffloadStats) -> Iterator[Metric]:
         (catalogue.OFFLOAD_DECLINED_LOADS, offload.declined_loads),
         (catalogue.OFFLOAD_SAVES, offload.saves),
         (catalogue.OFFLOAD_TAIL_SAVES, offload.tail_saves),
+        (catalogue.OFFLOAD_FAILED_SAVES, offload.failed_saves_in_a_row),
         (catalogue.OFFLOAD_LOOKED_UP, offload.looked_up_tokens),
         (catalogue.OFFLOAD_FOUND, offload.found_tokens),
         (catalogue.OFFLOAD_COLLISIONS, offload.collisions),

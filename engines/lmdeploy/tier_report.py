@@ -53,6 +53,8 @@ def offload_stats(tiers: EngineTiers) -> OffloadStats | None:
         saves=counters.saves,
         tail_saves=counters.tail_saves,
         guard_errors=tiers.guard.errors,
+        failed_saves_in_a_row=tiers.saves.failed_in_a_row,
+        save_failure=tiers.saves.failure,
         block_tokens=planner.identity.block_size_tokens,
     )
 

@@ -24,6 +24,7 @@ from engines.lmdeploy.events import tracker_of
 from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.memory import EngineMemory
 from engines.lmdeploy.offload_plan import LoadOrder, OffloadPlanner, SaveOrder
+from engines.lmdeploy.save_health import SaveHealth
 from engines.lmdeploy.transfers import Ended, UnderWay
 from engines.lmdeploy.trie_path import PathMaker
 from engines.lmdeploy.trie_watchers import watchers_of
@@ -71,6 +72,7 @@ class EngineTiers:
 
     def __init__(self, *, pages_per_block: int, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.guard = Guard()
+        self.saves = SaveHealth()
         self.memory: EngineMemory | None = None
         self.hierarchy: HierarchyManager | None = None
         self.arena: HostArena | None = None
@@ -333,6 +335,7 @@ class EngineTiers:
         for order in orders:
             if not self.guard("start a save", False, self._start_save, order):  # noqa: FBT003
                 self._ended.saves.add(order.save_id)
+                self.saves.raised(self.guard.last_error)
 
     def _start_save(self, order: SaveOrder) -> bool:
         if self.hierarchy is None or self.memory is None:
@@ -393,6 +396,7 @@ class EngineTiers:
                 self._load_ended(end.ticket_id, load.order, end.failed)
             elif (save := self._save_tickets.pop(end.ticket_id, None)) is not None:
                 self._ended.saves.add(save.order.save_id)
+                self.saves.ended(end)
         if progress.changes:
             self._changed(progress.changes)
         if self.agent is not None and self.agent.prefetcher is not None:

@@ -41,6 +41,12 @@ class _ModelList(msgspec.Struct, frozen=True):
     data: list[msgspec.Raw]
 
 
+def _tiers_problem(stats: InstanceStats) -> str | None:
+    """Say that an instance serves and that its tiers keep nothing, None where they do."""
+    failure = "" if stats.offload is None else stats.offload.save_failure
+    return f"healthy; its tiers keep nothing: {failure}" if failure else None
+
+
 class _CheckFailedError(Exception):
     """The instance answered, and not well."""
 
@@ -169,7 +175,7 @@ class HealthLoop:
         except UNREADABLE as error:
             return self._unreported(f"{STATS_PATH} can't be read ({error})")
         self._reports = True
-        return stats, None
+        return stats, _tiers_problem(stats)
 
     def _unreported(self, problem: str) -> tuple[None, str]:
         """An engine that never reported may be of another kind; one that did is stuck."""

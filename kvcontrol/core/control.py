@@ -81,6 +81,8 @@ class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
     their end.
     ``outcomes`` counts blocks by ``operation:status:reason``, ``losses`` by ``tier:reason``. ``collisions`` are blocks
     whose hash was equal and whose tokens were not. ``guard_errors`` and ``worker_faults`` other than 0 are defects.
+    ``failed_saves_in_a_row`` are saves of which no block arrived since one last did; ``save_failure`` says why, once
+    they are many: then the tiers keep nothing.
     ``paths`` are named ``hbm_to_ddr`` and so on. ``lookup_p50_s`` and ``lookup_p99_s`` say how long the engine's
     loop was held by looking for a prompt's blocks below HBM, 0 before the first look-up. ``predictions`` are named
     ``load`` and ``compute``; ``break_even_blocks`` says from how many blocks on a load from a tier beats computing,
@@ -108,6 +110,8 @@ class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
     benefits: dict[str, BenefitStats] = {}
     break_even_blocks: dict[CacheTier, float] = {}
     prefetches: dict[str, int] = {}
+    failed_saves_in_a_row: int = 0
+    save_failure: str = ""
 
 
 class LoadStats(msgspec.Struct, frozen=True, kw_only=True):

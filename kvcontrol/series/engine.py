@@ -138,6 +138,12 @@ OFFLOAD_SAVES = _counter("offload_saves", Unit.COUNT, "Paths of blocks given to 
 OFFLOAD_TAIL_SAVES = _counter(
     "offload_tail_saves", Unit.COUNT, "Those at the end of a request, with decoded blocks.", appears=_TIERS
 )
+OFFLOAD_FAILED_SAVES = _gauge(
+    "offload_failed_saves_in_a_row",
+    Unit.COUNT,
+    "Saves of which no block arrived, for faults, since one last did; 8 and more: the tiers keep nothing.",
+    appears=_TIERS,
+)
 OFFLOAD_LOOKED_UP = _counter(
     "offload_looked_up_tokens", Unit.TOKENS, "Prompt tokens that HBM did not hold, looked up below.", appears=_TIERS
 )

@@ -254,7 +254,7 @@ class ScriptedEngine:
         )
         said = msgspec.to_builtins(stats)
         for section, fields in self.stats_changes.items():
-            said[section] |= fields
+            said[section] = (said[section] or {}) | fields
         return web.Response(body=msgspec.json.encode(said), content_type="application/json")
 
     async def snapshot(self, request: web.Request) -> web.Response:

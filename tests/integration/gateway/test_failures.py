@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.telemetry.logs import FIELDS
+from kvcontrol.core.control import OffloadStats
 from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, running_fleet, script
 from tests.support.running_gateway import eventually, running_gateway
 from tests.support.scripted_engine import MODEL, Script, ScriptedEngine
@@ -256,6 +258,41 @@ async def test_a_report_that_can_not_be_true_is_a_failed_check_with_its_reason(
             assert said in (await answer.json())["instances"]["a"]["reason"]
         fleet.engines["a"].stats_changes = {}
         await fleet.gateway.usable(2)
+
+
+async def test_an_instance_whose_tiers_keep_nothing_is_used_and_says_why(tmp_path: Path) -> None:
+    failing = OffloadStats(
+        loads=0,
+        failed_loads=0,
+        declined_loads=0,
+        saves=9,
+        tail_saves=0,
+        looked_up_tokens=0,
+        found_tokens=0,
+        collisions=0,
+        prefill_tokens_per_s=0.0,
+        outcomes={},
+        losses={},
+        paths={},
+        guard_errors=9,
+        worker_faults=0,
+        failed_saves_in_a_row=9,
+        save_failure="blocks can't be saved: device",
+    )
+
+    async def reason(fleet: Fleet) -> str:
+        async with fleet.gateway.get("/readyz") as answer:
+            return str((await answer.json())["instances"]["a"]["reason"])
+
+    async with running_fleet(tmp_path) as fleet:
+        fleet.engines["a"].stats_changes = {"offload": msgspec.to_builtins(failing)}
+        wanted = "healthy; its tiers keep nothing: blocks can't be saved: device"
+        while await reason(fleet) != wanted:
+            await asyncio.sleep(0.05)
+        await fleet.gateway.usable(2)
+        fleet.engines["a"].stats_changes = {"offload": msgspec.to_builtins(failing) | {"save_failure": ""}}
+        while await reason(fleet) != "health check passed":
+            await asyncio.sleep(0.05)
 
 
 async def test_an_instance_whose_blocks_are_never_learned_is_used_by_load_and_says_why(tmp_path: Path) -> None:

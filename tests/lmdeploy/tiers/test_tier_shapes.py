@@ -10,12 +10,14 @@ import pytest
 from engines.lmdeploy import tiers as tiers_module
 from engines.lmdeploy.admin import ControlClient
 from engines.lmdeploy.agent import SNAPSHOT
+from engines.lmdeploy.save_health import FAILING_SAVES
 from engines.lmdeploy.tier_setup import TierSetupError
 from kvcontrol import agent as agent_module
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import Snapshot
 from kvcontrol.kv_runtime import KvRuntimeError
 from tests.support.kv_events import held_by_tier, replay
+from tests.support.models import random_prompt
 from tests.support.tiered_engine import NEW_TOKENS, PROMPTS, TieredEngine, since, visit
 
 pytestmark = pytest.mark.engine
@@ -113,6 +115,47 @@ def test_a_runtime_without_an_end_is_given_up_and_the_engine_goes_on(
             assert since(before, tiered, "loads") == since(before, tiered, "failed_loads") == 0
             assert not tiered.scheduler.kv_save_coordinator._leases
         assert tiered.used_hbm_blocks() == tiered.trie_blocks()
+
+
+@pytest.mark.parametrize("block_size", [1024, 2048])
+def test_blocks_of_many_tokens_are_kept_in_every_tier_and_found_again(
+    tiny_llama: Path, settings: pytest.MonkeyPatch, tmp_path: Path, block_size: int
+) -> None:
+    settings.setattr(agent_module, "PROBE_EVERY_S", 0.0)
+    settings.setenv("KVGATE_ENGINE_DDR_PATH", str(tmp_path / "ddr"))
+    settings.setenv("KVGATE_ENGINE_NVME_PATH", str(tmp_path))
+    settings.setenv("KVGATE_ENGINE_NVME_BYTES", str(64 << 20))
+    shape = {"block_size": block_size, "num_gpu_blocks": 17, "session_len": 3 * block_size, "max_batch_size": 2}
+    prompt = random_prompt(2 * block_size + 50, 9)
+    with TieredEngine.start(tiny_llama, **shape) as tiered:
+        [first] = tiered.run(prompt)
+        tiered.rest()
+        assert all(tier.used_blocks == 2 for tier in tiered.hierarchy.stats().tiers.values())
+        assert (tiered.offload.guard_errors, tiered.offload.failed_saves_in_a_row) == (0, 0)
+        tiered.evict_hbm()
+        assert tiered.run(prompt) == [first]
+        assert tiered.cached == [0, 2 * block_size]
+        tiered.check()
+    with TieredEngine.start(tiny_llama, **shape) as again:
+        assert again.run(prompt) == [first]
+        assert again.cached == [2 * block_size]
+
+
+def test_saves_that_all_fail_are_reported_with_their_reason_until_one_arrives(
+    tiny_llama: Path, settings: pytest.MonkeyPatch, faults: Callable[..., None]
+) -> None:
+    del settings
+    faults(engine_read={"fail": 1.0})
+    with TieredEngine.start(tiny_llama) as tiered:
+        for seed in range(FAILING_SAVES):
+            tiered.run(random_prompt(40, seed))
+            tiered.rest()
+        assert tiered.offload.failed_saves_in_a_row >= FAILING_SAVES
+        assert tiered.offload.save_failure == "blocks can't be saved: device"
+        faults()
+        tiered.run(random_prompt(40, 99))
+        tiered.rest()
+        assert (tiered.offload.failed_saves_in_a_row, tiered.offload.save_failure) == (0, "")
 
 
 def test_tiers_that_can_not_be_built_stop_the_start_and_say_why(
