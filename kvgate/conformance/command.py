@@ -12,6 +12,9 @@ from kvgate.failure import CommandError
 from kvgate.ports import free_ports
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvgate.conformance.case import Case
     from kvgate.conformance.runner import Outcome
 
 _PAIR = 2
@@ -24,6 +27,9 @@ def conformance(  # noqa: PLR0913 - each is one option
     backends: Annotated[
         str, typer.Option(help="Ports of 127.0.0.1 on which the target expects its two backends.")
     ] = "9001,9002",
+    pid: Annotated[
+        int | None, typer.Option(help="The target's process, for the cases that stop it: they run last.")
+    ] = None,
     only: Annotated[str | None, typer.Option(help="Run the cases whose id contains this.")] = None,
     wait_s: Annotated[float, typer.Option(min=1, help="Seconds for the target to find its backends.")] = 120.0,
     list_cases: Annotated[bool, typer.Option("--list", help="Print all cases.")] = False,
@@ -41,9 +47,7 @@ def conformance(  # noqa: PLR0913 - each is one option
         for each in CASES:
             output.print(f"{each.id:30} {each.about} (seen: {each.seen})", markup=False, soft_wrap=True)
         return
-    cases = [each for each in CASES if only is None or only in each.id]
-    if not cases:
-        raise CommandError(f"--only {only}: no case has that in its id", "kvgate conformance --list names them")
+    cases = _chosen(CASES, only, may_stop=own or pid is not None)
     if (target is None) == (not own):
         raise CommandError("give either --target URL or --self", "--self starts our own gateway")
 
@@ -53,11 +57,12 @@ def conformance(  # noqa: PLR0913 - each is one option
     with ExitStack() as stack:
         if own:
             ports = free_ports(_PAIR)
-            target = stack.enter_context(own_gateway(ports, body_timeout_s="10", header_timeout_s="10"))
+            quick = {"body_timeout_s": "10", "header_timeout_s": "10", "shutdown_grace_s": "3"}
+            target, pid = stack.enter_context(own_gateway(ports, **quick))
         else:
             ports = _ports(backends)
         try:
-            outcomes = asyncio.run(run(target or "", ports, cases=cases, wait_s=wait_s, say=say))
+            outcomes = asyncio.run(run(target or "", ports, cases=cases, wait_s=wait_s, say=say, pid=pid))
         except UnreachableError as error:
             raise CommandError(str(error), "start the target with these two backends") from error
         except OSError as error:
@@ -67,6 +72,17 @@ def conformance(  # noqa: PLR0913 - each is one option
     _show(outcomes, as_json=as_json)
     if not all(each.ok for each in outcomes):
         raise typer.Exit(1)
+
+
+def _chosen(cases: "Sequence[Case]", only: str | None, *, may_stop: bool) -> "list[Case]":
+    """Return the cases whose id contains ``only``; those that end the target where that is known. Raises
+    ``CommandError`` where there are none.
+    """
+    chosen = [each for each in cases if (only is None or only in each.id) and (may_stop or not each.ends_target)]
+    if not chosen:
+        advice = "kvgate conformance --list names them; those that stop the target need --self or --pid"
+        raise CommandError(f"--only {only}: no case has that in its id", advice)
+    return chosen
 
 
 def _ports(said: str) -> list[int]:

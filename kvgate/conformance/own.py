@@ -15,8 +15,10 @@ _STOP_S = 15.0
 
 
 @contextmanager
-def own_gateway(backends: Sequence[int], **settings: str) -> Iterator[str]:
-    """Run ``kvgate gateway`` before backends on these ports; yields its address, and leaves no process behind."""
+def own_gateway(backends: Sequence[int], **settings: str) -> Iterator[tuple[str, int]]:
+    """Run ``kvgate gateway`` before backends on these ports; yields its address and process id, and leaves no process
+    behind.
+    """
     port = free_ports(1)[0]
     instances = [{"id": f"mock-{each}", "url": f"http://127.0.0.1:{each}"} for each in backends]
     with tempfile.TemporaryDirectory(prefix="kvgate-conformance-") as folder:
@@ -30,7 +32,7 @@ def own_gateway(backends: Sequence[int], **settings: str) -> Iterator[str]:
         others = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
         process = subprocess.Popen([sys.executable, "-m", "gateway"], env=others | mine)
         try:
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{port}", process.pid
         finally:
             process.terminate()
             try:

@@ -72,6 +72,8 @@ class Rig:
         self.backends = backends
         self.session = session
         self.key = "sk-conformance"
+        self.pid: int | None = None
+        """The target's process, where that is known."""
         parts = urlsplit(self.target)
         self.host = parts.hostname or "127.0.0.1"
         self.port = parts.port or 80

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from kvgate.conformance import answers, bodies, clients, edge, failures, load, streams, wire
+from kvgate.conformance import answers, bodies, clients, edge, ending, failures, load, streams, wire
 from kvgate.conformance.case import BrokenError, Case
 from kvgate.conformance.mock import MockBackend
 from kvgate.conformance.rig import Rig
@@ -21,6 +21,7 @@ CASES: tuple[Case, ...] = (
     *clients.CASES,
     *load.CASES,
     *failures.CASES,
+    *ending.CASES,
 )
 _LONGEST_S = 240.0
 
@@ -50,20 +51,23 @@ def make_session() -> aiohttp.ClientSession:
     )
 
 
-async def run(
+async def run(  # noqa: PLR0913 - called at one place, by name
     target: str,
     ports: Sequence[int],
     *,
     cases: Sequence[Case] = CASES,
     wait_s: float,
     say: Callable[[str], None],
+    pid: int | None = None,
 ) -> list[Outcome]:
-    """Start the backends, wait for the target to use both, and run the cases in order.
+    """Start the backends, wait for the target to use both, and run the cases in order; ``pid`` is the target's process,
+    for those that end it.
 
     Raises ``UnreachableError`` when it doesn't within ``wait_s``.
     """
     async with make_session() as session:
         rig = make_rig(target, ports, session)
+        rig.pid = pid
         for backend in rig.backends:
             await backend.start()
         try:
@@ -81,16 +85,22 @@ async def run(
 async def _run(rig: Rig, cases: Sequence[Case], say: Callable[[str], None]) -> list[Outcome]:
     waiting = {each.id: asyncio.create_task(outcome_of(each, rig)) for each in cases if each.background}
     found: dict[str, Outcome] = {}
+
+    async def ask(case: Case) -> None:
+        began_s = time.monotonic()
+        found[case.id] = await outcome_of(case, rig)
+        say(f"{_mark(found[case.id])} ({time.monotonic() - began_s:.1f} s)")
+
     try:
         for each in cases:
-            if each.background:
-                continue
-            began_s = time.monotonic()
-            found[each.id] = await outcome_of(each, rig)
-            say(f"{_mark(found[each.id])} ({time.monotonic() - began_s:.1f} s)")
+            if not each.background and not each.ends_target:
+                await ask(each)
         for identity, task in waiting.items():
             found[identity] = await task
             say(_mark(found[identity]))
+        for each in cases:
+            if each.ends_target:
+                await ask(each)
     finally:
         for task in waiting.values():
             task.cancel()

@@ -122,6 +122,7 @@ async def test_a_naive_proxy_is_found_out_and_what_it_does_well_is_granted(broke
     [
         ([], "--target URL or --self"),
         (["--self", "--only", "nothing-like-it"], "no case"),
+        (["--target", "http://127.0.0.1:1", "--only", "stop-signal"], "need --self or --pid"),
         (["--target", "http://127.0.0.1:1", "--backends", "9001"], "two ports"),
     ],
 )

@@ -14,7 +14,7 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.support.fleet import CHAT, chat
+from tests.support.fleet import CHAT, chat, script
 from tests.support.running_gateway import eventually
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -66,6 +66,34 @@ async def test_open_mode_does_not_listen_on_the_network(tmp_path: Path) -> None:
     code, said = await refused(await start(tmp_path, KVGATE_HOST="192.0.2.1"))
     assert code == 2
     assert "not a loopback address" in said
+
+
+async def test_what_outlasts_the_grace_period_ends_with_an_error_and_the_log_has_no_traceback(tmp_path: Path) -> None:
+    async with ScriptedEngine().started() as engine:
+        instances = json.dumps([{"id": "a", "url": engine.url}])
+        process = await start(tmp_path, KVGATE_INSTANCES=instances, KVGATE_SHUTDOWN_GRACE_S="0.5")
+        url = await listening(process)
+        async with aiohttp.ClientSession() as session:
+            never = asyncio.create_task(_answered(session, url, script(ttft_s=3600)))
+            endless = {"x-script": script(chunks=4, stall_after=2)}
+            async with session.post(url + CHAT, json=chat(stream=True), headers=endless) as stream:
+                assert stream.status == 200  # it waited for the first health check
+                begun = await stream.content.readany()
+                await eventually(lambda: engine.active == 2)
+                process.send_signal(signal.SIGTERM)
+                events = (begun + await stream.content.read()).decode().split("\n\n")
+            assert await never == (503, "shutting_down")
+        _, log = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert '"code":"shutting_down"' in events[-3]
+    assert "Traceback" not in log.decode()
+    assert " ERROR " not in log.decode()
+
+
+async def _answered(session: aiohttp.ClientSession, url: str, how: str) -> tuple[int, str]:
+    async with session.post(url + CHAT, json=chat(), headers={"x-script": how}) as answer:
+        return answer.status, (await answer.json())["error"]["code"]
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])

@@ -117,6 +117,21 @@ async def test_workers_share_quotas_and_one_that_is_killed_comes_back(tmp_path: 
         await asyncio.to_thread(_panels_show_workers, gateway.url, tmp_path)
 
 
+async def test_a_worker_that_is_restarted_ends_its_streams_with_an_error_event(tmp_path: Path, redis_url: str) -> None:
+    async with crew(tmp_path, redis_url, 2, KVGATE_SHUTDOWN_GRACE_S="0.5") as gateway:
+        before = gateway.workers()
+        headers = {"authorization": "Bearer k", "x-script": script(chunks=4, stall_after=2)}
+        async with gateway.session.post(gateway.url + CHAT, json=chat(stream=True), headers=headers) as answer:
+            begun = await answer.content.readany()
+            for each in before:
+                each.send_signal(signal.SIGTERM)
+            events = (begun + await answer.content.read()).decode().split("\n\n")
+        assert events[-2:] == ["data: [DONE]", ""]
+        assert '"code":"shutting_down"' in events[-3]
+        await eventually(lambda: len(gateway.workers()) == 2 and not {*before} & {*gateway.workers()}, 60.0)
+        await gateway.all_ready(2)
+
+
 async def test_a_scrape_with_the_metrics_key_has_the_series_of_all_workers(tmp_path: Path, redis_url: str) -> None:
     key = "metrics-key-of-prometheus"
     settings = {"KVGATE_OPERATOR_ACCESS": "key", "KVGATE_METRICS_KEY": key}
