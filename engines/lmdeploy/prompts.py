@@ -104,7 +104,11 @@ def encode_of(tokenizer: Any, memory: PieceMemory) -> Encode:
     if backend is None:
         _log.warning("prompts are tokenized by a slow tokenizer, one at a time and each as a whole")
         return stock.ids
-    own = type(backend).from_str(backend.to_str())  # encoding mustn't meet another thread's change of settings
+    try:
+        own = type(backend).from_str(backend.to_str())  # encoding mustn't meet another thread's change of settings
+    except Exception as error:  # noqa: BLE001 - the library raises it as it is, for a part that is written in Python
+        _log.warning("prompts are tokenized by LMDeploy, each as a whole: the tokenizer can't be copied: %s", error)
+        return stock.ids
     encoder = HuggingFaceEncoder(own)
     wrong = disagreement(encoder, stock)
     if wrong is not None:

@@ -3,6 +3,7 @@ LMDeploy's real processor, templates and tokenizers of every kind.
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -105,6 +106,30 @@ def test_without_memory_nothing_is_remembered_and_the_tokens_are_the_same(tmp_pa
         assert prompts.memory.stats().pieces == 0
     finally:
         prompts.close()
+
+
+class Letters:
+    """A part of a tokenizer that is written in Python, which can't be copied."""
+
+    def pre_tokenize(self, text: Any) -> None:
+        text.split(lambda _, each: [each[place : place + 1] for place in range(len(str(each)))])
+
+
+def test_a_tokenizer_that_cannot_be_copied_encodes_as_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenizers import pre_tokenizers
+
+    processor = _processor(KINDS["byte-level"](tmp_path / "byte-level"))
+    processor.tokenizer.model.model.backend_tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Letters())
+    monkeypatch.setattr(logging.getLogger("lmdeploy"), "propagate", True)
+    prompts = Prompts(processor.tokenizer, memory_bytes=1 << 20)
+    try:
+        chat = [{"role": "user", "content": "the fox"}]
+        assert _made(_through(prompts), processor, chat) == _made(_theirs, processor, chat)
+    finally:
+        prompts.close()
+    assert "can't be copied" in caplog.text
 
 
 def test_what_a_template_refuses_is_refused_as_before(stock: Any, hooked: Any) -> None:
