@@ -70,7 +70,10 @@ class Seen:
 
 
 def run(plan: ServedPlan, say: Callable[[str], None]) -> Report:
-    """Serve the trace from one subject after the other; raises ``CommandError``, ``KeyboardInterrupt`` on Ctrl-C."""
+    """Serve the trace from one subject after the other; raises ``CommandError``, ``KeyboardInterrupt`` on Ctrl-C.
+
+    A peer that can't be measured is reported as not run: what the others took an hour for isn't lost.
+    """
     unknown = [name for name in plan.subjects if name not in SUBJECTS]
     if unknown or not plan.subjects + plan.peers:
         raise CommandError(f"--subjects {', '.join(unknown) or 'none'}: allowed are {', '.join(SUBJECTS)}")
@@ -84,10 +87,16 @@ def run(plan: ServedPlan, say: Callable[[str], None]) -> Report:
                 seen.append(_measured(plan, served, say))
             finally:
                 runner.run(stack.aclose())
+    failed: dict[str, str] = {}
     for peer in plan.peers:
         served = Served(name=peer.name, url=peer.url, fleet_url=None, ready_s=0.0)
-        seen.append(_measured(plan, served, say))
-    return report_of(plan, seen)
+        try:
+            seen.append(_measured(plan, served, say))
+        except CommandError as error:
+            failed[peer.name] = error.message
+    if not seen:
+        raise CommandError(f"no peer could be measured: {'; '.join(failed.values())}")
+    return report_of(plan, seen, failed)
 
 
 def _measured(plan: ServedPlan, served: Served, say: Callable[[str], None]) -> Seen:
@@ -139,7 +148,7 @@ async def _step_totals(served: Served) -> StepTotals | None:
         raise CommandError(f"{served.name}: the steps of its engine can't be read: {error!r}") from error
 
 
-def report_of(plan: ServedPlan, seen: Sequence[Seen]) -> Report:
+def report_of(plan: ServedPlan, seen: Sequence[Seen], failed: Mapping[str, str]) -> Report:
     """Return the table of all subjects, ours over each other's, and where our engine's time went."""
     figures = {each.served.name: figures_of(each) for each in seen}
     metrics = {f"{name}_{key}": own[key] for name, own in figures.items() for key in _HEADLINES}
@@ -164,7 +173,7 @@ def report_of(plan: ServedPlan, seen: Sequence[Seen]) -> Report:
         for name, own in figures.items()
         if own["events_per_token_ratio"] < _EVENTS_ENOUGH
     }
-    return Report(bench=NAME, host=Host.here(), metrics=metrics, grids=tuple(grids), not_run=few)
+    return Report(bench=NAME, host=Host.here(), metrics=metrics, grids=tuple(grids), not_run={**few, **failed})
 
 
 def _ratios(figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -74,14 +74,18 @@ def test_the_report_sets_ours_beside_every_other_and_tells_of_engines_with_few_e
     other = [answer(1, first_s=1.0, gaps=[0.4], tokens=5)]
     totals = StepTotals()
     totals.device_s["decode"], totals.idle_s["host"] = 3.0, 1.0
-    report = report_of(plan(tmp_path, "ours"), [seen("ours", ours, totals), seen("stock", other), seen("vllm", other)])
+    report = report_of(
+        plan(tmp_path, "ours"),
+        [seen("ours", ours, totals), seen("stock", other), seen("vllm", other)],
+        {"sglang": "away"},
+    )
     assert report.metrics["ours_over_stock_requests_ratio"] == pytest.approx(2.0)
     assert report.metrics["ours_over_vllm_ttft_mean_ratio"] == pytest.approx(0.5)
     assert report.metrics["ours_itl_p99_ms"] == pytest.approx(100)
     assert report.metrics["stock_itl_p99_ms"] == pytest.approx(400)
     assert report.metrics["device_idle_pct"] == pytest.approx(25.0)
     assert report.grids[0].columns == ("figure", "ours", "stock", "vllm")
-    assert report.not_run.keys() == {"ITL of stock", "ITL of vllm"}
+    assert report.not_run.keys() == {"ITL of stock", "ITL of vllm", "sglang"}
 
 
 @pytest.mark.parametrize(
