@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-_MATCHED: Final = "kvgate_matched"
+from engines.lmdeploy.guard import Guard
+
+_MATCHED: Final = "kvgate_gate_match"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +27,15 @@ class _Matched:
 
 def try_match_prefix_for_prefill_gate(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """``_PrefillAdmissionAttempt._try_match_prefix_for_prefill_gate``: False, too, where a match would find no more."""
+    guard = Guard("the gate of long prompts")
 
     def _try_match_prefix_for_prefill_gate(self: Any) -> bool:
         seq, prefill = self.seq, self.prefill_scheduler
-        if _is_still_long(seq, prefill):
+        if guard("recall a match", False, _is_still_long, seq, prefill):  # noqa: FBT003 - what it returns then
             return False
         was_matched = original(self)
         if was_matched and prefill._prefill_kv_token_limit(seq) is not None:  # noqa: SLF001 - the gate's own question
-            _remember(seq, prefill.block_trie)
+            guard("note a match", None, _remember, seq, prefill.block_trie)
         return was_matched
 
     return _try_match_prefix_for_prefill_gate
