@@ -259,6 +259,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._writer.last = b""  # an idle connection is not to keep a long answer
         super().on_response_complete()
         if self._last_words is not None and not self._answering and not self.transport.is_closing():
             self._end(self._last_words)
