@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.state.sqlite import FILE_NAME
-from tests.support.running_gateway import RunningGateway
+from tests.support.running_gateway import GatewayClient
 
 ADMIN_KEY = "admin-key-for-tests-0123456789"
 
@@ -17,7 +17,7 @@ ADMIN_KEY = "admin-key-for-tests-0123456789"
 class Admin:
     """Calls ``/admin/v1`` and returns status, headers and body."""
 
-    def __init__(self, gateway: RunningGateway, key: str | None = ADMIN_KEY) -> None:
+    def __init__(self, gateway: GatewayClient, key: str | None = ADMIN_KEY) -> None:
         self._gateway = gateway
         self._key = key
 

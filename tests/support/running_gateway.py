@@ -19,22 +19,12 @@ from gateway.shutdown import GracefulServer
 DEADLINE_S = 20.0
 
 
-class RunningGateway:
-    """Where it listens, and a session to talk to it. ``stop`` is what a stop signal does; ``stopped`` waits for it."""
+class GatewayClient:
+    """Where a gateway listens, and a session to talk to it."""
 
-    def __init__(
-        self, url: str, session: aiohttp.ClientSession, server: GracefulServer, task: "asyncio.Task[None]"
-    ) -> None:
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self.url = url
         self.session = session
-        self._server = server
-        self._task = task
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-
-    async def stopped(self) -> None:
-        await asyncio.wait_for(asyncio.shield(self._task), DEADLINE_S)
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
         """Return aiohttp's request context; ``x_script`` becomes the header ``x-script``."""
@@ -72,6 +62,23 @@ class RunningGateway:
                 return (await answer.json())["usable"] == count
 
         await eventually(there)
+
+
+class RunningGateway(GatewayClient):
+    """One in the test's own process. ``stop`` is what a stop signal does; ``stopped`` waits for it."""
+
+    def __init__(
+        self, url: str, session: aiohttp.ClientSession, server: GracefulServer, task: "asyncio.Task[None]"
+    ) -> None:
+        super().__init__(url, session)
+        self._server = server
+        self._task = task
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+    async def stopped(self) -> None:
+        await asyncio.wait_for(asyncio.shield(self._task), DEADLINE_S)
 
 
 async def eventually(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> None:
@@ -126,4 +133,4 @@ async def running_gateway(state_dir: Path, **settings: Any) -> AsyncIterator[Run
         listener.close()
 
 
-__all__ = ["DEADLINE_S", "RunningGateway", "eventually", "running_gateway"]
+__all__ = ["DEADLINE_S", "GatewayClient", "RunningGateway", "eventually", "running_gateway"]

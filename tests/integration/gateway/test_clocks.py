@@ -13,7 +13,7 @@ from tests.integration.gateway.test_process import listening, start
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.databases import postgres
 from tests.support.fleet import CHAT, chat, instances, running_fleet
-from tests.support.running_gateway import RunningGateway, eventually
+from tests.support.running_gateway import GatewayClient, eventually
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.skewed import skewed
 
@@ -24,7 +24,7 @@ DAY_S = 86_400
 @asynccontextmanager
 async def wrong_gateway(
     folder: Path, store_url: str, engines: dict[str, ScriptedEngine], skew_s: float
-) -> AsyncIterator[RunningGateway]:
+) -> AsyncIterator[GatewayClient]:
     """Run a gateway process whose clock is ahead by so much."""
     named = ",".join(f'{{"id": "{each["id"]}", "url": "{each["url"]}"}}' for each in instances(engines))
     process = await start(
@@ -42,7 +42,7 @@ async def wrong_gateway(
         assert process.stderr is not None
         drained = asyncio.create_task(process.stderr.read())
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
-            gateway = RunningGateway(url, session)
+            gateway = GatewayClient(url, session)
 
             async def up() -> bool:
                 try:
@@ -62,7 +62,7 @@ async def wrong_gateway(
             await process.wait()
 
 
-async def status_with(gateway: RunningGateway, key: str) -> int:
+async def status_with(gateway: GatewayClient, key: str) -> int:
     async with gateway.post(CHAT, chat(), authorization=f"Bearer {key}") as answer:
         await answer.read()
         return int(answer.status)

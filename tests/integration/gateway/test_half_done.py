@@ -13,7 +13,7 @@ from tests.integration.gateway.test_process import listening, start
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.endurance import Shaky
 from tests.support.fleet import instances
-from tests.support.running_gateway import RunningGateway, eventually, running_gateway
+from tests.support.running_gateway import GatewayClient, eventually, running_gateway
 from tests.support.scripted_engine import ScriptedEngine
 
 LRU = {"kind": "eviction", "name": "lru", "params": {}}
@@ -25,7 +25,7 @@ WITHIN_S = 60.0
 class Doomed:
     """A gateway process that is going to be killed."""
 
-    def __init__(self, gateway: RunningGateway, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, gateway: GatewayClient, process: asyncio.subprocess.Process) -> None:
         self.gateway = gateway
         self._process = process
 
@@ -47,7 +47,7 @@ async def doomed(state_dir: Path, engines: dict[str, ScriptedEngine]) -> AsyncIt
         assert process.stderr is not None
         drained = asyncio.create_task(process.stderr.read())
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
-            gateway = RunningGateway(url, session)
+            gateway = GatewayClient(url, session)
 
             async def up() -> bool:
                 try:

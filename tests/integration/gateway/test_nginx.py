@@ -14,7 +14,7 @@ from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.fleet import CHAT, chat, script
 from tests.support.people import put
 from tests.support.replicas import Replicas, instances_setting, kill_nginx, replicas
-from tests.support.running_gateway import RunningGateway, eventually
+from tests.support.running_gateway import GatewayClient, eventually
 from tests.support.scripted_engine import ScriptedEngine
 
 REGISTRATION_KEY = "registration-key-for-tests-1"
@@ -27,8 +27,8 @@ class Deployment:
     def __init__(self, running: Replicas, engines: dict[str, ScriptedEngine], session: aiohttp.ClientSession) -> None:
         self.running = running
         self.engines = engines
-        self.front = RunningGateway(running.url, session)
-        self.each = [RunningGateway(f"http://127.0.0.1:{one.port}", session) for one in running.gateways]
+        self.front = GatewayClient(running.url, session)
+        self.each = [GatewayClient(f"http://127.0.0.1:{one.port}", session) for one in running.gateways]
 
     async def status(self, key: str = "free-key", **headers: str) -> int:
         try:
