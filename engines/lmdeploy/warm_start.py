@@ -98,12 +98,8 @@ def warm_up_s_of(engine: Any) -> float | None:
 
 
 def _cold_because(engine: Any) -> str | None:
-    from lmdeploy.pytorch.disagg.config import EngineRole
-
     if EngineSettings.load().warm_up_limit_s == 0:
         return "KVGATE_ENGINE_WARM_UP_LIMIT_S is 0"
-    if engine.engine_config.role is not EngineRole.Hybrid:
-        return f"an engine with the role {engine.engine_config.role.name} computes half of a request"
     if getattr(engine.executor, "model_agent", None) is None or engine.dist_config.dp > 1:
         return "the model runs in other processes"
     if engine.req_manager.is_request_blocked(_types().ADD_MESSAGE):

@@ -28,6 +28,7 @@ def _hooks(_cpu_engine: None) -> Iterator[None]:
         event_hooks,
         eviction_hooks,
         host_hooks,
+        pd_hooks,
         schedule_hooks,
         step_hooks,
         tenant_hooks,
@@ -43,6 +44,7 @@ def _hooks(_cpu_engine: None) -> Iterator[None]:
             *schedule_hooks(),
             *step_hooks(),
             *admission_hooks(),
+            *pd_hooks(),
         ]
     )
     yield
@@ -90,6 +92,23 @@ def test_nothing_of_it_is_left_in_the_engine_or_known_to_its_agent(local: LocalE
     assert (after.seq, after.stored, after.resident_blocks) == (before.seq, before.stored, before.resident_blocks)
     assert after.tiers == before.tiers
     assert not [task for task in asyncio.all_tasks(local.runner.get_loop()) if not task.done()]
+
+
+@pytest.mark.parametrize("role", ["Prefill", "Decode"])
+def test_an_engine_that_does_half_of_requests_is_warmed_and_holds_nothing(tiny_llama: Path, role: str) -> None:
+    from lmdeploy.pytorch.disagg.config import EngineRole
+
+    with LocalEngine.start(tiny_llama, role=EngineRole[role], max_batch_size=8) as half:
+        agent = agent_of(half.engine)
+        assert agent is not None
+        assert agent.pd is not None
+        before = agent.counters().pd
+
+        assert half.runner.run(warm(half.engine, lambda _: None)) is not None
+
+        assert agent.counters().pd == before
+        assert not half.engine.scheduler.get_sessions()
+        assert not [task for task in asyncio.all_tasks(half.runner.get_loop()) if not task.done()]
 
 
 def test_answers_after_it_are_those_of_an_engine_that_started_cold(local: LocalEngine, tiny_llama: Path) -> None:
