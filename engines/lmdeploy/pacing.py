@@ -215,7 +215,7 @@ class Pacer:
             self._costs.saw_decode(sent.sequences, sent.history_tokens, step.device_s)
         elif sent.kind != "other":
             self._costs.saw_prefill(sent.tokens, sent.pairs, sent.history_tokens, step.device_s)
-            if self._pace is not None:
+            if self._pace is not None and self.in_charge:
                 if sent.owed:  # it took longer than was expected: it owes more
                     self._debt += max(0, self._owed(step.device_s, sent.answering) - sent.owed)
                 self._look(self._pace)
@@ -225,13 +225,14 @@ class Pacer:
         costs, history = self._costs, round(self._usual_history)
         decode_s = costs.decode_s(*self._decode)
         found = limits(pace, costs, self._bounds, decode_s, history)
+        tokens = found.tokens if self._resizes else self._bounds.most_tokens
         self._shown = _Shown(
             decode_s=decode_s,
-            chunk_tokens=found.tokens,
-            chunk_s=costs.chunk_s(found.tokens, history),
-            unmet=found.unmet,
+            chunk_tokens=tokens,
+            chunk_s=costs.chunk_s(tokens, history),
+            unmet=found.unmet if costs.is_settled else "",
         )
-        if found.unmet and not self._said:
+        if self._shown.unmet and not self._said:
             self._said = found.unmet
             _log.warning("the ITL target of %g ms can't be kept: %s", pace.target_s * 1e3, found.unmet)
 

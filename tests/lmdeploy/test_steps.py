@@ -77,11 +77,11 @@ def test_steps_sum_up_and_idle_time_without_requests_is_no_work(engine: LocalEng
     steps_of(engine, [random_prompt(20, 3)], 4)
 
     async def nothing() -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.05)
 
     engine.runner.run(nothing())
     first, *others = steps_of(engine, [random_prompt(20, 4), random_prompt(20, 5)], 4)
-    assert first.no_work_s >= 0.3
+    assert first.no_work_s > 0
     assert sum(step.no_work_s for step in others) == 0
     found = report(engine)
     assert (found.clock, found.lost) == ("wall", 0)

@@ -21,6 +21,8 @@ MOST_GROWTH: Final = 4
 _KEPT: Final = 0.98
 """Of the weight of a step, at the next one: half after 34."""
 _SWEEPS: Final = 24
+_FEW_PREFILLS: Final = 8
+_FEW_DECODES: Final = 64
 _LEAST_S: Final = 1e-6
 
 
@@ -78,6 +80,11 @@ class StepCosts:
         self._prefill = LearntCost(4)
         self._decode = LearntCost(3)
         self.longest_tokens = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether so many steps were seen that the first ones, which compile kernels, don't count any more."""
+        return self._prefill.seen >= _FEW_PREFILLS and self._decode.seen >= _FEW_DECODES
 
     def saw_prefill(self, tokens: int, pairs: float, history_tokens: int, seconds: float) -> None:
         """A step computed so many prompt tokens."""

@@ -57,6 +57,15 @@ def test_a_decode_steps_time_goes_with_its_answers_and_their_history() -> None:
     assert costs.decode_s(8, 30_000) == pytest.approx(0.0074, rel=0.05)
 
 
+def test_costs_settle_when_the_first_steps_do_not_count_any_more() -> None:
+    costs = learnt()
+    for _ in range(63):
+        costs.saw_decode(1, 0, 0.01)
+    assert not costs.is_settled
+    costs.saw_decode(1, 0, 0.01)
+    assert costs.is_settled
+
+
 def test_nothing_is_predicted_before_anything_was_seen_and_impossible_times_are_left_out() -> None:
     costs = StepCosts()
     for seconds in (0.0, -1.0, float("inf"), float("nan")):
