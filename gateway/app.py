@@ -233,6 +233,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                         request_timeout_s=settings.request_timeout_s,
                         waits_s=waits_s,
                         max_attempts=settings.max_attempts,
+                        stream_ping_s=settings.stream_ping_s,
                         expected_output_tokens=settings.expected_output_tokens,
                     ),
                     authenticator=authenticator,

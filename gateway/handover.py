@@ -8,13 +8,15 @@ prompt itself, as it does when it can't fetch it.
 """
 
 import logging
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 
 from gateway.registry import Instance, Registry
-from gateway.upstream import FailureKind, UpstreamClient, UpstreamFailureError
+from gateway.upstream import FailureKind, Opening, UpstreamClient, UpstreamFailureError
+from gateway.upstream.headers import Header
 from gateway.walk import EngineCall, LegRunner
 from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, Load, PdDuty, Save, new_ticket, parse_endpoint
 from kvcontrol.core.roles import KVTransport
@@ -55,6 +57,7 @@ class PrefillRunner:
                 headers=call.headers,
                 body=call.body,
                 hung=partial(self._registry.hung, instance.id),
+                silence=None if call.opening is None else _BeforeAnswer(call.opening),
             )
             with closing(response):
                 while await response.read():
@@ -73,6 +76,21 @@ class PrefillRunner:
         if response.status != HTTPStatus.OK:
             _log.info("%s computed no prompt for %s: it answered %d", instance.id, call.request_id, response.status)
         return response.status == HTTPStatus.OK
+
+
+class _BeforeAnswer:
+    """A client's opening while its prompt is computed: what comes of that is no part of its answer."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self.after_s = opening.after_s
+
+    async def headed(self, status: int, headers: Sequence[Header]) -> None:
+        """Say nothing of the leg's head."""
+        del status, headers
+
+    async def silent(self) -> None:
+        await self._opening.silent()
 
 
 class HandoverRunner:

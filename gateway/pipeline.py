@@ -8,7 +8,7 @@ budget.
 import random
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +47,7 @@ from gateway.unsupported import refuse_unsupported
 from gateway.upstream import (
     Attempts,
     FailureKind,
+    Opening,
     Relayed,
     RetryBudget,
     UpstreamClient,
@@ -54,7 +55,7 @@ from gateway.upstream import (
     relay,
 )
 from gateway.upstream.headers import Header, towards_engine
-from gateway.upstream.relay import OURS, Asked
+from gateway.upstream.relay import OURS, Asked, scanner_for
 from gateway.upstream.urgency import urgency_headers
 from gateway.via import Via
 from gateway.walk import EngineCall, LegFailedError, Walker
@@ -96,6 +97,7 @@ class Limits:
     request_timeout_s: float
     waits_s: Mapping[SloClass, float]
     max_attempts: int
+    stream_ping_s: float
     expected_output_tokens: int
 
 
@@ -120,6 +122,8 @@ class _Try(NamedTuple):
     attempts: Attempts
     deadline: Deadline
     tried: set[InstanceId]
+    opening: Opening | None
+    own_headers: Sequence[Header]
 
 
 class Pipeline:
@@ -201,10 +205,7 @@ class Pipeline:
             record.status = error.status
             record.outcome = _ENDED.get(type(error)) or record.outcome or Outcome.of_status(error.status)
             record.detail = error.reason
-            if exchange.started:  # a whole answer that its client doesn't take: the server ends the connection
-                return
-            limits = () if error.headers else record.limits
-            await exchange.refuse(error, [(b"x-request-id", record.request_id.encode()), *limits])
+            await _refuse(exchange, error, record)
         finally:
             exchange.unwatch()
             if deadline is not None:
@@ -233,6 +234,7 @@ class Pipeline:
                 deadline.check()
                 record.admitted_s = monotonic()
                 record.limits = entry.headers
+                exchange.opening = self._opening(exchange, call)
                 found = _Findings(tenant, fingerprint, entry, deadline, size_of(call, ask, record.request_id))
                 await self._forward(exchange, call, found, record)
 
@@ -254,6 +256,14 @@ class Pipeline:
             record.status, record.outcome = HTTPStatus.OK, Outcome.OK
             await exchange.reply(HTTPStatus.OK, answer, [(b"x-request-id", record.request_id.encode()), *record.limits])
 
+    def _opening(self, exchange: Exchange, call: Call) -> Opening | None:
+        """Return what tells a streaming client of its instances' silence."""
+        if not call.stream:
+            return None
+        return Opening(
+            exchange, scanner_for(_asked(call)), dialect=call.operation.dialect, after_s=self._limits.stream_ping_s
+        )
+
     def _request_id(self, exchange: Exchange) -> RequestId:
         given = exchange.header(b"x-request-id")
         if given is not None and _SANE_ID.fullmatch(given):
@@ -262,7 +272,7 @@ class Pipeline:
 
     async def _forward(self, exchange: Exchange, call: Call, found: _Findings, record: RequestRecord) -> None:
         """Plan and try until an instance answers; raises ``ApiError`` when none does."""
-        path = exchange.target(_PATHS[call.operation])
+        path, opening = exchange.target(_PATHS[call.operation]), exchange.opening
         attempts = Attempts(self._retries, most=self._limits.max_attempts)
         headers = [*_engine_headers(exchange, record), self._via.entry(exchange.http_version)]
         due_s = record.started_s + self._limits.waits_s[found.tenant.limits.slo]
@@ -278,6 +288,9 @@ class Pipeline:
                 without=tried,
             )
             record.planned(plan)
+            own = _own_headers(plan, record)
+            if opening is not None:
+                opening.asked(own)
             for each in (plan.instance.id, *plan.others):
                 self._registry.picked(each)
             attempts.begin(others=lambda: len(self._admission.untried(call.model, tried)))
@@ -294,10 +307,13 @@ class Pipeline:
                         *_private(plan, found.tenant, found.entry.served_as, due_s),
                     ],
                     body=call.body,
+                    opening=opening,
                 )
                 try:
                     with self._plans.begin(plan.execution, found.deadline.end) as run:
-                        this = _Try(plan, run, permit, found.entry, engine_call, attempts, found.deadline, tried)
+                        this = _Try(
+                            plan, run, permit, found.entry, engine_call, attempts, found.deadline, tried, opening, own
+                        )
                         ended = await self._attempt(exchange, call, this, record)
                         if not isinstance(ended, Relayed) or ended.failure is not None:
                             run.failed(str(ended if isinstance(ended, str) else ended.failure))
@@ -326,6 +342,7 @@ class Pipeline:
                 headers=answering.headers,
                 body=answering.body,
                 hung=partial(self._registry.hung, instance.id),
+                silence=this.opening,
             )
         except UpstreamFailureError as failure:
             if isinstance(failure, LegFailedError):
@@ -350,15 +367,15 @@ class Pipeline:
                 self._planner.computed(this.plan)
                 if response.is_event_stream:
                     self._planner.began(this.plan, took_s=record.first_byte_s - record.sent_s)
-            own = _own_headers(this.plan, record)
             try:
                 relayed = await relay(
                     response,
                     exchange,
-                    asked=Asked(call.operation, call.stream, call.answers, call.hide_usage),
-                    own_headers=own,
+                    asked=_asked(call),
+                    own_headers=this.own_headers,
                     deadline=this.deadline,
                     paused=self._telemetry.paused,
+                    opening=this.opening,
                 )
             except UpstreamFailureError as failure:  # its client gets a 5xx, which costs nothing
                 this.entry.settle(HTTPStatus.BAD_GATEWAY, None)
@@ -408,6 +425,18 @@ class Pipeline:
             self._registry.failed(instance.id, str(failure))
         if failure.kind in _OVERLOAD:
             self._admission.overloaded(instance)
+
+
+async def _refuse(exchange: Exchange, error: ApiError, record: RequestRecord) -> None:
+    if exchange.opening is not None and exchange.opening.waiting:
+        await exchange.opening.end(error)
+    elif not exchange.started:  # or it is a whole answer that its client doesn't take: the server ends the connection
+        limits = () if error.headers else record.limits
+        await exchange.refuse(error, [(b"x-request-id", record.request_id.encode()), *limits])
+
+
+def _asked(call: Call) -> Asked:
+    return Asked(call.operation, call.stream, call.answers, call.hide_usage)
 
 
 def _engine_headers(exchange: Exchange, record: RequestRecord) -> list[Header]:

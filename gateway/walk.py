@@ -12,7 +12,7 @@ from typing import Protocol
 from gateway.planner import Plan
 from gateway.registry import Instance, LoadTracker
 from gateway.types import Operation, RequestId
-from gateway.upstream import FailureKind, UpstreamFailureError
+from gateway.upstream import FailureKind, Opening, UpstreamFailureError
 from gateway.upstream.headers import Header
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.scheduler_ir import Leg, LegKind
@@ -20,13 +20,16 @@ from kvcontrol.scheduler_ir import Leg, LegKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCall:
-    """The request as an instance is going to be sent it, at ``path`` below its URL."""
+    """The request as an instance is going to be sent it, at ``path`` below its URL. ``opening`` is its client's, where
+    that waits for a stream.
+    """
 
     operation: Operation
     path: bytes
     request_id: RequestId
     headers: Sequence[Header]
     body: bytes
+    opening: Opening | None = None
 
 
 class LegFailedError(UpstreamFailureError):

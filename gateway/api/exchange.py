@@ -14,6 +14,7 @@ from gateway.content_encoding import coding_of, decoded
 from gateway.errors import ApiError, BodyTimeoutError, BodyTooLargeError, InvalidRequestError
 from gateway.types import Dialect
 from gateway.upstream.headers import Header
+from gateway.upstream.opening import Opening
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -57,7 +58,8 @@ class ClientGoneError(Exception):
 
 
 class Exchange:
-    """Reads once, replies once. ``started`` says whether the client has been sent a status; ``dialect`` is whose API
+    """Reads once, replies once. ``started`` says whether the client has been sent a status; ``opening`` is there for a
+    stream, and may have begun it before there is an answer; ``dialect`` is whose API
     its errors speak; ``extra_headers`` go out with whatever answer it gets (a limit's remainder, for example).
     """
 
@@ -78,6 +80,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.query: bytes = scope.get("query_string", b"")
         self.started = False
+        self.opening: Opening | None = None
         self._finished = False
         self._connection: Connection | None = scope.get(CONNECTION)
         self._take_body: Callable[[], bytes | None] | None = scope.get(TAKE_BODY)
@@ -198,6 +201,11 @@ class Exchange:
                     self._connection.event_stream = value.startswith(_EVENTS)
         headers = [*headers, *self.extra_headers] if self.extra_headers else headers
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def flush(self) -> None:
+        """Send a head that waits for the data behind it."""
+        if self._connection is not None:
+            self._connection.release()
 
     async def send(self, data: bytes) -> None:
         """Send a piece of the body; raises ``ClientGoneError`` when the client has not taken it in time."""

@@ -3,6 +3,7 @@
 from gateway.upstream.client import UpstreamClient, UpstreamResponse
 from gateway.upstream.event_feed import EventFeed
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
+from gateway.upstream.opening import Opening
 from gateway.upstream.pool import ConnectionPool
 from gateway.upstream.relay import Relayed, relay
 from gateway.upstream.retry import Attempts, RetryBudget
@@ -14,6 +15,7 @@ __all__ = [
     "ConnectionPool",
     "EventFeed",
     "FailureKind",
+    "Opening",
     "Relayed",
     "RetryBudget",
     "Timeouts",

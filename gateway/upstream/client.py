@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from math import inf
 from time import monotonic
 
 from gateway.inflate import DamagedError, Inflate
@@ -12,6 +13,7 @@ from gateway.upstream.connection import Connection, ConnectionLostError, NoAnswe
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.headers import Header
 from gateway.upstream.pool import ConnectionPool, Origin
+from gateway.upstream.silence import Silence
 from gateway.upstream.timeouts import Timeouts
 
 Hung = Callable[[], asyncio.Future[None]]
@@ -23,8 +25,15 @@ class UpstreamResponse:
     the engine stop working on it.
     """
 
-    def __init__(self, connection: Connection, watch: "_Watch", give_back: Callable[[Connection], None]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        watch: "_Watch",
+        give_back: Callable[[Connection], None],
+        silence: Silence | None = None,
+    ) -> None:
         self._connection = connection
+        self._silence = silence
         self._watch = watch
         self._give_back: Callable[[Connection], None] | None = give_back
         self._all_said = False
@@ -64,17 +73,25 @@ class UpstreamResponse:
                             FailureKind.BAD_ENCODING, "the engine's compressed answer is cut off"
                         )
                     return b""
-                try:
-                    await connection.arrival()
-                except ConnectionLostError:
-                    raise UpstreamFailureError(
-                        FailureKind.CUT, "the engine's connection ended within its answer"
-                    ) from None
+                await self._arrival()
                 continue
             if decoder is None:
                 return data
             if decoded := _decoded(decoder, data):
                 return decoded
+
+    async def _arrival(self) -> None:
+        """Return when there may be something to read; the silence until then is told of."""
+        try:
+            came = await self._connection.arrival()
+        except ConnectionLostError:
+            raise UpstreamFailureError(FailureKind.CUT, "the engine's connection ended within its answer") from None
+        if not came and self._silence is not None:
+            await self._silence.silent()
+
+    def hush(self) -> None:
+        """Tell nobody of its silence any more: it is no stream."""
+        self._silence = None
 
     @property
     def exhausted(self) -> bool:
@@ -109,17 +126,35 @@ def _decoded(decoder: Inflate, data: bytes = b"") -> bytes:
 
 
 class _Watch:
-    """Ends an answer that is late or silent: one timer for all of it, which looks when it may be time."""
+    """Ends an answer that is late or silent, and nudges whoever waits for it after each ``quiet_s`` of silence: one
+    timer for all of it, which looks when it may be time.
+    """
 
-    __slots__ = ("_begins_until_s", "_connection", "_hung", "_loop", "_stuck", "_timeouts", "_timer")
+    __slots__ = (
+        "_begins_until_s",
+        "_connection",
+        "_head_timer",
+        "_hung",
+        "_loop",
+        "_nudged_s",
+        "_quiet_s",
+        "_stuck",
+        "_timeouts",
+        "_timer",
+    )
 
-    def __init__(self, connection: Connection, timeouts: Timeouts, hung: Hung, *, left_s: float) -> None:
+    def __init__(
+        self, connection: Connection, timeouts: Timeouts, hung: Hung, *, left_s: float, quiet_s: float = inf
+    ) -> None:
         self._connection = connection
         self._timeouts = timeouts
         self._hung = hung
+        self._quiet_s = quiet_s
         self._loop = connection.loop
-        self._begins_until_s: float | None = self._loop.time() + left_s
-        self._timer = self._loop.call_later(left_s, self._look)
+        self._nudged_s = self._loop.time()
+        self._begins_until_s: float | None = self._nudged_s + left_s
+        self._timer = self._loop.call_later(min(left_s, quiet_s), self._look)
+        self._head_timer: asyncio.TimerHandle | None = None
         self._stuck: asyncio.Future[None] | None = hung()
         self._stuck.add_done_callback(self._hangs)
 
@@ -127,16 +162,27 @@ class _Watch:
         """The first byte is there: from now on silence is what is watched."""
         self._begins_until_s = None
         self._forget_stuck()
+        self._forget_head()
         if self._connection.ended:
             self._timer.cancel()
         elif self._timeouts.hung_s < self._timeouts.first_byte_s:
             self._timer.cancel()
-            self._timer = self._loop.call_later(self._timeouts.hung_s, self._look)
+            self._timer = self._loop.call_later(min(self._timeouts.hung_s, self._quiet_s), self._look)
+
+    def headed(self) -> None:
+        """The head is there alone: nudge if that stays so for a moment."""
+        self._head_timer = self._loop.call_later(_HEAD_ALONE_S, self._connection.nudge)
 
     def stop(self) -> None:
         """Idempotent."""
         self._timer.cancel()
         self._forget_stuck()
+        self._forget_head()
+
+    def _forget_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def _forget_stuck(self) -> None:
         stuck, self._stuck = self._stuck, None
@@ -151,22 +197,33 @@ class _Watch:
         times = self._timeouts
         if self._begins_until_s is not None:
             if now_s < self._begins_until_s:
-                self._again(self._begins_until_s - now_s)
+                self._again(min(self._begins_until_s - now_s, self._quiet_for(now_s, self._nudged_s)))
             else:
                 self._fail(FailureKind.FIRST_BYTE_TIMEOUT, f"the engine sent nothing for {times.first_byte_s:g} s")
             return
         if not self._connection.waiting:
-            self._again(times.hung_s)
+            self._again(min(times.hung_s, self._quiet_s))
             return
-        silent_s = now_s - self._connection.waiting_since_s
+        since_s = self._connection.waiting_since_s
+        silent_s = now_s - since_s
+        quiet_s = self._quiet_for(now_s, max(since_s, self._nudged_s))
         if silent_s >= times.idle_s:
             self._fail(FailureKind.IDLE_TIMEOUT, f"the engine was silent for {times.idle_s:g} s within its answer")
         elif silent_s < times.hung_s:
-            self._again(times.hung_s - silent_s)
+            self._again(min(times.hung_s - silent_s, quiet_s))
         elif self._hung().done():
             self._fail(FailureKind.IDLE_TIMEOUT, "the engine stopped answering within its answer")
         else:
-            self._again(min(times.hung_s, times.idle_s - silent_s))
+            self._again(min(times.hung_s, times.idle_s - silent_s, quiet_s))
+
+    def _quiet_for(self, now_s: float, since_s: float) -> float:
+        """Nudge where it has been silent for long enough; return in how many seconds that may be again."""
+        left_s = since_s + self._quiet_s - now_s
+        if left_s > 0:
+            return left_s
+        self._nudged_s = now_s
+        self._connection.nudge()
+        return self._quiet_s
 
     def _again(self, after_s: float) -> None:
         self._timer = self._loop.call_later(after_s, self._look)
@@ -183,15 +240,23 @@ class UpstreamClient:
         self._timeouts = timeouts
         self._origins = lru_cache(maxsize=4096)(Origin.of)
 
-    async def open(
-        self, url: str, path: bytes, *, headers: Sequence[Header], body: bytes, hung: Hung
+    async def open(  # noqa: PLR0913 - a request, and who watches over it
+        self,
+        url: str,
+        path: bytes,
+        *,
+        headers: Sequence[Header],
+        body: bytes,
+        hung: Hung,
+        silence: Silence | None = None,
     ) -> UpstreamResponse:
         """POST a body to ``path`` below an instance's URL, and return once the first byte of the answer's body is there
         (or its empty end). A redirection is a failure: where it leads is the private network's affair, and nobody named
         what is there as an instance.
 
-        ``hung`` ends the wait as soon as it is done, and a later silence soon. A kept connection that turns out to be
-        closed, with nothing having come or with a 408, is replaced by a new one, once. Raises ``UpstreamFailureError``.
+        ``hung`` ends the wait as soon as it is done, and a later silence soon; ``silence`` is told of it, now and while
+        the answer is read. A kept connection that turns out to be closed, with nothing having come or with a 408, is
+        replaced by a new one, once. Raises ``UpstreamFailureError``.
         Cancelling it closes the connection.
         """
         origin = self._origins(url)
@@ -201,10 +266,11 @@ class UpstreamClient:
         while True:
             if connection is None:
                 connection = await self._connect(origin, hung)
-            watch = _Watch(connection, self._timeouts, hung, left_s=until_s - monotonic())
+            quiet_s = inf if silence is None else silence.after_s
+            watch = _Watch(connection, self._timeouts, hung, left_s=until_s - monotonic(), quiet_s=quiet_s)
             try:
-                connection.ask(_head(origin, path, headers, len(body)), body)
-                await connection.arrival()
+                connection.ask(_head(origin, path, headers, len(body)), body, None if silence is None else watch.headed)
+                await _arrived(connection, silence)
                 watch.begun()
             except NoAnswerError as error:
                 watch.stop()
@@ -234,7 +300,7 @@ class UpstreamClient:
                     f"the engine answered {connection.status}: redirections are neither followed nor passed on, an "
                     "instance is to be named by the address at which it answers",
                 )
-            return UpstreamResponse(connection, watch, partial(self._pool.give_back, origin))
+            return UpstreamResponse(connection, watch, partial(self._pool.give_back, origin), silence)
 
     async def _connect(self, origin: Origin, hung: Hung) -> Connection:
         interrupt = Interrupt()
@@ -260,6 +326,18 @@ class UpstreamClient:
             stuck.remove_done_callback(interrupt.fire)
 
 
+async def _arrived(connection: Connection, silence: Silence | None) -> None:
+    """Return when the first data is there; each nudge until then is told of, the first one behind a head as that."""
+    while not await connection.arrival():
+        if silence is None:
+            continue
+        if connection.status and not connection.head_told:
+            connection.head_told = True
+            await silence.headed(connection.status, connection.headers)
+        else:
+            await silence.silent()
+
+
 def _head(origin: Origin, path: bytes, headers: Sequence[Header], length: int) -> bytes:
     lines = [origin.head, path, origin.host]
     for name, value in headers:
@@ -275,6 +353,8 @@ _OWN_LINES = 2  # content-length, and the empty one
 _REDIRECTIONS = range(300, 400)
 _TOO_SLOW = 408
 _LINGER_S = 1.0
+_HEAD_ALONE_S = 0.05
+"""So long is waited for data behind a head, before it is passed on alone: engines write one after the other."""
 _INFLATED = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _PLAIN = frozenset({b"identity", b""})
 

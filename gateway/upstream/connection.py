@@ -50,44 +50,63 @@ class Connection(asyncio.Protocol):
         self._asked = False
         self._in_head = True
         self._interim = False
+        self._nudged = self._quiet = False
+        self._on_head: Callable[[], object] | None = None
         self._until_eof = False
         self._keep = False
         self._lingering: Callable[[Connection], None] | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
         self.status = 0
         self.headers: list[Header] = []
+        self.head_told = False
         self.ended = False
         self.waiting_since_s = 0.0
         self.idle_since_s = 0.0
 
-    def ask(self, head: bytes, body: bytes) -> None:
-        """Send a request; the answer before it has been read to its end."""
+    def ask(self, head: bytes, body: bytes, on_head: Callable[[], object] | None = None) -> None:
+        """Send a request; the answer before it has been read to its end. ``on_head`` is called when the answer's head
+        has come, and nothing of its body with it.
+        """
         transport = self._transport
         if transport is None:
             self._failure = self._failure or ConnectionLostError("the connection was lost while nothing was asked")
             return
         self.status = 0
         self.headers = []
+        self.head_told = False
         self._parts = []
         self._held_bytes = self._arrived_bytes = self._head_bytes = self._unread_bytes = 0
         self._in_head = self._asked = True
-        self.ended = self._interim = self._until_eof = self._keep = False
+        self.ended = self._interim = self._until_eof = self._keep = self._nudged = self._quiet = False
+        self._on_head = on_head
         transport.writelines((head, body))
 
-    async def arrival(self) -> None:
-        """Return when there is something to take, or the answer has ended.
+    async def arrival(self) -> bool:
+        """Return True when there is something to take, or the answer has ended; False when there is neither yet, and
+        ``nudge`` was called.
 
         Raises what ``fail`` was given, ``ConnectionLostError`` when there is and will be neither.
         """
         while not self._parts and not self.ended:
             if self._failure is not None:
                 raise self._failure
-            self.waiting_since_s = self.loop.time()
+            if self._nudged:
+                self._nudged, self._quiet = False, True
+                return False
+            if not self._quiet:
+                self.waiting_since_s = self.loop.time()
             waiter = self._waiter = self.loop.create_future()
             try:
                 await waiter
             finally:
                 self._waiter = None
+        self._quiet = False
+        return True
+
+    def nudge(self) -> None:
+        """Let whoever waits, or will wait, know that nothing has come."""
+        self._nudged = True
+        self._wake()
 
     def take(self) -> bytes:
         """Return what has arrived of the body, maybe nothing."""
@@ -190,6 +209,9 @@ class Connection(asyncio.Protocol):
                 self._paused = True
                 self._transport.pause_reading()
             self._wake()
+        elif self._on_head is not None and not self._in_head:
+            on_head, self._on_head = self._on_head, None
+            on_head()
 
     # What the parser calls.
 

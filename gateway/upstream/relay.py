@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from time import monotonic
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from gateway.deadline import Deadline
 from gateway.errors import ApiError, DeadlineError, ShuttingDownError, UpstreamTimeoutError, UpstreamUnreachableError
@@ -19,6 +19,8 @@ from gateway.types import Dialect, Operation, Usage
 from gateway.upstream.client import UpstreamResponse
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.headers import Header, towards_client
+from gateway.upstream.opening import Opening
+from gateway.upstream.reply import Reply
 from gateway.upstream.sse import EventScanner, GenerateScanner, is_whole
 from gateway.upstream.typed_events import MessagesScanner, ResponsesScanner
 from gateway.upstream.usage import usage_of_answer
@@ -38,16 +40,6 @@ _LAST_WORDS_S = 1.0
 _BLANK: Final = b"\n\n"
 _BEGINS_EVENTS: Final = re.compile(rb"\s*(data|event|id|retry)?:")
 _JSON: Final = re.compile(rb"application/([a-z0-9.+-]+\+)?json\b", re.IGNORECASE)
-
-
-class Reply(Protocol):
-    """Where the answer goes."""
-
-    async def start(self, status: int, headers: Sequence[Header]) -> None: ...
-
-    async def send(self, data: bytes) -> None: ...
-
-    async def finish(self, data: bytes = b"") -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +80,22 @@ async def relay(  # noqa: PLR0913 - called at one place, by name
     own_headers: Sequence[Header],
     deadline: Deadline,
     paused: Callable[[float], None],
+    opening: Opening | None = None,
 ) -> Relayed:
-    """Pass one answer on. Raises ``UpstreamFailureError`` only while the client has not been sent anything.
+    """Pass one answer on. Raises ``UpstreamFailureError`` only while the client has not been sent anything of one.
 
     A stream whose ``deadline`` passes ends with an error event; any other answer lets the cancellation through.
-    ``paused`` is told the seconds between two pieces of a stream.
+    ``paused`` is told the seconds between two pieces of a stream; ``opening`` is that of a request for a stream, which
+    may have begun: then what is no stream ends it as an error event.
     """
     own = {name for name, _ in own_headers}
     headers = [*(each for each in towards_client(response.headers) if each[0] not in own), *own_headers]
+    opening = opening or Opening(reply, scanner_for(asked), dialect=asked.operation.dialect, after_s=0)
+    watched = _Watched(opening, deadline, paused)
+    if opening.begun:
+        return await _under_head(response, reply, headers, asked, watched)
+    if _is_no_stream(response, headers):
+        response.hush()
     if not response.readable:
         return await _pass(response, reply, headers)
     if response.status >= HTTPStatus.BAD_REQUEST:
@@ -106,7 +106,8 @@ async def relay(  # noqa: PLR0913 - called at one place, by name
     if response.is_event_stream or (asked.stream and _BEGINS_EVENTS.match(first)):
         if not any(name == b"content-type" for name, _ in headers):
             headers.append((b"content-type", b"text/event-stream"))
-        return await _stream(response, reply, headers, first, _Watched(scanner_for(asked), deadline, paused))
+        return await _stream(response, reply, headers, first, watched)
+    response.hush()
     if asked.stream and not _is_json(headers):
         return await _pass(response, reply, headers, first=first)
     return await _whole(response, reply, headers, first)
@@ -125,6 +126,10 @@ def scanner_for(asked: Asked) -> EventScanner:
             return EventScanner(hide_usage=asked.hide_usage, answers=asked.answers)
 
 
+def _is_no_stream(response: UpstreamResponse, headers: Sequence[Header]) -> bool:
+    return response.status >= HTTPStatus.BAD_REQUEST or not response.readable or _is_json(headers)
+
+
 def _is_json(headers: Sequence[Header]) -> bool:
     return any(name == b"content-type" and _JSON.match(value) is not None for name, value in headers)
 
@@ -132,7 +137,7 @@ def _is_json(headers: Sequence[Header]) -> bool:
 class _Watched(NamedTuple):
     """What a stream is read by, and what may end it."""
 
-    scanner: EventScanner
+    opening: Opening
     deadline: Deadline
     paused: Callable[[float], None]
 
@@ -140,9 +145,10 @@ class _Watched(NamedTuple):
 async def _stream(
     response: UpstreamResponse, reply: Reply, headers: Sequence[Header], first: bytes, watched: _Watched
 ) -> Relayed:
-    scanner, deadline, _ = watched
+    opening, deadline, _ = watched
+    scanner = opening.scanner
     failure: str | None = None
-    await reply.start(response.status, headers)
+    await opening.answer(response.status, headers)
     try:
         await _pass_events(response, reply, first, watched)
     except UpstreamFailureError as error:
@@ -165,7 +171,7 @@ async def _stream(
 
 async def _pass_events(response: UpstreamResponse, reply: Reply, data: bytes, watched: _Watched) -> None:
     """Pass on a stream that begins with ``data``, to its last event: whatever its connection does after that."""
-    scanner, paused = watched.scanner, watched.paused
+    scanner, paused = watched.opening.scanner, watched.paused
     came_s = monotonic()
     while data:
         if out := scanner.feed(data):
@@ -227,6 +233,26 @@ async def _error(response: UpstreamResponse, reply: Reply, headers: Sequence[Hea
         headers.append((b"content-type", b"application/json"))
     await reply.start(refusal.status, [*headers, (b"content-length", str(len(body)).encode())])
     await reply.finish(body)
+    return Relayed(status=refusal.status, usage=None, failure=None, refused=refusal.of_the_request)
+
+
+async def _under_head(
+    response: UpstreamResponse, reply: Reply, headers: Sequence[Header], asked: Asked, watched: "_Watched"
+) -> Relayed:
+    """Go on with a stream whose head has gone before; what is no stream ends it as an error event."""
+    opening, dialect = watched.opening, asked.operation.dialect
+    if _is_no_stream(response, headers):
+        response.hush()
+    first = await response.read()
+    if response.status == HTTPStatus.OK and response.readable and _BEGINS_EVENTS.match(first):
+        return await _stream(response, reply, headers, first, watched)
+    response.hush()
+    said, complete = await _read(response, first)
+    if response.status < HTTPStatus.BAD_REQUEST:
+        await opening.end(UpstreamUnreachableError("the engine answered a request for a stream with something else"))
+        return Relayed(status=response.status, usage=None, failure=FailureKind.NO_HTTP)
+    refusal = refusal_of_answer(response.status, said if complete and response.readable else b"", dialect)
+    await opening.end(refusal)
     return Relayed(status=refusal.status, usage=None, failure=None, refused=refusal.of_the_request)
 
 

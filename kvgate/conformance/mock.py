@@ -38,6 +38,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""  # of an error, instead of the usual one
     retry_after: str | None = None
     ttft_s: float = 0.0
+    head_s: float = 0.0  # between a stream's head and its first event
+    head_only: bool = False  # the connection is dropped behind a stream's head
     chunks: int = 3
     chunk_s: float = 0.0
     text: str = "tok"
@@ -218,8 +220,9 @@ def _chunk(*, chat: bool, choices: list[Any]) -> dict[str, Any]:
 async def _stream(request: web.Request, said: Mapping[str, Any], script: Script) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": script.kind, **_CORS})
     await response.prepare(request)
+    await asyncio.sleep(script.head_s)
     for number, event in enumerate(events(request.path, said, script)):
-        if script.die_after == number:
+        if script.die_after == number or script.head_only:
             _drop(request)
             return response
         size = script.split or len(event)

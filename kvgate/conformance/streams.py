@@ -12,6 +12,8 @@ from kvgate.conformance.rig import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Rig, 
 
 _ABORT_S = 3.0
 _HELD_S = 20.0
+_SILENT_S = 25.0
+_FILLED_S = 15.0
 _TEXT = "你好，世界 🌍 — é"
 
 
@@ -65,6 +67,39 @@ async def unbuffered(rig: Rig) -> None:
         await answer.content.readany()
         first_s = time.monotonic() - began_s
     need(first_s < 1.5, f"the first piece of a stream of 2 s came after {first_s:.1f} s")
+
+
+@case("head-comes-at-once", seen="-")
+async def head(rig: Rig) -> None:
+    """The head of a stream that a backend has begun reaches the client long before the first event."""
+    began_s = time.monotonic()
+    async with rig.streaming(rig.script(head_s=_SILENT_S)) as answer:
+        took_s = time.monotonic() - began_s
+        need(answer.status == 200, f"got {answer.status}")
+    need(took_s < _SILENT_S / 2, f"a head that the backend sent at once came after {took_s:.1f} s")
+
+
+@case("silence-is-filled", seen="-", background=True)
+async def silence(rig: Rig) -> None:
+    """While a backend is silent for 25 s before or within its stream, the client gets something within 15 s."""
+    for script in (rig.script(ttft_s=_SILENT_S), rig.script(chunks=2, chunk_s=_SILENT_S)):
+        async with rig.streaming(script) as answer:
+            got, most_s = b"", 0.0
+            while b"tok0" not in got or (script.chunk_s and b"tok1" not in got):
+                began_s = time.monotonic()
+                data = await answer.content.readany()
+                need(data, "the stream ends before its backend has answered")
+                most_s = max(most_s, time.monotonic() - began_s)
+                got += data
+        need(most_s < _FILLED_S, f"nothing came for {most_s:.0f} s")
+
+
+@case("death-behind-the-head", seen="-")
+async def behind_head(rig: Rig) -> None:
+    """A backend that dies behind the head of its stream, before the first event, is replaced, or its client is told."""
+    answer = await rig.ask(rig.script(head_only=True), extra={"stream": True})
+    told = answer.status >= 500 or any('"error"' in each for each in answer.events())
+    need(told, f"both backends died, and the client got {answer.shown()}")
 
 
 @case("done-is-the-end", seen="-")
@@ -181,6 +216,9 @@ CASES = (
     split,
     identical,
     unbuffered,
+    head,
+    silence,
+    behind_head,
     done,
     usage,
     death,

@@ -55,6 +55,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     retry_after: str | None = None
     location: str | None = None  # of a redirection
     ttft_s: float = 0.0
+    head_s: float = 0.0  # between a stream's head and its first event
+    head_only: bool = False  # drop the connection behind a stream's head
     chunks: int = 4
     chunk_s: float = 0.0
     text: str = "tok"
@@ -182,9 +184,10 @@ class ScriptedEngine:
             response.headers["content-encoding"] = "gzip"
         compressor = zlib.compressobj(wbits=31)
         await response.prepare(request)
+        await asyncio.sleep(script.head_s)
         for number, plain in enumerate(events(request.path, self.model, said, script, usage)):
             event = plain
-            if script.die_after == number:
+            if script.die_after == number or script.head_only:
                 _drop(request)
                 return response
             if script.stall_after == number:
