@@ -142,7 +142,7 @@ class Machine:
         self.prefill, self.decode = prefill, decode_s
         self.chunk: ActiveChunk | None = None
         self.debt = 0
-        self.answers = [10_000]  # one that never ends, in tokens left
+        self.answers = [10**9]  # one that never ends, in tokens left
         self.prompt_tokens = BOUNDS.most_tokens
         self.steps: list[tuple[bool, float, str, int]] = []
         for tokens in (16, 256, 1024, 8192) * 8:
