@@ -11,7 +11,7 @@ from kvgate.bench_host import run_host
 from kvgate.bench_live import run_live
 from kvgate.bench_options import AsJson, AsMarkdown, say
 from kvgate.bench_policies import run_adaptive, run_evict, run_hierarchy, run_predict, run_shadow
-from kvgate.bench_served import run_served
+from kvgate.bench_served import run_attention, run_served
 from kvgate.benchmarks import host, revisit, served
 from kvgate.benchmarks.report import Host, Report
 from kvgate.benchmarks.show import show
@@ -42,6 +42,7 @@ def build_bench() -> typer.Typer:
     bench.command("pd")(run_pd)
     bench.command("tiers")(run_tiers)
     bench.command(served.NAME)(run_served)
+    bench.command("attention")(run_attention)
     bench.command(host.NAME)(run_host)
     bench.command("gateway")(run_gateway)
     bench.command("telemetry")(run_telemetry)

@@ -1,7 +1,8 @@
-"""``kvgate bench served``: its options."""
+"""``kvgate bench served`` and ``kvgate bench attention``: their options."""
 
 import shlex
 import tempfile
+from dataclasses import astuple
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from kvgate.bench_options import AsJson, AsMarkdown, say
 from kvgate.benchmarks import served
+from kvgate.benchmarks.report import Grid, Host, Report
 from kvgate.benchmarks.served_subjects import Peer, Pool
 from kvgate.benchmarks.show import show
 from kvgate.display import errors
@@ -70,4 +72,59 @@ def run_served(  # noqa: PLR0913 - each is one option
         show(served.run(plan, say), as_json=as_json, as_markdown=as_markdown)
 
 
-__all__ = ["run_served"]
+def run_attention(
+    *,
+    heads: Annotated[int, typer.Option(min=1, help="Query heads of a layer.")] = 28,
+    kv_heads: Annotated[int, typer.Option(min=1, help="KV heads of a layer.")] = 4,
+    head_dim: Annotated[int, typer.Option(min=16, help="Numbers of a head; a power of two.")] = 128,
+    as_json: AsJson = False,
+    as_markdown: AsMarkdown = False,
+) -> None:
+    """Attention kernels on this GPU: LMDeploy's decode kernel beside ours, short prompts over long histories."""
+    from engines.lmdeploy.benchmarks import attention
+
+    if heads % kv_heads or head_dim & (head_dim - 1):
+        raise CommandError(
+            f"--heads {heads} --kv-heads {kv_heads} --head-dim {head_dim}: heads must be a multiple of KV heads, "
+            "and a head's numbers a power of two"
+        )
+    shape = attention.Shape(heads=heads, kv_heads=kv_heads, dim=head_dim)
+    not_run = {}
+    try:
+        decode = attention.decode_times(shape)
+    except attention.UnavailableError as error:
+        raise CommandError(f"attention can't be measured: {error}", "run it on a machine with a CUDA GPU") from error
+    try:
+        prompts = attention.prompt_times(shape)
+    except attention.UnavailableError as error:
+        prompts, not_run["prompts"] = [], str(error)
+    unequal = next(each for each in decode if len(set(each.lengths)) == len(each.lengths) > 2)  # noqa: PLR2004
+    show(
+        Report(
+            bench="attention",
+            host=Host.here(),
+            metrics={
+                "decode_unequal_ours_us": unequal.ours_us,
+                "decode_unequal_stock_us": unequal.stock_us,
+                "decode_unequal_ours_over_stock_ratio": unequal.ours_us / unequal.stock_us,
+            },
+            grids=(
+                Grid(
+                    name="decode, one layer",
+                    columns=("contexts", "stock_us", "ours_us", "ours_gb_per_s", "difference"),
+                    rows=tuple((", ".join(map(str, each.lengths)), *astuple(each)[1:]) for each in decode),
+                ),
+                Grid(
+                    name="prompts, one layer",
+                    columns=("tokens", "history_tokens", "unsplit_us", "split_us"),
+                    rows=tuple(astuple(each) for each in prompts),
+                ),
+            ),
+            not_run=not_run,
+        ),
+        as_json=as_json,
+        as_markdown=as_markdown,
+    )
+
+
+__all__ = ["run_attention", "run_served"]

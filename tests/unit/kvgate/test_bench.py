@@ -298,3 +298,13 @@ def test_a_policy_that_falls_behind_lru_fails_with_where_it_does(traces: Path) -
 def test_adaptive_refuses_a_folder_without_traces(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="there is no trace"):
         CliRunner().invoke(build_bench(), ["adaptive", "--traces", str(tmp_path)], catch_exceptions=False)
+
+
+def test_attention_kernels_are_measured_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(CommandError, match="there is no CUDA device here"):
+        bench("attention")
+    with pytest.raises(CommandError, match="heads must be a multiple of KV heads"):
+        bench("attention", "--heads", "7", "--kv-heads", "2")
