@@ -112,6 +112,11 @@ def coding_of(headers: Iterable[Header]) -> bytes | None:
     return codings[0]
 
 
+def most_decoded_bytes(body: bytes, *, limit_bytes: int) -> int:
+    """Return how long a body may be without its encoding."""
+    return min(limit_bytes, max(_ALWAYS_ALLOWED_BYTES, _MOST_RATIO * len(body)))
+
+
 async def decoded(body: bytes, coding: bytes, *, limit_bytes: int) -> bytes:
     """Return a body without its encoding; a long one is decoded on a thread.
 
@@ -125,7 +130,7 @@ async def decoded(body: bytes, coding: bytes, *, limit_bytes: int) -> bytes:
 
 def decode(body: bytes, coding: bytes, *, limit_bytes: int) -> bytes:
     """``decoded``, at once."""
-    most = min(limit_bytes, max(_ALWAYS_ALLOWED_BYTES, _MOST_RATIO * len(body)))
+    most = most_decoded_bytes(body, limit_bytes=limit_bytes)
     decoder = _DECODERS[coding]()
     try:
         parts = _parts(body, decoder, most)
@@ -167,4 +172,4 @@ def _damaged(coding: bytes, why: str) -> InvalidRequestError:
     return InvalidRequestError(f"the request body is not {coding.decode()}: {why}", code="invalid_encoding")
 
 
-__all__ = ["coding_of", "decode", "decoded"]
+__all__ = ["coding_of", "decode", "decoded", "most_decoded_bytes"]

@@ -35,7 +35,7 @@ from gateway.estimate import ask_of, ask_of_counting, size_of
 from gateway.fingerprint import Fingerprint, Gap, Unreadable
 from gateway.limits import Priority, SloClass
 from gateway.planner import Plan, Planner
-from gateway.reading import Reader
+from gateway.reading import Reader, Received
 from gateway.registry import Instance, LoadTracker, Permit, Registry
 from gateway.running_plans import PlanRun, RunningPlans
 from gateway.separation import RequestSize
@@ -192,13 +192,13 @@ class Pipeline:
             self._shutdown.enter(deadline)
             room = self._reader.room(tenant)
             with deadline:
-                body = await self._reader.body(exchange, room)
+                received = await self._reader.receive(exchange, room)
                 record.received_s = monotonic()
                 exchange.watch(deadline.stop)
                 if self._tokens is not None and operation in TOKEN_OPERATIONS:
-                    await self._answer_here(self._tokens, exchange, body, tenant, record, deadline)
+                    await self._answer_here(self._tokens, exchange, received, tenant, record, deadline)
                     return
-                await self._answer(exchange, body, tenant, record, deadline)
+                await self._answer(exchange, received, tenant, record, deadline)
         except ClientGoneError:
             record.client_left()
         except ApiError as error:
@@ -215,10 +215,11 @@ class Pipeline:
             self._telemetry.settle(record)
 
     async def _answer(
-        self, exchange: Exchange, body: bytes, tenant: Tenant, record: RequestRecord, deadline: Deadline
+        self, exchange: Exchange, received: Received, tenant: Tenant, record: RequestRecord, deadline: Deadline
     ) -> None:
         """Find out what a request asks for, let it in, and have an instance answer it."""
-        with await self._reader.hold(tenant, body) as held:
+        with await self._reader.hold(tenant, received) as held:
+            body = await self._reader.body(received, tenant)
             call = await self._reader.parse(record.operation, body, tenant)
             record.stream = call.stream
             if self._registry.unchecked:
@@ -242,7 +243,7 @@ class Pipeline:
         self,
         tokens: TokenApi,
         exchange: Exchange,
-        body: bytes,
+        received: Received,
         tenant: Tenant,
         record: RequestRecord,
         deadline: Deadline,
@@ -252,6 +253,7 @@ class Pipeline:
             deadline.check()
             record.limits = entry.headers
             entry.began()
+            body = await self._reader.body(received, tenant)
             record.model, answer = await tokens.answer(record.operation, body, tenant)
             record.status, record.outcome = HTTPStatus.OK, Outcome.OK
             await exchange.reply(HTTPStatus.OK, answer, [(b"x-request-id", record.request_id.encode()), *record.limits])

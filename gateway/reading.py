@@ -7,12 +7,13 @@ once, and its tenant's quotas are asked once, when it is known what it takes.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.admission import AdmissionController, Held
 from gateway.api.exchange import Exchange
 from gateway.api.schemas import Call, parse_call
 from gateway.body_memory import BodyMemory, BodyRoom
+from gateway.content_encoding import coding_of, decode, most_decoded_bytes
 from gateway.estimate import least_tokens
 from gateway.fair_threads import FairThreads
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
@@ -21,6 +22,22 @@ from gateway.types import Operation, Tenant
 
 INLINE_BYTES: Final = 192 << 10
 """Up to here a body is read on the event loop: 40 ms for the worst shape, and mostly half of one."""
+
+_INLINE_ENCODED_BYTES: Final = 4 << 10
+"""The same of a compressed one, which may grow to 128 times its length."""
+
+
+class Received(NamedTuple):
+    """A request's body as it came; ``coding`` is its encoding, None where it has none."""
+
+    body: bytes
+    coding: bytes | None
+    room: BodyRoom
+
+    @property
+    def is_long(self) -> bool:
+        """Whether to read it is more than the event loop may do at once."""
+        return len(self.body) > (INLINE_BYTES if self.coding is None else _INLINE_ENCODED_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +73,36 @@ class Reader:
         """Return what a request's bytes are counted with; whoever gets it gives it back."""
         return self._memory.room(tenant.id)
 
-    async def body(self, exchange: Exchange, room: BodyRoom) -> bytes:
-        """Return a request's body; raises ``ApiError`` for one that is too long, too slow, or too much with others."""
+    async def receive(self, exchange: Exchange, room: BodyRoom) -> Received:
+        """Return a request's body as it came.
+
+        Raises ``ApiError`` for one that is too long, too slow, too much with others, or in an unknown encoding.
+        """
         limits = self._limits
-        return await exchange.read_body(
+        coding = coding_of(exchange.headers) if exchange.header(b"content-encoding") is not None else None
+        body = await exchange.read_body(
             limit_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s, take=room.take
         )
+        return Received(body, coding, room)
 
-    async def hold(self, tenant: Tenant, body: bytes) -> Held:
+    async def hold(self, tenant: Tenant, received: Received) -> Held:
         """Take a request and a place of the tenant's quotas where it is long work to find out what else is asked."""
-        return await self._admission.quotas.hold(tenant, is_long=len(body) > INLINE_BYTES)
+        return await self._admission.quotas.hold(tenant, is_long=received.is_long)
+
+    async def body(self, received: Received, tenant: Tenant) -> bytes:
+        """Return a request's body without its encoding; raises ``ApiError`` for one that is damaged or too long."""
+        data, coding, room = received
+        if coding is None:
+            return data
+        limit = self._limits.max_body_bytes
+        work = partial(decode, data, coding, limit_bytes=limit)
+        if received.is_long:
+            most = most_decoded_bytes(data, limit_bytes=limit)
+            body = await self._threads.run(work, tenant=tenant, size_bytes=most)
+        else:
+            body = work()
+        room.take(len(body))
+        return body
 
     async def parse(self, operation: Operation, body: bytes, tenant: Tenant) -> Call:
         """Return what a body asks for; raises ``InvalidRequestError``."""

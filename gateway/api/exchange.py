@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from gateway.content_encoding import coding_of, decoded
 from gateway.errors import ApiError, BodyTimeoutError, BodyTooLargeError, InvalidRequestError
 from gateway.types import Dialect
 from gateway.upstream.headers import Header
@@ -108,21 +107,11 @@ class Exchange:
         return path + b"?" + self.query
 
     async def read_body(self, *, limit_bytes: int, timeout_s: float, take: Callable[[int], None]) -> bytes:
-        """Return the whole body without its encoding, never holding more than ``limit_bytes`` of either. ``take`` is
-        told of bytes as they come, and may raise.
+        """Return the whole body in the encoding that it has, never holding more than ``limit_bytes``. ``take`` is
+        called with the number of bytes as they come, and may raise.
 
-        Raises ``BodyTooLargeError``, ``BodyTimeoutError``, ``ClientGoneError``, ``UnsupportedMediaTypeError``, and
-        ``InvalidRequestError`` where it is not what its encoding says.
+        Raises ``BodyTooLargeError``, ``BodyTimeoutError``, ``ClientGoneError``.
         """
-        coding = coding_of(self.headers) if self.header(b"content-encoding") is not None else None
-        body = await self._whole_body(limit_bytes, timeout_s, take)
-        if coding is None:
-            return body
-        body = await decoded(body, coding, limit_bytes=limit_bytes)
-        take(len(body))
-        return body
-
-    async def _whole_body(self, limit_bytes: int, timeout_s: float, take: Callable[[int], None]) -> bytes:
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
             await self._drain()

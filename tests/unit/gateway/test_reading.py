@@ -1,6 +1,7 @@
 """Reading requests: what is cheap to refuse is refused first, and long work leaves the event loop."""
 
 import asyncio
+import gzip
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from gateway.errors import ContextLengthError, InvalidRequestError, RateLimitedE
 from gateway.fair_threads import FairThreads
 from gateway.fingerprint import Fingerprint, Fingerprinter
 from gateway.limits import SloClass, TenantLimits
-from gateway.reading import INLINE_BYTES, Reader, ReadingLimits
+from gateway.reading import INLINE_BYTES, Reader, ReadingLimits, Received
 from gateway.registry import InstanceSpec, LoadTracker, Model, ProbeResult, Registry
 from gateway.types import Operation, Tenant, TenantId
 from kvcontrol.core.ids import InstanceId
@@ -78,6 +79,10 @@ def body(text: str) -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
 
 
+def received(desk: Desk, size: int, coding: bytes | None = None) -> Received:
+    return Received(b"x" * size, coding, desk.reader.room(tenant()))
+
+
 async def parsed(desk: Desk, text: str) -> Call:
     return await desk.reader.parse(Operation.CHAT, body(text), tenant())
 
@@ -102,14 +107,28 @@ async def test_a_long_body_is_read_in_the_threads_and_a_short_one_at_once(desk: 
 
 async def test_a_long_body_takes_a_request_and_a_place_before_it_is_read_and_a_short_one_none(desk: Desk) -> None:
     who = tenant(requests_per_min=1, concurrency=5)
-    with await desk.reader.hold(who, b"x" * INLINE_BYTES):
+    with await desk.reader.hold(who, received(desk, INLINE_BYTES)):
         assert (await desk.quotas.usage(who.id)).requests == 0
-    with await desk.reader.hold(who, b"x" * (INLINE_BYTES + 1)):
+    with await desk.reader.hold(who, received(desk, INLINE_BYTES + 1)):
         assert (await desk.quotas.usage(who.id)).running == 1
         with pytest.raises(RateLimitedError, match="1 requests a minute"):
-            await desk.reader.hold(who, b"x" * (INLINE_BYTES + 1))
+            await desk.reader.hold(who, received(desk, INLINE_BYTES + 1))
     usage = await desk.quotas.usage(who.id)
     assert (usage.requests, usage.running) == (0, 0)
+
+
+async def test_a_compressed_body_takes_a_place_before_and_counts_with_all_that_it_becomes(desk: Desk) -> None:
+    who = tenant(concurrency=1)
+    plain = b"".join(b"%d " % number for number in range(100_000))
+    packed = gzip.compress(plain)
+    room = desk.reader.room(who)
+    room.take(len(packed))
+    with await desk.reader.hold(who, Received(packed, b"gzip", room)):
+        with pytest.raises(RateLimitedError, match="at the same time"):
+            await desk.reader.hold(who, received(desk, 5000, b"gzip"))
+        assert await desk.reader.body(Received(packed, b"gzip", room), who) == plain
+    assert room._size == len(packed) + len(plain)
+    room.give_back()
 
 
 @pytest.mark.parametrize("operation", [Operation.CHAT, Operation.COMPLETIONS])
