@@ -390,7 +390,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                     clock=monotonic,
                     now=shared_clock,
                 )
-                rescue = Rescue(store, registry=registry, swap=swap, pins=pins, problems=problems)
+                rescue = Rescue(store, registry=registry, swap=swap, pins=pins, problems=problems, clock=monotonic)
                 roster = Roster(
                     registry=registry,
                     membership=membership,

@@ -9,6 +9,9 @@ from typing import Any
 
 import aiohttp
 
+from gateway.fleet.act_note import ActNote, NotedPin, NotedPolicy
+from gateway.state import Action, open_sqlite
+from kvcontrol.core.prefix_control import PinRequest
 from tests.integration.gateway.test_process import listening, start
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.endurance import Shaky
@@ -174,6 +177,31 @@ async def test_an_engine_that_dies_in_the_middle_of_a_swap_takes_it_back_from_th
             await admin.ok("PUT", "/policies/eviction", SAID)
             assert [a.policies["eviction"], b.policies["eviction"]] == [S3_FIFO, S3_FIFO]
         await mortal.stop()
+
+
+async def test_a_preset_and_a_pin_that_were_left_half_done_are_undone(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    store = open_sqlite(tmp_path)
+    for action, note in (
+        ("apply", ActNote(policies=[NotedPolicy("a", "eviction:ddr", "lru"), NotedPolicy("a", "eviction:nvme", "mq")])),
+        ("pin", ActNote(pins=[NotedPin("a", "ab" * 16)])),
+    ):
+        number = await store.begin(Action(actor="admin", action=action, target="t", outcome="begun"), lease_s=0)
+        await store.note(number, note.text(), lease_s=0)
+    await store.close()
+    async with engine.started():
+        for kind in ("eviction:ddr", "eviction:nvme"):
+            engine.policies[kind] = {"kind": kind, "name": "fifo", "params": {}}
+        engine.pins["ab" * 16] = PinRequest(hashes=["ab" * 16], ttl_s=900)
+        async with running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway:
+            admin = Admin(gateway)
+
+            async def undone() -> bool:
+                return [outcome for _, outcome, _ in await audited(admin)] == ["undone", "undone"]
+
+            await eventually(undone, WITHIN_S)
+            names = [engine.policies[kind]["name"] for kind in ("eviction:ddr", "eviction:nvme")]
+            assert (names, engine.pins) == (["lru", "mq"], {})
 
 
 async def test_an_act_with_nothing_to_undo_ends_too(tmp_path: Path) -> None:
