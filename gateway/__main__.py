@@ -59,7 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         _say_address(listener)
         _log.info("%d workers", settings.workers)
         given = [] if arguments.config is None else ["--config", str(arguments.config)]
-        return Workers(settings.workers, arguments=given, listener=listener, grace_s=settings.shutdown_grace_s).run()
+        grace_s = settings.shutdown_notice_s + settings.shutdown_grace_s
+        return Workers(settings.workers, arguments=given, listener=listener, grace_s=grace_s).run()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -112,6 +113,7 @@ def _serve(settings: Settings, listeners: list[socket.socket], siblings: Sibling
             timeout_keep_alive=max(1, round(settings.keep_alive_timeout_s)),
         ),
         app.shutdown,
+        notice_s=settings.shutdown_notice_s,
         grace_s=settings.shutdown_grace_s,
     )
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises a signal again once it has shut down for it

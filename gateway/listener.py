@@ -28,13 +28,13 @@ _DROP_NEW: Final = (
 
 _INFO_BYTES: Final = 104
 _WAITING_AT: Final = 24
-_POLL_S: Final = 0.02
-_QUIET_S: Final = 0.1
+_POLL_S: Final = 0.01
+_QUIET_S: Final = 0.05
 """Handshakes that are under way when the filter comes end within this time."""
 
 
 def take_no_more(listener: socket.socket, *, limit_s: float) -> None:
-    """Let nothing new in, and return once all that waits has been accepted by other processes, after ``limit_s`` at the
+    """Let nothing new in, and return once all that waits has been accepted elsewhere, after ``limit_s`` at the
     latest. Only Linux can do that; elsewhere it returns at once.
     """
     if sys.platform != "linux":

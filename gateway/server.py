@@ -25,6 +25,7 @@ from gateway.envelopes import envelope
 from gateway.request_body import Body, take_body
 from gateway.transport import ClientTransport
 
+CLOSE: Final = (b"connection", b"close")
 _OFFERS = frozenset({b"upgrade", b"http2-settings"})
 _LATE_S = 5.0
 """A body's bound here is so much later than the one that answers with 408: it is for whoever doesn't read bodies."""
@@ -98,6 +99,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._writer = ClientTransport(transport, loop=self.loop, linger_s=self.send_timeout_s)
         super().connection_made(cast("Transport", self._writer))
         self._arm(self.header_timeout_s)
+
+    def close_after_answer(self) -> None:
+        """End the connection with the answer that is under way, which has the header for it where it has not begun."""
+        if self._active is not None:
+            self._active.keep_alive = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -385,4 +391,4 @@ def bounded_protocol(
     return Bounded
 
 
-__all__ = ["bounded_protocol"]
+__all__ = ["CLOSE", "BoundedProtocol", "bounded_protocol"]

@@ -259,6 +259,13 @@ class Settings(BaseSettings):
         le=86_400,
         description="How long a model whose instance has left gets 503 instead of 404, in seconds.",
     )
+    shutdown_notice_s: float = Field(
+        1.0,
+        ge=0,
+        le=86_400,
+        description="Time after a stop signal in which requests are still served while /readyz is 503, in seconds; "
+        "then new connections are refused.",
+    )
     shutdown_grace_s: Seconds = Field(
         10.0, description="Time for running requests to end after a stop signal, in seconds."
     )

@@ -1,9 +1,10 @@
 """How the gateway ends: it says so first, lets requests end for a while, and ends the rest in their own dialects.
 
-From the stop signal on ``/readyz`` is 503, so that load balancers look elsewhere, and new requests are refused with 503
-and ``Connection: close``; the listener stays open, or a load balancer would learn that from refused connections. After
-the grace period each request that still runs ends as one ends whose time is over: a stream with the error event of its
-dialect, a whole answer with an envelope. What doesn't end by that is cancelled.
+From the stop signal on ``/readyz`` is 503, so that load balancers look elsewhere; requests are served for ``notice_s``,
+each connection to the end of its answer. Then the address is given up: a connection is served or refused, and whoever
+is refused can go elsewhere, as its request was sent to nobody. After the grace period each request that still runs ends
+as one ends whose time is over: a stream with the error event of its dialect, a whole answer with an envelope. What
+doesn't end by that is cancelled.
 """
 
 import asyncio
@@ -17,8 +18,12 @@ import uvicorn
 
 from gateway.deadline import Deadline
 from gateway.errors import ShuttingDownError
+from gateway.listener import take_no_more
+from gateway.server import CLOSE, BoundedProtocol
 
 _POLL_S: Final = 0.05
+_LAST_CONNECTIONS_S: Final = 2.0
+_LAST_REQUESTS_S: Final = 0.2
 _LAST_WORDS_S: Final = 2.0
 """For requests to say how they end, and for those that are cancelled to be gone."""
 
@@ -30,15 +35,16 @@ class Shutdown:
 
     def __init__(self) -> None:
         self.begun = False
+        self._over = False
         self._running: set[Deadline] = set()
 
     def begin(self) -> None:
-        """Take no more requests. Idempotent."""
+        """Say that it is ending. Idempotent."""
         self.begun = True
 
     def enter(self, deadline: Deadline) -> None:
-        """Note that a request runs; raises ``ShuttingDownError`` once the gateway takes no more."""
-        if self.begun:
+        """Note that a request runs; raises ``ShuttingDownError`` once those that run are ended."""
+        if self._over:
             raise ShuttingDownError
         self._running.add(deadline)
 
@@ -47,7 +53,8 @@ class Shutdown:
         self._running.discard(deadline)
 
     def end_all(self) -> int:
-        """End the requests that run, and return how many those are."""
+        """End the requests that run, and return how many those are; no more are taken."""
+        self._over = True
         for each in self._running:
             each.cut(ShuttingDownError())
         return len(self._running)
@@ -56,13 +63,16 @@ class Shutdown:
 class GracefulServer(uvicorn.Server):
     """uvicorn's server, but for its end. A second SIGINT ends the grace period."""
 
-    def __init__(self, config: uvicorn.Config, shutdown: Shutdown, *, grace_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, shutdown: Shutdown, *, notice_s: float, grace_s: float) -> None:
         super().__init__(config)
+        self._notice_s = notice_s
         self._shutdown = shutdown
         self._grace_s = grace_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._shutdown.begin()
+        await self._serve_on()
+        await self._give_up_address(sockets or [])
         self._let_idle_go()
         if not await self._idle_within(self._grace_s, lambda: self.force_exit):
             _log.warning("%d requests run still: they end now", self._shutdown.end_all())
@@ -70,13 +80,30 @@ class GracefulServer(uvicorn.Server):
                 for task in self.server_state.tasks:
                     task.cancel()
                 await self._idle_within(_LAST_WORDS_S)
-        for server in self.servers:
-            server.close()
-        for each in sockets or []:
-            each.close()
         self._let_idle_go()
         if not self.force_exit:
             await self.lifespan.shutdown()
+
+    async def _serve_on(self) -> None:
+        """Serve for the time of notice; every answer is the last one of its connection."""
+        self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
+        ends_s = monotonic() + self._notice_s
+        while monotonic() < ends_s and not self.force_exit:
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, BoundedProtocol):
+                    connection.close_after_answer()
+            await asyncio.sleep(_POLL_S)
+
+    async def _give_up_address(self, sockets: list[socket.socket]) -> None:
+        """Accept what waits, then close; a connection that came last has a moment to send its request."""
+        shared = [each for each in sockets if each.family != socket.AF_UNIX]
+        await asyncio.gather(*(asyncio.to_thread(take_no_more, each, limit_s=_LAST_CONNECTIONS_S) for each in shared))
+        for server in self.servers:
+            server.close()
+        for each in sockets:
+            each.close()
+        if self.server_state.connections:
+            await asyncio.sleep(_LAST_REQUESTS_S)
 
     def _let_idle_go(self) -> None:
         """Close connections without a request, and those of the others with their answers."""

@@ -245,7 +245,7 @@ def gateway_child(
     return ChildSpec(
         name="gateway",
         command=(sys.executable, "-m", "gateway"),
-        environment=dict(base) | told,
+        environment={"KVGATE_SHUTDOWN_NOTICE_S": "0"} | dict(base) | told,  # nobody can go elsewhere
         ready_url=f"{options.url}/readyz",
         start_limit_s=START_LIMIT_S,
         alive_url=f"{options.url}/healthz",

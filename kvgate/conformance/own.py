@@ -27,6 +27,7 @@ def own_gateway(backends: Sequence[int], **settings: str) -> Iterator[tuple[str,
             "KVGATE_INSTANCES": json.dumps(instances),
             "KVGATE_STATE_DIR": str(Path(folder) / "state"),
             "KVGATE_LOG_LEVEL": "error",
+            "KVGATE_SHUTDOWN_NOTICE_S": "0",
             **{f"KVGATE_{name.upper()}": value for name, value in settings.items()},
         }
         others = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}

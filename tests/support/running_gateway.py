@@ -94,7 +94,12 @@ async def eventually(condition: Callable[[], Any], deadline_s: float = DEADLINE_
 @asynccontextmanager
 async def running_gateway(state_dir: Path, **settings: Any) -> AsyncIterator[RunningGateway]:
     """Run a gateway with these settings, health checks every 50 ms, while the block runs."""
-    values = {"health_interval_s": 0.05, "state_dir": state_dir, "connect_timeout_s": 10.0} | settings
+    values = {
+        "health_interval_s": 0.05,
+        "shutdown_notice_s": 0.0,
+        "state_dir": state_dir,
+        "connect_timeout_s": 10.0,
+    } | settings
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", 0))
@@ -116,6 +121,7 @@ async def running_gateway(state_dir: Path, **settings: Any) -> AsyncIterator[Run
             timeout_keep_alive=max(1, round(chosen.keep_alive_timeout_s)),
         ),
         app.shutdown,
+        notice_s=chosen.shutdown_notice_s,
         grace_s=min(1.0, chosen.shutdown_grace_s),
     )
     task = asyncio.create_task(server.serve(sockets=[listener]))

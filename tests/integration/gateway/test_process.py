@@ -21,7 +21,7 @@ from tests.support.scripted_engine import ScriptedEngine
 
 async def start(tmp_path: Path, *arguments: str, **settings: str) -> Process:
     own = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
-    named = {"KVGATE_STATE_DIR": str(tmp_path), "KVGATE_PORT": "0"} | settings
+    named = {"KVGATE_STATE_DIR": str(tmp_path), "KVGATE_PORT": "0", "KVGATE_SHUTDOWN_NOTICE_S": "0"} | settings
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gateway", *arguments, env=own | named, stdout=PIPE, stderr=PIPE
     )

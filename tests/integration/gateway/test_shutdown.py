@@ -108,7 +108,8 @@ async def test_what_waits_in_the_queue_or_for_its_body_ends_with_an_error_too(tm
 
 async def test_while_it_drains_it_says_so_and_what_runs_ends_well(tmp_path: Path) -> None:
     engine = ScriptedEngine()
-    async with running_fleet(tmp_path, {"a": engine}, shutdown_grace_s=1.0) as fleet:
+    settings = {"shutdown_notice_s": 3.0, "shutdown_grace_s": 60.0}
+    async with running_fleet(tmp_path, {"a": engine}, **settings) as fleet:
         gateway = fleet.gateway
         engine.gate = asyncio.Event()
         running = asyncio.create_task(_answered(gateway))
@@ -123,13 +124,26 @@ async def test_while_it_drains_it_says_so_and_what_runs_ends_well(tmp_path: Path
         await eventually(draining)
         async with gateway.get("/healthz") as answer:
             assert answer.status == 200
-        for path in BODIES:
-            assert await _status(gateway, path) == (503, wanted(path), "close", "1")
         engine.gate.set()
         assert await running == 200
+        seen: list[str] = []
+        stream = asyncio.create_task(_streamed(gateway))
+        await eventually(lambda: fleet.active == 1)
+        while not stream.done():  # served as long as it listens, then refused, and a stream goes on
+            try:
+                seen.append(str(await _answered(gateway)))
+            except aiohttp.ClientConnectorError as error:
+                seen.append(type(error.os_error).__name__)
+                fleet.engines["a"].gate.set()
+        assert set(seen) == {"200", "ConnectionRefusedError"}
+        assert seen == sorted(seen)
+        assert (await stream).endswith("data: [DONE]\n\n")
         await gateway.stopped()
-        with pytest.raises(aiohttp.ClientError):
-            await gateway.get("/readyz")
+
+
+async def _streamed(gateway: RunningGateway) -> str:
+    async with gateway.post(CHAT, chat(stream=True), x_script=script(chunks=60, chunk_s=0.1)) as answer:
+        return (await answer.content.read()).decode()
 
 
 async def _answered(gateway: RunningGateway) -> int:
