@@ -1,7 +1,6 @@
 """Several gateway processes on one address: started, started again when one dies, stopped together.
 
-All accept from one listening socket, so connections that wait for a worker that dies are taken by another one. At a
-stop the address is given up first: what waits is accepted, what comes later is refused, and nothing is lost. A worker
+All accept from one listening socket, so connections that wait for a worker that dies are taken by another one. A worker
 ends when this process does, however that ends: it watches a pipe that closes with it.
 """
 
@@ -22,15 +21,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from gateway.listener import take_no_more
-
 _POLL_S: Final = 0.1
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0
 _STEADY_S: Final = 10.0
 _MOST_FALSE_STARTS: Final = 3
 _STOP_SLACK_S: Final = 10.0
-_ACCEPT_LIMIT_S: Final = 2.0
 
 _log = logging.getLogger("gateway")
 
@@ -54,6 +50,8 @@ class Workers:
         self._grace_s = grace_s
         self._workers = [_Worker(number) for number in range(count)]
         self._stopping = False
+        self._steady = False
+        """Whether one has served for a while: then one that does not start is no reason to stop the others."""
         self._code = 0
 
     def run(self) -> int:
@@ -82,13 +80,14 @@ class Workers:
             return
         code = worker.process.poll()
         if code is None:
+            self._steady = self._steady or now_s - worker.started_s >= _STEADY_S
             return
         worker.process = None
         if now_s - worker.started_s >= _STEADY_S:
-            worker.pause_s, worker.false_starts = _FIRST_PAUSE_S, 0
+            worker.pause_s, worker.false_starts, self._steady = _FIRST_PAUSE_S, 0, True
         else:
             worker.false_starts += 1
-        if code > 0 and worker.false_starts >= _MOST_FALSE_STARTS:
+        if code > 0 and worker.false_starts >= _MOST_FALSE_STARTS and not self._steady:
             _log.error("worker %d does not start (exit code %d); stopping", worker.number, code)
             self._stopping, self._code = True, code
             return
@@ -109,8 +108,7 @@ class Workers:
         worker.started_s = time.monotonic()
 
     def _end(self) -> None:
-        """Give up the address, then stop all workers, those that don't stop in time by force."""
-        take_no_more(self._listener, limit_s=_ACCEPT_LIMIT_S)
+        """Stop all workers, which give up the address, those that don't stop in time by force."""
         self._listener.close()  # as long as one process has it, connections wait there that nobody accepts
         running = [each.process for each in self._workers if each.process is not None]
         for process in running:

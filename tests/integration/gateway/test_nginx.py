@@ -71,7 +71,7 @@ class Deployment:
 
 
 @asynccontextmanager
-async def deployment(folder: Path) -> AsyncIterator[Deployment]:
+async def deployment(folder: Path, *, workers: int = 1) -> AsyncIterator[Deployment]:
     async with AsyncExitStack() as stack:
         engines = {name: ScriptedEngine(kv=False) for name in ("a", "b", "c")}
         for engine in engines.values():
@@ -79,6 +79,7 @@ async def deployment(folder: Path) -> AsyncIterator[Deployment]:
         settings = {
             "KVGATE_INSTANCES": instances_setting({"a": engines["a"].url}),
             "KVGATE_API_KEYS": KEYS,
+            "KVGATE_WORKERS": str(workers),
             "KVGATE_ADMIN_KEY": ADMIN_KEY,
             "KVGATE_REGISTRATION_KEY": REGISTRATION_KEY,
             "KVGATE_STORE_POLL_S": "0.2",
@@ -91,6 +92,30 @@ async def deployment(folder: Path) -> AsyncIterator[Deployment]:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         yield Deployment(running, engines, session)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_no_request_is_lost_while_one_gateway_after_the_other_is_restarted(tmp_path: Path, workers: int) -> None:
+    async with deployment(tmp_path, workers=workers) as all_of:
+        await all_of.all_know({"a"})
+        stop = asyncio.Event()
+        seen: Counter[int] = Counter()
+
+        async def client() -> None:
+            while not stop.is_set():
+                seen[await all_of.status()] += 1
+
+        clients = [asyncio.create_task(client()) for _ in range(4)]
+        for gateway in all_of.running.gateways:
+            before = seen[200]
+            await asyncio.to_thread(gateway.end)
+            await asyncio.to_thread(gateway.again)
+            await all_of.all_know({"a"})
+            await eventually(lambda before=before: seen[200] > before + 20, 60.0)
+        stop.set()
+        await asyncio.gather(*clients)
+        assert seen.keys() == {200}
 
 
 @pytest.mark.slow
