@@ -23,7 +23,7 @@ from gateway.settings import PREFIX, Settings, load_settings
 from gateway.shutdown import GracefulServer
 from gateway.telemetry import configure_logging
 from gateway.telemetry.siblings import Siblings, socket_path
-from gateway.workers import Workers, end_with
+from gateway.workers import WORKERS_LATER_S, Workers, end_with
 from kvcontrol.core.garbage import freeze_garbage
 
 EXIT_ADDRESS = 3
@@ -59,8 +59,13 @@ def main(argv: list[str] | None = None) -> int:
         _say_address(listener)
         _log.info("%d workers", settings.workers)
         given = [] if arguments.config is None else ["--config", str(arguments.config)]
-        grace_s = settings.shutdown_notice_s + settings.shutdown_grace_s
-        return Workers(settings.workers, arguments=given, listener=listener, grace_s=grace_s).run()
+        return Workers(
+            settings.workers,
+            arguments=given,
+            listener=listener,
+            notice_s=settings.shutdown_notice_s,
+            grace_s=settings.shutdown_grace_s,
+        ).run()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,7 +118,8 @@ def _serve(settings: Settings, listeners: list[socket.socket], siblings: Sibling
             timeout_keep_alive=max(1, round(settings.keep_alive_timeout_s)),
         ),
         app.shutdown,
-        notice_s=settings.shutdown_notice_s,
+        notice_s=settings.shutdown_notice_s + (0 if siblings is None else WORKERS_LATER_S),
+        alone=siblings is None,
         grace_s=settings.shutdown_grace_s,
     )
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises a signal again once it has shut down for it

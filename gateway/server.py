@@ -100,6 +100,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(cast("Transport", self._writer))
         self._arm(self.header_timeout_s)
 
+    @property
+    def fresh(self) -> bool:
+        """Whether no request has come yet."""
+        return self._active is None
+
     def close_after_answer(self) -> None:
         """End the connection with the answer that is under way, which has the header for it where it has not begun."""
         if self._active is not None:

@@ -23,7 +23,7 @@ from gateway.server import CLOSE, BoundedProtocol
 
 _POLL_S: Final = 0.05
 _LAST_CONNECTIONS_S: Final = 2.0
-_LAST_REQUESTS_S: Final = 0.2
+_LAST_REQUESTS_S: Final = 2.0
 _LAST_WORDS_S: Final = 2.0
 """For requests to say how they end, and for those that are cancelled to be gone."""
 
@@ -63,8 +63,12 @@ class Shutdown:
 class GracefulServer(uvicorn.Server):
     """uvicorn's server, but for its end. A second SIGINT ends the grace period."""
 
-    def __init__(self, config: uvicorn.Config, shutdown: Shutdown, *, notice_s: float, grace_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, shutdown: Shutdown, *, notice_s: float, grace_s: float, alone: bool = True
+    ) -> None:
+        """``alone``: no other process listens on the same address."""
         super().__init__(config)
+        self._alone = alone
         self._notice_s = notice_s
         self._shutdown = shutdown
         self._grace_s = grace_s
@@ -95,15 +99,21 @@ class GracefulServer(uvicorn.Server):
             await asyncio.sleep(_POLL_S)
 
     async def _give_up_address(self, sockets: list[socket.socket]) -> None:
-        """Accept what waits, then close; a connection that came last has a moment to send its request."""
-        shared = [each for each in sockets if each.family != socket.AF_UNIX]
-        await asyncio.gather(*(asyncio.to_thread(take_no_more, each, limit_s=_LAST_CONNECTIONS_S) for each in shared))
+        """Accept what waits, then close; connections that came last have a moment to send their requests.
+
+        An address that other workers listen on as well stays theirs.
+        """
+        own = [each for each in sockets if self._alone]
+        await asyncio.gather(*(asyncio.to_thread(take_no_more, each, limit_s=_LAST_CONNECTIONS_S) for each in own))
         for server in self.servers:
             server.close()
         for each in sockets:
             each.close()
-        if self.server_state.connections:
-            await asyncio.sleep(_LAST_REQUESTS_S)
+        ends_s = monotonic() + _LAST_REQUESTS_S
+        while any(isinstance(each, BoundedProtocol) and each.fresh for each in self.server_state.connections):
+            if monotonic() >= ends_s:
+                return
+            await asyncio.sleep(_POLL_S)
 
     def _let_idle_go(self) -> None:
         """Close connections without a request, and those of the others with their answers."""

@@ -1,6 +1,7 @@
 """Several gateway processes on one address: started, started again when one dies, stopped together.
 
-All accept from one listening socket, so connections that wait for a worker that dies are taken by another one. A worker
+All accept from one listening socket, so connections that wait for a worker that dies are taken by another one. At a
+stop nothing new is let in, what waits is accepted, and then all leave the address: nothing is lost. A worker
 ends when this process does, however that ends: it watches a pipe that closes with it.
 """
 
@@ -21,12 +22,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from gateway.listener import take_no_more
+
 _POLL_S: Final = 0.1
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0
 _STEADY_S: Final = 10.0
 _MOST_FALSE_STARTS: Final = 3
 _STOP_SLACK_S: Final = 10.0
+WORKERS_LATER_S: Final = 0.5
+"""Workers leave the address so much later than nothing new is let in there: by then what waited has been accepted."""
 
 _log = logging.getLogger("gateway")
 
@@ -44,9 +49,12 @@ class _Worker:
 class Workers:
     """Runs ``count`` processes of ``python -m gateway`` until a stop signal."""
 
-    def __init__(self, count: int, *, arguments: Sequence[str], listener: socket.socket, grace_s: float) -> None:
+    def __init__(
+        self, count: int, *, arguments: Sequence[str], listener: socket.socket, notice_s: float, grace_s: float
+    ) -> None:
         self._arguments = arguments
         self._listener = listener
+        self._notice_s = notice_s
         self._grace_s = grace_s
         self._workers = [_Worker(number) for number in range(count)]
         self._stopping = False
@@ -108,12 +116,14 @@ class Workers:
         worker.started_s = time.monotonic()
 
     def _end(self) -> None:
-        """Stop all workers, which give up the address, those that don't stop in time by force."""
-        self._listener.close()  # as long as one process has it, connections wait there that nobody accepts
+        """Stop all workers, those that don't stop in time by force; the address is given up before they leave it."""
         running = [each.process for each in self._workers if each.process is not None]
         for process in running:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
+        time.sleep(self._notice_s)
+        take_no_more(self._listener, limit_s=WORKERS_LATER_S * 0.8)
+        self._listener.close()  # as long as one process has it, connections wait there that nobody accepts
         deadline_s = time.monotonic() + self._grace_s + _STOP_SLACK_S
         for process in running:
             try:
@@ -137,4 +147,4 @@ def end_with(lifeline: int) -> None:
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
-__all__ = ["Workers", "end_with"]
+__all__ = ["WORKERS_LATER_S", "Workers", "end_with"]
