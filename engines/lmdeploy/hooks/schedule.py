@@ -10,7 +10,7 @@ _STATUS = "lmdeploy.pytorch.messages.MessageStatus"
 
 def schedule_hooks() -> list[Hook]:
     """In both processes: how urgent a request is travels with it, and decides when it is tried."""
-    from engines.lmdeploy import handles, prefill_gate, scheduler, urgency
+    from engines.lmdeploy import chunk_room, handles, prefill_gate, scheduler, urgency
 
     return [
         Hook(
@@ -56,6 +56,12 @@ def schedule_hooks() -> list[Hook]:
             signature="(self) -> bool",
             replace=prefill_gate.try_match_prefix_for_prefill_gate,
             why="beside a chunk every long prompt that waits is matched at every step, and the match taken back",
+        ),
+        Hook(
+            target="lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._try_active_chunk",
+            signature="(self)",
+            replace=chunk_room.task_try_active_chunk,
+            why="a chunk without room and a loaded prompt that waits would wait for each other for ever",
         ),
         Hook(
             target=f"{_MANAGER}.register_sequence",
