@@ -40,6 +40,7 @@ from gateway.registry import Instance, LoadTracker, Permit, Registry
 from gateway.running_plans import PlanRun, RunningPlans
 from gateway.separation import RequestSize
 from gateway.shutdown import Shutdown
+from gateway.status import BAD_REQUEST, INTERNAL_SERVER_ERROR
 from gateway.telemetry import Outcome, RequestRecord, Telemetry
 from gateway.trace_context import begin_trace, with_context
 from gateway.types import Operation, RequestId, Tenant
@@ -219,7 +220,7 @@ class Pipeline:
     ) -> None:
         """Find out what a request asks for, let it in, and have an instance answer it."""
         with await self._reader.hold(tenant, received) as held:
-            body = await self._reader.body(received, tenant)
+            body = received.body if received.coding is None else await self._reader.decoded(received, tenant)
             call = await self._reader.parse(record.operation, body, tenant)
             record.stream = call.stream
             if self._registry.unchecked:
@@ -235,7 +236,8 @@ class Pipeline:
                 deadline.check()
                 record.admitted_s = monotonic()
                 record.limits = entry.headers
-                exchange.opening = self._opening(exchange, call)
+                if call.stream:
+                    exchange.opening = self._opening(exchange, call)
                 found = _Findings(tenant, fingerprint, entry, deadline, size_of(call, ask, record.request_id))
                 await self._forward(exchange, call, found, record)
 
@@ -253,15 +255,13 @@ class Pipeline:
             deadline.check()
             record.limits = entry.headers
             entry.began()
-            body = await self._reader.body(received, tenant)
+            body = received.body if received.coding is None else await self._reader.decoded(received, tenant)
             record.model, answer = await tokens.answer(record.operation, body, tenant)
             record.status, record.outcome = HTTPStatus.OK, Outcome.OK
             await exchange.reply(HTTPStatus.OK, answer, [(b"x-request-id", record.request_id.encode()), *record.limits])
 
-    def _opening(self, exchange: Exchange, call: Call) -> Opening | None:
+    def _opening(self, exchange: Exchange, call: Call) -> Opening:
         """Return what tells a streaming client of its instances' silence."""
-        if not call.stream:
-            return None
         return Opening(
             exchange, scanner_for(_asked(call)), dialect=call.operation.dialect, after_s=self._limits.stream_ping_s
         )
@@ -365,7 +365,7 @@ class Pipeline:
             this.entry.began()
             record.first_byte_s = monotonic()
             record.status = response.status
-            if response.status < HTTPStatus.BAD_REQUEST:
+            if response.status < BAD_REQUEST:
                 self._planner.computed(this.plan)
                 if response.is_event_stream:
                     self._planner.began(this.plan, took_s=record.first_byte_s - record.sent_s)
@@ -385,7 +385,7 @@ class Pipeline:
                 record.outcome = Outcome.UPSTREAM_ERROR
                 raise _refusal(failure, instance) from None
         self._answered(instance, response.status, relayed)
-        if relayed.failure is None and response.status < HTTPStatus.BAD_REQUEST:
+        if relayed.failure is None and response.status < BAD_REQUEST:
             record.overestimated_tokens = self._planner.ended(
                 this.plan, relayed.usage, took_s=monotonic() - record.sent_s
             )
@@ -399,16 +399,16 @@ class Pipeline:
         """
         if status in _TOO_BUSY:
             self._admission.overloaded(instance)
-        elif status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        elif status < INTERNAL_SERVER_ERROR:
             self._admission.answered(instance, after_s=after_s)
         if status in _INSTANCE_FAILED:
             self._registry.failed(instance.id, f"it answered {status}")
-        elif status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        elif status < INTERNAL_SERVER_ERROR:
             self._registry.answered(instance.id)
 
     def _answered(self, instance: Instance, status: int, relayed: Relayed) -> None:
         """Tell the registry of an error whose words are known now: a request's own fault is a good answer."""
-        if status < HTTPStatus.INTERNAL_SERVER_ERROR or status in _INSTANCE_FAILED:
+        if status < INTERNAL_SERVER_ERROR or status in _INSTANCE_FAILED:
             return
         if relayed.refused:
             self._registry.answered(instance.id)

@@ -89,8 +89,8 @@ class Reader:
         """Take a request and a place of the tenant's quotas where it is long work to find out what else is asked."""
         return await self._admission.quotas.hold(tenant, is_long=received.is_long)
 
-    async def body(self, received: Received, tenant: Tenant) -> bytes:
-        """Return a request's body without its encoding; raises ``ApiError`` for one that is damaged or too long."""
+    async def decoded(self, received: Received, tenant: Tenant) -> bytes:
+        """Return an encoded body without its encoding; raises ``ApiError`` for one that is damaged or too long."""
         data, coding, room = received
         if coding is None:
             return data

@@ -216,11 +216,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
 
     def on_url(self, url: bytes) -> None:
-        self._count(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > self.max_header_bytes:
+            raise _RefusedError
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + 4)
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self.max_header_bytes:
+            raise _RefusedError
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -333,11 +337,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if said:
             self._writer.write(said)
         self.transport.close()
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self.max_header_bytes:
-            raise _RefusedError
 
     def _arm(self, seconds: float) -> None:
         self._timer = self.loop.call_later(seconds, self._too_late)

@@ -48,14 +48,11 @@ class Authenticator:
         self._directory = Directory()
         self._tenants: dict[bytes, tuple[Tenant, float | None]] = {}
         self._unconfirmed: frozenset[bytes] = frozenset()
+        self.open = False
+        """Whether any key is accepted; read for every request, and it changes with ``publish`` alone."""
         self.accounts: Mapping[TenantId, Tenant] = {}
         """Tenants that are known by name, the first hundred of them: those that metrics may name."""
         self.publish(Directory())
-
-    @property
-    def open(self) -> bool:
-        """Whether any key is accepted."""
-        return not (self._require_keys or self._configured or self._directory.has_keys)
 
     def publish(self, directory: Directory) -> None:
         """From now on this is what the store says."""
@@ -69,6 +66,7 @@ class Authenticator:
         known = {digest: (tenant(name), None) for digest, name in self._configured.items()}
         stored = {digest: (tenant(each.tenant), each.expires_at_s) for digest, each in directory.keys.items()}
         self._directory, self._tenants, self._unconfirmed = directory, stored | known, frozenset()
+        self.open = not (self._require_keys or self._configured or directory.has_keys)
         names = sorted({*self.configured, *directory.tenants, *(each.tenant for each in directory.keys.values())})
         named = [each for each in ([_ANONYMOUS, *names] if self.open else names) if each != OTHER]
         self.accounts = MappingProxyType({name: tenant(name) for name in named[:MOST_TENANTS]})

@@ -1,7 +1,6 @@
 """One request on its way through: what it asked for, what was reserved for it, and how that ends."""
 
 from collections.abc import Callable
-from http import HTTPStatus
 from math import ceil
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self
@@ -11,6 +10,7 @@ from gateway.admission.quota import Demand, Granted, QuotaMeter, Standing
 from gateway.admission.urgent import Urgent
 from gateway.limits import Priority
 from gateway.registry import Instance
+from gateway.status import BAD_REQUEST, INTERNAL_SERVER_ERROR
 from gateway.types import Tenant, Usage
 from kvcontrol.core.ids import InstanceId
 
@@ -126,9 +126,9 @@ class Entry:
 
     def settle(self, status: int, usage: Usage | None) -> None:
         """Its answer has ended with this status; ``usage`` is None where the engine didn't say."""
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if status >= INTERNAL_SERVER_ERROR:
             self._end(requests=0, tokens=0, work=0.0)
-        elif status >= HTTPStatus.BAD_REQUEST:
+        elif status >= BAD_REQUEST:
             self._end(requests=self._ask.prompts, tokens=0, work=0.0)
         elif usage is not None:
             self._end(

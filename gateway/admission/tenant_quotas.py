@@ -54,7 +54,8 @@ class Held:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if (reservation := self.take()) is not None:
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
             self._meter.settle(reservation, requests=0, tokens=0)
 
 
@@ -94,7 +95,8 @@ class TenantQuotas:
         ``RateLimitedError`` when one is used up, ``NoInstanceError`` when shared ones can't be reached.
         """
         limits = ask.tenant.limits
-        self.check_length(limits, prompt_tokens=ask.prompt_tokens, output_tokens=ask.output_tokens)
+        if limits.context_tokens is not None:
+            self.check_length(limits, prompt_tokens=ask.prompt_tokens, output_tokens=ask.output_tokens)
         if not limits.metered:
             return None
         _check_possible(ask)

@@ -174,7 +174,7 @@ def _is_as_read(body: bytes) -> bool:
     except UnicodeError:  # half a surrogate pair
         return False
     # Two quotes, a colon and a comma for each: with a field twice or a byte between them it is longer.
-    if len(body) == 1 + 4 * len(fields) + sum(len(key) + len(value) for key, value in fields.items()):
+    if len(body) == 1 + 4 * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values())):
         return True
     if len(fields) > _MOST_FOLLOWED:  # to write them anew takes less than to follow them
         return False

@@ -92,8 +92,11 @@ def canonical_chat(  # noqa: PLR0913 - the fields of a request that change its p
     if effort is not None:
         kwargs["reasoning_effort"] = effort
     kwargs["tools"] = _functions(tools or (), tool_choice) or None
-    listed = (part for each in rendered if isinstance(each["content"], list) for part in each["content"])
-    gap = next((part.gap for part in listed if isinstance(part, Opaque)), None)
+    gap: str | None = None
+    for each in rendered:
+        if isinstance(each["content"], list):  # rare: one with an opaque part
+            gap = next(part.gap for part in each["content"] if isinstance(part, Opaque))
+            break
     return ChatPrompt(messages=tuple(rendered), kwargs=kwargs, gap=gap, inline_system=inline_system)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from gateway.fingerprint import Fingerprint, Gap
 from gateway.planner import Plan
+from gateway.status import BAD_REQUEST, INTERNAL_SERVER_ERROR
 from gateway.types import Operation, RequestId, TenantId, Usage
 from gateway.upstream.relay import CANCELLED, DEADLINE, SHUTDOWN, Relayed
 
@@ -35,7 +36,7 @@ class Outcome(StrEnum):
             return cls("refused")
         if status == HTTPStatus.TOO_MANY_REQUESTS:
             return cls("shed")
-        return cls("client_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "upstream_error")
+        return cls("client_error" if status < INTERNAL_SERVER_ERROR else "upstream_error")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,9 +116,9 @@ class RequestRecord:
             self.outcome = Outcome.CANCELLED
         elif relayed.refused:
             self.outcome = Outcome.CLIENT_ERROR
-        elif relayed.failure is not None or relayed.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        elif relayed.failure is not None or relayed.status >= INTERNAL_SERVER_ERROR:
             self.outcome = Outcome.UPSTREAM_ERROR
-        elif relayed.status >= HTTPStatus.BAD_REQUEST:
+        elif relayed.status >= BAD_REQUEST:
             self.outcome = Outcome.CLIENT_ERROR
         else:
             self.outcome = Outcome.OK

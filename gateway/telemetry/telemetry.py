@@ -2,9 +2,9 @@
 
 import logging
 from collections import Counter
-from http import HTTPStatus
 from time import monotonic
 
+from gateway.status import BAD_REQUEST
 from gateway.telemetry.logs import FIELDS
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, RequestRecord
@@ -97,7 +97,7 @@ class Telemetry:
 
     def _judge(self, record: RequestRecord, predicted_s: float | None) -> None:
         """Compare the predicted time to the first token with what it was: only of streams that have one."""
-        answered = record.status is not None and record.status < HTTPStatus.BAD_REQUEST
+        answered = record.status is not None and record.status < BAD_REQUEST
         if predicted_s is None or record.first_byte_s is None or not (record.stream and answered):
             return
         real_s = record.first_byte_s - record.sent_s

@@ -8,12 +8,12 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from math import ceil
 from secrets import token_hex
 from time import monotonic, time
 from typing import Final
 
+from gateway.status import BAD_REQUEST
 from gateway.telemetry.record import Outcome, RequestRecord
 
 INTERVAL_S: Final = 2.0
@@ -62,7 +62,7 @@ class Traffic:
     def settled(self, record: RequestRecord, outcome: Outcome) -> None:
         """Add one finished request."""
         self._outcomes[outcome] += 1
-        answered = record.status is not None and record.status < HTTPStatus.BAD_REQUEST
+        answered = record.status is not None and record.status < BAD_REQUEST
         if record.stream and answered and record.first_byte_s is not None:
             self._times.append(record.first_byte_s - record.started_s)
         usage = record.usage

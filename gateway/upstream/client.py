@@ -68,26 +68,21 @@ class UpstreamResponse:
             data = connection.take()
             if not data:
                 if connection.ended:
-                    if decoder is not None and not decoder.whole:
-                        raise UpstreamFailureError(
-                            FailureKind.BAD_ENCODING, "the engine's compressed answer is cut off"
-                        )
+                    _check_whole(decoder)
                     return b""
-                await self._arrival()
+                try:
+                    came = await connection.arrival()
+                except ConnectionLostError:
+                    raise UpstreamFailureError(
+                        FailureKind.CUT, "the engine's connection ended within its answer"
+                    ) from None
+                if not came and self._silence is not None:
+                    await self._silence.silent()
                 continue
             if decoder is None:
                 return data
             if decoded := _decoded(decoder, data):
                 return decoded
-
-    async def _arrival(self) -> None:
-        """Return when there may be something to read; the silence until then is told of."""
-        try:
-            came = await self._connection.arrival()
-        except ConnectionLostError:
-            raise UpstreamFailureError(FailureKind.CUT, "the engine's connection ended within its answer") from None
-        if not came and self._silence is not None:
-            await self._silence.silent()
 
     def hush(self) -> None:
         """Tell nobody of its silence any more: it is no stream."""
@@ -114,6 +109,11 @@ class UpstreamResponse:
             self._connection.linger(_LINGER_S, give_back)
         else:
             give_back(self._connection)
+
+
+def _check_whole(decoder: Inflate | None) -> None:
+    if decoder is not None and not decoder.whole:
+        raise UpstreamFailureError(FailureKind.BAD_ENCODING, "the engine's compressed answer is cut off")
 
 
 def _decoded(decoder: Inflate, data: bytes = b"") -> bytes:
@@ -162,7 +162,8 @@ class _Watch:
         """The first byte is there: from now on silence is what is watched."""
         self._begins_until_s = None
         self._forget_stuck()
-        self._forget_head()
+        if self._head_timer is not None:
+            self._head_timer.cancel()
         if self._connection.ended:
             self._timer.cancel()
         elif self._timeouts.hung_s < self._timeouts.first_byte_s:
@@ -176,13 +177,10 @@ class _Watch:
     def stop(self) -> None:
         """Idempotent."""
         self._timer.cancel()
-        self._forget_stuck()
-        self._forget_head()
-
-    def _forget_head(self) -> None:
+        if self._stuck is not None:
+            self._forget_stuck()
         if self._head_timer is not None:
             self._head_timer.cancel()
-            self._head_timer = None
 
     def _forget_stuck(self) -> None:
         stuck, self._stuck = self._stuck, None

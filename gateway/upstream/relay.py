@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from gateway.deadline import Deadline
 from gateway.errors import ApiError, DeadlineError, ShuttingDownError, UpstreamTimeoutError, UpstreamUnreachableError
 from gateway.refusal import refusal_of_answer
+from gateway.status import BAD_REQUEST, NO_CONTENT
 from gateway.types import Dialect, Operation, Usage
 from gateway.upstream.client import UpstreamResponse
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
@@ -58,7 +59,7 @@ class Relayed:
         """The status by which a request pays: a stream's own is 200 whatever came of it."""
         if self.failure is None:
             return self.status
-        return HTTPStatus.BAD_REQUEST if self.refused else HTTPStatus.BAD_GATEWAY
+        return BAD_REQUEST if self.refused else HTTPStatus.BAD_GATEWAY
 
 
 class Asked(NamedTuple):
@@ -90,23 +91,23 @@ async def relay(  # noqa: PLR0913 - called at one place, by name
     """
     own = {name for name, _ in own_headers}
     headers = [*(each for each in towards_client(response.headers) if each[0] not in own), *own_headers]
-    opening = opening or Opening(reply, scanner_for(asked), dialect=asked.operation.dialect, after_s=0)
-    watched = _Watched(opening, deadline, paused)
-    if opening.begun:
-        return await _under_head(response, reply, headers, asked, watched)
-    if _is_no_stream(response, headers):
-        response.hush()
+    if opening is not None:
+        if opening.begun:
+            return await _under_head(response, reply, headers, asked, _Watched(opening, deadline, paused))
+        if _is_no_stream(response, headers):
+            response.hush()
     if not response.readable:
         return await _pass(response, reply, headers)
-    if response.status >= HTTPStatus.BAD_REQUEST:
+    if response.status >= BAD_REQUEST:
         return await _error(response, reply, headers, asked.operation.dialect)
     first = await response.read()
-    if not first and response.status != HTTPStatus.NO_CONTENT:
+    if not first and response.status != NO_CONTENT:
         raise UpstreamFailureError(FailureKind.EMPTY, f"the engine answered {response.status} with nothing")
     if response.is_event_stream or (asked.stream and _BEGINS_EVENTS.match(first)):
         if not any(name == b"content-type" for name, _ in headers):
             headers.append((b"content-type", b"text/event-stream"))
-        return await _stream(response, reply, headers, first, watched)
+        opening = opening or Opening(reply, scanner_for(asked), dialect=asked.operation.dialect, after_s=0)
+        return await _stream(response, reply, headers, first, _Watched(opening, deadline, paused))
     response.hush()
     if asked.stream and not _is_json(headers):
         return await _pass(response, reply, headers, first=first)
@@ -127,7 +128,7 @@ def scanner_for(asked: Asked) -> EventScanner:
 
 
 def _is_no_stream(response: UpstreamResponse, headers: Sequence[Header]) -> bool:
-    return response.status >= HTTPStatus.BAD_REQUEST or not response.readable or _is_json(headers)
+    return response.status >= BAD_REQUEST or not response.readable or _is_json(headers)
 
 
 def _is_json(headers: Sequence[Header]) -> bool:
@@ -217,7 +218,7 @@ async def _whole(response: UpstreamResponse, reply: Reply, headers: Sequence[Hea
     body, complete = await _read(response, first)
     if not complete:
         return await _pass(response, reply, headers, first=body)
-    if response.status != HTTPStatus.NO_CONTENT:  # RFC 9110, section 8.6: it has no length
+    if response.status != NO_CONTENT:  # RFC 9110, section 8.6: it has no length
         headers = [*headers, (b"content-length", str(len(body)).encode())]
     await reply.start(response.status, headers)
     await reply.finish(body)
@@ -248,7 +249,7 @@ async def _under_head(
         return await _stream(response, reply, headers, first, watched)
     response.hush()
     said, complete = await _read(response, first)
-    if response.status < HTTPStatus.BAD_REQUEST:
+    if response.status < BAD_REQUEST:
         await opening.end(UpstreamUnreachableError("the engine answered a request for a stream with something else"))
         return Relayed(status=response.status, usage=None, failure=FailureKind.NO_HTTP)
     refusal = refusal_of_answer(response.status, said if complete and response.readable else b"", dialect)

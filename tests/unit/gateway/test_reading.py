@@ -126,7 +126,7 @@ async def test_a_compressed_body_takes_a_place_before_and_counts_with_all_that_i
     with await desk.reader.hold(who, Received(packed, b"gzip", room)):
         with pytest.raises(RateLimitedError, match="at the same time"):
             await desk.reader.hold(who, received(desk, 5000, b"gzip"))
-        assert await desk.reader.body(Received(packed, b"gzip", room), who) == plain
+        assert await desk.reader.decoded(Received(packed, b"gzip", room), who) == plain
     assert room._size == len(packed) + len(plain)
     room.give_back()
 
