@@ -10,7 +10,7 @@ _STATUS = "lmdeploy.pytorch.messages.MessageStatus"
 
 def schedule_hooks() -> list[Hook]:
     """In both processes: how urgent a request is travels with it, and decides when it is tried."""
-    from engines.lmdeploy import chunk_room, handles, prefill_gate, scheduler, urgency
+    from engines.lmdeploy import chunk_room, chunked_again, handles, prefill_gate, scheduler, urgency
 
     return [
         Hook(
@@ -62,6 +62,12 @@ def schedule_hooks() -> list[Hook]:
             signature="(self)",
             replace=chunk_room.task_try_active_chunk,
             why="a chunk without room and a loaded prompt that waits would wait for each other for ever",
+        ),
+        Hook(
+            target="lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._schedule_prefill",
+            signature="(self, allow_long_prefill: bool = True, prefer_long_prefill: bool = False)",
+            replace=chunked_again.task_schedule_prefill,
+            why="an answer that is computed again in chunks was decoded between them, and the engine died",
         ),
         Hook(
             target=f"{_MANAGER}.register_sequence",
