@@ -32,17 +32,14 @@ def _hooked(answers: list[list[int]], _hooks: None) -> None:
     """The answers first."""
 
 
-@pytest.fixture(params=[(0, 128), (64 << 20, 8192)], ids=["in several chunks", "with tiers"])
+@pytest.fixture(params=[0, 64 << 20], ids=["without tiers", "with tiers"])
 def disturbed(
     request: pytest.FixtureRequest, tiny_llama: Path, _hooked: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[DisturbedEngine]:
-    """A pool of 40 blocks, where two contexts fit and three don't."""
-    ddr_bytes, chunk_tokens = request.param
-    monkeypatch.setenv("KVGATE_ENGINE_DDR_BYTES", str(ddr_bytes))
+    """A pool of 40 blocks, where two contexts fit and three don't, each computed in several chunks."""
+    monkeypatch.setenv("KVGATE_ENGINE_DDR_BYTES", str(request.param))
     monkeypatch.setattr("kvcontrol.agent.PROBE_EVERY_S", 0.0)
-    with DisturbedEngine.start(
-        tiny_llama, num_gpu_blocks=40, max_prefill_token_num=chunk_tokens, max_batch_size=8
-    ) as engine:
+    with DisturbedEngine.start(tiny_llama, num_gpu_blocks=40, max_prefill_token_num=128, max_batch_size=8) as engine:
         yield engine
 
 
