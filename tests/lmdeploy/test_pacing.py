@@ -97,7 +97,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def beside(local: LocalEngine, prompts: Sequence[Sequence[int]], new_tokens: int = 500) -> list[Step]:
+async def beside(local: LocalEngine, prompts: Sequence[Sequence[int]], new_tokens: int = 1200) -> list[Step]:
     """Return the steps in which prompts were computed beside a running answer, which goes on all the while."""
     answer = asyncio.ensure_future(local._one(random_prompt(9, 77), Sampling(new_tokens=new_tokens)))
     before = last(local)
