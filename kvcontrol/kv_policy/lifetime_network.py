@@ -47,7 +47,8 @@ class NetworkEstimator:
         self.name = kind.value
         self._torch = torch
         self._rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
-        with torch.random.fork_rng(devices=[]):
+        # An engine's thread may compute without gradients: a network made or taught there needs them all the same.
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(mode=False), torch.enable_grad():
             torch.manual_seed(seed)
             self._network = _network(torch, kind)
         self._optimizer = torch.optim.Adam(self._network.parameters(), lr=_LEARNING_RATE)
@@ -75,8 +76,9 @@ class NetworkEstimator:
         self._ended.append((features, lifetime))
         self._learnt += 1
         if self._learnt % _EVERY == 0 and self._learnt >= _LEAST // 2:
-            for _ in range(_STEPS):
-                self._step()
+            with self._torch.inference_mode(mode=False), self._torch.enable_grad():
+                for _ in range(_STEPS):
+                    self._step()
 
     def _step(self) -> None:
         torch, half = self._torch, _BATCH // 2

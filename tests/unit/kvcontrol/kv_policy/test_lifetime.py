@@ -182,3 +182,17 @@ def test_a_network_of_the_same_seed_says_the_same() -> None:
             network.learn(alone(number), 1 + number % 50)
         said.append(network.estimate(alone(10)))
     assert said[0] == said[1] is not None
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_a_network_learns_on_a_thread_that_computes_without_gradients(mode: str) -> None:
+    import torch
+
+    said = []
+    for without in (False, True):
+        with getattr(torch, mode)(mode=without) if mode == "inference_mode" else torch.set_grad_enabled(not without):
+            network = NetworkEstimator(NetworkKind.LSTM, seed=7)
+            for number in range(300):
+                network.learn(alone(number), 1 + number % 50)
+            said.append(network.estimate(alone(10)))
+    assert said[0] == said[1] is not None
