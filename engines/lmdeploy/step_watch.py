@@ -87,7 +87,7 @@ def maker_init_do_prefill(original: Callable[[Any, Any], None]) -> Callable[[Any
 
 
 def maker_reset_runtime_state(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``InputsMakerAsync.reset_runtime_state``: the engine goes to sleep; what it was sent is dropped."""
+    """``InputsMakerAsync.reset_runtime_state``: the engine goes to sleep; forwards that were sent are dropped."""
 
     def reset_runtime_state(self: Any) -> None:
         original(self)

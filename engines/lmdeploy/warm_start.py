@@ -72,7 +72,7 @@ def waves(
 async def warm(engine: Any, say: Callable[[str], None]) -> float | None:
     """Send an ``Engine``, whose loop doesn't run yet, a warm-up's prompts, and return how many seconds they took.
 
-    None where that can't be done, and where it failed; ``say`` is told why, and how far it is.
+    None where that can't be done, and where it failed; ``say`` gets the reason and the progress.
     """
     reason = _cold_because(engine)
     if reason is not None:

@@ -29,7 +29,7 @@ _UNREAD: Final = Demand(requests=1, tokens=0, places=1)
 
 
 class ShedMeter(Protocol):
-    """Is told of requests that are refused."""
+    """Counts refused requests."""
 
     def shed(self, reason: str) -> None: ...
 

@@ -86,7 +86,7 @@ def server_hooks() -> list[Hook]:
             target=f"{serve}.core.async_engine:AsyncEngine.sleep",
             signature="(self, level: int = 1)",
             replace=server_sleep.async_engine_sleep,
-            why="requests that it cuts off are told from those that somebody aborts",
+            why="LMDeploy ends requests that a sleep cuts off like requests that a client aborts",
         ),
         Hook(
             target=f"{serve}.core.async_engine:AsyncEngine.generate",
