@@ -1,13 +1,16 @@
 """A real LMDeploy engine inside the test's own process, so that its scheduler can be looked at."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 ANSWER_WITHIN_S = 240.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +26,41 @@ class Sampling:
 GREEDY = Sampling()
 
 
+class EngineThread:
+    """A thread with an event loop for one engine.
+
+    LMDeploy awaits inside ``torch.inference_mode()``: its tasks leave it in another order than they entered it, so
+    that it stays on. The mode belongs to a thread: an engine on the test's thread would leave it on for later tests.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="local-engine")
+        self._runner = asyncio.Runner()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function on the thread."""
+        return self._pool.submit(function).result()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the thread's loop, to its end."""
+        return self.call(lambda: self._runner.run(work))
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the thread's loop."""
+        return self.call(self._runner.get_loop)
+
+    def close(self) -> None:
+        """Close the loop and end the thread."""
+        self.call(self._runner.close)
+        self._pool.shutdown()
+
+
 @dataclass(slots=True)
 class LocalEngine:
-    """An engine and the event loop that it lives on; ``with`` closes both."""
+    """An engine and the thread that it lives on; ``with`` closes both."""
 
     engine: Any
-    runner: asyncio.Runner
+    runner: EngineThread
     preempted: list[int] = field(default_factory=list)
     _sessions: Any = field(default_factory=lambda: count(1))
 
@@ -38,8 +70,14 @@ class LocalEngine:
         from lmdeploy.pytorch.engine.engine import Engine
 
         settings = {"device_type": "cpu", "block_size": 16, "num_gpu_blocks": 128, "session_len": 1024, **config}
-        runner = asyncio.Runner()
-        engine = Engine.from_pretrained(str(model), engine_config=PytorchEngineConfig(**settings))
+        runner = EngineThread()
+        try:
+            engine = runner.call(
+                lambda: Engine.from_pretrained(str(model), engine_config=PytorchEngineConfig(**settings))
+            )
+        except BaseException:
+            runner.close()
+            raise
         local = cls(engine, runner)
         local._watch_preemption()
         return local

@@ -168,19 +168,23 @@ class TieredEngine:
         self.do(it_holds)
 
     def _at_rest(self) -> bool:
+        """Whether every transfer has ended and was collected: until then its blocks count as held, not as used.
+
+        Collects them: the timer that does so between steps belongs to an engine's own process.
+        """
+        self.tiers.have_settled()
         planner = self.tiers.planner
-        stats = self.hierarchy.stats()
+        lanes = self.hierarchy.stats().lanes.values()
         return bool(
             planner is not None
             and planner.is_idle
-            and not stats.open_tickets
-            and not stats.due_writes
-            and not any(lane.queued_blocks or lane.running_blocks for lane in stats.lanes.values())
+            and self.hierarchy._at_rest
+            and not any(lane.queued_blocks or lane.running_blocks for lane in lanes)
             and not self.scheduler.sessions
         )
 
     def _is_let_go(self) -> bool:
-        """Whether no block is held: a write that has ended holds its blocks until the engine's timer collects it."""
+        """Whether no block is held."""
         return self._at_rest() and not any(tier.held_blocks for tier in self.hierarchy.stats().tiers.values())
 
     def check(self) -> None:
