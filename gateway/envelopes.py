@@ -8,8 +8,9 @@ from http import HTTPStatus
 
 import msgspec
 
-_ANTHROPIC_KINDS = {
+_ANTHROPIC_TYPES = {
     401: "authentication_error",
+    402: "billing_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
@@ -18,6 +19,9 @@ _ANTHROPIC_KINDS = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+_OTHER_4XX, _OTHER_5XX = "invalid_request_error", "api_error"
+ANTHROPIC_TYPES = frozenset({*_ANTHROPIC_TYPES.values(), _OTHER_4XX, _OTHER_5XX})
+"""All types that Anthropic's clients know."""
 
 
 def envelope(message: str, *, kind: str, param: str | None = None, code: str | None = None) -> bytes:
@@ -25,12 +29,14 @@ def envelope(message: str, *, kind: str, param: str | None = None, code: str | N
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
+def anthropic_type(status: int) -> str:
+    """Return the type of Anthropic's errors with this status."""
+    return _ANTHROPIC_TYPES.get(status, _OTHER_4XX if status < HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER_5XX)
+
+
 def anthropic_envelope(status: int, message: str) -> bytes:
-    """Return Anthropic's error envelope as JSON; its types follow from the status."""
-    kind = _ANTHROPIC_KINDS.get(
-        status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
-    )
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+    """Return Anthropic's error envelope as JSON; its type follows from the status."""
+    return msgspec.json.encode({"type": "error", "error": {"type": anthropic_type(status), "message": message}})
 
 
-__all__ = ["anthropic_envelope", "envelope"]
+__all__ = ["ANTHROPIC_TYPES", "anthropic_envelope", "anthropic_type", "envelope"]

@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.context_length import CODE as CONTEXT_CODE
 from gateway.context_length import ContextLength, context_length_in
-from gateway.envelopes import anthropic_envelope, envelope
+from gateway.envelopes import ANTHROPIC_TYPES, anthropic_envelope, anthropic_type, envelope
 from gateway.types import Dialect
 from kvcontrol.core.errors import UNREADABLE
 
@@ -104,7 +104,7 @@ class Refusal(NamedTuple):
 def refusal_of_answer(status: int, body: bytes, dialect: Dialect = Dialect.OPENAI) -> Refusal:
     """Return what an engine said with an error status. A request's own fault is never a 5xx to its client."""
     said = _decoded(body)
-    return _refusal(status, said, dialect, body)
+    return _refusal(status, said, dialect, body, is_event=False)
 
 
 def refusal_of_event(data: bytes, dialect: Dialect = Dialect.OPENAI) -> Refusal | None:
@@ -118,11 +118,11 @@ def refusal_of_event(data: bytes, dialect: Dialect = Dialect.OPENAI) -> Refusal 
         return None
     match said:
         case {"error": {"code": int(status)}} if HTTPStatus.BAD_REQUEST <= status < _BEYOND_STATUSES:
-            return _refusal(status, said, dialect, data)
-    return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, said, dialect, data)
+            return _refusal(status, said, dialect, data, is_event=True)
+    return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, said, dialect, data, is_event=True)
 
 
-def _refusal(status: int, said: Any, dialect: Dialect, body: bytes) -> Refusal:
+def _refusal(status: int, said: Any, dialect: Dialect, body: bytes, *, is_event: bool) -> Refusal:
     read = _read(said) or _Said(f"the engine answered with status {status} and no message")
     context = None if status in _BUSY else context_length_in(read.message)
     if context is None and read.code in _CONTEXT_CODES:
@@ -130,8 +130,10 @@ def _refusal(status: int, said: Any, dialect: Dialect, body: bytes) -> Refusal:
     kind = _kind(status, read, context)
     if kind in _OF_THE_REQUEST and status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         status = HTTPStatus.BAD_REQUEST
+    types = ANTHROPIC_TYPES if is_event else frozenset({anthropic_type(status)})
+    right = body if _right(said, dialect, types) else None
     if context is not None:
-        return _too_long(status, read, context, dialect, body if _right(said, dialect) else None)
+        return _too_long(status, read, context, dialect, right)
     usual, code = _of_status(status)
     if kind is RefusalKind.UNSUPPORTED:
         code = "unsupported_parameter"
@@ -143,7 +145,7 @@ def _refusal(status: int, said: Any, dialect: Dialect, body: bytes) -> Refusal:
         param=read.param,
         reason=read.code or code,
         context=ContextLength(),
-        as_said=body if _right(said, dialect) else None,
+        as_said=right,
     )
 
 
@@ -192,10 +194,11 @@ def _decoded(body: bytes) -> Any:
         return body[:_MAX_FOREIGN_CHARS].decode("utf-8", "replace").strip()
 
 
-def _right(said: Any, dialect: Dialect) -> bool:
+def _right(said: Any, dialect: Dialect, types: frozenset[str]) -> bool:
+    """Whether it is its dialect's envelope, with one of these ``types`` where it is Anthropic's."""
     match said:
-        case {"type": "error", "error": {"type": str(), "message": str()}} if dialect is Dialect.ANTHROPIC:
-            return True
+        case {"type": "error", "error": {"type": str(kind), "message": str()}} if dialect is Dialect.ANTHROPIC:
+            return kind in types
         case {"error": {"message": str(), **rest}} if dialect is not Dialect.ANTHROPIC:
             return all(isinstance(rest.get(field), str | None) for field in ("type", "param", "code"))
     return False

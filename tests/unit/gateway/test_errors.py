@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from gateway.errors import ApiError, NoInstanceError, RateLimitedError
-from gateway.refusal import refusal_of_answer
+from gateway.context_length import ContextLength
+from gateway.errors import ApiError, ContextLengthError, NoInstanceError
+from gateway.refusal import refusal_of_answer, refusal_of_event
 from gateway.types import Dialect
 
 
@@ -32,18 +33,104 @@ def test_an_error_that_can_not_be_read_is_shown_as_it_came(said: bytes) -> None:
     assert error["code"] == "invalid_request"
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [(400, "invalid_request_error"), (404, "not_found_error"), (429, "rate_limit_error"), (500, "api_error")],
-)
-def test_anthropics_clients_get_anthropics_envelope(status: int, kind: str) -> None:
-    body = b'{"message":"no","type":"x","code":400,"object":"error"}'
-    assert json.loads(refusal_of_answer(status, body, Dialect.ANTHROPIC).body(Dialect.ANTHROPIC)) == {
+ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    409: "invalid_request_error",
+    412: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    500: "api_error",
+    501: "api_error",
+    502: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    508: "api_error",
+    529: "overloaded_error",
+}
+"""The type of each status in Anthropic's envelope."""
+OPENAI = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    409: "invalid_request_error",
+    412: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    529: "service_unavailable_error",
+}
+"""The type of each status in OpenAI's envelope, where an engine's error has none."""
+SAID = [
+    {"message": "no", "type": "x", "code": 400, "object": "error"},
+    {"detail": "no"},
+    {"error": {"message": "no", "type": "BadGatewayError", "code": None}},
+    {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}},
+    {"type": "error", "error": {"type": "api_error", "message": "no"}},
+    {"type": "error", "error": {"type": "odd", "message": "no"}},
+]
+
+
+def own_errors(base: type[ApiError] = ApiError) -> list[type[ApiError]]:
+    return [base, *(below for each in base.__subclasses__() for below in own_errors(each))]
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize(("status", "kind"), ANTHROPIC.items())
+def test_an_error_of_any_shape_has_the_type_of_its_status_in_anthropics_envelope(
+    status: int, kind: str, said: dict[str, object]
+) -> None:
+    refusal = refusal_of_answer(status, json.dumps(said).encode(), Dialect.ANTHROPIC)
+    expected = kind if refusal.status == status else ANTHROPIC[refusal.status]
+    assert json.loads(refusal.body(Dialect.ANTHROPIC)) == {
         "type": "error",
-        "error": {"type": kind, "message": "no"},
+        "error": {"type": expected, "message": "no"},
     }
-    if status == 429:
-        assert json.loads(RateLimitedError("no").body(Dialect.ANTHROPIC))["error"]["type"] == kind
+
+
+@pytest.mark.parametrize(("status", "kind"), OPENAI.items())
+def test_an_error_without_a_type_has_the_type_of_its_status_in_openais_envelope(status: int, kind: str) -> None:
+    assert read(status, b'{"detail": "no"}')["type"] == kind
+
+
+@pytest.mark.parametrize("error", own_errors())
+def test_the_gateways_own_errors_have_the_same_types(error: type[ApiError]) -> None:
+    refused = error.__new__(error)
+    ApiError.__init__(refused, "no")
+    if issubclass(error, ContextLengthError):
+        refused.length = ContextLength()
+    assert json.loads(refused.body(Dialect.ANTHROPIC))["error"]["type"] == ANTHROPIC[error.status]
+    if error.status in OPENAI:
+        assert json.loads(refused.body())["error"]["type"] == OPENAI[error.status]
+
+
+@pytest.mark.parametrize("kind", sorted({*ANTHROPIC.values()}))
+def test_an_error_event_keeps_any_type_that_anthropics_clients_know(kind: str) -> None:
+    event = json.dumps({"type": "error", "error": {"type": kind, "message": "no"}}).encode()
+    refusal = refusal_of_event(event, Dialect.ANTHROPIC)
+    assert refusal is not None
+    assert refusal.body(Dialect.ANTHROPIC) is event
+
+
+def test_an_error_event_of_an_unknown_type_gets_a_known_one() -> None:
+    event = b'{"type": "error", "error": {"type": "odd", "message": "no"}}'
+    refusal = refusal_of_event(event, Dialect.ANTHROPIC)
+    assert refusal is not None
+    assert json.loads(refusal.body(Dialect.ANTHROPIC))["error"] == {"type": "api_error", "message": "no"}
 
 
 def test_lmdeploys_shape_keeps_message_type_and_param() -> None:
