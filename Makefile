@@ -35,7 +35,7 @@ loadtest: setup ## a scenario against a running gateway: make loadtest SCENARIO=
 		--html "artifacts/loadtest/$(notdir $(SCENARIO)).html" --csv "artifacts/loadtest/$(notdir $(SCENARIO))" $(ARGS)
 
 .PHONY: check
-check: setup ## formatting, lint, types, import rules, what is generated, and the pinned set against pyproject.toml
+check: setup ## formatting, lint, types, import rules, generated files, the pinned set, subjects of new commits
 	@$(VENV)/ruff format --check .
 	@$(VENV)/ruff check .
 	@$(VENV)/mypy
@@ -43,6 +43,11 @@ check: setup ## formatting, lint, types, import rules, what is generated, and th
 	@$(VENV)/lint-imports
 	@$(VENV)/python scripts/lock.py --check
 	@$(VENV)/python -m dashboards.build --check
+	@$(VENV)/python scripts/commit_subjects.py
+
+.PHONY: measures
+measures: setup ## sizes: lines by package, long files, long functions, large classes
+	@$(VENV)/python scripts/measures.py
 
 .PHONY: dashboards
 dashboards: setup ## the dashboards against the types that Grafana publishes; nothing without npm
