@@ -1,0 +1,97 @@
+"""No file, function or class grows beyond its bound: those that are beyond it today are listed, and no other is."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LONG_FILES = {
+    "engines/lmdeploy/tiers.py",
+    "engines/sim/bodies.py",
+    "engines/sim/engine.py",
+    "gateway/app.py",
+    "gateway/pipeline.py",
+    "gateway/registry/registry.py",
+    "gateway/settings.py",
+    "kvcontrol/kv_runtime/hierarchy.py",
+    "kvcontrol/kv_runtime/pool.py",
+    "kvcontrol/prefix_reuse/index.py",
+    "kvcontrol/series/engine.py",
+    "kvgate/simulation/fleet.py",
+}
+LONG_FUNCTIONS = {
+    "engines/lmdeploy/agent.py:EngineAgent.__init__",
+    "engines/lmdeploy/attention/decode.py:_attend_kernel",
+    "engines/lmdeploy/attention/decode.py:attend",
+    "engines/lmdeploy/hooks/cpu.py:_engine_hooks",
+    "engines/lmdeploy/hooks/pd.py:pd_hooks",
+    "engines/lmdeploy/hooks/schedule.py:schedule_hooks",
+    "engines/lmdeploy/hooks/server.py:server_hooks",
+    "engines/lmdeploy/hooks/torch.py:torch_hooks",
+    "gateway/api/admin/instances.py:instances_router",
+    "gateway/api/admin/keys.py:keys_router",
+    "gateway/api/admin/own_presets.py:own_presets_router",
+    "gateway/api/admin/policies.py:policies_router",
+    "gateway/api/admin/prefixes.py:prefixes_router",
+    "gateway/api/admin/presets.py:presets_router",
+    "gateway/app.py:build_app",
+    "gateway/app.py:build_app.lifespan",
+    "gateway/pipeline.py:Pipeline._attempt",
+    "gateway/upstream/client.py:UpstreamClient.open",
+    "kvcontrol/tier_report.py:offload_stats",
+    "kvgate/admin_prefixes.py:prefixes",
+    "kvgate/engine.py:engine",
+    "kvgate/plan.py:plan",
+    "kvgate/replay.py:replay",
+    "kvgate/simulate.py:simulate",
+    "kvgate/up.py:up",
+}
+LARGE_CLASSES = {
+    "engines/lmdeploy/events.py:TrieTracker",
+    "engines/lmdeploy/pins.py:PinBook",
+    "engines/lmdeploy/policy_operations.py:PolicyOperations",
+    "engines/lmdeploy/scheduler.py:EngineQueue",
+    "engines/lmdeploy/tiers.py:EngineTiers",
+    "engines/lmdeploy/trie_eviction.py:TrieEviction",
+    "engines/sim/engine.py:SimEngine",
+    "engines/sim/pins.py:SimPins",
+    "engines/sim/pool.py:PrefixPool",
+    "gateway/admission/controller.py:AdmissionController",
+    "gateway/registry/registry.py:Registry",
+    "gateway/server.py:BoundedProtocol",
+    "gateway/state/sql.py:SqlStore",
+    "gateway/upstream/connection.py:Connection",
+    "kvcontrol/kv_policy/tails_first.py:TailsFirst",
+    "kvcontrol/kv_runtime/hierarchy.py:HierarchyManager",
+    "kvcontrol/kv_runtime/migrator.py:KVMigrator",
+    "kvcontrol/kv_runtime/pool.py:KVPool",
+    "kvcontrol/kv_runtime/residency.py:Residency",
+    "kvcontrol/kv_runtime/tier_space.py:TierSpace",
+    "kvcontrol/prefix_reuse/fleet.py:FleetIndex",
+    "kvcontrol/prefix_reuse/index.py:PrefixReuseIndex",
+    "kvcontrol/prefix_reuse/naive_index.py:NaivePrefixReuseIndex",
+    "kvcontrol/scheduler_ir/graph.py:IRGraph",
+}
+
+
+@pytest.fixture
+def measures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.delitem(sys.modules, "measures", raising=False)
+    import measures as module
+
+    return module
+
+
+def test_no_further_file_function_or_class_is_beyond_its_bound(measures: ModuleType) -> None:
+    found = measures.measure(ROOT, measures.python_files(ROOT))
+    assert {each.name for each in found.long_files} - LONG_FILES == set()
+    assert {each.name for each in found.long_functions} - LONG_FUNCTIONS == set()
+    assert {each.name for each in found.large_classes} - LARGE_CLASSES == set()
+
+
+def test_the_median_file_stays_short(measures: ModuleType) -> None:
+    assert measures.measure(ROOT, measures.python_files(ROOT)).median_file <= 130
