@@ -16,13 +16,13 @@ from types import FrameType
 import uvicorn
 from prometheus_client import disable_created_metrics
 
-from gateway.app import build_app
 from gateway.errors import StartupError
-from gateway.server import bounded_protocol
+from gateway.http.protocol import bounded_protocol
+from gateway.http.shutdown import GracefulServer
 from gateway.settings import PREFIX, Settings, load_settings
-from gateway.shutdown import GracefulServer
 from gateway.telemetry import configure_logging
 from gateway.telemetry.siblings import Siblings, socket_path
+from gateway.wiring.app import build_app
 from gateway.workers import WORKERS_LATER_S, Workers, end_with
 from kvcontrol.core.garbage import freeze_garbage
 

@@ -17,12 +17,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.admission import AdmissionController, Authenticator, Entry, keys_of
-from gateway.api.exchange import ClientGoneError, Exchange
-from gateway.api.schemas import Call
-from gateway.api.tokens import TOKEN_OPERATIONS, TokenApi
-from gateway.body_memory import BodyRoom
-from gateway.deadline import HEADER as TIMEOUT_HEADER
-from gateway.deadline import Deadline, limit_of
 from gateway.errors import (
     ApiError,
     DeadlineError,
@@ -31,20 +25,28 @@ from gateway.errors import (
     UpstreamTimeoutError,
     UpstreamUnreachableError,
 )
-from gateway.estimate import ask_of, ask_of_counting, size_of
+from gateway.execution.legs import EngineCall, LegFailedError, Walker
+from gateway.execution.running_plans import PlanRun, RunningPlans
 from gateway.fingerprint import Fingerprint, Gap, Unreadable
+from gateway.http.body_memory import BodyRoom
+from gateway.http.deadline import HEADER as TIMEOUT_HEADER
+from gateway.http.deadline import Deadline, limit_of
+from gateway.http.exchange import ClientGoneError, Exchange
+from gateway.http.shutdown import Shutdown
+from gateway.http.status import BAD_REQUEST, INTERNAL_SERVER_ERROR
+from gateway.http.via import Via
 from gateway.limits import Priority, SloClass
-from gateway.planner import Plan, Planner
-from gateway.reading import Reader, Received
+from gateway.placement.planner import Plan, Planner
+from gateway.placement.separation import RequestSize
 from gateway.registry import Instance, LoadTracker, Permit, Registry
-from gateway.running_plans import PlanRun, RunningPlans
-from gateway.separation import RequestSize
-from gateway.shutdown import Shutdown
-from gateway.status import BAD_REQUEST, INTERNAL_SERVER_ERROR
+from gateway.requests.call import Call
+from gateway.requests.estimate import ask_of, ask_of_counting, size_of
+from gateway.requests.reader import Reader, Received
+from gateway.requests.tokens import TOKEN_OPERATIONS, TokenApi
+from gateway.requests.unsupported import refuse_unsupported
 from gateway.telemetry import Outcome, RequestRecord, Telemetry
-from gateway.trace_context import begin_trace, with_context
+from gateway.telemetry.trace_context import begin_trace, with_context
 from gateway.types import Operation, RequestId, Tenant
-from gateway.unsupported import refuse_unsupported
 from gateway.upstream import (
     Attempts,
     FailureKind,
@@ -58,8 +60,6 @@ from gateway.upstream import (
 from gateway.upstream.headers import Header, towards_engine
 from gateway.upstream.relay import OURS, Asked, scanner_for
 from gateway.upstream.urgency import urgency_headers
-from gateway.via import Via
-from gateway.walk import EngineCall, LegFailedError, Walker
 from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.ids import InstanceId
 

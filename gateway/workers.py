@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from gateway.listener import take_no_more
+from gateway.http.listener import take_no_more
 
 _POLL_S: Final = 0.1
 _FIRST_PAUSE_S: Final = 0.5

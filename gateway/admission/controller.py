@@ -28,11 +28,11 @@ from gateway.admission.limiter import ConcurrencyLimiter, Rooms
 from gateway.admission.quota import QuotaMeter
 from gateway.admission.tenant_quotas import Held, TenantQuotas
 from gateway.admission.urgent import Urgent
-from gateway.context_length import ContextLength
 from gateway.errors import ContextLengthError, NoInstanceError, RateLimitedError
+from gateway.errors.context_length import ContextLength
 from gateway.limits import SloClass
-from gateway.missing_model import missing_model
 from gateway.registry import Instance, LoadTracker, Registry
+from gateway.registry.missing_model import missing_model
 from gateway.types import Tenant
 from kvcontrol.core.ids import InstanceId
 

@@ -8,9 +8,9 @@ from typing import Final, NamedTuple, Protocol, Self
 from gateway.admission.fair_queue import FairQueue
 from gateway.admission.quota import Demand, Granted, QuotaMeter, Standing
 from gateway.admission.urgent import Urgent
+from gateway.http.status import BAD_REQUEST, INTERNAL_SERVER_ERROR
 from gateway.limits import Priority
 from gateway.registry import Instance
-from gateway.status import BAD_REQUEST, INTERNAL_SERVER_ERROR
 from gateway.types import Tenant, Usage
 from kvcontrol.core.ids import InstanceId
 

@@ -19,8 +19,8 @@ from gateway.admission.quota import (
     QuotaUnavailableError,
     Reservation,
 )
-from gateway.context_length import ContextLength
 from gateway.errors import ContextLengthError, InvalidRequestError, NoInstanceError, RateLimitedError
+from gateway.errors.context_length import ContextLength
 from gateway.limits import TenantLimits
 from gateway.types import Tenant
 

@@ -1,5 +1,3 @@
-"""What clients and operators call. ``exchange`` and ``schemas`` lie below the pipeline, ``openai`` and ``ops`` above
-it.
-"""
+"""Routes that clients and operators call; they stand on the pipeline."""
 
 __all__: list[str] = []

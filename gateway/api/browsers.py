@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from gateway.api.exchange import Message, Scope, Send
 from gateway.errors import ApiError, PermissionDeniedError, UnsupportedMediaTypeError
+from gateway.http.exchange import Message, Scope, Send
 from gateway.settings import ANY_ORIGIN
 from gateway.upstream.headers import Header
 

@@ -7,8 +7,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from gateway.envelopes import envelope
 from gateway.errors import MethodNotAllowedError
+from gateway.errors.envelopes import envelope
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 

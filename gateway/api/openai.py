@@ -8,14 +8,14 @@ import logging
 import msgspec
 
 from gateway.admission import Authenticator, keys_of
-from gateway.api.exchange import ClientGoneError, Exchange, Receive, Scope, Send
-from gateway.envelopes import anthropic_envelope, envelope
 from gateway.errors import ApiError, MethodNotAllowedError, NotFoundError
-from gateway.missing_model import missing_model
+from gateway.errors.envelopes import anthropic_envelope, envelope
+from gateway.http.exchange import ClientGoneError, Exchange, Receive, Scope, Send
+from gateway.http.via import Via
 from gateway.pipeline import PATHS, Pipeline
 from gateway.registry import Registry
+from gateway.registry.missing_model import missing_model
 from gateway.types import Dialect, Operation
-from gateway.via import Via
 
 _OPERATIONS = {path: operation for operation, path in PATHS.items()}
 _MODELS = "/v1/models"

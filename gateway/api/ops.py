@@ -6,9 +6,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from gateway.api.operators import OperatorAccess
+from gateway.http.shutdown import Shutdown
 from gateway.problems import Problems
 from gateway.registry import Registry
-from gateway.shutdown import Shutdown
 from gateway.telemetry import Metrics
 from gateway.telemetry.siblings import Siblings
 

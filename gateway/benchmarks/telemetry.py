@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gateway.api.exchange import Exchange, Message
 from gateway.fingerprint import Fingerprint
-from gateway.planner import Plan, Planner
+from gateway.http.exchange import Exchange, Message
+from gateway.placement.planner import Plan, Planner
 from gateway.registry import Instance, InstanceState, LoadTracker
 from gateway.routing import POLICIES, Calibration, CostModel, LearnedAffinity, RecentRoutes
 from gateway.telemetry import Metrics, Outcome, RequestRecord, Telemetry
 from gateway.telemetry.logs import formatter
-from gateway.trace_context import begin_trace, with_context
+from gateway.telemetry.trace_context import begin_trace, with_context
 from gateway.types import Operation, RequestId, TenantId, Usage
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import token_bytes

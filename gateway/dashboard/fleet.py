@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.planner import Planner
+from gateway.placement.planner import Planner
 from gateway.registry import Instance, LoadTracker, Registry
 from gateway.telemetry import Outcome, Telemetry
 from kvcontrol.core.roles import EngineRole

@@ -7,8 +7,8 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
+from gateway.http.connect_failure import why_unreachable
 from gateway.registry import Instance
-from gateway.unreachable import why_unreachable
 from kvcontrol.core.errors import UNREADABLE
 
 _MAX_ANSWER_BYTES: Final = 4 << 20

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from gateway.fleet_settings import PRIVATE_NETWORKS, SCHEMES
-from gateway.place import DEFAULT_PORTS, IPAddress, address_of
+from gateway.http.endpoint import DEFAULT_PORTS, IPAddress, address_of
+from gateway.settings.fleet import PRIVATE_NETWORKS, SCHEMES
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 

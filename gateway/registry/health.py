@@ -16,12 +16,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from gateway.http.connect_failure import is_own_fault, why_unreachable
 from gateway.registry.addresses import AddressRules
 from gateway.registry.instance import InstanceState, Model, ProbeResult, Source
 from gateway.registry.load import LoadTracker
 from gateway.registry.registry import Registry
 from gateway.registry.report import ReportError, read_report
-from gateway.unreachable import is_own_fault, why_unreachable
 from kvcontrol.core.control import STATS_PATH, InstanceStats
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.ids import InstanceId

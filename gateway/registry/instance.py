@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from gateway.place import Place, place_of
+from gateway.http.endpoint import Place, place_of
 from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole

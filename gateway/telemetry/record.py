@@ -7,8 +7,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Self
 
 from gateway.fingerprint import Fingerprint, Gap
-from gateway.planner import Plan
-from gateway.status import BAD_REQUEST, INTERNAL_SERVER_ERROR
+from gateway.http.status import BAD_REQUEST, INTERNAL_SERVER_ERROR
+from gateway.placement.planner import Plan
 from gateway.types import Operation, RequestId, TenantId, Usage
 from gateway.upstream.relay import CANCELLED, DEADLINE, SHUTDOWN, Relayed
 

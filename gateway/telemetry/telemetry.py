@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from time import monotonic
 
-from gateway.status import BAD_REQUEST
+from gateway.http.status import BAD_REQUEST
 from gateway.telemetry.logs import FIELDS
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, RequestRecord

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.errors import SettingsError
-from gateway.settings_problems import PREFIX
+from gateway.settings.problems import PREFIX
 from kvcontrol.tracing import TracingError, collector_of, start_tracing
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
-from gateway.planner import Plan
+from gateway.placement.planner import Plan
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.types import Operation
 from gateway.upstream.headers import Header

@@ -13,7 +13,7 @@ from secrets import token_hex
 from time import monotonic, time
 from typing import Final
 
-from gateway.status import BAD_REQUEST
+from gateway.http.status import BAD_REQUEST
 from gateway.telemetry.record import Outcome, RequestRecord
 
 INTERVAL_S: Final = 2.0

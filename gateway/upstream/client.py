@@ -6,9 +6,9 @@ from functools import lru_cache, partial
 from math import inf
 from time import monotonic
 
-from gateway.inflate import DamagedError, Inflate
-from gateway.interrupt import Interrupt, InterruptError
-from gateway.unreachable import is_own_fault, why_unreachable
+from gateway.http.connect_failure import is_own_fault, why_unreachable
+from gateway.http.inflate import DamagedError, Inflate
+from gateway.http.interrupt import Interrupt, InterruptError
 from gateway.upstream.connection import Connection, ConnectionLostError, NoAnswerError
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.headers import Header

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from aiohappyeyeballs import start_connection
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from gateway.place import DEFAULT_PORTS, address_of
+from gateway.http.endpoint import DEFAULT_PORTS, address_of
 from gateway.upstream.connection import Connection
 
 _IDLE_S = 4.0

@@ -12,15 +12,15 @@ from http import HTTPStatus
 from time import monotonic
 from typing import Final, NamedTuple
 
-from gateway.deadline import Deadline
 from gateway.errors import ApiError, DeadlineError, ShuttingDownError, UpstreamTimeoutError, UpstreamUnreachableError
-from gateway.refusal import refusal_of_answer
-from gateway.status import BAD_REQUEST, NO_CONTENT
+from gateway.http.deadline import Deadline
+from gateway.http.status import BAD_REQUEST, NO_CONTENT
 from gateway.types import Dialect, Operation, Usage
 from gateway.upstream.client import UpstreamResponse
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.headers import Header, towards_client
 from gateway.upstream.opening import Opening
+from gateway.upstream.refusal import refusal_of_answer
 from gateway.upstream.reply import Reply
 from gateway.upstream.sse import EventScanner, GenerateScanner, is_whole
 from gateway.upstream.typed_events import MessagesScanner, ResponsesScanner

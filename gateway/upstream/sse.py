@@ -9,8 +9,8 @@ half an event.
 import re
 from typing import Protocol
 
-from gateway.refusal import refusal_of_event
 from gateway.types import Dialect, Usage
+from gateway.upstream.refusal import refusal_of_event
 from gateway.upstream.usage import has_finished, is_json, read_said, usage_of_answer
 
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import msgspec
 
-from gateway.context_length import CODE as CONTEXT_CODE
-from gateway.refusal import Refusal, RefusalKind, refusal_of_event
+from gateway.errors.context_length import CODE as CONTEXT_CODE
 from gateway.types import Dialect, Usage
+from gateway.upstream.refusal import Refusal, RefusalKind, refusal_of_event
 from gateway.upstream.sse import EventScanner, Fault, data_of
 from gateway.upstream.usage import Said
 from kvcontrol.core.errors import UNREADABLE

@@ -12,10 +12,10 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from gateway.fingerprint import Fingerprint
-from gateway.planner import Plan, Planner
+from gateway.placement.planner import Plan, Planner
+from gateway.placement.separation import RequestSize, Separation
 from gateway.registry import Instance, InstanceState, LoadTracker, Model
 from gateway.routing import POLICIES, Calibration, CostModel, LearnedAffinity, RecentRoutes
-from gateway.separation import RequestSize, Separation
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats, TierStats
 from kvcontrol.core.garbage import freeze_garbage

@@ -24,7 +24,7 @@ from engines.sim.gaps import GapHistogram
 from engines.sim.profile import Links, Profile
 from engines.sim.sequence import SimRequest, SimSequence
 from gateway.fingerprint.fingerprint import KnownBlocks
-from gateway.planner import Plan, Planner
+from gateway.placement.planner import Plan, Planner
 from gateway.registry import Instance, InstanceState, LoadTracker, Model, Permit
 from gateway.routing import Calibration, CostModel, LearnedAffinity, RecentRoutes, RoutingPolicy
 from gateway.types import Usage

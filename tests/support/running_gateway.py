@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import uvicorn
 
-from gateway.app import build_app
-from gateway.server import bounded_protocol
+from gateway.http.protocol import bounded_protocol
+from gateway.http.shutdown import GracefulServer
 from gateway.settings import Settings
-from gateway.shutdown import GracefulServer
+from gateway.wiring.app import build_app
 
 DEADLINE_S = 20.0
 

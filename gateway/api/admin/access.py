@@ -14,8 +14,8 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from gateway.api.admin.changes import Changes
-from gateway.content_encoding import coding_of, decoded
 from gateway.errors import ApiError, AuthenticationError, BodyTimeoutError, BodyTooLargeError
+from gateway.http.content_encoding import coding_of, decoded
 
 MAX_BODY_BYTES: Final = 1 << 20
 _DRAINED_BYTES: Final = 16 << 20

@@ -11,10 +11,10 @@ from gateway.api.admin.prompts import PromptBody, check_model, check_one, finger
 from gateway.errors import InvalidRequestError
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
 from gateway.fingerprint.fingerprint import KnownBlocks
-from gateway.planner import Plan, Planner
+from gateway.placement.planner import Plan, Planner
+from gateway.placement.separation import RequestSize
 from gateway.registry import BreakerState, Instance, InstanceState, Registry
 from gateway.routing.scoring import predicted_wait_s
-from gateway.separation import RequestSize
 from gateway.state.bodies import NAME_PATTERN
 from gateway.types import TenantId
 from kvcontrol.core.ids import BlockHash

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from gateway.api.admin.access import AdminRoute, RegistrationRoute
 from gateway.api.admin.changes import Changes, Mutation, MutationOf, etag, expected_of, must
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
-from gateway.place import place_of, serves
-from gateway.planner import Planner
+from gateway.http.endpoint import place_of, serves
+from gateway.placement.planner import Planner
 from gateway.registry import BreakerState, Instance, LoadTracker, Membership, Registry, Source
 from gateway.registry.addresses import AddressError, AddressRules
 from gateway.registry.leases import Leases

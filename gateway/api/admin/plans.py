@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes, MutationOf
 from gateway.errors import NotFoundError
-from gateway.running_plans import RunningPlans
+from gateway.execution.running_plans import RunningPlans
 from kvcontrol.scheduler_ir import ExecutionPlan, PlanId, PlanState, PlanStatus, render
 
 _MOST = 1000

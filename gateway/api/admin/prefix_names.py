@@ -13,9 +13,9 @@ from gateway.errors import InvalidRequestError, NoInstanceError, NotFoundError
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
 from gateway.fingerprint.fingerprint import KnownBlocks
 from gateway.fleet.pins import Chain, layout_of
-from gateway.planner import Planner
+from gateway.placement.planner import Planner
+from gateway.placement.separation import RequestSize
 from gateway.registry import Instance, InstanceState, Registry
-from gateway.separation import RequestSize
 from gateway.state.bodies import NAME_PATTERN
 from gateway.types import TenantId
 from kvcontrol.core.hashing import HASH_BYTES

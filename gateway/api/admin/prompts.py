@@ -7,8 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from gateway.errors import InvalidRequestError
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
 from gateway.fingerprint.canonical import Prompt, TextPrompt, TokenPrompt, canonical_chat
-from gateway.missing_model import missing_model
 from gateway.registry import Registry
+from gateway.registry.missing_model import missing_model
 from gateway.state.bodies import Name
 from gateway.types import Tenant, TenantId
 

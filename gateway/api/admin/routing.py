@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes, MutationOf, etag
 from gateway.errors import NotFoundError
-from gateway.roster_keeper import RosterKeeper
+from gateway.fleet.config_sync import RosterKeeper
 from gateway.routing import POLICIES
 from gateway.state import Document, Kind
 from gateway.state.fleet_bodies import ROUTING_NAME, PolicyName, RoutingBody

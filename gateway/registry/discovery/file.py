@@ -13,7 +13,7 @@ from typing import ClassVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.place import place_of
+from gateway.http.endpoint import place_of
 from gateway.registry.discovery.base import DiscoveryError
 from gateway.registry.instance import InstanceSpec, Source
 from gateway.settings import InstanceSettings

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.app import build_app
 from gateway.errors import SettingsError
 from gateway.settings import Settings
+from gateway.wiring.app import build_app
 from tests.support.collector import Collector, Seen, running_collector
 from tests.support.fleet import CHAT, Fleet, chat, running_fleet, script
 from tests.support.running_gateway import eventually
@@ -249,7 +249,7 @@ async def test_off_nothing_is_sent_and_a_callers_context_passes_untouched(tmp_pa
 def test_off_the_sdk_is_not_imported(tmp_path: Path) -> None:
     said = (
         "import sys; from pathlib import Path; "
-        "from gateway.app import build_app; from gateway.settings import Settings; "
+        "from gateway.wiring.app import build_app; from gateway.settings import Settings; "
         f"build_app(Settings(state_dir=Path({str(tmp_path)!r}))); "
         "print([each for each in sys.modules if each.startswith('opentelemetry.sdk')])"
     )

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from dashboards.alerting import WEBHOOK
-from gateway.fleet_settings import KubernetesSettings
 from gateway.settings import Settings
+from gateway.settings.fleet import KubernetesSettings
 
 ROOT = Path(__file__).parents[3]
 BASE = ROOT / "deploy" / "kubernetes"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.api.schemas import parse_call
+from gateway.admission.fair_threads import FairThreads
 from gateway.errors import InvalidRequestError
-from gateway.fair_threads import FairThreads
 from gateway.fingerprint import Fingerprinter
+from gateway.requests.call import parse_call
 from gateway.types import Operation
 from tests.support.body_shapes import SHAPES, chat
 

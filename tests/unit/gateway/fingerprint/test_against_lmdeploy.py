@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engines.models.tiny import build_tiny
-from gateway.api.schemas import parse_call
 from gateway.fingerprint import ChatPrompt, ModelTokenizer, canonical_chat, load_tokenizer
+from gateway.requests.call import parse_call
 from gateway.types import Operation
 from kvcontrol.core.hashing import token_bytes
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engines.models.tiny import build_tiny
+from gateway.admission.fair_threads import FairThreads
 from gateway.errors import SettingsError
-from gateway.fair_threads import FairThreads
 from gateway.fingerprint import (
     ChatPrompt,
     Fingerprint,

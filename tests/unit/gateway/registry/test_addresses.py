@@ -4,9 +4,9 @@ import socket
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from gateway.fleet_settings import InstanceSettings
-from gateway.place import place_of, serves
+from gateway.http.endpoint import place_of, serves
 from gateway.registry.addresses import AddressError, AddressRules
+from gateway.settings.fleet import InstanceSettings
 from gateway.upstream.resolver import GuardedResolver
 
 RULES = AddressRules()

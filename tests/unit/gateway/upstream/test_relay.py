@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from gateway.deadline import Deadline
+from gateway.http.deadline import Deadline
 from gateway.types import Operation
 from gateway.upstream import FailureKind, Relayed, UpstreamFailureError, relay
 from gateway.upstream.client import UpstreamResponse

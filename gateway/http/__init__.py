@@ -1,0 +1,1 @@
+"""HTTP transport: connections, exchanges, body decoding and limits, deadlines and shutdown; it knows no routing."""

@@ -1,0 +1,1 @@
+"""Chooses instances for a request: candidates, cached prefixes, routing, separation of prefill and decode."""

@@ -1,0 +1,1 @@
+"""From the bytes of a request to a call: formats of the APIs, bounds on bodies, size estimates, local tokenization."""

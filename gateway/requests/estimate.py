@@ -1,0 +1,78 @@
+"""What a request may cost, as far as it can be known before it runs."""
+
+from gateway.admission import Ask
+from gateway.fingerprint import ChatPrompt, Fingerprint, Gap, TokenPrompt, Unreadable
+from gateway.fingerprint.canonical import TextPrompt
+from gateway.placement.separation import RequestSize
+from gateway.requests.call import Call
+from gateway.types import Operation, RequestId, Tenant
+
+_ANSWERING = frozenset(
+    {Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.MESSAGES, Operation.GENERATE}
+)
+_SEPARABLE = frozenset({Operation.CHAT, Operation.COMPLETIONS})
+"""Their prompts may be computed by one instance and answered by another."""
+_COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.TOKENIZE, Operation.DETOKENIZE})
+"""They cost a request and no tokens: nothing is computed from them."""
+_BYTES_PER_TOKEN = 4
+_MOST_CHARS_PER_TOKEN = 32
+"""Of texts that are no runs of one character: English has 4 to 5, tables and indented code up to 10."""
+_MULTIMODAL_TOKENS = 4096
+"""What a prompt's images and other opaque parts are taken for at most: their bytes say nothing about their tokens."""
+_MOST_TOKENS = 1 << 40
+
+
+def ask_of(tenant: Tenant, call: Call, fingerprint: Fingerprint | Gap, *, expected_output_tokens: int) -> Ask:
+    """Return what is asked of admission; so many tokens are expected of an answer whose request doesn't bound it."""
+    if call.operation in _COUNTING:
+        prompt_tokens = 0
+    elif isinstance(fingerprint, Fingerprint) and not isinstance(call.prompt, Unreadable):
+        prompt_tokens = fingerprint.tokens
+        if isinstance(call.prompt, ChatPrompt) and call.prompt.gap is not None:
+            prompt_tokens += min(len(call.body) // _BYTES_PER_TOKEN, _MULTIMODAL_TOKENS)
+    elif isinstance(call.prompt, Unreadable) and call.prompt.tokens is not None:
+        prompt_tokens = call.prompt.tokens
+    else:
+        prompt_tokens = max(1, len(call.body) // _BYTES_PER_TOKEN)
+    asked = max(0, call.answer_tokens or 0) * call.answers
+    return Ask(
+        tenant=tenant,
+        model=call.model,
+        prompt_tokens=prompt_tokens,
+        output_tokens=min(asked, _MOST_TOKENS),
+        expected_output_tokens=expected_output_tokens * call.answers if call.operation in _ANSWERING else 0,
+        prompts=call.prompts,
+        answers=call.answers,
+    )
+
+
+def least_tokens(call: Call) -> int:
+    """Return about how many tokens a prompt has at least, by the characters of its texts: nothing is tokenized."""
+    match call.prompt:
+        case TokenPrompt(token_ids=ids):
+            return len(ids)
+        case TextPrompt(text=text):
+            return len(text) // _MOST_CHARS_PER_TOKEN
+        case ChatPrompt(messages=messages):
+            texts = (message.get("content") for message in messages)
+            return sum(len(text) for text in texts if isinstance(text, str)) // _MOST_CHARS_PER_TOKEN
+        case _:
+            return 0
+
+
+def ask_of_counting(tenant: Tenant) -> Ask:
+    """Return the same for what the gateway answers by its own tokenizer: a request, and no model's turn."""
+    return Ask(tenant=tenant, model="", prompt_tokens=0, output_tokens=0, expected_output_tokens=0)
+
+
+def size_of(call: Call, ask: Ask, request_id: RequestId) -> RequestSize:
+    """Return what decides whether one instance computes its prompt for another."""
+    return RequestSize(
+        request_id=request_id,
+        prompt_tokens=ask.prompt_tokens,
+        max_tokens=ask.output_tokens or ask.expected_output_tokens,
+        separable=call.operation in _SEPARABLE and call.answers == 1,
+    )
+
+
+__all__ = ["ask_of", "ask_of_counting", "least_tokens", "size_of"]

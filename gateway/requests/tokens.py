@@ -1,0 +1,122 @@
+"""``/tokenize`` and ``/detokenize`` as vLLM shapes them, answered by the gateway's own tokenizer.
+
+LMDeploy has neither (its ``/v1/encode`` only encodes). Without a tokenizer here both are passed on to the engine, for
+engines that have them.
+"""
+
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from gateway.admission.fair_threads import FairThreads
+from gateway.errors import InvalidRequestError
+from gateway.fingerprint.canonical import canonical_chat
+from gateway.fingerprint.tokenizer import ModelTokenizer
+from gateway.registry import Registry
+from gateway.registry.missing_model import missing_model
+from gateway.requests.bodies import check_template_kwargs, check_tokens
+from gateway.requests.shape import check_shape
+from gateway.types import Operation, Tenant
+from kvcontrol.core.errors import UNREADABLE
+
+TOKEN_OPERATIONS: Final = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
+
+
+class _Tokenize(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class _Detokenize(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+_Parsed = TypeVar("_Parsed", _Tokenize, _Detokenize)
+
+
+class TokenApi:
+    """Stateless; the work is done on ``threads``, so that the event loop goes on."""
+
+    def __init__(self, *, tokenizer: ModelTokenizer, threads: FairThreads, registry: Registry) -> None:
+        self._tokenizer = tokenizer
+        self._threads = threads
+        self._registry = registry
+
+    async def answer(self, operation: Operation, body: bytes, tenant: Tenant) -> tuple[str | None, bytes]:
+        """Return the model that a request names and its answer; raises ``ApiError``."""
+        work = self._tokenize if operation is Operation.TOKENIZE else self._detokenize
+        return await self._threads.run(partial(work, body), tenant=tenant, size_bytes=len(body))
+
+    def _tokenize(self, body: bytes) -> tuple[str | None, bytes]:
+        said = _parsed(body, _Tokenize)
+        self._check_model(said.model)
+        if (said.prompt is None) == (said.messages is None):
+            raise InvalidRequestError("give either prompt or messages", param="prompt")
+        if said.prompt is not None:
+            text, special = said.prompt, said.add_special_tokens
+        else:
+            text, special = self._rendered(said), True
+        try:
+            ids = self._tokenizer.token_ids(text, special=special)
+        except UnicodeEncodeError:
+            raise InvalidRequestError("prompt: holds half a surrogate pair", param="prompt") from None
+        found = {
+            "count": len(ids),
+            "max_model_len": self._context_length(),
+            "tokens": ids,
+            "token_strs": self._tokenizer.token_texts(ids) if said.return_token_strs else None,
+        }
+        return said.model, msgspec.json.encode(found)
+
+    def _rendered(self, said: _Tokenize) -> str:
+        if not self._tokenizer.has_chat_template:
+            raise InvalidRequestError("messages: this model has no chat template", param="messages")
+        if not said.messages:
+            raise InvalidRequestError("messages: is empty; at least one message is needed", param="messages")
+        check_template_kwargs(said.chat_template_kwargs)
+        prompt = canonical_chat(said.messages, tools=said.tools, template_kwargs=said.chat_template_kwargs)
+        if prompt.gap is not None:
+            raise InvalidRequestError("messages: only text can be tokenized here", param="messages")
+        try:
+            return self._tokenizer.render(prompt.messages, prompt.kwargs)
+        except Exception as error:
+            raise InvalidRequestError(f"messages: the chat template refuses them: {error}", param="messages") from error
+
+    def _detokenize(self, body: bytes) -> tuple[str | None, bytes]:
+        said = _parsed(body, _Detokenize)
+        self._check_model(said.model)
+        if said.tokens:
+            check_tokens(said.tokens, "tokens")
+        try:
+            text = self._tokenizer.text_of(said.tokens)
+        except (OverflowError, IndexError):
+            raise InvalidRequestError("tokens: an id is beyond the vocabulary", param="tokens") from None
+        return said.model, msgspec.json.encode({"prompt": text})
+
+    def _check_model(self, model: str | None) -> None:
+        if model is not None and not self._registry.knows_model(model):
+            raise missing_model(self._registry, model)
+
+    def _context_length(self) -> int | None:
+        known = [each.stats.context_length_tokens for each in self._registry.serving() if each.stats is not None]
+        return min(known, default=None)
+
+
+def _parsed(body: bytes, kind: type[_Parsed]) -> _Parsed:
+    check_shape(body)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"the request body: {error}") from None
+    except UNREADABLE as error:
+        raise InvalidRequestError(f"the request body is not JSON: {error}", code="invalid_json") from None
+
+
+__all__ = ["TOKEN_OPERATIONS", "TokenApi"]
