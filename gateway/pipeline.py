@@ -32,6 +32,7 @@ from gateway.http.body_memory import BodyRoom
 from gateway.http.deadline import HEADER as TIMEOUT_HEADER
 from gateway.http.deadline import Deadline, limit_of
 from gateway.http.exchange import ClientGoneError, Exchange
+from gateway.http.headers import Header, towards_engine
 from gateway.http.shutdown import Shutdown
 from gateway.http.status import BAD_REQUEST, INTERNAL_SERVER_ERROR
 from gateway.http.via import Via
@@ -57,7 +58,6 @@ from gateway.upstream import (
     UpstreamFailureError,
     relay,
 )
-from gateway.upstream.headers import Header, towards_engine
 from gateway.upstream.relay import OURS, Asked, scanner_for
 from gateway.upstream.urgency import urgency_headers
 from kvcontrol.core.control import CACHE_SALT_HEADER
@@ -110,6 +110,7 @@ class _Findings(NamedTuple):
     entry: Entry
     deadline: Deadline
     size: RequestSize
+    opening: Opening | None
 
 
 class _Try(NamedTuple):
@@ -236,9 +237,8 @@ class Pipeline:
                 deadline.check()
                 record.admitted_s = monotonic()
                 record.limits = entry.headers
-                if call.stream:
-                    exchange.opening = self._opening(exchange, call)
-                found = _Findings(tenant, fingerprint, entry, deadline, size_of(call, ask, record.request_id))
+                opening = exchange.opening = self._opening(exchange, call) if call.stream else None
+                found = _Findings(tenant, fingerprint, entry, deadline, size_of(call, ask, record.request_id), opening)
                 await self._forward(exchange, call, found, record)
 
     async def _answer_here(  # noqa: PLR0913, PLR0917 - one place calls it
@@ -274,7 +274,7 @@ class Pipeline:
 
     async def _forward(self, exchange: Exchange, call: Call, found: _Findings, record: RequestRecord) -> None:
         """Plan and try until an instance answers; raises ``ApiError`` when none does."""
-        path, opening = exchange.target(_PATHS[call.operation]), exchange.opening
+        path, opening = exchange.target(_PATHS[call.operation]), found.opening
         attempts = Attempts(self._retries, most=self._limits.max_attempts)
         headers = [*_engine_headers(exchange, record), self._via.entry(exchange.http_version)]
         due_s = record.started_s + self._limits.waits_s[found.tenant.limits.slo]

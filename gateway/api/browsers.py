@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 from gateway.errors import ApiError, PermissionDeniedError, UnsupportedMediaTypeError
 from gateway.http.exchange import Message, Scope, Send
+from gateway.http.headers import Header
 from gateway.settings import ANY_ORIGIN
-from gateway.upstream.headers import Header
 
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _JSON: Final = re.compile(rb"application/([a-z0-9!#$&^_.+-]+\+)?json[ \t]*(;.*)?", re.IGNORECASE)

@@ -15,9 +15,9 @@ from functools import partial
 from http import HTTPStatus
 
 from gateway.execution.legs import EngineCall, LegRunner
+from gateway.http.headers import Header
 from gateway.registry import Instance, Registry
 from gateway.upstream import FailureKind, Opening, UpstreamClient, UpstreamFailureError
-from gateway.upstream.headers import Header
 from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, Load, PdDuty, Save, new_ticket, parse_endpoint
 from kvcontrol.core.roles import KVTransport
 from kvcontrol.scheduler_ir import Leg, LegKind

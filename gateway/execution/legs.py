@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.http.headers import Header
 from gateway.placement.planner import Plan
 from gateway.registry import Instance, LoadTracker
 from gateway.types import Operation, RequestId
 from gateway.upstream import FailureKind, Opening, UpstreamFailureError
-from gateway.upstream.headers import Header
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.scheduler_ir import Leg, LegKind
 

@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from gateway.errors import ApiError, BodyTimeoutError, BodyTooLargeError, InvalidRequestError
+from gateway.http.headers import Header
 from gateway.types import Dialect
-from gateway.upstream.headers import Header
-from gateway.upstream.opening import Opening
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -52,6 +51,15 @@ class Connection(Protocol):
     def release(self) -> None: ...
 
 
+class EarlyHead(Protocol):
+    """A stream's head that is sent before its answer. ``waiting`` says that it was sent and no answer has followed."""
+
+    @property
+    def waiting(self) -> bool: ...
+
+    async def end(self, fault: ApiError, /) -> None: ...
+
+
 class ClientGoneError(Exception):
     """The client closed its connection; there is nobody left to answer."""
 
@@ -79,7 +87,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.query: bytes = scope.get("query_string", b"")
         self.started = False
-        self.opening: Opening | None = None
+        self.opening: EarlyHead | None = None
         self._finished = False
         self._connection: Connection | None = scope.get(CONNECTION)
         self._take_body: Callable[[], bytes | None] | None = scope.get(TAKE_BODY)

@@ -7,7 +7,7 @@ one: such a request would go round until its time is over.
 from collections.abc import Iterable
 
 from gateway.errors import LoopError
-from gateway.upstream.headers import Header
+from gateway.http.headers import Header
 
 _NAME = b"via"
 _OWN = "kvgate-"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.http.exchange import Exchange
+from gateway.http.headers import Header
 from gateway.telemetry.record import RequestRecord
-from gateway.upstream.headers import Header
 
 if TYPE_CHECKING:
     from gateway.telemetry.tracing import RequestTracer

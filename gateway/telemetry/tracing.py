@@ -22,10 +22,10 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
+from gateway.http.headers import Header
 from gateway.placement.planner import Plan
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.types import Operation
-from gateway.upstream.headers import Header
 from kvcontrol.tracing.outlet import Tracing, headers_of
 
 _NS: Final = 1e9

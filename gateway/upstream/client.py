@@ -7,11 +7,11 @@ from math import inf
 from time import monotonic
 
 from gateway.http.connect_failure import is_own_fault, why_unreachable
+from gateway.http.headers import Header
 from gateway.http.inflate import DamagedError, Inflate
 from gateway.http.interrupt import Interrupt, InterruptError
 from gateway.upstream.connection import Connection, ConnectionLostError, NoAnswerError
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
-from gateway.upstream.headers import Header
 from gateway.upstream.pool import ConnectionPool, Origin
 from gateway.upstream.silence import Silence
 from gateway.upstream.timeouts import Timeouts

@@ -15,7 +15,7 @@ from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from gateway.upstream.headers import Header
+from gateway.http.headers import Header
 
 _MOST_HELD_BYTES = 256 << 10
 """More of a body than this is not read from the socket before some of it is taken."""

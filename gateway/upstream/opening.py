@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from math import inf
 
+from gateway.http.headers import Header, towards_client
 from gateway.types import Dialect
-from gateway.upstream.headers import Header, towards_client
 from gateway.upstream.reply import Reply
 from gateway.upstream.sse import EventScanner, Fault
 

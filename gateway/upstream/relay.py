@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 
 from gateway.errors import ApiError, DeadlineError, ShuttingDownError, UpstreamTimeoutError, UpstreamUnreachableError
 from gateway.http.deadline import Deadline
+from gateway.http.headers import Header, towards_client
 from gateway.http.status import BAD_REQUEST, NO_CONTENT
 from gateway.types import Dialect, Operation, Usage
 from gateway.upstream.client import UpstreamResponse
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
-from gateway.upstream.headers import Header, towards_client
 from gateway.upstream.opening import Opening
 from gateway.upstream.refusal import refusal_of_answer
 from gateway.upstream.reply import Reply

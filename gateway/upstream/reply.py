@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.upstream.headers import Header
+from gateway.http.headers import Header
 
 
 class Reply(Protocol):

@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from gateway.http.headers import Header
 from gateway.limits import Priority
-from gateway.upstream.headers import Header
 from kvcontrol.core.control import DEADLINE_HEADER, PRIORITY_HEADER
 
 _PRIORITY: Final = PRIORITY_HEADER.encode()

@@ -9,10 +9,10 @@ from typing import cast
 import pytest
 
 from gateway.http.deadline import Deadline
+from gateway.http.headers import Header
 from gateway.types import Operation
 from gateway.upstream import FailureKind, Relayed, UpstreamFailureError, relay
 from gateway.upstream.client import UpstreamResponse
-from gateway.upstream.headers import Header
 from gateway.upstream.relay import Asked
 
 ONE = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'

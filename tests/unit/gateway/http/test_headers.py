@@ -1,4 +1,4 @@
-from gateway.upstream.headers import towards_client, towards_engine
+from gateway.http.headers import towards_client, towards_engine
 
 
 def test_what_the_engine_never_gets() -> None:
