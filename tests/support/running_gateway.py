@@ -16,7 +16,7 @@ from gateway.http.shutdown import GracefulServer
 from gateway.settings import Settings
 from gateway.wiring.app import build_app
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class GatewayClient:
