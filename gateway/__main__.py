@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.workers is not None:
             os.environ[f"{PREFIX}WORKERS"] = str(arguments.workers)
         settings = load_settings(arguments.config)
-        configure_logging(settings.log_format, settings.log_level)
+        configure_logging(settings.telemetry.log_format, settings.telemetry.log_level)
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a _created series beside every counter says nothing that a scrape needs
         _allow_many_files()
         if arguments.worker is not None:
@@ -50,21 +50,21 @@ def main(argv: list[str] | None = None) -> int:
     except StartupError as error:
         return _fail(str(error), error.exit_code)
     except OSError as error:
-        address = f"{settings.host}:{settings.port}"
+        address = f"{settings.server.host}:{settings.server.port}"
         reason = f"can't listen on {address}: {error.strerror}; set another KVGATE_PORT, or stop what uses this one"
         return _fail(reason, EXIT_ADDRESS)
     with listener:
-        if settings.workers == 1:
+        if settings.server.workers == 1:
             return _serve(settings, [listener], None)
         _say_address(listener)
-        _log.info("%d workers", settings.workers)
+        _log.info("%d workers", settings.server.workers)
         given = [] if arguments.config is None else ["--config", str(arguments.config)]
         return Workers(
-            settings.workers,
+            settings.server.workers,
             arguments=given,
             listener=listener,
-            notice_s=settings.shutdown_notice_s,
-            grace_s=settings.shutdown_grace_s,
+            notice_s=settings.server.shutdown_notice_s,
+            grace_s=settings.server.shutdown_grace_s,
         ).run()
 
 
@@ -104,10 +104,10 @@ def _serve(settings: Settings, listeners: list[socket.socket], siblings: Sibling
             app,
             loop="uvloop",
             http=bounded_protocol(
-                header_timeout_s=settings.header_timeout_s,
-                body_timeout_s=settings.body_timeout_s,
-                send_timeout_s=settings.send_timeout_s,
-                max_header_bytes=settings.max_header_bytes,
+                header_timeout_s=settings.server.header_timeout_s,
+                body_timeout_s=settings.requests.body_timeout_s,
+                send_timeout_s=settings.server.send_timeout_s,
+                max_header_bytes=settings.server.max_header_bytes,
             ),
             lifespan="on",
             log_config=None,
@@ -115,12 +115,12 @@ def _serve(settings: Settings, listeners: list[socket.socket], siblings: Sibling
             server_header=False,
             proxy_headers=False,
             ws="none",
-            timeout_keep_alive=max(1, round(settings.keep_alive_timeout_s)),
+            timeout_keep_alive=max(1, round(settings.server.keep_alive_timeout_s)),
         ),
         app.shutdown,
-        notice_s=settings.shutdown_notice_s + (0 if siblings is None else WORKERS_LATER_S),
+        notice_s=settings.server.shutdown_notice_s + (0 if siblings is None else WORKERS_LATER_S),
         alone=siblings is None,
-        grace_s=settings.shutdown_grace_s,
+        grace_s=settings.server.shutdown_grace_s,
     )
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises a signal again once it has shut down for it
         signal.signal(number, _stopped)
@@ -149,7 +149,9 @@ def _allow_many_files() -> None:
 
 def _listen(settings: Settings) -> socket.socket:
     """Take the address before anything slow is done, so that a taken one is reported at once."""
-    family, kind, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+    family, kind, _, _, address = socket.getaddrinfo(
+        settings.server.host, settings.server.port, type=socket.SOCK_STREAM
+    )[0]
     listener = socket.socket(family, kind)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,19 +1,18 @@
-"""Settings about instances that have parts of their own: which there are, where they come from and may be."""
+"""The engine instances: which there are, where they come from, and how they leave."""
 
-import re
+import ipaddress
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from gateway.http.endpoint import usual
+from gateway.http.endpoint import place_of, usual
+from gateway.settings.section import SANE_NAME, Seconds, Section
 from kvcontrol.core.roles import EngineRole
 
 SCHEMES: tuple[Literal["http"], Literal["https"]] = ("http", "https")
 PRIVATE_NETWORKS = ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
-SANE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What instances and tenants may be called."""
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -76,4 +75,62 @@ class KubernetesSettings(BaseModel):
     ca_file: Path | None = _ACCOUNT / "ca.crt"
 
 
-__all__ = ["PRIVATE_NETWORKS", "SANE_NAME", "SCHEMES", "DnsSettings", "InstanceSettings", "KubernetesSettings"]
+class FleetSettings(Section):
+    """The engine instances: which there are, where they come from, and how they leave."""
+
+    instances: tuple[InstanceSettings, ...] = Field(
+        (), description="Engine instances: a list of {id, url}, with a role where it isn't their own."
+    )
+    instance_schemes: tuple[Literal["http", "https"], ...] = Field(
+        SCHEMES, description="Schemes that instances may have which the settings don't name themselves."
+    )
+    instance_networks: tuple[str, ...] = Field(
+        PRIVATE_NETWORKS, description="Networks (CIDR) that such instances may be in; never link-local ones."
+    )
+    drain_timeout_s: Seconds = Field(
+        300.0, description="Longest time for a leaving instance to finish what it has, in seconds."
+    )
+    control_timeout_s: Seconds = Field(
+        10.0, description="Longest time for an instance to take over a policy, a KV budget or a reset, in seconds."
+    )
+    discovery_interval_s: Seconds = Field(2.0, description="Pause between two looks at file and DNS, in seconds.")
+    discovery_loss_s: Seconds = Field(
+        30.0,
+        description="How long a file, DNS or Kubernetes must have named fewer than half of its instances before the "
+        "others are drained, in seconds.",
+    )
+    discovery_file: Path | None = Field(
+        None, description="YAML or JSON file with a list of {id, url}, read again when it changes."
+    )
+    discovery_dns: tuple[DnsSettings, ...] = Field(
+        (), description="DNS names whose records are instances: a list of {name, record, port, scheme}."
+    )
+    discovery_dns_servers: tuple[str, ...] = Field(
+        (), description="Name servers (host or host:port) to ask instead of the system's own."
+    )
+    discovery_kubernetes: KubernetesSettings | None = Field(
+        None, description="A Service whose ready endpoints are instances: {namespace, service, port, scheme, ...}."
+    )
+
+    @field_validator("instance_networks")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            try:
+                ipaddress.ip_network(each)
+            except ValueError as error:
+                raise ValueError(f"a network looks like 10.0.0.0/8 or fd00::/8: {error}") from None
+        return value
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        for what, values in (
+            ("instance id", [instance.id for instance in self.instances]),
+            ("instance url", [place_of(instance.url) for instance in self.instances]),
+        ):
+            if len(set(values)) != len(values):
+                raise ValueError(f"each {what} may appear once")
+        return self
+
+
+__all__ = ["PRIVATE_NETWORKS", "SCHEMES", "DnsSettings", "FleetSettings", "InstanceSettings", "KubernetesSettings"]

@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,12 @@ def unknown(source: str, key: str, sought: str, known: list[str]) -> str:
     return f"{source}: unknown setting {key}; {hint}"
 
 
-def problem(detail: Mapping[str, Any], config: Path | None) -> str:
-    """Say what is wrong with a value and where it came from; secrets are not shown."""
-    loc = detail["loc"]
+def problem(detail: Mapping[str, Any], config: Path | None, *, sections: Container[str]) -> str:
+    """Return what is wrong with a value and where it came from, its name without its section; secrets are hidden."""
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, SourceError):
+        return not_json(cause)
+    loc = detail["loc"][1:] if detail["loc"] and detail["loc"][0] in sections else detail["loc"]
     message = detail["msg"].removeprefix("Value error, ")
     if not loc:
         return f"settings: {message}"

@@ -96,43 +96,49 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
 
     Reads the tokenizer and the salt secret, which takes seconds; raises ``StartupError`` when one can't be had.
     """
-    secret = settings.salt_secret
-    salt_secret = secret.get_secret_value().encode() if secret else load_salt_secret(settings.state_dir)
+    secret = settings.access.salt_secret
+    salt_secret = secret.get_secret_value().encode() if secret else load_salt_secret(settings.state.state_dir)
     tokenizer = (
-        None if settings.tokenizer is None else load_tokenizer(settings.tokenizer, settings.tokenizer_memory_bytes)
+        None
+        if settings.requests.tokenizer is None
+        else load_tokenizer(settings.requests.tokenizer, settings.requests.tokenizer_memory_bytes)
     )
-    admin_key = settings.admin_key.get_secret_value() if settings.admin_key else load_admin_key(settings.state_dir)
+    admin_key = (
+        settings.access.admin_key.get_secret_value()
+        if settings.access.admin_key
+        else load_admin_key(settings.state.state_dir)
+    )
     shared_clock = SharedClock()
     authenticator = Authenticator(
-        settings.api_keys,
+        settings.access.api_keys,
         salt_secret=salt_secret,
-        require_keys=settings.require_keys,
+        require_keys=settings.access.require_keys,
         admin_key=admin_key,
         clock=shared_clock,
     )
-    hosts = Hosts([settings.host, *hosts_of(settings.cors_origins)])
-    metrics_key = [settings.metrics_key.get_secret_value()] if settings.metrics_key else []
+    hosts = Hosts([settings.server.host, *hosts_of(settings.access.cors_origins)])
+    metrics_key = [settings.access.metrics_key.get_secret_value()] if settings.access.metrics_key else []
     operators = OperatorAccess([] if settings.operators_open else [admin_key, *metrics_key], hosts=hosts)
     shared = open_shared(settings)
     assets = Assets()
     shutdown = Shutdown()
-    traces = open_traces(settings.otlp_endpoint)
+    traces = open_traces(settings.telemetry.otlp_endpoint)
     via = Via(secrets.token_hex(4) if siblings is None else siblings.name)
     store, quotas = shared.store, shared.quotas
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:  # noqa: PLR0915 - likewise
         registry = Registry(
-            (InstanceSpec(id=InstanceId(each.id), url=each.url, role=each.role) for each in settings.instances),
-            unhealthy_after=settings.unhealthy_after,
-            first_check_s=settings.health_timeout_s,
-            breaker=BreakerRules(failures=settings.breaker_failures, pause_s=settings.breaker_pause_s),
-            isolation=Isolation(settings.isolation),
-            panic=PanicRules(share=settings.panic_threshold),
-            model_memory_s=settings.model_memory_s,
+            (InstanceSpec(id=InstanceId(each.id), url=each.url, role=each.role) for each in settings.fleet.instances),
+            unhealthy_after=settings.health.unhealthy_after,
+            first_check_s=settings.health.health_timeout_s,
+            breaker=BreakerRules(failures=settings.health.breaker_failures, pause_s=settings.health.breaker_pause_s),
+            isolation=Isolation(settings.health.isolation),
+            panic=PanicRules(share=settings.health.panic_threshold),
+            model_memory_s=settings.health.model_memory_s,
         )
-        rules = AddressRules.of(settings.instance_schemes, settings.instance_networks)
-        own_hosts = {urlsplit(each.url).hostname for each in settings.instances}
+        rules = AddressRules.of(settings.fleet.instance_schemes, settings.fleet.instance_networks)
+        own_hosts = {urlsplit(each.url).hostname for each in settings.fleet.instances}
         resolver = GuardedResolver(rules, trusted=own_hosts.__contains__)
         load = LoadTracker()
         index = FleetIndex()
@@ -141,23 +147,23 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
         telemetry = Telemetry(metrics)
         lag = LoopLag(telemetry.lagged)
         waits_s = {
-            SloClass.INTERACTIVE: settings.queue_interactive_s,
-            SloClass.STANDARD: settings.queue_standard_s,
-            SloClass.BATCH: settings.queue_batch_s,
+            SloClass.INTERACTIVE: settings.admission.queue_interactive_s,
+            SloClass.STANDARD: settings.admission.queue_standard_s,
+            SloClass.BATCH: settings.admission.queue_batch_s,
         }
         admission = AdmissionController(
             registry=registry,
             load=load,
             quotas=quotas,
             limiter=ConcurrencyLimiter(
-                most=settings.max_instance_requests,
-                slow_s=settings.slow_first_byte_s,
+                most=settings.admission.max_instance_requests,
+                slow_s=settings.admission.slow_first_byte_s,
                 clock=monotonic,
-                most_decoding=settings.decode_max_requests,
+                most_decoding=settings.separation.decode_max_requests,
             ),
             rules=QueueRules(
-                bound=settings.queue_length,
-                ageing_s=settings.queue_ageing_s,
+                bound=settings.admission.queue_length,
+                ageing_s=settings.admission.queue_ageing_s,
                 deadlines_s=waits_s,
             ),
             meter=telemetry,
@@ -175,32 +181,35 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
             )
         )
         timeouts = Timeouts(
-            connect_s=settings.connect_timeout_s,
-            first_byte_s=settings.first_byte_timeout_s,
-            idle_s=settings.idle_timeout_s,
-            hung_s=min(settings.idle_timeout_s, settings.health_timeout_s),
+            connect_s=settings.upstream.connect_timeout_s,
+            first_byte_s=settings.upstream.first_byte_timeout_s,
+            idle_s=settings.upstream.idle_timeout_s,
+            hung_s=min(settings.upstream.idle_timeout_s, settings.health.health_timeout_s),
         )
         costs = CostModel(
-            prefill_tokens_per_s=settings.prefill_tokens_per_s,
-            decode_load_s=settings.decode_load_s,
-            spread=settings.routing_spread,
+            prefill_tokens_per_s=settings.routing.prefill_tokens_per_s,
+            decode_load_s=settings.routing.decode_load_s,
+            spread=settings.routing.routing_spread,
         )
         planner = Planner(
-            policy=POLICIES[settings.routing_policy](costs),
+            policy=POLICIES[settings.routing.routing_policy](costs),
             index=index,
             load=load,
-            recent=RecentRoutes(lifetime_s=settings.route_memory_s),
-            learned=LearnedAffinity(index, capacity_tokens=settings.learned_capacity_tokens),
+            recent=RecentRoutes(lifetime_s=settings.routing.route_memory_s),
+            learned=LearnedAffinity(index, capacity_tokens=settings.routing.learned_capacity_tokens),
             calibration=Calibration(costs),
             clock=monotonic,
             on_contradiction=registry.doubt,
             process=secrets.token_hex(4),
-            session_memory_s=settings.session_memory_s,
+            session_memory_s=settings.routing.session_memory_s,
             separation=Separation(
                 ThresholdSeparator(
-                    min_uncached_tokens=settings.pd_min_uncached_tokens,
-                    limits=PhaseLimits(requests=settings.prefill_max_requests, tokens=settings.prefill_max_tokens),
-                    transports=settings.pd_transports,
+                    min_uncached_tokens=settings.separation.pd_min_uncached_tokens,
+                    limits=PhaseLimits(
+                        requests=settings.separation.prefill_max_requests,
+                        tokens=settings.separation.prefill_max_tokens,
+                    ),
+                    transports=settings.separation.pd_transports,
                 )
             ),
             prefilling=registry.prefilling,
@@ -210,16 +219,16 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
             registry=registry,
             planner=planner,
             rules=rules,
-            policy=settings.routing_policy,
+            policy=settings.routing.routing_policy,
             costs=costs,
-            drain_s=settings.drain_timeout_s,
+            drain_s=settings.fleet.drain_timeout_s,
             problems=problems,
         )
         with (
             FairThreads(
                 _THREADS if tokenizer is None or tokenizer.thread_safe else 1,
-                bound=settings.queue_length,
-                ageing_s=settings.queue_ageing_s,
+                bound=settings.admission.queue_length,
+                ageing_s=settings.admission.queue_ageing_s,
                 clock=monotonic,
             ) as threads,
             zmq.asyncio.Context() as context,
@@ -230,20 +239,20 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                 plans = RunningPlans()
                 pipeline = Pipeline(
                     limits=Limits(
-                        request_timeout_s=settings.request_timeout_s,
+                        request_timeout_s=settings.requests.request_timeout_s,
                         waits_s=waits_s,
-                        max_attempts=settings.max_attempts,
-                        stream_ping_s=settings.stream_ping_s,
-                        expected_output_tokens=settings.expected_output_tokens,
+                        max_attempts=settings.upstream.max_attempts,
+                        stream_ping_s=settings.upstream.stream_ping_s,
+                        expected_output_tokens=settings.requests.expected_output_tokens,
                     ),
                     authenticator=authenticator,
                     reader=Reader(
                         limits=ReadingLimits(
-                            max_body_bytes=settings.max_body_bytes,
-                            body_timeout_s=settings.body_timeout_s,
-                            max_answers=settings.max_answers,
+                            max_body_bytes=settings.requests.max_body_bytes,
+                            body_timeout_s=settings.requests.body_timeout_s,
+                            max_answers=settings.requests.max_answers,
                         ),
-                        memory=BodyMemory(settings.body_memory_bytes, shed=telemetry.shed),
+                        memory=BodyMemory(settings.requests.body_memory_bytes, shed=telemetry.shed),
                         threads=threads,
                         fingerprinter=fingerprinter,
                         admission=admission,
@@ -256,7 +265,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                     client=UpstreamClient(pool, timeouts),
                     walker=Walker(load=load, runners=leg_runners(UpstreamClient(pool, timeouts), registry)),
                     plans=plans,
-                    retries=RetryBudget(settings.retry_budget_ratio),
+                    retries=RetryBudget(settings.upstream.retry_budget_ratio),
                     telemetry=telemetry,
                     via=via,
                     shutdown=shutdown,
@@ -283,7 +292,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                     authenticator=authenticator,
                     registry=registry,
                     via=via,
-                    send_timeout_s=settings.send_timeout_s,
+                    send_timeout_s=settings.server.send_timeout_s,
                 )
                 turns = Turns()
 
@@ -293,8 +302,8 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                         registry=registry,
                         load=load,
                         session=session,
-                        interval_s=settings.health_interval_s,
-                        timeout_s=settings.health_timeout_s,
+                        interval_s=settings.health.health_interval_s,
+                        timeout_s=settings.health.health_timeout_s,
                         rules=rules,
                         lag_s=lambda: lag.total_s,
                     )
@@ -321,7 +330,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                     registry=registry,
                     board=shared.board,
                     rules=rules,
-                    drain_s=settings.drain_timeout_s,
+                    drain_s=settings.fleet.drain_timeout_s,
                     clock=monotonic,
                 )
                 discovery: Loops = {
@@ -329,11 +338,11 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                         each,
                         membership=membership,
                         rules=rules,
-                        drain_s=settings.drain_timeout_s,
-                        loss_s=settings.discovery_loss_s,
+                        drain_s=settings.fleet.drain_timeout_s,
+                        loss_s=settings.fleet.discovery_loss_s,
                         problems=problems,
                     ).run
-                    for each in chosen_watchers(settings)
+                    for each in chosen_watchers(settings.fleet)
                 }
 
                 def publish(directory: Directory) -> None:
@@ -344,12 +353,12 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                     store,
                     publish=publish,
                     expire=authenticator.distrust,
-                    trust_s=settings.store_trust_s,
+                    trust_s=settings.state.store_trust_s,
                     clock=shared_clock,
                     problems=problems,
                 )
                 presets = PresetCatalogue(Presets.shipped(), lambda: keeper.current.workloads)
-                control = InstanceControl(session, timeout_s=settings.control_timeout_s)
+                control = InstanceControl(session, timeout_s=settings.fleet.control_timeout_s)
                 swap = PolicySwap(control)
 
                 async def refresh() -> None:
@@ -398,7 +407,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                     planner=planner,
                     leases=leases,
                     rules=rules,
-                    own=(settings.host, settings.port),
+                    own=(settings.server.host, settings.server.port),
                 )
                 app.include_router(
                     admin_router(
@@ -416,7 +425,7 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                                 planner=planner,
                                 fingerprinter=fingerprinter,
                                 authenticator=authenticator,
-                                expected_output_tokens=settings.expected_output_tokens,
+                                expected_output_tokens=settings.requests.expected_output_tokens,
                             ),
                             status_router(
                                 StatusBoard(
@@ -447,13 +456,13 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                     "quotas": quotas.run,
                     "fleet": fleet.run,
                     "pins": pins.run,
-                    "directory": partial(keeper.run, settings.store_poll_s),
-                    "roster": partial(roster_keeper.run, settings.store_poll_s),
+                    "directory": partial(keeper.run, settings.state.store_poll_s),
+                    "roster": partial(roster_keeper.run, settings.state.store_poll_s),
                     "leases": leases.run,
                     "acts": partial(changes.acts.run, rescue.round),
                     "lag": lag.run,
                     "resources": Resources(
-                        problems, folder=None if settings.store_url is not None else settings.state_dir
+                        problems, folder=None if settings.state.store_url is not None else settings.state.state_dir
                     ).run,
                     "traffic": partial(telemetry.traffic.run, lambda: load.total, lambda: admission.waiting),
                 }
@@ -471,12 +480,12 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
                         await asyncio.to_thread(traces.close)
 
     app = Gateway(shutdown, title="kvgate", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.browsers = Browsers(settings.cors_origins, hosts=hosts, keyless=lambda: authenticator.open)
+    app.browsers = Browsers(settings.access.cors_origins, hosts=hosts, keyless=lambda: authenticator.open)
     add_failure_handlers(app)
     add_last_handlers(app)
     app.state.admin_access = AdminAccess(admin_key)
     app.state.registration_access = (
-        AdminAccess(settings.registration_key.get_secret_value()) if settings.registration_key else None
+        AdminAccess(settings.access.registration_key.get_secret_value()) if settings.access.registration_key else None
     )
     return app
 
@@ -484,11 +493,11 @@ def build_app(settings: Settings, siblings: Siblings | None = None) -> Gateway: 
 def _say_mode(settings: Settings, authenticator: Authenticator) -> None:
     if authenticator.open:
         _log.warning("there are no API keys yet: any API key is accepted, and each is a tenant of its own")
-    if settings.tokenizer is None:
+    if settings.requests.tokenizer is None:
         _log.warning(
             "no tokenizer is configured: texts are routed by load or by where their like went, not by announced blocks"
         )
-    _log.info("%d instances, routing policy %s", len(settings.instances), settings.routing_policy)
+    _log.info("%d instances, routing policy %s", len(settings.fleet.instances), settings.routing.routing_policy)
 
 
 __all__ = ["build_app"]

@@ -30,24 +30,24 @@ class Shared(NamedTuple):
 def open_shared(settings: Settings) -> Shared:
     """Open them; raises ``StateError`` for what can't be used."""
     store = _store(settings)
-    if settings.redis_url is None:
+    if settings.state.redis_url is None:
         return Shared(store, LocalQuotaMeter(monotonic), NoBoard())
     from gateway.admission.redis_quota import RedisQuotaMeter
     from gateway.registry.redis_leases import RedisLeaseBoard
     from gateway.state.redis_client import check_redis
 
-    url = settings.redis_url.get_secret_value()
+    url = settings.state.redis_url.get_secret_value()
     check_redis(url)
     return Shared(store, RedisQuotaMeter(url), RedisLeaseBoard(url))
 
 
 def _store(settings: Settings) -> Store:
-    audit = AuditBound(entries=settings.audit_entries, age_s=settings.audit_days * _DAY_S)
-    if settings.store_url is None:
-        return open_sqlite(settings.state_dir, audit, limit_s=settings.store_timeout_s)
+    audit = AuditBound(entries=settings.state.audit_entries, age_s=settings.state.audit_days * _DAY_S)
+    if settings.state.store_url is None:
+        return open_sqlite(settings.state.state_dir, audit, limit_s=settings.state.store_timeout_s)
     from gateway.state.postgres import open_postgres
 
-    return open_postgres(settings.store_url.get_secret_value(), audit, limit_s=settings.store_timeout_s)
+    return open_postgres(settings.state.store_url.get_secret_value(), audit, limit_s=settings.state.store_timeout_s)
 
 
 __all__ = ["Shared", "open_shared"]

@@ -15,7 +15,6 @@ LONG_FILES = {
     "gateway/wiring/app.py",
     "gateway/pipeline.py",
     "gateway/registry/registry.py",
-    "gateway/settings/settings.py",
     "kvcontrol/kv_runtime/hierarchy.py",
     "kvcontrol/kv_runtime/pool.py",
     "kvcontrol/prefix_reuse/index.py",

@@ -109,20 +109,20 @@ async def running_gateway(state_dir: Path, **settings: Any) -> AsyncIterator[Run
         uvicorn.Config(
             app,
             http=bounded_protocol(
-                header_timeout_s=chosen.header_timeout_s,
-                body_timeout_s=chosen.body_timeout_s,
-                send_timeout_s=chosen.send_timeout_s,
-                max_header_bytes=chosen.max_header_bytes,
+                header_timeout_s=chosen.server.header_timeout_s,
+                body_timeout_s=chosen.requests.body_timeout_s,
+                send_timeout_s=chosen.server.send_timeout_s,
+                max_header_bytes=chosen.server.max_header_bytes,
             ),
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=max(1, round(chosen.keep_alive_timeout_s)),
+            timeout_keep_alive=max(1, round(chosen.server.keep_alive_timeout_s)),
         ),
         app.shutdown,
-        notice_s=chosen.shutdown_notice_s,
-        grace_s=min(1.0, chosen.shutdown_grace_s),
+        notice_s=chosen.server.shutdown_notice_s,
+        grace_s=min(1.0, chosen.server.shutdown_grace_s),
     )
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:

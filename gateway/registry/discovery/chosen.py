@@ -6,10 +6,10 @@ from gateway.registry.discovery.base import Watcher
 from gateway.registry.discovery.dns import DnsQuery, DnsWatcher
 from gateway.registry.discovery.file import FileWatcher
 from gateway.registry.discovery.kubernetes import KubernetesAccess, KubernetesWatcher, ServicePort
-from gateway.settings import Settings
+from gateway.settings.fleet import FleetSettings
 
 
-def chosen_watchers(settings: Settings) -> Sequence[Watcher]:
+def chosen_watchers(settings: FleetSettings) -> Sequence[Watcher]:
     """Return a watcher for each way of discovery that is set up; none by default."""
     watchers: list[Watcher] = []
     if settings.discovery_file is not None:

@@ -15,7 +15,7 @@ import yaml
 
 from dashboards.alerting import WEBHOOK
 from engines.lmdeploy.settings import EngineSettings
-from gateway.settings import Settings
+from gateway.settings import Settings, setting_fields
 from kvcontrol.core.roles import EngineRole
 from kvgate.__main__ import build_app
 
@@ -86,14 +86,14 @@ def test_the_gateway_is_told_only_settings_that_exist_and_takes_them(
     told = {name: filled(value) for name, value in SERVICES["gateway"]["environment"].items() if value is not None}
     assert told.pop("OTEL_EXPORTER_OTLP_ENDPOINT") == "", "no traces unless a collector is named"
     names = {name.removeprefix("KVGATE_").lower() for name in SERVICES["gateway"]["environment"]}
-    assert {each for each in names if not each.startswith("otel_")} <= Settings.model_fields.keys()
+    assert {each for each in names if not each.startswith("otel_")} <= setting_fields().keys()
     for name in [each for each in os.environ if each.startswith("KVGATE_")]:
         monkeypatch.delenv(name)
     for name, value in told.items():
         monkeypatch.setenv(name, str(tmp_path) if name == "KVGATE_TOKENIZER" else value)
     settings = Settings()
-    assert {each.id for each in settings.instances} == {"engine-0", "engine-1"}
-    assert settings.api_keys[0].tenant == "acme"
+    assert {each.id for each in settings.fleet.instances} == {"engine-0", "engine-1"}
+    assert settings.access.api_keys[0].tenant == "acme"
 
 
 @pytest.mark.parametrize("name", sorted(each for each in OURS if each.startswith("engine-")))

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from dashboards.alerting import WEBHOOK
-from gateway.settings import Settings
+from gateway.settings import setting_fields
 from gateway.settings.fleet import KubernetesSettings
 
 ROOT = Path(__file__).parents[3]
@@ -176,7 +176,7 @@ def test_the_gateway_finds_engines_and_is_told_only_settings_that_exist() -> Non
     pod = next(each for each in WORKLOADS if each["metadata"]["name"] == "gateway")["spec"]["template"]["spec"]
     told = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
     settings = {name for name in told if name.startswith("KVGATE_") and not name.startswith("KVGATE_MODEL_")}
-    assert {name.removeprefix("KVGATE_").lower() for name in settings} <= Settings.model_fields.keys()
+    assert {name.removeprefix("KVGATE_").lower() for name in settings} <= setting_fields().keys()
     found = KubernetesSettings(
         **json.loads((told["KVGATE_DISCOVERY_KUBERNETES"] or "").replace("$(NAMESPACE)", "kvgate"))
     )

@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from gateway.settings import Settings
+from gateway.settings import setting_fields
 from kvcontrol.presets import Presets
 from kvcontrol.presets.parts import KV_QUANTISATIONS
 from kvgate.api_keys import ApiKey
@@ -186,7 +186,7 @@ def test_options_for_lmdeploy_come_last_so_that_they_win() -> None:
 
 
 def test_engines_never_see_a_secret_of_the_gateway() -> None:
-    secrets = {f"KVGATE_{name.upper()}" for name, each in Settings.model_fields.items() if SecretStr in flat(each)}
+    secrets = {f"KVGATE_{name.upper()}" for name, each in setting_fields().items() if SecretStr in flat(each)}
     assert secrets | {"KVGATE_API_KEYS"} == GATEWAY_SECRETS
     base = dict.fromkeys(GATEWAY_SECRETS, "secret") | {"PATH": "/"}
     specs = engine_specs(plan_instances(MODEL, ports(1), [], EngineLimits(), SOCKETS), base)
@@ -236,10 +236,10 @@ def test_the_gateways_own_settings_take_what_it_is_told(monkeypatch: pytest.Monk
     for name, value in spec.environment.items():
         monkeypatch.setenv(name, value)
     settings = load_settings()
-    assert [instance.id for instance in settings.instances] == ["engine-0", "engine-1"]
-    assert settings.api_keys[0].tenant == "acme"
-    assert settings.routing_policy == "cost_aware"
-    assert settings.port == 8000
+    assert [instance.id for instance in settings.fleet.instances] == ["engine-0", "engine-1"]
+    assert settings.access.api_keys[0].tenant == "acme"
+    assert settings.routing.routing_policy == "cost_aware"
+    assert settings.server.port == 8000
 
 
 def test_a_gateway_for_the_network_needs_a_key() -> None:

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from gateway.errors import SettingsError
-from gateway.settings import Settings, load_settings
+from gateway.settings import Settings, load_settings, setting_fields
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +27,10 @@ def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(
     path = write(tmp_path, "port: 9000\nlog_format: json\ninstances:\n- {id: a, url: 'http://127.0.0.1:1/'}\n")
     monkeypatch.setenv("KVGATE_PORT", "9001")
     settings = load_settings(path)
-    assert (settings.port, settings.log_format, settings.host) == (9001, "json", "127.0.0.1")
-    assert settings.instances[0].url == "http://127.0.0.1:1"
+    assert (settings.server.port, settings.telemetry.log_format, settings.server.host) == (9001, "json", "127.0.0.1")
+    assert settings.fleet.instances[0].url == "http://127.0.0.1:1"
     monkeypatch.setenv("KVGATE_INSTANCES", '[{"id": "b", "url": "http://127.0.0.1:2"}]')
-    assert [each.id for each in load_settings(path).instances] == ["b"]
+    assert [each.id for each in load_settings(path).fleet.instances] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -88,17 +88,17 @@ def test_secrets_never_stand_in_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_variables_of_other_parts_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVGATE_ENGINE_CPU_THREADS", "2")
     monkeypatch.setenv("KVGATE_CACHE_DIR", "/somewhere")
-    assert load_settings().port == 8000
+    assert load_settings().server.port == 8000
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_open_mode_listens_on_loopback_only_and_keys_open_the_rest(host: str) -> None:
-    assert Settings(host=host).open_mode
-    assert not Settings(host="192.0.2.1", api_keys=[{"key": "k", "tenant": "t"}]).open_mode  # type: ignore[arg-type]
+    assert Settings(host=host).access.open_mode
+    assert not Settings(host="192.0.2.1", api_keys=[{"key": "k", "tenant": "t"}]).access.open_mode  # type: ignore[arg-type]
 
 
 def test_every_setting_is_described() -> None:
-    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+    assert [name for name, field in setting_fields().items() if not field.description] == []
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,23 @@ def test_every_page_is_allowed_only_with_keys(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(SettingsError, match="any page that a browser on this machine shows"):
         load_settings()
     monkeypatch.setenv("KVGATE_REQUIRE_KEYS", "true")
-    assert load_settings().cors_origins == ("*",)
+    assert load_settings().access.cors_origins == ("*",)
 
 
 def test_idle_connections_are_kept_for_longer_than_load_balancers_keep_them() -> None:
-    assert Settings().keep_alive_timeout_s > 60
+    assert Settings().server.keep_alive_timeout_s > 60
+
+
+def test_wrong_values_of_several_sections_are_named_in_one_answer(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as error:
+        load_settings(write(tmp_path, "port: high\nqueue_length: -1\nbody_memory_bytes: 2048\n"))
+    port, memory, queue = str(error.value).splitlines()
+    assert "kvgate.yaml: port = 'high'" in port
+    assert memory.startswith("settings: body_memory_bytes is at least twice max_body_bytes")
+    assert "kvgate.yaml: queue_length = -1" in queue
+
+
+def test_every_setting_belongs_to_one_section() -> None:
+    sections = [field.annotation for field in Settings.model_fields.values()]
+    names = [name for section in sections for name in section.model_fields]  # type: ignore[union-attr]
+    assert sorted(names) == sorted(set(names)) == sorted(setting_fields())

@@ -1,0 +1,62 @@
+"""Bounds on one request and its body, and the tokenizer that reads its prompt."""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from gateway.settings.section import Seconds, Section
+
+_MIB = 1 << 20
+
+
+class RequestSettings(Section):
+    """Bounds on one request and its body, and the tokenizer that reads its prompt."""
+
+    tokenizer: Path | None = Field(
+        None,
+        description="Model folder with tokenizer and chat template; without it no text is routed by announced blocks.",
+    )
+    tokenizer_memory_bytes: int = Field(
+        64 * _MIB, ge=0, le=1 << 36, description="Memory for texts that were tokenized before, in bytes."
+    )
+    max_body_bytes: int = Field(64 * _MIB, ge=1024, le=1 << 30, description="Longest request body, in bytes.")
+    body_memory_bytes: int = Field(
+        1 << 30,
+        ge=2048,
+        le=1 << 40,
+        description="Memory for the bodies of all requests, in bytes, at least twice max_body_bytes; a tenant may hold "
+        "as much of it as is free, and beyond that gets 429.",
+    )
+    body_timeout_s: Seconds = Field(60.0, description="Longest time for a client to send its body, in seconds.")
+    request_timeout_s: Seconds = Field(
+        3600.0, description="Longest time for a request, from its arrival to the last byte of its answer, in seconds."
+    )
+    max_answers: int = Field(
+        128,
+        ge=1,
+        le=4096,
+        description="Answers that one request may ask for, prompts times n or best_of; more are refused with 400.",
+    )
+    expected_output_tokens: int = Field(
+        256, ge=1, le=1 << 20, description="Tokens reserved for an answer whose request doesn't bound it."
+    )
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _folder(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_dir():
+            raise ValueError("the tokenizer is a folder that exists, as saved with a Hugging Face model")
+        return value
+
+    @model_validator(mode="after")
+    def _memory_for_two(self) -> Self:
+        if self.body_memory_bytes < 2 * self.max_body_bytes:
+            raise ValueError(
+                f"body_memory_bytes is at least twice max_body_bytes ({self.max_body_bytes}): a tenant may hold as "
+                "much as is free, so the longest body would never fit"
+            )
+        return self
+
+
+__all__ = ["RequestSettings"]

@@ -1,0 +1,50 @@
+"""How an instance is chosen, and what is assumed of instances until it is measured."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from gateway.settings.section import Section
+
+
+class RoutingSettings(Section):
+    """How an instance is chosen, and what is assumed of instances until it is measured."""
+
+    routing_policy: Literal["cost_aware", "prefix_affinity", "consistent_hash", "least_load", "round_robin"] = Field(
+        "cost_aware", description="How instances are chosen."
+    )
+    prefill_tokens_per_s: float = Field(
+        2000.0, gt=0, description="Prefill speed of an instance in tokens per second, assumed until it is measured."
+    )
+    decode_load_s: float = Field(
+        0.02,
+        ge=0,
+        description="Delay that each running request adds to a new one, in seconds, assumed until it is measured.",
+    )
+    routing_spread: float = Field(
+        0.1,
+        ge=0,
+        le=10,
+        description="Share of the uncached work that an instance got lately which counts against it in its cost.",
+    )
+    learned_capacity_tokens: int = Field(
+        1 << 20,
+        ge=1024,
+        le=1 << 32,
+        description="Tokens that an engine without KV events is believed to cache at most, before its answers tell.",
+    )
+    route_memory_s: float = Field(
+        10.0,
+        ge=0,
+        le=600,
+        description="How long a fresh routing decision attracts siblings before KV events confirm it.",
+    )
+    session_memory_s: float = Field(
+        3600.0,
+        ge=0,
+        le=86_400,
+        description="How long a prompt that engines' events can't confirm attracts its next turns, in seconds.",
+    )
+
+
+__all__ = ["RoutingSettings"]

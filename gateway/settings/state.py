@@ -1,0 +1,45 @@
+"""Where the gateway keeps what survives a restart, and what several gateways share."""
+
+import os
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+
+from gateway.settings.section import Seconds, Section
+
+
+def _default_state_dir() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kvgate"
+
+
+class StateSettings(Section):
+    """Where the gateway keeps what survives a restart, and what several gateways share."""
+
+    state_dir: Path = Field(default_factory=_default_state_dir, description="Folder for what must survive a restart.")
+    store_url: SecretStr | None = Field(
+        None,
+        description="PostgreSQL for what several hosts share (postgresql://...); otherwise SQLite in state_dir.",
+    )
+    store_poll_s: Seconds = Field(
+        1.0, description="How often a gateway looks whether another one changed tenants, keys or quotas, in seconds."
+    )
+    store_timeout_s: Seconds = Field(
+        5.0,
+        description="Longest wait of a call to the store, and longest time for the call itself, in seconds; then its "
+        "connection is cut and nothing was changed.",
+    )
+    store_trust_s: Seconds = Field(
+        3600.0,
+        description="How long stored keys are accepted while the store can't be read, in seconds; then they are "
+        "answered 503. Keys of the settings are always accepted.",
+    )
+    audit_entries: int = Field(100_000, ge=1, le=10**9, description="Newest entries of the audit log that are kept.")
+    audit_days: float = Field(365.0, gt=0, le=36_500, description="Days that an entry of the audit log is kept.")
+    redis_url: SecretStr | None = Field(
+        None,
+        description="Redis or Valkey for quotas and leases that gateways share (redis://host:port/0); "
+        "without it, each has its own.",
+    )
+
+
+__all__ = ["StateSettings"]

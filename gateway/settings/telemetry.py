@@ -1,0 +1,24 @@
+"""Traces and log lines."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from gateway.settings.section import Section
+
+
+class TelemetrySettings(Section):
+    """Traces and log lines."""
+
+    otlp_endpoint: str | None = Field(
+        None,
+        description="OpenTelemetry collector (OTLP over HTTP, like http://127.0.0.1:4318) that is sent a trace of each "
+        "request; or OTEL_EXPORTER_OTLP_ENDPOINT. Without one there are none.",
+    )
+    log_format: Literal["text", "json"] = Field("text", description="How log lines look.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least important level shown."
+    )
+
+
+__all__ = ["TelemetrySettings"]
