@@ -1,8 +1,8 @@
 """Our agent in the engine process: it watches the block trie, publishes its events and answers control requests.
 
 One ``EngineAgent`` per LMDeploy ``Engine``, made when the engine is and closed with it. The api_server, mostly another
-process, reaches it over the control endpoint (``admin.py``); what the agent must know from there travels on LMDeploy's
-own engine configuration as a ``LaunchInfo``.
+process, reaches it over the control endpoint (``http/admin.py``); what the agent must know from there travels on
+LMDeploy's own engine configuration as a ``LaunchInfo``.
 """
 
 import asyncio
@@ -17,28 +17,28 @@ from typing import Any
 
 import msgspec
 
-from engines.event_log import EventLog
-from engines.event_publisher import Endpoints, EventPublisher
+from engines.control.tier_metrics import TierCounts
+from engines.events.log import EventLog
+from engines.events.publisher import Endpoints, EventPublisher
 from engines.lmdeploy.engine_calls import EngineCalls
-from engines.lmdeploy.events import TrieTracker, forget_cache
 from engines.lmdeploy.file_digests import FileDigests
 from engines.lmdeploy.identity import identity_of
+from engines.lmdeploy.loop_lag import LagReport, LoopLag
+from engines.lmdeploy.offload.report import offload_stats, tier_counts, tier_stats
+from engines.lmdeploy.offload.setup import build_hierarchy, tiers_of
 from engines.lmdeploy.pauses import StepPauses
-from engines.lmdeploy.pd import PdPart
-from engines.lmdeploy.pd_request import role_of
+from engines.lmdeploy.pd.part import PdPart
+from engines.lmdeploy.pd.request import role_of
 from engines.lmdeploy.pin_operations import PinOperations
-from engines.lmdeploy.pins import PinBook
 from engines.lmdeploy.policy_operations import PolicyOperations
+from engines.lmdeploy.schedule.step_metrics import StepCounts
+from engines.lmdeploy.schedule.step_operations import StepOperations
 from engines.lmdeploy.settings import EngineSettings
-from engines.lmdeploy.step_metrics import StepCounts
-from engines.lmdeploy.step_operations import StepOperations
-from engines.lmdeploy.tier_metrics import TierCounts
 from engines.lmdeploy.tier_operations import TierOperations
-from engines.lmdeploy.tier_report import offload_stats, tier_counts, tier_stats
-from engines.lmdeploy.tier_setup import build_hierarchy, tiers_of
-from engines.lmdeploy.trie_eviction import eviction_of
+from engines.lmdeploy.trie.events import TrieTracker, forget_cache
+from engines.lmdeploy.trie.eviction import eviction_of
+from engines.lmdeploy.trie.pins import PinBook
 from engines.lmdeploy.warm_start import warm_up_s_of
-from engines.loop_lag import LagReport, LoopLag
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import (
     EventsInfo,

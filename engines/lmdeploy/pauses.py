@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from engines.lmdeploy.tiers import EngineTiers
+from engines.lmdeploy.offload.tiers import EngineTiers
 
 _POLL_S = 0.002
 

@@ -5,11 +5,11 @@ from typing import TypeVar
 
 import msgspec
 
-from engines.event_publisher import EventPublisher, Operation
+from engines.control.operation_bodies import block_hashes, parsed
+from engines.control.pin_ledger import PIN_BODIES
+from engines.events.publisher import EventPublisher, Operation
 from engines.lmdeploy.engine_calls import EngineCalls
-from engines.lmdeploy.operation_bodies import block_hashes, parsed
-from engines.lmdeploy.pins import PinBook
-from engines.pin_ledger import PIN_BODIES
+from engines.lmdeploy.trie.pins import PinBook
 from kvcontrol.core.prefix_control import InvalidateRequest, PinRequest, Unpinned, UnpinRequest
 
 PREFIXES = b"prefixes"

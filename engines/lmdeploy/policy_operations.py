@@ -1,7 +1,7 @@
 """What chooses victims in an engine, tier by tier: shown, and exchanged between two steps of the engine.
 
-What orders its waiting queue and what paces its steps are shown and exchanged beside it (``schedule_operations.py``,
-``pace_operations.py``).
+What orders its waiting queue and what paces its steps are shown and exchanged beside it
+(``schedule/schedule_operations.py``, ``schedule/pace_operations.py``).
 
 A change is checked as a whole before the engine hears of it: one that can't be costs it nothing, and is refused also
 while it is busy. The new policy is told of every resident block and of what is
@@ -18,15 +18,15 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from engines.event_publisher import EventPublisher, Operation, RefusedError
+from engines.control.policy_changes import change_of, pace_of, policy_of, strategy_of
+from engines.control.shadow_report import check_shadow, shadow_body, shadows_of
+from engines.events.publisher import EventPublisher, Operation, RefusedError
 from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
-from engines.lmdeploy.pace_operations import PACE, PaceOperations, pace_of_settings
-from engines.lmdeploy.policy_changes import change_of, pace_of, policy_of, strategy_of
-from engines.lmdeploy.schedule_operations import SCHEDULE, ScheduleOperations
+from engines.lmdeploy.offload.tiers import EngineTiers
+from engines.lmdeploy.schedule.pace_operations import PACE, PaceOperations, pace_of_settings
+from engines.lmdeploy.schedule.schedule_operations import SCHEDULE, ScheduleOperations
 from engines.lmdeploy.settings import EngineSettings
-from engines.lmdeploy.tiers import EngineTiers
-from engines.lmdeploy.trie_eviction import TrieEviction, eviction_of
-from engines.shadow_report import check_shadow, shadow_body, shadows_of
+from engines.lmdeploy.trie.eviction import TrieEviction, eviction_of
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.policy_control import (
     AdaptiveReport,

@@ -12,8 +12,8 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from engines.event_log import DEFAULT_PENDING_BLOCKS, DEFAULT_REPLAY_BATCHES
-from engines.lmdeploy.pd_networks import LOOPBACK, Network, parse_networks
+from engines.events.log import DEFAULT_PENDING_BLOCKS, DEFAULT_REPLAY_BATCHES
+from engines.lmdeploy.pd.networks import LOOPBACK, Network, parse_networks
 from engines.models.cache import cache_dir
 from kvcontrol import tracing
 from kvcontrol.core.tenant import SHARED_TENANT

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import msgspec
 
-from engines.block_list import block_list
-from engines.event_publisher import EventPublisher, Operation, RefusedError
+from engines.control.block_list import block_list
+from engines.control.operation_bodies import block_hashes, parsed
+from engines.events.publisher import EventPublisher, Operation, RefusedError
 from engines.lmdeploy.engine_calls import EngineCalls
-from engines.lmdeploy.operation_bodies import block_hashes, parsed
-from engines.lmdeploy.tiers import EngineTiers
+from engines.lmdeploy.offload.tiers import EngineTiers
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import HASH_BYTES
 from kvcontrol.core.tenant import SHARED_TENANT

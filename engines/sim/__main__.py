@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import uvicorn
 
-from engines.event_publisher import EndpointError
+from engines.events.publisher import EndpointError
 from engines.sim.behaviour import LEAST_FACTOR, MOST_FACTOR, Behaviour
 from engines.sim.faults import Faults
 from engines.sim.instance import InstanceSpec, SimInstance

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from engines.event_publisher import RefusedError
+from engines.events.publisher import RefusedError
 from engines.sim.instance import SimInstance
 from kvcontrol.core.control import SNAPSHOT_PATH, STATS_PATH
 from kvcontrol.core.policy_control import POLICY_PATH

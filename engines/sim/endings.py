@@ -7,7 +7,7 @@ may not come yet (``min_new_tokens``), or at all (``ignore_eos``), are never gen
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from engines.lmdeploy.limits import EngineLimits, RefusedError, Sampling, check_ids, check_prompt, settle
+from engines.requests.limits import EngineLimits, RefusedError, Sampling, check_ids, check_prompt, settle
 from engines.sim.text import SimTokenizer
 
 _REPETITION_WINDOW: Final = 1 << 20

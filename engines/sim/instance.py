@@ -10,12 +10,12 @@ from typing import Final
 
 import msgspec
 
-from engines.block_list import block_list
-from engines.event_log import EventLog
-from engines.event_publisher import Endpoints, EventPublisher, RefusedError
-from engines.lmdeploy.operation_bodies import block_hashes, parsed
-from engines.lmdeploy.urgency import ORDINARY, Urgency
-from engines.pin_ledger import PIN_BODIES
+from engines.control.block_list import block_list
+from engines.control.operation_bodies import block_hashes, parsed
+from engines.control.pin_ledger import PIN_BODIES
+from engines.events.log import EventLog
+from engines.events.publisher import Endpoints, EventPublisher, RefusedError
+from engines.lmdeploy.schedule.urgency import ORDINARY, Urgency
 from engines.sim.behaviour import Behaviour
 from engines.sim.driver import RealTime
 from engines.sim.engine import SimEngine

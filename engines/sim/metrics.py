@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engines.lmdeploy.families import family, single
-from engines.lmdeploy.policy_metrics import policy_series
-from engines.lmdeploy.tier_metrics import offload_series, tenant_series, tier_series
+from engines.control.families import family, single
+from engines.control.policy_metrics import policy_series
+from engines.control.tier_metrics import offload_series, tenant_series, tier_series
 from engines.sim.instance import SimInstance
 from engines.sim.report import offload_stats, tier_counts, tier_stats
 from kvcontrol.series import engine as catalogue

@@ -1,7 +1,7 @@
 """Prefixes that stay, in a simulated engine: in its pool by a hold as a request's, and in the tiers below by one there.
 
-As in an LMDeploy instance (``lmdeploy/pins.py``), a pin is a standing order: a block that isn't there is held from the
-moment that it is. Pins have at most a share of each tier, and leave room in HBM for the longest request. What comes
+As in an LMDeploy instance (``lmdeploy/trie/pins.py``), a pin is a standing order: a block that isn't there is held from
+the moment that it is. Pins have at most a share of each tier, and leave room in HBM for the longest request. What comes
 before a pinned block is held with it, as nothing may go that something follows on; where there is no room for both,
 neither is held.
 """
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from engines.pin_ledger import HeldBelow, Limit, PinLedger, counted, limit_of
+from engines.control.pin_ledger import HeldBelow, Limit, PinLedger, counted, limit_of
 from engines.sim.engine import SimEngine
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash

@@ -10,9 +10,9 @@ from typing import Final
 
 import msgspec
 
-from engines.event_publisher import RefusedError
-from engines.lmdeploy.policy_changes import strategy_of
-from engines.shadow_report import check_shadow, shadow_body, shadows_of
+from engines.control.policy_changes import strategy_of
+from engines.control.shadow_report import check_shadow, shadow_body, shadows_of
+from engines.events.publisher import RefusedError
 from engines.sim.engine import SimEngine
 from engines.sim.schedule import SCHEDULE, SimSchedule
 from kvcontrol.core.blocks import CacheTier

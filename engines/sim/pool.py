@@ -11,7 +11,7 @@ name to the policy and to the tiers below.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import cast
 
-from engines.pin_ledger import follow_up
+from engines.control.pin_ledger import follow_up
 from engines.sim.sink import BlockSink
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import TOKEN_BYTES

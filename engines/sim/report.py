@@ -3,7 +3,7 @@
 The runtime below believes blocks to be of one byte; here they get their size.
 """
 
-from engines.lmdeploy.tier_metrics import TenantCounts, TierCounts, bounded
+from engines.control.tier_metrics import TenantCounts, TierCounts, bounded
 from engines.sim.engine import SimEngine
 from engines.sim.tiers import SimTiers
 from kvcontrol import tier_report

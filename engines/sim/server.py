@@ -11,11 +11,11 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from engines.lmdeploy.completions import prompts_of
-from engines.lmdeploy.limits import RefusedError
-from engines.lmdeploy.rider import RiderMiddleware
-from engines.lmdeploy.tenancy import SALT
-from engines.lmdeploy.urgency import URGENCY
+from engines.lmdeploy.http.completions import prompts_of
+from engines.lmdeploy.http.rider import RiderMiddleware
+from engines.lmdeploy.schedule.urgency import URGENCY
+from engines.lmdeploy.trie.tenancy import SALT
+from engines.requests.limits import RefusedError
 from engines.sim.answering import Answering, Job
 from engines.sim.bodies import (
     Body,

@@ -11,7 +11,7 @@ StoredBlock = tuple[BlockHash, BlockHash | None, bytes]
 
 
 class BlockSink(Protocol):
-    """As ``engines.event_log.EventLog`` on its engine's side."""
+    """As ``engines.events.log.EventLog`` on its engine's side."""
 
     def stored_all(self, blocks: Sequence[StoredBlock], *, tier: CacheTier, adapter: str = "") -> None:
         """Blocks are readable in ``tier`` from now on, parents before children."""

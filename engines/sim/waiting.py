@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
-from engines.lmdeploy.waits import WaitCounts
+from engines.control.waits import WaitCounts
 from engines.sim.sequence import SimSequence
 from kvcontrol.core.integrity import must
 from kvcontrol.core.policy_control import ScheduleReport

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 LONG_FILES = {
-    "engines/lmdeploy/tiers.py",
+    "engines/lmdeploy/offload/tiers.py",
     "engines/sim/bodies.py",
     "engines/sim/engine.py",
     "gateway/wiring/app.py",
@@ -49,12 +49,12 @@ LONG_FUNCTIONS = {
     "kvgate/up.py:up",
 }
 LARGE_CLASSES = {
-    "engines/lmdeploy/events.py:TrieTracker",
-    "engines/lmdeploy/pins.py:PinBook",
+    "engines/lmdeploy/trie/events.py:TrieTracker",
+    "engines/lmdeploy/trie/pins.py:PinBook",
     "engines/lmdeploy/policy_operations.py:PolicyOperations",
-    "engines/lmdeploy/scheduler.py:EngineQueue",
-    "engines/lmdeploy/tiers.py:EngineTiers",
-    "engines/lmdeploy/trie_eviction.py:TrieEviction",
+    "engines/lmdeploy/schedule/scheduler.py:EngineQueue",
+    "engines/lmdeploy/offload/tiers.py:EngineTiers",
+    "engines/lmdeploy/trie/eviction.py:TrieEviction",
     "engines/sim/engine.py:SimEngine",
     "engines/sim/pins.py:SimPins",
     "engines/sim/pool.py:PrefixPool",

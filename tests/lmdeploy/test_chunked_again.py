@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.lmdeploy.pacing import pacer_of
+from engines.lmdeploy.schedule.pacing import pacer_of
 from kvcontrol.scheduler_ir.pacing import make_pace
 from tests.support.disturbed_engine import DisturbedEngine, Ended
 from tests.support.models import greedy_reference, random_prompt

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engines.lmdeploy.pacing import Pacer, pacer_of
-from engines.lmdeploy.step_watch import timeline_of
+from engines.lmdeploy.schedule.pacing import Pacer, pacer_of
+from engines.lmdeploy.schedule.step_watch import timeline_of
 from kvcontrol.core.steps import Step, StepsQuery
 from kvcontrol.scheduler_ir.pacing import make_pace
 from tests.support.engine import ANSWER_WITHIN_S, LocalEngine, Sampling

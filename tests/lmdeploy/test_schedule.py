@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engines.lmdeploy.scheduler import EngineQueue, queue_of
-from engines.lmdeploy.urgency import URGENCY, Urgency
+from engines.lmdeploy.schedule.scheduler import EngineQueue, queue_of
+from engines.lmdeploy.schedule.urgency import URGENCY, Urgency
 from kvcontrol.core.priority import Priority
 from kvcontrol.kv_policy.choice import parse_choice
 from kvcontrol.scheduler_ir.strategies import STRATEGIES, AgedQueue, make_strategy

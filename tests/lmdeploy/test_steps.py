@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engines.lmdeploy.step_timeline import StepTimeline
-from engines.lmdeploy.step_watch import timeline_of
+from engines.lmdeploy.schedule.step_timeline import StepTimeline
+from engines.lmdeploy.schedule.step_watch import timeline_of
 from kvcontrol.core.steps import Step, StepsQuery, StepsReport
 from tests.support.engine import LocalEngine, Sampling
 from tests.support.models import random_prompt

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.lmdeploy.trie_eviction import TrieEviction, eviction_of
+from engines.lmdeploy.trie.eviction import TrieEviction, eviction_of
 from kvcontrol.kv_policy import LruPolicy, NaiveLruPolicy
 from tests.support.engine import ANSWER_WITHIN_S, LocalEngine, Sampling
 from tests.support.models import random_prompt

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engines.lmdeploy.agent import agent_of
-from engines.lmdeploy.step_watch import timeline_of
+from engines.lmdeploy.schedule.step_watch import timeline_of
 from engines.lmdeploy.warm_start import warm, warm_up_s_of, waves
 from tests.support.engine import LocalEngine, Sampling
 from tests.support.instance import Instance

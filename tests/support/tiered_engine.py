@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from engines.lmdeploy.agent import EngineAgent, agent_of
-from engines.lmdeploy.tiers import EngineTiers
+from engines.lmdeploy.offload.tiers import EngineTiers
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import OffloadStats

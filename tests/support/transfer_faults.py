@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines.lmdeploy.memory import EngineMemory
+from engines.lmdeploy.offload.memory import EngineMemory
 from kvcontrol.kv_runtime import BlockStatus, HostArena, Move
 from kvcontrol.kv_runtime.backends.file import FileBackend
 

@@ -29,9 +29,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from engines.event_log import EventLog
-from engines.lmdeploy.memory import EngineMemory
-from engines.lmdeploy.tiers import Built, EngineTiers
+from engines.events.log import EventLog
+from engines.lmdeploy.offload.memory import EngineMemory
+from engines.lmdeploy.offload.tiers import Built, EngineTiers
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.hashing import chain_hashes, root_hash
 from kvcontrol.kv_policy import LruPolicy, PrefillSpeed
@@ -104,7 +104,7 @@ class Bench:
         import torch
         from lmdeploy.pytorch.kv_connector.base import KVConnectorRole
 
-        from engines.lmdeploy.connector import OffloadConnector
+        from engines.lmdeploy.offload.connector import OffloadConnector
 
         slots = self.blocks + 1
         pool = torch.zeros((_LAYERS, slots, _PIECE_BYTES), dtype=torch.uint8)

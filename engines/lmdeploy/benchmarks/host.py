@@ -69,7 +69,7 @@ def measure(plan: HostPlan, say: Callable[[str], None]) -> list[Figure]:
 
 
 async def _prompts(processor: Any, plan: HostPlan) -> list[Figure]:
-    from engines.lmdeploy.prompts import Prompts
+    from engines.lmdeploy.http.prompts import Prompts
 
     original = type(processor)._get_text_prompt_input  # noqa: SLF001
     prompts = Prompts(processor.tokenizer, memory_bytes=_MEMORY_BYTES)
@@ -132,7 +132,7 @@ async def _hold(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
 
 
 def _texts(tokenizer: Any, plan: HostPlan) -> list[Figure]:
-    from engines.lmdeploy.detokenize import detokenize_incrementally
+    from engines.lmdeploy.http.detokenize import detokenize_incrementally
 
     chooser = random.Random(2)  # noqa: S311
     encode = tokenizer.model.model.encode
@@ -166,7 +166,7 @@ async def _streams(plan: HostPlan) -> Figure:
     """The median over steps of when the last stream has its token."""
     from lmdeploy.pytorch.engine.request import RequestSender
 
-    from engines.lmdeploy.handles import sender_async_recv
+    from engines.lmdeploy.schedule.handles import sender_async_recv
 
     stock = RequestSender.async_recv
     return Figure(

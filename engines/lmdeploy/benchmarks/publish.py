@@ -21,12 +21,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from engines.event_log import EventLog
-from engines.lmdeploy.events import TrieTracker
+from engines.events.log import EventLog
 from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.patching import install
-from engines.lmdeploy.tenancy import SALT
-from engines.lmdeploy.trie_path import PathMaker
+from engines.lmdeploy.trie.events import TrieTracker
+from engines.lmdeploy.trie.path import PathMaker
+from engines.lmdeploy.trie.tenancy import SALT
 from kvcontrol.core.blocks import CacheIdentity
 
 WAYS: Final = ("lmdeploy", "ours", "ahead")

@@ -40,7 +40,7 @@ class WaitingTimes:
 
 def measure(engine: Any, *, waiting: int, steps: int, strategy: str | None) -> WaitingTimes:
     """Time ``steps`` steps; ``strategy`` None is an engine without our hooks."""
-    from engines.lmdeploy.scheduler import queue_of
+    from engines.lmdeploy.schedule.scheduler import queue_of
     from kvcontrol.scheduler_ir.strategies import make_strategy
 
     scheduler = engine.scheduler
@@ -101,7 +101,7 @@ class _Line:
         import numpy as np
         from lmdeploy.pytorch.messages import SamplingParam
 
-        from engines.lmdeploy.urgency import URGENCY, Urgency
+        from engines.lmdeploy.schedule.urgency import URGENCY, Urgency
         from kvcontrol.core.priority import Priority
 
         self._sessions += 1

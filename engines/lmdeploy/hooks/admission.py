@@ -6,7 +6,7 @@ from engines.lmdeploy.patching import Hook
 
 def admission_hooks() -> list[Hook]:
     """In the engine process: no request may end the loop that serves all."""
-    from engines.lmdeploy import admission
+    from engines.lmdeploy.http import admission
 
     return [
         Hook(

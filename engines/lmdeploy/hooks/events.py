@@ -6,7 +6,8 @@ from engines.lmdeploy.patching import Hook
 
 def event_hooks() -> list[Hook]:
     """In the engine process: KV events from the block trie, and the agent that publishes them."""
-    from engines.lmdeploy import agent, events
+    from engines.lmdeploy import agent
+    from engines.lmdeploy.trie import events
 
     return [
         Hook(

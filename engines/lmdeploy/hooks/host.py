@@ -31,7 +31,7 @@ def host_hooks() -> list[Hook]:
 
 def prompt_hooks() -> list[Hook]:
     """In the api_server's process alone: prompts are tokenized beside its event loop."""
-    from engines.lmdeploy import prompts
+    from engines.lmdeploy.http import prompts
 
     processor = "lmdeploy.serve.processors.multimodal:MultimodalProcessor"
     return [

@@ -6,7 +6,8 @@ from engines.lmdeploy.patching import Hook
 
 def lifeline_hooks() -> list[Hook]:
     """An instance ends as a whole: the server when its engine process dies, the engine when the server does."""
-    from engines.lmdeploy import lifeline, rpc
+    from engines.lmdeploy import lifeline
+    from engines.lmdeploy.http import rpc
 
     engine = "lmdeploy.pytorch.engine.mp_engine.zmq_engine:ZMQMPEngine"
     return [

@@ -11,55 +11,55 @@ def pd_hooks() -> list[Hook]:
     """In both processes: tickets, what is held for them, LMDeploy's migration over TCP with its faults mended, and
     what is borrowed through the tiers.
     """
-    from engines.lmdeploy import pd, pd_backend, pd_borrower, pd_request
+    from engines.lmdeploy.pd import backend, borrower, part, request
 
     return [
         Hook(
             target=f"{MESSAGES}:GenerationConfig.__post_init__",
             signature="(self)",
-            replace=pd_request.PART.generation_config_post_init,
+            replace=request.PART.generation_config_post_init,
             why="it is made where the request is handled, and is sent to the engine process",
         ),
         Hook(
             target="lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
             signature=f"(cls, gen_config: {MESSAGES}.GenerationConfig)",
-            replace=pd_request.PART.sampling_param_from_gen_config,
+            replace=request.PART.sampling_param_from_gen_config,
             why="it is what a sequence keeps of the request",
         ),
         Hook(
             target=f"{ENGINE}._on_add_message",
             signature="(self, reqs: list[lmdeploy.pytorch.engine.request.Request], **kwargs)",
-            replace=pd.on_add_message,
+            replace=part.on_add_message,
             why="a ticket becomes LMDeploy's own fields where a request enters the engine",
         ),
         Hook(
             target=f"{ENGINE}._on_end_session",
             signature="(self, reqs: list[lmdeploy.pytorch.engine.request.Request], **kwargs)",
-            replace=pd.on_end_session,
+            replace=part.on_end_session,
             why="a held prompt's blocks were evictable, and a cancelled one ended the engine's loop",
         ),
         Hook(
             target=f"{ENGINE}._on_stop_session",
             signature="(self, reqs: list[lmdeploy.pytorch.engine.request.Request], **kwargs)",
-            replace=pd.on_stop_session,
+            replace=part.on_stop_session,
             why="a prompt whose client left when it was held already kept its blocks until the end of its lease",
         ),
         Hook(
             target=f"{ENGINE}.end_session",
             signature="(self, session_id: int)",
-            replace=pd.end_session,
+            replace=part.end_session,
             why="blocks must not be freed while a peer reads them",
         ),
         Hook(
             target="lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.update_running_seqs",
             signature="(self, running: 'SeqList', inputs: 'ModelInputs|None')",
-            replace=pd.update_running_seqs,
+            replace=part.update_running_seqs,
             why="a prompt longer than one chunk was never finished at a prefill instance",
         ),
         Hook(
             target=f"{_LOOP}.migration_loop",
             signature="(self)",
-            replace=pd.migration_loop,
+            replace=part.migration_loop,
             why="its first failure ended it, and with it every later transfer",
         ),
         Hook(
@@ -68,13 +68,13 @@ def pd_hooks() -> list[Hook]:
                 f"(self, migration_init_request: {_PROTOCOL}.DistServeInitRequest) "
                 f"-> {_PROTOCOL}.DistServeKVTransferEndpointInfo"
             ),
-            replace=pd_backend.cache_engine_p2p_initialize,
+            replace=backend.cache_engine_p2p_initialize,
             why="LMDeploy has no migration back end for a machine without RDMA or NVLink",
         ),
         Hook(
             target=f"{TRIE}.trie:BlockTrie.finalize_match",
             signature="(seq: lmdeploy.pytorch.messages.SchedulerSequence) -> None",
-            replace=pd_borrower.finalize_match,
+            replace=borrower.finalize_match,
             why="a prompt that was computed elsewhere for this very request counted as cached",
         ),
     ]

@@ -10,7 +10,7 @@ _STATUS = "lmdeploy.pytorch.messages.MessageStatus"
 
 def schedule_hooks() -> list[Hook]:
     """In both processes: how urgent a request is travels with it, and decides when it is tried."""
-    from engines.lmdeploy import chunk_room, chunked_again, handles, prefill_gate, scheduler, urgency
+    from engines.lmdeploy.schedule import chunk_room, chunked_again, handles, prefill_gate, scheduler, urgency
 
     return [
         Hook(

@@ -6,7 +6,8 @@ from engines.lmdeploy.patching import Hook
 
 def server_hooks() -> list[Hook]:
     """In the api_server's process alone: ``/kv/v1``, our series, the salt's header, what it refuses, tokens to text."""
-    from engines.lmdeploy import admin, admission, completions, detokenize, pd_request, server_sleep
+    from engines.lmdeploy.http import admin, admission, completions, detokenize, server_sleep
+    from engines.lmdeploy.pd import request as pd_request
 
     serve = "lmdeploy.serve"
     preprocess = (

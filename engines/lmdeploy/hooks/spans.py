@@ -5,7 +5,7 @@ from engines.lmdeploy.patching import Hook
 
 def span_hooks() -> list[Hook]:
     """The times that the engine process says with its tokens."""
-    from engines.lmdeploy import spans
+    from engines.lmdeploy.http import spans
 
     return [
         Hook(

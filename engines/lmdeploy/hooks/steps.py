@@ -16,7 +16,7 @@ def step_hooks() -> list[Hook]:
 
 
 def _scheduler_hooks() -> list[Hook]:
-    from engines.lmdeploy import step_watch
+    from engines.lmdeploy.schedule import step_watch
 
     return [
         Hook(
@@ -62,7 +62,7 @@ def _scheduler_hooks() -> list[Hook]:
 
 
 def _pace_hooks() -> list[Hook]:
-    from engines.lmdeploy import pacing
+    from engines.lmdeploy.schedule import pacing
 
     return [
         Hook(
@@ -104,7 +104,7 @@ def _pace_hooks() -> list[Hook]:
 
 
 def _model_hooks() -> list[Hook]:
-    from engines.lmdeploy import step_watch
+    from engines.lmdeploy.schedule import step_watch
 
     return [
         Hook(

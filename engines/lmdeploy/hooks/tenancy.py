@@ -6,7 +6,7 @@ from engines.lmdeploy.patching import Hook
 
 def tenant_hooks() -> list[Hook]:
     """In both processes: the tenant's salt travels with a request and keeps its blocks apart."""
-    from engines.lmdeploy import tenancy
+    from engines.lmdeploy.trie import tenancy
 
     return [
         Hook(

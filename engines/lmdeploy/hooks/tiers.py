@@ -8,7 +8,8 @@ _FACTORY = "lmdeploy.pytorch.kv_connector.factory"
 
 def tier_hooks() -> list[Hook]:
     """In the engine process: kvgate's connector, where tiers are configured."""
-    from engines.lmdeploy import tier_setup, trie_path
+    from engines.lmdeploy.offload import setup
+    from engines.lmdeploy.trie import path
 
     return [
         Hook(
@@ -17,7 +18,7 @@ def tier_hooks() -> list[Hook]:
                 "(cache_config: 'CacheConfig', *, model_path: 'str | None' = None, "
                 "dist_config: 'DistConfig | None' = None, distributed_executor_backend: 'str | None' = None) -> 'None'"
             ),
-            replace=tier_setup.prepare_config,
+            replace=setup.prepare_config,
             why="the settings turn the connector on before LMDeploy looks at it",
         ),
         Hook(
@@ -26,7 +27,7 @@ def tier_hooks() -> list[Hook]:
                 "(role: 'KVConnectorRole', cache_config: 'CacheConfig', *, global_rank: 'int' = 0, tp_rank: 'int' = 0, "
                 "tp_size: 'int' = 1, kv_head_replica_num: 'int' = 1) -> 'KVConnectorBase | None'"
             ),
-            replace=tier_setup.build_connector,
+            replace=setup.build_connector,
             why="LMDeploy's factory knows one connector by name",
         ),
         Hook(
@@ -35,7 +36,7 @@ def tier_hooks() -> list[Hook]:
                 "(self, seq: lmdeploy.pytorch.messages.SchedulerSequence, "
                 f"node: {TRIE}.node.Node, num_complete_blocks: int)"
             ),
-            replace=trie_path.trie_extend_path,
+            replace=path.trie_extend_path,
             why="what was loaded is hung up at once, made while it was loading",
         ),
     ]

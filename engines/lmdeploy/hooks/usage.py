@@ -6,7 +6,7 @@ from engines.lmdeploy.patching import Hook
 
 def usage_hooks() -> list[Hook]:
     """In the engine process, after every other hook on ``BlockTrie.finalize_match``: theirs change the count."""
-    from engines.lmdeploy import first_match
+    from engines.lmdeploy.trie import first_match
 
     return [
         Hook(

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from engines.lmdeploy.pacing import Pacer, pacer_of
-from engines.lmdeploy.step_watch import timeline_of
+from engines.lmdeploy.schedule.pacing import Pacer, pacer_of
+from engines.lmdeploy.schedule.step_watch import timeline_of
 from kvcontrol.core.steps import StepsQuery
 from kvcontrol.scheduler_ir.pacing import make_pace
 from tests.support.models import random_prompt

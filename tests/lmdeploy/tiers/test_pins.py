@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engines.lmdeploy.pins import PinBook
-from engines.lmdeploy.trie_eviction import eviction_of
+from engines.lmdeploy.trie.eviction import eviction_of
+from engines.lmdeploy.trie.pins import PinBook
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import chain_hashes, root_hash, token_bytes
 from kvcontrol.core.ids import BlockHash

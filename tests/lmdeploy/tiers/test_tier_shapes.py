@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines.lmdeploy import tiers as tiers_module
-from engines.lmdeploy.admin import ControlClient
 from engines.lmdeploy.agent import SNAPSHOT
-from engines.lmdeploy.save_health import FAILING_SAVES
-from engines.lmdeploy.tier_setup import TierSetupError
+from engines.lmdeploy.http.admin import ControlClient
+from engines.lmdeploy.offload import tiers as tiers_module
+from engines.lmdeploy.offload.save_health import FAILING_SAVES
+from engines.lmdeploy.offload.setup import TierSetupError
 from kvcontrol import agent as agent_module
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import Snapshot

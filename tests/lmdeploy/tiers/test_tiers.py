@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engines.lmdeploy.trie_path import TriePath
+from engines.lmdeploy.trie.path import TriePath
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.tenant import SHARED_TENANT, tenant_of_salt
 from tests.support.models import random_prompt

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from engines.event_publisher import EventPublisher, RefusedError
+from engines.events.publisher import EventPublisher, RefusedError
 from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
 from engines.lmdeploy.hooks import eviction_hooks
 from engines.lmdeploy.patching import install
 from engines.lmdeploy.policy_operations import SET_POLICY, PolicyOperations
-from engines.lmdeploy.trie_eviction import eviction_of
+from engines.lmdeploy.trie.eviction import eviction_of
 from tests.support.block_trie import Paging, prompt
 
 BLOCKS = 32

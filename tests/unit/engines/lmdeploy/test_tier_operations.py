@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from engines.event_publisher import RefusedError
+from engines.events.publisher import RefusedError
 from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
-from engines.lmdeploy.pins import PinBook
+from engines.lmdeploy.offload.tiers import EngineTiers
 from engines.lmdeploy.tier_operations import BLOCKS, MIGRATE, QUOTAS, RESET, SET_QUOTA, TierOperations
-from engines.lmdeploy.tiers import EngineTiers
+from engines.lmdeploy.trie.pins import PinBook
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.kv_runtime import TenantQuota

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.lmdeploy.limits import RefusedError
 from engines.models.tiny import build_tiny
+from engines.requests.limits import RefusedError
 from engines.sim.endings import Answers, Drawn, Ending
 from engines.sim.text import SimTokenizer, TextError
 from tests.support.examples import examples

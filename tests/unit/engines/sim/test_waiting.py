@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.event_publisher import RefusedError
-from engines.lmdeploy.urgency import Urgency
+from engines.events.publisher import RefusedError
+from engines.lmdeploy.schedule.urgency import Urgency
 from engines.sim.engine import SimEngine
 from engines.sim.policies import SimPolicies
 from engines.sim.sequence import Phase, SimRequest, SimSequence

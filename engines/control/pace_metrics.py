@@ -1,0 +1,22 @@
+"""The pace's series on an instance's ``/metrics``; the counts come from the engine process."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+from engines.control.families import family, single
+from kvcontrol.core.policy_control import PaceReport
+from kvcontrol.series import engine as catalogue
+
+
+def pace_series(name: str, report: PaceReport) -> Iterator[Metric]:
+    """Yield one family after the other. Counters go on when a pace is exchanged."""
+    yield family(catalogue.PACE_IN_CHARGE, [((name,), 1)])
+    yield single(catalogue.PACE_TARGET, report.target_s)
+    yield single(catalogue.PACE_CHUNK, report.chunk_tokens)
+    yield family(catalogue.PACE_STEPS, (((reason,), count) for reason, count in report.decisions.items()))
+    yield single(catalogue.PACE_UNMET, bool(report.unmet))
+    yield single(catalogue.PACE_ERRORS, report.errors)
+
+
+__all__ = ["pace_series"]

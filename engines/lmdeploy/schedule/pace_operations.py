@@ -1,0 +1,84 @@
+"""Which pace an engine's steps follow: shown, and exchanged between two steps of the engine."""
+
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+from engines.events.publisher import RefusedError
+from engines.lmdeploy.schedule.pacing import Pacer, pacer_of
+from engines.lmdeploy.settings import EngineSettings
+from kvcontrol.core.policy_control import PolicyInCharge, PolicyParams
+from kvcontrol.kv_policy.choice import PolicyChoice, parse_choice
+from kvcontrol.scheduler_ir.pacing import ALTERNATE, DEFAULT_TARGET_MS, ENGINE_PACE, ITL_TARGET, PACES, make_pace
+
+PACE: Final = "pace"
+
+
+class PaceOperations:
+    """One engine's; changes on the engine's thread, ``in_charge`` on any."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._choice = PolicyChoice(text=ENGINE_PACE, name=ENGINE_PACE, parameters={})
+        self._began_s = time.monotonic()
+        self._swaps = 0
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether this engine chooses between prompts and answers, and alone."""
+        config = self._engine.engine_config
+        return config.role.name != "Prefill" and int(config.dp) == 1
+
+    def use(self, choice: PolicyChoice, *, counts: bool) -> None:
+        """Put a pace in charge; nothing has changed when it raises ``PolicyError`` or ``RefusedError``.
+
+        Nothing happens when it is in charge already: a client that didn't get the answer may ask again.
+        """
+        pace = make_pace(choice.name, choice.parameters)
+        pacer = self._pacer()
+        if pace is not None and not self.is_possible:
+            raise RefusedError(
+                "this engine can't be paced: it only computes prompts, or is one of a data-parallel group; "
+                f"allowed is {ENGINE_PACE}"
+            )
+        if pacer is None:
+            raise RefusedError("this engine has no pace of ours: LMDeploy's own rule chooses its steps")
+        values, present = PACES[choice.name].values, self._choice
+        if not pacer.failed and present.name == choice.name and values(present.parameters) == values(choice.parameters):
+            return
+        pacer.use(pace)
+        self._choice, self._began_s = choice, time.monotonic()
+        self._swaps += counts
+
+    def in_charge(self) -> PolicyInCharge | None:
+        """Return what paces the steps now, with its statistics; None where nothing of ours does."""
+        pacer = self._pacer()
+        if pacer is None:
+            return None
+        report = pacer.report(swaps=self._swaps, in_charge_s=round(time.monotonic() - self._began_s, 3))
+        if pacer.failed:
+            return PolicyInCharge(kind=PACE, name=ENGINE_PACE, params={}, pace=report)
+        params: PolicyParams = dict(self._choice.parameters)
+        effective: PolicyParams = dict(PACES[self._choice.name].values(self._choice.parameters))
+        return PolicyInCharge(kind=PACE, name=self._choice.name, params=params, effective_params=effective, pace=report)
+
+    def _pacer(self) -> Pacer | None:
+        return pacer_of(self._engine.scheduler)
+
+
+def pace_of_settings(settings: EngineSettings, *, on_gpu: bool) -> PolicyChoice:
+    """Return what an engine begins with: what is set, else a target on a GPU, else a decode step after each prefill."""
+    target_ms = settings.itl_target_ms
+    if settings.pace is not None:
+        choice = parse_choice(settings.pace)
+        if choice.name == ITL_TARGET and target_ms:
+            return replace(choice, parameters={"itl_target_ms": target_ms, **choice.parameters})
+        return choice
+    if target_ms is None:
+        target_ms = DEFAULT_TARGET_MS if on_gpu else 0.0
+    if not target_ms:
+        return PolicyChoice(text=ALTERNATE, name=ALTERNATE, parameters={})
+    return PolicyChoice(text=ITL_TARGET, name=ITL_TARGET, parameters={"itl_target_ms": target_ms})
+
+
+__all__ = ["PACE", "PaceOperations", "pace_of_settings"]

@@ -1,0 +1,343 @@
+"""A pace in charge of an LMDeploy engine: prompts and tokens alternate, and chunks of prompts are sized beside answers.
+
+LMDeploy asks before each step whether prompts are next, and makes its inputs then. The pacer answers from a snapshot
+(``kvcontrol.scheduler_ir.pacing``), sets the sizes that LMDeploy's scheduler and its chunker go by, both together, and
+keeps the debt of decode steps. What steps cost it learns from the timeline. Beside these answers and sizes everything
+is LMDeploy's: its lanes, its reservations, its order.
+
+Nothing here raises into the engine's loop: after an error LMDeploy's own rule is in charge, which the report and the
+log say, until a pace is chosen again.
+"""
+
+import copy
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from engines.lmdeploy.schedule.step_timeline import SentStep
+from engines.lmdeploy.schedule.step_watch import answering, step_of, timeline_of
+from kvcontrol.core.policy_control import PaceReport
+from kvcontrol.core.steps import Step
+from kvcontrol.scheduler_ir.pacing import (
+    ActiveChunk,
+    ChunkBounds,
+    Pace,
+    StepCommand,
+    StepCosts,
+    StepView,
+    decide,
+    limits,
+    owed,
+)
+
+_PACER: Final = "kvgate_pacer"
+NO_ROOM: Final = "no_room"
+"""A step that was to compute prompts, for which there was no room."""
+_FADING: Final = 1 / 8
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What reports show of a pace, as of the last prompt that was computed."""
+
+    decode_s: float | None = None
+    chunk_tokens: int = 0
+    chunk_s: float | None = None
+    unmet: str = ""
+
+
+class Pacer:
+    """The pace of one LMDeploy scheduler. The engine's thread; ``report`` on any."""
+
+    def __init__(self) -> None:
+        self._pace: Pace | None = None
+        self._maker: Any = None
+        self._bounds = ChunkBounds(block_tokens=1, most_tokens=1)
+        self._resizes = self._is_resized = False
+        self._costs = StepCosts()
+        self._command: StepCommand | None = None
+        self._debt = 0
+        self._decode = (0, 0)
+        self._usual_history = 0.0
+        self._reasons: Counter[str] = Counter()
+        self._said = ""
+        self._shown = _Shown()
+        self.errors = 0
+        self.failed = False
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the engine computes prompts and answers, one device's worth of it at a time."""
+        return self._maker is not None
+
+    @property
+    def in_charge(self) -> bool:
+        return self._pace is not None and self._maker is not None and not self.failed
+
+    def bind(self, maker: Any) -> None:
+        """Be asked for the steps of LMDeploy's ``InputsMakerAsync``, whose loop begins."""
+        prefill, config = maker.scheduler._prefill_scheduler, maker.config  # noqa: SLF001
+        if self._maker is None:
+            prefill.cache_config = copy.copy(prefill.cache_config)  # others read the engine's own
+        most_tokens, block_tokens = int(config.max_prefill_token_num), int(config.block_size)
+        self._bounds = ChunkBounds(block_tokens=min(block_tokens, most_tokens), most_tokens=most_tokens)
+        # A recurrent state is saved at the ends of chunks, a draft model counts its rows by them.
+        self._shown = _Shown(chunk_tokens=most_tokens)
+        self._resizes = not (config.is_ssm or config.spec_decoding)
+        prefill.cache_config.max_prefill_token_num = most_tokens
+        self._is_resized = False
+        self._maker = maker
+        self.forget()
+        if (timeline := timeline_of(maker.scheduler)) is not None:
+            timeline.measured = self._measured
+
+    def use(self, pace: Pace | None) -> None:
+        """Put a pace in charge, None for LMDeploy's own rule. What was measured stays."""
+        self._pace, self.failed = pace, False
+        self._said, self._shown = "", _Shown(chunk_tokens=self._bounds.most_tokens)
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is owed any more."""
+        self._debt, self._command = 0, None
+
+    def choose(self, rule: Callable[[], bool]) -> bool:
+        """Return whether the next step computes prompts; ``rule`` is LMDeploy's."""
+        self._command = None
+        if self._is_resized and not self.in_charge:  # here alone: between a chunk and the note of it sizes must stay
+            self._resize(self._bounds.most_tokens, self._bounds.most_tokens)
+            self._is_resized = False
+        is_due = rule()
+        if self.in_charge:
+            self._guarded(self._choose, is_due)
+        return is_due if self._command is None else self._command.is_prefill
+
+    def defers_chunk(self) -> bool | None:
+        """Return whether the active chunk lets a decode step pass; None where LMDeploy decides."""
+        return None if self._command is None else not self._command.is_prefill
+
+    def sent(self, step: SentStep, *, is_continued: bool) -> SentStep:
+        """Return a step that was made with its reason and what it owes; ``is_continued`` is a chunk not the first."""
+        command = self._command
+        if command is None:
+            return step
+        noted = self._guarded(self._sent, step, command, is_continued)
+        return step if noted is None else noted
+
+    def made_nothing(self) -> None:
+        """What was chosen could not be computed (no block is free): nothing is owed, or prompts would wait for ever."""
+        self._debt = 0
+
+    def report(self, *, swaps: int, in_charge_s: float) -> PaceReport:
+        """Return the statistics; numbers may be a moment apart."""
+        pace, shown = self._pace, self._shown
+        return PaceReport(
+            target_s=0.0 if pace is None else pace.target_s,
+            decode_s=shown.decode_s,
+            chunk_tokens=self._bounds.most_tokens if pace is None else shown.chunk_tokens,
+            chunk_s=shown.chunk_s,
+            debt=self._debt,
+            decisions=dict(self._reasons),
+            unmet="" if pace is None else shown.unmet,
+            swaps=swaps,
+            in_charge_s=in_charge_s,
+            errors=self.errors,
+        )
+
+    def _choose(self, is_due: bool) -> None:  # noqa: FBT001 - LMDeploy's answer
+        assert self._pace is not None  # noqa: S101 - it is in charge
+        maker = self._maker
+        chunker = maker.long_context_chunker
+        chunker.check_enable()
+        running = answering(maker)
+        if not running:
+            self._debt = 0
+        chunk = None
+        if chunker.enabled():
+            seq = chunker.seq
+            chunk = ActiveChunk(left_tokens=int(seq.num_token_ids), history_tokens=int(seq.num_history_ids))
+        view = StepView(
+            answering=running,
+            answering_history_tokens=self._decode[1],
+            is_prompt_due=is_due,
+            chunk=chunk,
+            usual_history_tokens=round(self._usual_history),
+            debt=self._debt,
+        )
+        command = decide(view, self._pace, self._costs, self._bounds)
+        if command.prompt_tokens is not None:
+            self._resize(command.prompt_tokens, command.chunk_tokens)
+        self._command = command
+
+    def _resize(self, prompt_tokens: int, chunk_tokens: int | None) -> None:
+        """Let LMDeploy's scheduler and chunker go by these sizes: both, or a chunk would be given up for another."""
+        if not self._resizes:
+            return
+        self._is_resized = True
+        maker = self._maker
+        chunker = maker.long_context_chunker
+        maker.scheduler._prefill_scheduler.cache_config.max_prefill_token_num = prompt_tokens  # noqa: SLF001
+        chunker.max_prefill_token_num = prompt_tokens
+        if not chunker.enabled():
+            chunker.max_prefill_num = prompt_tokens
+        elif chunk_tokens is not None and not chunker.has_multimodal:  # an image isn't cut
+            chunker.max_prefill_num = chunk_tokens
+
+    def _sent(self, step: SentStep, command: StepCommand, is_continued: bool) -> SentStep:  # noqa: FBT001
+        is_decode = step.kind == "decode"
+        reason = str(command.reason) if command.is_prefill is not is_decode else NO_ROOM
+        self._reasons[reason] += 1
+        if is_decode:
+            self._debt = max(0, self._debt - 1)
+            self._decode = (step.sequences, step.history_tokens)
+            return replace(step, reason=reason)
+        if not is_continued:
+            self._usual_history += _FADING * (step.history_tokens / step.sequences - self._usual_history)
+        debt = 0
+        if step.answering:
+            expected_s = self._costs.prefill_s(step.tokens, step.pairs, step.history_tokens)
+            debt = self._owed(expected_s, step.answering)
+            self._debt = max(self._debt, debt)
+        return replace(step, reason=reason, owed=debt)
+
+    def _owed(self, prefill_s: float | None, answers: int) -> int:
+        assert self._pace is not None  # noqa: S101 - it is in charge
+        return owed(self._pace, prefill_s, self._costs.decode_s(answers, self._decode[1]))
+
+    def _measured(self, sent: SentStep, step: Step) -> None:
+        self._guarded(self._learn, sent, step)
+
+    def _learn(self, sent: SentStep, step: Step) -> None:
+        if sent.kind == "decode":
+            self._costs.saw_decode(sent.sequences, sent.history_tokens, step.device_s)
+        elif sent.kind != "other":
+            self._costs.saw_prefill(sent.tokens, sent.pairs, sent.history_tokens, step.device_s)
+            if self._pace is not None and self.in_charge:
+                if sent.owed:  # it took longer than was expected: it owes more
+                    self._debt += max(0, self._owed(step.device_s, sent.answering) - sent.owed)
+                self._look(self._pace)
+
+    def _look(self, pace: Pace) -> None:
+        """Work out what is shown of the pace, and log once what keeps the target from being kept."""
+        costs, history = self._costs, round(self._usual_history)
+        decode_s = costs.decode_s(*self._decode)
+        found = limits(pace, costs, self._bounds, decode_s, history)
+        tokens = found.tokens if self._resizes else self._bounds.most_tokens
+        self._shown = _Shown(
+            decode_s=decode_s,
+            chunk_tokens=tokens,
+            chunk_s=costs.chunk_s(tokens, history),
+            unmet=found.unmet if costs.is_settled else "",
+        )
+        if self._shown.unmet and not self._said:
+            self._said = found.unmet
+            _log.warning("the ITL target of %g ms can't be kept: %s", pace.target_s * 1e3, found.unmet)
+
+    def _guarded(self, work: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return work(*args)
+        except Exception:  # noqa: BLE001  # the engine's loop would die of it
+            self.errors += 1
+            if not self.failed:
+                _log.exception("the pace failed: LMDeploy's own rule is in charge of the engine's steps")
+            self.failed, self._command = True, None
+            return None
+
+
+def pacer_of(scheduler: Any) -> Pacer | None:
+    """Return the pacer of LMDeploy's scheduler, None where there is none."""
+    pacer: Pacer | None = getattr(scheduler, _PACER, None)
+    return pacer
+
+
+# What takes the place of LMDeploy's symbols (the tables are in hooks/).
+
+
+def scheduler_init(original: Callable[..., None]) -> Callable[..., None]:
+    """``Scheduler.__init__``: it gets its pacer, LMDeploy's rule until the settings' pace is put in charge."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # called by this name
+        original(self, *args, **kwargs)
+        setattr(self, _PACER, Pacer())
+
+    return __init__
+
+
+def maker_init_do_prefill(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """``InputsMakerAsync._init_do_prefill``: who says whether prompts are next. Not where an engine computes prompts
+    alone, nor where several have to agree on each step.
+    """
+
+    def _init_do_prefill(self: Any, config: Any) -> None:
+        from lmdeploy.pytorch.disagg.config import EngineRole
+
+        original(self, config)
+        pacer, rule = pacer_of(self.scheduler), self.do_prefill
+        if pacer is None or config.role is EngineRole.Prefill or config.enable_chunked_prefill or config.dp > 1:
+            return
+        pacer.bind(self)
+        self.do_prefill = lambda: pacer.choose(rule)
+
+    return _init_do_prefill
+
+
+def maker_reset_runtime_state(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """``InputsMakerAsync.reset_runtime_state``: the engine goes to sleep; nothing is owed any more."""
+
+    def reset_runtime_state(self: Any) -> None:
+        original(self)
+        pacer = pacer_of(self.scheduler)
+        if pacer is not None:
+            pacer.forget()
+
+    return reset_runtime_state
+
+
+def maker_make_forward_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``InputsMakerAsync._make_forward_inputs``: what was made pays what is owed, or owes, and is noted."""
+
+    def _make_forward_inputs(self: Any, prefill: bool, enable_empty: bool = False) -> Any:  # noqa: FBT001, FBT002
+        payload = original(self, prefill, enable_empty)
+        pacer, timeline = pacer_of(self.scheduler), timeline_of(self.scheduler)
+        step = None if payload is None else step_of(self, payload)
+        if step is None:
+            if pacer is not None:
+                pacer.made_nothing()
+            return payload
+        if pacer is not None:
+            inputs = payload["inputs"]
+            is_continued = inputs is not None and inputs.is_chunk and not inputs.is_first_chunk
+            step = pacer.sent(step, is_continued=is_continued)
+        if timeline is not None:
+            timeline.sent(step)
+        return payload
+
+    return _make_forward_inputs
+
+
+def task_should_defer_active_chunk(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """``_ForwardInputsTask._should_defer_active_chunk``: a chunk, the last one too, lets the decode steps that are owed
+    pass.
+    """
+
+    def _should_defer_active_chunk(self: Any) -> bool:
+        pacer = pacer_of(self.scheduler)
+        defers = None if pacer is None or not self.maker.long_context_chunker.enabled() else pacer.defers_chunk()
+        return original(self) if defers is None else defers
+
+    return _should_defer_active_chunk
+
+
+__all__ = [
+    "NO_ROOM",
+    "Pacer",
+    "maker_init_do_prefill",
+    "maker_make_forward_inputs",
+    "maker_reset_runtime_state",
+    "pacer_of",
+    "scheduler_init",
+    "task_should_defer_active_chunk",
+]

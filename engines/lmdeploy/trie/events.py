@@ -1,0 +1,363 @@
+"""KV events from LMDeploy's block trie: every node attached is a block stored, every leaf detached a block removed.
+
+``Node.attach_to`` and ``Node.detach_leaf`` are the only two things that change the trie's shape, and they are called
+from ``BlockTrie._extend_trie_path`` and ``BlockTrie.evict`` alone, so what is recorded here is what the trie holds;
+that covers prompt blocks, blocks that decoding filled, and blocks that a KV connector loaded. Nodes are attached when
+their blocks are allocated, in the scheduling turn whose forward fills them: the moment from which LMDeploy itself lets
+another request match them. The block that a sequence fills with its very last token is not attached: LMDeploy attaches
+when the *next* block is needed.
+
+A tracker belongs to one trie and is found through its roots, so two engines in one process don't mix. Nothing here
+raises into the engine's loop: a failure is counted and logged, the block (and what follows it) goes unannounced.
+
+LMDeploy 0.18 keeps its trie over ``sleep`` and over weight updates although the blocks' bytes are gone or stale, and
+would serve them as prefix hits after waking. ``forget_cache`` empties it there, and says so.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial, wraps
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from engines.events.log import EventLog
+from engines.lmdeploy.trie.put_off import TellsLater
+from engines.lmdeploy.trie.tenancy import salt_of_identity, without_salt
+from kvcontrol.core.blocks import CacheIdentity, CacheTier
+from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, child_hash, root_hash
+from kvcontrol.core.ids import BlockHash
+
+_TRACKER = "kvgate_tracker"
+_HASH = "kvgate_hash"
+_MAX_ROOTS = 65_536
+_ALL_BLOCKS = 1 << 62
+
+_log = logging.getLogger(__name__)
+
+
+class NamedPath(NamedTuple):
+    """The events of a path of blocks (key, parent, tokens), worked out under ``identity``."""
+
+    identity: CacheIdentity
+    adapter: str
+    blocks: list[tuple[BlockHash, BlockHash | None, bytes]]
+
+
+class StoredWitness(Protocol):
+    """Whoever must act on a block as soon as the trie has it. Never raises."""
+
+    def stored(self, nodes: list[Any], keys: list[BlockHash]) -> None:
+        """Follow nodes that hang in the trie now, by their hashes."""
+
+
+class TrieTracker(TellsLater):
+    """Turns changes of one trie's shape into events of one log, on the engine's thread.
+
+    LMDeploy changes the trie a path at a time, while a request waits for it. So each change is only noted, and a path's
+    changes are named and told together when it is done (``settle``): a third of what it takes one by one; a moment
+    later where that is asked for (``put_off``).
+    """
+
+    def __init__(self, log: EventLog, identity: CacheIdentity) -> None:
+        super().__init__()
+        self._log = log
+        self._roots: dict[tuple[str, str], BlockHash] = {}
+        self._changes: list[tuple[Any, Any]] = []
+        """Nodes with the parent that they hang under from now on, None for those that hang no more."""
+        self._gained = False
+        """Whether some of all that is untold hangs now."""
+        self.witness: StoredWitness | None = None
+        self.identity = identity
+        self.errors = 0
+
+    def watch(self, trie: Any) -> None:
+        """Follow a ``BlockTrie`` that is still empty."""
+        setattr(trie, _TRACKER, self)
+
+    def attached(self, node: Any, parent: Any) -> None:
+        """Note a node that now hangs under ``parent``; O(1)."""
+        setattr(node, _TRACKER, self)
+        self._gained = True
+        self._changes.append((node, parent))
+
+    def detached(self, node: Any) -> None:
+        """Note a node that hangs no more; O(1)."""
+        self._changes.append((node, None))
+
+    def named(self, nodes: list[Any], parent: Any) -> NamedPath | None:
+        """Name a path that may be hung below ``parent`` later, so that it is told quickly then; None where that fails.
+
+        Each node is the parent of the next, and gets its name and its way to this tracker; the trie isn't touched.
+        What was to be told before is told. Never raises.
+        """
+        self.settle_now()
+        try:
+            named = self._named(nodes, parent)
+            for node, (key, _, _) in zip(nodes, () if named is None else named.blocks, strict=False):
+                setattr(node, _HASH, key)
+                setattr(node, _TRACKER, self)
+        except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
+            self._failed()
+            return None
+        return named
+
+    def hung(self, nodes: list[Any], parent: Any, named: NamedPath | None) -> None:
+        """Note a whole path that hangs below ``parent`` now. Never raises."""
+        if named is None or named.identity is not self.identity:
+            named = None
+            for node in nodes:  # a name that was given ahead, under an identity that has passed, is none
+                node.__dict__.pop(_HASH, None)
+                setattr(node, _TRACKER, self)
+        self._gained = True
+        self._set_down()
+        self._untold.append(partial(self._guarded, self._tell_hung, nodes, parent, named))
+        self.settle()
+
+    @property
+    def has_untold(self) -> bool:
+        return bool(self._changes or self._untold)
+
+    def settle_before_eviction(self) -> None:
+        """Record what has come to hang since the last call: the witness may keep it from being evicted."""
+        if self._gained:
+            self.settle_now()
+
+    def settle_now(self) -> None:
+        """Record what has changed since the last call, put off or not; O(changed blocks). Never raises."""
+        self._set_down()
+        self._gained = False
+        super().settle_now()
+
+    def forgotten(self) -> None:
+        """Record that the cache is empty."""
+        self.settle_now()
+        self._log.cleared()
+
+    def rebase(self, identity: CacheIdentity) -> None:
+        """Root later blocks in another identity; the cache must be forgotten first."""
+        self.settle_now()
+        self._roots = {}
+        self.identity = identity
+
+    def _tell_gone(self, nodes: list[Any]) -> None:
+        known = [block for node in nodes if (block := getattr(node, _HASH, None)) is not None]
+        if known:
+            self._log.removed_all(known, tier=CacheTier.HBM)
+
+    def _set_down(self) -> None:
+        """Make of the changes noted what is to be told of them, in order."""
+        changes, self._changes = self._changes, []
+        for is_gone, run in groupby(changes, key=lambda change: change[1] is None):
+            if is_gone:
+                self._untold.append(partial(self._guarded, self._tell_gone, [node for node, _ in run]))
+            else:
+                self._untold += [partial(self._guarded, self._tell_stored, path) for path in _paths(run)]
+
+    def _guarded(self, tell: Callable[..., None], *args: Any) -> None:
+        try:
+            tell(*args)
+        except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
+            self._failed()
+
+    def _tell_hung(self, nodes: list[Any], parent: Any, named: NamedPath | None) -> None:
+        if named is None:
+            named = self._named(nodes, parent)
+        if named is not None:
+            self._tell_named(nodes, named)
+
+    def _tell_stored(self, path: list[tuple[Any, Any]]) -> None:
+        """Record a run of nodes, each the parent of the next."""
+        nodes = [node for node, _ in path]
+        named = self._named(nodes, path[0][1])
+        if named is not None:
+            self._tell_named(nodes, named)
+
+    def _tell_named(self, nodes: list[Any], named: NamedPath) -> None:
+        self._log.stored_all(named.blocks, tier=CacheTier.HBM, adapter=named.adapter)
+        for node, (key, _, _) in zip(nodes, named.blocks, strict=True):
+            setattr(node, _HASH, key)
+        if self.witness is not None:
+            self.witness.stored(nodes, [key for key, _, _ in named.blocks])
+
+    def _named(self, nodes: list[Any], parent: Any) -> NamedPath | None:
+        adapter = nodes[0].adapter_name or ""
+        known: BlockHash | None
+        if parent.block_id < 0:
+            known, above = None, self._root(adapter, salt_of_identity(nodes[0].extra_identity))
+        else:
+            known = getattr(parent, _HASH, None)
+            if known is None:  # the parent's own failure was counted
+                return None
+            above = known
+        packed = np.concatenate([node.token_ids for node in nodes]).astype("<u4").tobytes()
+        size = self.identity.block_size_tokens
+        width = size * TOKEN_BYTES
+        tokens = [packed[start : start + width] for start in range(0, len(packed), width)]
+        keys = self._keys(nodes, tokens, packed, above)
+        return NamedPath(self.identity, adapter, list(zip(keys, [known, *keys], tokens, strict=False)))
+
+    def _keys(self, nodes: list[Any], tokens: list[bytes], packed: bytes, above: BlockHash) -> list[BlockHash]:
+        extras = [_extra(node.extra_identity) for node in nodes]
+        if not any(extras):
+            return chain_hashes(above, packed, self.identity.block_size_tokens)
+        keys = []
+        for block, extra in zip(tokens, extras, strict=True):
+            above = child_hash(above, block, extra=extra)
+            keys.append(above)
+        return keys
+
+    def _root(self, adapter: str, salt: str) -> BlockHash:
+        key = (adapter, salt)
+        root = self._roots.get(key)
+        if root is None:
+            if len(self._roots) >= _MAX_ROOTS:  # many tenants came and went
+                self._roots.clear()
+            root = self._roots[key] = root_hash(self.identity, salt=salt, adapter=adapter)
+        return root
+
+    def _failed(self) -> None:
+        self.errors += 1
+        if self.errors & (self.errors - 1) == 0:  # 1st, 2nd, 4th, 8th...: a log, not a flood
+            _log.exception("a change of the prefix cache could not be announced (%d failures so far)", self.errors)
+
+
+def hash_of(node: Any) -> BlockHash | None:
+    """Return what a node's block is called outside, None where that could not be worked out."""
+    key: BlockHash | None = getattr(node, _HASH, None)
+    return key
+
+
+def tracker_of(trie: Any) -> TrieTracker | None:
+    """Return who follows a ``BlockTrie``, None where nobody does."""
+    tracker: TrieTracker | None = getattr(trie, _TRACKER, None)
+    return tracker
+
+
+def _paths(run: Iterable[tuple[Any, Any]]) -> Iterator[list[tuple[Any, Any]]]:
+    """Cut nodes with their parents wherever one isn't the child of the one before it."""
+    path: list[tuple[Any, Any]] = []
+    for node, parent in run:
+        if path and path[-1][0] is not parent:
+            yield path
+            path = []
+        path.append((node, parent))
+    if path:
+        yield path
+
+
+def evict_unused(trie: Any) -> int:
+    """Evict every block of the prefix cache that nobody uses, each with its event, and return how many."""
+    return int(trie.evict(_ALL_BLOCKS))
+
+
+def forget_cache(engine: Any) -> None:
+    """Empty the engine's prefix cache and announce it; blocks that requests hold can't be evicted and are logged."""
+    trie = engine.scheduler.block_trie
+    evict_unused(trie)
+    if held := len(trie.leaves):
+        _log.error("%d prefix-cache paths are still held by requests; their KV is stale", held)
+    tracker = tracker_of(trie)
+    if tracker is not None:
+        tracker.forgotten()
+
+
+# What takes the place of LMDeploy's symbols (the tables are in hooks/).
+
+
+def trie_root(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """``BlockTrie._get_or_create_root``: a root knows its trie's tracker."""
+
+    def _get_or_create_root(self: Any, adapter_name: Any) -> Any:
+        root = original(self, adapter_name)
+        if not hasattr(root, _TRACKER):
+            setattr(root, _TRACKER, getattr(self, _TRACKER, None))
+        return root
+
+    return _get_or_create_root
+
+
+def node_attach_to(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """``Node.attach_to``."""
+
+    def attach_to(self: Any, parent: Any) -> None:
+        original(self, parent)
+        tracker = getattr(parent, _TRACKER, None)
+        if tracker is not None:
+            tracker.attached(self, parent)
+
+    return attach_to
+
+
+def node_detach_leaf(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """``Node.detach_leaf``."""
+
+    def detach_leaf(self: Any) -> bool:
+        was_attached = original(self)
+        if was_attached:
+            tracker = getattr(self, _TRACKER, None)
+            if tracker is not None:
+                tracker.detached(self)
+        return was_attached
+
+    return detach_leaf
+
+
+def trie_change(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of ``BlockTrie`` after which a change of its shape is complete: it is told."""
+
+    @wraps(original)
+    def change(self: Any, *args: Any, **named: Any) -> Any:
+        try:
+            return original(self, *args, **named)
+        finally:
+            tracker = tracker_of(self)
+            if tracker is not None:
+                tracker.settle()
+
+    return change
+
+
+def trie_evict(original: Callable[[Any, int], int]) -> Callable[[Any, int], int]:
+    """``BlockTrie.evict``: who may keep blocks knows all of them first; what has gone is told."""
+
+    @wraps(original)
+    def evict(self: Any, max_num_blocks: int) -> int:
+        tracker = tracker_of(self)
+        if tracker is None:
+            return original(self, max_num_blocks)
+        tracker.settle_before_eviction()
+        try:
+            return original(self, max_num_blocks)
+        finally:
+            tracker.settle()
+
+    return evict
+
+
+def _extra(extra_identity: tuple[Any, ...]) -> bytes:
+    """What else than tokens and salt a block depends on, with every field's length: no two identities alike."""
+    others = without_salt(extra_identity) if extra_identity else ()
+    if not others:
+        return b""
+    return b"".join(
+        f"{span.start}:{span.end}:{len(span.modality)}:{span.modality}{len(span.content_hash)}:{span.content_hash}".encode()
+        for span in others
+    )
+
+
+__all__ = [
+    "NamedPath",
+    "StoredWitness",
+    "TrieTracker",
+    "evict_unused",
+    "forget_cache",
+    "hash_of",
+    "node_attach_to",
+    "node_detach_leaf",
+    "tracker_of",
+    "trie_change",
+    "trie_evict",
+    "trie_root",
+]

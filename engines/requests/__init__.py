@@ -1,0 +1,3 @@
+"""What every engine's server reads from a request, and what it refuses."""
+
+__all__: list[str] = []
