@@ -17,6 +17,7 @@ COPY kvgate kvgate
 COPY gateway gateway
 COPY kvcontrol kvcontrol
 COPY engines engines
+COPY lab lab
 RUN deploy/install_engine "${TORCH}" /opt/kvgate
 
 FROM ${BASE}

@@ -13,6 +13,7 @@ COPY kvgate kvgate
 COPY gateway gateway
 COPY kvcontrol kvcontrol
 COPY engines engines
+COPY lab lab
 RUN /opt/kvgate/bin/pip install --constraint requirements/cpu.txt '.[fast,postgres,redis,tracing]' \
     && find /opt/kvgate -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -6,20 +6,20 @@ import typer
 from typer.core import TyperGroup
 
 from kvgate.admin import build_admin
-from kvgate.bench import build_bench
-from kvgate.conformance.command import conformance
 from kvgate.display import errors, locale_is_utf8, show_failure
 from kvgate.doctor import doctor
 from kvgate.engine import engine
 from kvgate.failure import CommandError
 from kvgate.gateway import gateway
-from kvgate.plan import plan
 from kvgate.register import register
-from kvgate.replay import replay
 from kvgate.sim import sim
-from kvgate.simulate import simulate
 from kvgate.top import top
 from kvgate.up import INTERRUPTED, up
+from lab.bench.command import build_bench
+from lab.conformance.command import conformance
+from lab.plan.command import plan
+from lab.replay.command import replay
+from lab.simulate.command import simulate
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -70,7 +70,7 @@ def test_every_series_of_the_catalogue_is_filled_somewhere(catalogue: object, fo
     assert used == declared
 
 
-@pytest.mark.parametrize("folder", ["gateway", "engines", "kvgate"])
+@pytest.mark.parametrize("folder", ["gateway", "engines", "kvgate", "lab"])
 def test_no_series_is_declared_beside_the_catalogue(folder: str) -> None:
     makers = {"Counter", "Gauge", "Histogram", "Summary", "CounterMetricFamily", "GaugeMetricFamily"}
     beside = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.lmdeploy.benchmarks.decode import main
+from lab.bench.engine.decode import main
 from tests.support.instance import Instance, free_port
 
 pytestmark = pytest.mark.engine

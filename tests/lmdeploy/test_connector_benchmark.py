@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from engines.lmdeploy.benchmarks import connector
+from lab.bench.engine import connector
 
 pytestmark = pytest.mark.engine
 

@@ -309,7 +309,7 @@ def test_engine_steps_look_at_a_window_of_what_waits(line: Line) -> None:
 
 
 def test_the_benchmark_of_what_waits_measures_a_real_scheduler_and_leaves_nothing(line: Line) -> None:
-    from engines.lmdeploy.benchmarks.waiting import measure
+    from lab.bench.schedule.waiting import measure
 
     times = measure(line.local.engine, waiting=200, steps=5, strategy="hybrid")
     assert (times.order, times.waiting) == ("hybrid", 200)

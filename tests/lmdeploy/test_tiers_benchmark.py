@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.lmdeploy.benchmarks.tiers import Plan, run
+from lab.bench.engine.tiers import Plan, run
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvgate.benchmarks.gateway.backend import nginx
+from lab.bench.gateway.backend import nginx
 from tests.support.databases import Server, free_port, redis_server
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "nginx" / "kvgate.conf"

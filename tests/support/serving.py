@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from kvgate.conformance.listening import Listening
+from lab.conformance.listening import Listening
 
 
 @asynccontextmanager

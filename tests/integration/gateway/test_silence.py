@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvgate.conformance.dialects import disorder
+from lab.conformance.dialects import disorder
 from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, running_fleet, script
 from tests.support.running_gateway import eventually
 from tests.support.scripted_engine import MODEL, Script

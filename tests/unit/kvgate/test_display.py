@@ -4,10 +4,10 @@ import pytest
 from rich.console import Console
 
 from kvgate import display
-from kvgate.benchmarks.report import Grid, Host, Report
 from kvgate.display import PrepareBoard, StartBoard, Terminal, locale_is_utf8, show_failure
 from kvgate.failure import CommandError
 from kvgate.supervisor import State
+from lab.bench.report import Grid, Host, Report
 
 
 def written(*, terminal: bool) -> tuple[Console, io.StringIO]:

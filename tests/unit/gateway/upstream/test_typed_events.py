@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gateway.errors import UpstreamUnreachableError
 from gateway.types import Operation, Usage
 from gateway.upstream.relay import Asked, scanner_for
-from kvgate.conformance.dialects import disorder, messages_events, responses_events
+from lab.conformance.dialects import disorder, messages_events, responses_events
 
 ERROR = UpstreamUnreachableError("the engine's connection ended within its answer", code="upstream_cut")
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4}

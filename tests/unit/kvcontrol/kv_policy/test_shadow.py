@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 
 from kvcontrol.kv_policy import PolicyError, ShadowPolicies, make_policy
-from kvcontrol.kv_policy.benchmarks.replay import replay
 from kvcontrol.kv_policy.choice import parse_choices
 from kvcontrol.kv_policy.shadow import MOST_CANDIDATES, MOST_LOAD, SAMPLE_BLOCKS
 from kvcontrol.traces import Request
+from lab.replay.policy import replay
 
 CANDIDATES = "lru,s3fifo,arc,lru2,mq,adaptive"
 

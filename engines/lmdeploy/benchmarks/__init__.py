@@ -1,3 +1,0 @@
-"""Measurements of a running instance."""
-
-__all__: list[str] = []

@@ -1,3 +1,0 @@
-"""What parts of the gateway cost."""
-
-__all__: list[str] = []

@@ -1,1 +1,0 @@
-"""What policies are worth on traces, and what their decisions cost."""

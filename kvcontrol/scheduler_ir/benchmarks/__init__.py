@@ -1,1 +1,0 @@
-"""Measurements of plans and of the order of those that wait."""

@@ -1,0 +1,1 @@
+"""Tools beside the product: benchmarks, replays, simulated fleets, capacity plans, conformance cases, research."""

@@ -1,0 +1,1 @@
+"""Benchmarks: what kvgate's numbers claim, measured on this machine."""

@@ -1,0 +1,1 @@
+"""The subcommands of ``kvgate bench`` by subject: options in, a report out."""

@@ -1,0 +1,1 @@
+"""What parts of an LMDeploy instance cost."""

@@ -1,0 +1,1 @@
+"""Traces served through the real tiers, without bytes."""

@@ -1,0 +1,1 @@
+"""What eviction policies are worth on traces, and what their decisions cost."""

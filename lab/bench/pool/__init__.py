@@ -1,0 +1,1 @@
+"""What a pool of KV blocks costs, and how much of its memory it loses."""

@@ -1,0 +1,1 @@
+"""How good predictions of block lifetimes and prefetches are on traces."""

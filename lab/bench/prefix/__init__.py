@@ -1,0 +1,1 @@
+"""What the prefix indexes cost, and what they find on real traces."""

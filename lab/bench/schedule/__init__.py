@@ -1,0 +1,1 @@
+"""What plans and queue orders cost, and what queue orders do to requests."""

@@ -1,0 +1,135 @@
+"""A capacity plan as tables: the smallest fleet of each kind, the frontier, what to run, and what was assumed."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from math import isinf
+from typing import Final
+
+from kvgate.stack import MAX_INSTANCES
+from lab.bench.report import Cell, Grid
+from lab.plan.sizing import GIB, Kind, Sized, Trial
+from lab.simulate.study import Study
+
+_DEFAULT: Final = "lru"
+"""What engines do where nobody says."""
+MODEL_FOLDER: Final = "MODEL-FOLDER"
+_FLEET: Final = (
+    "instances",
+    "ddr_gib",
+    "nvme_gib",
+    "policy",
+    "routing",
+    "usd_per_hour",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "itl_p99_ms",
+    "hit_ratio",
+    "busy_ratio",
+    "shed_ratio",
+)
+
+
+def plan_grids(sized: Sequence[Sized], best: Sequence[Trial]) -> tuple[Grid, ...]:
+    """Return the table of all kinds, and that of the frontier where there is one."""
+    kinds = Grid(
+        name="smallest fleets",
+        columns=(*_FLEET, "note"),
+        rows=tuple((*_row(each.least or each.nearest), _note(each)) for each in sized),
+    )
+    if not best:
+        return (kinds,)
+    return kinds, Grid(name="frontier", columns=_FLEET, rows=tuple(_row(each) for each in best))
+
+
+def nearest(sized: Sequence[Sized]) -> Trial:
+    """Return the fleet that misses its goals by the smallest factor."""
+    return min((each.nearest for each in sized), key=lambda each: (each.worst, each.usd_per_hour))
+
+
+def _row(trial: Trial) -> tuple[Cell, ...]:
+    kind, outcome = trial.kind, trial.outcome
+    slow_s = outcome.ttft_of_answerable(0.99)
+    return (
+        trial.instances,
+        kind.ddr_bytes / GIB,
+        kind.nvme_bytes / GIB,
+        kind.policy,
+        kind.routing,
+        trial.usd_per_hour,
+        outcome.ttft(0.5),
+        None if isinf(slow_s) else slow_s,
+        outcome.itl_ms(0.99),
+        outcome.hit_rate,
+        outcome.busy,
+        outcome.shed_rate,
+    )
+
+
+def _note(sized: Sized) -> str:
+    if sized.least is None:
+        return "misses: " + "; ".join(each.words for each in sized.nearest.shortfalls)
+    if sized.exceptions:
+        fewer = ", ".join(str(each) for each in sized.exceptions)
+        return f"not monotonic: {fewer} kept the goals too, and a larger fleet didn't"
+    return ""
+
+
+def command_grid(trial: Trial, study: Study, profile: str) -> Grid:
+    """Return what to run: the engines and the gateway, and the same fleet in virtual time."""
+    virtual = _line(["kvgate", "simulate", str(study.trace), *_options(_simulated(trial, study, profile))])
+    return Grid(name="to run it", columns=("what", "command"), rows=(*_real(trial), ("in virtual time", virtual)))
+
+
+def _simulated(trial: Trial, study: Study, profile: str) -> dict[str, str]:
+    """The options of ``kvgate simulate``, those that aren't its defaults."""
+    wanted = {
+        "--profile": profile,
+        "--instances": str(trial.instances),
+        "--router": trial.kind.routing,
+        "--policy": trial.kind.policy,
+    }
+    more = {
+        "--copies": (study.copies, 1),
+        "--speed": (study.speed, 1.0),
+        "--limit": (study.limit, 0),
+        "--seconds": (study.seconds, 0.0),
+        "--ddr": (study.ddr, 0.0),
+        "--nvme": (study.nvme, 0.0),
+        "--seed": (study.seed, 0),
+        "--jitter": (study.jitter, 0.0),
+    }
+    return wanted | {name: repr(value) for name, (value, default) in more.items() if value != default}
+
+
+def _real(trial: Trial) -> list[tuple[str, str]]:
+    kind = trial.kind
+    engine = {"--model": MODEL_FOLDER, **tier_flags(kind)}
+    there = (("HBM", 1), ("DDR", kind.ddr_bytes), ("NVME", kind.nvme_bytes))
+    policies = {f"KVGATE_ENGINE_{tier}_POLICY": kind.policy for tier, size in there if size and kind.policy != _DEFAULT}
+    if trial.instances <= MAX_INSTANCES:
+        up = {"--instances": str(trial.instances), **engine, "--routing": kind.routing}
+        return [("on one machine", _line(["kvgate", "up", *_options(up)], policies))]
+    many = f"each of the {trial.instances} engines"
+    return [
+        (many, _line(["kvgate", "engine", *_options(engine | {"--port": "9001"})], policies)),
+        ("the gateway before them", _line(["kvgate", "gateway"], {"KVGATE_ROUTING_POLICY": kind.routing})),
+    ]
+
+
+def tier_flags(kind: Kind) -> dict[str, str]:
+    """Return a kind's tiers as the options of ``kvgate up``."""
+    sizes = {"--ddr": kind.ddr_bytes, "--nvme": kind.nvme_bytes}
+    return {name: f"{size / GIB:.10g}GiB" for name, size in sizes.items() if size}
+
+
+def _options(options: Mapping[str, str]) -> list[str]:
+    return [word for option in options.items() for word in option]
+
+
+def _line(words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    return " ".join(
+        [*(f"{name}={shlex.quote(value)}" for name, value in (environment or {}).items()), shlex.join(words)]
+    )
+
+
+__all__ = ["MODEL_FOLDER", "command_grid", "nearest", "plan_grids", "tier_flags"]

@@ -1,0 +1,1 @@
+"""Traces replayed: through eviction policies, or over HTTP through a running gateway."""

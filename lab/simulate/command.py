@@ -1,0 +1,104 @@
+"""``kvgate simulate TRACE``: a fleet of simulated engines behind the gateway's own routing, in virtual time."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engines.sim.profile import load_profile, shipped
+from kvgate.failure import CommandError
+from lab.bench.report import Host, Report
+from lab.bench.show import show
+from lab.simulate.limits import LEAST_SPEED, MOST_COPIES, MOST_INSTANCES, MOST_SPEED, MOST_TIMES_HBM
+
+
+def simulate(  # noqa: PLR0913 - each is one option
+    trace: Annotated[Path, typer.Argument(help="A trace in Mooncake's or the agentic format, plain or gzipped.")],
+    *,
+    instances: Annotated[int, typer.Option(min=1, max=MOST_INSTANCES, help="Engines in the fleet.")] = 8,
+    router: Annotated[
+        str, typer.Option(help="Routing policies, ours or others' formulas, with commas between them; all: every one.")
+    ] = "cost_aware",
+    profile: Annotated[str, typer.Option(help=f"Kind of engine: {', '.join(shipped())}, or a file.")] = "h100-7b",
+    copies: Annotated[
+        int, typer.Option(min=1, max=MOST_COPIES, help="So many of the trace side by side, each other tenants'.")
+    ] = 1,
+    speed: Annotated[
+        float, typer.Option(min=LEAST_SPEED, max=MOST_SPEED, help="Requests come so many times as fast.")
+    ] = 1.0,
+    limit: Annotated[int, typer.Option(min=0, help="Use the first requests of the trace only; 0: all.")] = 0,
+    seconds: Annotated[float, typer.Option(min=0, help="Use the first seconds of the trace only; 0: all.")] = 0.0,
+    ddr: Annotated[
+        float, typer.Option(min=0, max=MOST_TIMES_HBM, help="DDR tier, in multiples of HBM; 0: none.")
+    ] = 0.0,
+    nvme: Annotated[
+        float, typer.Option(min=0, max=MOST_TIMES_HBM, help="NVMe tier, in multiples of HBM; 0: none.")
+    ] = 0.0,
+    policy: Annotated[str, typer.Option(help="What chooses who leaves HBM and tiers. Default: the profile's.")] = "",
+    seed: Annotated[int, typer.Option(help="Another seed, another jitter.")] = 0,
+    jitter: Annotated[float, typer.Option(min=0, max=1, help="Spread of steps' times.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+) -> None:
+    """Serve a trace with a simulated fleet: times to the first token, hits, hot spots and what was turned away.
+
+    Ctrl-C ends it with the routers that are done (exit code 130).
+    """
+    from lab.simulate.board import FleetBoard
+    from lab.simulate.outcome import FleetOutcome
+    from lab.simulate.refusals import refusals
+    from lab.simulate.study import ROUTERS, Study, grids
+
+    if as_json and as_markdown:
+        raise CommandError("--json and --markdown: give one of them")
+    names = tuple(ROUTERS) if router == "all" else tuple(name.strip() for name in router.split(",") if name.strip())
+    with refusals(trace):
+        study = Study(
+            trace=trace,
+            profile=load_profile(profile),
+            instances=instances,
+            routers=names,
+            copies=copies,
+            speed=speed,
+            limit=limit,
+            seconds=seconds,
+            ddr=ddr,
+            nvme=nvme,
+            policy=policy,
+            seed=seed,
+            jitter=jitter,
+        )
+        workload = study.workload()
+    outcomes: dict[str, FleetOutcome] = {}
+    board, took_s = FleetBoard(), 0.0
+    try:
+        for name in names:
+            began_s = time.perf_counter()
+            with board.shown(name, workload.spans_s) as progress:
+                outcomes[name] = study.run(name, workload, progress)
+            took_s += time.perf_counter() - began_s
+    except KeyboardInterrupt:
+        if not outcomes:
+            raise
+    last = list(outcomes.values())[-1]
+    missing = [name for name in names if name not in outcomes]
+    metrics = {
+        "instances_count": instances,
+        "requests_count": last.requests,
+        "virtual_s": last.lasts_s,
+        "real_s": took_s,
+        "ceiling_ratio": last.ceiling_tokens / max(1, workload.ceiling_tokens()[0]),
+    }
+    report = Report(bench="simulate", host=Host.here(), metrics=metrics, grids=grids(outcomes))
+    show(
+        replace(report, not_run=dict.fromkeys(missing, "interrupted")),
+        as_json=as_json,
+        as_markdown=as_markdown,
+    )
+    if missing:
+        raise KeyboardInterrupt
+
+
+__all__ = ["simulate"]

@@ -1,0 +1,186 @@
+"""Routing policies on one workload, side by side, and how their outcomes are told."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from engines.sim.behaviour import Behaviour
+from engines.sim.profile import MOST_BLOCKS, Profile
+from gateway.routing import POLICIES, CostModel, RoutingPolicy
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.kv_policy import make_policy
+from kvcontrol.kv_runtime import ArenaError
+from kvcontrol.traces import read_by_time
+from kvgate.failure import CommandError
+from lab.bench.report import Cell, Grid
+from lab.simulate.admission import DoorRules
+from lab.simulate.fleet import Fleet, FleetPlan
+from lab.simulate.limits import MOST_FLEET_BLOCKS, MOST_TIMES_HBM
+from lab.simulate.outcome import FleetOutcome, Tally
+from lab.simulate.peers import PEERS
+from lab.simulate.workload import Workload
+
+ROUTERS: Final = (*POLICIES, *PEERS)
+"""The names of all that a fleet can be routed by: the gateway's own policies, and others' formulas."""
+COLUMNS = (
+    "router",
+    "ttft_p50_s",
+    "ttft_p90_s",
+    "ttft_p99_s",
+    "itl_p50_ms",
+    "itl_p99_ms",
+    "hit_ratio",
+    "of_ceiling_ratio",
+    "hotspot_ratio",
+    "busy_ratio",
+    "shed_ratio",
+    "decision_us",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """``ddr`` and ``nvme`` are multiples of HBM; ``limit`` is how many of the trace's requests are used, 0 all, and
+    ``seconds`` how many of its first ones, 0 all, before ``speed`` counts. ``policy`` chooses who leaves HBM and the
+    tiers, that of the profile where it is empty. Engines' steps take ``slow`` times as long as the profile says.
+    """
+
+    trace: Path
+    profile: Profile
+    instances: int
+    routers: Sequence[str]
+    copies: int = 1
+    speed: float = 1.0
+    limit: int = 0
+    ddr: float = 0.0
+    nvme: float = 0.0
+    seconds: float = 0.0
+    policy: str = ""
+    seed: int = 0
+    jitter: float = 0.0
+    slow: float = 1.0
+    rules: DoorRules = field(default_factory=DoorRules)
+
+    def __post_init__(self) -> None:
+        for name in self.routers:
+            if name not in ROUTERS:
+                raise ValueError(f"there is no router {name!r}: there are {', '.join(ROUTERS)}")
+        if not self.routers:
+            raise ValueError(f"no router is named; there are {', '.join(ROUTERS)}")
+        if self.policy:
+            make_policy(self.policy, capacity_blocks=1)
+        self._need_sane_sizes()
+
+    def _need_sane_sizes(self) -> None:
+        """Raise ``ValueError`` for more than a simulation may be told."""
+        for name, times in (("DDR", self.ddr), ("NVMe", self.nvme)):
+            most = min(MOST_TIMES_HBM, MOST_BLOCKS / self.profile.engine.hbm_blocks)
+            if not 0 <= times <= most:
+                raise ValueError(f"{name} of {times:g} times HBM; allowed is 0 to {most:,.6g} with this profile")
+        if self.nvme and not self.ddr:
+            raise ValueError(f"DDR of {self.ddr} and NVMe of {self.nvme} times HBM; NVMe needs DDR")
+        shape = self.engine().engine
+        blocks = (shape.hbm_blocks + shape.ddr_blocks + shape.nvme_blocks) * self.instances
+        if blocks > MOST_FLEET_BLOCKS:
+            raise ValueError(
+                f"{self.instances:,} instances with DDR of {self.ddr:g} and NVMe of {self.nvme:g} times HBM have "
+                f"{blocks:,} blocks in all; at most {MOST_FLEET_BLOCKS:,} are simulated"
+            )
+
+    def workload(self) -> Workload:
+        """Read the trace; raises ``TraceError``, ``OSError``, ``ValueError``."""
+        requests = read_by_time(self.trace)
+        if self.seconds and requests:
+            end_s = requests[0].at_s + self.seconds
+            requests = [each for each in requests if each.at_s < end_s]
+        return Workload(requests=requests[: self.limit or None], copies=self.copies, speed=self.speed)
+
+    def engine(self) -> Profile:
+        """Return the profile with this study's tiers and policy."""
+        shape = self.profile.engine
+        if self.policy:
+            shape = replace(shape, policy=self.policy, tier_policy=self.policy)
+        ddr, nvme = round(shape.hbm_blocks * self.ddr), round(shape.hbm_blocks * self.nvme)
+        return replace(self.profile, engine=replace(shape, ddr_blocks=ddr, nvme_blocks=nvme))
+
+    def run(
+        self,
+        router: str,
+        workload: Workload,
+        progress: Callable[[float], None] = lambda _: None,
+        hopeless: Callable[[Tally], bool] = lambda _: False,
+    ) -> FleetOutcome:
+        """Serve the workload with one router; see ``Fleet.run``. ``CommandError`` where there is no memory for it."""
+        profile = self.engine()
+        shape = profile.engine
+        plan = FleetPlan(
+            profile=profile,
+            instances=self.instances,
+            make_policy=_maker(router, shape.hbm_blocks * shape.block_tokens),
+            rules=self.rules,
+            behaviour=Behaviour(seed=self.seed, jitter=self.jitter, slow=self.slow),
+        )
+        try:
+            fleet = Fleet(plan, workload)
+        except ArenaError as error:
+            raise CommandError(
+                f"{self.instances} instances with {shape.ddr_blocks:,} blocks of DDR each can't be simulated: {error}",
+                "use fewer instances or less DDR",
+            ) from error
+        try:
+            return fleet.run(progress, hopeless)
+        finally:
+            fleet.close()
+
+
+def _maker(router: str, hbm_tokens: int) -> Callable[[CostModel], RoutingPolicy]:
+    """Return what makes a router for instances with so much room."""
+    if router in POLICIES:
+        return POLICIES[router]
+    return lambda _: PEERS[router](hbm_tokens)
+
+
+def row(outcome: FleetOutcome, *, router: str) -> tuple[Cell, ...]:
+    """Return an outcome as a row under ``COLUMNS``."""
+    return (
+        router,
+        outcome.ttft(0.5),
+        outcome.ttft(0.9),
+        outcome.ttft(0.99),
+        outcome.itl_ms(0.5),
+        outcome.itl_ms(0.99),
+        outcome.hit_rate,
+        outcome.of_ceiling,
+        outcome.hotspot,
+        outcome.busy,
+        outcome.shed_rate,
+        outcome.decision_us,
+    )
+
+
+def grids(outcomes: Mapping[str, FleetOutcome]) -> tuple[Grid, ...]:
+    """Return a table of routers, and one of where their tokens came from."""
+    tiers = (CacheTier.HBM, CacheTier.DDR, CacheTier.NVME)
+    return (
+        Grid(
+            name="routers", columns=COLUMNS, rows=tuple(row(outcome, router=name) for name, outcome in outcomes.items())
+        ),
+        Grid(
+            name="prompt tokens",
+            columns=("router", "prompt", *(f"from_{tier.lower()}" for tier in tiers), "computed", "ceiling"),
+            rows=tuple(
+                (
+                    name,
+                    outcome.prompt_tokens,
+                    *(outcome.found_by_tier.get(tier, 0) for tier in tiers),
+                    outcome.computed_tokens,
+                    outcome.ceiling_tokens,
+                )
+                for name, outcome in outcomes.items()
+            ),
+        ),
+    )
+
+
+__all__ = ["COLUMNS", "ROUTERS", "Study", "grids", "row"]

@@ -1,0 +1,203 @@
+"""``kvgate simulate`` and ``kvgate bench fleet`` say what came of a trace, and what they can't do."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvgate.__main__ import build_app
+from kvgate.failure import CommandError
+from lab.simulate.outcome import FleetOutcome
+from lab.simulate.study import Study
+from tests.support.command import typed
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    folder = tmp_path / "mooncake"
+    folder.mkdir()
+    lines = [
+        {
+            "timestamp": 500 * number,
+            "input_length": 2048,
+            "output_length": 20,
+            "hash_ids": [0, *(10 * (number % 4) + place for place in range(1, 4))],
+        }
+        for number in range(24)
+    ]
+    with gzip.open(folder / "conversation_trace.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    return tmp_path
+
+
+def trace_of(traces: Path) -> str:
+    return str(traces / "mooncake" / "conversation_trace.jsonl.gz")
+
+
+def test_a_trace_is_served_by_each_router_that_is_named(traces: Path) -> None:
+    said = RUNNER.invoke(
+        build_app(),
+        [
+            "simulate",
+            trace_of(traces),
+            "--instances",
+            "3",
+            "--router",
+            "cost_aware,round_robin",
+            "--ddr",
+            "2",
+            "--json",
+        ],
+    )
+    assert said.exit_code == 0, said.output
+    report = json.loads(said.stdout)
+    by_name = {row["router"]: row for row in report["routers"]}
+    assert list(by_name) == ["cost_aware", "round_robin"]
+    assert by_name["cost_aware"]["of_ceiling_ratio"] >= by_name["round_robin"]["of_ceiling_ratio"] > 0
+    assert by_name["cost_aware"]["ttft_p50_s"] <= by_name["cost_aware"]["ttft_p99_s"]
+    assert report["metrics"]["requests_count"] == 24
+
+
+def test_tables_are_printed_for_people(traces: Path) -> None:
+    said = RUNNER.invoke(build_app(), ["simulate", trace_of(traces), "--limit", "8", "--markdown"])
+    assert said.exit_code == 0, said.output
+    assert "| cost_aware |" in said.stdout
+
+
+def test_ctrl_c_leaves_the_routers_that_are_done(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Study.run
+
+    def until_the_second(study: Study, name: str, *more: Any) -> FleetOutcome:
+        if name == "round_robin":
+            raise KeyboardInterrupt
+        return run(study, name, *more)
+
+    monkeypatch.setattr(Study, "run", until_the_second)
+    simulated = ("simulate", trace_of(traces), "--limit", "8", "--json", "--router")
+    said = typed(*simulated, "cost_aware,round_robin")
+    assert (said.code, said.err) == (130, "kvgate: interrupted\n")
+    report = json.loads(said.out)
+    assert [row["router"] for row in report["routers"]] == ["cost_aware"]
+    assert report["not_run"] == {"round_robin": "interrupted"}
+    assert typed(*simulated, "round_robin") == (130, "", "kvgate: interrupted\n")
+    bench = ("bench", "fleet", "--quick", "--traces", str(traces), "--router", "round_robin")
+    said = typed(*bench)
+    assert (said.code, said.out) == (130, "")
+    assert said.err.endswith("kvgate: interrupted\n")
+
+
+def test_the_fleet_bench_measures_time_and_memory(traces: Path) -> None:
+    said = RUNNER.invoke(build_app(), ["bench", "fleet", "--quick", "--traces", str(traces), "--json"])
+    assert said.exit_code == 0, said.output
+    metrics = json.loads(said.stdout)["metrics"]
+    assert metrics["requests_count"] == 8 * 24
+    assert metrics["fleet_quick_s"] > 0
+    assert metrics["fleet_peak_gb"] > 0
+
+
+def test_studies_compare_fleets_of_one_run(traces: Path) -> None:
+    (traces / "agentic").mkdir()
+    with gzip.open(traces / "agentic" / "agentic_dev.jsonl.gz", "wt") as file:
+        for turn in range(1, 9):
+            file.write(json.dumps({"session": "one", "t": 9.0 * turn, "in": 64 * turn, "runs": [[0, turn]]}) + "\n")
+    studied = ["bench", "fleet", "--quick", "--traces", str(traces), "--json", "--study"]
+    said = RUNNER.invoke(build_app(), [*studied, "tiers"])
+    assert said.exit_code == 0, said.output
+    rows = json.loads(said.stdout)["tiers"]
+    assert [(row["trace"], row["tiers"]) for row in rows] == [
+        (trace, tiers) for trace in ("mooncake", "agentic") for tiers in ("HBM", "HBM + DDR", "HBM + DDR + NVMe")
+    ]
+    assert [row["computed_of_hbm_alone"] for row in rows if row["tiers"] == "HBM"] == [1.0, 1.0]
+    said = RUNNER.invoke(build_app(), [*studied, "decisions"])
+    assert said.exit_code == 0, said.output
+    rows = json.loads(said.stdout)["decisions"]
+    assert [(row["router"], row["instances"], row["requests"]) for row in rows] == [
+        (router, instances, instances) for router in ("cost_aware", "round_robin") for instances in (8, 64)
+    ]
+    said = RUNNER.invoke(build_app(), [*studied, "magic"])
+    assert "there is no study 'magic': there are tiers, decisions" in str(said.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--router", "magic"], "there is no router 'magic': there are cost_aware"),
+        (["--profile", "magic"], "there is no profile 'magic': there are"),
+        (["--nvme", "2"], "NVMe needs DDR"),
+        (["--router", ","], "no router is named"),
+        (["--json", "--markdown"], "give one of them"),
+        (["--ddr", "5000"], "DDR of 5000 times HBM; allowed is 0 to 690"),
+        (["--instances", "10000", "--ddr", "600"], "at most 200,000,000 are simulated"),
+        (["--copies", "10000"], "use --copies of at most 9"),
+        (["--profile", "/dev/zero"], "/dev/zero: it is no profile: that is a regular file"),
+    ],
+)
+def test_what_can_not_be_simulated_is_said(
+    traces: Path, options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lab.simulate.workload.MOST_REQUESTS", 24 * 9)
+    said = RUNNER.invoke(build_app(), ["simulate", trace_of(traces), *options])
+    assert isinstance(said.exception, CommandError)
+    assert message in str(said.exception)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(("simulate", name, value) for name in ("--ddr", "--nvme", "--speed") for value in ("inf", "nan", "1e15")),
+        *(("simulate", name, "1000000000") for name in ("--copies", "--instances")),
+        *(
+            ("plan", name, "inf")
+            for name in ("--instance-cost", "--ddr-cost-per-gib", "--rate-scale", "--check-seconds")
+        ),
+        ("plan", "--max-instances", "1000000"),
+        ("bench", "--instances", "1000000"),
+    ],
+)
+def test_absurd_sizes_are_refused_with_what_is_allowed(traces: Path, options: tuple[str, str, str]) -> None:
+    command, name, value = options
+    before = ["bench", "fleet"] if command == "bench" else [command, trace_of(traces)]
+    said = RUNNER.invoke(build_app(), [*before, name, value], env={"COLUMNS": "200"})
+    assert said.exit_code == 2
+    assert f"'{name}'" in said.stderr
+    assert "should be less than or equal to" in " ".join(said.stderr.split())
+
+
+def test_where_nobody_is_served_there_is_no_time_to_the_first_token(tmp_path: Path) -> None:
+    trace = tmp_path / "long.jsonl"
+    trace.write_text(json.dumps({"timestamp": 0, "input_length": 512 * 400, "hash_ids": list(range(400))}) + "\n")
+    said = RUNNER.invoke(build_app(), ["simulate", str(trace), "--json"])
+    (row,) = json.loads(said.stdout)["routers"]
+    assert {row[name] for name in row if name.startswith(("ttft", "itl"))} == {None}
+    assert row["shed_ratio"] == 1.0
+    said = RUNNER.invoke(build_app(), ["simulate", str(trace), "--markdown"])
+    assert "| cost_aware | - | - | - | - | - |" in said.stdout
+    said = RUNNER.invoke(build_app(), ["plan", str(trace), "--slo", "itl=1s", "--ddr", "0", "--max-instances", "2"])
+    assert said.exit_code == 1
+    assert "no engine could take any of the requests" in " ".join(said.stderr.split())
+
+
+def test_prompts_of_no_tokens_and_gaps_of_years_are_simulated(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    empty = {"timestamp": 0, "input_length": 0, "output_length": 0, "hash_ids": []}
+    trace.write_text("".join(json.dumps(empty | {"timestamp": at}) + "\n" for at in (0, 3e12)))
+    said = RUNNER.invoke(build_app(), ["simulate", str(trace), "--json"])
+    assert said.exit_code == 0, said.output
+    metrics = json.loads(said.stdout)["metrics"]
+    assert (metrics["requests_count"], metrics["ceiling_ratio"]) == (2, 0.0)
+
+
+def test_a_file_that_is_no_trace_is_said(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("{}")
+    said = RUNNER.invoke(build_app(), ["simulate", str(tmp_path / "x")])
+    assert "neither hash_ids" in str(said.exception)
+    (tmp_path / "azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    said = RUNNER.invoke(build_app(), ["simulate", str(tmp_path / "azure.csv")])
+    assert "taken are JSON lines with hash_ids (Mooncake) or runs (agentic)" in str(said.exception)
+    said = RUNNER.invoke(build_app(), ["bench", "fleet", "--traces", str(tmp_path)])
+    assert "there is no trace" in str(said.exception)
