@@ -10,7 +10,7 @@ import msgspec
 from engines.events.publisher import RefusedError
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.policy_control import PolicyChange
-from kvcontrol.kv_policy.choice import PolicyChoice
+from kvcontrol.kv_policy.spec import PolicySpec
 from kvcontrol.scheduler_ir.pacing import make_pace
 from kvcontrol.scheduler_ir.strategies import make_strategy
 
@@ -23,27 +23,27 @@ def change_of(body: bytes) -> PolicyChange:
         raise RefusedError(f"the body is not what is allowed: {error}") from error
 
 
-def strategy_of(change: PolicyChange) -> PolicyChoice:
+def strategy_of(change: PolicyChange) -> PolicySpec:
     """Return the strategy of the schedule that a change names; there is one with such parameters."""
     if change.tier is not None:
         raise RefusedError(f"a strategy of the schedule has no tier; leave out {change.tier!r}")
-    choice = PolicyChoice(text=change.name, name=change.name, parameters=_numbers(change))
+    choice = PolicySpec(text=change.name, name=change.name, parameters=_numbers(change))
     make_strategy(choice.name, choice.parameters)  # is there such a strategy?
     return choice
 
 
-def pace_of(change: PolicyChange) -> PolicyChoice:
+def pace_of(change: PolicyChange) -> PolicySpec:
     """Return the pace that a change names; there is one with such parameters."""
     if change.tier is not None:
         raise RefusedError(f"a pace has no tier; leave out {change.tier!r}")
-    choice = PolicyChoice(text=change.name, name=change.name, parameters=_numbers(change))
+    choice = PolicySpec(text=change.name, name=change.name, parameters=_numbers(change))
     make_pace(choice.name, choice.parameters)  # is there such a pace?
     return choice
 
 
-def policy_of(change: PolicyChange) -> PolicyChoice:
+def policy_of(change: PolicyChange) -> PolicySpec:
     """Return the eviction policy that a change names; there is one with such parameters."""
-    choice = PolicyChoice(text=change.name, name=change.name, parameters=_numbers(change))
+    choice = PolicySpec(text=change.name, name=change.name, parameters=_numbers(change))
     choice.make(capacity_blocks=1)  # is there such a policy?
     return choice
 

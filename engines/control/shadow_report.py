@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from engines.events.publisher import RefusedError
 from kvcontrol.core.policy_control import PolicyChange, ShadowBody, ShadowStandingBody
 from kvcontrol.kv_policy import ShadowPolicies
-from kvcontrol.kv_policy.choice import PolicyChoice, parse_choices
+from kvcontrol.kv_policy.spec import PolicySpec, parse_specs
 
 
 def check_shadow(change: PolicyChange) -> None:
@@ -16,7 +16,7 @@ def check_shadow(change: PolicyChange) -> None:
 
 def shadows_of(candidates: str, *, capacity_blocks: int) -> ShadowPolicies:
     """Return shadow policies as they are written, which follow nothing yet; ``PolicyError`` for others."""
-    choices: Sequence[PolicyChoice] = parse_choices(candidates) if candidates.strip() else ()
+    choices: Sequence[PolicySpec] = parse_specs(candidates) if candidates.strip() else ()
     return ShadowPolicies(choices, capacity_blocks=capacity_blocks)
 
 

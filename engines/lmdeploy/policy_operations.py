@@ -45,7 +45,7 @@ from kvcontrol.kv_policy import (
     ShadowPolicies,
     make_policy,
 )
-from kvcontrol.kv_policy.choice import PolicyChoice, parse_choice
+from kvcontrol.kv_policy.spec import PolicySpec, parse_spec
 from kvcontrol.kv_runtime import HierarchyManager
 from kvcontrol.kv_runtime.residency import Loss
 from kvcontrol.scheduler_ir.pacing import PACES
@@ -75,12 +75,12 @@ class _InCharge:
     __slots__ = ("began_s", "choice", "found", "swaps")
 
     def __init__(self) -> None:
-        self.choice = PolicyChoice(text=LruPolicy.name, name=LruPolicy.name, parameters={})
+        self.choice = PolicySpec(text=LruPolicy.name, name=LruPolicy.name, parameters={})
         self.began_s = time.monotonic()
         self.found: tuple[int | None, int] = (None, 0)
         self.swaps = 0
 
-    def replaced_by(self, choice: PolicyChoice, found: tuple[int | None, int]) -> None:
+    def replaced_by(self, choice: PolicySpec, found: tuple[int | None, int]) -> None:
         self.choice, self.found, self.began_s = choice, found, time.monotonic()
 
 
@@ -94,7 +94,7 @@ class PolicyOperations:
         self._in_charge: dict[CacheTier, _InCharge] = {}
         self._schedule = ScheduleOperations(engine)
         self._pace = PaceOperations(engine)
-        self._coming: dict[CacheTier, PolicyChoice] = {}
+        self._coming: dict[CacheTier, PolicySpec] = {}
         """Each tier's next policy, while it is being told of the blocks; the engine's thread."""
         self.refused = 0
 
@@ -108,8 +108,8 @@ class PolicyOperations:
         try:
             for tier, text in wanted.items():
                 if text is not None and (tier is _HBM or tier in self._below()):
-                    self._use(tier, parse_choice(text), blocks=None, counts=False)
-            self._schedule.use(parse_choice(settings.schedule), counts=False)
+                    self._use(tier, parse_spec(text), blocks=None, counts=False)
+            self._schedule.use(parse_spec(settings.schedule), counts=False)
             if self._pace.is_possible or settings.pace is not None:
                 on_gpu = self._engine.engine_config.device_type != "cpu"
                 self._pace.use(pace_of_settings(settings, on_gpu=on_gpu), counts=False)
@@ -183,7 +183,7 @@ class PolicyOperations:
                 return tier
         raise RefusedError(f"this instance has no tier {change.tier!r}; it has {_all(kinds.values())}")
 
-    def _exchange(self, tier: CacheTier, choice: PolicyChoice) -> None:
+    def _exchange(self, tier: CacheTier, choice: PolicySpec) -> None:
         """Put a policy in charge of a tier, a part between two steps of the engine each, so that none waits for long.
 
         Who asks again after an ``EngineBusyError`` goes on where it ended.
@@ -194,7 +194,7 @@ class PolicyOperations:
             if time.monotonic() > until_s:
                 raise EngineBusyError(f"{choice.text} is still being told of the blocks in {tier.value}")
 
-    def _use(self, tier: CacheTier, choice: PolicyChoice, *, blocks: int | None, counts: bool) -> bool:
+    def _use(self, tier: CacheTier, choice: PolicySpec, *, blocks: int | None, counts: bool) -> bool:
         """Put a policy in charge of a tier, and return whether it is; the engine's thread.
 
         It is told of so many ``blocks`` at most (None: of all), and this is to be called again when that isn't enough.
@@ -237,7 +237,7 @@ class PolicyOperations:
             return None, None
         return hierarchy.gate.ways_back(block_tokens=self._engine.cache_config.block_size)
 
-    def _is_in_charge(self, tier: CacheTier, choice: PolicyChoice) -> bool:
+    def _is_in_charge(self, tier: CacheTier, choice: PolicySpec) -> bool:
         present = self._of(tier).choice
         if tier is _HBM and self._trie_eviction().policy.name != present.name:
             return False
@@ -260,7 +260,7 @@ class PolicyOperations:
             eviction.settle_now()  # what was asked for until now is not for these to count
             eviction.shadows.policies = shadow
 
-    def _maker(self, tier: CacheTier, choice: PolicyChoice) -> Callable[[], EvictionPolicy]:
+    def _maker(self, tier: CacheTier, choice: PolicySpec) -> Callable[[], EvictionPolicy]:
         capacity_blocks = self._capacity(tier)
         make = partial(make_policy, choice.name, capacity_blocks=capacity_blocks, parameters=choice.parameters)
         make()  # is there such a policy?

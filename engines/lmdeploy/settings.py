@@ -18,7 +18,7 @@ from engines.models.cache import cache_dir
 from kvcontrol import tracing
 from kvcontrol.core.tenant import SHARED_TENANT
 from kvcontrol.kv_policy import MigrationMode, ShadowPolicies
-from kvcontrol.kv_policy.choice import parse_choice, parse_choices
+from kvcontrol.kv_policy.spec import parse_spec, parse_specs
 from kvcontrol.kv_runtime import Watermarks, WriteMode
 from kvcontrol.scheduler_ir.pacing import ITL_TARGET, make_pace
 from kvcontrol.scheduler_ir.strategies import DEFAULT_STRATEGY, make_strategy
@@ -168,13 +168,13 @@ class EngineSettings(BaseSettings):
     @classmethod
     def _is_policy(cls, text: str | None) -> str | None:
         if text is not None:
-            parse_choice(text).make(capacity_blocks=1)  # what it raises is a ValueError that says what is allowed
+            parse_spec(text).make(capacity_blocks=1)  # what it raises is a ValueError that says what is allowed
         return text
 
     @field_validator("schedule")
     @classmethod
     def _is_strategy(cls, text: str) -> str:
-        choice = parse_choice(text)
+        choice = parse_spec(text)
         make_strategy(choice.name, choice.parameters)
         return text
 
@@ -182,7 +182,7 @@ class EngineSettings(BaseSettings):
     @classmethod
     def _is_pace(cls, text: str | None) -> str | None:
         if text is not None:
-            choice = parse_choice(text)
+            choice = parse_spec(text)
             make_pace(choice.name, choice.parameters)
         return text
 
@@ -197,7 +197,7 @@ class EngineSettings(BaseSettings):
     @classmethod
     def _are_policies(cls, text: str) -> str:
         if text.strip():
-            ShadowPolicies(parse_choices(text), capacity_blocks=1)
+            ShadowPolicies(parse_specs(text), capacity_blocks=1)
         return text
 
     @field_validator("events_endpoint", "replay_endpoint")

@@ -19,7 +19,7 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.policy_control import EvictionReport, PolicyChange, PolicyInCharge, PolicyReport
 from kvcontrol.kv_policy import POLICIES, EvictionPolicy, PolicyError, make_policy
-from kvcontrol.kv_policy.choice import PolicyChoice
+from kvcontrol.kv_policy.spec import PolicySpec
 from kvcontrol.kv_runtime.hierarchy_stats import TierStats
 from kvcontrol.kv_runtime.residency import Loss
 from kvcontrol.scheduler_ir.strategies import STRATEGIES
@@ -36,7 +36,7 @@ class _InCharge:
     __slots__ = ("began_s", "choice", "found", "swaps")
 
     def __init__(self, name: str) -> None:
-        self.choice = PolicyChoice(text=name, name=name, parameters={})
+        self.choice = PolicySpec(text=name, name=name, parameters={})
         self.began_s = time.monotonic()
         self.found: tuple[int | None, int] = (None, 0)
         self.swaps = 0
@@ -90,7 +90,7 @@ class SimPolicies:
                 self._schedule.use(strategy_of(change))
                 return self.report()
             tier = self._tier_of(change)
-            self._use(tier, PolicyChoice(text=change.name, name=change.name, parameters=_numbers(change)))
+            self._use(tier, PolicySpec(text=change.name, name=change.name, parameters=_numbers(change)))
         except UNREADABLE as error:
             self.refused += 1
             raise RefusedError(f"the body is not what is allowed: {error}") from error
@@ -110,7 +110,7 @@ class SimPolicies:
             self._shadows = shadows
             self._engine.shadows = shadows if shadows.candidates else None
 
-    def _use(self, tier: CacheTier, choice: PolicyChoice) -> None:
+    def _use(self, tier: CacheTier, choice: PolicySpec) -> None:
         make: Callable[[], EvictionPolicy] = partial(
             make_policy, choice.name, capacity_blocks=self._capacity(tier), parameters=choice.parameters
         )

@@ -5,7 +5,7 @@ from typing import Final
 
 from engines.sim.engine import SimEngine
 from kvcontrol.core.policy_control import PolicyInCharge
-from kvcontrol.kv_policy.choice import PolicyChoice
+from kvcontrol.kv_policy.spec import PolicySpec
 from kvcontrol.scheduler_ir.strategies import DEFAULT_STRATEGY, STRATEGIES, make_strategy
 
 SCHEDULE: Final = "schedule"
@@ -16,12 +16,12 @@ class SimSchedule:
 
     def __init__(self, engine: SimEngine) -> None:
         self._engine = engine
-        self._choice = PolicyChoice(text=DEFAULT_STRATEGY, name=DEFAULT_STRATEGY, parameters={})
+        self._choice = PolicySpec(text=DEFAULT_STRATEGY, name=DEFAULT_STRATEGY, parameters={})
         engine.queue.use(make_strategy(DEFAULT_STRATEGY))
         self._began_s = time.monotonic()
         self._swaps = 0
 
-    def use(self, choice: PolicyChoice) -> None:
+    def use(self, choice: PolicySpec) -> None:
         """Put a strategy in charge of all that wait, from the engine's next event on, if it isn't already.
 
         Nothing has changed when it raises ``PolicyError``.

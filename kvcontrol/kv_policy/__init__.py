@@ -3,7 +3,6 @@
 from kvcontrol.kv_policy.adaptive import AdaptivePolicy, AdaptiveState
 from kvcontrol.kv_policy.arc import ArcPolicy
 from kvcontrol.kv_policy.block_key import BlockKey
-from kvcontrol.kv_policy.choice import PolicyChoice, parse_choice, parse_choices
 from kvcontrol.kv_policy.cost_aware import CostAwarePolicy
 from kvcontrol.kv_policy.cost_benefit import CostBenefitModel, Estimate, Migration, Prices, Quantity
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, EvictionPolicy, PolicyContext
@@ -24,6 +23,7 @@ from kvcontrol.kv_policy.qos import QosPolicy
 from kvcontrol.kv_policy.registry import POLICIES, Parameter, PolicyError, PolicyKind, checked, make_policy
 from kvcontrol.kv_policy.s3fifo import S3FifoPolicy
 from kvcontrol.kv_policy.shadow import ShadowPolicies, ShadowReport, ShadowStanding
+from kvcontrol.kv_policy.spec import PolicySpec, parse_spec, parse_specs
 from kvcontrol.kv_policy.tails_first import TailsFirst
 
 __all__ = [
@@ -56,10 +56,10 @@ __all__ = [
     "NaiveLruPolicy",
     "Parameter",
     "PathBenefits",
-    "PolicyChoice",
     "PolicyContext",
     "PolicyError",
     "PolicyKind",
+    "PolicySpec",
     "PredictionError",
     "PredictivePolicy",
     "Prefetch",
@@ -76,6 +76,6 @@ __all__ = [
     "checked",
     "jain_index",
     "make_policy",
-    "parse_choice",
-    "parse_choices",
+    "parse_spec",
+    "parse_specs",
 ]

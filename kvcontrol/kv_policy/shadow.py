@@ -22,9 +22,9 @@ from typing import Final
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy.allowed import PolicyError, check_capacity, check_keys, check_number
-from kvcontrol.kv_policy.choice import PolicyChoice
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionPolicy, PolicyContext
 from kvcontrol.kv_policy.ghost_lru import sampled, sampling_shift
+from kvcontrol.kv_policy.spec import PolicySpec
 
 SAMPLE_BLOCKS: Final = 256
 _LEAST_SHIFT: Final = 3
@@ -66,7 +66,7 @@ class ShadowPolicies:
 
     def __init__(
         self,
-        candidates: Sequence[PolicyChoice],
+        candidates: Sequence[PolicySpec],
         *,
         capacity_blocks: int,
         clock: Callable[[], float] = time.monotonic,

@@ -19,8 +19,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kvcontrol.kv_policy import POLICIES, PolicyError
-from kvcontrol.kv_policy.choice import parse_choices
 from kvcontrol.kv_policy.lru import LruPolicy
+from kvcontrol.kv_policy.spec import parse_specs
 from kvcontrol.traces import Request, TraceError
 from kvgate.display import errors, write_out
 from kvgate.failure import CommandError
@@ -211,7 +211,7 @@ def _through_policies(options: Offline, *, as_json: bool, as_markdown: bool, plo
     with _refusals(trace):
         wanted = sweeps.Sweep(
             trace=trace,
-            policies=parse_choices(options.policy),
+            policies=parse_specs(options.policy),
             capacities=(1,) if capacity is None else capacities_of(capacity),
             by_time=options.order is Order.TIME,
             jobs=(options.jobs or cores()) if trace.is_file() else 1,  # a pipe is read once

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from kvcontrol.core.shown import shown
-from kvcontrol.kv_policy.choice import PolicyChoice
 from kvcontrol.kv_policy.registry import POLICIES, PolicyError, check_capacity
+from kvcontrol.kv_policy.spec import PolicySpec
 from kvcontrol.traces import Request, read_by_time, read_trace
 from lab.replay.belady import replay_min
 from lab.replay.hits import HitRates
@@ -28,7 +28,7 @@ class Sweep:
     """What to replay, in at most ``jobs`` processes. ``by_time``: requests ordered by time, not as in the file."""
 
     trace: Path
-    policies: Sequence[PolicyChoice]
+    policies: Sequence[PolicySpec]
     capacities: Sequence[int]
     by_time: bool = False
     jobs: int = 1
@@ -115,7 +115,7 @@ class _Worker:
         cls.requests = read(sweep)
 
     @classmethod
-    def replay(cls, choice: PolicyChoice, capacity: int) -> HitRates:
+    def replay(cls, choice: PolicySpec, capacity: int) -> HitRates:
         return _replay(cls.requests, choice, capacity)
 
 
@@ -125,7 +125,7 @@ def _end_when(stopped: Connection) -> None:
     os._exit(1)
 
 
-def _replay(requests: Sequence[Request], choice: PolicyChoice, capacity: int) -> HitRates:
+def _replay(requests: Sequence[Request], choice: PolicySpec, capacity: int) -> HitRates:
     if choice.name == MIN:
         return replay_min(requests, capacity_blocks=capacity)
     return replay(requests, choice.make(capacity_blocks=capacity), capacity_blocks=capacity)

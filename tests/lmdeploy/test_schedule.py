@@ -11,7 +11,7 @@ import pytest
 from engines.lmdeploy.schedule.scheduler import EngineQueue, queue_of
 from engines.lmdeploy.schedule.urgency import URGENCY, Urgency
 from kvcontrol.core.priority import Priority
-from kvcontrol.kv_policy.choice import parse_choice
+from kvcontrol.kv_policy.spec import parse_spec
 from kvcontrol.scheduler_ir.strategies import STRATEGIES, AgedQueue, make_strategy
 from tests.support.engine import ANSWER_WITHIN_S, LocalEngine
 from tests.support.models import random_prompt
@@ -56,7 +56,7 @@ class Line:
         self._changed(seq, before, after)
 
     def use(self, written: str) -> None:
-        choice = parse_choice(written)
+        choice = parse_spec(written)
         self.queue.use(make_strategy(choice.name, choice.parameters))
 
     def ask(self, prompt: Sequence[int], urgency: Urgency = NORMAL, *, new_tokens: int = 2) -> "Asked":

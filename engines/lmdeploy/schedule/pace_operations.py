@@ -8,7 +8,7 @@ from engines.events.publisher import RefusedError
 from engines.lmdeploy.schedule.pacing import Pacer, pacer_of
 from engines.lmdeploy.settings import EngineSettings
 from kvcontrol.core.policy_control import PolicyInCharge, PolicyParams
-from kvcontrol.kv_policy.choice import PolicyChoice, parse_choice
+from kvcontrol.kv_policy.spec import PolicySpec, parse_spec
 from kvcontrol.scheduler_ir.pacing import ALTERNATE, DEFAULT_TARGET_MS, ENGINE_PACE, ITL_TARGET, PACES, make_pace
 
 PACE: Final = "pace"
@@ -19,7 +19,7 @@ class PaceOperations:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._choice = PolicyChoice(text=ENGINE_PACE, name=ENGINE_PACE, parameters={})
+        self._choice = PolicySpec(text=ENGINE_PACE, name=ENGINE_PACE, parameters={})
         self._began_s = time.monotonic()
         self._swaps = 0
 
@@ -29,7 +29,7 @@ class PaceOperations:
         config = self._engine.engine_config
         return config.role.name != "Prefill" and int(config.dp) == 1
 
-    def use(self, choice: PolicyChoice, *, counts: bool) -> None:
+    def use(self, choice: PolicySpec, *, counts: bool) -> None:
         """Put a pace in charge; nothing has changed when it raises ``PolicyError`` or ``RefusedError``.
 
         Nothing happens when it is in charge already: a client that didn't get the answer may ask again.
@@ -66,19 +66,19 @@ class PaceOperations:
         return pacer_of(self._engine.scheduler)
 
 
-def pace_of_settings(settings: EngineSettings, *, on_gpu: bool) -> PolicyChoice:
+def pace_of_settings(settings: EngineSettings, *, on_gpu: bool) -> PolicySpec:
     """Return what an engine begins with: what is set, else a target on a GPU, else a decode step after each prefill."""
     target_ms = settings.itl_target_ms
     if settings.pace is not None:
-        choice = parse_choice(settings.pace)
+        choice = parse_spec(settings.pace)
         if choice.name == ITL_TARGET and target_ms:
             return replace(choice, parameters={"itl_target_ms": target_ms, **choice.parameters})
         return choice
     if target_ms is None:
         target_ms = DEFAULT_TARGET_MS if on_gpu else 0.0
     if not target_ms:
-        return PolicyChoice(text=ALTERNATE, name=ALTERNATE, parameters={})
-    return PolicyChoice(text=ITL_TARGET, name=ITL_TARGET, parameters={"itl_target_ms": target_ms})
+        return PolicySpec(text=ALTERNATE, name=ALTERNATE, parameters={})
+    return PolicySpec(text=ITL_TARGET, name=ITL_TARGET, parameters={"itl_target_ms": target_ms})
 
 
 __all__ = ["PACE", "PaceOperations", "pace_of_settings"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 from engines.events.publisher import RefusedError
 from engines.lmdeploy.schedule.scheduler import EngineQueue, queue_of
 from kvcontrol.core.policy_control import PolicyInCharge, PolicyParams
-from kvcontrol.kv_policy.choice import PolicyChoice
+from kvcontrol.kv_policy.spec import PolicySpec
 from kvcontrol.scheduler_ir.strategies import STRATEGIES, make_strategy
 
 SCHEDULE: Final = "schedule"
@@ -21,11 +21,11 @@ class ScheduleOperations:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._choice = PolicyChoice(text="fifo", name="fifo", parameters={})
+        self._choice = PolicySpec(text="fifo", name="fifo", parameters={})
         self._began_s = time.monotonic()
         self._swaps = 0
 
-    def use(self, choice: PolicyChoice, *, counts: bool) -> None:
+    def use(self, choice: PolicySpec, *, counts: bool) -> None:
         """Put a strategy in charge; nothing has changed when it raises ``PolicyError`` or ``RefusedError``.
 
         Nothing happens when it is in charge already: a client that didn't get the answer may ask again.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcontrol.kv_policy import EvictionPolicy, PolicyError, make_policy, parse_choices
+from kvcontrol.kv_policy import EvictionPolicy, PolicyError, make_policy, parse_specs
 from kvcontrol.traces import AGENTIC, MOONCAKE, Request, read_by_time, read_trace
 from kvgate.failure import CommandError
 from lab.bench.hierarchy.served_trace import Served, Sizes, serve
@@ -61,7 +61,7 @@ def run(plan: HierarchyPlan, say: Progress) -> Report:
     Raises ``CommandError`` for a policy, a folder or a trace that there isn't.
     """
     try:
-        choices = parse_choices(plan.policies)
+        choices = parse_specs(plan.policies)
         for choice in choices:
             choice.make(capacity_blocks=1)
     except PolicyError as error:

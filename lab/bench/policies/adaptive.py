@@ -9,7 +9,7 @@ from random import Random
 from typing import Final
 
 from kvcontrol.kv_policy import PolicyError
-from kvcontrol.kv_policy.choice import PolicyChoice, parse_choices
+from kvcontrol.kv_policy.spec import PolicySpec, parse_specs
 from kvcontrol.traces import MOONCAKE, TraceError
 from kvgate.failure import CommandError
 from lab.bench.policies.adversaries import Workload
@@ -27,7 +27,7 @@ CAPACITIES: Final = (8, 50, 100, 200, 300, 500, 887, 1_200, 1_775, 3_000, 5_859,
 SEEDED_CAPACITIES: Final = (8, 50, 200)
 _SEEDED_REQUESTS = 400
 _QUICK_CAPACITIES = (8, 200)
-_LRU = PolicyChoice(text="lru", name="lru", parameters={})
+_LRU = PolicySpec(text="lru", name="lru", parameters={})
 
 Progress = Callable[[str], None]
 
@@ -65,7 +65,7 @@ def run(plan: AdaptivePlan, say: Progress) -> tuple[Report, tuple[str, ...]]:
     of ``TARGET``, in words. ``CommandError`` for a policy or folder that there isn't.
     """
     try:
-        (choice,) = parse_choices(plan.policy)
+        (choice,) = parse_specs(plan.policy)
         choice.make(capacity_blocks=1)
     except PolicyError as error:
         raise CommandError(f"--policy: {error}") from error
@@ -96,7 +96,7 @@ def run(plan: AdaptivePlan, say: Progress) -> tuple[Report, tuple[str, ...]]:
     return Report(bench=NAME, host=Host.here(), metrics=metrics, grids=(grid,), not_run=not_run), tuple(failed)
 
 
-def _on_traces(plan: AdaptivePlan, choice: PolicyChoice, say: Progress) -> Iterator[Beside]:
+def _on_traces(plan: AdaptivePlan, choice: PolicySpec, say: Progress) -> Iterator[Beside]:
     files = sorted(path for path in plan.traces.rglob("*.jsonl*") if path.is_file())
     if not files:
         raise CommandError(f"--traces {plan.traces}: there is no trace (*.jsonl, *.jsonl.gz)")
@@ -134,7 +134,7 @@ def _on_traces(plan: AdaptivePlan, choice: PolicyChoice, say: Progress) -> Itera
                 )
 
 
-def _on_seeds(plan: AdaptivePlan, choice: PolicyChoice, say: Progress) -> Iterator[Beside]:
+def _on_seeds(plan: AdaptivePlan, choice: PolicySpec, say: Progress) -> Iterator[Beside]:
     """Of all seeds the one that comes out worst stands for its capacity."""
     for capacity in SEEDED_CAPACITIES[: 1 if plan.quick else None]:
         say(f"random habits in {capacity} blocks")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import astuple, fields
 
-from kvcontrol.kv_policy.choice import parse_choices
+from kvcontrol.kv_policy.spec import parse_specs
 from lab.bench.policies.shadowing import ShadowCost, measure
 from lab.bench.report import Grid, Host, Report
 
@@ -18,7 +18,7 @@ Progress = Callable[[str], None]
 
 def run(say: Progress, *, candidates: str = CANDIDATES, quick: bool = False) -> Report:
     """Measure at all capacities, and tell ``say`` before each; raises ``PolicyError`` for candidates that aren't."""
-    choices = parse_choices(candidates)
+    choices = parse_specs(candidates)
     costs: list[ShadowCost] = []
     for capacity_blocks in CAPACITIES:
         say(f"{len(choices)} candidates beside {capacity_blocks:,} blocks")

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvcontrol.kv_policy.choice import PolicyChoice
 from kvcontrol.kv_policy.shadow import MOST_LOAD, ShadowPolicies
+from kvcontrol.kv_policy.spec import PolicySpec
 
 _SHARED_BLOCKS = 8
 _MOST_BLOCKS = 400
@@ -33,7 +33,7 @@ class ShadowCost:
     requests_per_s_at_limit: float
 
 
-def measure(candidates: Sequence[PolicyChoice], *, capacity_blocks: int, requests: int, warm_up: int) -> ShadowCost:
+def measure(candidates: Sequence[PolicySpec], *, capacity_blocks: int, requests: int, warm_up: int) -> ShadowCost:
     """Return the mean over ``requests``, after as many that only fill the shadows as ``warm_up`` says."""
     shadows = ShadowPolicies(candidates, capacity_blocks=capacity_blocks, timer=lambda: 0.0)
     most = min(_MOST_BLOCKS, capacity_blocks // 16)

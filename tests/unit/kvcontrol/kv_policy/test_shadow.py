@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from kvcontrol.kv_policy import PolicyError, ShadowPolicies, make_policy
-from kvcontrol.kv_policy.choice import parse_choices
 from kvcontrol.kv_policy.shadow import MOST_CANDIDATES, MOST_LOAD, SAMPLE_BLOCKS
+from kvcontrol.kv_policy.spec import parse_specs
 from kvcontrol.traces import Request
 from lab.replay.policy import replay
 
@@ -43,7 +43,7 @@ def shadows(
     text: str = CANDIDATES, *, capacity: int, clock: Clock | None = None, window_s: float = 60.0
 ) -> ShadowPolicies:
     return ShadowPolicies(
-        parse_choices(text), capacity_blocks=capacity, clock=clock or Clock(), timer=lambda: 0.0, window_s=window_s
+        parse_specs(text), capacity_blocks=capacity, clock=clock or Clock(), timer=lambda: 0.0, window_s=window_s
     )
 
 
@@ -120,7 +120,7 @@ def test_requests_are_skipped_rather_than_the_load_exceeded() -> None:
     clock = Clock()
     ticks = iter(range(1_000_000))
     watched = ShadowPolicies(
-        parse_choices("lru"), capacity_blocks=16, clock=clock, timer=lambda: next(ticks) * 0.01
+        parse_specs("lru"), capacity_blocks=16, clock=clock, timer=lambda: next(ticks) * 0.01
     )  # to choose its keys takes 10 ms, and so does to follow it
     for place in range(5_000):
         clock.now_s = place * 0.01

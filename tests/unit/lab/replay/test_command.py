@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from kvcontrol.kv_policy import POLICIES
-from kvcontrol.kv_policy.choice import parse_choices
+from kvcontrol.kv_policy.spec import parse_specs
 from kvgate.failure import CommandError
 from lab.replay import command as replay
 from lab.replay import sweep
@@ -79,7 +79,7 @@ def test_an_interruption_ends_the_processes_and_what_they_were_about_to_do(trace
         told.append(what)
         raise KeyboardInterrupt
 
-    wanted = Sweep(trace=trace, policies=parse_choices("lru,arc,fifo,mq,lfu"), capacities=[1, 2, 3, 4], jobs=2)
+    wanted = Sweep(trace=trace, policies=parse_specs("lru,arc,fifo,mq,lfu"), capacities=[1, 2, 3, 4], jobs=2)
     with pytest.raises(KeyboardInterrupt):
         sweep.run(wanted, [], interrupt)
     assert len(told) == 1

@@ -8,7 +8,7 @@ from engines.events.publisher import RefusedError
 from engines.lmdeploy.schedule.pace_operations import PaceOperations, pace_of_settings
 from engines.lmdeploy.schedule.pacing import Pacer
 from engines.lmdeploy.settings import EngineSettings
-from kvcontrol.kv_policy.choice import parse_choice
+from kvcontrol.kv_policy.spec import parse_spec
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +53,8 @@ def test_the_pace_is_what_is_set_or_else_goes_by_the_device(
 def test_an_engine_that_only_computes_prompts_or_is_one_of_a_group_is_not_paced(kind: SimpleNamespace) -> None:
     operations = PaceOperations(kind)
     with pytest.raises(RefusedError, match="allowed is lmdeploy"):
-        operations.use(parse_choice("alternate"), counts=True)
-    operations.use(parse_choice("lmdeploy"), counts=True)
+        operations.use(parse_spec("alternate"), counts=True)
+    operations.use(parse_spec("lmdeploy"), counts=True)
     found = operations.in_charge()
     assert found is not None
     assert found.name == "lmdeploy"
@@ -62,14 +62,14 @@ def test_an_engine_that_only_computes_prompts_or_is_one_of_a_group_is_not_paced(
 
 def test_the_same_pace_again_changes_nothing_and_another_is_counted() -> None:
     operations = PaceOperations(engine())
-    operations.use(parse_choice("itl_target(itl_target_ms=40)"), counts=False)
-    operations.use(parse_choice("itl_target(itl_target_ms=40, prefill_share=0.25)"), counts=True)
+    operations.use(parse_spec("itl_target(itl_target_ms=40)"), counts=False)
+    operations.use(parse_spec("itl_target(itl_target_ms=40, prefill_share=0.25)"), counts=True)
     found = operations.in_charge()
     assert found is not None
     assert found.pace is not None
     assert (found.pace.swaps, found.pace.target_s, found.params) == (0, 0.04, {"itl_target_ms": 40.0})
     assert found.effective_params == {"itl_target_ms": 40.0, "prefill_share": 0.25}
-    operations.use(parse_choice("alternate"), counts=True)
+    operations.use(parse_spec("alternate"), counts=True)
     found = operations.in_charge()
     assert found is not None
     assert found.pace is not None

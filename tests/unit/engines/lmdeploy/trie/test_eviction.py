@@ -28,7 +28,7 @@ from kvcontrol.kv_policy import (
     ShadowPolicies,
     make_policy,
 )
-from kvcontrol.kv_policy.choice import parse_choices
+from kvcontrol.kv_policy.spec import parse_specs
 from tests.support.block_trie import BLOCK_TOKENS, Paging, prompt
 from tests.support.examples import examples
 
@@ -406,7 +406,7 @@ def test_a_match_that_is_accepted_twice_for_one_prompt_counts_once() -> None:
 
     paging = Paging(32)
     eviction(paging).use(Recording())
-    watched = ShadowPolicies(parse_choices("lru"), capacity_blocks=32)
+    watched = ShadowPolicies(parse_specs("lru"), capacity_blocks=32)
     eviction(paging).shadows.policies = watched
     paging.serve(prompt(1, 3))
     seq = paging.begin(prompt(1, 3))
@@ -419,7 +419,7 @@ def test_a_match_that_is_accepted_twice_for_one_prompt_counts_once() -> None:
 
 def test_a_match_of_blocks_that_are_told_of_later_counts() -> None:
     paging = Paging(32)
-    watched = ShadowPolicies(parse_choices("lru"), capacity_blocks=32)
+    watched = ShadowPolicies(parse_specs("lru"), capacity_blocks=32)
     eviction(paging).shadows.policies = watched
     eviction(paging).put_off_telling(60.0)
     paging.serve(prompt(1, 3))  # as a load's blocks

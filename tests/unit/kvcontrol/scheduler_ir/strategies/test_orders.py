@@ -3,7 +3,7 @@
 import pytest
 
 from kvcontrol.kv_policy import PolicyError
-from kvcontrol.kv_policy.choice import parse_choice
+from kvcontrol.kv_policy.spec import parse_spec
 from kvcontrol.scheduler_ir.strategies import (
     STRATEGIES,
     AgedQueue,
@@ -174,7 +174,7 @@ def test_adaptive_does_not_change_its_mind_within_the_dwell() -> None:
     ],
 )
 def test_a_strategy_that_cannot_be_is_refused_with_what_there_is(written: str, why: str) -> None:
-    choice = parse_choice(written)
+    choice = parse_spec(written)
     with pytest.raises(PolicyError) as refusal:
         make_strategy(choice.name, choice.parameters)
     assert why in str(refusal.value)

@@ -1,4 +1,4 @@
-"""A policy as people write it: its name, and in parentheses what is set: ``mq(lifetime=2, ghosts=8)``."""
+"""A policy with its parameters, as people write it: ``mq(lifetime=2, ghosts=8)``."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ _SIGNS = re.compile(r"[(),]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyChoice:
+class PolicySpec:
     """``text`` is how it was written, without spaces. Whether there is such a policy only ``make`` says."""
 
     text: str
@@ -25,7 +25,7 @@ class PolicyChoice:
         return make_policy(self.name, capacity_blocks=capacity_blocks, parameters=self.parameters)
 
 
-def parse_choice(text: str) -> PolicyChoice:
+def parse_spec(text: str) -> PolicySpec:
     """Read one policy; ``PolicyError`` where it isn't written like ``name`` or ``name(parameter=number, ...)``."""
     written = _WRITTEN.fullmatch(text.strip())
     if written is None:
@@ -44,18 +44,18 @@ def parse_choice(text: str) -> PolicyChoice:
         if name in parameters:
             raise PolicyError(f"{shown(text.strip())} sets {shown(name)} twice")
         parameters[name] = value
-    return PolicyChoice(text="".join(text.split()), name=written["name"], parameters=parameters)
+    return PolicySpec(text="".join(text.split()), name=written["name"], parameters=parameters)
 
 
-def parse_choices(text: str) -> tuple[PolicyChoice, ...]:
+def parse_specs(text: str) -> tuple[PolicySpec, ...]:
     """Read policies with commas between them; raises ``PolicyError``, also for one that is named twice.
 
     O(characters): what is written may come from anybody.
     """
-    choices: dict[str, PolicyChoice] = {}
+    choices: dict[str, PolicySpec] = {}
     for part in _parts(text):
         if part.strip():
-            choice = parse_choice(part)
+            choice = parse_spec(part)
             if choice.text in choices:
                 raise PolicyError(f"policy {choice.text} is named twice")
             choices[choice.text] = choice
@@ -76,4 +76,4 @@ def _parts(text: str) -> Iterator[str]:
     yield text[begin:]
 
 
-__all__ = ["PolicyChoice", "parse_choice", "parse_choices"]
+__all__ = ["PolicySpec", "parse_spec", "parse_specs"]

@@ -3,11 +3,11 @@
 import pytest
 
 from kvcontrol.kv_policy import PolicyError
-from kvcontrol.kv_policy.choice import parse_choice, parse_choices
+from kvcontrol.kv_policy.spec import parse_spec, parse_specs
 
 
 def test_names_and_parameters_are_read_with_any_spaces() -> None:
-    first, second, third = parse_choices(" lru, mq( lifetime = 2,ghosts=8 ) ,s3fifo()")
+    first, second, third = parse_specs(" lru, mq( lifetime = 2,ghosts=8 ) ,s3fifo()")
     assert (first.name, first.parameters) == ("lru", {})
     assert (second.text, second.name, second.parameters) == (
         "mq(lifetime=2,ghosts=8)",
@@ -31,13 +31,13 @@ def test_names_and_parameters_are_read_with_any_spaces() -> None:
 )
 def test_what_is_written_otherwise_is_refused(text: str, why: str) -> None:
     with pytest.raises(PolicyError, match=why):
-        parse_choice(text)
+        parse_spec(text)
 
 
 @pytest.mark.parametrize(("text", "why"), [("lru,lru", "lru is named twice"), (" , ", "no policy is named")])
 def test_a_list_names_each_policy_once(text: str, why: str) -> None:
     with pytest.raises(PolicyError, match=why):
-        parse_choices(text)
+        parse_specs(text)
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_a_list_names_each_policy_once(text: str, why: str) -> None:
 )
 def test_a_long_text_is_read_in_steps_that_grow_with_its_length_alone(text: str) -> None:
     with pytest.raises(PolicyError):  # with steps that grow with its square, each would take minutes
-        parse_choices(text)
+        parse_specs(text)
