@@ -103,6 +103,7 @@ def quotas(hierarchy: HierarchyManager, *, unit_bytes: int = 1) -> Quotas:
                         weight=usage.quota.weight,
                     ),
                     over_burst_blocks=usage.over_burst_blocks,
+                    changed=usage.changed,
                 )
                 for tenant, usage in stats.tenants.items()
             }

@@ -34,7 +34,8 @@ class KnownKey:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
     """One revision of what the store says. ``keys`` are by digest; ``has_keys`` counts revoked ones, too.
-    ``workloads`` are the presets that operators made, as they wrote them.
+    ``workloads`` are the presets that operators made, as they wrote them. ``whole`` is whether all documents could be
+    read.
     """
 
     revision: int = 0
@@ -48,6 +49,7 @@ class Directory:
     workloads: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     policies: Mapping[str, PolicyBody] = field(default_factory=lambda: MappingProxyType({}))
     pins: Mapping[str, PinBody] = field(default_factory=lambda: MappingProxyType({}))
+    whole: bool = True
 
     def limits_of(self, tenant: TenantId) -> TenantLimits:
         return self.limits.get(tenant, self.default_limits)
@@ -90,6 +92,7 @@ class DirectoryReader:
             workloads=MappingProxyType({each.name: each.body for each in await self._store.documents(Kind.WORKLOAD)}),
             policies=MappingProxyType(await self._all(Kind.POLICY, partial(read, PolicyBody))),
             pins=MappingProxyType(await self._all(Kind.PIN, partial(read, PinBody))),
+            whole=self._reader.whole,
         )
 
     async def _all(

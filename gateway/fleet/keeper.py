@@ -1,10 +1,11 @@
 """Keeps instances at what the store says: tenants' KV budgets and the fleet's policies.
 
 An engine forgets both when it restarts, and one may join at any time, so this is a loop, not an event: once a second it
-looks at what each usable instance was told in its present life (its epoch), and tells the difference. Every few seconds
-each is asked what it does run: somebody else may have told it something, and be gone. What an instance
-refuses is shown and tried again after a minute, or when it is asked for something else. One that does not answer at all
-is left in peace for a while: whoever waits for it keeps a change of policies from its turn.
+looks at what each usable instance was told in its present life (its epoch), and tells the difference. At first, and
+then every few seconds, each is asked what it does run: somebody else may have told it something, and be gone. A budget
+that the store doesn't have is taken back. What an instance refuses is shown and tried again after a minute, or when it
+is asked for something else. One that does not answer at all is left in peace for a while: whoever waits for it keeps a
+change of policies from its turn.
 """
 
 import asyncio
@@ -13,15 +14,24 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.fleet.budgets import (
+    LOWER_TIERS,
+    BudgetKey,
+    Budgets,
+    ask_budgets,
+    budget_of,
+    quota_of,
+    share_of,
+    tell_budget,
+)
 from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.fleet.policies import Policy, PolicySwap, SwapBusyError
 from gateway.limits import KvBudget, TenantLimits
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.types import TenantId
-from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import Epoch, InstanceId
 from kvcontrol.core.tenant import tenant_of_salt
-from kvcontrol.core.tier_control import QUOTAS_PATH, QuotaBody, QuotaChange
+from kvcontrol.core.tier_control import QUOTAS_PATH, QuotaBody
 from kvcontrol.presets import QuotaPart
 
 _INTERVAL_S: Final = 1.0
@@ -32,18 +42,18 @@ _SEEN: Final = 2
 
 _log = logging.getLogger(__name__)
 
-Budgets = Mapping[tuple[str, CacheTier], KvBudget]
-"""KV budgets by what engines call the tenant, and by tier."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the store says that instances should do. ``shares`` of a preset hold for ``tenants`` without KV budgets."""
+    """What the store says that instances should do. ``shares`` of a preset hold for ``tenants`` without KV budgets.
+    ``whole`` is whether all of it could be read: only then an instance that keeps more keeps too much.
+    """
 
     limits: Mapping[TenantId, TenantLimits]
     policies: Mapping[str, Policy]
     tenants: frozenset[TenantId] = frozenset()
     shares: QuotaPart | None = None
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +68,9 @@ class InstanceReport:
 @dataclass(slots=True)
 class _Told:
     epoch: Epoch
-    budgets: dict[tuple[str, CacheTier], KvBudget] = field(default_factory=dict)
+    budgets: dict[BudgetKey, KvBudget] = field(default_factory=dict)
+    given: dict[BudgetKey, QuotaBody] = field(default_factory=dict)
+    """What it reported of these, just after it was told: an instance may round them."""
     policies: dict[str, Policy] = field(default_factory=dict)
     shown: dict[str, Policy | None] = field(default_factory=dict)
     """What it said that it runs, just after it was told: an instance may put that in other words."""
@@ -109,7 +121,9 @@ class FleetKeeper:
             _log.warning("instances are told later what they should do: %s", error)
 
     async def _tell(self) -> None:
-        look = self._clock() - self._looked_s >= _LOOK_EVERY_S and await self._settled()
+        present = [each for each in self._registry.all() if each.state is InstanceState.HEALTHY and each.stats]
+        due = self._clock() - self._looked_s >= _LOOK_EVERY_S or any(map(self._is_new, present))
+        look = due and await self._settled()
         if look:
             self._looked_s = self._clock()
         wishes = self._wishes()
@@ -118,12 +132,11 @@ class FleetKeeper:
             for tenant, limits in wishes.limits.items()
             for tier, budget in limits.kv.items()
         }
-        present = [each for each in self._registry.all() if each.state is InstanceState.HEALTHY and each.stats]
         for gone in self._told.keys() - {each.id for each in self._registry.all()}:
             del self._told[gone]
             self._swap.paid(gone)
         await asyncio.gather(
-            *(self._keep(each, self._shares(each, wishes) | budgets, wishes.policies, look=look) for each in present)
+            *(self._keep(each, self._shares(each, wishes) | budgets, wishes, look=look) for each in present)
         )
 
     def report(self) -> Mapping[InstanceId, InstanceReport]:
@@ -137,28 +150,23 @@ class FleetKeeper:
             for name, told in self._told.items()
         }
 
-    def _shares(self, instance: Instance, wishes: Wishes) -> dict[tuple[str, CacheTier], KvBudget]:
-        """The preset's shares of this instance's tiers, for tenants that have no budget of their own there."""
-        if wishes.shares is None or instance.stats is None:
-            return {}
-        budgets = {}
-        for tier in (CacheTier.DDR, CacheTier.NVME):
-            stats = instance.stats.tiers.get(tier)
-            if stats is None or not stats.capacity_blocks:
-                continue
-            size_bytes = stats.capacity_blocks * stats.block_bytes
-            budget = KvBudget(
-                guaranteed_bytes=int(size_bytes * wishes.shares.guaranteed_share),
-                burst_bytes=int(size_bytes * wishes.shares.burst_share),
-                weight=1.0,
-            )
-            for tenant in wishes.tenants:
-                limits = wishes.limits.get(tenant)
-                if limits is None or not limits.kv:
-                    budgets[tenant_of_salt(self._salt(tenant)), tier] = budget
-        return budgets
+    def _is_new(self, instance: Instance) -> bool:
+        told = self._told.get(instance.id)
+        return told is None or instance.stats is None or told.epoch != instance.stats.epoch
 
-    async def _keep(self, instance: Instance, budgets: Budgets, policies: Mapping[str, Policy], *, look: bool) -> None:
+    def _shares(self, instance: Instance, wishes: Wishes) -> dict[BudgetKey, KvBudget]:
+        """The preset's shares of this instance's tiers, for tenants that have no budget of their own there."""
+        if wishes.shares is None:
+            return {}
+        shares = share_of(instance, wishes.shares)
+        return {
+            (tenant_of_salt(self._salt(tenant)), tier): budget
+            for tenant in wishes.tenants
+            if (limits := wishes.limits.get(tenant)) is None or not limits.kv
+            for tier, budget in shares.items()
+        }
+
+    async def _keep(self, instance: Instance, budgets: Budgets, wishes: Wishes, *, look: bool) -> None:
         if instance.stats is None:
             return
         told = self._told.get(instance.id)
@@ -167,36 +175,52 @@ class FleetKeeper:
                 self._swap.paid(instance.id)
             told = self._told[instance.id] = _Told(epoch=instance.stats.epoch)
         owed = self._swap.owed(instance.id)
-        for key in told.refused.keys() - budgets.keys() - policies.keys() - owed.keys():
+        of_budgets = told.budgets.keys() | budgets.keys() | {QUOTAS_PATH}
+        for key in told.refused.keys() - of_budgets - wishes.policies.keys() - owed.keys():
             del told.refused[key]
-        for kind, policy in {**owed, **policies}.items():
+        for kind, policy in {**owed, **wishes.policies}.items():
             if look or told.policies.get(kind) != policy or kind in owed:
                 await self._tell_policy(instance, told, policy)
+        if look and (of_budgets - {QUOTAS_PATH} or not instance.stats.tiers.keys().isdisjoint(LOWER_TIERS)):
+            await self._look_at_budgets(instance, told, budgets, whole=wishes.whole)
         for key in told.budgets.keys() | budgets.keys():
             if told.budgets.get(key) != budgets.get(key):
                 await self._tell_budget(instance, told, key, budgets.get(key))
 
-    async def _tell_budget(
-        self, instance: Instance, told: _Told, key: tuple[str, CacheTier], budget: KvBudget | None
-    ) -> None:
-        tenant, tier = key
-        body = None
-        if budget is not None:
-            body = QuotaBody(
-                guaranteed_bytes=budget.guaranteed_bytes, burst_bytes=budget.burst_bytes, weight=budget.weight
-            )
+    async def _look_at_budgets(self, instance: Instance, told: _Told, budgets: Budgets, *, whole: bool) -> None:
+        """Compare what an instance keeps with what it should: what differs is told after that."""
+        if not self._due(told, QUOTAS_PATH, None):
+            return
+        try:
+            reported = await ask_budgets(self._control, instance)
+        except InstanceControlError as error:
+            self._refused(instance, told, QUOTAS_PATH, (None, f"KV budgets can't be read: {error}"), error)
+            return
+        told.refused.pop(QUOTAS_PATH, None)
+        for key in [key for key in told.budgets if reported.quotas.get(key) != told.given.get(key)]:
+            del told.budgets[key]
+        for key, quota in reported.quotas.items():
+            wanted = budgets.get(key)
+            if (wanted is not None and quota == quota_of(wanted)) or (
+                wanted is None and whole and key in reported.changed
+            ):
+                told.budgets[key], told.given[key] = budget_of(quota), quota
+
+    async def _tell_budget(self, instance: Instance, told: _Told, key: BudgetKey, budget: KvBudget | None) -> None:
         if not self._due(told, key, budget):
             return
         try:
-            await self._control.call(instance, "PUT", QUOTAS_PATH, QuotaChange(tenant=tenant, tier=tier, quota=body))
+            reported = await tell_budget(self._control, instance, key, budget)
         except InstanceControlError as error:
-            self._refused(instance, told, key, (budget, f"KV budget in {tier}: {error}"), error)
+            self._refused(instance, told, key, (budget, f"KV budget in {key[1]}: {error}"), error)
             return
         told.refused.pop(key, None)
-        if budget is None:
-            told.budgets.pop(key, None)
-        else:
+        told.budgets.pop(key, None)
+        told.given.pop(key, None)
+        if budget is not None:
             told.budgets[key] = budget
+            if (given := reported.quotas.get(key)) is not None:
+                told.given[key] = given
 
     async def _tell_policy(self, instance: Instance, told: _Told, policy: Policy) -> None:
         if not self._due(told, policy.kind, policy):

@@ -2,9 +2,10 @@
 
 An instance is told for ``LEASE_S`` at a time and told anew well before that is over. So what nobody wants any more ends
 by itself on an instance that could not be reached when it was unpinned, and what an operator pins at an instance's own
-``/kv/v1`` is left alone. An instance that restarts has forgotten its pins and is told at once; what it refuses is tried
-again after a minute. One that gives no answer is told nothing more for a minute: changes wait for a round to end, so a
-round waits for one answer of each instance at most.
+``/kv/v1`` is left alone. An instance that restarts has forgotten its pins and is told at once; every few seconds each
+is asked what it keeps, and told again what it lost. What it refuses is tried again after a minute. One that gives no
+answer is told nothing more for a minute: changes wait for a round to end, so a round waits for one answer of each
+instance at most.
 
 Instances know prefixes by the names of their blocks, which depend on weights, KV precision and block size (its
 *layout*): a pin has a chain of names for each layout that there was when it was made.
@@ -44,6 +45,7 @@ LEASE_S: Final = 900.0
 _RENEW_AFTER_S: Final = 300.0
 _INTERVAL_S: Final = 1.0
 _AGAIN_AFTER_S: Final = 60.0
+_LOOK_EVERY_S: Final = 5.0
 
 Chain = tuple[str, ...]
 """Hex hashes of blocks in prompt order; the last one is what an instance calls the pin."""
@@ -72,6 +74,8 @@ class _Told:
     """By name: why, and when."""
     silent_at_s: float | None = None
     """When it last gave no answer."""
+    looked_s: float = 0.0
+    """When it was last asked what it keeps."""
 
 
 def layout_of(identity: CacheIdentity, model: str) -> str:
@@ -193,7 +197,7 @@ class PinKeeper:
             return None
         told = self._told.get(instance.id)
         if told is None or told.epoch != instance.stats.epoch:
-            told = self._told[instance.id] = _Told(epoch=instance.stats.epoch)
+            told = self._told[instance.id] = _Told(epoch=instance.stats.epoch, looked_s=self._clock())
         return told
 
     async def _keep(self, instance: Instance, wishes: Mapping[str, Wish]) -> None:
@@ -201,8 +205,13 @@ class PinKeeper:
         if told is None or (told.silent_at_s is not None and self._clock() - told.silent_at_s < _AGAIN_AFTER_S):
             return
         told.silent_at_s = None
-        for name in told.refused.keys() - wishes.keys() - told.pins.keys():
+        for name in told.refused.keys() - wishes.keys() - told.pins.keys() - {PREFIXES_PATH}:
             del told.refused[name]
+        due = self._clock() - told.looked_s >= _LOOK_EVERY_S and self._due(told, PREFIXES_PATH)
+        if told.pins and due:
+            told.looked_s = self._clock()
+            if not await self._try(instance, told, PREFIXES_PATH, self._forget_lost(instance, told)):
+                return
         for name in told.pins.keys() - wishes.keys():
             if self._due(told, name) and not await self._try(instance, told, name, self.unpin(instance, name)):
                 return
@@ -212,6 +221,13 @@ class PinKeeper:
             due = not known and self._due(told, name)
             if due and not await self._try(instance, told, name, self.pin(instance, wish)):
                 return
+
+    async def _forget_lost(self, instance: Instance, told: _Told) -> None:
+        """Forget that an instance was told of pins that it doesn't keep any more."""
+        kept = {each.hash for each in (await self.look(instance)).pins}
+        for name in told.pins.keys() - kept:
+            del told.pins[name]
+        told.refused.pop(PREFIXES_PATH, None)
 
     async def _try(self, instance: Instance, told: _Told, name: str, call: Awaitable[object]) -> bool:
         """Return whether there was an answer."""

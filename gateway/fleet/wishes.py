@@ -15,10 +15,12 @@ _log = logging.getLogger(__name__)
 def wishes_of(directory: Directory, presets: Presets, configured: frozenset[TenantId]) -> Wishes:
     """Return what instances are to be told; ``configured`` are the tenants of the settings' keys."""
     shares = None
+    whole = directory.whole
     if (chosen := directory.preset) is not None:
         try:
             shares = presets.preset(chosen.name, chosen.hardware).quota
         except UnknownPresetError as error:  # another version of kvgate knew it
+            whole = False
             _log.warning("the preset of the fleet can't be kept: %s", error)
     tenants = directory.tenants | configured | frozenset(directory.limits)
     tenants -= {TenantId(DEFAULT_QUOTA)}
@@ -26,6 +28,7 @@ def wishes_of(directory: Directory, presets: Presets, configured: frozenset[Tena
         limits={tenant: directory.limits_of(tenant) for tenant in tenants},
         tenants=tenants,
         shares=shares,
+        whole=whole,
         policies={
             kind: Policy(kind=kind, name=each.name, params=each.params) for kind, each in directory.policies.items()
         },

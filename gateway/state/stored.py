@@ -95,6 +95,12 @@ class DocumentReader:
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
         self._before: dict[Kind, Mapping[str, Any]] = {}
+        self._unreadable: set[Kind] = set()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all documents could be read, of each kind the last time."""
+        return not self._unreadable
 
     def read(
         self,
@@ -118,6 +124,7 @@ class DocumentReader:
                 if (instead := otherwise(before.get(each.name))) is not None:
                     found[each.name] = instead
         self._before[kind] = found
+        (self._unreadable.add if unreadable else self._unreadable.discard)(kind)
         self._problems.replace(ProblemKind.DOCUMENT, f"{kind}/", unreadable)
         return found
 

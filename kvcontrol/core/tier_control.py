@@ -69,7 +69,7 @@ class QuotaBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class QuotaChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``PUT /kv/v1/quotas``: one tenant's quota in one tier; ``quota`` null takes it back."""
+    """``PUT /kv/v1/quotas``: one tenant's quota in one tier; null brings back what the engine was started with."""
 
     tenant: Annotated[str, msgspec.Meta(pattern=TENANT_PATTERN)]
     tier: CacheTier
@@ -77,12 +77,15 @@ class QuotaChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TenantUsageBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant in one tier. ``over_burst_blocks`` counts blocks that its own burst limit pushed out or kept out."""
+    """A tenant in one tier. ``over_burst_blocks`` counts blocks that its own burst limit pushed out or kept out;
+    ``changed`` is whether its quota was set by ``PUT /kv/v1/quotas``.
+    """
 
     used_blocks: int
     used_bytes: int
     quota: QuotaBody
     over_burst_blocks: int
+    changed: bool = False
 
 
 class Quotas(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,12 +52,15 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantUsage:
-    """A tenant in one tier. ``over_burst_blocks`` counts its blocks that its burst evicted or refused."""
+    """A tenant in one tier. ``over_burst_blocks`` counts its blocks that its burst evicted or refused; ``changed`` is
+    whether its quota was set after the tier was opened.
+    """
 
     used_blocks: int
     used_bytes: int
     quota: TenantQuota
     over_burst_blocks: int
+    changed: bool = False
 
 
 @dataclass(slots=True)
@@ -76,6 +79,8 @@ class _Tier:
     default: TenantQuota
     accounts: dict[str, _Account] = field(default_factory=dict)
     quotas: dict[str, TenantQuota] = field(default_factory=dict)
+    first: Mapping[str, TenantQuota] = field(default_factory=dict)
+    """The quotas that were set before the tier was opened."""
 
 
 _NO_BURST: Final = sys.maxsize
@@ -112,16 +117,19 @@ class QuotaManager:
             raise QuotaError(f"{tier} is accounted for already")
         opened = _Tier(capacity=capacity_blocks, block_bytes=block_bytes, default=self._defaults.get(tier, NO_QUOTA))
         opened.quotas = {tenant: quota for (tenant, place), quota in self._wanted.items() if place is tier}
+        opened.first = dict(opened.quotas)
         _must_fit(tier, opened, opened.quotas)
         self._tiers[tier] = opened
 
     def set(self, tenant: str, tier: CacheTier, quota: TenantQuota | None) -> None:
-        """Give a tenant another quota from now on, None the default; nothing is evicted before room is needed.
+        """Give a tenant another quota from now on; nothing is evicted before room is needed. None brings back the quota
+        that it had when the tier was opened, or the default.
 
         ``QuotaError``, and no change, when all guarantees together would exceed the tier.
         """
         opened = self._tiers.get(tier)
         if opened is not None:
+            quota = opened.first.get(tenant) if quota is None else quota
             quotas = dict(opened.quotas)
             if quota is None:
                 quotas.pop(tenant, None)
@@ -226,6 +234,7 @@ class QuotaManager:
                 used_bytes=account.used * opened.block_bytes,
                 quota=account.quota,
                 over_burst_blocks=account.over_burst,
+                changed=opened.quotas.get(tenant) != opened.first.get(tenant),
             )
             for tenant, account in accounts.items()
         }

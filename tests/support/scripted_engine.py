@@ -34,7 +34,7 @@ from kvcontrol.core.prefix_control import (
     UnpinRequest,
 )
 from kvcontrol.core.roles import EngineRole, KVTransport
-from kvcontrol.core.tier_control import QuotaChange
+from kvcontrol.core.tier_control import QUOTAS_PATH, QuotaChange
 from tests.support.scripted_cache import ScriptedCache
 from tests.support.serving import serving
 
@@ -94,6 +94,9 @@ class ScriptedEngine:
         self.aborted = 0
         self.tiers: dict[CacheTier, TierStats] = {}
         self.quotas: dict[tuple[str, str], Any] = {}  # as the gateway told them, by tenant and tier
+        self.quota_unit_bytes = 1  # bursts are rounded down to whole ones
+        self.quotas_told = 0
+        self.quotas_asked = 0
         self.policies: dict[str, dict[str, Any]] = {"eviction": {"kind": "eviction", "name": "lru", "params": {}}}
         self.available: dict[str, str] = {}
         self.strategies: dict[str, str] = {}
@@ -273,11 +276,26 @@ class ScriptedEngine:
         said = msgspec.json.decode(await request.read(), type=QuotaChange)
         if said.tier not in {CacheTier.DDR, CacheTier.NVME}:
             return web.json_response({"error": {"message": f"there is no tier {said.tier}"}}, status=400)
+        self.quotas_told += 1
         if said.quota is None:
             self.quotas.pop((said.tenant, said.tier), None)
         else:
-            self.quotas[said.tenant, said.tier] = msgspec.to_builtins(said.quota)
-        return web.json_response({})
+            quota = self.quotas[said.tenant, said.tier] = msgspec.to_builtins(said.quota)
+            if quota["burst_bytes"] is not None:
+                quota["burst_bytes"] -= quota["burst_bytes"] % self.quota_unit_bytes
+        return web.json_response(self._quotas())
+
+    async def get_quotas(self, request: web.Request) -> web.Response:
+        del request
+        self.quotas_asked += 1
+        return web.json_response(self._quotas())
+
+    def _quotas(self) -> dict[str, Any]:
+        used = {"used_blocks": 0, "used_bytes": 0, "over_burst_blocks": 0, "changed": True}
+        tiers: dict[str, dict[str, Any]] = {}
+        for (tenant, tier), quota in self.quotas.items():
+            tiers.setdefault(tier, {})[tenant] = {**used, "quota": quota}
+        return {"tiers": tiers}
 
     def freeze(self) -> None:
         """Answer no change of a policy, and after one nothing about policies, as if the process were stopped."""
@@ -395,7 +413,8 @@ class ScriptedEngine:
         app.router.add_get("/health", self.health)
         app.router.add_get("/kv/v1/stats", self.stats)
         app.router.add_get("/kv/v1/snapshot", self.snapshot)
-        app.router.add_put("/kv/v1/quotas", self.put_quota)
+        app.router.add_get(QUOTAS_PATH, self.get_quotas)
+        app.router.add_put(QUOTAS_PATH, self.put_quota)
         app.router.add_get("/kv/v1/policy", self.get_policies)
         app.router.add_put("/kv/v1/policy", self.put_policy)
         app.router.add_post("/kv/v1/prefix-cache/reset", self.reset)

@@ -1,6 +1,7 @@
 """Gateways and engines that die in the middle of a change: nothing stays half done, and the audit log says so."""
 
 import asyncio
+import copy
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,14 +11,16 @@ from typing import Any
 import aiohttp
 
 from gateway.fleet.act_note import ActNote, NotedPin, NotedPolicy
-from gateway.state import Action, open_sqlite
+from gateway.state import Action, Kind, Put, open_sqlite
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.control import TierStats
 from kvcontrol.core.prefix_control import PinRequest
 from tests.integration.gateway.test_process import listening, start
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.endurance import Shaky
 from tests.support.fleet import instances
 from tests.support.running_gateway import GatewayClient, eventually, running_gateway
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import MODEL, ScriptedEngine
 
 LRU = {"kind": "eviction", "name": "lru", "params": {}}
 S3_FIFO = {"kind": "eviction", "name": "s3fifo", "params": {"small": 0.1}}
@@ -149,6 +152,76 @@ async def test_an_instance_that_somebody_else_told_otherwise_comes_back_to_what_
         await Admin(gateway).ok("PUT", "/policies/eviction", SAID)
         engine.policies["eviction"] = {"kind": "eviction", "name": "fifo", "params": {}}
         await eventually(lambda: engine.policies["eviction"] == S3_FIFO, WITHIN_S)
+
+
+async def test_kv_budgets_that_somebody_else_changed_come_back_to_what_is_stored(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    left = {"guaranteed_bytes": 1, "burst_bytes": None, "weight": 1.0}
+    engine.quotas = {("ab" * 8, "DDR"): left, ("shared", "DDR"): left}  # nobody tells that it is no longer wanted
+    engine.tiers = {CacheTier.DDR: TierStats(capacity_blocks=9, used_blocks=0, cached_blocks=0, block_bytes=9)}
+    async with (
+        engine.started(),
+        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
+    ):
+        await gateway.usable(1)
+        await eventually(lambda: engine.quotas == {("shared", "DDR"): left}, WITHIN_S)
+        await Admin(gateway).ok("PUT", "/quotas/acme", {"kv": {"DDR": {"burst_bytes": 10}, "NVME": {"weight": 2}}})
+        await eventually(lambda: len(engine.quotas) == 3, WITHIN_S)
+        stored = copy.deepcopy(engine.quotas)
+        first, second, third = engine.quotas
+        engine.quotas[second]["weight"] = 7.0
+        del engine.quotas[third]
+        engine.quotas["cd" * 8, "NVME"] = left
+        await eventually(lambda: engine.quotas == stored, WITHIN_S)
+        assert first == ("shared", "DDR")
+
+
+async def test_a_kv_budget_that_an_instance_rounds_is_told_once(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    engine.quota_unit_bytes = 4096
+    async with (
+        engine.started(),
+        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
+    ):
+        await gateway.usable(1)
+        await Admin(gateway).ok("PUT", "/quotas/acme", {"kv": {"DDR": {"burst_bytes": 5000}}})
+        await eventually(lambda: [each["burst_bytes"] for each in engine.quotas.values()] == [4096], WITHIN_S)
+        asked = engine.quotas_asked
+        await eventually(lambda: engine.quotas_asked > asked + 1, WITHIN_S)
+        assert engine.quotas_told == 1
+
+
+async def test_a_gateway_that_can_not_read_all_documents_takes_no_kv_budget_back(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    left = {"guaranteed_bytes": 1, "burst_bytes": None, "weight": 1.0}
+    store = open_sqlite(tmp_path)
+    newer = Put(kind=Kind.QUOTA, name="acme", body='{"kv": {"DDR": {"burst_bytes": "most"}}}', expected=None)
+    mine = Put(kind=Kind.QUOTA, name="own", body='{"kv": {"NVME": {"burst_bytes": 5}}}', expected=None)
+    await store.apply([newer, mine], action=Action(actor="admin", action="put", target="t", outcome="done"))
+    await store.close()
+    async with (
+        engine.started(),
+        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
+    ):
+        await gateway.usable(1)
+        await eventually(lambda: [each["burst_bytes"] for each in engine.quotas.values()] == [5], WITHIN_S)
+        [own] = engine.quotas
+        engine.quotas = {("ab" * 8, "DDR"): left}
+        await eventually(lambda: own in engine.quotas, WITHIN_S)
+        assert engine.quotas["ab" * 8, "DDR"] == left
+
+
+async def test_a_pin_that_somebody_took_from_an_instance_is_told_again(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with (
+        engine.started(),
+        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
+    ):
+        await gateway.usable(1)
+        await Admin(gateway).ok("POST", "/prefixes", {"model": MODEL, "prompt": list(range(64))})
+        [name] = engine.pins
+        engine.pins.clear()
+        await eventually(lambda: list(engine.pins) == [name], WITHIN_S)
 
 
 async def test_an_engine_that_dies_in_the_middle_of_a_swap_takes_it_back_from_the_others(tmp_path: Path) -> None:

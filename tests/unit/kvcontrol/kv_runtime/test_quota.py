@@ -264,3 +264,18 @@ def test_what_a_smaller_burst_takes_away_goes_in_steps() -> None:
     assert sum(steps) == 4000
     rig.hierarchy.check_integrity()
     rig.close()
+
+
+def test_a_quota_that_is_taken_back_leaves_the_one_that_the_engine_started_with() -> None:
+    quotas = QuotaManager()
+    quotas.set("a", DDR, _quota(guaranteed=20))
+    quotas.open_tier(DDR, capacity_blocks=100, block_bytes=10)
+    for tenant in ("a", "b"):
+        quotas.set(tenant, DDR, _quota(burst=50))
+    assert {tenant: each.changed for tenant, each in quotas.usage(DDR).items()} == {"a": True, "b": True}
+    for tenant in ("a", "b"):
+        quotas.set(tenant, DDR, None)
+    assert {tenant: (each.quota, each.changed) for tenant, each in quotas.usage(DDR).items()} == {
+        "a": (_quota(guaranteed=20), False)
+    }
+    assert (quotas.get("a", DDR), quotas.get("b", DDR)) == (_quota(guaranteed=20), TenantQuota())
