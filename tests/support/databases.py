@@ -1,6 +1,7 @@
 """Real PostgreSQL and Redis servers of this machine, on free loopback ports, gone at the end of the block.
 
-Where their programs are not installed a test is skipped with that reason; CI installs them.
+Where PostgreSQL or Redis is not installed a test is skipped with that reason; CI installs both. A PostgreSQL without
+its client's programs is a broken installation, and fails a test.
 """
 
 import contextlib
@@ -28,11 +29,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _program(name: str, package: str) -> str:
+def _program(name: str) -> str | None:
     installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
-    found = str(installed[-1]) if installed else shutil.which(name)
+    return str(installed[-1]) if installed else shutil.which(name)
+
+
+def _postgres_program(name: str) -> str:
+    """Return a program of PostgreSQL: without a server the test is skipped, without another program it fails."""
+    if _program("postgres") is None:
+        pytest.skip("postgres is not installed (Debian's package postgresql)")
+    found = _program(name)
     if found is None:
-        pytest.skip(f"{name} is not installed (Debian's package {package})")
+        pytest.fail(
+            f"PostgreSQL is installed without {name} (Debian: postgresql-client-VERSION, which postgresql needs)"
+        )
     return found
 
 
@@ -127,7 +137,7 @@ def postgres_url(server: Server) -> str:
 @contextmanager
 def postgres_server() -> Iterator[Server]:
     """Run PostgreSQL; the user ``kvgate`` needs no password."""
-    initdb, server = _program("initdb", "postgresql"), _program("postgres", "postgresql")
+    initdb, server = _postgres_program("initdb"), _postgres_program("postgres")
     user = None
     with _folder("pg") as folder:
         if os.geteuid() == 0:  # it refuses to run as root
@@ -155,7 +165,7 @@ def postgres_server() -> Iterator[Server]:
 @contextmanager
 def postgres_pair() -> Iterator[tuple[Server, Server]]:
     """Run PostgreSQL and a standby that follows it, which may be promoted (``SELECT pg_promote()``)."""
-    copy, server = _program("pg_basebackup", "postgresql-client"), _program("postgres", "postgresql")
+    copy, server = _postgres_program("pg_basebackup"), _postgres_program("postgres")
     with postgres_server() as primary, _folder("pg") as folder:
         user = None
         if os.geteuid() == 0:
@@ -184,7 +194,7 @@ def postgres_pair() -> Iterator[tuple[Server, Server]]:
 
 def _accepting(port: int, folder: Path) -> None:
     """It listens before it is ready to answer."""
-    ready = _program("pg_isready", "postgresql-client")
+    ready = _postgres_program("pg_isready")
     deadline_s = time.monotonic() + _START_LIMIT_S
     while subprocess.run(
         [ready, "-q", "-h", "127.0.0.1", "-p", str(port)], check=False, cwd=folder, timeout=30
