@@ -13,6 +13,7 @@ from gateway.api.admin.prefix_views import (
     InvalidatedView,
     Outcome,
     PinList,
+    PinView,
     PlaceView,
     failure,
     invalidated_view,
@@ -73,11 +74,15 @@ class PrefixDesk:
         looks = await _each(present, [self._keeper.look(each) for each in present])
         return PinList(
             data=readable(
-                lambda each: pin_view(each, self._places(each, looks)),
+                lambda each: self.view(each, self._places(each, looks)),
                 [each for each in documents if not _over(each, self._now())],
             ),
             instances={name: kept_view(look) for name, look in looks.items()},
         )
+
+    def view(self, document: Document, places: Mapping[str, PlaceView]) -> PinView:
+        """Return a stored pin as it is shown."""
+        return pin_view(document, places, now_s=self._now())
 
     async def pin(
         self,

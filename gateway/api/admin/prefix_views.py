@@ -1,6 +1,5 @@
 """What ``/admin/v1/prefixes`` shows, and what it makes of instances' words."""
 
-import time
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final, Literal
@@ -100,8 +99,8 @@ class InvalidateView(BaseModel):
     failed: int
 
 
-def pin_view(document: Document, places: Mapping[str, PlaceView]) -> PinView:
-    """Return a stored pin as it is shown."""
+def pin_view(document: Document, places: Mapping[str, PlaceView], *, now_s: float) -> PinView:
+    """Return a stored pin as it is shown at ``now_s`` of the store's clock."""
     pin = read(PinBody, document)
     return PinView(
         id=document.name,
@@ -110,7 +109,7 @@ def pin_view(document: Document, places: Mapping[str, PlaceView]) -> PinView:
         note=pin.note,
         tokens=pin.tokens,
         expires_at_s=pin.expires_at_s,
-        left_s=None if pin.expires_at_s is None else max(0.0, pin.expires_at_s - time.time()),
+        left_s=None if pin.expires_at_s is None else max(0.0, pin.expires_at_s - now_s),
         created_at_s=document.created_at_s,
         version=document.version,
         instances=dict(places),

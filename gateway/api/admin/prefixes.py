@@ -18,7 +18,6 @@ from gateway.api.admin.prefix_views import (
     PlaceView,
     UnpinView,
     failures,
-    pin_view,
 )
 from gateway.errors import ConflictApiError, NotFoundError
 from gateway.fleet.act_note import ActNote, NotedPin
@@ -73,7 +72,7 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -
                         mutation=mutation,
                         action=mutation.action("pin", target, detail | _outcomes(done.places), outcome=outcome),
                         status=200,
-                        shown=lambda documents: pin_view(must(documents[0]), done.places).model_dump(mode="json"),
+                        shown=lambda documents: desk.view(must(documents[0]), done.places).model_dump(mode="json"),
                         act=act,
                     )
                 except Exception:  # somebody else's change came first, or the store is away

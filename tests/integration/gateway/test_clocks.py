@@ -14,11 +14,12 @@ from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.databases import postgres
 from tests.support.fleet import CHAT, chat, instances, running_fleet
 from tests.support.running_gateway import GatewayClient, eventually
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import MODEL, ScriptedEngine
 from tests.support.skewed import skewed
 
 SECRET = "the same secret everywhere"  # noqa: S105 - of no one
 DAY_S = 86_400
+PIN = {"model": MODEL, "prompt": list(range(64)), "ttl_s": 3600}
 
 
 @asynccontextmanager
@@ -92,13 +93,18 @@ async def test_keys_expire_by_the_stores_clock_and_a_clock_that_differs_is_a_pro
                 wrong = Admin(gateway)
                 assert await status_with(gateway, good) == 200
                 assert await status_with(gateway, short) == 401
+                for admin in (right, wrong):
+                    pin = await admin.ok("POST", "/prefixes", PIN)
+                    assert 0 < pin["left_s"] <= 3600
+                    [shown] = (await admin.ok("GET", "/prefixes"))["data"]
+                    assert 0 < shown["left_s"] <= 3600
                 made = await wrong.ok("POST", "/keys", {"tenant": "acme", "expires_in_s": 3600})
 
                 async def known() -> bool:
                     return await status_with(fleet.gateway, made["key"]) == 200
 
                 await eventually(known)
-                assert len((await right.ok("GET", "/audit"))["data"]) == 24
+                assert len((await right.ok("GET", "/audit"))["data"]) == 26
                 problems = (await wrong.ok("GET", "/status"))["problems"]
                 assert [each["kind"] for each in problems] == ["clock"]
                 assert said in problems[0]["message"]
