@@ -1,7 +1,8 @@
 """How every change of the admin API is made: once, on the version that was meant, audited, and in force at its answer.
 
 - *Optimistic concurrency.* Every document has an ``ETag``. ``If-Match`` with it makes a change only if nobody else made
-  one in between (412), ``If-None-Match: *`` only if there is nothing yet.
+  one in between (412), ``If-None-Match: *`` only if there is nothing yet. Without either the last one wins: a change
+  that keeps a part of what it read is made again where somebody else was first.
 - *Idempotency.* A request with an ``Idempotency-Key`` is carried out once within a day. Sent again it gets the
   same answer (with ``idempotency-replayed: true``) but for what is shown once; another request with that key is a 422.
 - *Audit.* A change and its entry in the log are one transaction. Refused changes are not in it, failed ones are.
@@ -54,6 +55,7 @@ _ETAG: Final = re.compile(r'"(\d{1,18})"')
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _RETRY_AFTER_S: Final = 2
 _BEGUN: Final = "begun"
+_MOST_ATTEMPTS: Final = 20
 _OF_THE_STATE: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED})
 """Refusals for what there is, or isn't."""
 
@@ -61,6 +63,10 @@ _log = logging.getLogger(__name__)
 
 Shown = Callable[[Sequence[Document | None]], Mapping[str, Any] | None]
 """Makes an answer's body of the documents after the change; None is an empty one."""
+
+
+class OvertakenError(ConflictApiError):
+    """Somebody else changed a document between its reading and its change, and no precondition names it."""
 
 
 class Changes:
@@ -77,6 +83,17 @@ class Changes:
 
     async def refresh(self) -> None:
         await self._refresh()
+
+    async def carried_out(self, attempt: Callable[[], Awaitable[Response]]) -> Response:
+        """Return what ``attempt`` answers, which reads documents and changes them. It is made again where somebody else
+        changed one of them in between, 20 times at most; then raises ``OvertakenError``.
+        """
+        for _ in range(_MOST_ATTEMPTS - 1):
+            try:
+                return await attempt()
+            except OvertakenError as error:
+                _log.info("a change is made again: %s", error)
+        return await attempt()
 
     async def replayed(self, mutation: "Mutation") -> Response | None:
         """Return what was answered to this request before, if it has been carried out; raises ``IdempotencyError``."""
@@ -185,7 +202,8 @@ class Changes:
                 return replayed
             raise
         except ConflictError as conflict:
-            raise _refusal(conflict, conditional=mutation.conditional) from None
+            meant = (conflict.kind, conflict.name) == (changes[0].kind, changes[0].name)
+            raise _refusal(conflict, conditional=meant and mutation.conditional) from None
         except StoreUnavailableError as error:
             if act is None or changes:
                 raise
@@ -220,40 +238,42 @@ class Changes:
         view: Callable[[Document], BaseModel],
     ) -> Response:
         """Make one document or replace it, and answer with its ``view``. Raises ``ApiError``."""
-        if (replayed := await self.replayed(mutation)) is not None:
-            return replayed
-        present = await self._store.document(kind, name)
-        return await self.apply(
-            [
-                Put(
-                    kind=kind,
-                    name=name,
-                    body=written(body, present),
-                    expected=expected_of(mutation, type(body), present),
-                )
-            ],
-            mutation=mutation,
-            action=mutation.action("put", target, body.model_dump(mode="json")),
-            status=200,
-            shown=lambda documents: view(must(documents[0])).model_dump(mode="json"),
-        )
+
+        async def attempt() -> Response:
+            if (replayed := await self.replayed(mutation)) is not None:
+                return replayed
+            present = await self._store.document(kind, name)
+            expected = expected_of(mutation, type(body), present)
+            return await self.apply(
+                [Put(kind=kind, name=name, body=written(body, present), expected=expected)],
+                mutation=mutation,
+                action=mutation.action("put", target, body.model_dump(mode="json")),
+                status=200,
+                shown=lambda documents: view(must(documents[0])).model_dump(mode="json"),
+            )
+
+        return await self.carried_out(attempt)
 
     async def delete(
         self, kind: Kind, name: str, *, mutation: "Mutation", target: str, missing: Callable[[], ApiError]
     ) -> Response:
         """Take one document away; raises ``ApiError``, ``missing`` where there is none."""
-        if (replayed := await self.replayed(mutation)) is not None:
-            return replayed
-        present = await self._store.document(kind, name)
-        if present is None:
-            raise missing()
-        return await self.apply(
-            [Delete(kind=kind, name=name, expected=mutation.expected(present))],
-            mutation=mutation,
-            action=mutation.action("delete", target),
-            status=204,
-            shown=lambda _: None,
-        )
+
+        async def attempt() -> Response:
+            if (replayed := await self.replayed(mutation)) is not None:
+                return replayed
+            present = await self._store.document(kind, name)
+            if present is None:
+                raise missing()
+            return await self.apply(
+                [Delete(kind=kind, name=name, expected=mutation.expected(present))],
+                mutation=mutation,
+                action=mutation.action("delete", target),
+                status=204,
+                shown=lambda _: None,
+            )
+
+        return await self.carried_out(attempt)
 
 
 class Mutation:
@@ -311,6 +331,13 @@ class Mutation:
             raise PreconditionError("If-Match: there is no such document")
         match = _ETAG.fullmatch(self._if_match)
         return int(match.group(1)) if match else present.version
+
+    def expected_as_read(self, present: Document | None) -> int:
+        """Return the version that the change is meant for, which must be ``present``'s where no header names one.
+        Raises ``PreconditionError``.
+        """
+        wanted = self.expected(present)
+        return (ABSENT if present is None else present.version) if wanted is None else wanted
 
     def stale(self, kind: Kind, name: str, found: int) -> ApiError:
         """Return the refusal of a change that is meant for another version than the one there is."""
@@ -380,7 +407,7 @@ def _refusal(conflict: ConflictError, *, conditional: bool) -> ApiError:
             if conflict.found
             else f"there is no {conflict.kind} {conflict.name!r}"
         )
-    return ConflictApiError(f"{conflict.kind} {conflict.name!r} was changed by somebody else; read it and try again")
+    return OvertakenError(f"{conflict.kind} {conflict.name!r} was changed by somebody else; read it and try again")
 
 
 def _response(status: int, body: str, headers: Mapping[str, str]) -> Response:

@@ -5,6 +5,7 @@ the same for all gateways of one store. What an instance says of itself is a lea
 when it isn't, with a key of its own.
 """
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -182,26 +183,42 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C9
     router = APIRouter(route_class=AdminRoute, tags=["instances"])
     store = changes.store
 
-    async def put(name: str, body: InstanceBody, mutation: Mutation, *, verb: str, status: int = 200) -> Response:
-        present = await store.document(Kind.INSTANCE, name)
-        expected = ABSENT if verb == "create" else expected_of(mutation, InstanceBody, present)
-        return await changes.apply(
-            [Put(kind=Kind.INSTANCE, name=name, body=written(body, present), expected=expected)],
-            mutation=mutation,
-            action=mutation.action(verb, f"instances/{name}", body.model_dump(mode="json")),
-            status=status,
-            shown=lambda documents: _change(must(documents[0])).model_dump(mode="json"),
-        )
+    async def put(  # noqa: PLR0913 - each call names them
+        name: str,
+        made: Callable[[Document | None], InstanceBody],
+        mutation: Mutation,
+        *,
+        verb: str,
+        expected: Callable[[Document | None], int | None] | None = None,
+        status: int = 200,
+    ) -> Response:
+        """Store what ``made`` makes of an instance's document, on the version that is ``expected`` of it."""
+
+        async def attempt() -> Response:
+            if (replayed := await changes.replayed(mutation)) is not None:
+                return replayed
+            present = await store.document(Kind.INSTANCE, name)
+            body = made(present)
+            wanted = expected_of(mutation, InstanceBody, present) if expected is None else expected(present)
+            return await changes.apply(
+                [Put(kind=Kind.INSTANCE, name=name, body=written(body, present), expected=wanted)],
+                mutation=mutation,
+                action=mutation.action(verb, f"instances/{name}", body.model_dump(mode="json")),
+                status=status,
+                shown=lambda documents: _change(must(documents[0])).model_dump(mode="json"),
+            )
+
+        return await (attempt() if verb == "create" else changes.carried_out(attempt))
 
     async def set_draining(name: str, mutation: Mutation, *, draining: bool) -> Response:
-        if (replayed := await changes.replayed(mutation)) is not None:
-            return replayed
-        present = await store.document(Kind.INSTANCE, name)
-        if present is None:
-            roster.get(name)
-        said = InstanceBody() if present is None else read(InstanceBody, present)
-        body = said.model_copy(update={"draining": draining})
-        return await put(name, body, mutation, verb="drain" if draining else "resume")
+        def made(present: Document | None) -> InstanceBody:
+            if present is None:
+                roster.get(name)
+            said = InstanceBody() if present is None else read(InstanceBody, present)
+            return said.model_copy(update={"draining": draining})
+
+        verb = "drain" if draining else "resume"
+        return await put(name, made, mutation, verb=verb, expected=mutation.expected_as_read)
 
     @router.get("/instances")
     async def list_instances() -> InstanceList:
@@ -224,7 +241,8 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C9
             return replayed
         url = await roster.vetted(body.url, mutation.server)
         _check_free(roster, body.id, url)
-        return await put(body.id, InstanceBody(url=url, role=body.role), mutation, verb="create", status=201)
+        stored = InstanceBody(url=url, role=body.role)
+        return await put(body.id, lambda _: stored, mutation, verb="create", expected=lambda _: ABSENT, status=201)
 
     @router.put("/instances/{name}", response_model=InstanceChange)
     async def put_instance(name: InstanceName, body: InstanceBody, mutation: MutationOf) -> Response:
@@ -239,10 +257,11 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C9
             _check_role(roster.registry.get(InstanceId(name)), body)
         if body.url is None:
             roster.get(name)
-            return await put(name, body, mutation, verb="put")
+            return await put(name, lambda _: body, mutation, verb="put")
         url = await roster.vetted(body.url, mutation.server)
         _check_free(roster, name, url)
-        return await put(name, body.model_copy(update={"url": url}), mutation, verb="put")
+        stored = body.model_copy(update={"url": url})
+        return await put(name, lambda _: stored, mutation, verb="put")
 
     @router.delete("/instances/{name}", status_code=204)
     async def delete_instance(name: InstanceName, mutation: MutationOf) -> Response:

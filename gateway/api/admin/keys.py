@@ -19,7 +19,9 @@ from gateway.types import TenantId
 KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", description="A key's id, not the key.")]
 
 
-def keys_router(changes: Changes, authenticator: Authenticator, *, clock: Callable[[], float]) -> APIRouter:
+def keys_router(  # noqa: C901 - it is a list of routes
+    changes: Changes, authenticator: Authenticator, *, clock: Callable[[], float]
+) -> APIRouter:
     """Return the routes."""
     router = APIRouter(route_class=AdminRoute, tags=["keys"])
     store = changes.store
@@ -71,26 +73,29 @@ def keys_router(changes: Changes, authenticator: Authenticator, *, clock: Callab
 
         A key that this version can't read is revoked all the same.
         """
-        if (replayed := await changes.replayed(mutation)) is not None:
-            return replayed
-        present = await store.document(Kind.KEY, key_id)
-        if present is None:
-            raise _no_key(key_id)
-        revoked = field(present, "revoked_at_s") is not None
-        expected = mutation.expected(present)
-        put = Put(
-            kind=Kind.KEY,
-            name=key_id,
-            body=present.body if revoked else patched(present, revoked_at_s=clock()),
-            expected=present.version if expected is None else expected,
-        )
-        return await changes.apply(
-            [put],
-            mutation=mutation,
-            action=mutation.action("revoke", f"keys/{key_id}", {"tenant": field(present, "tenant")}),
-            status=200,
-            shown=lambda documents: revoked_view(must(documents[0])).model_dump(mode="json"),
-        )
+
+        async def attempt() -> Response:
+            if (replayed := await changes.replayed(mutation)) is not None:
+                return replayed
+            present = await store.document(Kind.KEY, key_id)
+            if present is None:
+                raise _no_key(key_id)
+            revoked = field(present, "revoked_at_s") is not None
+            put = Put(
+                kind=Kind.KEY,
+                name=key_id,
+                body=present.body if revoked else patched(present, revoked_at_s=clock()),
+                expected=mutation.expected_as_read(present),
+            )
+            return await changes.apply(
+                [put],
+                mutation=mutation,
+                action=mutation.action("revoke", f"keys/{key_id}", {"tenant": field(present, "tenant")}),
+                status=200,
+                shown=lambda documents: revoked_view(must(documents[0])).model_dump(mode="json"),
+            )
+
+        return await changes.carried_out(attempt)
 
     return router
 

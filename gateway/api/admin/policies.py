@@ -156,8 +156,7 @@ def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
         policy = Policy(kind=kind, name=body.name, params=body.params)
         async with turn_of(swap):
             present = await store.document(Kind.POLICY, kind)
-            wanted = mutation.expected(present)
-            expected = (0 if present is None else present.version) if wanted is None else wanted
+            expected = mutation.expected_as_read(present)
             if expected != (0 if present is None else present.version):
                 raise mutation.stale(Kind.POLICY, kind, 0 if present is None else present.version)
             instances = _reporting(registry)

@@ -46,33 +46,37 @@ def tenants_router(changes: Changes, *, clock: Callable[[], float]) -> APIRouter
 
         Keys and prefixes that this version can't read are among them.
         """
-        if (replayed := await changes.replayed(mutation)) is not None:
-            return replayed
-        present = await store.document(Kind.TENANT, name)
-        if present is None:
-            raise no_tenant(name)
-        gone: list[Change] = [Delete(kind=Kind.TENANT, name=name, expected=mutation.expected(present))]
-        quota = await store.document(Kind.QUOTA, name)
-        if quota is not None:
-            gone.append(Delete(kind=Kind.QUOTA, name=name, expected=quota.version))
-        gone += [
-            Delete(kind=Kind.PIN, name=each.name, expected=each.version)
-            for each in await store.documents(Kind.PIN)
-            if field(each, "tenant") == name
-        ]
-        revoked = []
-        for document in await store.documents(Kind.KEY):
-            if field(document, "tenant") == name and field(document, "revoked_at_s") is None:
-                body = patched(document, revoked_at_s=clock())
-                gone.append(Put(kind=Kind.KEY, name=document.name, body=body, expected=document.version))
-                revoked.append(document.name)
-        return await changes.apply(
-            gone,
-            mutation=mutation,
-            action=mutation.action("delete", f"tenants/{name}", {"revoked_keys": revoked}),
-            status=204,
-            shown=lambda _: None,
-        )
+
+        async def attempt() -> Response:
+            if (replayed := await changes.replayed(mutation)) is not None:
+                return replayed
+            present = await store.document(Kind.TENANT, name)
+            if present is None:
+                raise no_tenant(name)
+            gone: list[Change] = [Delete(kind=Kind.TENANT, name=name, expected=mutation.expected(present))]
+            quota = await store.document(Kind.QUOTA, name)
+            if quota is not None:
+                gone.append(Delete(kind=Kind.QUOTA, name=name, expected=quota.version))
+            gone += [
+                Delete(kind=Kind.PIN, name=each.name, expected=each.version)
+                for each in await store.documents(Kind.PIN)
+                if field(each, "tenant") == name
+            ]
+            revoked = []
+            for document in await store.documents(Kind.KEY):
+                if field(document, "tenant") == name and field(document, "revoked_at_s") is None:
+                    body = patched(document, revoked_at_s=clock())
+                    gone.append(Put(kind=Kind.KEY, name=document.name, body=body, expected=document.version))
+                    revoked.append(document.name)
+            return await changes.apply(
+                gone,
+                mutation=mutation,
+                action=mutation.action("delete", f"tenants/{name}", {"revoked_keys": revoked}),
+                status=204,
+                shown=lambda _: None,
+            )
+
+        return await changes.carried_out(attempt)
 
     return router
 

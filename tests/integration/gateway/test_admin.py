@@ -111,6 +111,21 @@ async def test_two_writers_on_one_version_do_not_overwrite_each_other(admin: Adm
     assert (await admin.call("DELETE", "/tenants/acme", if_match='"2"'))[0] == 204
 
 
+async def test_without_a_precondition_nobody_is_refused_for_coming_second(fleet: Fleet, admin: Admin) -> None:
+    await admin.ok("PUT", "/tenants/acme", {})
+    await admin.ok("PUT", "/quotas/acme", {"requests_per_min": 100})
+    made = await admin.ok("POST", "/keys", {"tenant": "acme"})
+
+    async def at_once(method: str, path: str) -> Counter[int]:
+        return Counter(status for status, _, _ in await asyncio.gather(*(admin.call(method, path) for _ in range(8))))
+
+    assert await at_once("DELETE", f"/keys/{made['id']}") == {200: 8}
+    assert await status_with(fleet, made["key"]) == 401
+    assert await at_once("POST", "/instances/a/drain") == {200: 8}
+    assert await at_once("DELETE", "/quotas/acme") == {204: 1, 404: 7}
+    assert await at_once("DELETE", "/tenants/acme") == {204: 1, 404: 7}
+
+
 async def test_a_repeated_request_is_carried_out_once(admin: Admin) -> None:
     await admin.ok("PUT", "/tenants/acme", {})
     ended = await asyncio.gather(

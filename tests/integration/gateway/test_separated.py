@@ -127,6 +127,15 @@ async def test_a_role_changes_at_run_time_where_prompts_go_through_the_tiers_and
     assert {each["role"] for each in (await admin.ok("GET", "/instances"))["data"]} == {"hybrid"}
 
 
+async def test_a_drain_keeps_the_role_that_somebody_else_sets_at_the_same_time(tiered: Fleet) -> None:
+    admin = Admin(tiered.gateway)
+    for role in ("decode", "prefill", "decode", "prefill"):
+        said = {"role": role, "draining": True}
+        await asyncio.gather(admin.ok("PUT", "/instances/p", said), admin.ok("POST", "/instances/p/drain"))
+        shown = await admin.ok("GET", "/instances/p")
+        assert (shown["role"], shown["draining"]) == (role, True)
+
+
 @pytest.mark.parametrize("role", ["hybrid", "decode"])
 async def test_another_role_than_an_engine_s_own_is_refused_with_what_to_do(fleet: Fleet, role: str) -> None:
     status, _, said = await Admin(fleet.gateway).call("PUT", "/instances/p", {"role": role})
