@@ -1,4 +1,4 @@
-"""The page ``docs/metrics.md``: every series, what it means, and which dashboards and rules read it."""
+"""The page ``docs/metrics.md``: every metric, its meaning, and the dashboards and rules that read it."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -13,12 +13,12 @@ _HEAD = """\
 
 Written by `make docs` from the catalogue in `kvcontrol/series`: change it there.
 
-`/metrics` of a gateway and of an engine instance is Prometheus text; who accepts `application/openmetrics-text` gets OpenMetrics from a
-gateway, in which latencies carry the trace id of a request as an example, where traces are made or its client sent a `traceparent`. An engine's series of ours
-stand beside LMDeploy's own on the same `/metrics`. Histograms have `_bucket`, `_count` and `_sum`.
+Gateways and engine instances serve Prometheus text on `/metrics`. A gateway also serves OpenMetrics to scrapers that accept
+`application/openmetrics-text`. Its latencies then carry the trace id of a request as exemplar, where tracing is on or the client sent a
+`traceparent`. An engine serves kvgate's metrics and LMDeploy's own on the same `/metrics`. Histograms have `_bucket`, `_count` and `_sum`.
 
-`dashboards/prometheus/prometheus.yml` scrapes both: the dashboards and rules want the jobs `kvgate-gateway` (with `honor_labels`) and
-`kvgate-engine`, whose label `instance` is the engine's id at the gateway.
+`dashboards/prometheus/prometheus.yml` scrapes both. The dashboards and rules expect the jobs `kvgate-gateway` (with `honor_labels`) and
+`kvgate-engine`. The label `instance` of the second is the engine's id at the gateway.
 """
 
 
@@ -44,18 +44,18 @@ def reference() -> str:
         "\n## An engine instance\n",
         *_table(ENGINE, used),
         "\n## LMDeploy's and the client library's\n",
-        "Those that dashboards and rules read; LMDeploy has more. Its names have colons, which `promtool check metrics` calls wrong, and",
-        "`lmdeploy:iteration_tokens_total` is a histogram: they are LMDeploy's and stay as they are.\n",
-        "| series | is | read by |",
+        "Metrics that dashboards and rules read; LMDeploy has more. LMDeploy's names contain colons, which `promtool check metrics` reports, and",
+        "`lmdeploy:iteration_tokens_total` is a histogram. kvgate leaves LMDeploy's names as they are.\n",
+        "| metric | is | read by |",
         "|---|---|---|",
         *(f"| `{name}` | {text} | {_readers(used.get(name, []))} |" for name, text in LMDEPLOY.items()),
         "\n## Labels\n",
-        "No label takes what a client wrote.\n",
+        "No label contains text written by a client.\n",
         "| label | values |",
         "|---|---|",
         *(f"| `{name}` | {text} |" for name, text in LABELS.items()),
         "\n## Recorded\n",
-        "| series | read by |",
+        "| metric | read by |",
         "|---|---|",
         *(f"| `{each.name}` | {_readers(used.get(each.name, []))} |" for each in load_rules() if not each.alert),
     ]
@@ -63,11 +63,11 @@ def reference() -> str:
 
 
 def _table(series: Iterable[Series], used: dict[str, list[str]]) -> Iterator[str]:
-    yield "| series | type | unit | labels | meaning | read by |"
+    yield "| metric | type | unit | labels | meaning | read by |"
     yield "|---|---|---|---|---|---|"
     for each in series:
         labels = ", ".join(f"`{label}`" for label in each.labels)
-        there = f" There {each.appears}." if each.appears else ""
+        there = f" Present {each.appears}." if each.appears else ""
         text = each.help.replace("|", "\\|") + there
         yield f"| `{each.exposed}` | {each.kind} | {each.unit} | {labels} | {text} | {_readers(used.get(each.exposed, []))} |"
 

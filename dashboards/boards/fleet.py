@@ -19,79 +19,82 @@ from dashboards.panel import (
 )
 
 _NONE_SHED: Final = "no request was refused"
-_NONE_TRIED: Final = "no request had to be tried again"
-_NONE_REPAIRED: Final = "no residency had to be repaired"
+_NONE_TRIED: Final = "no request was retried"
+_NONE_REPAIRED: Final = "no residency was resynchronized"
 _NONE_FAILED: Final = "no loop has failed"
-_EQUAL: Final = "no instance prefills for others"
-_STREAMS: Final = "no stream under a policy that counts in seconds"
+_EQUAL: Final = "no prefill instance"
+_STREAMS: Final = "no stream under a policy that predicts seconds"
 
 _TRAFFIC: Final = Row(
     title="Traffic",
     panels=(
         number(
             "Requests",
-            "Inference requests that ended, a second.",
+            "Inference requests that ended per second.",
             Shown.REQUESTS_PER_SECOND,
             rate("kvgate_requests_total"),
         ),
         number(
             "Usable instances",
-            "Instances that are healthy, as at least one gateway sees them.",
+            "Instances that at least one gateway reports as healthy.",
             Shown.COUNT,
             'sum(max by (instance) (kvgate_instance_state{state="healthy"}))',
         ),
         number(
             "First byte, p95",
-            "From arrival to the engine's first byte.",
+            "Time from arrival to the engine's first byte.",
             Shown.SECONDS,
             quantile(0.95, "kvgate_first_byte_seconds"),
         ),
         number(
             "Prompt tokens from cache",
-            "Share of the prompt tokens that engines took from their caches, as they report it.",
+            "Share of prompt tokens that engines report as cached.",
             Shown.SHARE,
             f"{rate('kvgate_cached_tokens_total')} / {rate('kvgate_prompt_tokens_total')}",
         ),
-        number("In flight", "Requests at instances now.", Shown.REQUESTS, "sum(kvgate_requests_in_flight)"),
+        number("In flight", "Requests in flight at instances.", Shown.REQUESTS, "sum(kvgate_requests_in_flight)"),
         number(
-            "Waiting", "Requests that wait for a turn in the gateways.", Shown.REQUESTS, "sum(kvgate_requests_waiting)"
+            "Waiting",
+            "Requests waiting in the gateways for an admission slot.",
+            Shown.REQUESTS,
+            "sum(kvgate_requests_waiting)",
         ),
         stacked(
             "Requests by outcome",
-            "client_error is the client's 4xx, refused a 503 without an instance, shed a 429 by quota or saturation, "
-            "upstream_error an engine's failure, deadline a request whose time was over.",
+            "client_error: 4xx caused by the client; refused: 503, no usable instance; shed: 429 by quota or saturation; "
+            "upstream_error: failure of an engine; deadline: the request's deadline passed.",
             Shown.REQUESTS_PER_SECOND,
             query(rate("kvgate_requests_total", "outcome"), "{{outcome}}"),
         ),
         stacked(
             "Requests by operation",
-            "Which API clients use.",
+            "Requests by API route.",
             Shown.REQUESTS_PER_SECOND,
             query(rate("kvgate_requests_total", "operation"), "{{operation}}"),
         ),
         stacked(
             "Requests by model",
-            "`other` is asked for and served by nobody.",
+            "`other`: models that no instance serves.",
             Shown.REQUESTS_PER_SECOND,
             query(rate("kvgate_model_requests_total", "model"), "{{model}}"),
         ),
         stacked(
             "Tokens",
-            "As engines count them.",
+            "Tokens, counted by the engines.",
             Shown.TOKENS_PER_SECOND,
             query(rate("kvgate_prompt_tokens_total"), "prompt"),
             query(rate("kvgate_completion_tokens_total"), "completion"),
         ),
         lines(
             "Refused before sending, by reason",
-            "Quota used up, queue full, waited too long, or no instance.",
+            "Quota exceeded, queue full, queue time-out, or no usable instance.",
             Shown.REQUESTS_PER_SECOND,
             query(rate("kvgate_shed_requests_total", "reason"), "{{reason}}"),
             empty=_NONE_SHED,
         ),
         lines(
-            "Tried again elsewhere, by cause",
-            "Before their client had a byte.",
+            "Retries, by cause",
+            "Retries on another instance before the first byte.",
             Shown.REQUESTS_PER_SECOND,
             quiet(_NONE_TRIED, Proof.ACCIDENTS, rate("kvgate_retries_total", "cause"), "{{cause}}"),
             empty=_NONE_TRIED,
@@ -103,39 +106,44 @@ _LATENCY: Final = Row(
     title="Latency",
     panels=(
         lines(
-            "To the first byte",
-            "For streams, the first token (TTFT). Exemplars link to traces.",
+            "Time to first byte",
+            "For streams, time to first token (TTFT). Exemplars link to traces.",
             Shown.SECONDS,
             *quantiles("kvgate_first_byte_seconds"),
         ),
-        lines("To the end", "The whole answer.", Shown.SECONDS, *quantiles("kvgate_request_seconds")),
         lines(
-            "Per output token",
+            "Request duration",
+            "Time from arrival to the end of the answer.",
+            Shown.SECONDS,
+            *quantiles("kvgate_request_seconds"),
+        ),
+        lines(
+            "Time per output token",
             "Mean time between the tokens of a stream (TPOT).",
             Shown.SECONDS,
             *quantiles("kvgate_time_per_output_token_seconds"),
         ),
         lines(
-            "Between pieces",
-            "Each pause between two pieces of a stream (ITL where engines send tokens one by one): what a reader sees.",
+            "Inter-token latency",
+            "Time between two chunks of a stream (ITL where engines send one token a chunk).",
             Shown.SECONDS,
             *quantiles("kvgate_inter_token_seconds"),
         ),
         lines(
-            "Waiting for a turn",
-            "In the gateways' queues; engines have queues of their own.",
+            "Waiting for an admission slot",
+            "Wait in the gateways' queues; engines have queues of their own.",
             Shown.SECONDS,
             *quantiles("kvgate_queue_seconds"),
         ),
         lines(
-            "What the gateway spends before sending, p95",
-            "By step: receive is the body's arrival, admission includes waiting.",
+            "Gateway time before sending, p95",
+            "By stage: receive is the body's arrival; admission includes the wait.",
             Shown.SECONDS,
             query(quantile(0.95, "kvgate_stage_seconds", "stage"), "{{stage}}"),
         ),
         lines(
-            "The same, mean",
-            "The mean tells what a request costs; a few long prompts raise it.",
+            "Gateway time before sending, mean",
+            "Mean cost of a request; a few long prompts raise the mean.",
             Shown.SECONDS,
             query(mean("kvgate_stage_seconds", "stage"), "{{stage}}"),
         ),
@@ -146,56 +154,56 @@ _ROUTING: Final = Row(
     title="Routing",
     panels=(
         stacked(
-            "Decisions by what decided",
-            "prefix: the instance holds the prompt's beginning.",
+            "Decisions by signal",
+            "Deciding signal; prefix: the instance holds the prompt's beginning.",
             Shown.REQUESTS_PER_SECOND,
             query(rate("kvgate_routing_decisions_total", "policy, basis"), "{{policy}}: {{basis}}"),
         ),
         stacked(
             "Decisions by reason",
-            "Why that one and no other.",
+            "Reason for the chosen instance.",
             Shown.REQUESTS_PER_SECOND,
             query(rate("kvgate_routing_decisions_total", "reason"), "{{reason}}"),
         ),
         lines(
-            "Prompts computed by another instance, or why not",
-            "separated: yes; the others say why a prompt was computed where it is answered.",
+            "Prefill on another instance, by reason",
+            "separated: prefill on another instance; other values: reason for prefill on the answering instance.",
             Shown.REQUESTS_PER_SECOND,
             quiet(_EQUAL, Proof.SEPARATED, rate("kvgate_separations_total", "reason"), "{{reason}}"),
             empty=_EQUAL,
         ),
         lines(
-            "Waited for another instance's prefill, p95",
-            "What a separated request waits before its answering instance is asked.",
+            "Wait for another instance's prefill, p95",
+            "Wait of a separated request for its prefill instance.",
             Shown.SECONDS,
             quiet(_EQUAL, Proof.SEPARATED, quantile(0.95, "kvgate_separated_prefill_seconds"), "p95"),
             empty=_EQUAL,
         ),
         stacked(
             "Matched tokens by tier",
-            "What the chosen instance was known to hold, and where.",
+            "Prompt tokens that the chosen instance holds according to the residency index, by tier.",
             Shown.TOKENS_PER_SECOND,
             query(rate("kvgate_matched_tier_tokens_total", "tier"), "{{tier}}"),
         ),
         lines(
-            "Expected and found",
-            "matched: known to be there. cached: reported by engines. overestimated: expected and not found.",
+            "Expected and found tokens",
+            "matched: in the residency index. cached: reported by engines. overestimated: expected and not found.",
             Shown.TOKENS_PER_SECOND,
             query(rate("kvgate_matched_tokens_total"), "matched"),
             query(rate("kvgate_cached_tokens_total"), "cached"),
             query(rate("kvgate_overestimated_tokens_total"), "overestimated"),
         ),
         lines(
-            "Time to the first token, predicted and real",
-            "Means of the same streams, from sending on.",
+            "TTFT, predicted and observed",
+            "Means of the same streams, measured from sending the request.",
             Shown.SECONDS,
             query(mean("kvgate_ttft_predicted_seconds"), "predicted"),
             query(mean("kvgate_ttft_real_seconds"), "real"),
             empty=_STREAMS,
         ),
         lines(
-            "How wrong the prediction is",
-            "Mean error by the mean time: 0.2 is good, above 0.5 the policy works with wrong speeds.",
+            "Error of the TTFT prediction",
+            "Mean error divided by mean TTFT. 0.2 is good; above 0.5 the policy works with wrong speeds.",
             Shown.SHARE,
             query(f"{rate('kvgate_ttft_error_seconds_sum')} / {rate('kvgate_ttft_real_seconds_sum')}", "error"),
             empty=_STREAMS,
@@ -208,50 +216,50 @@ _INSTANCES: Final = Row(
     panels=(
         lines(
             "State",
-            "1 for the state each instance is in.",
+            "1 for the present state of each instance.",
             Shown.STATE,
             query("max by (instance, state) (kvgate_instance_state) == 1", "{{instance}} {{state}}"),
         ),
         lines(
             "Breakers",
-            "open: given nothing; half_open: one request at a time.",
+            "open: no requests; half_open: one request at a time.",
             Shown.STATE,
             query("max by (instance, state) (kvgate_instance_breaker) == 1", "{{instance}} {{state}}"),
         ),
         lines(
             "Draining",
-            "Given nothing new.",
+            "1 while an instance drains: no new requests.",
             Shown.STATE,
             query("max by (instance) (kvgate_instance_draining)", "{{instance}}"),
         ),
         lines(
             "In flight and limit",
-            "The limit adapts to what an instance can take.",
+            "The concurrency limit adapts to the instance's capacity.",
             Shown.REQUESTS,
             query("sum by (instance) (kvgate_requests_in_flight)", "{{instance}}"),
             query("sum by (instance) (kvgate_instance_request_limit)", "{{instance}} limit"),
         ),
         stacked(
             "Known KV blocks",
-            "What gateways know to be cached, by tier.",
+            "Blocks in the gateways' residency indexes, by tier.",
             Shown.BLOCKS,
             query("max by (instance, tier) (kvgate_resident_blocks)", "{{instance}} {{tier}}"),
         ),
         lines(
-            "KV events taken in",
-            "Blocks stored and removed that instances announced.",
+            "KV events applied",
+            "Events about stored and removed blocks.",
             Shown.PER_SECOND,
             query(rate("kvgate_kv_events_total", "instance"), "{{instance}}"),
         ),
         lines(
-            "KV events that can't be read",
-            "Each makes the gateway learn the instance anew; more than a few say that versions don't fit.",
+            "Undecodable KV events",
+            "After each the gateway fetches a new snapshot. More than a few: check that the versions match.",
             Shown.PER_SECOND,
             query(rate("kvgate_kv_events_undecodable_total", "instance"), "{{instance}}"),
         ),
         lines(
-            "Residency repaired, by reason",
-            "`replayed` is the cheap one: a gap was filled.",
+            "Residency resyncs, by reason",
+            "`replayed` is the cheap one: replayed events filled a gap.",
             Shown.PER_SECOND,
             quiet(
                 _NONE_REPAIRED,
@@ -267,60 +275,60 @@ _INSTANCES: Final = Row(
 _PROCESS: Final = Row(
     title="Gateways",
     panels=(
-        lines("Scraped", "1 where Prometheus reaches a target.", Shown.STATE, query("up", "{{job}} {{instance}}")),
+        lines("Scraped", "1 if Prometheus reaches the target.", Shown.STATE, query("up", "{{job}} {{instance}}")),
         lines(
             "Event loop lag, p99",
-            "What every request waits at least; above 50 ms the process has too much to do.",
+            "Least wait of every request. Above 50 ms the process is overloaded.",
             Shown.SECONDS,
             query(quantile(0.99, "kvgate_event_loop_lag_seconds", "gateway"), "{{gateway}}"),
         ),
         lines(
             "Processor",
-            "Of one core: a gateway process can use one.",
+            "Share of one core; a gateway process can use one.",
             Shown.CORES,
             query('rate(process_cpu_seconds_total{job="kvgate-gateway"}[$__rate_interval])', "{{gateway}} {{worker}}"),
         ),
         lines(
             "Main memory",
-            "Resident.",
+            "Resident memory.",
             Shown.BYTES,
             query('process_resident_memory_bytes{job="kvgate-gateway"}', "{{gateway}} {{worker}}"),
         ),
         lines(
             "Tasks",
-            "They follow the requests, and return with them.",
+            "Tasks of the event loop; the number follows the number of requests.",
             Shown.COUNT,
             query("sum by (gateway) (kvgate_tasks)", "{{gateway}}"),
         ),
         lines(
-            "Failed health checks that took nobody out",
-            "The gateway was late itself, or too few others are well.",
+            "Failed health checks without an ejection",
+            "The gateway's own event loop was late, or too few other instances were healthy.",
             Shown.PER_SECOND,
             query(rate("kvgate_health_checks_excused_total", "cause"), "{{cause}}"),
         ),
         lines(
-            "Background loops that failed",
-            "They start again; the log has the reason.",
+            "Failures of background loops",
+            "The gateway restarts a failed loop; the log has the reason.",
             Shown.PER_SECOND,
             quiet(_NONE_FAILED, Proof.ACCIDENTS, rate("kvgate_background_failures_total", "loop"), "{{loop}}"),
             empty=_NONE_FAILED,
         ),
         lines(
             "Problems",
-            "Problems that gateways have now, by kind; `GET /admin/v1/status` has their messages.",
+            "Present problems of gateways, by kind; `GET /admin/v1/status` lists their messages.",
             Shown.COUNT,
             query("sum by (kind) (kvgate_problems)", "{{kind}}"),
         ),
         lines(
             "Spans",
-            "Of traces: sent, not taken by the collector, or dropped as too many waited for it. Requests don't wait.",
+            "Ended spans: exported, refused by the collector, or dropped because the queue was full. Requests do not wait for exports.",
             Shown.PER_SECOND,
             query(rate("kvgate_trace_spans_total", "outcome"), "{{outcome}}"),
             empty="traces are off",
         ),
         lines(
             "Versions",
-            "How many gateways run which version.",
+            "Gateways by version.",
             Shown.COUNT,
             query("count by (version) (kvgate_build_info)", "{{version}}"),
         ),

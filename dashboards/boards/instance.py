@@ -1,4 +1,4 @@
-"""One engine instance: what LMDeploy says of its requests, and what ours says of its cache and its events."""
+"""One engine instance: LMDeploy's metrics of its requests, kvgate's metrics of its cache and its events."""
 
 from typing import Final
 
@@ -32,12 +32,12 @@ _REQUESTS: Final = Row(
         ),
         number("Running", "Requests in the batch.", Shown.REQUESTS, f"lmdeploy:num_requests_running{{{_ONE}}}"),
         number(
-            "Waiting", "Requests that wait in the engine.", Shown.REQUESTS, f"lmdeploy:num_requests_waiting{{{_ONE}}}"
+            "Waiting", "Requests waiting in the engine.", Shown.REQUESTS, f"lmdeploy:num_requests_waiting{{{_ONE}}}"
         ),
         number("KV pool in use", "LMDeploy's own pool (HBM).", Shown.SHARE, f"lmdeploy:gpu_cache_usage_perc{{{_ONE}}}"),
         number(
             "Prefix hits",
-            "Prompt tokens found in HBM, of those looked up.",
+            "Share of looked-up prompt tokens found in HBM.",
             Shown.SHARE,
             f"{rate('kvgate_engine_prefix_hit_tokens_total', where=_ONE)} / {rate('kvgate_engine_prefix_query_tokens_total', where=_ONE)}",
         ),
@@ -49,38 +49,38 @@ _REQUESTS: Final = Row(
         ),
         lines(
             "Time to first token",
-            "Measured in the api_server: without the gateway's part.",
+            "Measured in the api_server, without the gateway's share.",
             Shown.SECONDS,
             *quantiles("lmdeploy:time_to_first_token_seconds", _ONE),
         ),
         lines(
-            "Between tokens",
-            "Each pause between two tokens of one answer (ITL): decoding, held up by prefills.",
+            "Inter-token latency",
+            "Time between two tokens of one answer (ITL). Prefills of other requests lengthen it.",
             Shown.SECONDS,
             *quantiles("lmdeploy:iter_token_latency", _ONE),
         ),
         lines(
-            "Per output token",
-            "Each request's mean (TPOT).",
+            "Time per output token",
+            "Mean of each request (TPOT).",
             Shown.SECONDS,
             *quantiles("lmdeploy:time_per_output_token_seconds", _ONE),
         ),
         lines(
             "In the engine's queue",
-            "Before its first step.",
+            "Wait before the first step.",
             Shown.SECONDS,
             *quantiles("lmdeploy:request_queue_time_seconds", _ONE),
         ),
         lines(
             "Prefill and decode",
-            "Mean time that a request spends in each.",
+            "Mean time of a request in each phase.",
             Shown.SECONDS,
             query(mean("lmdeploy:request_prefill_time_seconds", where=_ONE), "prefill"),
             query(mean("lmdeploy:request_decode_time_seconds", where=_ONE), "decode"),
         ),
         stacked(
             "Tokens",
-            "Computed or found, and generated.",
+            "Prompt tokens (computed or found) and generated tokens.",
             Shown.TOKENS_PER_SECOND,
             query(rate("lmdeploy:prompt_tokens_total", where=_ONE), "prompt"),
             query(rate("lmdeploy:generation_tokens_total", where=_ONE), "generated"),
@@ -93,31 +93,31 @@ _QUEUE: Final = Row(
     panels=(
         stacked(
             "Waiting, by priority",
-            "Requests that have not been started, as the strategy sees them.",
+            "Requests that have not started, by the strategy's count.",
             Shown.REQUESTS,
             query(f"kvgate_engine_waiting_requests{{{_ONE}}}", "{{priority}}"),
         ),
         lines(
-            "Waited before they were started, p95",
-            "By priority: a higher one should wait less.",
+            "Queue wait before start, p95",
+            "By priority; a higher priority should wait less.",
             Shown.SECONDS,
             query(quantile(0.95, "kvgate_engine_queue_wait_seconds", "priority", _ONE), "{{priority}}"),
         ),
         lines(
             "Longest wait",
-            "Of the one that waits longest now.",
+            "Present wait of the request that has waited longest.",
             Shown.SECONDS,
             query(f"kvgate_engine_queue_oldest_seconds{{{_ONE}}}", "oldest"),
         ),
         lines(
             "Strategy in charge",
-            "What orders the queue; lmdeploy: ours failed, see the log.",
+            "Strategy that orders the queue; lmdeploy: kvgate's strategy failed, see the log.",
             Shown.STATE,
             query(f"kvgate_engine_schedule_in_charge{{{_ONE}}}", "{{strategy}}"),
         ),
         lines(
             "Left, returned, promoted",
-            "Left without a start (the client went), came back (preempted or loaded), started for their age.",
+            "Left before the start (the client disconnected), returned (preempted or loaded), promoted (started because of their age).",
             Shown.REQUESTS_PER_SECOND,
             query(rate("kvgate_engine_queue_left_total", "priority", _ONE), "left {{priority}}"),
             query(rate("kvgate_engine_queue_returned_total", where=_ONE), "returned"),
@@ -133,7 +133,7 @@ _QUEUE: Final = Row(
     ),
 )
 
-_NO_HANDOVER: Final = "no prompts are handed over"
+_NO_HANDOVER: Final = "no handover of prompts"
 
 
 def _handed(expr: str, legend: str) -> Query:
@@ -141,39 +141,39 @@ def _handed(expr: str, legend: str) -> Query:
 
 
 _HANDOVER: Final = Row(
-    title="Prompts that change hands",
+    title="Handover of prompts",
     panels=(
         lines(
             "Handed over and fetched",
-            "Where prompts are computed: handed over, expired, released. Where they are answered: fetched, recomputed.",
+            "Prefill instance: handed over, expired, released. Decode instance: fetched, recomputed.",
             Shown.REQUESTS_PER_SECOND,
             _handed(rate("kvgate_engine_handovers_total", "outcome", _ONE), "{{outcome}}"),
             empty=_NO_HANDOVER,
         ),
         lines(
             "Recomputed, by reason",
-            "Prompts that could not be had from the other instance: correct, and slow.",
+            "Prompts whose fetch failed: the answer is correct and slower.",
             Shown.REQUESTS_PER_SECOND,
             _handed(rate("kvgate_engine_handovers_recomputed_total", "reason", _ONE), "{{reason}}"),
             empty=_NO_HANDOVER,
         ),
         lines(
             "KV from other instances",
-            "Bytes that came.",
+            "Bytes received.",
             Shown.BYTES_PER_SECOND,
             _handed(rate("kvgate_engine_handover_bytes_total", where=_ONE), "fetched"),
             empty=_NO_HANDOVER,
         ),
         lines(
-            "Requests that wait for KV from other instances",
-            "How many do so at a time, on average.",
+            "Requests waiting for KV from other instances",
+            "Mean number at a time.",
             Shown.REQUESTS,
             _handed(rate("kvgate_engine_handover_seconds_total", where=_ONE), "waiting"),
             empty=_NO_HANDOVER,
         ),
         lines(
-            "Held for others",
-            "Prompts that wait to be fetched by a ticket, and their blocks.",
+            "Prompts held for other instances",
+            "Computed prompts that wait to be fetched, and their blocks.",
             Shown.BLOCKS,
             _handed(f"kvgate_engine_held_prompts{{{_ONE}}}", "prompts"),
             _handed(f"kvgate_engine_held_blocks{{{_ONE}}}", "blocks"),
@@ -194,13 +194,13 @@ _CACHE: Final = Row(
         ),
         stacked(
             "Reusable KV blocks",
-            "What a later request can reuse, by tier.",
+            "Blocks that later requests can reuse, by tier.",
             Shown.BLOCKS,
             query(f"kvgate_engine_resident_blocks{{{_ONE}}}", "{{tier}}"),
         ),
         lines(
-            "Speed of computing",
-            "Prompt tokens a second, as measured where tiers are on.",
+            "Prefill speed",
+            "Prompt tokens per second; measured only with tiers.",
             Shown.TOKENS_PER_SECOND,
             query(f"kvgate_engine_prefill_tokens_per_second{{{_ONE}}}", "prefill"),
             empty="no tiers below HBM",
@@ -213,26 +213,26 @@ _EVENTS: Final = Row(
     panels=(
         lines(
             "Events",
-            "Blocks announced as stored, removed or cleared.",
+            "Blocks published as stored, removed or cleared.",
             Shown.BLOCKS_PER_SECOND,
             query(rate("kvgate_engine_kv_events_total", "kind", _ONE), "{{kind}}"),
         ),
         lines(
             "Batches",
-            "Number of the last batch: a fall to -1 is a restart.",
+            "Sequence number of the last batch. A fall to -1 is a restart.",
             Shown.COUNT,
             query(f"kvgate_engine_kv_events_seq{{{_ONE}}}", "last batch"),
         ),
         lines(
-            "Lost and told anew",
-            "Events lost to a full queue; the whole state is published after it.",
+            "Lost events and snapshots",
+            "Events dropped because the queue was full; a full snapshot follows.",
             Shown.PER_SECOND,
             query(rate("kvgate_engine_kv_events_dropped_total", where=_ONE), "lost"),
-            query(rate("kvgate_engine_kv_events_resyncs_total", where=_ONE), "told anew"),
+            query(rate("kvgate_engine_kv_events_resyncs_total", where=_ONE), "snapshots"),
         ),
         lines(
-            "Failures of ours",
-            "Anything above 0 is a defect of kvgate: the engine goes on, its log has the traceback.",
+            "Failures of kvgate",
+            "Any value above 0 is a defect of kvgate. The engine runs on; its log has the traceback.",
             Shown.PER_SECOND,
             query(rate("kvgate_engine_hook_errors_total", where=_ONE), "block trie"),
             query(rate("kvgate_engine_eviction_errors_total", where=_ONE), "eviction"),
@@ -244,7 +244,7 @@ _EVENTS: Final = Row(
         ),
         lines(
             "Event loop lag, p99",
-            "How late the loops of an instance wake: the api_server's delays every stream, the engine's every step.",
+            "Event-loop lag: that of the api_server delays every stream, that of the engine every step.",
             Shown.SECONDS,
             query(
                 f"histogram_quantile(0.99, sum by (le, process) "
@@ -254,14 +254,14 @@ _EVENTS: Final = Row(
         ),
         lines(
             "Spans",
-            "Of traces: sent, not taken by the collector, or dropped as too many waited for it.",
+            "Ended spans: exported, refused by the collector, or dropped because the queue was full.",
             Shown.PER_SECOND,
             query(rate("kvgate_engine_trace_spans_total", "outcome", where=_ONE), "{{outcome}}"),
             empty="traces are off",
         ),
         lines(
             "Processor",
-            "Of the api_server's process; the engine is another one.",
+            "CPU time of the api_server process, without the engine process.",
             Shown.CORES,
             query(f"rate(process_cpu_seconds_total{{{_ONE}}}[$__rate_interval])", "api_server"),
         ),
@@ -273,8 +273,8 @@ _STEPS: Final = Row(
     panels=(
         lines(
             "Time on the device",
-            "Share of the time in which the device computes prompts or tokens, or is idle: with no request, while "
-            "requests wait for KV, or until the host launches the next step. Less than 1 while a step is under way.",
+            "Share of time in which the device computes prompts or tokens, or is idle: no request, requests waiting for "
+            "KV, or the host launching the next step. The sum is below 1 while a step runs.",
             Shown.SHARE,
             query(rate("kvgate_engine_step_seconds_sum", "kind", where=_ONE), "{{kind}}"),
             query(rate("kvgate_engine_device_idle_seconds_sum", "reason", where=_ONE), "idle: {{reason}}"),
@@ -291,7 +291,7 @@ _STEPS: Final = Row(
         ),
         lines(
             "Host time between steps, p99",
-            "How long the device is idle before a step though there is work: the host had not launched it yet.",
+            "Idle time of the device before a step that the host had not launched yet.",
             Shown.SECONDS,
             query(
                 f"histogram_quantile(0.99, sum by (le) (rate("
@@ -311,40 +311,39 @@ _STEPS: Final = Row(
         ),
         lines(
             "Tokens computed",
-            "Prompt tokens by prefill steps and chunks, answers' tokens by decode steps.",
+            "Prompt tokens of prefill steps and chunks, generated tokens of decode steps.",
             Shown.TOKENS_PER_SECOND,
             query(rate("kvgate_engine_step_tokens_total", "kind", where=_ONE), "{{kind}}"),
         ),
         lines(
             "Why a step was chosen",
-            "By the pace: owed (decode steps after prompts), chunk, prompt, no_prompt, nobody_answers, no_room.",
+            "Reasons of the pace: owed (decode steps due after prompts), chunk, prompt, no_prompt, nobody_answers, no_room.",
             Shown.PER_SECOND,
             query(rate("kvgate_engine_paced_steps_total", "reason", where=_ONE), "{{reason}}"),
             query(rate("kvgate_engine_pace_errors_total", where=_ONE), "failures of the pace"),
         ),
         lines(
             "Pace in charge",
-            "What chooses between prompts and answers; `lmdeploy` after an error of the pace.",
+            "Pace that chooses between prefill and decode steps; `lmdeploy` after an error of the pace.",
             Shown.STATE,
             query(f"kvgate_engine_pace_in_charge{{{_ONE}}}", "{{pace}}"),
         ),
         lines(
             "Chunk beside answers",
-            "Prompt tokens that a chunk has at most while answers run; the engine's own size without a target.",
+            "Largest chunk while answers run; the engine's own size without a target.",
             Shown.TOKENS,
             query(f"kvgate_engine_chunk_tokens{{{_ONE}}}", "chunk"),
         ),
         lines(
-            "Inter-token latency asked for",
-            "The target, and whether the engine can keep it (its log says what keeps it from that).",
+            "Inter-token latency target",
+            "Target, and whether the engine keeps it; the engine's log has the reason if not.",
             Shown.SECONDS,
             query(f"kvgate_engine_itl_target_seconds{{{_ONE}}}", "target"),
             query(f"kvgate_engine_itl_target_unmet{{{_ONE}}}", "can't be kept: 1"),
         ),
         lines(
-            "Who waits for steps",
-            "Running answers that get no token from a step, and requests in the queue: seconds a second, so how many "
-            "wait on average.",
+            "Answers and requests waiting for steps",
+            "Mean number of running answers without a token from the step, and of queued requests.",
             Shown.COUNT,
             query(rate("kvgate_engine_stalled_answer_seconds_total", where=_ONE), "answers"),
             query(rate("kvgate_engine_waiting_request_seconds_total", where=_ONE), "requests"),

@@ -1,4 +1,4 @@
-"""A long-context load test: does anything drift or leak, and what do long prompts do to others' tokens?"""
+"""A long-context load test: drift, leaks, and the effect of long prompts on other answers."""
 
 from typing import Final
 
@@ -19,47 +19,66 @@ from dashboards.panel import (
     stacked,
 )
 
-_HOUR: Final = "an hour of load is needed"
+_HOUR: Final = "needs an hour of load"
 
 _LOAD: Final = Row(
     title="Load",
     panels=(
-        number("Requests", "That ended, a second.", Shown.REQUESTS_PER_SECOND, rate("kvgate_requests_total")),
-        number("In flight", "At instances.", Shown.REQUESTS, "sum(kvgate_requests_in_flight)"),
+        number("Requests", "Requests that ended per second.", Shown.REQUESTS_PER_SECOND, rate("kvgate_requests_total")),
+        number("In flight", "Requests at instances.", Shown.REQUESTS, "sum(kvgate_requests_in_flight)"),
         number(
-            "Prompt tokens", "A second, over the fleet.", Shown.TOKENS_PER_SECOND, rate("kvgate_prompt_tokens_total")
+            "Prompt tokens",
+            "Tokens per second of the fleet.",
+            Shown.TOKENS_PER_SECOND,
+            rate("kvgate_prompt_tokens_total"),
         ),
         number(
             "Generated tokens",
-            "A second, over the fleet.",
+            "Tokens per second of the fleet.",
             Shown.TOKENS_PER_SECOND,
             rate("kvgate_completion_tokens_total"),
         ),
-        number("Failed", "Share that failed on our side.", Shown.SHARE, "kvgate:request_errors:ratio_rate5m"),
-        number("Prompt tokens from cache", "Share.", Shown.SHARE, "kvgate:cached_tokens:ratio_rate5m"),
-        lines("Prompt lengths", "As engines saw them.", Shown.TOKENS, *quantiles("lmdeploy:request_prompt_tokens")),
+        number("Failed", "Share that failed on the server side.", Shown.SHARE, "kvgate:request_errors:ratio_rate5m"),
+        number(
+            "Prompt tokens from cache",
+            "Share of cached prompt tokens.",
+            Shown.SHARE,
+            "kvgate:cached_tokens:ratio_rate5m",
+        ),
+        lines(
+            "Prompt lengths",
+            "Prompt lengths, counted by the engines.",
+            Shown.TOKENS,
+            *quantiles("lmdeploy:request_prompt_tokens"),
+        ),
         Panel(
-            title="Time to the first byte",
-            about="How many requests a second fell into which range: a second band above the first is those that were computed.",
+            title="Distribution of the time to first byte",
+            about="Requests per second by range. A second band above the first contains requests whose prompt was computed.",
             unit=Shown.SECONDS,
             look=Look.HEATMAP,
             queries=(query(rate("kvgate_first_byte_seconds_bucket", "le"), "{{le}}"),),
         ),
         lines(
-            "To the first byte", "For streams, the first token.", Shown.SECONDS, *quantiles("kvgate_first_byte_seconds")
+            "Time to first byte",
+            "For streams, time to first token (TTFT).",
+            Shown.SECONDS,
+            *quantiles("kvgate_first_byte_seconds"),
         ),
         lines(
-            "Between tokens, p99",
-            "ITL: what long prefills do to others' answers.",
+            "Inter-token latency, p99",
+            "Inter-token latency (ITL): effect of long prefills on other answers.",
             Shown.SECONDS,
             query(quantile(0.99, "lmdeploy:iter_token_latency", "instance"), "{{instance}}"),
         ),
         lines(
-            "Per output token", "Each stream's mean.", Shown.SECONDS, *quantiles("kvgate_time_per_output_token_seconds")
+            "Time per output token",
+            "Mean of each stream.",
+            Shown.SECONDS,
+            *quantiles("kvgate_time_per_output_token_seconds"),
         ),
         lines(
             "Waiting",
-            "In the gateways, and in the engines.",
+            "Requests waiting in the gateways and in the engines.",
             Shown.REQUESTS,
             query("sum(kvgate_requests_waiting)", "gateways"),
             query("sum(lmdeploy:num_requests_waiting)", "engines"),
@@ -71,8 +90,8 @@ _DRIFT: Final = Row(
     title="Drift and leaks",
     panels=(
         lines(
-            "First byte against an hour ago",
-            "Medians over 10 minutes: 1 is no drift.",
+            "Time to first byte against an hour ago",
+            "Ratio of medians over 10 minutes; 1 means no drift.",
             Shown.TIMES,
             quiet(
                 _HOUR,
@@ -84,26 +103,31 @@ _DRIFT: Final = Row(
         ),
         lines(
             "Main memory",
-            "Gateways and api_servers.",
+            "Resident memory of gateways and api_servers.",
             Shown.BYTES,
             query("sum by (job, instance) (process_resident_memory_bytes)", "{{job}} {{instance}}"),
         ),
         lines(
             "Tasks of the gateways",
-            "They return when requests have ended.",
+            "Tasks; the number falls back when requests end.",
             Shown.COUNT,
             query("sum by (gateway) (kvgate_tasks)", "{{gateway}}"),
         ),
         lines(
             "KV pools in use",
-            "HBM, by instance; without requests, what is cached.",
+            "Use of HBM by instance; without requests, the cached share.",
             Shown.SHARE,
             query("lmdeploy:gpu_cache_usage_perc", "{{instance}}"),
         ),
-        lines("Tiers in use", "By instance.", Shown.SHARE, query("kvgate:tier_used:ratio", "{{instance}} {{tier}}")),
+        lines(
+            "Tiers in use",
+            "Share of blocks in use, by instance.",
+            Shown.SHARE,
+            query("kvgate:tier_used:ratio", "{{instance}} {{tier}}"),
+        ),
         lines(
             "Event loop lag, p99",
-            "Of the gateways.",
+            "Event-loop lag of the gateways.",
             Shown.SECONDS,
             query(quantile(0.99, "kvgate_event_loop_lag_seconds", "gateway"), "{{gateway}}"),
         ),
@@ -115,13 +139,13 @@ _REUSE: Final = Row(
     panels=(
         stacked(
             "Hit tokens by tier",
-            "Prompt tokens that were not computed again.",
+            "Prompt tokens found in a tier and not computed again.",
             Shown.TOKENS_PER_SECOND,
             query(rate("kvgate_engine_tier_hit_tokens_total", "tier"), "{{tier}}"),
         ),
         lines(
             "Restored and failed",
-            "Requests whose KV came from below HBM.",
+            "Requests whose KV came from a tier below HBM.",
             Shown.REQUESTS_PER_SECOND,
             query(rate("kvgate_engine_offload_loads_total"), "restored"),
             query(rate("kvgate_engine_offload_failed_loads_total"), "failed"),
@@ -129,7 +153,7 @@ _REUSE: Final = Row(
         ),
         lines(
             "Between the tiers",
-            "Bytes a second by path.",
+            "Bytes per second by path.",
             Shown.BYTES_PER_SECOND,
             query(rate("kvgate_engine_path_moved_bytes_total", "path"), "{{path}}"),
             empty="no tiers below HBM",

@@ -1,36 +1,36 @@
-"""Objectives: how many requests may fail or be slow, how fast that is being used up, and what alarms."""
+"""Objectives: shares of failed and slow requests, burn rates, and alerts."""
 
 from typing import Final
 
 from dashboards.panel import Board, Row, Shown, lines, number, query
 
-_FAIR: Final = "nothing is wrong"
+_FAIR: Final = "no alert is pending or firing"
 
 BOARD: Final = Board(
     uid="kvgate-slo",
     title="kvgate: objectives",
-    about="99.9 % of requests are answered, 95 % have their first byte within 2.5 s. What counts is in docs/operations.md.",
+    about="99.9 % of requests are answered; 95 % have their first byte within 2.5 s. docs/operations.md defines both.",
     rows=(
         Row(
             title="Answered",
             panels=(
                 number(
                     "Failed, last hour",
-                    "Share of requests that failed on our side; the objective is at most 0.1 %.",
+                    "Share of requests that failed on the server side; the objective is at most 0.1 %.",
                     Shown.SHARE,
                     "kvgate:request_errors:ratio_rate1h",
                     width=6,
                 ),
                 number(
                     "Burn rate, last hour",
-                    "1 uses up exactly what is allowed; 14.4 all of a month's in two days.",
+                    "1 uses up exactly the error budget; 14.4 uses up a month's budget in two days.",
                     Shown.TIMES,
                     "kvgate:request_errors:ratio_rate1h / 0.001",
                     width=6,
                 ),
                 lines(
-                    "Share that failed",
-                    "refused, upstream_error, deadline and gateway_error, of all but the client's own errors and those who left.",
+                    "Share of failed requests",
+                    "refused, upstream_error, deadline and gateway_error, as a share of requests without client errors and disconnects.",
                     Shown.SHARE,
                     query("kvgate:request_errors:ratio_rate5m", "5 min"),
                     query("kvgate:request_errors:ratio_rate30m", "30 min"),
@@ -52,14 +52,14 @@ BOARD: Final = Board(
                 ),
                 number(
                     "Burn rate, last hour",
-                    "1 uses up exactly what is allowed.",
+                    "1 uses up exactly the budget of slow requests.",
                     Shown.TIMES,
                     "kvgate:slow_first_bytes:ratio_rate1h / 0.05",
                     width=6,
                 ),
                 lines(
-                    "Share that was slow",
-                    "First byte after more than 2.5 s.",
+                    "Share of slow requests",
+                    "Requests whose first byte took more than 2.5 s.",
                     Shown.SHARE,
                     query("kvgate:slow_first_bytes:ratio_rate5m", "5 min"),
                     query("kvgate:slow_first_bytes:ratio_rate30m", "30 min"),
@@ -68,8 +68,8 @@ BOARD: Final = Board(
                     width=12,
                 ),
                 lines(
-                    "To the first byte, by operation",
-                    "Percentiles that the rules record.",
+                    "Time to first byte, by operation",
+                    "Percentiles from the recording rules.",
                     Shown.SECONDS,
                     query("kvgate:first_byte_seconds:p50_rate5m", "p50 {{operation}}"),
                     query("kvgate:first_byte_seconds:p95_rate5m", "p95 {{operation}}"),
@@ -79,11 +79,11 @@ BOARD: Final = Board(
             ),
         ),
         Row(
-            title="Alarms",
+            title="Alerts",
             panels=(
                 lines(
-                    "Alarms",
-                    "1 for each that is pending or firing. What to do stands in docs/operations.md.",
+                    "Alerts",
+                    "1 for each pending or firing alert. docs/operations.md has the runbook.",
                     Shown.STATE,
                     query('ALERTS{alertname=~"Kvgate.*"}', "{{alertname}} {{alertstate}} {{instance}}"),
                     width=24,

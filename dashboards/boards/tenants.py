@@ -1,4 +1,4 @@
-"""Tenants: what they ask for, what their quotas let in, and whose KV fills the tiers."""
+"""Tenants: requests, quotas, and KV in the tiers."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ _TIERS: Final = "no tiers below HBM"
 
 
 def _named(series: str) -> tuple[Query, Query]:
-    """An engine's series by the tenants' names; what no gateway can name, by the digest."""
+    """An engine's metrics by tenant name, or by digest where no gateway knows the name."""
     of_engine = f'sum by (tier, kv_tenant) (label_replace({series}, "kv_tenant", "$1", "tenant", "(.*)"))'
     names = "max by (kv_tenant, tenant) (kvgate_tenant_info)"
     return (
@@ -31,7 +31,7 @@ _TRAFFIC: Final = Row(
             query(rate("kvgate_tenant_requests_total", "tenant"), "{{tenant}}"),
         ),
         lines(
-            "Share that was shed",
+            "Share of shed requests",
             "429 by quota or saturation.",
             Shown.SHARE,
             query(
@@ -41,13 +41,13 @@ _TRAFFIC: Final = Row(
         ),
         lines(
             "Requests by outcome",
-            "Of each tenant.",
+            "Requests of each tenant.",
             Shown.REQUESTS_PER_SECOND,
             query(rate("kvgate_tenant_requests_total", "tenant, outcome"), "{{tenant}} {{outcome}}"),
         ),
         stacked(
             "Tokens",
-            "Prompt and completion.",
+            "Prompt and completion tokens.",
             Shown.TOKENS_PER_SECOND,
             query(rate("kvgate_tenant_tokens_total", "tenant", 'kind!="cached"'), "{{tenant}}"),
         ),
@@ -62,7 +62,7 @@ _TRAFFIC: Final = Row(
         ),
         lines(
             "Refused before sending, by reason",
-            "Of all tenants.",
+            "Refused requests of all tenants.",
             Shown.REQUESTS_PER_SECOND,
             query(rate("kvgate_shed_requests_total", "reason"), "{{reason}}"),
             empty="no request was refused",
@@ -75,13 +75,13 @@ _QUOTAS: Final = Row(
     panels=(
         lines(
             "Quotas",
-            "As they are set.",
+            "Configured quotas.",
             Shown.COUNT,
             query("max by (tenant, quota) (kvgate_tenant_quota)", "{{tenant}} {{quota}}"),
             empty=_QUOTA,
         ),
         lines(
-            "Use of the requests a minute",
+            "Use of the request quota",
             "1 is all of it.",
             Shown.SHARE,
             query(
@@ -91,8 +91,8 @@ _QUOTAS: Final = Row(
             empty=_QUOTA,
         ),
         lines(
-            "Use of the tokens a minute",
-            "Prompt and completion; 1 is all of it.",
+            "Use of the token quota",
+            "Prompt and completion tokens; 1 is the whole quota.",
             Shown.SHARE,
             query(
                 'sum by (tenant) (rate(kvgate_tenant_tokens_total{kind!="cached"}[$__rate_interval])) * 60 / max by (tenant) (kvgate_tenant_quota{quota="tokens_per_min"})',
@@ -109,28 +109,28 @@ _KV: Final = Row(
         stacked("Bytes", "Over all instances.", Shown.BYTES, *_named("kvgate_engine_tenant_used_bytes"), empty=_TIERS),
         lines(
             "Guaranteed",
-            "What others never push a tenant below.",
+            "Bytes below which other tenants' blocks never evict a tenant.",
             Shown.BYTES,
             *_named("kvgate_engine_tenant_guaranteed_bytes"),
             empty=_TIERS,
         ),
         lines(
             "Burst",
-            "What it may fill at most; past it, it evicts its own blocks.",
+            "Most bytes that a tenant may occupy; beyond them the tenant's own blocks are evicted.",
             Shown.BYTES,
             *_named("kvgate_engine_tenant_burst_bytes"),
             empty="no tenant has a burst limit",
         ),
         lines(
             "Quota violations",
-            "Blocks that a tenant's burst limit evicted or refused.",
+            "Blocks evicted or refused because of a tenant's burst limit.",
             Shown.BLOCKS_PER_SECOND,
             *_named("rate(kvgate_engine_tenant_over_burst_blocks_total[$__rate_interval])"),
             empty=_TIERS,
         ),
         lines(
             "Hits",
-            "Blocks that loads found.",
+            "Blocks found by loads.",
             Shown.BLOCKS_PER_SECOND,
             *_named("rate(kvgate_engine_tenant_hit_blocks_total[$__rate_interval])"),
             empty=_TIERS,

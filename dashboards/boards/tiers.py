@@ -1,4 +1,4 @@
-"""KV tiers and policies: how full, how fast, what is found where, what is decided, what other policies would find."""
+"""KV tiers and policies: occupancy, bandwidth, hits, decisions, and the hit ratios of shadow policies."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from dashboards.panel import Board, Query, Row, Shown, lines, query, rate, stack
 
 _ALL: Final = 'instance=~"$instance"'
 _TIERS: Final = "no tiers below HBM"
-_ADAPTIVE: Final = "adaptive is not in charge of HBM"
+_ADAPTIVE: Final = "the policy of HBM is not adaptive"
 
 
 def _rate(series: str, by: str, legend: str) -> Query:
@@ -22,7 +22,7 @@ _SPACE: Final = Row(
     panels=(
         lines(
             "Utilisation",
-            "Share of a tier's blocks that take room. A cache that works is full.",
+            "Share of a tier's blocks in use. A working cache is full.",
             Shown.SHARE,
             query(
                 f"sum by (instance, tier) (kvgate_engine_tier_used_blocks{{{_ALL}}}) / sum by (instance, tier) (kvgate_engine_tier_capacity_blocks{{{_ALL}}})",
@@ -31,7 +31,7 @@ _SPACE: Final = Row(
         ),
         stacked(
             "Bytes in use",
-            "Blocks by their size.",
+            "Used blocks times their size.",
             Shown.BYTES,
             query(
                 f"sum by (tier) (kvgate_engine_tier_used_blocks{{{_ALL}}} * on (instance, tier) kvgate_engine_tier_block_bytes{{{_ALL}}})",
@@ -40,32 +40,32 @@ _SPACE: Final = Row(
         ),
         lines(
             "Fragmentation",
-            "Share of the used bytes that no later request can reuse: in HBM partly filled blocks and those of one request alone, below what rounding costs.",
+            "Share of used bytes without reusable KV. In HBM: partly filled blocks and blocks of one request alone. Below: rounding.",
             Shown.SHARE,
             _now("tier_fragmentation_ratio", "{{instance}} {{tier}}", how="max", by="instance, tier"),
         ),
         stacked(
             "Hit tokens by tier",
-            "Prompt tokens found, each counted for the fastest tier that had it.",
+            "Prompt tokens found; each token counts for the fastest tier that holds it.",
             Shown.TOKENS_PER_SECOND,
             _rate("tier_hit_tokens_total", "tier", "{{tier}}"),
         ),
         lines(
             "Blocks that left, by reason",
-            "evicted: still in another tier. evicted_last: gone, there was too little room. corrupt and failed speak of the device.",
+            "evicted: another tier still has the block. evicted_last: the last copy left. corrupt, failed: check the device.",
             Shown.BLOCKS_PER_SECOND,
             _rate("tier_lost_blocks_total", "tier, reason", "{{tier}} {{reason}}"),
             empty="no block has left a tier",
         ),
         lines(
             "Reusable blocks",
-            "What a later request can reuse.",
+            "Blocks that later requests can reuse.",
             Shown.BLOCKS,
             _now("resident_blocks", "{{instance}} {{tier}}", by="instance, tier"),
         ),
         lines(
             "Pinned blocks",
-            "Of prefixes that stay, whatever comes: room that nothing else has.",
+            "Blocks of pinned prefixes, which no policy evicts.",
             Shown.BLOCKS,
             _now("pinned_blocks", "{{instance}} {{tier}}", by="instance, tier"),
         ),
@@ -84,7 +84,7 @@ _MOVING: Final = Row(
         ),
         lines(
             "Measured bandwidth",
-            "Of the time in which a path was busy, 0 before.",
+            "Bandwidth while the path was busy, 0 before the first transfer.",
             Shown.BYTES_PER_SECOND,
             _now("path_bytes_per_second", "{{instance}} {{path}}", "max", "instance, path"),
             empty=_TIERS,
@@ -98,14 +98,14 @@ _MOVING: Final = Row(
         ),
         lines(
             "Failed moves",
-            "Blocks that a path failed to move: a device in trouble.",
+            "Blocks that failed to move along a path; check the device.",
             Shown.BLOCKS_PER_SECOND,
             _rate("path_failed_blocks_total", "path", "{{path}}"),
             empty=_TIERS,
         ),
         lines(
             "Restores",
-            "Requests restored from below HBM, those that failed and were computed, look-ups where computing was faster.",
+            "Requests restored from below HBM, failed restores (computed instead), and look-ups declined because computing is faster.",
             Shown.REQUESTS_PER_SECOND,
             _rate("offload_loads_total", "", "restored"),
             _rate("offload_failed_loads_total", "", "failed"),
@@ -114,7 +114,7 @@ _MOVING: Final = Row(
         ),
         lines(
             "Saves",
-            "Paths of blocks given to the tiers; tails are saved at a request's end.",
+            "Paths of blocks handed to the tiers; tails are saved at a request's end.",
             Shown.PER_SECOND,
             _rate("offload_saves_total", "", "all"),
             _rate("offload_tail_saves_total", "", "tails"),
@@ -122,23 +122,23 @@ _MOVING: Final = Row(
         ),
         lines(
             "Looked up and found below HBM",
-            "Prompt tokens; per look-up.",
+            "Prompt tokens per look-up.",
             Shown.TOKENS_PER_SECOND,
             _rate("offload_looked_up_tokens_total", "", "looked up"),
             _rate("offload_found_tokens_total", "", "found"),
             empty=_TIERS,
         ),
         lines(
-            "What a look-up holds the engine's loop",
-            "Since the start.",
+            "Time of a look-up in the engine's loop",
+            "Percentiles since the start.",
             Shown.SECONDS,
             _now("offload_lookup_p50_seconds", "p50 {{instance}}", "max", "instance"),
             _now("offload_lookup_p99_seconds", "p99 {{instance}}", "max", "instance"),
             empty=_TIERS,
         ),
         lines(
-            "Blocks by how it ended",
-            "What was asked (save, load, prefetch, demote), and why it ended so.",
+            "Blocks by result",
+            "Operation (save, load, prefetch, demote), result and reason.",
             Shown.BLOCKS_PER_SECOND,
             _rate(
                 "offload_blocks_total",
@@ -148,15 +148,15 @@ _MOVING: Final = Row(
             empty="nothing was moved",
         ),
         lines(
-            "Equal hashes over other tokens",
-            "Counted and never used.",
+            "Hash collisions",
+            "Blocks with an equal hash and different tokens; they are never used.",
             Shown.BLOCKS_PER_SECOND,
             _rate("offload_collisions_total", "", "collisions"),
             empty=_TIERS,
         ),
         lines(
             "Prefetched",
-            "Brought up from NVMe ahead; used or wasted.",
+            "Blocks prefetched from NVMe: used or wasted.",
             Shown.BLOCKS_PER_SECOND,
             _rate("prefetch_blocks_total", "outcome", "{{outcome}}"),
             empty="prefetching is switched off",
@@ -165,46 +165,46 @@ _MOVING: Final = Row(
 )
 
 _COSTS: Final = Row(
-    title="What the cost model expects",
+    title="Cost model",
     panels=(
         lines(
             "Error",
-            "|predicted - actual| / actual, fading.",
+            "|predicted - actual| / actual, moving average.",
             Shown.SHARE,
             _now("cost_relative_error", "{{instance}} {{quantity}}", "max", "instance, quantity"),
             empty=_TIERS,
         ),
         lines(
             "Bias",
-            "The same with its sign: above 0 it predicts too much.",
+            "(predicted - actual) / actual, moving average. Above 0 the model predicts too much.",
             Shown.SHARE,
             _now("cost_bias_ratio", "{{instance}} {{quantity}}", "max", "instance, quantity"),
             empty=_TIERS,
         ),
         lines(
-            "Predictions whose outcome was seen",
-            "What the errors are averages of.",
+            "Observed predictions",
+            "Predictions that enter the error.",
             Shown.PER_SECOND,
             _rate("cost_predictions_total", "quantity", "{{quantity}}"),
             empty=_TIERS,
         ),
         lines(
-            "Moves judged",
-            "Blocks whose way down was worth it, was not, and was declined therefore.",
+            "Assessed moves",
+            "Blocks whose move down was worth its cost, was not, and was declined for that reason.",
             Shown.BLOCKS_PER_SECOND,
             _rate("migration_judged_blocks_total", "path, verdict", "{{path}} {{verdict}}"),
-            empty="no move was judged yet",
+            empty="no move was assessed yet",
         ),
         lines(
-            "Expected benefit of the moves made",
-            "Seconds saved, less what they cost.",
+            "Expected benefit of moves",
+            "Seconds saved minus seconds spent.",
             Shown.SECONDS,
             _now("migration_net_benefit_seconds", "{{instance}} {{path}}", by="instance, path"),
-            empty="no move was judged yet",
+            empty="no move was assessed yet",
         ),
         lines(
             "Break-even of a load",
-            "From so many blocks on loading beats computing; -1: never.",
+            "Least number of blocks for which loading is faster than computing; -1: never.",
             Shown.BLOCKS,
             _now(
                 "load_break_even_blocks",
@@ -222,33 +222,33 @@ _POLICIES: Final = Row(
     panels=(
         lines(
             "In charge",
-            "Which policy chooses what leaves a tier; lmdeploy: ours failed, see the log.",
+            "Policy that chooses a tier's eviction victims; lmdeploy: kvgate's policy failed, see the log.",
             Shown.STATE,
             _now("policy_in_charge", "{{instance}} {{tier}}: {{policy}}", how="max", by="instance, tier, policy"),
         ),
         lines(
-            "Blocks that policies chose",
-            "What they evicted.",
+            "Eviction victims",
+            "Blocks chosen by policies.",
             Shown.BLOCKS_PER_SECOND,
             _rate("policy_evicted_blocks_total", "tier", "{{tier}}"),
         ),
         lines(
-            "Exchanges",
-            "Policies exchanged while running, and changes that were refused.",
+            "Policy swaps",
+            "Policy swaps in running instances, and refused swaps.",
             Shown.TIMES,
             query(f"sum by (tier) (kv_policy_swaps_total{{{_ALL}}})", "{{tier}}"),
             query(f"sum (kv_policy_refused_swaps_total{{{_ALL}}})", "refused"),
         ),
         lines(
-            "What shadows would find",
-            "Share of sampled blocks in the last whole minute. A candidate well above the one in charge is worth a swap.",
+            "Shadow hit ratio, last window",
+            "Share of sampled blocks found in the last complete window. A candidate well above the present policy is worth a swap.",
             Shown.SHARE,
             _now("shadow_hit_ratio", "{{policy}}", "avg", "policy"),
-            empty="no whole minute with look-ups yet",
+            empty="no complete window with look-ups yet",
         ),
         lines(
-            "The same since the start",
-            "Hits by look-ups.",
+            "Shadow hit ratio, since the start",
+            "Hits divided by look-ups.",
             Shown.SHARE,
             query(
                 f"sum by (policy) (kvgate_engine_shadow_hits_total{{{_ALL}}}) / sum by (policy) (kvgate_engine_shadow_lookups_total{{{_ALL}}})",
@@ -256,28 +256,28 @@ _POLICIES: Final = Row(
             ),
         ),
         lines(
-            "What shadows followed",
-            "Requests followed, and left out for the sake of their limit.",
+            "Shadow requests",
+            "Requests replayed, and requests skipped because of the limit.",
             Shown.REQUESTS_PER_SECOND,
-            _rate("shadow_requests_total", "", "followed"),
-            _rate("shadow_skipped_total", "", "left out"),
+            _rate("shadow_requests_total", "", "replayed"),
+            _rate("shadow_skipped_total", "", "skipped"),
         ),
         lines(
-            "What shadows cost",
-            "Of the engine's thread; bounded at 1 % of a core.",
+            "Shadow time",
+            "Share of the engine's thread; at most 1 % of a core.",
             Shown.SHARE,
             _rate("shadow_busy_seconds_total", "instance", "{{instance}}"),
         ),
         lines(
-            "Adaptive: its weight",
-            "1 is LRU; higher, blocks that came again stay longer.",
+            "Adaptive: weight",
+            "1 is LRU. With higher values, reused blocks stay longer.",
             Shown.TIMES,
             _now("adaptive_weight", "{{instance}}", "max", "instance"),
             empty=_ADAPTIVE,
         ),
         lines(
-            "Adaptive: its hits and LRU's",
-            "Prompt tokens found; what it gains is what it may risk.",
+            "Adaptive: hits beside LRU's",
+            "Prompt tokens found; the gain over LRU bounds the risk.",
             Shown.TOKENS_PER_SECOND,
             _rate("adaptive_hits_total", "", "adaptive"),
             _rate("adaptive_lru_hits_total", "", "LRU would have found"),
@@ -285,7 +285,7 @@ _POLICIES: Final = Row(
         ),
         lines(
             "Adaptive: changes of weight",
-            "Many say that the traffic has no steady shape.",
+            "Many changes indicate unsteady traffic.",
             Shown.TIMES,
             _now("adaptive_switches_total", "{{instance}}", by="instance"),
             empty=_ADAPTIVE,

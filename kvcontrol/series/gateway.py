@@ -1,4 +1,4 @@
-"""What a gateway exposes: every series, once."""
+"""What a gateway exposes: every metric family, once."""
 
 from typing import Final
 
@@ -34,68 +34,74 @@ def _histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...] = 
 
 
 # Requests.
-REQUESTS = _counter("requests", Unit.REQUESTS, "Inference requests by how they ended.", "operation", "outcome")
+REQUESTS = _counter("requests", Unit.REQUESTS, "Inference requests by outcome.", "operation", "outcome")
 MODEL_REQUESTS = _counter(
     "model_requests",
     Unit.REQUESTS,
-    "The same by model; requests for models that nobody serves are `other`.",
+    "Inference requests by model and outcome; requests for models that no instance serves count as `other`.",
     "model",
     "outcome",
 )
-DURATION = _histogram("request_seconds", "From a request's arrival to the end of its answer.", "operation")
+DURATION = _histogram("request_seconds", "Time from a request's arrival to the end of its answer.", "operation")
 FIRST_BYTE = _histogram(
     "first_byte_seconds",
-    "From a request's arrival to the first byte of the engine's answer; for streams, the first token.",
+    "Time from a request's arrival to the first byte of the engine's answer; for streams, time to first token (TTFT).",
     "operation",
 )
 TIME_PER_TOKEN = _histogram(
     "time_per_output_token_seconds",
-    "Mean time between the tokens of one streamed answer: from the first byte to its end, by the tokens after the "
-    "first.",
+    "Time per output token (TPOT) of a streamed answer: time from its first byte to its end, divided by its tokens "
+    "after the first.",
     "operation",
     buckets=_TOKEN_SECONDS,
-    appears="with the first stream whose engine told its usage",
+    appears="with the first stream whose engine reported its usage",
 )
 BETWEEN_TOKENS = _histogram(
     "inter_token_seconds",
-    "Each pause between two pieces of a streamed answer, as they arrive from the engine; of one that sends its tokens "
-    "one by one, between two tokens.",
+    "Inter-token latency (ITL): time between two chunks of a streamed answer as they arrive from the engine. An engine "
+    "that sends one token a chunk makes it the time between two tokens.",
     buckets=_TOKEN_SECONDS,
 )
 STAGE = _histogram(
     "stage_seconds",
-    "What a request spends in the gateway before it is sent. receive: authentication and reading the body; parse: "
-    "reading its JSON; fingerprint: template, tokens, hashes; admission: quota and waiting for a turn; plan: choosing "
-    "the instance.",
+    "Time of a request in the gateway by stage, before the gateway sends the request. receive: authentication and "
+    "reading the body; parse: JSON; fingerprint: chat template, tokens, hashes; admission: quota and waiting for an "
+    "admission slot; plan: choice of the instance.",
     "stage",
     buckets=_STAGE_SECONDS,
 )
-QUEUE_WAIT = _histogram("queue_seconds", "How long requests that were let in had waited for their turn.")
-WAITING = _gauge("requests_waiting", Unit.REQUESTS, "Requests that wait for their turn.")
-SHED = _counter("shed_requests", Unit.REQUESTS, "Requests refused before they were sent anywhere.", "reason")
-RETRIES = _counter("retries", Unit.REQUESTS, "Requests tried again on another instance.", "cause")
+QUEUE_WAIT = _histogram("queue_seconds", "Time that admitted requests waited for an admission slot.")
+WAITING = _gauge("requests_waiting", Unit.REQUESTS, "Requests waiting for an admission slot.")
+SHED = _counter(
+    "shed_requests", Unit.REQUESTS, "Requests refused before the gateway sent them to an instance.", "reason"
+)
+RETRIES = _counter("retries", Unit.REQUESTS, "Requests retried on another instance (failover).", "cause")
 
 # Tokens.
-PROMPT_TOKENS = _counter("prompt_tokens", Unit.TOKENS, "Prompt tokens as engines counted them.")
-COMPLETION_TOKENS = _counter("completion_tokens", Unit.TOKENS, "Generated tokens as engines counted them.")
-CACHED_TOKENS = _counter(
-    "cached_tokens", Unit.TOKENS, "Prompt tokens that engines report to have taken from their cache."
+PROMPT_TOKENS = _counter("prompt_tokens", Unit.TOKENS, "Prompt tokens, counted by the engines.")
+COMPLETION_TOKENS = _counter("completion_tokens", Unit.TOKENS, "Generated tokens, counted by the engines.")
+CACHED_TOKENS = _counter("cached_tokens", Unit.TOKENS, "Prompt tokens that engines report as cached.")
+MATCHED_TOKENS = _counter(
+    "matched_tokens", Unit.TOKENS, "Prompt tokens that the residency index attributed to the chosen instance."
 )
-MATCHED_TOKENS = _counter("matched_tokens", Unit.TOKENS, "Prompt tokens that the chosen instance was known to hold.")
 MATCHED_TIER_TOKENS = _counter(
-    "matched_tier_tokens", Unit.TOKENS, "The same by the tier that holds them.", "tier", appears="with the first match"
+    "matched_tier_tokens",
+    Unit.TOKENS,
+    "Matched prompt tokens by the tier that holds them.",
+    "tier",
+    appears="with the first match",
 )
 OVERESTIMATED_TOKENS = _counter(
     "overestimated_tokens",
     Unit.TOKENS,
-    "Prompt tokens that were expected in the chosen instance's cache and not found there.",
+    "Prompt tokens that the gateway expected in the chosen instance's cache and that the engine did not find there.",
 )
 
 # Routing.
 ROUTING = _counter(
     "routing_decisions",
     Unit.REQUESTS,
-    "Routing decisions by policy, what decided, and why.",
+    "Routing decisions by policy, deciding signal and reason.",
     "policy",
     "basis",
     "reason",
@@ -103,76 +109,91 @@ ROUTING = _counter(
 SEPARATIONS = _counter(
     "separations",
     Unit.REQUESTS,
-    "Requests by whether their prompt was computed by another instance (separated), or why not.",
+    "Requests whose prompt another instance computed (`separated`), and the others by the reason against it.",
     "reason",
     appears="where an instance computes prompts for others",
 )
 SEPARATED_PREFILL = _histogram(
     "separated_prefill_seconds",
-    "What a separated request waited for its prompt at the other instance, successful or not.",
+    "Time that a separated request waited for the prefill instance, successful or not.",
 )
 TTFT_PREDICTED = _histogram(
-    "ttft_predicted_seconds", "Predicted time from sending a stream's request to its first token."
+    "ttft_predicted_seconds",
+    "Predicted TTFT of streams: time from sending the request to the instance to its first token.",
 )
-TTFT_REAL = _histogram("ttft_real_seconds", "What it was, of the same requests.")
-TTFT_ERROR = _histogram("ttft_error_seconds", "How far the prediction was off, either way.")
+TTFT_REAL = _histogram("ttft_real_seconds", "Observed TTFT of the requests whose TTFT was predicted.")
+TTFT_ERROR = _histogram("ttft_error_seconds", "Absolute difference between predicted and observed TTFT.")
 
 # Tenants.
 TENANT_REQUESTS = _counter(
     "tenant_requests",
     Unit.REQUESTS,
-    "Inference requests of a tenant by how they ended. The series end when the tenant is deleted.",
+    "Inference requests of a tenant by outcome. The time series end when the tenant is deleted.",
     "tenant",
     "outcome",
 )
 TENANT_TOKENS = _counter(
     "tenant_tokens",
     Unit.TOKENS,
-    "Tokens of a tenant as engines counted them: prompt, completion, and cached of the prompt's. The series end when "
+    "Tokens of a tenant, counted by the engines: prompt, completion, and cached prompt tokens. The time series end "
+    "when "
     "the tenant is deleted.",
     "tenant",
     "kind",
 )
 TENANT_QUOTA = _gauge(
-    "tenant_quota", Unit.COUNT, "What a tenant may use.", "tenant", "quota", appears="for tenants that have a quota"
+    "tenant_quota", Unit.COUNT, "Quotas of a tenant.", "tenant", "quota", appears="for tenants that have a quota"
 )
 TENANT_INFO = _gauge(
     "tenant_info",
     Unit.STATE,
-    "1: joins a tenant's name with the one that engines account its KV blocks to.",
+    "Always 1: joins a tenant's name with the digest under which engines account the tenant's KV blocks.",
     "tenant",
     "kv_tenant",
 )
 
 # Instances.
-INSTANCE_STATE = _gauge("instance_state", Unit.STATE, "1 for the state an instance is in.", "instance", "state")
-INSTANCE_DRAINING = _gauge("instance_draining", Unit.STATE, "1 for an instance that is given nothing new.", "instance")
-INSTANCE_BREAKER = _gauge(
-    "instance_breaker", Unit.STATE, "1 for the state an instance's breaker is in.", "instance", "state"
+INSTANCE_STATE = _gauge(
+    "instance_state", Unit.STATE, "1 for the present state of an instance, 0 for the others.", "instance", "state"
 )
-IN_FLIGHT = _gauge("requests_in_flight", Unit.REQUESTS, "Requests of this gateway at an instance.", "instance")
+INSTANCE_DRAINING = _gauge(
+    "instance_draining", Unit.STATE, "1 while an instance drains: the gateway sends it no new requests.", "instance"
+)
+INSTANCE_BREAKER = _gauge(
+    "instance_breaker",
+    Unit.STATE,
+    "1 for the present state of an instance's circuit breaker, 0 for the others.",
+    "instance",
+    "state",
+)
+IN_FLIGHT = _gauge(
+    "requests_in_flight", Unit.REQUESTS, "Requests of this gateway in flight at an instance.", "instance"
+)
 INSTANCE_LIMIT = _gauge(
-    "instance_request_limit", Unit.REQUESTS, "Requests that an instance is given at once.", "instance"
+    "instance_request_limit",
+    Unit.REQUESTS,
+    "Concurrency limit of an instance: requests of this gateway in flight at most.",
+    "instance",
 )
 RESIDENT_BLOCKS = _gauge(
     "resident_blocks",
     Unit.BLOCKS,
-    "KV blocks that an instance is known to hold.",
+    "KV blocks of an instance in the gateway's residency index.",
     "instance",
     "tier",
     appears="with the first block",
 )
-KV_EVENTS = _counter("kv_events", Unit.COUNT, "KV events taken in.", "instance")
+KV_EVENTS = _counter("kv_events", Unit.COUNT, "KV events applied to the residency index.", "instance")
 KV_EVENTS_UNDECODABLE = _counter(
     "kv_events_undecodable",
     Unit.COUNT,
-    "KV events, batches and snapshots that could not be read: each makes a new snapshot necessary.",
+    "KV events, batches and snapshots that could not be decoded; after each the gateway fetches a new snapshot.",
     "instance",
 )
 KV_RESYNCS = _counter(
     "kv_resyncs",
     Unit.COUNT,
-    "Times an instance's residency was repaired, by what made it necessary.",
+    "Resynchronizations of an instance's residency, by reason.",
     "instance",
     "reason",
     appears="with the first",
@@ -181,40 +202,44 @@ KV_RESYNCS = _counter(
 # The process.
 LOOP_LAG = _histogram(
     "event_loop_lag_seconds",
-    "How much later than asked for the gateway's event loop woke a task: what every request waits at least.",
+    "Event-loop lag: delay between the due time of a task and its start. Every request waits at least this long.",
     buckets=LAG_SECONDS,
 )
 TASKS = _gauge("tasks", Unit.COUNT, "Tasks on this process's event loop.")
 HEALTH_CHECKS_EXCUSED = _counter(
     "health_checks_excused",
     Unit.COUNT,
-    "Failed health checks that took no instance out: `own_lag`, the gateway was late itself; `too_few`, the instance "
-    "only timed out, and too few others are well.",
+    "Failed health checks that ejected no instance: `own_lag`, the gateway's own event loop was late; `too_few`, the "
+    "check timed out while too few other instances were healthy.",
     "cause",
 )
 BACKGROUND_FAILURES = _counter(
     "background_failures",
     Unit.COUNT,
-    "Failures of background loops; they start again.",
+    "Failures of background loops; the gateway restarts a failed loop.",
     "loop",
     appears="with the first failure",
 )
 PROBLEMS = _gauge(
     "problems",
     Unit.COUNT,
-    "Problems that this process has now, by kind; `GET /admin/v1/status` has their messages.",
+    "Present problems of this process, by kind; `GET /admin/v1/status` lists their messages.",
     "kind",
 )
 TRACE_SPANS = _counter(
     "trace_spans",
     Unit.COUNT,
-    "Spans that ended: exported, failed (the collector didn't take them), or dropped as too many waited for it.",
+    "Ended spans: exported, failed (the collector refused them), or dropped (the export queue was full).",
     "outcome",
     appears="with tracing",
 )
-BUILD_INFO = _gauge("build_info", Unit.STATE, "1: the version that runs.", "version")
+BUILD_INFO = _gauge("build_info", Unit.STATE, "Always 1, with the running version as a label.", "version")
 WORKER_UP = _gauge(
-    "worker_up", Unit.STATE, "1 for a worker that answered this scrape.", "worker", appears="with several workers"
+    "worker_up",
+    Unit.STATE,
+    "1 for each worker process that answered this scrape.",
+    "worker",
+    appears="with several workers",
 )
 
 GATEWAY: Final = tuple(each for each in tuple(globals().values()) if isinstance(each, Series))

@@ -1,4 +1,4 @@
-"""One series of a ``/metrics`` endpoint as a value: its name, what it counts in which unit, and its labels.
+"""One metric family of a ``/metrics`` endpoint as a value: its name, type, unit and labels.
 
 The catalogue is data alone: gateway and engines build their metrics from it, the dashboards and the documentation are
 written from it, and a test holds all of them together. Names follow Prometheus: base units, ``_total`` on counters
@@ -34,8 +34,8 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """``name`` is without ``_total``; ``appears`` says when it is there, where that isn't always; ``buckets`` are a
-    histogram's upper bounds, without infinity.
+    """A metric family. ``name`` is without ``_total``; ``appears`` states when a metric that is not always there is
+    present; ``buckets`` are a histogram's upper bounds, without infinity.
     """
 
     name: str
