@@ -1,4 +1,4 @@
-"""What several gateways share, as the settings say: the durable store, the quotas, the news of leases.
+"""What several gateways share, as the settings name them: the durable store, the quotas, the news of leases.
 
 Redis and PostgreSQL come with optional drivers, so their modules are imported only where they are used.
 """
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gateway.admission import LocalQuotaMeter, QuotaMeter
 from gateway.registry.lease_board import LeaseBoard, NoBoard
-from gateway.settings import Settings
+from gateway.settings.state import StateSettings
 from gateway.state import AuditBound, Store, open_sqlite
 
 _DAY_S = 86_400.0
@@ -27,27 +27,27 @@ class Shared(NamedTuple):
         await self.store.close()
 
 
-def open_shared(settings: Settings) -> Shared:
+def open_shared(state: StateSettings) -> Shared:
     """Open them; raises ``StateError`` for what can't be used."""
-    store = _store(settings)
-    if settings.state.redis_url is None:
+    store = _store(state)
+    if state.redis_url is None:
         return Shared(store, LocalQuotaMeter(monotonic), NoBoard())
     from gateway.admission.redis_quota import RedisQuotaMeter
     from gateway.registry.redis_leases import RedisLeaseBoard
     from gateway.state.redis_client import check_redis
 
-    url = settings.state.redis_url.get_secret_value()
+    url = state.redis_url.get_secret_value()
     check_redis(url)
     return Shared(store, RedisQuotaMeter(url), RedisLeaseBoard(url))
 
 
-def _store(settings: Settings) -> Store:
-    audit = AuditBound(entries=settings.state.audit_entries, age_s=settings.state.audit_days * _DAY_S)
-    if settings.state.store_url is None:
-        return open_sqlite(settings.state.state_dir, audit, limit_s=settings.state.store_timeout_s)
+def _store(state: StateSettings) -> Store:
+    audit = AuditBound(entries=state.audit_entries, age_s=state.audit_days * _DAY_S)
+    if state.store_url is None:
+        return open_sqlite(state.state_dir, audit, limit_s=state.store_timeout_s)
     from gateway.state.postgres import open_postgres
 
-    return open_postgres(settings.state.store_url.get_secret_value(), audit, limit_s=settings.state.store_timeout_s)
+    return open_postgres(state.store_url.get_secret_value(), audit, limit_s=state.store_timeout_s)
 
 
 __all__ = ["Shared", "open_shared"]

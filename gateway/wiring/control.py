@@ -1,0 +1,140 @@
+"""Constructs what keeps the fleet as operators want it: stored documents, policies, KV budgets and pinned prefixes."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+
+from gateway.admission import Directory, DirectoryKeeper
+from gateway.api.admin import Changes
+from gateway.fleet import FleetKeeper, InstanceControl, PolicySwap
+from gateway.fleet.catalogue import PresetCatalogue
+from gateway.fleet.config_sync import RosterKeeper
+from gateway.fleet.pin_expiry import PinExpiry
+from gateway.fleet.pins import PinKeeper
+from gateway.fleet.rescue import Rescue
+from gateway.fleet.wishes import wishes_of
+from gateway.registry.membership import Loops
+from gateway.state import StoreUnavailableError
+from gateway.wiring.base import Base
+from gateway.wiring.instances import Instances, Links
+from gateway.wiring.observation import Observation
+from gateway.wiring.requests import Serving, cost_model
+from kvcontrol.presets import Presets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """Components that read the store and command the instances."""
+
+    roster_keeper: RosterKeeper
+    directory: DirectoryKeeper
+    presets: PresetCatalogue
+    instance_control: InstanceControl
+    swap: PolicySwap
+    changes: Changes
+    fleet: FleetKeeper
+    pins: PinKeeper
+    rescue: Rescue
+
+    def loops(self, poll_s: float) -> Loops:
+        """Return the loops that follow the store, ``poll_s`` apart, and command the instances."""
+        return {
+            "fleet": self.fleet.run,
+            "pins": self.pins.run,
+            "directory": partial(self.directory.run, poll_s),
+            "roster": partial(self.roster_keeper.run, poll_s),
+            "acts": partial(self.changes.acts.run, self.rescue.round),
+        }
+
+
+def build_roster_keeper(base: Base, instances: Instances, serving: Serving, observation: Observation) -> RosterKeeper:
+    """Return what applies the stored instances and routing."""
+    return RosterKeeper(
+        base.shared.store,
+        registry=instances.registry,
+        planner=serving.planner,
+        rules=instances.rules,
+        policy=base.settings.routing.routing_policy,
+        costs=cost_model(base.settings.routing),
+        drain_s=base.settings.fleet.drain_timeout_s,
+        problems=observation.problems,
+    )
+
+
+def build_control(
+    base: Base, instances: Instances, links: Links, observation: Observation, roster_keeper: RosterKeeper
+) -> Control:
+    """Return the control plane; its loops don't run yet."""
+    store, registry = base.shared.store, instances.registry
+    directory = _directory_keeper(base, instances, observation)
+    presets = PresetCatalogue(Presets.shipped(), lambda: directory.current.workloads)
+    control = InstanceControl(links.session, timeout_s=base.settings.fleet.control_timeout_s)
+    swap = PolicySwap(control)
+
+    async def refresh() -> None:
+        await directory.refresh()
+        await roster_keeper.refresh()
+
+    changes = Changes(store, refresh)
+    fleet = FleetKeeper(
+        registry=registry,
+        control=control,
+        swap=swap,
+        settled=_settled(directory, changes),
+        wishes=lambda: wishes_of(directory.current, presets.all(), base.authenticator.configured),
+        salt=base.authenticator.salt,
+        clock=monotonic,
+    )
+    pins = PinKeeper(
+        registry=registry,
+        control=control,
+        pins=lambda: directory.current.pins,
+        expired=PinExpiry(store, refresh),
+        clock=monotonic,
+        now=base.clock,
+    )
+    return Control(
+        roster_keeper=roster_keeper,
+        directory=directory,
+        presets=presets,
+        instance_control=control,
+        swap=swap,
+        changes=changes,
+        fleet=fleet,
+        pins=pins,
+        rescue=Rescue(store, registry=registry, swap=swap, pins=pins, problems=observation.problems, clock=monotonic),
+    )
+
+
+def _directory_keeper(base: Base, instances: Instances, observation: Observation) -> DirectoryKeeper:
+    authenticator = base.authenticator
+
+    def publish(directory: Directory) -> None:
+        authenticator.publish(directory)
+        instances.registry.tenants(several=authenticator.several)
+
+    return DirectoryKeeper(
+        base.shared.store,
+        publish=publish,
+        expire=authenticator.distrust,
+        trust_s=base.settings.state.store_trust_s,
+        clock=base.clock,
+        problems=observation.problems,
+    )
+
+
+def _settled(directory: DirectoryKeeper, changes: Changes) -> Callable[[], Awaitable[bool]]:
+    """Return whether no change of policies is under way, as far as the store can be read."""
+
+    async def settled() -> bool:
+        try:
+            await directory.refresh()
+            return not await changes.acts.policies_change()
+        except StoreUnavailableError:
+            return False
+
+    return settled
+
+
+__all__ = ["Control", "build_control", "build_roster_keeper"]
