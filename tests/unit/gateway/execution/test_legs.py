@@ -1,13 +1,13 @@
 from dataclasses import replace
 
 import pytest
-from tests.unit.gateway.test_separation import SIZE, Divided
 
 from gateway.execution.legs import EngineCall, LegFailedError, Walker
 from gateway.registry import Instance
 from gateway.types import Operation, RequestId
 from gateway.upstream import FailureKind, UpstreamFailureError
 from kvcontrol.scheduler_ir import Leg, LegKind
+from tests.unit.gateway.placement.test_separation import SIZE, Divided
 
 CALL = EngineCall(
     operation=Operation.CHAT, path=b"/v1/chat/completions", request_id=RequestId("r"), headers=(), body=b"{}"

@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from tests.unit.gateway.test_planner import COSTS, World, instance
 
 from gateway.fingerprint import Gap
 from gateway.placement.planner import Planner
@@ -26,6 +25,7 @@ from kvcontrol.scheduler_ir import (
     legs_of,
     render,
 )
+from tests.unit.gateway.placement.test_planner import COSTS, World, instance
 
 SIZE = RequestSize(request_id="r", prompt_tokens=500, max_tokens=64, separable=True)
 DOMAINS = {KVTransport.MIGRATION: "tcp"}
