@@ -1,6 +1,8 @@
 """The ``kvgate`` command: wires one file per command, and turns a refusal into a message and exit code 1."""
 
 import sys
+from functools import cached_property
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -9,23 +11,34 @@ from kvgate.admin import build_admin
 from kvgate.display import errors, locale_is_utf8, show_failure
 from kvgate.doctor import doctor
 from kvgate.engine import engine
+from kvgate.extensions import extensions, none_installed
 from kvgate.failure import CommandError
 from kvgate.gateway import gateway
 from kvgate.register import register
 from kvgate.sim import sim
 from kvgate.top import top
 from kvgate.up import INTERRUPTED, up
-from lab.bench.command import build_bench
-from lab.conformance.command import conformance
-from lab.plan.command import plan
-from lab.replay.command import replay
-from lab.simulate.command import simulate
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 class _Commands(TyperGroup):
-    """Says of a command that Ctrl-C ended that it was interrupted; typer would end it without a word."""
+    """The product's commands and, behind them, those of other packages; reports the interruption by Ctrl-C."""
+
+    @cached_property
+    def _extended(self) -> bool:
+        """Whether there are commands of other packages; asking adds them."""
+        found = extensions(self.rich_markup_mode)
+        self.commands.update(found)
+        return bool(found)
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return super().list_commands(ctx) if self._extended else list(self.commands)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        if cmd_name not in self.commands and not self._extended:
+            raise none_installed(cmd_name)
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         try:
@@ -52,13 +65,8 @@ def build_app() -> typer.Typer:
     app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel="Run")(sim)
     app.command(rich_help_panel="Run")(register)
     app.add_typer(build_admin(), rich_help_panel="Run")
-    app.command(rich_help_panel="Look")(conformance)
     app.command(rich_help_panel="Look")(doctor)
-    app.command(rich_help_panel="Look")(plan)
-    app.command(rich_help_panel="Look")(replay)
-    app.command(rich_help_panel="Look")(simulate)
     app.command(rich_help_panel="Look")(top)
-    app.add_typer(build_bench(), rich_help_panel="Look")
     return app
 
 
