@@ -4,9 +4,10 @@ import asyncio
 from http import HTTPStatus
 from typing import Any, Final
 
-import aiohttp
+import httpx2
 import msgspec
 
+from gateway.http.client import FETCH_ERRORS, fetch
 from gateway.http.connect_failure import why_unreachable
 from gateway.registry import Instance
 from kvcontrol.core.errors import UNREADABLE
@@ -37,8 +38,8 @@ class _DroppedError(InstanceControlError):
 class InstanceControl:
     """Talks JSON to instances; each call takes at most ``timeout_s``."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, timeout_s: float) -> None:
-        self._session = session
+    def __init__(self, client: httpx2.AsyncClient, *, timeout_s: float) -> None:
+        self._client = client
         self._timeout_s = timeout_s
 
     @property
@@ -84,16 +85,19 @@ class InstanceControl:
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if data is None else {"content-type": "application/json"}
         try:
-            async with self._session.request(
-                method, instance.url + path, data=data, headers=headers, allow_redirects=False
-            ) as answer:
-                said = await _bounded(answer.content)
-                status = answer.status
-        except aiohttp.ClientConnectorError as error:
+            status, said = await fetch(
+                self._client,
+                method,
+                instance.url + path,
+                limit_bytes=_MAX_ANSWER_BYTES,
+                content=data,
+                headers=headers,
+            )
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise InstanceControlError(f"can't be reached: {why_unreachable(error)}", status=None, sure=True) from None
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+        except (httpx2.NetworkError, httpx2.RemoteProtocolError) as error:
             raise _DroppedError(str(error) or type(error).__name__, status=None, sure=False) from None
-        except (aiohttp.ClientError, OSError) as error:
+        except FETCH_ERRORS as error:
             if isinstance(error, TimeoutError):
                 raise
             raise InstanceControlError(f"{path}: {error or type(error).__name__}", status=None, sure=False) from None
@@ -101,17 +105,6 @@ class InstanceControl:
             refused = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
             raise InstanceControlError(_message(status, path, said), status=status, sure=refused)
         return said
-
-
-async def _bounded(content: aiohttp.StreamReader) -> bytes:
-    parts: list[bytes] = []
-    room = _MAX_ANSWER_BYTES
-    while chunk := await content.readany():
-        room -= len(chunk)
-        if room < 0:
-            raise aiohttp.ClientPayloadError(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
-        parts.append(chunk)
-    return b"".join(parts)
 
 
 def _message(status: int, path: str, said: bytes) -> str:

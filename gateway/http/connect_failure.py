@@ -5,20 +5,34 @@ import os
 import socket
 import ssl
 
-import aiohttp
+import httpx2
 
 
-def is_own_fault(error: OSError) -> bool:
+def _cause_of(error: BaseException) -> OSError | None:
+    """Return the system's error below those of asyncio, anyio, httpcore2 and httpx2: the deepest with a number."""
+    found: OSError | None = None
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, OSError) and (found is None or at.errno):
+            found = at
+        inner = at.__cause__ or at.__context__
+        at = inner.exceptions[-1] if isinstance(inner, BaseExceptionGroup) else inner
+    return found
+
+
+def is_own_fault(error: Exception) -> bool:
     """Whether there is no connection because this process, or its machine, has no file descriptor left."""
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    return cause.errno in {errno.EMFILE, errno.ENFILE}
+    cause = _cause_of(error)
+    return cause is not None and cause.errno in {errno.EMFILE, errno.ENFILE}
 
 
-def why_unreachable(error: OSError) -> str:
-    """Return why there is no connection, as the system calls it: "Connection refused". The texts of asyncio and aiohttp
+def why_unreachable(error: Exception) -> str:
+    """Return why there is no connection, as the system calls it: "Connection refused". The texts of asyncio and anyio
     have the address in them.
     """
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    cause = _cause_of(error)
+    if cause is None:
+        return "no connection within the time for it" if isinstance(error, httpx2.TimeoutException) else str(error)
     if isinstance(cause, ssl.SSLError):  # its errno is OpenSSL's
         return f"TLS failed: {cause.reason}"
     if isinstance(cause, socket.gaierror):  # its errno is the resolver's

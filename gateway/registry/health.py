@@ -13,9 +13,10 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-import aiohttp
+import httpx2
 import msgspec
 
+from gateway.http.client import FETCH_ERRORS, fetch
 from gateway.http.connect_failure import is_own_fault, why_unreachable
 from gateway.registry.addresses import AddressRules
 from gateway.registry.instance import InstanceState, Model, ProbeResult, Source
@@ -64,7 +65,7 @@ class HealthLoop:
         *,
         registry: Registry,
         load: LoadTracker,
-        session: aiohttp.ClientSession,
+        client: httpx2.AsyncClient,
         interval_s: float,
         timeout_s: float,
         rules: AddressRules | None = None,
@@ -74,7 +75,7 @@ class HealthLoop:
         self._instance = instance
         self._registry = registry
         self._load = load
-        self._session = session
+        self._client = client
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._rules = rules or AddressRules()
@@ -97,14 +98,14 @@ class HealthLoop:
         try:
             async with asyncio.timeout(self._timeout_s):
                 probe = await self._probe()
-        except TimeoutError:
+        except (TimeoutError, httpx2.TimeoutException):
             reason = f"health check took longer than {self._timeout_s:g} s"
             late_s = self._lag_s() - late_before_s
             if late_s > self._timeout_s * _MOST_OWN_SHARE:
                 self._registry.probe_excused(self._instance, f"{reason}, {late_s:.1f} s of which are this process' own")
             else:
                 self._registry.probe_failed(self._instance, reason, since_s=began_s)
-        except aiohttp.ClientConnectorError as error:  # nothing listens there: no need to see that three times
+        except httpx2.ConnectError as error:  # nothing listens there: no need to see that three times
             if is_own_fault(
                 error
             ):  # a problem of this process, which is reported as one: it tells nothing of the instance
@@ -113,7 +114,7 @@ class HealthLoop:
             self._reports = False  # whatever answers there next is another process
             self._registry.probe_failed(self._instance, reason, may_drain=True)
             self._registry.connection_failed(self._instance, reason)
-        except (aiohttp.ClientError, OSError, _CheckFailedError) as error:
+        except (*FETCH_ERRORS, _CheckFailedError) as error:
             self._registry.probe_failed(self._instance, f"health check failed: {error or type(error).__name__}")
         else:
             self._registry.probe_succeeded(self._instance, probe)
@@ -184,21 +185,8 @@ class HealthLoop:
         return None, f"healthy; {problem}, so it is routed by what it was sent"
 
     async def _get(self, path: str) -> tuple[int, bytes]:
-        async with self._session.get(self._registry.get(self._instance).url + path, allow_redirects=False) as answer:
-            body = await answer.content.read(_MAX_ANSWER_BYTES)
-            if not answer.content.at_eof():
-                body += await _rest(answer.content, _MAX_ANSWER_BYTES - len(body), path)
-            return answer.status, body
-
-
-async def _rest(content: aiohttp.StreamReader, room: int, path: str) -> bytes:
-    parts: list[bytes] = []
-    while chunk := await content.readany():
-        room -= len(chunk)
-        if room < 0:
-            raise _CheckFailedError(f"{path} answered more than {_MAX_ANSWER_BYTES} bytes")
-        parts.append(chunk)
-    return b"".join(parts)
+        url = self._registry.get(self._instance).url + path
+        return await fetch(self._client, "GET", url, limit_bytes=_MAX_ANSWER_BYTES)
 
 
 __all__ = ["HealthLoop"]

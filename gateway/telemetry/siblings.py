@@ -9,11 +9,13 @@ import asyncio
 import re
 from collections.abc import Mapping
 from hashlib import blake2b
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-import aiohttp
+import httpx2
 
+from gateway.http.client import FETCH_ERRORS, fetch
 from kvcontrol.series import gateway as catalogue
 
 OWN_QUERY: Final = "worker=own"
@@ -52,19 +54,14 @@ class Siblings:
         return merged({number: texts[number] for number in sorted(texts)}).encode()
 
     async def _ask(self, number: int, headers: Mapping[str, str]) -> str | None:
-        connector = aiohttp.UnixConnector(path=str(socket_path(self._folder, number)))
+        transport = httpx2.AsyncHTTPTransport(uds=str(socket_path(self._folder, number)), trust_env=False)
+        url = f"http://localhost/metrics?{OWN_QUERY}"
         try:
-            async with (
-                asyncio.timeout(_LIMIT_S),
-                aiohttp.ClientSession(connector=connector) as session,
-                session.get(f"http://localhost/metrics?{OWN_QUERY}", headers=headers) as answer,
-            ):
-                body = await answer.content.read(_MAX_BYTES)
-                while chunk := await answer.content.read(_MAX_BYTES):
-                    body += chunk
-                return body.decode() if answer.status == 200 else None  # noqa: PLR2004 - HTTP's OK
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            async with asyncio.timeout(_LIMIT_S), httpx2.AsyncClient(transport=transport, timeout=None) as client:
+                status, body = await fetch(client, "GET", url, limit_bytes=_MAX_BYTES, headers=headers)
+        except (*FETCH_ERRORS, TimeoutError):
             return None
+        return body.decode() if status == HTTPStatus.OK else None
 
 
 def socket_path(folder: Path, number: int) -> Path:

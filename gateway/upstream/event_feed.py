@@ -27,10 +27,11 @@ from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import urlsplit
 
-import aiohttp
+import httpx2
 import zmq
 import zmq.asyncio
 
+from gateway.http.client import FETCH_ERRORS, AnswerTooLargeError, fetch
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.supervisor import until_one_ends
 from gateway.upstream.backoff import Backoff, Reason
@@ -97,7 +98,7 @@ class EventFeed:
         *,
         registry: Registry,
         index: FleetIndex,
-        session: aiohttp.ClientSession,
+        client: httpx2.AsyncClient,
         context: zmq.asyncio.Context,
         turns: Turns,
         meter: FeedMeter,
@@ -105,7 +106,7 @@ class EventFeed:
         self._instance = instance
         self._registry = registry
         self._index = index
-        self._session = session
+        self._client = client
         self._context = context
         self._turns = turns
         self._meter = meter
@@ -202,23 +203,17 @@ class EventFeed:
             yield
 
     async def _fetch_snapshot(self) -> bytes:
+        url = self._now().url + SNAPSHOT_PATH
         try:
-            async with (
-                asyncio.timeout(_SNAPSHOT_TIMEOUT_S),
-                self._session.get(self._now().url + SNAPSHOT_PATH, allow_redirects=False) as answer,
-            ):
-                if answer.status != HTTPStatus.OK:
-                    raise _ResyncError(Reason.SNAPSHOT_FAILED, f"status {answer.status}")
-                parts: list[bytes] = []
-                room = MAX_SNAPSHOT_BYTES
-                while part := await answer.content.readany():
-                    parts.append(part)
-                    room -= len(part)
-                    if room < 0:
-                        raise WireError(f"snapshot: longer than {MAX_SNAPSHOT_BYTES} bytes")
-                return b"".join(parts)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
+                status, body = await fetch(self._client, "GET", url, limit_bytes=MAX_SNAPSHOT_BYTES)
+        except AnswerTooLargeError as error:
+            raise WireError(f"snapshot: {error}") from error
+        except (*FETCH_ERRORS, TimeoutError) as error:
             raise _ResyncError(Reason.SNAPSHOT_FAILED, f"{type(error).__name__}: {error}") from error
+        if status != HTTPStatus.OK:
+            raise _ResyncError(Reason.SNAPSHOT_FAILED, f"status {status}")
+        return body
 
     async def _read(self, socket: zmq.asyncio.Socket, stats: InstanceStats, position: _Position) -> None:
         since_turn = 0

@@ -10,14 +10,15 @@ import base64
 import socket
 import ssl
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 from urllib.parse import unquote, urlsplit
 
 from aiohappyeyeballs import start_connection
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gateway.http.endpoint import DEFAULT_PORTS, address_of
+from gateway.http.resolver import Address, Resolver
 from gateway.upstream.connection import Connection
 
 _IDLE_S = 4.0
@@ -63,10 +64,10 @@ class Origin:
 class ConnectionPool:
     """Owns all connections for requests. Without a bound on their number: admission bounds what is sent."""
 
-    def __init__(self, resolver: AbstractResolver) -> None:
+    def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
         self._idle: dict[Origin, deque[Connection]] = {}
-        self._names: dict[tuple[str, int], tuple[float, list[ResolveResult]]] = {}
+        self._names: dict[tuple[str, int], tuple[float, Sequence[Address]]] = {}
         self._tls: ssl.SSLContext | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
@@ -86,15 +87,7 @@ class ConnectionPool:
         """Return a new connection; raises ``OSError``. Whoever calls bounds the wait."""
         loop = asyncio.get_running_loop()
         infos = [
-            (
-                each["family"],
-                socket.SOCK_STREAM,
-                socket.IPPROTO_TCP,
-                "",
-                (each["host"], each["port"], 0, 0)
-                if each["family"] == socket.AF_INET6
-                else (each["host"], each["port"]),
-            )
+            (each.family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", each.sockaddr)
             for each in await self._addresses(origin)
         ]
         found = await start_connection(infos, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
@@ -131,18 +124,15 @@ class ConnectionPool:
                 connection.abort()
         self._idle.clear()
 
-    async def _addresses(self, origin: Origin) -> list[ResolveResult]:
+    async def _addresses(self, origin: Origin) -> Sequence[Address]:
         if (literal := address_of(origin.name)) is not None:
-            family = socket.AF_INET6 if literal.version == 6 else socket.AF_INET  # noqa: PLR2004 - IPv6
-            return [
-                ResolveResult(
-                    hostname=origin.name, host=str(literal), port=origin.port, family=family, proto=0, flags=0
-                )
-            ]
+            if literal.version == 6:  # noqa: PLR2004 - IPv6
+                return [Address(family=socket.AF_INET6, sockaddr=(str(literal), origin.port, 0, 0))]
+            return [Address(family=socket.AF_INET, sockaddr=(str(literal), origin.port))]
         known = self._names.get((origin.name, origin.port))
         if known is not None and monotonic() < known[0]:
             return known[1]
-        found = await self._resolver.resolve(origin.name, origin.port, socket.AF_UNSPEC)
+        found = await self._resolver.resolve(origin.name, origin.port)
         if not found:
             raise OSError(None, f"{origin.name} has no address")
         self._names[origin.name, origin.port] = (monotonic() + _NAMES_S, found)

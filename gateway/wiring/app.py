@@ -14,6 +14,7 @@ from gateway.api.admin import AdminAccess, add_failure_handlers
 from gateway.api.asgi import Gateway
 from gateway.api.browsers import Browsers
 from gateway.api.failures import add_last_handlers
+from gateway.http.client import make_client
 from gateway.registry.leases import Leases
 from gateway.registry.membership import Loops
 from gateway.settings import Settings
@@ -21,7 +22,6 @@ from gateway.supervisor import running
 from gateway.telemetry.resources import Resources
 from gateway.telemetry.siblings import Siblings
 from gateway.upstream import ConnectionPool
-from gateway.upstream.session import make_session
 from gateway.wiring.admin import operator_routers
 from gateway.wiring.base import Base, open_base
 from gateway.wiring.control import build_control, build_roster_keeper
@@ -72,10 +72,10 @@ async def _running(app: Gateway, base: Base) -> AsyncIterator[None]:
         threads = stack.enter_context(open_threads(base))
         context = stack.enter_context(zmq.asyncio.Context())
         pool = stack.enter_context(closing(ConnectionPool(instances.resolver)))
-        session = await stack.enter_async_context(
-            make_session(instances.timeouts, instances.resolver, headers=base.via.text())
+        client = await stack.enter_async_context(
+            make_client(connect_s=instances.timeouts.connect_s, resolver=instances.resolver, headers=base.via.text())
         )
-        links = Links(session=session, context=context)
+        links = Links(client=client, context=context)
         serving = build_serving(base, instances, observation, threads, pool)
         roster_keeper = build_roster_keeper(base, instances, serving, observation)
         membership = build_membership(settings, instances, links, observation, (serving.planner, roster_keeper))

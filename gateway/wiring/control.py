@@ -69,7 +69,7 @@ def build_control(
     store, registry = base.shared.store, instances.registry
     directory = _directory_keeper(base, instances, observation)
     presets = PresetCatalogue(Presets.shipped(), lambda: directory.current.workloads)
-    control = InstanceControl(links.session, timeout_s=base.settings.fleet.control_timeout_s)
+    control = InstanceControl(links.client, timeout_s=base.settings.fleet.control_timeout_s)
     swap = PolicySwap(control)
 
     async def refresh() -> None:

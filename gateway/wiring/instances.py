@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from time import monotonic
 from urllib.parse import urlsplit
 
-import aiohttp
+import httpx2
 import zmq.asyncio
 
 from gateway.registry import BreakerRules, HealthLoop, InstanceSpec, Isolation, LoadTracker, Membership, Registry
@@ -39,7 +39,7 @@ class Instances:
 class Links:
     """Connections of this process to instances beside those of requests."""
 
-    session: aiohttp.ClientSession
+    client: httpx2.AsyncClient
     context: zmq.asyncio.Context
 
 
@@ -100,7 +100,7 @@ def _loops_of(
             instance,
             registry=instances.registry,
             load=instances.load,
-            session=links.session,
+            client=links.client,
             interval_s=settings.health.health_interval_s,
             timeout_s=settings.health.health_timeout_s,
             rules=instances.rules,
@@ -110,7 +110,7 @@ def _loops_of(
             instance,
             registry=instances.registry,
             index=instances.index,
-            session=links.session,
+            client=links.client,
             context=links.context,
             turns=turns,
             meter=observation.telemetry,

@@ -3,7 +3,8 @@
 List, then watch from the list's resource version. A watch that ends is taken up where it was; one whose version is too
 old (410 Gone) begins with a new list. An endpoint that isn't ready is no instance (yet); one that is *terminating* is
 no longer one, which drains it: its pod finishes what it has, and gets nothing new, before it is killed.
-Rejected: the official client (synchronous, thousands of generated classes) for two GET requests.
+Rejected: the official clients (thousands of generated classes for two GET requests) and lightkube 1.0, whose watch has
+no limit on silence (a connection that a NAT forgot is waited for without end) and no pause before it asks again.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote
 
-import aiohttp
+import httpx2
 import msgspec
 
 from gateway.registry.discovery.base import DiscoveryError, instance_name
@@ -27,6 +28,7 @@ _MAX_LINE_BYTES = 8 << 20
 _WATCH_S = 300
 _SILENCE_S = _WATCH_S + 30.0
 _LIST_TIMEOUT_S = 30.0
+_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,49 +115,45 @@ class KubernetesWatcher:
         return f"Kubernetes service {self._what.namespace}/{self._what.service}"
 
     async def watch(self) -> AsyncGenerator[Sequence[InstanceSpec], None]:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_SILENCE_S)
-        connector = aiohttp.TCPConnector(ssl=self._tls())
+        timeout = httpx2.Timeout(_SILENCE_S, connect=_CONNECT_S)
         try:
-            async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+            async with httpx2.AsyncClient(verify=self._tls(), timeout=timeout, trust_env=False) as client:
                 while True:
-                    listed = await self._list(session)
+                    listed = await self._list(client)
                     slices = {each.metadata.name: each for each in listed.items}
                     seen = self._specs(slices.values())
                     yield seen
                     try:
-                        async for _ in self._changes(session, slices, listed.metadata.resource_version):
+                        async for _ in self._changes(client, slices, listed.metadata.resource_version):
                             now = self._specs(slices.values())
                             if now != seen:
                                 seen = now
                                 yield now
                     except _GoneError:
                         continue
-        except (aiohttp.ClientError, OSError, TimeoutError, *UNREADABLE) as error:
+        except (httpx2.HTTPError, OSError, TimeoutError, *UNREADABLE) as error:
             raise DiscoveryError(f"{self.place} can't be watched: {type(error).__name__}: {error}") from None
 
-    async def _list(self, session: aiohttp.ClientSession) -> _SliceList:
-        async with (
-            asyncio.timeout(_LIST_TIMEOUT_S),
-            session.get(self._url(), headers=self._headers(), allow_redirects=False) as answer,
-        ):
-            body = await answer.read()
-            if answer.status != HTTPStatus.OK:
-                raise self._refused(answer.status, body)
-            return msgspec.json.decode(body, type=_SliceList)
+    async def _list(self, client: httpx2.AsyncClient) -> _SliceList:
+        async with asyncio.timeout(_LIST_TIMEOUT_S):
+            answer = await client.get(self._url(), headers=self._headers())
+        if answer.status_code != HTTPStatus.OK:
+            raise self._refused(answer.status_code, answer.content)
+        return msgspec.json.decode(answer.content, type=_SliceList)
 
     async def _changes(
-        self, session: aiohttp.ClientSession, slices: dict[str, _Slice], version: str
+        self, client: httpx2.AsyncClient, slices: dict[str, _Slice], version: str
     ) -> AsyncIterator[None]:
         """Apply changes to ``slices`` for ever and say so; a watch that ends in order is taken up again."""
         while True:
             more = f"&watch=true&allowWatchBookmarks=true&timeoutSeconds={_WATCH_S}&resourceVersion={quote(version)}"
             url = self._url() + more
-            async with session.get(url, headers=self._headers(), allow_redirects=False) as answer:
-                if answer.status == HTTPStatus.GONE:
+            async with client.stream("GET", url, headers=self._headers()) as answer:
+                if answer.status_code == HTTPStatus.GONE:
                     raise _GoneError
-                if answer.status != HTTPStatus.OK:
-                    raise self._refused(answer.status, await answer.read())
-                async for line in _lines(answer.content):
+                if answer.status_code != HTTPStatus.OK:
+                    raise self._refused(answer.status_code, await answer.aread())
+                async for line in _lines(answer.aiter_bytes()):
                     event = msgspec.json.decode(line, type=_WatchEvent)
                     if event.type == "ERROR":
                         status = msgspec.json.decode(event.object, type=_Status)
@@ -222,10 +220,10 @@ class KubernetesWatcher:
         return DiscoveryError(f"{self.place}: the API server answered {status} {said}".rstrip())
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+async def _lines(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The stream's lines, whatever their length up to a bound."""
     held = b""
-    async for data in content.iter_any():
+    async for data in content:
         *whole, held = (held + data).split(b"\n")
         if len(held) > _MAX_LINE_BYTES:
             raise DiscoveryError(f"an event of the watch is longer than {_MAX_LINE_BYTES} bytes")

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import zmq.asyncio
 
+from gateway.http.client import make_client
 from gateway.registry import HealthLoop, InstanceSpec, LoadTracker, Registry
 from gateway.telemetry import Metrics, Telemetry
 from gateway.upstream import EventFeed, Timeouts, Turns
-from gateway.upstream.session import make_session
 from kvcontrol.core import BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId
 from kvcontrol.core.wire import MAX_BATCH_BLOCKS, Decoded, decode_batch
 from kvcontrol.prefix_reuse import FleetIndex
@@ -75,7 +75,7 @@ async def following(*names: str, blocks: int) -> AsyncIterator[Following]:
         registry = Registry(
             [InstanceSpec(id=name, url=engine.url) for name, engine in engines.items()], unhealthy_after=3
         )
-        session = await stack.enter_async_context(make_session(TIMEOUTS))
+        client = await stack.enter_async_context(make_client(connect_s=TIMEOUTS.connect_s))
         context = stack.enter_context(zmq.asyncio.Context())
         index, turns = FleetIndex(), Turns()
         tasks = []
@@ -84,7 +84,7 @@ async def following(*names: str, blocks: int) -> AsyncIterator[Following]:
                 name,
                 registry=registry,
                 load=LoadTracker(engines),
-                session=session,
+                client=client,
                 interval_s=WITHIN_S,
                 timeout_s=WITHIN_S,
             )
@@ -93,7 +93,7 @@ async def following(*names: str, blocks: int) -> AsyncIterator[Following]:
                 name,
                 registry=registry,
                 index=index,
-                session=session,
+                client=client,
                 context=context,
                 turns=turns,
                 meter=Telemetry(Metrics()),

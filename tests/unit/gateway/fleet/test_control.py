@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
-import aiohttp
 import pytest
 
 from gateway.fleet import InstanceControl, InstanceControlError
+from gateway.http.client import make_client
 from gateway.registry import Instance, InstanceSpec, Registry
 from kvcontrol.core.ids import InstanceId
+from tests.support.running_gateway import eventually
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
@@ -20,29 +21,31 @@ class Dropping:
     def __init__(self, *, deaf: bool = False) -> None:
         self.requests = 0
         self.connections = 0
+        self.open = 0
         self._deaf = deaf
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        await reader.readuntil(b"\r\n\r\n")
-        self.requests += 1
-        if not self._deaf:
-            writer.write(ANSWER)
+        self.open += 1
+        with suppress(asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
             self.requests += 1
+            if not self._deaf:
+                writer.write(ANSWER)
+                await reader.readuntil(b"\r\n\r\n")
+                self.requests += 1
         writer.close()
+        self.open -= 1
 
 
 @asynccontextmanager
 async def calling(server: Dropping) -> AsyncIterator[tuple[InstanceControl, Instance]]:
-    async with (
-        await asyncio.start_server(server.serve, "127.0.0.1", 0) as listener,
-        aiohttp.ClientSession() as session,
-    ):
+    async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         registry = Registry([InstanceSpec(id=InstanceId("a"), url=url)], unhealthy_after=3)
-        yield InstanceControl(session, timeout_s=20), registry.get(InstanceId("a"))
-        listener.close()
+        async with make_client(connect_s=20) as client:
+            yield InstanceControl(client, timeout_s=20), registry.get(InstanceId("a"))
+        await eventually(lambda: server.open == 0)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "POST"])

@@ -1,13 +1,16 @@
 import asyncio
 import errno
+import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
 
-import aiohttp
+import httpx2
 import pytest
 
-from gateway.http.connect_failure import why_unreachable
+from gateway.http.client import fetch, make_client
+from gateway.http.connect_failure import is_own_fault, why_unreachable
+from gateway.http.resolver import SystemResolver
 from kvgate.ports import free_ports
 
 
@@ -15,14 +18,19 @@ async def by_asyncio(port: int) -> None:
     await asyncio.open_connection("127.0.0.1", port)
 
 
-async def by_aiohttp(port: int) -> None:
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/"):
-        raise AssertionError("somebody answers")
+async def by_client(port: int) -> None:
+    async with make_client(connect_s=20) as client:
+        await fetch(client, "GET", f"http://127.0.0.1:{port}/", limit_bytes=1)
 
 
-@pytest.mark.parametrize("connect", [by_asyncio, by_aiohttp])
+async def by_resolving_client(port: int) -> None:
+    async with make_client(connect_s=20, resolver=SystemResolver()) as client:
+        await fetch(client, "GET", f"http://127.0.0.1:{port}/", limit_bytes=1)
+
+
+@pytest.mark.parametrize("connect", [by_asyncio, by_client, by_resolving_client])
 async def test_a_refused_connection_is_told_without_the_address(connect: Callable[[int], Awaitable[None]]) -> None:
-    with pytest.raises(OSError, match="127") as caught:
+    with pytest.raises((OSError, httpx2.ConnectError)) as caught:
         await connect(free_ports(1)[0])
     assert why_unreachable(caught.value) == "Connection refused"
 
@@ -44,3 +52,23 @@ def test_what_has_another_kind_of_number_or_none() -> None:
     assert why_unreachable(unknown) == "Name or service not known"
     assert why_unreachable(OSError("Multiple exceptions: ...")) == "none of its addresses answers"
     assert why_unreachable(OSError(errno.EHOSTUNREACH, "('10.0.0.1', 1)")) == "No route to host"
+
+
+async def test_a_lack_of_file_descriptors_is_this_process_own_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> socket.socket:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async with make_client(connect_s=20) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", full)
+            with pytest.raises(httpx2.ConnectError) as caught:
+                await fetch(client, "GET", "http://127.0.0.1:9/", limit_bytes=1)
+    assert is_own_fault(caught.value)
+
+
+async def test_a_name_without_an_address_is_told_as_such() -> None:
+    async with make_client(connect_s=20, resolver=SystemResolver()) as client:
+        with pytest.raises(httpx2.ConnectError) as caught:
+            await fetch(client, "GET", "http://no-such-host.invalid/", limit_bytes=1)
+    assert "127" not in why_unreachable(caught.value)
+    assert not is_own_fault(caught.value)

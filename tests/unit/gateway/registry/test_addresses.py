@@ -2,9 +2,9 @@ import ipaddress
 import socket
 
 import pytest
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gateway.http.endpoint import place_of, serves
+from gateway.http.resolver import Address
 from gateway.registry.addresses import AddressError, AddressRules
 from gateway.settings.fleet import InstanceSettings
 from gateway.upstream.resolver import GuardedResolver
@@ -144,27 +144,20 @@ def test_a_server_that_listens_everywhere_answers_on_loopback() -> None:
     assert not serves("10.0.0.7", 8000, own)
 
 
-class Rebinding(AbstractResolver):
+class Rebinding:
     """A name server that changes its mind."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = addresses
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        return [
-            ResolveResult(hostname=host, host=each, port=port, family=family, proto=0, flags=0)
-            for each in self.addresses
-        ]
-
-    async def close(self) -> None:
-        return None
+    async def resolve(self, host: str, port: int) -> list[Address]:
+        del host
+        return [Address(family=socket.AF_INET, sockaddr=(each, port)) for each in self.addresses]
 
 
 async def test_a_name_that_points_elsewhere_by_now_is_not_connected_to() -> None:
     inside = GuardedResolver(RULES, trusted=lambda _: False, lookup=Rebinding("169.254.169.254", "10.0.0.1"))
-    assert [each["host"] for each in await inside.resolve("engine", 80)] == ["10.0.0.1"]
+    assert [each.host for each in await inside.resolve("engine", 80)] == ["10.0.0.1"]
     outside = GuardedResolver(RULES, trusted=lambda _: False, lookup=Rebinding("169.254.169.254"))
     with pytest.raises(OSError, match="never an instance's"):
         await outside.resolve("engine", 80)

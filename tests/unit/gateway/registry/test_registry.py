@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gateway.http.client import make_client
 from gateway.registry import (
     BreakerState,
     HealthLoop,
@@ -16,7 +17,6 @@ from gateway.registry import (
 )
 from gateway.registry.panic import Excuse, PanicRules
 from gateway.upstream import Timeouts
-from gateway.upstream.session import make_session
 from kvcontrol.core import CacheIdentity, Epoch, InstanceId
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats
 from kvcontrol.core.roles import EngineRole
@@ -285,7 +285,7 @@ async def test_one_that_is_not_only_late_is_not_kept() -> None:
 async def test_a_check_that_times_out_by_this_process_own_lag_does_not_count(own_s: float, excused: int) -> None:
     late = iter([1.0, 1.0 + own_s])
     timeouts = Timeouts(connect_s=60, first_byte_s=60, idle_s=60, hung_s=60)
-    async with ScriptedEngine().started() as engine, make_session(timeouts) as session:
+    async with ScriptedEngine().started() as engine, make_client(connect_s=timeouts.connect_s) as client:
         engine.silent = True
         registry = Registry((InstanceSpec(id=A, url=engine.url),), unhealthy_after=1, panic=PanicRules(share=0))
         registry.probe_succeeded(A, probe({"id": "m"}))
@@ -293,7 +293,7 @@ async def test_a_check_that_times_out_by_this_process_own_lag_does_not_count(own
             A,
             registry=registry,
             load=LoadTracker(),
-            session=session,
+            client=client,
             interval_s=1,
             timeout_s=0.1,
             lag_s=lambda: next(late),

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import socket
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -9,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.resolver import ThreadedResolver
 
+from gateway.http.resolver import Address, Resolver, SystemResolver
 from gateway.upstream import ConnectionPool, FailureKind, Timeouts, UpstreamClient, UpstreamFailureError, pool
 from gateway.upstream.connection import MOST_HEAD_BYTES
 from gateway.upstream.pool import Origin
@@ -81,10 +81,8 @@ def answering(*answers: bytes) -> Callable[[Server, asyncio.StreamReader, asynci
 
 
 @asynccontextmanager
-async def client(
-    timeouts: Timeouts = PATIENT, resolver: AbstractResolver | None = None
-) -> AsyncIterator[UpstreamClient]:
-    connections = ConnectionPool(resolver or ThreadedResolver())
+async def client(timeouts: Timeouts = PATIENT, resolver: Resolver | None = None) -> AsyncIterator[UpstreamClient]:
+    connections = ConnectionPool(resolver or SystemResolver())
     try:
         yield UpstreamClient(connections, timeouts)
     finally:
@@ -509,20 +507,16 @@ async def test_a_header_with_a_line_break_is_never_sent() -> None:
         assert not server.requests
 
 
-class Names(AbstractResolver):
+class Names:
     def __init__(self, *found: str) -> None:
         self.found = found
         self.asked = 0
 
-    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
-        del family
+    async def resolve(self, host: str, port: int) -> list[Address]:
         self.asked += 1
         if not self.found:
             raise OSError(None, f"{host} has no address")
-        return [ResolveResult(hostname=host, host=each, port=port, family=2, proto=0, flags=0) for each in self.found]
-
-    async def close(self) -> None:
-        pass
+        return [Address(family=socket.AF_INET, sockaddr=(each, port)) for each in self.found]
 
 
 async def test_a_name_is_looked_up_under_the_rules_and_each_of_its_addresses_is_tried() -> None:
