@@ -162,7 +162,7 @@ class CompletionBody(_Asked, frozen=True, kw_only=True):
             isinstance(each, int) for each in prompts
         ):
             raise NotServedError(_UNPREPARED)
-        if problem := problem_of(len(prompts), self.n, streamed=bool(self.stream)):
+        if problem := problem_of(len(prompts), self.n):
             raise NotServedError(problem)
         if self.most_tokens is not None and self.most_tokens < 1:
             raise NotServedError(f"max_new_tokens must be at least 1, got {self.most_tokens}.")

@@ -170,8 +170,7 @@ class _OpenAiStream:
         return self._event(served.last_text, served.last, finish_reason=served.reason)
 
     def _event(self, text: str, tokens: list[int], **more: str) -> bytes:
-        # several prompts of one completion all have 0 in a stream of LMDeploy
-        choice: dict[str, Any] = {"index": self._served.index if self._chat else 0, **more}
+        choice: dict[str, Any] = {"index": self._served.index, **more}
         choice |= {"delta": {"role": "assistant", "content": text}} if self._chat else {"text": text}
         if self._wants_ids:
             choice["output_ids"] = tokens

@@ -177,8 +177,22 @@ def test_several_answers_and_several_prompts(client: openai.OpenAI) -> None:
     both = client.completions.create(model=MODEL, prompt=[[5, 12, 7], [9]], max_tokens=3, temperature=0)
     assert (len(alone.choices), alone.usage and alone.usage.prompt_tokens) == (1, 3)
     assert both.choices[0].text == alone.choices[0].text
-    with pytest.raises(openai.BadRequestError, match="leave out stream"):
-        client.completions.create(model=MODEL, prompt="one", n=2, max_tokens=3, stream=True)
+
+
+@pytest.mark.parametrize(("prompt", "n"), [(["one", "two", "three"], 1), ("one", 2), (["one", "two"], 2)])
+def test_each_choice_of_a_streamed_completion_has_its_index(
+    client: openai.OpenAI, prompt: str | list[str], n: int
+) -> None:
+    whole = client.completions.create(model=MODEL, prompt=prompt, n=n, max_tokens=3, temperature=0)
+    texts = dict.fromkeys(range(len(whole.choices)), "")
+    reasons: dict[int, str | None] = {}
+    for event in client.completions.create(model=MODEL, prompt=prompt, n=n, max_tokens=3, temperature=0, stream=True):
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    assert texts == {choice.index: choice.text for choice in whole.choices}
+    assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
 
 
 def test_seed_stop_and_response_format_reach_the_engine(client: openai.OpenAI) -> None:

@@ -52,6 +52,12 @@ def server_hooks() -> list[Hook]:
             why="a list of token ids was as many prompts, without a bound, and n was ignored",
         ),
         Hook(
+            target=f"{serve}.openai.endpoints.completions:with_request_cleanup",
+            signature="(generator, result_generators, sessions, session_mgr)",
+            replace=completions.with_request_cleanup,
+            why="all answers of a streamed completion had index 0",
+        ),
+        Hook(
             target=f"{serve}.openai.chat_completions.logits_processors:logit_bias_logits_processor",
             signature=(
                 "(logit_bias: 'dict[int, float] | dict[str, float]', tokenizer: 'PreTrainedTokenizerBase') "

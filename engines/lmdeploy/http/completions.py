@@ -1,14 +1,18 @@
 """What a body of ``/v1/completions`` becomes: prompts, each with the answers that are asked for, in a bounded number.
 
 LMDeploy takes each entry of a list as a prompt of its own, a token id too, and answers each once, whatever ``n`` says.
-OpenAI's API has a list of token ids as one prompt, and the answers to prompt i at the indices from i * n on.
+It streams the answers one after the other, all with index 0. OpenAI's API has a list of token ids as one prompt, and
+the answers to prompt i at the indices from i * n on.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 MOST_ANSWERS: Final = 128
 """As many as LMDeploy allows for a chat."""
+_DATA: Final = "data: "
+_DONE: Final = "data: [DONE]"
 
 
 def prompts_of(prompt: Any) -> list[Any]:
@@ -18,13 +22,25 @@ def prompts_of(prompt: Any) -> list[Any]:
     return prompt if isinstance(prompt, list) else [prompt]
 
 
-def problem_of(prompts: int, answers: int, *, streamed: bool) -> str | None:
+def problem_of(prompts: int, answers: int) -> str | None:
     """Return why so many ``answers`` to each prompt aren't served, None where they are."""
     if prompts * answers > MOST_ANSWERS:
         return f"{prompts} prompts with n {answers} are {prompts * answers} answers; at most {MOST_ANSWERS} are allowed"
-    if streamed and answers > 1:
-        return f"n {answers} with stream is not served here: leave out stream, or send {answers} requests"
     return None
+
+
+async def numbered(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Give each of the answers in a stream its index; an answer ends with its finish reason."""
+    index = 0
+    async for event in events:
+        said = None if event.startswith(_DONE) else json.loads(event.removeprefix(_DATA))
+        if said is None or not said.get("choices"):
+            yield event
+            continue
+        for choice in said["choices"]:
+            choice["index"] = index
+        yield f"{_DATA}{json.dumps(said)}\n\n"
+        index += any(choice.get("finish_reason") for choice in said["choices"])
 
 
 # What takes the place of LMDeploy's symbols (the tables are in hooks/).
@@ -38,7 +54,7 @@ def check_request(original: Callable[[Any, Any], str]) -> Callable[[Any, Any], s
         if refused:
             return refused
         prompts = prompts_of(request.prompt)
-        problem = problem_of(len(prompts), request.n, streamed=bool(request.stream))
+        problem = problem_of(len(prompts), request.n)
         if problem is not None:
             return problem
         if request.n > 1 or isinstance(request.prompt, list):
@@ -48,4 +64,16 @@ def check_request(original: Callable[[Any, Any], str]) -> Callable[[Any, Any], s
     return check_request
 
 
-__all__ = ["MOST_ANSWERS", "check_request", "problem_of", "prompts_of"]
+def with_request_cleanup(original: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+    """``with_request_cleanup`` of completions: it gets the stream of a request with the sessions of its answers."""
+
+    def with_request_cleanup(
+        generator: AsyncIterator[Any], result_generators: Any, sessions: Sequence[Any], session_mgr: Any
+    ) -> AsyncIterator[Any]:
+        told = numbered(generator) if len(sessions) > 1 else generator
+        return original(told, result_generators, sessions, session_mgr)
+
+    return with_request_cleanup
+
+
+__all__ = ["MOST_ANSWERS", "check_request", "numbered", "problem_of", "prompts_of", "with_request_cleanup"]

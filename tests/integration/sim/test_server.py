@@ -56,6 +56,20 @@ async def test_whole_and_streamed_answers_say_the_same(tokenizer: SimTokenizer) 
     assert second["prompt_tokens_details"]["cached_tokens"] == (first["prompt_tokens"] - 1) // 16 * 16
 
 
+async def test_each_answer_of_a_streamed_completion_has_its_index(tokenizer: SimTokenizer) -> None:
+    asked = {"model": "m", "prompt": ["hello", "there"], "n": 2, "max_tokens": 3}
+    async with simulated(tokenizer) as engine, aiohttp.ClientSession(engine.url) as session:
+        async with session.post("/v1/completions", json=asked) as answer:
+            whole = [choice["text"] for choice in (await answer.json())["choices"]]
+        async with session.post("/v1/completions", json=asked | {"stream": True}) as answer:
+            lines = [line.decode()[6:].strip() async for line in answer.content if line.startswith(b"data: ")]
+    told = [""] * 4
+    for line in lines[:-1]:
+        [choice] = json.loads(line)["choices"]
+        told[choice["index"]] += choice["text"]
+    assert told == whole
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
@@ -74,7 +88,6 @@ async def test_whole_and_streamed_answers_say_the_same(tokenizer: SimTokenizer) 
         ("/v1/completions", b'{"model": "m", "prompt": "a", "n": 129}', 400, "at most 128 are allowed"),
         ("/v1/completions", b'{"model": "m", "prompt": ["a", "b"], "n": 65}', 400, "at most 128 are allowed"),
         ("/v1/completions", json.dumps({"model": "m", "prompt": ["a"] * 9999}).encode(), 400, "at most 128"),
-        ("/v1/completions", b'{"model": "m", "prompt": "a", "n": 2, "stream": true}', 400, "leave out stream"),
         ("/v1/completions", b'{"model": "other", "prompt": "a"}', 404, "there is 'm'"),
         ("/v1/completions", b'{"model": "m", "prompt": "a", "logprobs": 2}', 400, "not enabled logprobs_mode"),
         ("/v1/chat/completions", b'{"model": "m", "messages": [{}], "logprobs": true}', 400, "Logprobs(True)"),
