@@ -107,13 +107,14 @@ def worker_update_params(original: Callable[[Any, Any], Any]) -> Callable[[Any, 
     return update_params
 
 
-def executor_update_params(_original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], None]:
-    """``UniExecutor.update_params``, which is not implemented; its model agent's is."""
+def executor_of_one_device(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A method of ``UniExecutor`` that LMDeploy has not implemented there: its model agent's does the work."""
+    name = original.__name__
 
-    def update_params(self: Any, request: Any) -> None:
-        self.model_agent.update_params(request)
+    def on_the_model_agent(self: Any, request: Any) -> Any:
+        return getattr(self.model_agent, name)(request)
 
-    return update_params
+    return on_the_model_agent
 
 
 def engine_update_weights(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -135,6 +136,6 @@ __all__ = [
     "engine_update_params",
     "engine_update_weights",
     "engine_wakeup",
-    "executor_update_params",
+    "executor_of_one_device",
     "worker_update_params",
 ]

@@ -42,11 +42,19 @@ def interruption_hooks() -> list[Hook]:
             replace=interruptions.worker_update_params,
             why="weights changed under the forwards that read them",
         ),
-        Hook(
-            target="lmdeploy.pytorch.engine.executor.uni_executor:UniExecutor.update_params",
-            signature="(self, request: Any)",
-            replace=interruptions.executor_update_params,
-            why="an engine on one device had no way to change its weights that doesn't need CUDA IPC",
+        *(
+            Hook(
+                target=f"lmdeploy.pytorch.engine.executor.uni_executor:UniExecutor.{name}",
+                signature="(self, request: Any)",
+                replace=interruptions.executor_of_one_device,
+                why="an engine on one device had no way to change its weights that doesn't need CUDA IPC",
+            )
+            for name in (
+                "update_params",
+                "init_weights_update_group",
+                "update_weights_from_distributed",
+                "destroy_weights_update_group",
+            )
         ),
         Hook(
             target=f"{ENGINE}.update_weights_from_ipc",

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from typing import Any, Final
 
-_OPERATIONS: Final = frozenset(
+OPERATIONS: Final = frozenset(
     {
         "/sleep",
         "/wakeup",
@@ -18,6 +18,7 @@ _OPERATIONS: Final = frozenset(
         "/update_weights_from_distributed",
     }
 )
+"""The routes of operations that interrupt an engine's steps."""
 _SLEEPS: Final = "kvgate_sleeps"
 
 _Scope = MutableMapping[str, Any]
@@ -34,7 +35,7 @@ class OperationOrderMiddleware:
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in _OPERATIONS or scope["method"] != "POST":
+        if scope["type"] != "http" or scope["path"] not in OPERATIONS or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         async with self._turn:
@@ -75,4 +76,4 @@ def async_engine_generate(original: Callable[..., AsyncIterator[Any]]) -> Callab
     return generate
 
 
-__all__ = ["OperationOrderMiddleware", "async_engine_generate", "async_engine_sleep"]
+__all__ = ["OPERATIONS", "OperationOrderMiddleware", "async_engine_generate", "async_engine_sleep"]

@@ -12,6 +12,7 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash
 from tests.support.disturbed_engine import DisturbedEngine, Ended
 from tests.support.tiered_engine import PROMPTS, TieredEngine
+from tests.support.trainer import Trainer, training
 from tests.support.weights import broken_after, read_weights, update_request
 
 pytestmark = pytest.mark.engine
@@ -154,6 +155,63 @@ def test_weights_of_which_half_arrived_are_other_weights(engine: DisturbedEngine
     assert revision(engine) != old
     engine.rest()
     assert not names(engine) & before
+
+
+def test_weights_that_a_trainer_broadcasts_are_other_weights(
+    engine: DisturbedEngine, other: Path, references: tuple[TieredEngine, TieredEngine], answers: tuple[list[int], ...]
+) -> None:
+    engine.run(PROMPT, new_tokens=NEW_TOKENS)
+    engine.rest()
+    old, earlier = revision(engine), names(engine)
+
+    async def update(trainer: Trainer) -> tuple[int, Ended]:
+        lmdeploy = engine.local.engine
+        assert (await lmdeploy.init_weights_update_group(trainer.group_request))[0]
+
+        async def receive() -> None:
+            done, why = await lmdeploy.update_weights_from_distributed(trainer.weights_request)
+            assert done, why
+
+        before, task = await beside_a_request(engine, receive)
+        ended = await task
+        assert (await lmdeploy.destroy_weights_update_group(trainer.group_request))[0]
+        return before, ended
+
+    with training(other) as trainer:
+        before, ended = engine.do(lambda: update(trainer))
+    assert ended.tokens[:before] == answers[0][:before]
+    [rest] = references[1].run([*PROMPT, *ended.tokens[:before]], new_tokens=NEW_TOKENS - before)
+    assert ended.tokens[before:] == rest
+    assert revision(engine) != old
+    engine.rest()
+    assert not names(engine) & earlier
+
+
+@pytest.mark.parametrize("way", ["update_weights_from_distributed", "update_weights_from_ipc"])
+def test_an_update_that_fails_at_once_leaves_no_block_either(
+    engine: DisturbedEngine, tiny_llama: Path, answers: tuple[list[int], ...], way: str
+) -> None:
+    from lmdeploy.serve.openai.protocol import UpdateWeightsFromIPCRequest
+
+    engine.run(PROMPT, new_tokens=NEW_TOKENS)
+    engine.rest()
+    old, earlier = revision(engine), names(engine)
+    requests = {
+        "update_weights_from_distributed": Trainer(port=1, folder=tiny_llama).weights_request,  # nobody has begun it
+        "update_weights_from_ipc": UpdateWeightsFromIPCRequest(zmq_handles={}),  # there is no device for it
+    }
+
+    async def update() -> Ended:
+        async def fail() -> None:
+            assert not (await getattr(engine.local.engine, way)(requests[way]))[0]
+
+        _, task = await beside_a_request(engine, fail)
+        return await task
+
+    assert engine.do(update) == Ended("FINISH", answers[0])
+    assert revision(engine) != old
+    engine.rest()
+    assert not names(engine) & earlier
 
 
 def test_equal_instances_whose_weights_changed_have_no_name_in_common(
