@@ -6,6 +6,7 @@ is made of it stays within some 100 MB beside its texts, and no step of its read
 """
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from gateway.errors import InvalidRequestError
@@ -17,10 +18,13 @@ MOST_ITEMS: Final = 1_000_000
 MOST_ESCAPES: Final = 4_000_000
 _NEVER_TOO_MANY_BYTES: Final = 2 * MOST_FIELDS
 """An object, or a field, takes two bytes at least, and a comma."""
-_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[{:\[,]', re.DOTALL)
-"""A text, one without an end as well, or what begins an object, a field, a list or an item."""
+_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+(")?|[{:\[,]', re.DOTALL)
+"""A text, or as much of it as there is, or what begins an object, a field, a list or an item."""
+_TEXT: Final = re.compile(rb'(?:[^"\\]++|\\.)*+(")?', re.DOTALL)
+"""The rest of a text."""
 _COUNTED: Final = b"\\{:[,"
-_COUNTED_AT_ONCE: Final = 1 << 18
+_LOOKED_AT_ONCE: Final = 1 << 18
+"""Some milliseconds of work, within which no other thread runs."""
 _FIELDS: Final = b"{:"
 _QUOTE: Final = ord('"')
 
@@ -32,7 +36,7 @@ def check_shape(body: bytes) -> None:
     """
     if len(body) <= _NEVER_TOO_MANY_BYTES:
         return
-    parts = (body[start : start + _COUNTED_AT_ONCE] for start in range(0, len(body), _COUNTED_AT_ONCE))
+    parts = (body[start : start + _LOOKED_AT_ONCE] for start in range(0, len(body), _LOOKED_AT_ONCE))
     if sum(len(part) - len(part.translate(None, _COUNTED)) for part in parts) <= MOST_FIELDS:  # mostly
         return
     if body.count(b"\\") > MOST_ESCAPES:
@@ -41,16 +45,37 @@ def check_shape(body: bytes) -> None:
     if fields <= MOST_FIELDS and body.count(b"[") + body.count(b",") <= MOST_ITEMS:
         return
     fields = items = 0
-    for found in _STRUCTURE.finditer(body):
-        first = body[found.start()]
-        if first in _FIELDS:
+    for mark in _structure(body):
+        if mark in _FIELDS:
             fields += 1
             if fields > MOST_FIELDS:
                 raise _refused("objects and fields", MOST_FIELDS)
-        elif first != _QUOTE:
+        else:
             items += 1
             if items > MOST_ITEMS:
                 raise _refused("items in its lists", MOST_ITEMS)
+
+
+def _structure(body: bytes) -> Iterator[int]:
+    """Give the marks outside of texts, in order. No step looks at more than a part: other threads run in between."""
+    place, in_text = 0, False
+    while place < len(body):
+        end = place + _LOOKED_AT_ONCE
+        if in_text:
+            found = _TEXT.match(body, place, end)
+            if found is None or found.end() == place:  # a backslash is all that is left
+                return
+            place, in_text = found.end(), found[1] is None
+            continue
+        for found in _STRUCTURE.finditer(body, place, end):
+            first = body[found.start()]
+            if first != _QUOTE:
+                yield first
+            elif found[1] is None:
+                place, in_text = found.end(), True
+                break
+        else:
+            place = end
 
 
 def _refused(what: str, most: int) -> InvalidRequestError:
