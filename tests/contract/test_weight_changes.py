@@ -12,7 +12,7 @@ import pytest
 
 from engines.lmdeploy.hooks import interruption_hooks
 from engines.lmdeploy.hooks.names import ENGINE
-from engines.lmdeploy.server_sleep import OPERATIONS
+from engines.lmdeploy.http.server_sleep import OPERATIONS
 
 CHANGES = {"update_params", "update_weights_from_ipc", "update_weights_from_distributed", "sleep", "wakeup"}
 HARMLESS = {
