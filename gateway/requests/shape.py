@@ -45,7 +45,7 @@ def check_shape(body: bytes) -> None:
     if fields <= MOST_FIELDS and body.count(b"[") + body.count(b",") <= MOST_ITEMS:
         return
     fields = items = 0
-    for mark in _structure(body):
+    for mark in structure(body):
         if mark in _FIELDS:
             fields += 1
             if fields > MOST_FIELDS:
@@ -56,11 +56,14 @@ def check_shape(body: bytes) -> None:
                 raise _refused("items in its lists", MOST_ITEMS)
 
 
-def _structure(body: bytes) -> Iterator[int]:
-    """Give the marks outside of texts, in order. No step looks at more than a part: other threads run in between."""
+def structure(body: bytes, at_once: int = _LOOKED_AT_ONCE) -> Iterator[int]:
+    """Give the marks outside of texts, in order.
+
+    No step looks at more than ``at_once`` bytes, 2 at least: other threads run in between.
+    """
     place, in_text = 0, False
     while place < len(body):
-        end = place + _LOOKED_AT_ONCE
+        end = place + at_once
         if in_text:
             found = _TEXT.match(body, place, end)
             if found is None or found.end() == place:  # a backslash is all that is left
@@ -85,4 +88,4 @@ def _refused(what: str, most: int) -> InvalidRequestError:
     )
 
 
-__all__ = ["MOST_ESCAPES", "MOST_FIELDS", "MOST_ITEMS", "check_shape"]
+__all__ = ["MOST_ESCAPES", "MOST_FIELDS", "MOST_ITEMS", "check_shape", "structure"]

@@ -15,7 +15,7 @@ from gateway.errors import InvalidRequestError
 from gateway.fingerprint import Fingerprinter
 from gateway.requests.call import parse_call
 from gateway.requests.reader import INLINE_BYTES
-from gateway.requests.shape import MOST_ESCAPES, MOST_FIELDS, MOST_ITEMS, check_shape
+from gateway.requests.shape import MOST_ESCAPES, MOST_FIELDS, MOST_ITEMS, check_shape, structure
 from gateway.types import Operation
 from tests.support.body_shapes import SHAPES, chat
 
@@ -59,6 +59,29 @@ def test_many_objects_are_refused_and_long_texts_and_lists_of_ids_are_not(text: 
 )
 def test_no_text_makes_the_look_at_it_fail(text: str, times: int) -> None:
     check_shape((text * times).encode() + b'"' + b"x" * MOST_FIELDS)
+
+
+def marks_outside_of_texts(body: bytes) -> bytes:
+    """``structure``, a byte at a time."""
+    marks, in_text, escaped = bytearray(), False, False
+    for byte in body:
+        if in_text:
+            in_text = escaped or byte != ord('"')
+            escaped = not escaped and byte == ord("\\")
+        elif byte == ord('"'):
+            in_text = True
+        elif byte in b"{:[,":
+            marks.append(byte)
+    return bytes(marks)
+
+
+@given(
+    parts=st.lists(st.sampled_from(['"', "\\", "{", ":", "[", ",", "a", '\\"', "\\\\", '"abcdefg"', '"{\\"a\\":1}"'])),
+    at_once=st.integers(2, 20),
+)
+def test_what_stands_in_texts_is_known_however_little_is_looked_at_at_once(parts: list[str], at_once: int) -> None:
+    body = "".join(parts).encode()
+    assert bytes(structure(body, at_once)) == marks_outside_of_texts(body)
 
 
 @pytest.mark.parametrize("name", SHAPES)
