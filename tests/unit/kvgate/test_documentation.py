@@ -43,6 +43,24 @@ def test_every_make_target_that_a_page_names_exists() -> None:
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "docs" / "operations.md"):
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_link_to_a_section_leads_to_a_heading() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text()):
+            text = (page.parent / target if target else page).read_text()
+            headings = re.findall(r"(?m)^#{1,6} (.+)$", text)
+            anchors = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+            assert anchor in anchors, f"{page.name} links to {target}#{anchor}"
+
+
+def test_the_pages_of_performance_are_read_in_two_screens_and_name_their_commands() -> None:
+    pages = [each for each in (ROOT / "docs" / "performance").glob("*.md") if each.name != "README.md"]
+    assert len(pages) >= 4
+    for page in pages:
+        text = page.read_text()
+        assert len(text.splitlines()) <= 120, page.name
+        assert re.search(r"(?m)^    kvgate bench ", text), page.name
