@@ -1,21 +1,18 @@
 """Talks to a gateway's ``/admin/v1``; what goes wrong becomes a ``CommandError`` with the gateway's own words."""
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+import httpx2
 
 from gateway.state.admin_key import FILE_NAME
 from kvgate.failure import CommandError
 
 _LIMIT_S: Final = 60.0
-_NO_PROXY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,29 +39,24 @@ class AdminClient:
 
     def call(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Said:
         """Return a success; raises ``CommandError`` for anything else."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(  # noqa: S310 - the scheme was checked
-            self._base + path,
-            data=data,
-            method=method,
-            headers={
-                "authorization": f"Bearer {self._key}",
-                **({} if data is None else {"content-type": "application/json"}),
-                **(headers or {}),
-            },
-        )
         try:
-            with _NO_PROXY.open(request, timeout=_LIMIT_S) as answer:
-                text = answer.read()
-                return Said(body=json.loads(text) if text else None, etag=answer.headers.get("etag"))
-        except urllib.error.HTTPError as error:
-            raise _refused(error) from None
-        except urllib.error.URLError as error:
-            raise CommandError(
-                f"no gateway answers at {self._base}: {error.reason}", "start one, or name it with --url"
-            ) from None
-        except (OSError, HTTPException, ValueError) as error:
+            with httpx2.Client(trust_env=False, timeout=_LIMIT_S) as client:
+                answer = client.request(
+                    method,
+                    self._base + path,
+                    json=body,
+                    headers={"authorization": f"Bearer {self._key}"} | dict(headers or {}),
+                )
+            if not answer.is_success:
+                raise _refused(answer)
+            return Said(body=answer.json() if answer.content else None, etag=answer.headers.get("etag"))
+        except (httpx2.ProtocolError, ValueError) as error:
             raise CommandError(f"{self._base} does not answer as a gateway does: {error}", "is it one?") from None
+        except httpx2.HTTPError as error:
+            raise CommandError(
+                f"no gateway answers at {self._base}: {error or type(error).__name__}",
+                "start one, or name it with --url",
+            ) from None
 
 
 def find_key(given: str | None, state_dir: Path) -> str:
@@ -81,14 +73,12 @@ def find_key(given: str | None, state_dir: Path) -> str:
         ) from None
 
 
-def _refused(error: urllib.error.HTTPError) -> CommandError:
-    with error:
-        text = error.read()
+def _refused(answer: httpx2.Response) -> CommandError:
     try:
-        message = json.loads(text)["error"]["message"]
+        message = answer.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        message = f"the gateway answered {error.code}"
-    if error.code == HTTPStatus.UNAUTHORIZED:
+        message = f"the gateway answered {answer.status_code}"
+    if answer.status_code == HTTPStatus.UNAUTHORIZED:
         return WrongKeyError(str(message), "the key is in the gateway's state folder, or its admin_key setting")
     return CommandError(str(message))
 

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Annotated, Final
 from urllib.parse import quote, urlsplit
 
-import aiohttp
+import httpx2
 import typer
 
 from kvgate.display import plain
@@ -61,46 +61,46 @@ class Registration:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        timeout = aiohttp.ClientTimeout(total=min(_LIMIT_S, self._ttl_s))
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with httpx2.AsyncClient(trust_env=False, timeout=min(_LIMIT_S, self._ttl_s)) as client:
             while not stop.is_set():
-                await self._renew(session)
+                await self._renew(client)
                 try:
                     async with asyncio.timeout(self._ttl_s / _RENEWALS):
                         await stop.wait()
                 except TimeoutError:
                     continue
             if self._held:
-                await self._end(session)
+                await self._end(client)
 
-    async def _renew(self, session: aiohttp.ClientSession) -> None:
+    async def _renew(self, client: httpx2.AsyncClient) -> None:
         try:
-            async with session.get(self._health, allow_redirects=False) as answer:
-                if answer.status not in {HTTPStatus.OK, HTTPStatus.NOT_FOUND}:  # an engine may have no health check
-                    self._say(f"the engine is not healthy: {self._health} answered {answer.status}")
-                    return
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            answer = await client.get(self._health)
+            if answer.status_code not in {HTTPStatus.OK, HTTPStatus.NOT_FOUND}:  # an engine may have no health check
+                self._say(f"the engine is not healthy: {self._health} answered {answer.status_code}")
+                return
+        except (httpx2.HTTPError, OSError) as error:
             self._say(f"the engine does not answer at {self._health}: {error or type(error).__name__}")
             return
         try:
             body = {"url": self._url, "ttl_s": self._ttl_s}
-            async with session.put(self._lease, json=body, headers=self._headers, allow_redirects=False) as answer:
-                if answer.status == HTTPStatus.OK:
-                    self._held = True
-                    self._say(f"registered at {self._lease}")
-                    return
-                said = (await answer.text())[:500]
-                if answer.status in _HOPELESS:
-                    raise CommandError(f"the gateway refuses this engine ({answer.status}): {said}")
-                self._say(f"the gateway answered {answer.status}: {said}")
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            answer = await client.put(self._lease, json=body, headers=self._headers)
+        except (httpx2.HTTPError, OSError) as error:
             self._say(f"no gateway answers at {self._lease}: {error or type(error).__name__}")
+            return
+        if answer.status_code == HTTPStatus.OK:
+            self._held = True
+            self._say(f"registered at {self._lease}")
+        elif answer.status_code in _HOPELESS:
+            raise CommandError(f"the gateway refuses this engine ({answer.status_code}): {answer.text[:500]}")
+        else:
+            self._say(f"the gateway answered {answer.status_code}: {answer.text[:500]}")
 
-    async def _end(self, session: aiohttp.ClientSession) -> None:
+    async def _end(self, client: httpx2.AsyncClient) -> None:
         try:
-            async with session.delete(self._lease, headers=self._headers) as answer:
-                self._say("said goodbye" if answer.status == HTTPStatus.NO_CONTENT else f"goodbye: {answer.status}")
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            answer = await client.delete(self._lease, headers=self._headers)
+            left = answer.status_code == HTTPStatus.NO_CONTENT
+            self._say("said goodbye" if left else f"goodbye: {answer.status_code}")
+        except (httpx2.HTTPError, OSError) as error:
             self._say(f"could not say goodbye: {error or type(error).__name__}")
 
     def _say(self, text: str) -> None:
