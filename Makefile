@@ -19,7 +19,7 @@ up: setup ## install, prepare the model, start two engines and the gateway; ARGS
 
 .PHONY: test
 test: setup ## the whole suite, but for the slow lane; ARGS="-k name" are handed on
-	@OMP_NUM_THREADS=1 $(VENV)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=3 $(ARGS)
 
 .PHONY: slow
 slow: setup ## the slow lane: the real SmolLM2 (downloads 93 MB the first time), and Hypothesis with all of its examples
