@@ -224,8 +224,8 @@ class Pipeline:
             body = received.body if received.coding is None else await self._reader.decoded(received, tenant)
             call = await self._reader.parse(record.operation, body, tenant)
             record.stream = call.stream
-            if self._registry.unchecked:
-                await self._registry.until_checked(call.model)
+            if self._registry.checks.unchecked:
+                await self._registry.checks.until_checked(call.model)
             refuse_unsupported(call, self._admission.admit(call.model))
             record.model = call.model  # only a name that exists gets into the log
             record.parsed_s = monotonic()
@@ -294,7 +294,7 @@ class Pipeline:
             if opening is not None:
                 opening.asked(own)
             for each in (plan.instance.id, *plan.others):
-                self._registry.picked(each)
+                self._registry.breakers.picked(each)
             attempts.begin(others=lambda: len(self._admission.untried(call.model, tried)))
             with self._load.placed(
                 plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold, places=call.answers
@@ -321,7 +321,7 @@ class Pipeline:
                             run.failed(str(ended if isinstance(ended, str) else ended.failure))
                 finally:
                     for each in (plan.instance.id, *plan.others):
-                        self._registry.ended(each)
+                        self._registry.breakers.ended(each)
             if isinstance(ended, Relayed):
                 record.relayed(ended)
                 if ended.failure not in OURS:  # then it pays like one whose client leaves
@@ -343,7 +343,7 @@ class Pipeline:
                 answering.path,
                 headers=answering.headers,
                 body=answering.body,
-                hung=partial(self._registry.hung, instance.id),
+                hung=partial(self._registry.checks.hung, instance.id),
                 silence=this.opening,
             )
         except UpstreamFailureError as failure:
@@ -390,7 +390,7 @@ class Pipeline:
                 this.plan, relayed.usage, took_s=monotonic() - record.sent_s
             )
         elif relayed.failure is not None and relayed.failure not in OURS and not relayed.refused:
-            self._registry.failed(instance.id, f"its answer ended early: {relayed.failure}")
+            self._registry.breakers.failed(instance.id, f"its answer ended early: {relayed.failure}")
         return relayed
 
     def _begun(self, instance: Instance, status: int, *, after_s: float) -> None:
@@ -402,29 +402,29 @@ class Pipeline:
         elif status < INTERNAL_SERVER_ERROR:
             self._admission.answered(instance, after_s=after_s)
         if status in _INSTANCE_FAILED:
-            self._registry.failed(instance.id, f"it answered {status}")
+            self._registry.breakers.failed(instance.id, f"it answered {status}")
         elif status < INTERNAL_SERVER_ERROR:
-            self._registry.answered(instance.id)
+            self._registry.breakers.answered(instance.id)
 
     def _answered(self, instance: Instance, status: int, relayed: Relayed) -> None:
         """Tell the registry of an error whose words are known now: a request's own fault is a good answer."""
         if status < INTERNAL_SERVER_ERROR or status in _INSTANCE_FAILED:
             return
         if relayed.refused:
-            self._registry.answered(instance.id)
+            self._registry.breakers.answered(instance.id)
         else:
-            self._registry.answered_badly(instance.id, f"it answered {status}")
+            self._registry.breakers.answered_badly(instance.id, f"it answered {status}")
 
     def _note(self, instance: Instance, failure: UpstreamFailureError, *, since_s: float) -> None:
         """Tell the registry. A slow connection may be this process's own lag: only several in a row take one out."""
         if failure.kind is FailureKind.NO_FILES:
             return
         if failure.kind is FailureKind.CONNECT:
-            self._registry.connection_failed(instance.id, str(failure))
+            self._registry.checks.connection_failed(instance.id, str(failure))
         elif failure.kind is FailureKind.CONNECT_TIMEOUT:
-            self._registry.probe_failed(instance.id, str(failure), may_drain=True, since_s=since_s)
+            self._registry.checks.failed(instance.id, str(failure), may_drain=True, since_s=since_s)
         else:
-            self._registry.failed(instance.id, str(failure))
+            self._registry.breakers.failed(instance.id, str(failure))
         if failure.kind in _OVERLOAD:
             self._admission.overloaded(instance)
 

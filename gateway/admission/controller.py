@@ -111,6 +111,7 @@ class AdmissionController:
         clock: Callable[[], float],
     ) -> None:
         self._registry = registry
+        self._available = registry.available
         self._load = load
         self._quota_meter = quotas
         self.quotas = TenantQuotas(quotas, meter)
@@ -134,9 +135,9 @@ class AdmissionController:
         does not exist (``Registry.may_serve``).
         """
         instances = self.usable(model)
-        if instances or self._registry.on_trial(model):
+        if instances or self._available.on_trial(model):
             return instances
-        if not model or self._registry.may_serve(model):
+        if not model or self._registry.models.may_serve(model):
             raise self._no_instance(model)
         raise missing_model(self._registry, model)
 
@@ -149,18 +150,18 @@ class AdmissionController:
 
     def usable(self, model: str) -> tuple[Instance, ...]:
         """Return the instances that serve ``model`` and are usable at this moment."""
-        return self._registry.usable(model)
+        return self._available.usable(model)
 
     def untried(self, model: str, tried: AbstractSet[InstanceId]) -> tuple[Instance, ...]:
         """Return the instances that might take a request over that others have failed. One whose trial is under way is
         better than none: the request has waited already.
         """
         others = tuple(each for each in self.usable(model) if each.id not in tried)
-        others = others or tuple(each for each in self._registry.standing_in(model) if each.id not in tried)
+        others = others or tuple(each for each in self._available.standing_in(model) if each.id not in tried)
         return others or tuple(
             each
-            for each in self._registry.serving(model)
-            if each.id not in tried and self._registry.on_probation(each.id)
+            for each in self._available.serving(model)
+            if each.id not in tried and self._available.on_probation(each.id)
         )
 
     async def enter(self, ask: Ask, held: Held | None = None) -> Entry:
@@ -197,7 +198,7 @@ class AdmissionController:
         instance which serves its model could take.
         """
         self.quotas.check_length(tenant.limits, prompt_tokens=least_tokens, output_tokens=output_tokens)
-        serving = self._registry.serving(model)
+        serving = self._available.serving(model)
         known = [each.stats.context_length_tokens for each in serving if each.stats is not None]
         if known and len(known) == len(serving) and least_tokens >= max(known):
             raise ContextLengthError(
@@ -218,7 +219,7 @@ class AdmissionController:
             for model in [model for model, pool in self._pools.items() if len(pool.queue)]:
                 self._pump(model)
             for model in [each for each, pool in self._pools.items() if not pool.queue and not pool.given]:
-                if not self._registry.knows_model(model):
+                if not self._registry.models.knows(model):
                     del self._pools[model]
             await asyncio.sleep(_TICK_S)
 
@@ -324,7 +325,7 @@ class AdmissionController:
 
     def _disappoint(self, model: str, pool: _Pool) -> None:
         """Send those away that hoped for a trial's outcome once it has failed."""
-        if self._registry.on_trial(model) or (self.usable(model) and not self._registry.left_alone_s(model)):
+        if self._available.on_trial(model) or (self.usable(model) and not self._available.left_alone_s(model)):
             return
         for waiting in [each for each in pool.hoping if each in pool.turns]:
             turn = pool.turns.pop(waiting)
@@ -335,7 +336,7 @@ class AdmissionController:
 
     def _has_room(self, model: str, pool: _Pool) -> list[bool]:
         """Whether there is room for one more, by its claim."""
-        rooms = self._rooms(self._registry.usable(model))
+        rooms = self._rooms(self._available.usable(model))
         return [sum(of_claim) > pool.given for of_claim in zip(*rooms, strict=True)]
 
     def _rooms(self, instances: Sequence[Instance]) -> list[Rooms]:
@@ -345,9 +346,9 @@ class AdmissionController:
             rooms = [rooms_of(each, load.in_flight(each.id), urgent.at(each.id)) for each in instances]
         else:
             rooms = [rooms_of(each, load.in_flight(each.id)) for each in instances]
-        if self._registry.troubled:
+        if self._available.troubled:
             rooms = [
-                _on_probation(room) if self._registry.on_probation(each.id) else room
+                _on_probation(room) if self._available.on_probation(each.id) else room
                 for each, room in zip(instances, rooms, strict=True)
             ]
         return rooms
@@ -361,7 +362,7 @@ class AdmissionController:
     def _no_instance(self, model: str) -> NoInstanceError:
         self._meter.shed("no_instance")
         missing = ""
-        if prefilling := [each.id for each in self._registry.only_prefilling(model)]:
+        if prefilling := [each.id for each in self._available.only_prefilling(model)]:
             missing = (
                 f": {', '.join(prefilling[:_SHOWN])} can only prefill for others (LMDeploy's role), and no decode or "
                 "hybrid instance is there to answer"
@@ -369,7 +370,7 @@ class AdmissionController:
         wanted = f" for model {model!r}" if model else ""
         return NoInstanceError(
             f"none of the {len(self._registry.all())} instances is usable{wanted} now{missing}",
-            retry_after_s=max(_RETRY_AFTER_S, min(_LONGEST_RETRY_S, ceil(self._registry.left_alone_s(model)))),
+            retry_after_s=max(_RETRY_AFTER_S, min(_LONGEST_RETRY_S, ceil(self._available.left_alone_s(model)))),
         )
 
 

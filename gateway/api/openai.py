@@ -88,9 +88,9 @@ class OpenAiApi:
             raise NotFoundError(f"there is no {exchange.path} here", code="unknown_route")
 
     async def _models(self, exchange: Exchange) -> None:
-        if self._registry.unchecked:
-            await self._registry.until_all_checked()
-        cards = self._registry.model_cards()
+        if self._registry.checks.unchecked:
+            await self._registry.checks.until_all_checked()
+        cards = self._registry.models.cards()
         name = exchange.path.removeprefix(_MODELS).removeprefix("/")
         if not name:
             await exchange.reply(200, msgspec.json.encode({"object": "list", "data": cards}))

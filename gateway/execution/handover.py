@@ -56,7 +56,7 @@ class PrefillRunner:
                 call.path,
                 headers=call.headers,
                 body=call.body,
-                hung=partial(self._registry.hung, instance.id),
+                hung=partial(self._registry.checks.hung, instance.id),
                 silence=None if call.opening is None else _BeforeAnswer(call.opening),
             )
             with closing(response):
@@ -64,15 +64,15 @@ class PrefillRunner:
                     pass
         except UpstreamFailureError as failure:
             if failure.kind is FailureKind.CONNECT:
-                self._registry.connection_failed(instance.id, str(failure))
+                self._registry.checks.connection_failed(instance.id, str(failure))
             elif failure.kind is not FailureKind.NO_FILES:
-                self._registry.failed(instance.id, str(failure))
+                self._registry.breakers.failed(instance.id, str(failure))
             _log.warning("%s computed no prompt for %s: %s", instance.id, call.request_id, failure)
             return False
         if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self._registry.answered_badly(instance.id, f"it answered {response.status}")
+            self._registry.breakers.answered_badly(instance.id, f"it answered {response.status}")
         else:
-            self._registry.answered(instance.id)
+            self._registry.breakers.answered(instance.id)
         if response.status != HTTPStatus.OK:
             _log.info("%s computed no prompt for %s: it answered %d", instance.id, call.request_id, response.status)
         return response.status == HTTPStatus.OK

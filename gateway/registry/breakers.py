@@ -1,4 +1,4 @@
-"""All instances' breakers, and the outliers among them: who is left alone, who is on trial, who gets everything."""
+"""All instances' circuit breakers, fed with the results of requests, and the outliers among the instances."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,9 @@ everybody alone helps nobody.
 
 
 class Breakers:
-    """Changed only by the registry. Where all are closed nothing is looked at."""
+    """Results for an instance that has been removed meanwhile are ignored. Where all breakers are closed, choosing
+    instances costs nothing.
+    """
 
     def __init__(self, rules: BreakerRules, outliers: OutlierRules, clock: Callable[[], float]) -> None:
         self._rules = rules
@@ -25,7 +27,9 @@ class Breakers:
         self._clock = clock
         self._breakers: dict[InstanceId, Breaker] = {}
         self._troubled: set[InstanceId] = set()
-        """Whose breakers are not closed."""
+        """Instances whose breakers are not closed."""
+        self._seen_s: dict[InstanceId, float] = {}
+        """When an instance last began an answer, or was last waited for in vain."""
 
     def enter(self, instance: InstanceId) -> None:
         self._breakers[instance] = Breaker(self._rules)
@@ -33,6 +37,7 @@ class Breakers:
     def leave(self, instance: InstanceId) -> None:
         self._troubled.discard(instance)
         del self._breakers[instance]
+        self._seen_s.pop(instance, None)
         self._outliers.forget(instance)
 
     @property
@@ -87,35 +92,58 @@ class Breakers:
         self._note_trouble(instance)
         self._outliers.forget(instance)
 
+    def seen_s(self, instance: InstanceId) -> float:
+        """Return when an instance last began an answer, or was last waited for in vain; minus infinity for never."""
+        return self._seen_s.get(instance, float("-inf"))
+
+    def saw(self, instance: InstanceId) -> None:
+        """Note that a request waited for an instance in vain."""
+        self._seen_s[instance] = self._clock()
+
     def picked(self, instance: InstanceId) -> None:
+        """Note that a request goes to an instance now: half open, it gets no other until that one has an answer."""
         if instance in self._troubled:
             self._breakers[instance].picked(self._clock())
 
     def ended(self, instance: InstanceId) -> None:
+        """Note that a request that was given to an instance has ended, whatever came of it."""
         if instance in self._troubled:
             self._breakers[instance].trial_over()
 
     def answered(self, instance: InstanceId) -> None:
-        self._outliers.answered(instance, good=True, now_s=self._clock())
+        """Note that an instance has begun to answer a request well (a refusal of a bad request is that, too)."""
+        breaker = self._breakers.get(instance)
+        if breaker is None:
+            return
+        now_s = self._seen_s[instance] = self._clock()
+        self._outliers.answered(instance, good=True, now_s=now_s)
         if self.on_probation(instance):
             _log.info("instance %s answers again", instance)
-        self._breakers[instance].succeeded()
+        breaker.succeeded()
         self._troubled.discard(instance)
 
     def answered_badly(self, instance: InstanceId, reason: str) -> None:
-        now_s = self._clock()
-        self._outliers.answered(instance, good=False, now_s=now_s)
-        self._eject_outlier(instance, now_s, reason)
+        """Note an error that may be the request's own fault (a 500): it counts only against better peers."""
+        if instance in self._breakers:
+            now_s = self._seen_s[instance] = self._clock()
+            self._count_failure(instance, now_s, reason)
 
     def failed(self, instance: InstanceId, reason: str) -> None:
+        """Note that an instance failed a request: no answer, a cut one, a 502 to 504."""
+        breaker = self._breakers.get(instance)
+        if breaker is None:
+            return
         now_s = self._clock()
-        breaker = self._breakers[instance]
         before = breaker.state(now_s)
         breaker.failed(now_s, reason)
         self._note_trouble(instance)
         if breaker.state(now_s) is not before:
             _log.warning("instance %s is left alone for a while: %s", instance, reason)
-        self.answered_badly(instance, reason)
+        self._count_failure(instance, self._clock(), reason)
+
+    def _count_failure(self, instance: InstanceId, now_s: float, reason: str) -> None:
+        self._outliers.answered(instance, good=False, now_s=now_s)
+        self._eject_outlier(instance, now_s, reason)
 
     def _eject_outlier(self, instance: InstanceId, now_s: float, last: str) -> None:
         breaker = self._breakers[instance]

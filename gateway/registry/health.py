@@ -94,7 +94,7 @@ class HealthLoop:
 
     async def check(self) -> None:
         """Check once and tell the registry."""
-        began_s, late_before_s = self._registry.now_s, self._lag_s()
+        began_s, late_before_s = self._registry.checks.now_s, self._lag_s()
         try:
             async with asyncio.timeout(self._timeout_s):
                 probe = await self._probe()
@@ -102,9 +102,9 @@ class HealthLoop:
             reason = f"health check took longer than {self._timeout_s:g} s"
             late_s = self._lag_s() - late_before_s
             if late_s > self._timeout_s * _MOST_OWN_SHARE:
-                self._registry.probe_excused(self._instance, f"{reason}, {late_s:.1f} s of which are this process' own")
+                self._registry.checks.excuse(self._instance, f"{reason}, {late_s:.1f} s of which are this process' own")
             else:
-                self._registry.probe_failed(self._instance, reason, since_s=began_s)
+                self._registry.checks.failed(self._instance, reason, since_s=began_s)
         except httpx2.ConnectError as error:  # nothing listens there: no need to see that three times
             if is_own_fault(
                 error
@@ -112,12 +112,12 @@ class HealthLoop:
                 return
             reason = f"can't be reached: {why_unreachable(error)}"
             self._reports = False  # whatever answers there next is another process
-            self._registry.probe_failed(self._instance, reason, may_drain=True)
-            self._registry.connection_failed(self._instance, reason)
+            self._registry.checks.failed(self._instance, reason, may_drain=True)
+            self._registry.checks.connection_failed(self._instance, reason)
         except (*FETCH_ERRORS, _CheckFailedError) as error:
-            self._registry.probe_failed(self._instance, f"health check failed: {error or type(error).__name__}")
+            self._registry.checks.failed(self._instance, f"health check failed: {error or type(error).__name__}")
         else:
-            self._registry.probe_succeeded(self._instance, probe)
+            self._registry.checks.succeeded(self._instance, probe)
 
     async def _probe(self) -> ProbeResult:
         in_flight = self._load.of(self._instance).in_flight

@@ -8,7 +8,7 @@ _RETRY_AFTER_S = 2
 
 def missing_model(registry: Registry, model: str) -> NotFoundError | NoInstanceError:
     """Return the error for a model that no usable instance serves."""
-    if registry.may_serve(model):
+    if registry.models.may_serve(model):
         return NoInstanceError(
             f"no usable instance serves the model {model!r} now: an instance that served it is away, or an instance "
             "has not listed its models yet; try again later",

@@ -107,11 +107,11 @@ class Reader:
     async def parse(self, operation: Operation, body: bytes, tenant: Tenant) -> Call:
         """Return what a body asks for; raises ``InvalidRequestError``."""
         most = self._limits.max_answers
-        if self._registry.unchecked:
-            await self._registry.until_checked()
+        if self._registry.checks.unchecked:
+            await self._registry.checks.until_checked()
         if len(body) <= INLINE_BYTES:
-            return parse_call(operation, body, models=self._registry.served_models, most_answers=most)
-        served = self._registry.served_models()
+            return parse_call(operation, body, models=self._registry.models.names, most_answers=most)
+        served = self._registry.models.names()
         work = partial(parse_call, operation, body, models=lambda: served, most_answers=most)
         return await self._threads.run(work, tenant=tenant, size_bytes=len(body))
 

@@ -101,11 +101,13 @@ class TokenApi:
         return said.model, msgspec.json.encode({"prompt": text})
 
     def _check_model(self, model: str | None) -> None:
-        if model is not None and not self._registry.knows_model(model):
+        if model is not None and not self._registry.models.knows(model):
             raise missing_model(self._registry, model)
 
     def _context_length(self) -> int | None:
-        known = [each.stats.context_length_tokens for each in self._registry.serving() if each.stats is not None]
+        known = [
+            each.stats.context_length_tokens for each in self._registry.available.serving() if each.stats is not None
+        ]
         return min(known, default=None)
 
 

@@ -181,13 +181,13 @@ def _fleet(watched: Watched) -> Iterator[Metric]:
     yield gauge_of(
         catalogue.INSTANCE_BREAKER,
         (
-            ((each.id, setting), float(registry.breaker(each.id) is setting))
+            ((each.id, setting), float(registry.breakers.state(each.id) is setting))
             for each in everyone
             for setting in BreakerState
         ),
     )
     excused = family_of(catalogue.HEALTH_CHECKS_EXCUSED)
-    for cause, checks in registry.excused.items():
+    for cause, checks in registry.checks.excused.items():
         excused.add_sample(catalogue.HEALTH_CHECKS_EXCUSED.exposed, {"cause": cause.value}, checks)
     yield excused
     yield gauge_of(catalogue.IN_FLIGHT, (((each.id,), watched.load.of(each.id).in_flight) for each in everyone))

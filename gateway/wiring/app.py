@@ -91,7 +91,7 @@ async def _running(app: Gateway, base: Base) -> AsyncIterator[None]:
             **discovery_loops(settings, instances, membership, observation),
         }
         try:
-            instances.registry.tenants(several=base.authenticator.several)
+            instances.registry.checks.tenants(several=base.authenticator.several)
             await control.directory.look()
             _log_mode(settings, base.authenticator)
             async with membership:

@@ -112,7 +112,7 @@ def _directory_keeper(base: Base, instances: Instances, observation: Observation
 
     def publish(directory: Directory) -> None:
         authenticator.publish(directory)
-        instances.registry.tenants(several=authenticator.several)
+        instances.registry.checks.tenants(several=authenticator.several)
 
     return DirectoryKeeper(
         base.shared.store,

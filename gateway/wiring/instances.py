@@ -10,6 +10,7 @@ import zmq.asyncio
 
 from gateway.registry import BreakerRules, HealthLoop, InstanceSpec, Isolation, LoadTracker, Membership, Registry
 from gateway.registry.addresses import AddressRules
+from gateway.registry.checks import CheckRules
 from gateway.registry.discovery import DiscoveryLoop, chosen_watchers
 from gateway.registry.lease_board import LeaseBoard
 from gateway.registry.leases import Leases
@@ -48,11 +49,13 @@ def build_instances(settings: Settings) -> Instances:
     health, fleet, upstream = settings.health, settings.fleet, settings.upstream
     registry = Registry(
         (InstanceSpec(id=InstanceId(each.id), url=each.url, role=each.role) for each in fleet.instances),
-        unhealthy_after=health.unhealthy_after,
-        first_check_s=health.health_timeout_s,
+        rules=CheckRules(
+            unhealthy_after=health.unhealthy_after,
+            isolation=Isolation(health.isolation),
+            panic=PanicRules(share=health.panic_threshold),
+            first_check_s=health.health_timeout_s,
+        ),
         breaker=BreakerRules(failures=health.breaker_failures, pause_s=health.breaker_pause_s),
-        isolation=Isolation(health.isolation),
-        panic=PanicRules(share=health.panic_threshold),
         model_memory_s=health.model_memory_s,
     )
     rules = AddressRules.of(fleet.instance_schemes, fleet.instance_networks)

@@ -163,7 +163,7 @@ def _planner(routing: RoutingSettings, phases: SeparationSettings, instances: In
                 transports=phases.pd_transports,
             )
         ),
-        prefilling=instances.registry.prefilling,
+        prefilling=instances.registry.available.prefilling,
     )
 
 

@@ -111,7 +111,7 @@ def explain_router(
     async def explained(body: ExplainBody) -> Explanation:
         check_model(body, registry)
         fingerprint = await _fingerprint(body, registry, fingerprinter, authenticator.salt(TenantId(body.tenant)))
-        usable = registry.usable(body.model)
+        usable = registry.available.usable(body.model)
         left_out = [_left_out(each, registry, body.model) for each in registry.all() if each not in usable]
         session = None if body.session is None else body.session.encode()
         size = RequestSize(
@@ -170,8 +170,8 @@ def _left_out(instance: Instance, registry: Registry, model: str) -> LeftOutView
         why = "it is draining"
     elif not instance.serves(model):
         why = f"it doesn't serve {model!r}"
-    elif registry.breaker(instance.id) is not BreakerState.CLOSED:
-        why = f"its breaker is {registry.breaker(instance.id)}: {registry.breaker_reason(instance.id)}"
+    elif registry.breakers.state(instance.id) is not BreakerState.CLOSED:
+        why = f"its breaker is {registry.breakers.state(instance.id)}: {registry.breakers.reason(instance.id)}"
     else:
         why = "it has become usable just now"
     return LeftOutView(instance=instance.id, why=why)

@@ -141,7 +141,7 @@ class PrefixNames:
         whole = tuple(each for each in able if self._held(prefix, each) >= len(prefix.hashes(each)))
         if whole:
             return whole
-        usable = self._registry.usable(prefix.fingerprint.model)
+        usable = self._registry.available.usable(prefix.fingerprint.model)
         among = [each for each in usable if each.id in {one.id for one in able}]
         if not among:
             return (max(able, key=lambda each: self._held(prefix, each)),)

@@ -27,7 +27,7 @@ class PromptBody(BaseModel):
 
 def check_model(body: PromptBody, registry: Registry) -> None:
     """Raise ``NotFoundError`` or ``NoInstanceError`` for a model that no instance lists."""
-    if not registry.knows_model(body.model):
+    if not registry.models.knows(body.model):
         raise missing_model(registry, body.model)
 
 

@@ -12,6 +12,7 @@ import zmq.asyncio
 
 from gateway.http.client import make_client
 from gateway.registry import HealthLoop, InstanceSpec, LoadTracker, Registry
+from gateway.registry.checks import CheckRules
 from gateway.telemetry import Metrics, Telemetry
 from gateway.upstream import EventFeed, Timeouts, Turns
 from kvcontrol.core import BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId
@@ -73,7 +74,8 @@ async def following(*names: str, blocks: int) -> AsyncIterator[Following]:
         for cache in caches.values():
             cache.hold(blocks)
         registry = Registry(
-            [InstanceSpec(id=name, url=engine.url) for name, engine in engines.items()], unhealthy_after=3
+            [InstanceSpec(id=name, url=engine.url) for name, engine in engines.items()],
+            rules=CheckRules(unhealthy_after=3),
         )
         client = await stack.enter_async_context(make_client(connect_s=TIMEOUTS.connect_s))
         context = stack.enter_context(zmq.asyncio.Context())
@@ -148,7 +150,7 @@ async def test_an_instance_that_goes_away_under_its_snapshot_is_forgotten_at_onc
     async with following("a", blocks=BLOCKS) as feeds:
         name = InstanceId("a")
         await eventually(lambda: feeds.known(name) > 0, WITHIN_S)
-        feeds.registry.connection_failed(name, "refused")
+        feeds.registry.checks.connection_failed(name, "refused")
         assert 0 < feeds.known(name) < BLOCKS
         most = 0
         while known := feeds.known(name):

@@ -20,6 +20,7 @@ from gateway.admission import (
 from gateway.errors import InvalidRequestError, NoInstanceError, NotFoundError, RateLimitedError
 from gateway.limits import Priority, SloClass, TenantLimits
 from gateway.registry import InstanceSpec, LoadTracker, Model, ProbeResult, Registry
+from gateway.registry.checks import CheckRules
 from gateway.types import Tenant, TenantId, Usage
 from kvcontrol.core.control import InstanceStats, LoadStats
 from kvcontrol.core.ids import InstanceId
@@ -56,7 +57,9 @@ class House:
     ) -> None:
         self.stats = stats
         names = [InstanceId(f"i{number}") for number in range(instances)]
-        self.registry = Registry((InstanceSpec(id=name, url=f"http://{name}") for name in names), unhealthy_after=1)
+        self.registry = Registry(
+            (InstanceSpec(id=name, url=f"http://{name}") for name in names), rules=CheckRules(unhealthy_after=1)
+        )
         self.load = LoadTracker()
         self.meter = Meter()
         self.quotas = LocalQuotaMeter(monotonic)
@@ -76,10 +79,10 @@ class House:
 
     def up(self, name: InstanceId) -> None:
         probe = ProbeResult(models=(Model(id="m", card={}),), stats=self.stats, stats_problem=None, in_flight=0)
-        self.registry.probe_succeeded(name, probe)
+        self.registry.checks.succeeded(name, probe)
 
     def down(self, name: InstanceId) -> None:
-        self.registry.connection_failed(name, "gone")
+        self.registry.checks.connection_failed(name, "gone")
 
     async def request(
         self, tenant: str = "t", *, hold_s: float = 0.0, limits: TenantLimits | None = None, answers: int = 1
@@ -254,7 +257,7 @@ async def on_trial(house: House) -> list[asyncio.Task[None]]:
     """The only instance has come back, its trial is under way, and three more requests have come."""
     house.down(InstanceId("i0"))
     house.up(InstanceId("i0"))
-    house.registry.picked(InstanceId("i0"))
+    house.registry.breakers.picked(InstanceId("i0"))
     waiting = [asyncio.create_task(house.request()) for _ in range(3)]
     await asyncio.sleep(0.25)  # longer than it takes to look again
     assert house.admission.waiting == 3
@@ -268,7 +271,7 @@ async def test_requests_wait_for_the_outcome_of_a_trial_and_go_on_when_it_is_goo
     house = House(instances=1, most=8)
     async with looping(house), asyncio.timeout(30):
         waiting = await on_trial(house)
-        house.registry.answered(InstanceId("i0"))
+        house.registry.breakers.answered(InstanceId("i0"))
         await asyncio.gather(*waiting)
         house.at_rest()
 
@@ -277,7 +280,7 @@ async def test_requests_that_waited_for_a_trial_that_fails_are_told_when_to_come
     house = House(instances=1)
     async with looping(house), asyncio.timeout(30):
         waiting = await on_trial(house)
-        house.registry.failed(InstanceId("i0"), "cut")
+        house.registry.breakers.failed(InstanceId("i0"), "cut")
         for each in waiting:
             with pytest.raises(NoInstanceError) as refusal:
                 await each
@@ -321,13 +324,13 @@ async def test_an_instance_on_probation_is_given_one_request_however_many_wait()
         who = Tenant(id=TenantId("t"), salt="s", limits=TenantLimits())
         ask = Ask(tenant=who, model="m", prompt_tokens=10, output_tokens=5, expected_output_tokens=5)
         with await house.admission.enter(ask) as entry:
-            house.registry.picked(entry.instances[0].id)
+            house.registry.breakers.picked(entry.instances[0].id)
             with house.load.placed(entry.instances[0].id, uncached_tokens=10, cold=True):
                 entry.placed(entry.instances[0].id)
-                if house.registry.on_probation(InstanceId("i0")):
+                if house.registry.available.on_probation(InstanceId("i0")):
                     most = max(most, house.load.in_flight(InstanceId("i0")))
                 await asyncio.sleep(0.15)
-                house.registry.answered(InstanceId("i0"))
+                house.registry.breakers.answered(InstanceId("i0"))
 
     async with looping(house), asyncio.timeout(30):
         await asyncio.gather(*(one() for _ in range(12)))
@@ -340,10 +343,10 @@ async def test_one_that_others_have_failed_goes_rather_to_one_on_trial_than_to_n
     for name in ("i0", "i1"):
         house.down(InstanceId(name))
         house.up(InstanceId(name))
-        house.registry.picked(InstanceId(name))
+        house.registry.breakers.picked(InstanceId(name))
     assert house.admission.usable("m") == ()
     assert [each.id for each in house.admission.untried("m", {InstanceId("i0")})] == ["i1"]
-    house.registry.failed(InstanceId("i1"), "cut")
+    house.registry.breakers.failed(InstanceId("i1"), "cut")
     assert house.admission.untried("m", {InstanceId("i0")}) == ()
 
 

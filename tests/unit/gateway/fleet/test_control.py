@@ -9,6 +9,7 @@ import pytest
 from gateway.fleet import InstanceControl, InstanceControlError
 from gateway.http.client import make_client
 from gateway.registry import Instance, InstanceSpec, Registry
+from gateway.registry.checks import CheckRules
 from kvcontrol.core.ids import InstanceId
 from tests.support.running_gateway import eventually
 
@@ -42,7 +43,7 @@ class Dropping:
 async def calling(server: Dropping) -> AsyncIterator[tuple[InstanceControl, Instance]]:
     async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-        registry = Registry([InstanceSpec(id=InstanceId("a"), url=url)], unhealthy_after=3)
+        registry = Registry([InstanceSpec(id=InstanceId("a"), url=url)], rules=CheckRules(unhealthy_after=3))
         async with make_client(connect_s=20) as client:
             yield InstanceControl(client, timeout_s=20), registry.get(InstanceId("a"))
         await eventually(lambda: server.open == 0)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.registry import InstanceSpec, InstanceState, LoadTracker, Membership, ProbeResult, Registry, Source
+from gateway.registry.checks import CheckRules
 from gateway.registry.membership import Loops
 from kvcontrol.core import InstanceId
 
@@ -18,7 +19,7 @@ class Fleet:
     """A membership whose loops only say that they run."""
 
     def __init__(self) -> None:
-        self.registry = Registry((spec("a", 1),), unhealthy_after=1)
+        self.registry = Registry((spec("a", 1),), rules=CheckRules(unhealthy_after=1))
         self.load = LoadTracker()
         self.running: set[InstanceId] = set()
         self.told: list[tuple[str, InstanceId]] = []
@@ -46,7 +47,7 @@ class Fleet:
         return [each.id for each in self.registry.all()]
 
     def healthy(self, instance: InstanceId) -> None:
-        self.registry.probe_succeeded(instance, ProbeResult(models=(), stats=None, stats_problem=None, in_flight=0))
+        self.registry.checks.succeeded(instance, ProbeResult(models=(), stats=None, stats_problem=None, in_flight=0))
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ async def test_an_instance_leaves_only_when_what_it_has_is_done_and_gets_nothing
     with fleet.load.placed(A, uncached_tokens=1, cold=True):
         leaving = fleet.members.retire(A, drain_s=60)
         await asyncio.sleep(0.01)
-        assert fleet.registry.usable() == ()
+        assert fleet.registry.available.usable() == ()
         assert fleet.names() == ["a"]
         assert fleet.registry.get(A).state is InstanceState.HEALTHY
     await leaving
@@ -104,15 +105,15 @@ async def test_one_that_is_named_again_while_it_leaves_stays(fleet: Fleet) -> No
     await asyncio.sleep(0.01)
     assert (fleet.names(), fleet.running) == (["a"], {A})
     fleet.healthy(A)
-    assert len(fleet.registry.usable()) == 1
+    assert len(fleet.registry.available.usable()) == 1
 
 
 async def test_draining_and_resuming_keep_a_member(fleet: Fleet) -> None:
     fleet.healthy(A)
     assert fleet.members.drain(A).draining
-    assert fleet.registry.usable() == ()
+    assert fleet.registry.available.usable() == ()
     assert not fleet.members.resume(A).draining
-    assert len(fleet.registry.usable()) == 1
+    assert len(fleet.registry.available.usable()) == 1
     with pytest.raises(KeyError):
         fleet.members.drain(B)
 

@@ -20,6 +20,7 @@ from gateway.fingerprint import Fingerprint, Fingerprinter
 from gateway.http.body_memory import BodyMemory
 from gateway.limits import SloClass, TenantLimits
 from gateway.registry import InstanceSpec, LoadTracker, Model, ProbeResult, Registry
+from gateway.registry.checks import CheckRules
 from gateway.requests.call import Call
 from gateway.requests.reader import INLINE_BYTES, Reader, ReadingLimits, Received
 from gateway.types import Operation, Tenant, TenantId
@@ -41,12 +42,12 @@ class Desk:
 
     def up(self, **fields: Any) -> None:
         probe = ProbeResult(models=(Model(id="m", card={}),), stats=None, stats_problem=None, in_flight=0)
-        self.registry.probe_succeeded(InstanceId("a"), replaced(probe, **fields))
+        self.registry.checks.succeeded(InstanceId("a"), replaced(probe, **fields))
 
 
 @pytest.fixture
 async def desk() -> AsyncIterator[Desk]:
-    registry = Registry([InstanceSpec(id=InstanceId("a"), url="http://a")], unhealthy_after=1)
+    registry = Registry([InstanceSpec(id=InstanceId("a"), url="http://a")], rules=CheckRules(unhealthy_after=1))
     quotas = LocalQuotaMeter(monotonic)
     admission = AdmissionController(
         registry=registry,
