@@ -16,7 +16,7 @@ from http import HTTPStatus
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.admission import AdmissionController, Authenticator, Entry, keys_of
+from gateway.admission import AdmissionController, AdmissionSlot, Authenticator, keys_of
 from gateway.errors import (
     ApiError,
     DeadlineError,
@@ -41,7 +41,7 @@ from gateway.placement.planner import Plan, Planner
 from gateway.placement.separation import RequestSize
 from gateway.registry import Instance, LoadTracker, Permit, Registry
 from gateway.requests.call import Call
-from gateway.requests.estimate import ask_of, ask_of_counting, size_of
+from gateway.requests.estimate import admission_of, admission_of_counting, size_of
 from gateway.requests.reader import Reader, Received
 from gateway.requests.tokens import TOKEN_OPERATIONS, TokenApi
 from gateway.requests.unsupported import refuse_unsupported
@@ -107,7 +107,7 @@ class _Findings(NamedTuple):
 
     tenant: Tenant
     fingerprint: Fingerprint | Gap
-    entry: Entry
+    entry: AdmissionSlot
     deadline: Deadline
     size: RequestSize
     opening: Opening | None
@@ -119,7 +119,7 @@ class _Try(NamedTuple):
     plan: Plan
     run: PlanRun
     permit: Permit
-    entry: Entry
+    entry: AdmissionSlot
     call: EngineCall
     attempts: Attempts
     deadline: Deadline
@@ -226,14 +226,14 @@ class Pipeline:
             record.stream = call.stream
             if self._registry.checks.unchecked:
                 await self._registry.checks.until_checked(call.model)
-            refuse_unsupported(call, self._admission.admit(call.model))
+            refuse_unsupported(call, self._admission.candidates(call.model))
             record.model = call.model  # only a name that exists gets into the log
             record.parsed_s = monotonic()
             fingerprint = await self._reader.fingerprint(call, tenant, exchange.header(b"x-session-id"))
             record.fingerprinted(fingerprint)
-            ask = ask_of(tenant, call, fingerprint, expected_output_tokens=self._limits.expected_output_tokens)
+            ask = admission_of(tenant, call, fingerprint, expected_output_tokens=self._limits.expected_output_tokens)
             call = call._replace(prompt=_READ)  # what was made of a long body is let go
-            with await self._admission.enter(ask, held) as entry:
+            with await self._admission.admit(ask, held) as entry:
                 deadline.check()
                 record.admitted_s = monotonic()
                 record.limits = entry.headers
@@ -251,7 +251,7 @@ class Pipeline:
         deadline: Deadline,
     ) -> None:
         """Answer what needs no instance; a failure that is the request's own costs what an engine's 4xx does."""
-        with await self._admission.count(ask_of_counting(tenant)) as entry:
+        with await self._admission.admit_without_instance(admission_of_counting(tenant)) as entry:
             deadline.check()
             record.limits = entry.headers
             entry.began()
@@ -398,9 +398,9 @@ class Pipeline:
         be the request's own fault: what it says will tell.
         """
         if status in _TOO_BUSY:
-            self._admission.overloaded(instance)
+            self._admission.capacity.overloaded(instance)
         elif status < INTERNAL_SERVER_ERROR:
-            self._admission.answered(instance, after_s=after_s)
+            self._admission.capacity.answered(instance, after_s=after_s)
         if status in _INSTANCE_FAILED:
             self._registry.breakers.failed(instance.id, f"it answered {status}")
         elif status < INTERNAL_SERVER_ERROR:
@@ -426,7 +426,7 @@ class Pipeline:
         else:
             self._registry.breakers.failed(instance.id, str(failure))
         if failure.kind in _OVERLOAD:
-            self._admission.overloaded(instance)
+            self._admission.capacity.overloaded(instance)
 
 
 async def _refuse(exchange: Exchange, error: ApiError, record: RequestRecord) -> None:

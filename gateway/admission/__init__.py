@@ -1,10 +1,9 @@
-"""Who may enter now: keys to tenants, quotas, and turns."""
+"""Which requests are admitted: API keys to tenants, quotas, and admission slots at instances."""
 
 from gateway.admission.authenticator import Authenticator
 from gateway.admission.controller import AdmissionController, AdmissionMeter, QueueRules
 from gateway.admission.credentials import keys_of
 from gateway.admission.directory import Directory, DirectoryKeeper, KnownKey
-from gateway.admission.entry import Ask, Entry
 from gateway.admission.fair_queue import FairQueue, Waiting
 from gateway.admission.limiter import ConcurrencyLimiter
 from gateway.admission.quota import (
@@ -19,19 +18,20 @@ from gateway.admission.quota import (
     Reservation,
     Standing,
 )
+from gateway.admission.slot import AdmissionRequest, AdmissionSlot
 from gateway.admission.tenant_quotas import Held, TenantQuotas
 
 __all__ = [
     "AdmissionController",
     "AdmissionMeter",
-    "Ask",
+    "AdmissionRequest",
+    "AdmissionSlot",
     "Authenticator",
     "ConcurrencyLimiter",
     "Demand",
     "Dimension",
     "Directory",
     "DirectoryKeeper",
-    "Entry",
     "Exceeded",
     "FairQueue",
     "Granted",

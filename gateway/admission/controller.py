@@ -1,33 +1,33 @@
 """Whether and when a request goes on: its model must be served, its tenant's quota must have room, and an instance too.
 
-    with await admission.enter(ask) as entry:      quota reserved, turn come
-        entry.instances ... entry.placed()   ...   planned and sent
-        entry.settle(...)                          what it really cost
+    with await admission.admit(request) as slot:   quota reserved, admitted
+        slot.instances ... slot.placed()     ...   planned and sent
+        slot.settle(...)                           what the request really cost
                                                    at the end of the block all that is left is given back
 
-A request that finds room while nobody waits goes on at once. Otherwise it waits in its model's ``FairQueue``, until an
-instance has room, its deadline, or its client's end; the latter two leave the queue in the same step. Nothing is ever
-given to two requests: a turn that was given but not used yet counts as taken.
+A request that finds room while no other one waits is admitted at once. Otherwise it waits in its model's ``FairQueue``,
+until an instance has room, its deadline, or its client's end; the latter two leave the queue in the same step. No slot
+is ever given to two requests: one that was given but not used yet counts as taken.
 
-One that comes while breakers keep requests from all instances, and a trial of one of them is under way, waits there as
-well: for its outcome, which lets it in, or sends it away with a 503.
+A request that comes while breakers keep requests from all instances, and a trial of one of them is under way, waits as
+well: for the trial's outcome, which admits the request, or ends it with a 503.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import compress
 from math import ceil
 from typing import Protocol
 
-from gateway.admission.entry import Ask, Entry
-from gateway.admission.fair_queue import Claim, FairQueue, Waiting, claim_of, class_of
-from gateway.admission.limiter import ConcurrencyLimiter, Rooms
+from gateway.admission.capacity import Capacity
+from gateway.admission.fair_queue import Claim, claim_of, class_of
+from gateway.admission.limiter import ConcurrencyLimiter
+from gateway.admission.model_queue import LONGEST_RETRY_S, ModelQueue, WaitResult
 from gateway.admission.quota import QuotaMeter
+from gateway.admission.slot import AdmissionRequest, AdmissionSlot
 from gateway.admission.tenant_quotas import Held, TenantQuotas
-from gateway.admission.urgent import Urgent
 from gateway.errors import ContextLengthError, NoInstanceError, RateLimitedError
 from gateway.errors.context_length import ContextLength
 from gateway.limits import SloClass
@@ -37,15 +37,12 @@ from gateway.types import Tenant
 from kvcontrol.core.ids import InstanceId
 
 _RETRY_AFTER_S = 2
-_LONGEST_RETRY_S = 60
 _TICK_S = 0.1
-_RATE_MEMORY = 0.1
-_ON_PROBATION = 1
 _SHOWN = 8
 
 
 class AdmissionMeter(Protocol):
-    """Is told what became of requests before they were sent anywhere."""
+    """Counts what became of requests before they were sent anywhere."""
 
     def waited(self, seconds: float) -> None: ...
 
@@ -54,50 +51,17 @@ class AdmissionMeter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRules:
-    """``bound`` is for each model; ``deadlines_s`` say how long a request of a class waits at most."""
+    """``bound`` is for each model; ``deadlines_s`` bound the wait of a request by its class."""
 
     bound: int
     ageing_s: float
     deadlines_s: Mapping[SloClass, float]
 
 
-class _Turn(Enum):
-    """What becomes of a request that waits."""
-
-    GIVEN = auto()
-    PUSHED_OUT = auto()
-    NOBODY_LEFT = auto()
-
-
-class _Pool:
-    """What waits for one model. ``given`` counts the places of requests that may go on and that no instance has been
-    chosen for yet; ``hoping`` are those that came while all depended on the outcome of a trial.
-    """
-
-    def __init__(self, rules: QueueRules) -> None:
-        self.queue = FairQueue(bound=rules.bound, ageing_s=rules.ageing_s)
-        self.turns: dict[Waiting, asyncio.Future[_Turn]] = {}
-        self.hoping: set[Waiting] = set()
-        self.given = 0
-        self.last_s = 0.0
-        self.seconds_per_turn = 0.0
-
-    def placed(self, places: int) -> None:
-        """So many places that were given count at an instance now, or have ended."""
-        self.given -= places
-
-    def turn_given(self, now_s: float) -> None:
-        gap_s = min(now_s - self.last_s, float(_LONGEST_RETRY_S)) if self.last_s else 0.0
-        self.seconds_per_turn += _RATE_MEMORY * (gap_s - self.seconds_per_turn)
-        self.last_s = now_s
-
-    def retry_after_s(self) -> int:
-        """How long the present line will take, as fast as it went lately."""
-        return max(1, min(_LONGEST_RETRY_S, ceil(self.seconds_per_turn * len(self.queue))))
-
-
 class AdmissionController:
-    """Owns the queues. One for each process: fairness is among what came to this one."""
+    """Owns the queues. One for each process: fairness is among what came to this one. ``capacity`` is how many requests
+    the instances may be given.
+    """
 
     def __init__(  # noqa: PLR0913 - wired once, by name
         self,
@@ -112,27 +76,25 @@ class AdmissionController:
     ) -> None:
         self._registry = registry
         self._available = registry.available
-        self._load = load
         self._quota_meter = quotas
         self.quotas = TenantQuotas(quotas, meter)
-        self._limiter = limiter
+        self.capacity = Capacity(limiter=limiter, load=load, available=registry.available)
         self._rules = rules
         self._meter = meter
         self._clock = clock
-        self._pools: dict[str, _Pool] = {}
-        self._urgent = Urgent()
+        self._queues: dict[str, ModelQueue] = {}
 
     @property
     def waiting(self) -> int:
         """How many requests wait, over all models."""
-        return sum(len(pool.queue) for pool in self._pools.values())
+        return sum(len(each.queue) for each in self._queues.values())
 
-    def admit(self, model: str) -> tuple[Instance, ...]:
+    def candidates(self, model: str) -> tuple[Instance, ...]:
         """Return the instances that serve ``model`` now, full or not; none while all depends on the outcome of a trial.
         The model "" is that of a request that names none while nothing is served.
 
         Raises ``NoInstanceError`` when those that serve it are away, or may be, and ``NotFoundError`` for a model that
-        does not exist (``Registry.may_serve``).
+        does not exist (``ServedModels.may_serve``).
         """
         instances = self.usable(model)
         if instances or self._available.on_trial(model):
@@ -142,8 +104,8 @@ class AdmissionController:
         raise missing_model(self._registry, model)
 
     def ready(self, model: str) -> tuple[Instance, ...]:
-        """Return the instances that serve ``model`` now, at least one; raises as ``admit``."""
-        instances = self.admit(model)
+        """Return the instances that serve ``model`` now, at least one; raises as ``candidates``."""
+        instances = self.candidates(model)
         if not instances:
             raise self._no_instance(model)
         return instances
@@ -164,34 +126,41 @@ class AdmissionController:
             if each.id not in tried and self._available.on_probation(each.id)
         )
 
-    async def enter(self, ask: Ask, held: Held | None = None) -> Entry:
-        """Return when it is a request's turn; it is in until its entry is closed, which ``with`` does. ``held`` is what
-        was taken of its tenant's quotas before it was read, where that was long work.
+    async def admit(self, request: AdmissionRequest, held: Held | None = None) -> AdmissionSlot:
+        """Return a slot for a request as soon as there is one; the request has it until the slot is closed, which
+        ``with`` does. ``held`` is what was taken of its tenant's quotas before it was read, where that was long work.
 
-        Raises ``InvalidRequestError`` for one that no quota of its tenant could ever let in, ``RateLimitedError`` when
-        a quota is used up or the gateway saturated, ``NoInstanceError`` when nobody serves the model now or the shared
-        quotas can't be reached.
+        Raises ``InvalidRequestError`` for a request that no quota of its tenant could ever admit, ``RateLimitedError``
+        when a quota is used up or the gateway is saturated, ``NoInstanceError`` when no instance serves the model now
+        or the shared quotas can't be reached.
         """
-        entry = Entry(ask, await self.quotas.reserve(ask, held), self._quota_meter, self._pump)
+        reserved = await self.quotas.reserve(request, held)
+        slot = AdmissionSlot(request, reserved, self._quota_meter, self._admit_waiting)
         try:
-            usable = self.admit(ask.model)
-            pool = self._pools.get(ask.model)
-            if pool is None:
-                pool = self._pools[ask.model] = _Pool(self._rules)
-            rooms = self._rooms(usable)
-            claim = claim_of(ask.tenant.limits.priority)
-            free = [each[claim] for each in rooms]
-            if not pool.queue and sum(free) > pool.given:
-                self._pass(pool, ask)
+            usable = self.candidates(request.model)
+            queue = self._queues.get(request.model)
+            if queue is None:
+                queue = self._queues[request.model] = ModelQueue(bound=self._rules.bound, ageing_s=self._rules.ageing_s)
+            claim = claim_of(request.tenant.limits.priority)
+            free = [each[claim] for each in self.capacity.free_places(usable)]
+            if not queue.queue and sum(free) > queue.unplaced:
+                queue.admit_at_once(request, self._clock())
+                self._meter.waited(0.0)
             else:
-                claim = await self._turn(pool, ask, hoping=not usable)
-                usable = self.usable(ask.model)
-                free = [each[claim] for each in self._rooms(usable)]
-            entry.begin(pool.queue, _with_room(usable, free), pool, class_of(claim), self._urgent)
+                claim = await self._wait(queue, request, awaiting_trial=not usable)
+                usable = self.usable(request.model)
+                free = [each[claim] for each in self.capacity.free_places(usable)]
+            slot.begin(queue.queue, _with_room(usable, free), queue, class_of(claim), self.capacity.urgent)
         except BaseException:
-            entry.close()
+            slot.close()
             raise
-        return entry
+        return slot
+
+    async def admit_without_instance(self, request: AdmissionRequest) -> AdmissionSlot:
+        """Return a slot for a request that needs no instance: its tenant's quotas hold, and it never waits. Raises as
+        ``admit`` does for quotas.
+        """
+        return AdmissionSlot(request, await self.quotas.reserve(request), self._quota_meter)
 
     def check_length(self, tenant: Tenant, model: str, *, least_tokens: int, output_tokens: int) -> None:
         """Raise ``ContextLengthError`` for a prompt of at least so many tokens that its tenant may not send, or that no
@@ -206,157 +175,73 @@ class AdmissionController:
                 ContextLength(prompt_tokens=least_tokens, maximum_tokens=max(known)),
             )
 
-    async def count(self, ask: Ask) -> Entry:
-        """Let a request in that needs no instance: its tenant's quotas hold, and there is no turn to wait for. Raises
-        as ``enter`` does for them.
-        """
-        return Entry(ask, await self.quotas.reserve(ask), self._quota_meter)
-
     async def run(self) -> None:
         """Look again and again at what changed without a request ending: instances, their limits, ageing; for ever."""
         while True:
-            self._limiter.watch(self._registry.all())
-            for model in [model for model, pool in self._pools.items() if len(pool.queue)]:
-                self._pump(model)
-            for model in [each for each, pool in self._pools.items() if not pool.queue and not pool.given]:
+            self.capacity.watch(self._registry.all())
+            for model in [model for model, queue in self._queues.items() if len(queue.queue)]:
+                self._admit_waiting(model)
+            for model in [each for each, queue in self._queues.items() if not queue.queue and not queue.unplaced]:
                 if not self._registry.models.knows(model):
-                    del self._pools[model]
+                    del self._queues[model]
             await asyncio.sleep(_TICK_S)
 
-    def answered(self, instance: Instance, *, after_s: float) -> None:
-        """Note when an instance's answer began."""
-        load = self._load
-        self._limiter.answered(
-            instance, after_s=after_s, in_flight=load.in_flight(instance.id), answering=load.answering(instance.id)
-        )
-
-    def overloaded(self, instance: Instance) -> None:
-        """Note that an instance could not take a request."""
-        self._limiter.overloaded(instance, answering=self._load.answering(instance.id))
-
-    def limit(self, instance: Instance) -> int:
-        """Return how many requests an instance may have now."""
-        return self._limiter.limit(instance)
-
-    def _pass(self, pool: _Pool, ask: Ask) -> None:
-        """Let a request in that finds room while nobody waits."""
-        pool.queue.let_in(ask.tenant.id, ask.tenant.limits.weight, ask.work)
-        pool.given += ask.answers
-        pool.turn_given(self._clock())
-        self._meter.waited(0.0)
-
-    async def _turn(self, pool: _Pool, ask: Ask, *, hoping: bool) -> Claim:
-        """Return when it is this request's turn, and what it is let in as; what ``given`` counts is the caller's from
-        then on. ``hoping``: there is nothing to wait for but the outcome of a trial.
+    async def _wait(self, queue: ModelQueue, request: AdmissionRequest, *, awaiting_trial: bool) -> Claim:
+        """Return when this request is admitted, and its claim then; what ``unplaced`` counts is the caller's from then
+        on. ``awaiting_trial``: no instance is usable before the outcome of a trial.
         """
-        tenant, now_s = ask.tenant, self._clock()
-        waiting = Waiting(
-            tenant=tenant.id,
-            weight=tenant.limits.weight,
-            priority=tenant.limits.priority,
-            work=ask.work,
-            places=ask.answers,
-            arrived_s=now_s,
-        )
-        loser = pool.queue.push(waiting)
-        if loser is waiting:
-            raise self._saturated(pool, "queue_full", f"{len(pool.queue)} requests wait already")
-        if loser is not None and not (lost := pool.turns.pop(loser)).done():
-            lost.set_result(_Turn.PUSHED_OUT)
-        turn = pool.turns[waiting] = asyncio.get_running_loop().create_future()
-        self._pump(ask.model)  # those that wait may be of less claim, and have less room
-        if hoping:
-            pool.hoping.add(waiting)
+        model, began_s = request.model, self._clock()
+        waiting = queue.push(request, began_s)
+        if waiting is None:
+            raise self._saturated(queue, "queue_full", f"the queue of its model is full ({len(queue.queue)} requests)")
+        admitted = queue.waiters[waiting]
+        self._admit_waiting(model)  # requests that wait may be of less claim, and have less room
+        if awaiting_trial:
+            queue.awaiting_trial.add(waiting)
         try:
-            async with asyncio.timeout(self._rules.deadlines_s[tenant.limits.slo]):
-                came = await turn
+            async with asyncio.timeout(self._rules.deadlines_s[request.tenant.limits.slo]):
+                result = await admitted
         except TimeoutError:
-            self._leave(pool, waiting, ask.model)
-            if not self.usable(ask.model):
-                raise self._no_instance(ask.model) from None
-            waited = f"no turn within {self._clock() - now_s:.0f} s"
-            raise self._saturated(pool, "deadline", waited) from None
+            if queue.leave(waiting):
+                self._admit_waiting(model)
+            if not self.usable(model):
+                raise self._no_instance(model) from None
+            waited = f"no admission slot within {self._clock() - began_s:.0f} s"
+            raise self._saturated(queue, "deadline", waited) from None
         except asyncio.CancelledError:
-            self._leave(pool, waiting, ask.model)
+            if queue.leave(waiting):
+                self._admit_waiting(model)
             raise
         finally:
-            pool.hoping.discard(waiting)
-        if came is _Turn.NOBODY_LEFT:
-            raise self._no_instance(ask.model)
-        if came is _Turn.PUSHED_OUT:
-            raise self._saturated(pool, "pushed_out", "requests of more claim came")
-        self._meter.waited(self._clock() - now_s)
+            queue.awaiting_trial.discard(waiting)
+        if result is WaitResult.NO_INSTANCE:
+            raise self._no_instance(model)
+        if result is WaitResult.PUSHED_OUT:
+            raise self._saturated(queue, "pushed_out", "requests with a higher claim took its place in the queue")
+        self._meter.waited(self._clock() - began_s)
         return waiting.claim
 
-    def _leave(self, pool: _Pool, waiting: Waiting, model: str) -> None:
-        """Forget a request that no longer waits; pass its turn on when it had just been given one."""
-        turn = pool.turns.pop(waiting, None)
-        if turn is not None:
-            pool.queue.remove(waiting)
-        else:
-            self._return(pool, waiting, model)
-
-    def _return(self, pool: _Pool, waiting: Waiting, model: str) -> None:
-        if waiting.granted:
-            pool.given -= waiting.places
-            pool.queue.correct(waiting.tenant, waiting.weight, -waiting.work)
-            self._pump(model)
-
-    def _pump(self, model: str) -> None:
-        """Give turns while there is room."""
-        pool = self._pools.get(model)
-        if pool is None:
+    def _admit_waiting(self, model: str) -> None:
+        """Admit requests that wait while there is room."""
+        queue = self._queues.get(model)
+        if queue is None:
             return
-        if pool.hoping:
-            self._disappoint(model, pool)
-        while pool.queue and any(has_room := self._has_room(model, pool)):
-            now_s = self._clock()
-            waiting = pool.queue.pop(now_s, has_room)
-            if waiting is None:
+        if queue.awaiting_trial and self._trial_failed(model):
+            queue.end_waits_for_trial()
+        while queue.queue:
+            has_room = self.capacity.has_room(self._available.usable(model), unplaced=queue.unplaced)
+            if not any(has_room) or not queue.admit_next(self._clock(), has_room):
                 return
-            turn = pool.turns.pop(waiting)
-            if turn.done():  # its deadline or its client's end came first; it is about to leave
-                pool.queue.correct(waiting.tenant, waiting.weight, -waiting.work)
-                continue
-            waiting.granted = True
-            pool.given += waiting.places
-            pool.turn_given(now_s)
-            turn.set_result(_Turn.GIVEN)
 
-    def _disappoint(self, model: str, pool: _Pool) -> None:
-        """Send those away that hoped for a trial's outcome once it has failed."""
-        if self._available.on_trial(model) or (self.usable(model) and not self._available.left_alone_s(model)):
-            return
-        for waiting in [each for each in pool.hoping if each in pool.turns]:
-            turn = pool.turns.pop(waiting)
-            pool.queue.remove(waiting)
-            if not turn.done():
-                turn.set_result(_Turn.NOBODY_LEFT)
-        pool.hoping.clear()
+    def _trial_failed(self, model: str) -> bool:
+        if self._available.on_trial(model):
+            return False
+        return not self.usable(model) or self._available.left_alone_s(model) > 0
 
-    def _has_room(self, model: str, pool: _Pool) -> list[bool]:
-        """Whether there is room for one more, by its claim."""
-        rooms = self._rooms(self._available.usable(model))
-        return [sum(of_claim) > pool.given for of_claim in zip(*rooms, strict=True)]
-
-    def _rooms(self, instances: Sequence[Instance]) -> list[Rooms]:
-        """How many more requests each instance may be given, by their claim; one, where that is its trial."""
-        load, urgent, rooms_of = self._load, self._urgent, self._limiter.rooms
-        if urgent:
-            rooms = [rooms_of(each, load.in_flight(each.id), urgent.at(each.id)) for each in instances]
-        else:
-            rooms = [rooms_of(each, load.in_flight(each.id)) for each in instances]
-        if self._available.troubled:
-            rooms = [
-                _on_probation(room) if self._available.on_probation(each.id) else room
-                for each, room in zip(instances, rooms, strict=True)
-            ]
-        return rooms
-
-    def _saturated(self, pool: _Pool, reason: str, why: str) -> RateLimitedError:
+    def _saturated(self, queue: ModelQueue, reason: str, why: str) -> RateLimitedError:
         self._meter.shed(reason)
         return RateLimitedError(
-            f"the gateway is saturated: {why}", code="saturated", retry_after_s=pool.retry_after_s()
+            f"the gateway is saturated: {why}", code="saturated", retry_after_s=queue.retry_after_s()
         )
 
     def _no_instance(self, model: str) -> NoInstanceError:
@@ -370,18 +255,13 @@ class AdmissionController:
         wanted = f" for model {model!r}" if model else ""
         return NoInstanceError(
             f"none of the {len(self._registry.all())} instances is usable{wanted} now{missing}",
-            retry_after_s=max(_RETRY_AFTER_S, min(_LONGEST_RETRY_S, ceil(self._available.left_alone_s(model)))),
+            retry_after_s=max(_RETRY_AFTER_S, min(LONGEST_RETRY_S, ceil(self._available.left_alone_s(model)))),
         )
 
 
-def _with_room(usable: tuple[Instance, ...], rooms: list[int]) -> tuple[Instance, ...]:
-    """Return the instances that have room, or all when none has: a turn that was given is kept."""
-    return usable if all(rooms) else tuple(compress(usable, rooms)) or usable
-
-
-def _on_probation(rooms: Rooms) -> Rooms:
-    high, normal, low = (min(room, _ON_PROBATION) for room in rooms)
-    return high, normal, low
+def _with_room(usable: tuple[Instance, ...], free: list[int]) -> tuple[Instance, ...]:
+    """Return the instances that have room, or all when none has: a slot that was given is kept."""
+    return usable if all(free) else tuple(compress(usable, free)) or usable
 
 
 __all__ = ["AdmissionController", "AdmissionMeter", "QueueRules"]

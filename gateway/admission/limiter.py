@@ -34,8 +34,8 @@ _SHRINK_OVERLOAD: Final = 0.7
 _PAUSE_S: Final = 1.0
 
 
-Rooms = tuple[int, int, int]
-"""By ``Claim``."""
+FreePlaces = tuple[int, int, int]
+"""How many more requests an instance may be given, by ``Claim``."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class ConcurrencyLimiter:
         """Return how many requests this instance may have now."""
         return self._bounds(instance)[0]
 
-    def rooms(self, instance: Instance, in_flight: int, urgent: int = 0) -> Rooms:
+    def free_places(self, instance: Instance, in_flight: int, urgent: int = 0) -> FreePlaces:
         """Return how many more requests this instance may be given, for one of each ``Claim`` to be the last.
         ``urgent`` of those in flight are of the highest class and have no answer yet.
         """
@@ -150,4 +150,4 @@ def _line_is_long(instance: Instance) -> bool:
     return load.waiting > max(1, load.max_batch_size * _WAITING_SHARE)
 
 
-__all__ = ["LEAST", "ConcurrencyLimiter", "Rooms"]
+__all__ = ["LEAST", "ConcurrencyLimiter", "FreePlaces"]

@@ -9,7 +9,6 @@ with await quotas.hold(tenant, is_long=True) as held:   one request and one plac
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from gateway.admission.entry import Ask, Entry
 from gateway.admission.quota import (
     Demand,
     Dimension,
@@ -19,6 +18,7 @@ from gateway.admission.quota import (
     QuotaUnavailableError,
     Reservation,
 )
+from gateway.admission.slot import AdmissionRequest, AdmissionSlot
 from gateway.errors import ContextLengthError, InvalidRequestError, NoInstanceError, RateLimitedError
 from gateway.errors.context_length import ContextLength
 from gateway.limits import TenantLimits
@@ -88,7 +88,7 @@ class TenantQuotas:
         granted = await self._take(tenant, _UNREAD, None)
         return Held(self._meter, granted.reservation)
 
-    async def reserve(self, ask: Ask, held: Held | None = None) -> Granted | None:
+    async def reserve(self, ask: AdmissionRequest, held: Held | None = None) -> Granted | None:
         """Take all that a request may use, None where nothing is counted; what is ``held`` is given back for it.
 
         Raises ``InvalidRequestError`` for a request that no quota of its tenant could ever let in,
@@ -118,7 +118,7 @@ class TenantQuotas:
         return decision
 
 
-def _check_possible(ask: Ask) -> None:
+def _check_possible(ask: AdmissionRequest) -> None:
     """Raise ``InvalidRequestError`` for a request that the quotas of its tenant could never let in."""
     limits = ask.tenant.limits
     if limits.tokens_per_min is not None and ask.reserved_tokens > limits.tokens_per_min:
@@ -145,7 +145,7 @@ def _over_quota(decision: Exceeded) -> RateLimitedError:
     return RateLimitedError(
         f"this tenant may use {decision.limit} {what} {unit}; try again in {decision.retry_after_s} s",
         retry_after_s=decision.retry_after_s,
-        headers=Entry.headers_of(decision.requests, decision.tokens),
+        headers=AdmissionSlot.headers_of(decision.requests, decision.tokens),
     )
 
 

@@ -1,6 +1,6 @@
 """What a request may cost, as far as it can be known before it runs."""
 
-from gateway.admission import Ask
+from gateway.admission import AdmissionRequest
 from gateway.fingerprint import ChatPrompt, Fingerprint, Gap, TokenPrompt, Unreadable
 from gateway.fingerprint.canonical import TextPrompt
 from gateway.placement.separation import RequestSize
@@ -22,7 +22,9 @@ _MULTIMODAL_TOKENS = 4096
 _MOST_TOKENS = 1 << 40
 
 
-def ask_of(tenant: Tenant, call: Call, fingerprint: Fingerprint | Gap, *, expected_output_tokens: int) -> Ask:
+def admission_of(
+    tenant: Tenant, call: Call, fingerprint: Fingerprint | Gap, *, expected_output_tokens: int
+) -> AdmissionRequest:
     """Return what is asked of admission; so many tokens are expected of an answer whose request doesn't bound it."""
     if call.operation in _COUNTING:
         prompt_tokens = 0
@@ -35,7 +37,7 @@ def ask_of(tenant: Tenant, call: Call, fingerprint: Fingerprint | Gap, *, expect
     else:
         prompt_tokens = max(1, len(call.body) // _BYTES_PER_TOKEN)
     asked = max(0, call.answer_tokens or 0) * call.answers
-    return Ask(
+    return AdmissionRequest(
         tenant=tenant,
         model=call.model,
         prompt_tokens=prompt_tokens,
@@ -60,12 +62,12 @@ def least_tokens(call: Call) -> int:
             return 0
 
 
-def ask_of_counting(tenant: Tenant) -> Ask:
+def admission_of_counting(tenant: Tenant) -> AdmissionRequest:
     """Return the same for what the gateway answers by its own tokenizer: a request, and no model's turn."""
-    return Ask(tenant=tenant, model="", prompt_tokens=0, output_tokens=0, expected_output_tokens=0)
+    return AdmissionRequest(tenant=tenant, model="", prompt_tokens=0, output_tokens=0, expected_output_tokens=0)
 
 
-def size_of(call: Call, ask: Ask, request_id: RequestId) -> RequestSize:
+def size_of(call: Call, ask: AdmissionRequest, request_id: RequestId) -> RequestSize:
     """Return what decides whether one instance computes its prompt for another."""
     return RequestSize(
         request_id=request_id,
@@ -75,4 +77,4 @@ def size_of(call: Call, ask: Ask, request_id: RequestId) -> RequestSize:
     )
 
 
-__all__ = ["ask_of", "ask_of_counting", "least_tokens", "size_of"]
+__all__ = ["admission_of", "admission_of_counting", "least_tokens", "size_of"]

@@ -191,7 +191,9 @@ def _fleet(watched: Watched) -> Iterator[Metric]:
         excused.add_sample(catalogue.HEALTH_CHECKS_EXCUSED.exposed, {"cause": cause.value}, checks)
     yield excused
     yield gauge_of(catalogue.IN_FLIGHT, (((each.id,), watched.load.of(each.id).in_flight) for each in everyone))
-    yield gauge_of(catalogue.INSTANCE_LIMIT, (((each.id,), watched.admission.limit(each)) for each in everyone))
+    yield gauge_of(
+        catalogue.INSTANCE_LIMIT, (((each.id,), watched.admission.capacity.limit(each)) for each in everyone)
+    )
     yield gauge_of(
         catalogue.RESIDENT_BLOCKS,
         (((each.id, tier), blocks) for each in everyone for tier, blocks in watched.index.blocks_held(each.id).items()),

@@ -54,7 +54,6 @@ LARGE_CLASSES = {
     "engines/sim/engine.py:SimEngine",
     "engines/sim/pins.py:SimPins",
     "engines/sim/pool.py:PrefixPool",
-    "gateway/admission/controller.py:AdmissionController",
     "gateway/http/protocol.py:BoundedProtocol",
     "gateway/state/sql.py:SqlStore",
     "gateway/upstream/connection.py:Connection",

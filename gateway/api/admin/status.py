@@ -170,7 +170,7 @@ class StatusBoard:
             resident_blocks=summary.resident_blocks,
             running=summary.running,
             waiting=summary.waiting,
-            request_limit=self._admission.limit(each),
+            request_limit=self._admission.capacity.limit(each),
             engine=None if stats is None else f"{stats.engine} {stats.engine_version}".strip(),
             device=None if stats is None else stats.device,
             tiers={}

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.admission import (
     AdmissionController,
-    Ask,
+    AdmissionRequest,
     ConcurrencyLimiter,
     LocalQuotaMeter,
     QueueRules,
@@ -89,8 +89,10 @@ class House:
     ) -> None:
         """One request from its arrival to its end, as the pipeline does it."""
         who = Tenant(id=TenantId(tenant), salt="s", limits=limits or TenantLimits())
-        ask = Ask(tenant=who, model="m", prompt_tokens=10, output_tokens=5, expected_output_tokens=5, answers=answers)
-        with await self.admission.enter(ask) as entry:
+        ask = AdmissionRequest(
+            tenant=who, model="m", prompt_tokens=10, output_tokens=5, expected_output_tokens=5, answers=answers
+        )
+        with await self.admission.admit(ask) as entry:
             self.served_as.append(entry.served_as)
             chosen = min(entry.instances, key=lambda each: self.load.of(each.id).in_flight)
             with self.load.placed(chosen.id, uncached_tokens=10, cold=True, places=answers):
@@ -103,8 +105,8 @@ class House:
 
     def at_rest(self) -> None:
         assert self.admission.waiting == 0
-        assert not self.admission._urgent._counts
-        assert all(pool.given == 0 and not pool.turns for pool in self.admission._pools.values())
+        assert not self.admission.capacity.urgent._counts
+        assert all(each.unplaced == 0 and not each.waiters for each in self.admission._queues.values())
         assert all(self.load.of(each.id).in_flight == 0 for each in self.registry.all())
 
 
@@ -250,7 +252,7 @@ async def test_without_an_instance_it_is_a_503_and_an_unknown_model_a_404() -> N
         each.cancel()
     house.up(InstanceId("i0"))
     with pytest.raises(NotFoundError):
-        house.admission.admit("other")
+        house.admission.candidates("other")
 
 
 async def on_trial(house: House) -> list[asyncio.Task[None]]:
@@ -261,7 +263,7 @@ async def on_trial(house: House) -> list[asyncio.Task[None]]:
     waiting = [asyncio.create_task(house.request()) for _ in range(3)]
     await asyncio.sleep(0.25)  # longer than it takes to look again
     assert house.admission.waiting == 3
-    assert house.admission.admit("m") == ()
+    assert house.admission.candidates("m") == ()
     with pytest.raises(NoInstanceError):
         house.admission.ready("m")
     return waiting
@@ -322,8 +324,8 @@ async def test_an_instance_on_probation_is_given_one_request_however_many_wait()
     async def one() -> None:
         nonlocal most
         who = Tenant(id=TenantId("t"), salt="s", limits=TenantLimits())
-        ask = Ask(tenant=who, model="m", prompt_tokens=10, output_tokens=5, expected_output_tokens=5)
-        with await house.admission.enter(ask) as entry:
+        ask = AdmissionRequest(tenant=who, model="m", prompt_tokens=10, output_tokens=5, expected_output_tokens=5)
+        with await house.admission.admit(ask) as entry:
             house.registry.breakers.picked(entry.instances[0].id)
             with house.load.placed(entry.instances[0].id, uncached_tokens=10, cold=True):
                 entry.placed(entry.instances[0].id)

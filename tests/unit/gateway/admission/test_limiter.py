@@ -41,8 +41,8 @@ def limiter(clock: Clock, most: int = 100) -> ConcurrencyLimiter:
 def test_it_starts_a_little_above_the_batch_that_an_engine_reports() -> None:
     limits = limiter(Clock())
     assert limits.limit(reporting(batch=8)) == 10
-    assert limits.rooms(reporting(batch=8), 7)[1] == 3
-    assert limits.rooms(reporting(batch=8), 12)[1] == 0
+    assert limits.free_places(reporting(batch=8), 7)[1] == 3
+    assert limits.free_places(reporting(batch=8), 12)[1] == 0
 
 
 def test_it_grows_only_while_it_is_in_use_and_answers_come_in_time() -> None:
@@ -92,7 +92,7 @@ def test_overload_leaves_one_more_than_the_answers_that_are_under_way() -> None:
         clock.now_s = float(second)
         limits.overloaded(PLAIN, answering=50)
     assert limits.limit(PLAIN) == 51
-    assert limits.rooms(PLAIN, 50)[1] == 1, "so that one that goes well can be seen"
+    assert limits.free_places(PLAIN, 50)[1] == 1, "so that one that goes well can be seen"
     clock.now_s = 20.0
     limits.answered(PLAIN, after_s=6.0, in_flight=51, answering=30)
     assert limits.limit(PLAIN) == 35
@@ -115,23 +115,23 @@ def test_an_instance_that_was_away_starts_anew() -> None:
 
 def test_the_highest_class_has_places_of_its_own_and_the_lowest_leaves_as_many_to_others() -> None:
     limits, engine = limiter(Clock(), most=20), reporting(batch=8)
-    assert limits.rooms(engine, 8) == (2, 2, 0)
-    assert limits.rooms(engine, 15) == (2, 0, 0), "whatever else it has"
-    assert limits.rooms(replace(engine, foreign_requests=99), 15, urgent=1) == (1, 0, 0)
-    assert limits.rooms(engine, 10, urgent=2) == (0, 0, 0)
-    assert limits.rooms(engine, 19) == (1, 0, 0), "more than the setting allows is for none"
+    assert limits.free_places(engine, 8) == (2, 2, 0)
+    assert limits.free_places(engine, 15) == (2, 0, 0), "whatever else it has"
+    assert limits.free_places(replace(engine, foreign_requests=99), 15, urgent=1) == (1, 0, 0)
+    assert limits.free_places(engine, 10, urgent=2) == (0, 0, 0)
+    assert limits.free_places(engine, 19) == (1, 0, 0), "more than the setting allows is for none"
     for _ in range(4):
         limits.overloaded(engine)
-    assert limits.rooms(engine, 7) == (0, 0, 0), "what an overloaded one may not have is for none"
+    assert limits.free_places(engine, 7) == (0, 0, 0), "what an overloaded one may not have is for none"
     unreported = replace(PLAIN, id=InstanceId("plain"))
-    assert limits.rooms(unreported, 19) == (1, 1, 1), "nobody knows what waits there"
-    assert limits.rooms(unreported, 20) == (0, 0, 0)
+    assert limits.free_places(unreported, 19) == (1, 1, 1), "nobody knows what waits there"
+    assert limits.free_places(unreported, 20) == (0, 0, 0)
 
 
 def test_decode_instances_have_a_limit_of_their_own() -> None:
     limits = ConcurrencyLimiter(most=100, slow_s=5.0, clock=Clock(), most_decoding=4)
     decoding = replace(reporting(), id=InstanceId("d"), role=EngineRole.DECODE)
     assert limits.limit(decoding) == 4
-    assert limits.rooms(decoding, 3) == (1, 1, 1)
-    assert limits.rooms(decoding, 4) == (0, 0, 0)
+    assert limits.free_places(decoding, 3) == (1, 1, 1)
+    assert limits.free_places(decoding, 4) == (0, 0, 0)
     assert limits.limit(reporting()) == 10

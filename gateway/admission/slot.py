@@ -1,4 +1,4 @@
-"""One request on its way through: what it asked for, what was reserved for it, and how that ends."""
+"""The admission slot of one request: what the request needs, what is reserved for it, and what it cost in the end."""
 
 from collections.abc import Callable
 from math import ceil
@@ -22,7 +22,7 @@ _MOST_WORK: Final = 1e8
 Header = tuple[bytes, bytes]
 
 
-class Ask(NamedTuple):
+class AdmissionRequest(NamedTuple):
     """What a request wants. ``output_tokens`` is what it asks for, or 0 when it doesn't say; ``expected_output_tokens``
     is what is reserved then. An engine runs ``answers`` sequences for it, of ``prompts`` different prompts.
     """
@@ -60,16 +60,16 @@ def work_of(prompt_tokens: int, output_tokens: int) -> float:
     return min(_MOST_WORK, prompt_tokens + _OUTPUT_WORK * output_tokens)
 
 
-class Turn(Protocol):
-    """What was given to a request and not used yet."""
+class Unplaced(Protocol):
+    """Counts the places of admitted requests for which no instance has been chosen yet."""
 
     def placed(self, places: int) -> None:
-        """Is called once: so many places count at an instance now, or have ended."""
+        """Note that so many places count at an instance now, or have ended; called once."""
 
 
-class Entry:
+class AdmissionSlot:
     """Owned by the request; every part of it is given back exactly once, at the latest when it is closed, as ``with``
-    does it. ``closed`` is told its model then: somebody else may go on.
+    does it. ``closed`` is called with its model then: another request may be admitted.
 
     What an end costs: an answer with usage costs that. One that began and whose usage nobody knows (the client left)
     costs what was reserved. An engine's 4xx costs its requests and no tokens. Everything else costs nothing.
@@ -77,41 +77,41 @@ class Entry:
 
     def __init__(
         self,
-        ask: Ask,
+        request: AdmissionRequest,
         granted: Granted | None,
         quotas: QuotaMeter,
         closed: Callable[[str], None] | None = None,
     ) -> None:
-        self._ask = ask
+        self._request = request
         self._closed = closed
         self._granted = granted
         self._quotas = quotas
         self._queue: FairQueue | None = None
-        self._turn: Turn | None = None
+        self._unplaced: Unplaced | None = None
         self.instances: tuple[Instance, ...] = ()
-        self.served_as = ask.tenant.limits.priority  # higher, where it has risen by waiting
+        self.served_as = request.tenant.limits.priority  # higher, where it has risen by waiting
         self._began = False
         self._urgent: Urgent | None = None
         self._counts_at: InstanceId | None = None
         self.headers: tuple[Header, ...] = () if granted is None else self.headers_of(granted.requests, granted.tokens)
 
     def begin(
-        self, queue: FairQueue, instances: tuple[Instance, ...], turn: Turn, served_as: Priority, urgent: Urgent
+        self, queue: FairQueue, instances: tuple[Instance, ...], unplaced: Unplaced, served_as: Priority, urgent: Urgent
     ) -> None:
-        """Its turn has come: ``instances`` are those that it may be sent to now, as a request of class ``served_as``;
-        ``urgent`` is told where it waits for its answer when that is the highest.
+        """The request is admitted: it may be sent to ``instances`` now, as a request of class ``served_as``; ``urgent``
+        counts it where it waits for its answer when that class is the highest.
         """
         self.served_as = served_as
         self._queue = queue
         self.instances = instances
-        self._turn = turn
+        self._unplaced = unplaced
         self._urgent = urgent if served_as is Priority.HIGH else None
 
     def placed(self, instance: InstanceId | None = None) -> None:
         """It counts at an instance from now on (and at no other that it was at), or at none. Idempotent."""
-        turn, self._turn = self._turn, None
-        if turn is not None:
-            turn.placed(self._ask.answers)
+        unplaced, self._unplaced = self._unplaced, None
+        if unplaced is not None:
+            unplaced.placed(self._request.answers)
         if self._urgent is not None:
             if self._counts_at is not None:
                 self._urgent.went(self._counts_at)
@@ -129,10 +129,10 @@ class Entry:
         if status >= INTERNAL_SERVER_ERROR:
             self._end(requests=0, tokens=0, work=0.0)
         elif status >= BAD_REQUEST:
-            self._end(requests=self._ask.prompts, tokens=0, work=0.0)
+            self._end(requests=self._request.prompts, tokens=0, work=0.0)
         elif usage is not None:
             self._end(
-                requests=self._ask.prompts,
+                requests=self._request.prompts,
                 tokens=usage.prompt_tokens + usage.completion_tokens,
                 work=work_of(usage.prompt_tokens, usage.completion_tokens),
             )
@@ -149,12 +149,12 @@ class Entry:
         """Give back what is left. Idempotent."""
         self.placed()
         if self._began:
-            self._end(requests=self._ask.prompts, tokens=self._ask.reserved_tokens, work=self._ask.work)
+            self._end(requests=self._request.prompts, tokens=self._request.reserved_tokens, work=self._request.work)
         else:
             self._end(requests=0, tokens=0, work=0.0)
         closed, self._closed = self._closed, None
         if closed is not None:
-            closed(self._ask.model)
+            closed(self._request.model)
 
     def _end(self, *, requests: int, tokens: int, work: float) -> None:
         granted, self._granted = self._granted, None
@@ -162,8 +162,8 @@ class Entry:
             self._quotas.settle(granted.reservation, requests=requests, tokens=tokens)
         queue, self._queue = self._queue, None
         if queue is not None:
-            tenant = self._ask.tenant
-            queue.correct(tenant.id, tenant.limits.weight, work - self._ask.work)
+            tenant = self._request.tenant
+            queue.correct(tenant.id, tenant.limits.weight, work - self._request.work)
 
     @staticmethod
     def headers_of(requests: Standing | None, tokens: Standing | None) -> tuple[Header, ...]:
@@ -179,4 +179,4 @@ class Entry:
         return tuple(headers)
 
 
-__all__ = ["Ask", "Entry", "work_of"]
+__all__ = ["AdmissionRequest", "AdmissionSlot", "work_of"]
