@@ -8,8 +8,11 @@ from kvcontrol.core.tier_control import BlockInfo, BlockList, BlockQuery
 from kvcontrol.kv_runtime import HierarchyManager
 
 
-def block_list(hierarchy: HierarchyManager, query: BlockQuery) -> BlockList:
-    """Return the blocks below HBM that a query names, those used last first; the engine's thread. O(blocks)."""
+def block_list(hierarchy: HierarchyManager, query: BlockQuery, *, unit_bytes: int) -> BlockList:
+    """Return the blocks below HBM that a query names, those used last first; the engine's thread. O(blocks).
+
+    ``unit_bytes`` is what the runtime takes for one byte.
+    """
     now_s = time.monotonic()
     total = 0
 
@@ -28,7 +31,7 @@ def block_list(hierarchy: HierarchyManager, query: BlockQuery) -> BlockList:
                 BlockInfo(
                     hash=record.key.hex(),
                     tiers=list(places),
-                    size_bytes=info.size_bytes,
+                    size_bytes=info.size_bytes * unit_bytes,
                     tenant=record.tenant,
                     idle_s=round(idle_s, 3),
                 ),

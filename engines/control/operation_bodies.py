@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from engines.events.publisher import RefusedError
+from engines.control.errors import RefusedError
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.hashing import HASH_BYTES
 from kvcontrol.core.ids import BlockHash

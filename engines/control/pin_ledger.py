@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple
 
-from engines.events.publisher import RefusedError
+from engines.control.errors import RefusedError
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import HASH_BYTES
 from kvcontrol.core.ids import BlockHash, BlockId

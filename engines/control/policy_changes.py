@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from engines.events.publisher import RefusedError
+from engines.control.errors import RefusedError
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.policy_control import PolicyChange
 from kvcontrol.kv_policy.spec import PolicySpec

@@ -1,6 +1,6 @@
 """The tiers' series on an instance's ``/metrics``; the counts come from the engine process."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from heapq import nlargest
 
 import msgspec
@@ -9,8 +9,10 @@ from prometheus_client.core import Metric
 from engines.control.families import family, single
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import OffloadStats, TierStats
+from kvcontrol.kv_runtime import HierarchyManager
 from kvcontrol.series import MOST_TENANTS, OTHER
 from kvcontrol.series import engine as catalogue
+from kvcontrol.tier_report import times
 
 
 class TenantCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +31,45 @@ class TierCounts(msgspec.Struct, frozen=True, kw_only=True):
     hit_tokens: int
     fragmentation_ratio: float | None = None
     tenants: dict[str, TenantCounts] = {}
+
+
+def tier_counts(
+    hierarchy: HierarchyManager, *, block_tokens: int, unit_bytes: int = 1, padded: Callable[[int], int] | None = None
+) -> dict[CacheTier, TierCounts]:
+    """Return what the tiers below HBM found and whose they are; any thread.
+
+    ``unit_bytes`` is what the runtime takes for one byte, ``padded`` how many bytes a block of so many takes on disk
+    (None: nobody knows).
+    """
+    return {
+        tier: TierCounts(
+            hit_tokens=sum(stats.hits.values()) * block_tokens,
+            fragmentation_ratio=None if padded is None else 1 - stats.block_bytes / padded(stats.block_bytes),
+            tenants=bounded(
+                {
+                    tenant: TenantCounts(
+                        used_bytes=usage.used_bytes * unit_bytes,
+                        guaranteed_bytes=usage.quota.guaranteed_bytes * unit_bytes,
+                        burst_bytes=times(usage.quota.burst_bytes, unit_bytes),
+                        over_burst_blocks=usage.over_burst_blocks,
+                        hit_blocks=stats.hits.get(tenant, 0),
+                    )
+                    for tenant, usage in stats.tenants.items()
+                }
+            ),
+        )
+        for tier, stats in hierarchy.stats().tiers.items()
+    }
+
+
+def hbm_counts(hbm: TierStats, *, hit_tokens: int) -> TierCounts:
+    """Return what an engine's own memory found. Fragmentation is of blocks in use that the prefix cache doesn't have:
+    partly filled ones, and those of one request alone.
+    """
+    return TierCounts(
+        hit_tokens=hit_tokens,
+        fragmentation_ratio=max(0.0, 1 - hbm.cached_blocks / hbm.used_blocks) if hbm.used_blocks else None,
+    )
 
 
 def bounded(tenants: Mapping[str, TenantCounts]) -> dict[str, TenantCounts]:
@@ -135,4 +176,13 @@ def _cost_series(offload: OffloadStats) -> Iterator[Metric]:
     yield family(catalogue.PREFETCH_BLOCKS, (((what,), blocks) for what, blocks in offload.prefetches.items()))
 
 
-__all__ = ["TenantCounts", "TierCounts", "bounded", "offload_series", "tenant_series", "tier_series"]
+__all__ = [
+    "TenantCounts",
+    "TierCounts",
+    "bounded",
+    "hbm_counts",
+    "offload_series",
+    "tenant_series",
+    "tier_counts",
+    "tier_series",
+]

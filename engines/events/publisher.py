@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 
 import zmq
 
+from engines.control.errors import RefusedError
+from engines.control.operations import Operation
 from engines.events.log import EventLog, Published, Resident
 from kvcontrol.core.errors import WireError
 from kvcontrol.core.wire import END_OF_REPLAY, decode_seq, encode_seq
@@ -54,13 +56,9 @@ class Endpoints:
     control: str | None = None
 
 
-Operation = Callable[["EventPublisher", bytes], bytes]
+PublisherOperation = Callable[["EventPublisher", bytes], bytes]
 """Answers one control request, given its body, on the publisher's thread; what it raises becomes an error answer, a
 ``RefusedError`` one that is the client's to mend."""
-
-
-class RefusedError(ValueError):
-    """A control request can't be done as asked; the message names what was wrong and what is allowed."""
 
 
 class EventPublisher:
@@ -74,7 +72,7 @@ class EventPublisher:
         make_log: Callable[[Callable[[], None]], EventLog],
         *,
         endpoints: Endpoints,
-        operations: Mapping[bytes, Operation] | None = None,
+        operations: Mapping[bytes, PublisherOperation] | None = None,
         hwm_batches: int = PUBLISH_HWM_BATCHES,
     ) -> None:
         self._operations = dict(operations or {})
@@ -262,6 +260,15 @@ class EventPublisher:
         control.send_multipart((client, b"", request_id, status, body))
 
 
+def without_publisher(operations: Mapping[bytes, Operation]) -> dict[bytes, PublisherOperation]:
+    """Return operations that need nothing of the publisher as it calls them."""
+
+    def taking(operation: Operation) -> PublisherOperation:
+        return lambda _publisher, body: operation(body)
+
+    return {name: taking(operation) for name, operation in operations.items()}
+
+
 def _resolved(socket: Any) -> str:
     return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
@@ -274,6 +281,6 @@ __all__ = [
     "EndpointError",
     "Endpoints",
     "EventPublisher",
-    "Operation",
-    "RefusedError",
+    "PublisherOperation",
+    "without_publisher",
 ]

@@ -17,9 +17,12 @@ from typing import Any
 
 import msgspec
 
-from engines.control.tier_metrics import TierCounts
+from engines.control.operations import SNAPSHOT, STATS, Operation
+from engines.control.pins import PinControl
+from engines.control.tier_metrics import TierCounts, hbm_counts
+from engines.control.tiers import TierControl
 from engines.events.log import EventLog
-from engines.events.publisher import Endpoints, EventPublisher
+from engines.events.publisher import Endpoints, EventPublisher, without_publisher
 from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.file_digests import FileDigests
 from engines.lmdeploy.identity import identity_of
@@ -29,12 +32,10 @@ from engines.lmdeploy.offload.setup import build_hierarchy, tiers_of
 from engines.lmdeploy.pauses import StepPauses
 from engines.lmdeploy.pd.part import PdPart
 from engines.lmdeploy.pd.request import role_of
-from engines.lmdeploy.pin_operations import PinOperations
-from engines.lmdeploy.policy_operations import PolicyOperations
+from engines.lmdeploy.policies import EnginePolicies
 from engines.lmdeploy.schedule.step_metrics import StepCounts
 from engines.lmdeploy.schedule.step_operations import StepOperations
 from engines.lmdeploy.settings import EngineSettings
-from engines.lmdeploy.tier_operations import TierOperations
 from engines.lmdeploy.trie.events import TrieTracker, forget_cache
 from engines.lmdeploy.trie.eviction import eviction_of
 from engines.lmdeploy.trie.pins import PinBook
@@ -54,8 +55,6 @@ from kvcontrol.core.ids import Epoch
 from kvcontrol.core.pd import PdStats
 from kvcontrol.core.policy_control import PolicyReport
 
-STATS = b"stats"
-SNAPSHOT = b"snapshot"
 COUNTERS = b"counters"
 
 _LAUNCH = "kvgate_launch"
@@ -107,7 +106,7 @@ class EngineAgent:
         self.loop_lag = LoopLag()
         self.tiers = tiers_of(engine.cache_config)
         self.pauses = StepPauses(engine, self.tiers)
-        self.policies = PolicyOperations(engine, self.tiers, self.calls)
+        self.policies = EnginePolicies(engine, self.tiers, self.calls)
         self.steps = StepOperations(engine)
         self.pins = PinBook(
             engine.scheduler, self.tiers, share=settings.pin_share, longest_tokens=int(engine.max_session_len)
@@ -130,13 +129,8 @@ class EngineAgent:
                 control=launch.control_endpoint,
             ),
             operations={
-                STATS: lambda _publisher, _body: msgspec.json.encode(self.stats()),
                 SNAPSHOT: lambda publisher, _body: msgspec.json.encode(self._snapshot(publisher)),
-                COUNTERS: lambda _publisher, _body: msgspec.json.encode(self.counters()),
-                **TierOperations(self.tiers, self.calls, reset=self.pins.reset).table(),
-                **PinOperations(self.pins, self.calls).table(),
-                **self.policies.table(),
-                **self.steps.table(),
+                **without_publisher(self._operations()),
             },
         )
         self.tracker = TrieTracker(self.publisher.log, identity)
@@ -159,13 +153,29 @@ class EngineAgent:
         if multiprocessing.parent_process() is not None:  # the engine's own process, not a test's
             freeze_garbage()
 
+    def _operations(self) -> dict[bytes, Operation]:
+        tiers = self.tiers
+        return {
+            STATS: lambda _: msgspec.json.encode(self.stats()),
+            COUNTERS: lambda _: msgspec.json.encode(self.counters()),
+            **TierControl(
+                lambda: None if tiers is None else tiers.hierarchy,
+                self.calls,
+                reset=self.pins.reset,
+                remedy="start it with KVGATE_ENGINE_DDR_BYTES set",
+            ).table(),
+            **PinControl(self.pins, self.calls).table(),
+            **self.policies.table(),
+            **self.steps.table(),
+        }
+
     def close(self) -> None:
         self.loop_lag.stop()
         if self.pd is not None:
             self.pd.close()
         self.pins.close()
         if (eviction := eviction_of(self._engine.scheduler.block_trie)) is not None:
-            eviction.shadows.close()
+            eviction.shadows.timer.close()
         if self.tiers is not None:
             self.tiers.close()
         self.publisher.close()
@@ -204,7 +214,8 @@ class EngineAgent:
     def counters(self) -> EventCounters:
         """Return the totals for ``/metrics``; any thread."""
         log = self.publisher.log
-        eviction = eviction_of(self._engine.scheduler.block_trie)
+        trie = self._engine.scheduler.block_trie
+        eviction = eviction_of(trie)
         stats = self._tier_stats()
         return EventCounters(
             **dataclasses.asdict(log.counters()),
@@ -213,7 +224,7 @@ class EngineAgent:
             publisher_errors=self.publisher.errors,
             resident_blocks=log.resident_blocks(),
             tiers=stats,
-            counts={CacheTier.HBM: self._hbm_counts(stats[CacheTier.HBM])}
+            counts={CacheTier.HBM: hbm_counts(stats[CacheTier.HBM], hit_tokens=int(trie.stats.num_hit_tokens))}
             | ({} if self.tiers is None else tier_counts(self.tiers)),
             offload=None if self.tiers is None else offload_stats(self.tiers),
             pd=None if self.pd is None else self.pd.stats(),
@@ -234,13 +245,6 @@ class EngineAgent:
             block_bytes=_block_bytes(engine),
         )
         return {CacheTier.HBM: hbm} | ({} if self.tiers is None else tier_stats(self.tiers))
-
-    def _hbm_counts(self, hbm: TierStats) -> TierCounts:
-        """Blocks in use that the trie doesn't have: partly filled ones, and those of one request alone."""
-        return TierCounts(
-            hit_tokens=int(self._engine.scheduler.block_trie.stats.num_hit_tokens),
-            fragmentation_ratio=max(0.0, 1 - hbm.cached_blocks / hbm.used_blocks) if hbm.used_blocks else None,
-        )
 
     def pool_gone(self) -> None:
         """Forget what lay in HBM, whose pins stand; what lies below stays. The engine's thread."""
@@ -289,7 +293,7 @@ def loop_started(engine: Any) -> None:
         agent.loop_lag.start(loop)
         agent.pins.follow(loop)
         if (eviction := eviction_of(engine.scheduler.block_trie)) is not None:
-            eviction.shadows.follow(loop)
+            eviction.shadows.timer.follow(loop)
         if agent.tiers is not None:
             agent.tiers.follow(loop)
 
@@ -366,8 +370,6 @@ def _lmdeploy_version() -> str:
 
 __all__ = [
     "COUNTERS",
-    "SNAPSHOT",
-    "STATS",
     "EngineAgent",
     "EventCounters",
     "LaunchInfo",

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from engines.control.calls import EngineBusyError
+
 _Answer = TypeVar("_Answer")
 
 
-class EngineBusyError(RuntimeError):
-    """The engine's loop has not started, has ended, or did not get to the call in time."""
-
-
 class EngineCalls:
-    """A door to one engine's loop; open from ``attach`` on."""
+    """Calls on one engine's loop (``CallEngine``), possible from ``attach`` on."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -63,4 +61,4 @@ class EngineCalls:
                 self._loop.call_soon_threadsafe(work)
 
 
-__all__ = ["EngineBusyError", "EngineCalls"]
+__all__ = ["EngineCalls"]

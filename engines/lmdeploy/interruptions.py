@@ -8,8 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from engines.control.calls import EngineBusyError
 from engines.lmdeploy.agent import EngineAgent, agent_of
-from engines.lmdeploy.engine_calls import EngineBusyError
 from engines.lmdeploy.pauses import compute_anew
 
 _WEIGHTS_ARE_LOST = 2

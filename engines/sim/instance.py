@@ -4,17 +4,19 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
-from engines.control.block_list import block_list
-from engines.control.operation_bodies import block_hashes, parsed
-from engines.control.pin_ledger import PIN_BODIES
+from engines.control.calls import call_at_once
+from engines.control.errors import EngineUnavailableError
+from engines.control.operations import SNAPSHOT, STATS, Operation
+from engines.control.pins import PinControl
+from engines.control.tiers import TierControl
 from engines.events.log import EventLog
-from engines.events.publisher import Endpoints, EventPublisher, RefusedError
+from engines.events.publisher import Endpoints, EventPublisher
 from engines.lmdeploy.schedule.urgency import ORDINARY, Urgency
 from engines.sim.behaviour import Behaviour
 from engines.sim.driver import RealTime
@@ -23,36 +25,19 @@ from engines.sim.faults import Faults, LossySink
 from engines.sim.pins import SimPins
 from engines.sim.policies import SimPolicies
 from engines.sim.profile import Profile
-from engines.sim.report import offload_stats, quota_of, quotas, tier_stats
+from engines.sim.report import offload_stats, tier_stats
 from engines.sim.sequence import SimRequest
 from engines.sim.sink import BlockSink
-from engines.sim.tiers import SimTiers
-from kvcontrol.core.blocks import CacheIdentity, CacheTier
+from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats, Snapshot, TierStats
 from kvcontrol.core.hashing import root_hash, token_bytes
 from kvcontrol.core.ids import Epoch
-from kvcontrol.core.prefix_control import InvalidateRequest, Invalidation, Pin, PinRequest, Unpinned, UnpinRequest
 from kvcontrol.core.tenant import tenant_of_salt
-from kvcontrol.core.tier_control import (
-    BlockList,
-    BlockQuery,
-    CacheReset,
-    MigrateRequest,
-    Migration,
-    QuotaChange,
-    Quotas,
-)
-from kvcontrol.kv_runtime import QuotaError
 from kvcontrol.prefix_reuse import PromptChain
 
 ENGINE: Final = "sim"
 VERSION: Final = "1"
 _PUBLISHER_S: Final = 20.0
-
-_ALLOWED: Final[Mapping[type, str]] = {
-    MigrateRequest: "hashes (names of blocks, in hex) and tier (DDR or NVME)",
-    QuotaChange: "tenant, tier (DDR or NVME) and quota: null, or guaranteed_bytes, burst_bytes, weight",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +79,18 @@ class SimInstance:
         self.engine = self.driver.engine
         self.policies = SimPolicies(self.engine)
         self.pins = SimPins(self.engine)
+        tiers = self.engine.tiers
+        self._operations: dict[bytes, Operation] = {
+            **TierControl(
+                lambda: None if tiers is None else tiers.hierarchy,
+                call_at_once,
+                reset=self.pins.reset,
+                remedy="its profile has no blocks of DDR",
+                unit_bytes=shape.block_bytes,
+            ).table(),
+            **PinControl(self.pins, call_at_once).table(),
+            **self.policies.table(),
+        }
 
     def _engine(self, listener: RealTime) -> SimEngine:
         spec, faults = self.spec, self.spec.faults
@@ -109,11 +106,11 @@ class SimInstance:
         self.driver.start()
         loop = asyncio.get_running_loop()
         self.pins.follow(loop)
-        self.policies.follow(loop)
+        self.policies.shadow_timer.follow(loop)
 
     def close(self) -> None:
         """Stop the engine, then tell what it said last."""
-        self.policies.close()
+        self.policies.shadow_timer.close()
         self.pins.close()
         self.driver.close()
         self.publisher.close()
@@ -140,6 +137,19 @@ class SimInstance:
         )
 
     # What /kv/v1 answers.
+
+    async def ask(self, operation: bytes, body: bytes) -> bytes:
+        """Return an operation's answer; raises ``RefusedError``, or ``EngineUnavailableError`` for a publisher that
+        doesn't get to it.
+        """
+        try:
+            if operation == STATS:
+                return msgspec.json.encode(await self.stats())
+            if operation == SNAPSHOT:
+                return msgspec.json.encode(await self.snapshot())
+        except TimeoutError as error:
+            raise EngineUnavailableError(f"the event publisher did not answer within {_PUBLISHER_S:g} s") from error
+        return self._operations[operation](body)
 
     async def stats(self) -> InstanceStats:
         """``GET /kv/v1/stats``, after what waits has been published; ``TimeoutError`` as for the snapshot."""
@@ -178,76 +188,6 @@ class SimInstance:
         async with asyncio.timeout(_PUBLISHER_S):
             resident = await asyncio.wrap_future(self.publisher.call(EventPublisher.snapshot))
         return Snapshot.of(epoch=self.epoch, seq=resident.seq, identity=self.identity, residents=resident.tiers)
-
-    def blocks(self, query: dict[str, object]) -> BlockList:
-        """``GET /kv/v1/blocks``."""
-        try:
-            asked = msgspec.convert(query, BlockQuery, strict=False)
-        except msgspec.ValidationError as error:
-            raise RefusedError(f"what was asked is not what is allowed: {error}") from error
-        tiers = self._tiers()
-        found = block_list(tiers.hierarchy, asked)
-        sized = [msgspec.structs.replace(each, size_bytes=tiers.block_bytes) for each in found.blocks]
-        return BlockList(total=found.total, blocks=sized)
-
-    def quotas(self) -> Quotas:
-        """``GET /kv/v1/quotas``."""
-        return quotas(self._tiers())
-
-    def set_quota(self, body: bytes) -> Quotas:
-        """``PUT /kv/v1/quotas``."""
-        change = parsed(body, QuotaChange, _ALLOWED)
-        tiers = self._tiers()
-        self._need(change.tier)
-        try:
-            quota = None if change.quota is None else quota_of(change.quota, tiers.block_bytes)
-            tiers.hierarchy.quotas.set(change.tenant, change.tier, quota)
-        except QuotaError as error:
-            raise RefusedError(str(error)) from error
-        return self.quotas()
-
-    def migrate(self, body: bytes) -> Migration:
-        """``POST /kv/v1/migrate``."""
-        request = parsed(body, MigrateRequest, _ALLOWED)
-        hierarchy = self._tiers().hierarchy
-        self._need(request.tier)
-        keys = block_hashes(request.hashes)
-        found = {key: hierarchy.find(key) for key in dict.fromkeys(keys)}
-        ids = [block_id for block_id in found.values() if block_id is not None]
-        if ids:
-            (hierarchy.prefetch if request.tier is CacheTier.DDR else hierarchy.demote)(ids)
-        return Migration(started=len(ids), unknown=[key.hex() for key, block_id in found.items() if block_id is None])
-
-    def reset(self) -> CacheReset:
-        """``POST /kv/v1/prefix-cache/reset``."""
-        return CacheReset(dropped=self.pins.reset())
-
-    def pin(self, body: bytes) -> Pin:
-        """``POST /kv/v1/prefixes/pin``."""
-        request = parsed(body, PinRequest, PIN_BODIES)
-        keys = block_hashes(request.hashes)
-        self.pins.pin(keys, request.ttl_s)
-        tip = keys[-1].hex()
-        return next(each for each in self.pins.report().pins if each.hash == tip)
-
-    def unpin(self, body: bytes) -> Unpinned:
-        """``POST /kv/v1/prefixes/unpin``."""
-        [tip] = block_hashes([parsed(body, UnpinRequest, PIN_BODIES).hash], field="hash")
-        return Unpinned(unpinned=self.pins.unpin(tip))
-
-    def invalidate(self, body: bytes) -> Invalidation:
-        """``POST /kv/v1/prefixes/invalidate``."""
-        return self.pins.invalidate(block_hashes(parsed(body, InvalidateRequest, PIN_BODIES).hashes))
-
-    def _tiers(self) -> SimTiers:
-        if self.engine.tiers is None:
-            raise RefusedError("this instance has no tiers below HBM; its profile has no blocks of DDR")
-        return self.engine.tiers
-
-    def _need(self, tier: CacheTier) -> None:
-        there = self._tiers().hierarchy.stats().tiers
-        if tier not in there:
-            raise RefusedError(f"this instance has no {tier} tier; it has {', '.join(there)}")
 
 
 __all__ = ["ENGINE", "InstanceSpec", "SimInstance"]

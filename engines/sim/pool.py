@@ -39,9 +39,9 @@ class PrefixPool:
         self._holds: dict[BlockHash, int] = {}
 
     @property
-    def policy_name(self) -> str:
-        """What chooses who goes."""
-        return self._policy.name
+    def policy(self) -> EvictionPolicy:
+        """The policy that chooses the victims."""
+        return self._policy.policy
 
     @property
     def free_blocks(self) -> int:

@@ -3,14 +3,13 @@
 The runtime below believes blocks to be of one byte; here they get their size.
 """
 
-from engines.control.tier_metrics import TenantCounts, TierCounts, bounded
+from engines.control import tier_metrics
+from engines.control.tier_metrics import TierCounts
 from engines.sim.engine import SimEngine
 from engines.sim.tiers import SimTiers
 from kvcontrol import tier_report
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import OffloadStats, TierStats
-from kvcontrol.core.tier_control import QuotaBody, Quotas
-from kvcontrol.kv_runtime import TenantQuota
 
 
 def tier_stats(engine: SimEngine) -> dict[CacheTier, TierStats]:
@@ -32,28 +31,14 @@ def tier_stats(engine: SimEngine) -> dict[CacheTier, TierStats]:
 
 def tier_counts(engine: SimEngine) -> dict[CacheTier, TierCounts]:
     """Return what the tiers found and whose they are, for ``/metrics``."""
-    size, tokens = engine.profile.engine.block_bytes, engine.profile.engine.block_tokens
-    pool = engine.pool
-    counts = {
-        CacheTier.HBM: TierCounts(
-            hit_tokens=engine.counters.hit_tokens,
-            fragmentation_ratio=max(0.0, 1 - pool.cached_blocks / pool.used_blocks) if pool.used_blocks else None,
-        )
-    }
-    if engine.tiers is not None:
-        for tier, stats in engine.tiers.hierarchy.stats().tiers.items():
-            tenants = {
-                tenant: TenantCounts(
-                    used_bytes=usage.used_bytes * size,
-                    guaranteed_bytes=usage.quota.guaranteed_bytes * size,
-                    burst_bytes=tier_report.times(usage.quota.burst_bytes, size),
-                    over_burst_blocks=usage.over_burst_blocks,
-                    hit_blocks=stats.hits.get(tenant, 0),
-                )
-                for tenant, usage in stats.tenants.items()
-            }
-            counts[tier] = TierCounts(hit_tokens=sum(stats.hits.values()) * tokens, tenants=bounded(tenants))
-    return counts
+    shape = engine.profile.engine
+    hbm = tier_metrics.hbm_counts(tier_stats(engine)[CacheTier.HBM], hit_tokens=engine.counters.hit_tokens)
+    if engine.tiers is None:
+        return {CacheTier.HBM: hbm}
+    below = tier_metrics.tier_counts(
+        engine.tiers.hierarchy, block_tokens=shape.block_tokens, unit_bytes=shape.block_bytes
+    )
+    return {CacheTier.HBM: hbm} | below
 
 
 def offload_stats(tiers: SimTiers) -> OffloadStats:
@@ -72,18 +57,4 @@ def offload_stats(tiers: SimTiers) -> OffloadStats:
     )
 
 
-def quotas(tiers: SimTiers) -> Quotas:
-    """Return every tenant's use and quota in every tier."""
-    return tier_report.quotas(tiers.hierarchy, unit_bytes=tiers.block_bytes)
-
-
-def quota_of(body: QuotaBody, size: int) -> TenantQuota:
-    """Return a quota in the runtime's unit, guarantees rounded up to whole blocks, bursts down; or ``QuotaError``."""
-    return TenantQuota(
-        guaranteed_bytes=-(-body.guaranteed_bytes // size),
-        burst_bytes=None if body.burst_bytes is None else body.burst_bytes // size,
-        weight=body.weight,
-    )
-
-
-__all__ = ["offload_stats", "quota_of", "quotas", "tier_counts", "tier_stats"]
+__all__ = ["offload_stats", "tier_counts", "tier_stats"]

@@ -11,6 +11,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from engines.control.routes import mount_control
 from engines.lmdeploy.http.completions import prompts_of
 from engines.lmdeploy.http.rider import RiderMiddleware
 from engines.lmdeploy.schedule.urgency import URGENCY
@@ -28,12 +29,12 @@ from engines.sim.bodies import (
     NotServedError,
     ResponsesBody,
 )
-from engines.sim.control_routes import RefusedRequestError, mount_control, read_body
 from engines.sim.conversations import chat_of
 from engines.sim.dialects import Dialect, Generate, OpenAi, Served
 from engines.sim.endings import Answers, Drawn
 from engines.sim.instance import ENGINE, SimInstance
 from engines.sim.metrics import SimMetrics
+from engines.sim.refused_request import RefusedRequestError, read_body
 from engines.sim.text import SimTokenizer, TextError
 from engines.sim.typed_dialects import Messages, Responses
 from kvcontrol.core.errors import UNREADABLE
@@ -110,7 +111,7 @@ class Server:
             ("/generate", "POST", self._route(GenerateBody, _GENERATE)),
         ):
             app.add_api_route(path, handler, methods=[method], response_model=None)
-        mount_control(app, instance)
+        mount_control(app, instance.ask)
         return app
 
     def _route(self, kind: type[Generated], dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:

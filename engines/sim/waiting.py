@@ -97,7 +97,7 @@ class SimWaiting:
         if not sequence.preempted:
             self._counts.left(sequence.request.urgency.priority)
 
-    def use(self, queue: WaitingQueue) -> None:
+    def swap(self, queue: WaitingQueue) -> None:
         """Let another strategy's empty queue have all that wait. When it raises nothing has changed."""
         by_arrival = sorted((each for each in self if not each.preempted), key=lambda each: each.number)
         is_fifo = queue.name == FIFO

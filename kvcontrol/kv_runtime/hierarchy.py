@@ -334,32 +334,32 @@ class HierarchyManager(Directory):
         """Use other watermarks from now on. ``ValueError`` for a tier that isn't there."""
         self._demoter.watermarks[self._of(tier).tier] = marks
 
-    def use_policy(self, tier: CacheTier, make_policy: Callable[[], EvictionPolicy]) -> None:
+    def swap_policy(self, tier: CacheTier, make_policy: Callable[[], EvictionPolicy]) -> None:
         """Let other policies, one a tenant, choose what leaves a tier from now on; all that is there stays. O(blocks).
 
         ``ValueError`` for a tier that isn't there. The old ones stay in charge when anything raises.
         """
-        self.begin_policy(tier, make_policy)
-        self.end_policy(tier)
+        self.begin_swap(tier, make_policy)
+        self.end_swap(tier)
 
-    def begin_policy(self, tier: CacheTier, make_policy: Callable[[], EvictionPolicy]) -> None:
-        """Do as ``use_policy`` a part at a time: ``continue_policy``, and ``end_policy`` when few blocks are missing.
+    def begin_swap(self, tier: CacheTier, make_policy: Callable[[], EvictionPolicy]) -> None:
+        """Do as ``swap_policy`` a part at a time: ``continue_swap``, and ``end_swap`` when few blocks are missing.
 
         The old ones go on choosing until then, and another change of that tier's that had begun is given up.
         """
-        self._of(tier).begin_use(make_policy)
+        self._of(tier).begin_swap(make_policy)
 
-    def is_changing(self, tier: CacheTier) -> bool:
+    def is_swapping(self, tier: CacheTier) -> bool:
         """Whether such a change has begun."""
         return self._of(tier).has_successors
 
-    def continue_policy(self, tier: CacheTier, blocks: int) -> int:
+    def continue_swap(self, tier: CacheTier, blocks: int) -> int:
         """Tell the policies to come of so many blocks more; returns how many are missing. O(``blocks`` + tenants)."""
-        return self._of(tier).continue_use(blocks)
+        return self._of(tier).continue_swap(blocks)
 
-    def end_policy(self, tier: CacheTier) -> None:
+    def end_swap(self, tier: CacheTier) -> None:
         """Let the policies to come decide from now on. A few steps for each block: who is held is looked for."""
-        self._residency.end_use(self._of(tier).tier)
+        self._residency.end_swap(self._of(tier).tier)
 
     def stats(self) -> HierarchyStats:
         """Return what is there and what happened; any thread (then numbers may be a moment apart)."""

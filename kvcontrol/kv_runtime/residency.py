@@ -169,9 +169,9 @@ class Residency:
         """Return slots, evicting what must go; see ``TierSpace.reserve``."""
         return self.spaces[tier].reserve(tenant, blocks, lambda victims: self._evict(tier, victims))
 
-    def end_use(self, tier: CacheTier) -> None:
-        """See ``TierSpace.end_use``."""
-        self.spaces[tier].end_use([block for block in self._by_key.values() if tier in block.copies])
+    def end_swap(self, tier: CacheTier) -> None:
+        """See ``TierSpace.end_swap``."""
+        self.spaces[tier].end_swap([block for block in self._by_key.values() if tier in block.copies])
 
     def trim(self, tier: CacheTier, tenant: str, blocks: int) -> None:
         """Evict up to so many blocks of one tenant."""

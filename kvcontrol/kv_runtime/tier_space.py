@@ -241,8 +241,8 @@ class TierSpace:
         self._forget(tenant)
         return victims
 
-    def begin_use(self, make_policy: Callable[[], EvictionPolicy]) -> None:
-        """Let other policies succeed, as soon as ``continue_use`` has told them of what is here.
+    def begin_swap(self, make_policy: Callable[[], EvictionPolicy]) -> None:
+        """Let other policies succeed, as soon as ``continue_swap`` has told them of what is here.
 
         Another change that had begun is given up. The old ones go on choosing.
         """
@@ -250,7 +250,7 @@ class TierSpace:
         for policy in self._policies.values():
             policy.begin_hand_over(make_policy())
 
-    def continue_use(self, blocks: int) -> int:
+    def continue_swap(self, blocks: int) -> int:
         """Tell the successors of up to so many blocks more, and return how many are missing. O(``blocks`` + tenants).
 
         When it raises, the change has been given up.
@@ -269,12 +269,12 @@ class TierSpace:
         self._make_next = make_policy
         return missing
 
-    def end_use(self, blocks: Iterable[Block]) -> None:
+    def end_swap(self, blocks: Iterable[Block]) -> None:
         """Let the successors decide from now on, told of all that is here: ``blocks``, all of this tier. O(blocks).
 
         The old ones stay in charge when anything raises.
         """
-        self.continue_use(0)
+        self.continue_swap(0)
         held: dict[str, list[BlockId]] = {tenant: [] for tenant in self._policies}
         for block in blocks:
             if block.holds and not block.copies[self.tier].leaving:

@@ -47,7 +47,6 @@ LONG_FUNCTIONS = {
 LARGE_CLASSES = {
     "engines/lmdeploy/trie/events.py:TrieTracker",
     "engines/lmdeploy/trie/pins.py:PinBook",
-    "engines/lmdeploy/policy_operations.py:PolicyOperations",
     "engines/lmdeploy/schedule/scheduler.py:EngineQueue",
     "engines/lmdeploy/offload/tiers.py:EngineTiers",
     "engines/lmdeploy/trie/eviction.py:TrieEviction",

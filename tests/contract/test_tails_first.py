@@ -353,10 +353,10 @@ def test_a_tier_gives_up_tails_before_heads_with_any_policy_also_when_policies_a
         hold(space, hit, -1)
         if rng.random() < 0.1:
             other = rng.choice(list(POLICIES))
-            space.begin_use(partial(make_policy, other, capacity_blocks=CAPACITY))
+            space.begin_swap(partial(make_policy, other, capacity_blocks=CAPACITY))
         if space.has_successors:
-            if (missing_blocks := space.continue_use(rng.randrange(4))) == 0 or rng.random() < 0.2:
-                space.end_use(here.values())
+            if (missing_blocks := space.continue_swap(rng.randrange(4))) == 0 or rng.random() < 0.2:
+                space.end_swap(here.values())
                 assert not space.has_successors
             else:
                 assert 0 < missing_blocks <= len(here)

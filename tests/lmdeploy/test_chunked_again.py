@@ -44,7 +44,7 @@ def test_the_only_answer_is_computed_again_in_chunks_after_the_prompt_that_took_
     ) as engine:
         pacer = pacer_of(engine.scheduler)
         assert pacer is not None
-        pacer.use(make_pace(pace, PACES[pace]))
+        pacer.swap(make_pace(pace, PACES[pace]))
 
         async def story() -> tuple[Ended, Ended]:
             first, second = engine._next_session, engine._next_session + 1

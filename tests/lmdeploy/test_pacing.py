@@ -46,7 +46,7 @@ def engine(tiny_llama: Path) -> Iterator[Start]:
     def start(pace: str = "alternate", **config: object) -> LocalEngine:
         local = LocalEngine.start(tiny_llama, **config)
         started.append(local)
-        pacer(local).use(make_pace(pace.partition("(")[0], PACES[pace]))
+        pacer(local).swap(make_pace(pace.partition("(")[0], PACES[pace]))
         return local
 
     yield start
@@ -209,7 +209,7 @@ def test_a_pace_is_exchanged_while_prompts_are_computed_and_tokens_stay_the_same
         place = 0
         while not answers.done():
             place += 1
-            pacer(local).use(paces[place % len(paces)])
+            pacer(local).swap(paces[place % len(paces)])
             await asyncio.sleep(0.001)
         return await answers
 
@@ -221,7 +221,7 @@ def test_a_pace_that_fails_leaves_the_steps_to_lmdeploy_and_says_so(
 ) -> None:
     with LocalEngine.start(tiny_llama, max_prefill_token_num=CHUNK) as local:
         found = pacer(local)
-        found.use(make_pace("itl_target"))
+        found.swap(make_pace("itl_target"))
         found._costs.decode_s = lambda *_: 1 / 0  # type: ignore[method-assign]  # a defect
         with caplog.at_level(logging.ERROR):
             assert local.generate(prompts) == expected

@@ -203,7 +203,7 @@ def test_shadows_say_what_each_would_have_found_and_can_be_chosen(instance: Inst
             {"kind": "eviction", "name": "mq", "params": {"lifetime": "long"}},
             "lifetime is 'long'; policies take numbers",
         ),
-        ({"kind": "eviction", "name": "lru", "tier": "nvme"}, "no tier 'nvme'; it has HBM, DDR"),
+        ({"kind": "eviction", "name": "lru", "tier": "nvme"}, "unknown tier 'nvme'; tiers of this instance: HBM, DDR"),
         ({"kind": "eviction:ddr", "name": "lru", "tier": "ddr"}, "names a tier already"),
         ({"kind": "routing", "name": "lru"}, "no policies of kind 'routing'; this instance has eviction, eviction:ddr"),
         ({"kind": "eviction", "name": "lru", "speed": 1}, "speed"),

@@ -57,7 +57,7 @@ class Line:
 
     def use(self, written: str) -> None:
         choice = parse_spec(written)
-        self.queue.use(make_strategy(choice.name, choice.parameters))
+        self.queue.swap(make_strategy(choice.name, choice.parameters))
 
     def ask(self, prompt: Sequence[int], urgency: Urgency = NORMAL, *, new_tokens: int = 2) -> "Asked":
         self._sessions += 1
@@ -262,7 +262,7 @@ def test_a_strategy_that_fails_hands_over_to_lmdeploys_order_and_says_so(
         holder = await line.held()
         asked = [line.ask(prompt) for prompt in PROMPTS[:8]]
         await line.until_waiting(8)
-        line.queue.use(Broken(make_strategy("fifo")._order))
+        line.queue.swap(Broken(make_strategy("fifo")._order))
         await holder.leave()
         await finished(*asked[:4])
         assert (line.queue.strategy, line.queue.errors) == ("lmdeploy", 1)

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines.lmdeploy.agent import SNAPSHOT, STATS, EngineAgent, agent_of
+from engines.control.operations import SNAPSHOT, STATS
+from engines.lmdeploy.agent import EngineAgent, agent_of
 from engines.lmdeploy.http.admin import ControlClient
 from kvcontrol.core.control import InstanceStats, Snapshot
 from kvcontrol.core.hashing import child_hash, root_hash, token_bytes

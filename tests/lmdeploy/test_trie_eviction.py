@@ -163,7 +163,7 @@ def test_a_random_workload_with_cancels_gets_the_tokens_of_a_run_without_evictio
         pool = Pool(local)
         for number, turn in enumerate(workload):
             if number == 5 and policy is not None:
-                pool.eviction.use(policy())
+                pool.eviction.swap(policy())
             assert local.generate_each(turn) == expected[number]
             pool.cancelled(turn[0][0], after_tokens=1 + number % 20, session=10_000 + number)
             pool.check()
@@ -191,7 +191,7 @@ def test_an_engine_whose_policy_fails_goes_on_with_lmdeploys_own_eviction(
         expected = [local.generate_each(turn) for turn in workload]
     with start(tiny_llama, 24) as local:
         pool = Pool(local)
-        pool.eviction.use(Failing())
+        pool.eviction.swap(Failing())
         assert [local.generate_each(turn) for turn in workload] == expected
         assert pool.eviction.errors == 1
         assert pool.evictions > 3

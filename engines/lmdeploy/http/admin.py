@@ -9,24 +9,24 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse, Response
 from prometheus_client import REGISTRY
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from engines.control.errors import EngineUnavailableError, RefusedError
 from engines.control.families import family, histogram, single
 from engines.control.policy_metrics import policy_series
+from engines.control.routes import mount_control
 from engines.control.tier_metrics import offload_series, tenant_series, tier_series
 from engines.events.publisher import OK, REFUSED
-from engines.lmdeploy.agent import COUNTERS, SNAPSHOT, STATS, EventCounters, LaunchInfo, launch_of, note_launch
+from engines.lmdeploy.agent import COUNTERS, EventCounters, LaunchInfo, launch_of, note_launch
 from engines.lmdeploy.http import admission
 from engines.lmdeploy.http.availability import EngineGoneMiddleware
 from engines.lmdeploy.http.concurrency_limit import DoorMiddleware
@@ -37,14 +37,11 @@ from engines.lmdeploy.lifeline import engine_gone
 from engines.lmdeploy.loop_lag import LoopLag
 from engines.lmdeploy.pd.metrics import pd_series
 from engines.lmdeploy.pd.request import PART
-from engines.lmdeploy.policy_routes import mount_policy_routes
 from engines.lmdeploy.schedule.step_metrics import step_series
 from engines.lmdeploy.schedule.step_operations import mount_step_routes
 from engines.lmdeploy.schedule.urgency import URGENCY
 from engines.lmdeploy.settings import EngineSettings, collector_of
-from engines.lmdeploy.tier_routes import mount_tier_routes
 from engines.lmdeploy.trie.tenancy import SALT
-from kvcontrol.core.control import SNAPSHOT_PATH, STATS_PATH
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.series import engine as catalogue
 from kvcontrol.tracing import start_tracing
@@ -54,14 +51,6 @@ if TYPE_CHECKING:
 
 SCRAPE_TIMEOUT_S = 0.25
 """A scrape runs on the api_server's event loop: better a gap in the series than a stalled stream."""
-
-
-class EngineUnavailableError(RuntimeError):
-    """The engine process did not answer in time, or failed to."""
-
-
-class EngineRefusedError(ValueError):
-    """The engine process won't do what was asked; the message says why and what is allowed."""
 
 
 class ControlClient:
@@ -80,8 +69,8 @@ class ControlClient:
     def ask_now(self, operation: bytes, body: bytes = b"", *, timeout_s: float) -> bytes:
         """Return the answer's body.
 
-        Raises ``EngineUnavailableError`` after ``timeout_s`` or on an error answer, ``EngineRefusedError`` when the
-        engine process says no.
+        Raises ``EngineUnavailableError`` after ``timeout_s`` or on an error answer, ``RefusedError`` when the engine
+        process refuses.
         """
         request_id = next(self._ids).to_bytes(8, "big")
         socket = self._context.socket(zmq.DEALER)
@@ -98,7 +87,7 @@ class ControlClient:
         finally:
             socket.close(linger=0)
         if status == REFUSED:
-            raise EngineRefusedError(answer.decode())
+            raise RefusedError(answer.decode())
         if status != OK:
             raise EngineUnavailableError(f"the engine process failed to do {operation.decode()!r}: {answer.decode()}")
         return bytes(answer)
@@ -167,18 +156,8 @@ def mount(app: FastAPI, client: ControlClient, *, metrics: bool, tracing: "Traci
     """Add ``/kv/v1``, the salt's middleware and, with ``metrics``, our series to LMDeploy's app, for its lifespan;
     ``tracing`` ends with it.
     """
-
-    async def stats() -> Response:
-        return await _answered(client, STATS)
-
-    async def snapshot() -> Response:
-        return await _answered(client, SNAPSHOT)
-
-    app.add_api_route(STATS_PATH, stats, methods=["GET"], response_model=None, tags=["kv"])
-    app.add_api_route(SNAPSHOT_PATH, snapshot, methods=["GET"], response_model=None, tags=["kv"])
-    mount_tier_routes(app, partial(_answered, client), _too_large)
-    mount_policy_routes(app, partial(_answered, client), _too_large)
-    mount_step_routes(app, partial(_answered, client))
+    mount_control(app, client.ask)
+    mount_step_routes(app, client.ask)
     for rider in (SALT, URGENCY, PART):
         app.add_middleware(RiderMiddleware, rider=rider)
     lag = LoopLag()
@@ -204,15 +183,6 @@ def mount(app: FastAPI, client: ControlClient, *, metrics: bool, tracing: "Traci
     app.router.lifespan_context = lifespan
 
 
-async def _answered(client: ControlClient, operation: bytes, body: bytes = b"") -> Response:
-    try:
-        return Response(await client.ask(operation, body), media_type="application/json")
-    except EngineUnavailableError as error:
-        return _error(503, "engine_unavailable", str(error))
-    except EngineRefusedError as error:
-        return _error(400, "invalid_request_error", str(error))
-
-
 def exposed_as_text(exposition: ASGIApp) -> ASGIApp:
     """Return ``/metrics`` that answers Prometheus text whatever is accepted.
 
@@ -225,14 +195,6 @@ def exposed_as_text(exposition: ASGIApp) -> ASGIApp:
         await exposition({**scope, "headers": headers}, receive, send)
 
     return as_text
-
-
-def _too_large(limit_bytes: int) -> Response:
-    return _error(413, "request_too_large", f"the body is longer than {limit_bytes} bytes")
-
-
-def _error(status: int, code: str, message: str) -> Response:
-    return JSONResponse({"error": {"message": message, "type": code, "param": None, "code": code}}, status_code=status)
 
 
 def _tracing(settings: EngineSettings) -> "Tracing | None":
@@ -293,8 +255,6 @@ def mount_metrics(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], 
 __all__ = [
     "ControlClient",
     "EngineCollector",
-    "EngineRefusedError",
-    "EngineUnavailableError",
     "async_engine_init",
     "exposed_as_text",
     "mount",

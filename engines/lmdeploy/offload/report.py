@@ -1,6 +1,7 @@
 """What the tiers of an engine say of themselves, in the words of ``/kv/v1`` and ``/metrics``."""
 
-from engines.control.tier_metrics import TenantCounts, TierCounts, bounded
+from engines.control import tier_metrics
+from engines.control.tier_metrics import TierCounts
 from engines.lmdeploy.offload.tiers import EngineTiers
 from kvcontrol import tier_report
 from kvcontrol.core.blocks import CacheTier
@@ -18,25 +19,7 @@ def tier_counts(tiers: EngineTiers) -> dict[CacheTier, TierCounts]:
     if tiers.hierarchy is None or tiers.planner is None:
         return {}
     block_tokens = tiers.planner.identity.block_size_tokens
-    return {
-        tier: TierCounts(
-            hit_tokens=sum(stats.hits.values()) * block_tokens,
-            fragmentation_ratio=1 - stats.block_bytes / padded(stats.block_bytes),
-            tenants=bounded(
-                {
-                    tenant: TenantCounts(
-                        used_bytes=usage.used_bytes,
-                        guaranteed_bytes=usage.quota.guaranteed_bytes,
-                        burst_bytes=usage.quota.burst_bytes,
-                        over_burst_blocks=usage.over_burst_blocks,
-                        hit_blocks=stats.hits.get(tenant, 0),
-                    )
-                    for tenant, usage in stats.tenants.items()
-                }
-            ),
-        )
-        for tier, stats in tiers.hierarchy.stats().tiers.items()
-    }
+    return tier_metrics.tier_counts(tiers.hierarchy, block_tokens=block_tokens, padded=padded)
 
 
 def offload_stats(tiers: EngineTiers) -> OffloadStats | None:

@@ -7,7 +7,8 @@ for, and one that lies in NVMe alone is brought up. What isn't there then is not
 import time
 from collections.abc import Sequence
 
-from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
+from engines.control.calls import EngineBusyError
+from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.offload.tiers import EngineTiers
 from engines.lmdeploy.pd.block_wire import TAKEN, BlockOffer, offer_blocks, path_of, read_wanted, refuse
 from engines.lmdeploy.pd.wire import Connection, TransferError, expect

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
+from engines.control.calls import EngineBusyError
+from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.pd.hand_over import hand_over
 from engines.lmdeploy.pd.holds import Holds
 from engines.lmdeploy.pd.peers import Peers

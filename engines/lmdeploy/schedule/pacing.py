@@ -94,7 +94,7 @@ class Pacer:
         if (timeline := timeline_of(maker.scheduler)) is not None:
             timeline.measured = self._measured
 
-    def use(self, pace: Pace | None) -> None:
+    def swap(self, pace: Pace | None) -> None:
         """Put a pace in charge, None for LMDeploy's own rule. What was measured stays."""
         self._pace, self.failed = pace, False
         self._said, self._shown = "", _Shown(chunk_tokens=self._bounds.most_tokens)

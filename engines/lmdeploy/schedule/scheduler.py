@@ -95,7 +95,7 @@ class EngineQueue:
         """Return what ``front`` gave, lane by lane; None where LMDeploy's own order is in charge."""
         return None if self.failed else self._guarded(_in_lanes, reorderer, waiting, turn_policy)
 
-    def use(self, queue: WaitingQueue) -> None:
+    def swap(self, queue: WaitingQueue) -> None:
         """Put another strategy's empty queue in charge, with all that wait. When it raises nothing has changed."""
         if self.failed:
             for seq in self._waiting().values():

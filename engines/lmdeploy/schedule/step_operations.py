@@ -6,11 +6,12 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from engines.events.publisher import EventPublisher, Operation, RefusedError
+from engines.control.errors import RefusedError
+from engines.control.operations import Operation
+from engines.control.routes import Ask, answered, whole_number
 from engines.lmdeploy.schedule.step_metrics import StepCounts
 from engines.lmdeploy.schedule.step_timeline import StepTimeline
 from engines.lmdeploy.schedule.step_watch import timeline_of
-from engines.lmdeploy.tier_routes import Answer, whole_number
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.steps import KEPT_STEPS, STEPS_PATH, StepsQuery, StepsReport, StepTotals, summarize
 
@@ -37,7 +38,7 @@ class StepOperations:
         """Return the operations by name."""
         return {STEPS: self._show}
 
-    def _show(self, _: EventPublisher, body: bytes) -> bytes:
+    def _show(self, body: bytes) -> bytes:
         query = _query(body)
         timeline = self.timeline
         if timeline is None:
@@ -47,12 +48,12 @@ class StepOperations:
         return msgspec.json.encode(report)
 
 
-def mount_step_routes(app: FastAPI, answer: Answer) -> None:
+def mount_step_routes(app: FastAPI, ask: Ask) -> None:
     """Add ``GET /kv/v1/steps``; its query is the operation's body."""
 
     async def show(request: Request) -> Response:
         query = {name: whole_number(text) for name, text in request.query_params.items()}
-        return await answer(STEPS, msgspec.json.encode(query))
+        return await answered(ask, STEPS, msgspec.json.encode(query))
 
     app.add_api_route(STEPS_PATH, show, methods=["GET"], response_model=None, tags=["kv"])
 

@@ -76,7 +76,7 @@ class TrieEviction(TellsLater):
 
     @property
     def policy(self) -> EvictionPolicy:
-        """The policy that decides now; ``use`` another to replace it."""
+        """The policy that decides now; ``swap`` another to replace it."""
         return self._policy.policy
 
     @property
@@ -89,17 +89,17 @@ class TrieEviction(TellsLater):
         """Whether LMDeploy's own eviction has taken over."""
         return self.errors > 0
 
-    def use(self, policy: EvictionPolicy) -> None:
+    def swap(self, policy: EvictionPolicy) -> None:
         """Let an empty ``policy`` decide from now on: it is told of all blocks, the one used longest ago first.
 
         O(n). ``ValueError`` when it isn't empty, ``RuntimeError`` once LMDeploy's own eviction has taken over.
         The old policy stays in charge when anything raises.
         """
-        self.begin_use(policy)
-        self.end_use()
+        self.begin_swap(policy)
+        self.end_swap()
 
-    def begin_use(self, policy: EvictionPolicy) -> None:
-        """Do as ``use`` a part at a time: ``continue_use``, and ``end_use`` when few blocks are missing.
+    def begin_swap(self, policy: EvictionPolicy) -> None:
+        """Do as ``swap`` a part at a time: ``continue_swap``, and ``end_swap`` when few blocks are missing.
 
         The old policy goes on choosing until then, and another hand-over that had begun is given up.
         """
@@ -113,11 +113,11 @@ class TrieEviction(TellsLater):
         """Whether a policy is being told of the blocks, to follow this one."""
         return self._policy.has_successor
 
-    def continue_use(self, blocks: int) -> int:
+    def continue_swap(self, blocks: int) -> int:
         """Tell the policy that is to follow of so many blocks more, and return how many are missing. O(``blocks``)."""
         return self._policy.continue_hand_over(blocks)
 
-    def end_use(self) -> None:
+    def end_swap(self) -> None:
         """Put the policy that was to follow in charge: it is told of what is missing and of what is held."""
         self.settle_now()
         held = np.flatnonzero(self._held & self._resident)

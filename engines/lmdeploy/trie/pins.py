@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from engines.control.errors import RefusedError
 from engines.control.pin_ledger import HeldBelow, Limit, PinLedger, counted, limit_of
-from engines.events.publisher import RefusedError
 from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.trie.events import evict_unused, hash_of
 from engines.lmdeploy.trie.prefixes import find_nodes, path_above, take_out, with_what_follows

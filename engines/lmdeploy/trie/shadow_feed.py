@@ -5,17 +5,13 @@ computed before it. At that moment a request waits for its first token, so it is
 at a time from a timer of the engine's loop. The engine's thread owns all of it.
 """
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from typing import Any
 
+from engines.control.shadows import ShadowTimer
 from engines.lmdeploy.trie.contents import content_of
 from kvcontrol.kv_policy import ShadowPolicies
-
-_WORK_EVERY_S = 0.02
-"""Between two pieces of work while some waits; a piece takes 2 ms at most, for a prompt of 100,000 tokens."""
-_LOOK_EVERY_S = 0.25
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +24,8 @@ class ShadowFeed:
         self.errors = 0
         self._fresh: dict[int, None] = {}
         """Contents that became resident and that no request has asked for yet."""
-        self._timer: asyncio.TimerHandle | None = None
+        self.timer = ShadowTimer(self.work)
+        """Calls ``work`` whenever the engine's loop is free."""
 
     def committed(self, path: Iterable[Any]) -> None:
         """Note trie nodes that became resident, in prompt order. O(nodes)."""
@@ -56,11 +53,6 @@ class ShadowFeed:
         except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here, and shadows are not worth it
             self._fail()
 
-    def follow(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Work whenever the engine's loop is free, until ``close``."""
-        self.close()
-        self._timer = loop.call_later(_WORK_EVERY_S if self.work() else _LOOK_EVERY_S, self.follow, loop)
-
     def work(self) -> bool:
         """Do a piece of what waits and return whether more does. Never raises."""
         if self.policies is None:
@@ -70,12 +62,6 @@ class ShadowFeed:
         except Exception:  # noqa: BLE001  # likewise
             self._fail()
             return False
-
-    def close(self) -> None:
-        """Work no more; the thread of ``follow``'s loop."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _fail(self) -> None:
         self.policies = None

@@ -47,7 +47,7 @@ def measure(engine: Any, *, waiting: int, steps: int, strategy: str | None) -> W
     queue = queue_of(scheduler)
     if strategy is not None:
         assert queue is not None, "the hooks are not installed"  # noqa: S101 - a mistake of the caller
-        queue.use(make_strategy(strategy, {"ageing_bound_s": 86400}))
+        queue.swap(make_strategy(strategy, {"ageing_bound_s": 86400}))
     line = _Line(scheduler)
     began_s = time.thread_time()
     for _ in range(waiting):

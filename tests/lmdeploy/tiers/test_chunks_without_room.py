@@ -52,7 +52,7 @@ def tight(
 def use(engine: TieredEngine, pace: str) -> None:
     pacer = pacer_of(engine.scheduler)
     assert pacer is not None
-    pacer.use(make_pace(pace, PACES[pace]))
+    pacer.swap(make_pace(pace, PACES[pace]))
 
 
 def evict(engine: TieredEngine) -> None:

@@ -26,7 +26,7 @@ def pacer(tiered: TieredEngine) -> Pacer:
 def test_restores_beside_a_running_answer_give_the_same_tokens(
     tiered: TieredEngine, expected: list[list[int]], name: str
 ) -> None:
-    pacer(tiered).use(make_pace(name, PACES[name]))
+    pacer(tiered).swap(make_pace(name, PACES[name]))
     try:
         for _ in range(2):  # computed, then loaded: the pool holds one prompt of six
 
@@ -45,4 +45,4 @@ def test_restores_beside_a_running_answer_give_the_same_tokens(
         reasons = {step.reason for step in timeline.report(StepsQuery(last=200)).steps}
         assert ("lmdeploy" in reasons) == (name == "lmdeploy")
     finally:
-        pacer(tiered).use(make_pace("alternate"))
+        pacer(tiered).swap(make_pace("alternate"))

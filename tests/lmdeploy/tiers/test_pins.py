@@ -67,7 +67,7 @@ def test_a_pinned_prefix_outlives_ten_pools_and_swaps_and_is_a_miss_once_invalid
     for place, prompt in enumerate(TEN_POOLS):
         if place in {9, 18}:
             name = "s3fifo" if place == 9 else "adaptive"
-            between_steps(engine, lambda name=name: eviction.use(make_policy(name, capacity_blocks=POOL_BLOCKS)))
+            between_steps(engine, lambda name=name: eviction.swap(make_policy(name, capacity_blocks=POOL_BLOCKS)))
         visit(engine, prompt)
     engine.rest()
     assert set(keys_of(engine, CONTROL)).isdisjoint(engine.resident()[HBM] | engine.resident()[DDR])

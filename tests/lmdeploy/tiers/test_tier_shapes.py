@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines.lmdeploy.agent import SNAPSHOT
+from engines.control.operations import SNAPSHOT
 from engines.lmdeploy.http.admin import ControlClient
 from engines.lmdeploy.offload import tiers as tiers_module
 from engines.lmdeploy.offload.save_health import FAILING_SAVES

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engines.lmdeploy.engine_calls import EngineBusyError
+from engines.control.calls import EngineBusyError
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash
 from tests.support.disturbed_engine import DisturbedEngine, Ended

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 import zmq
 
+from engines.control.errors import RefusedError
 from engines.events.log import EventLog
-from engines.events.publisher import ERROR, OK, REFUSED, EndpointError, Endpoints, EventPublisher, RefusedError
+from engines.events.publisher import ERROR, OK, REFUSED, EndpointError, Endpoints, EventPublisher
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.events import BlockRemoved, BlockStored
 from kvcontrol.core.ids import BlockHash, Seq

@@ -3,7 +3,8 @@ import threading
 
 import pytest
 
-from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
+from engines.control.calls import EngineBusyError
+from engines.lmdeploy.engine_calls import EngineCalls
 
 
 async def test_a_call_runs_on_the_loops_thread_and_returns_its_answer() -> None:

@@ -15,9 +15,9 @@ import pytest
 
 from engines.models.tiny import build_tiny
 from engines.sim.bodies import ChatBody, CompletionBody, CountBody, GenerateBody, Generated, MessagesBody, ResponsesBody
-from engines.sim.control_routes import RefusedRequestError
 from engines.sim.conversations import chat_of
 from engines.sim.dialects import Dialect, Generate, OpenAi, Served, Told
+from engines.sim.refused_request import RefusedRequestError
 from engines.sim.text import SimTokenizer, TextError
 from engines.sim.typed_dialects import Messages, Responses
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engines.events.publisher import RefusedError
+from engines.control.errors import RefusedError
 from engines.sim.engine import SimEngine
 from engines.sim.pins import SimPins
 from kvcontrol.core.blocks import CacheTier

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.events.publisher import RefusedError
+from engines.control.errors import RefusedError
 from engines.lmdeploy.schedule.urgency import Urgency
 from engines.sim.engine import SimEngine
 from engines.sim.policies import SimPolicies
@@ -38,7 +38,7 @@ def busy() -> tuple[SimEngine, Listening, SimPolicies]:
 
 
 def put(policies: SimPolicies, name: str, **more: Any) -> PolicyInCharge:
-    return policies.change(msgspec.json.encode({"kind": "schedule", "name": name, **more})).policies[-1]
+    return policies.swap(msgspec.json.encode({"kind": "schedule", "name": name, **more})).policies[-1]
 
 
 def order(heard: Listening) -> list[str]:
@@ -70,7 +70,7 @@ WAVES = st.lists(st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 20
 def test_among_equals_priority_is_the_order_of_arrival(waves: list[tuple[float, int, int]], bound_s: float) -> None:
     def served(name: str) -> list[tuple[int, float | None, float | None]]:
         one = engine(Listening(), hbm_blocks=16, max_batch=2)
-        one.queue.use(make_strategy(name, {"ageing_bound_s": bound_s}))
+        one.queue.swap(make_strategy(name, {"ageing_bound_s": bound_s}))
         comes = sorted(waves)
         sequences = run(one, [(at_s, asked("", blocks=blocks, output=output)) for at_s, blocks, output in comes])
         return [(each.preempted, each.first_token_s, each.ended_s) for each in sequences]
@@ -119,17 +119,17 @@ def test_who_has_waited_for_long_is_started_for_its_age(strategy: str) -> None:
 def test_one_that_was_preempted_goes_before_more_important_ones() -> None:
     heard = Listening()
     tight = engine(heard, hbm_blocks=16)
-    tight.queue.use(make_strategy("priority"))
+    tight.queue.swap(make_strategy("priority"))
     for number in range(3):
         tight.submit(asked(str(number), LOW, blocks=number and 1, output=40), 0.0)
     while not tight.counters.preemptions:
         tight.advance(tight.next_event_s)
         tight.check_integrity()
     tight.submit(asked("late", HIGH, output=40), tight.now_s)
-    tight.queue.use(make_strategy("slo_aware"))
+    tight.queue.swap(make_strategy("slo_aware"))
     returned = tight.queue.first(tight.now_s, tight.running)
     assert returned.preempted
-    tight.queue.use(make_strategy("fifo"))
+    tight.queue.swap(make_strategy("fifo"))
     tight.check_integrity()
     assert tight.queue.first(tight.now_s, tight.running) is returned
     finish(tight)
@@ -154,7 +154,7 @@ def test_what_can_not_be_is_refused_and_changes_nothing(change: dict[str, Any], 
     one, _, policies = busy()
     one.submit(asked("a"), 0.01)
     with pytest.raises(RefusedError, match=words):
-        policies.change(msgspec.json.encode({"kind": "schedule"} | change))
+        policies.swap(msgspec.json.encode({"kind": "schedule"} | change))
     shown = policies.report().policies[-1]
     assert shown.schedule is not None
     assert (shown.name, shown.params, shown.schedule.waiting, shown.schedule.swaps) == ("priority", {}, 1, 0)
@@ -192,7 +192,7 @@ def test_nobody_is_lost_whatever_comes_leaves_and_is_exchanged(operations: list[
             case "cancel", place if sequences:
                 tight.cancel(sequences[place % len(sequences)], now_s)
             case "use", name, bound_s:
-                tight.queue.use(make_strategy(name, {"ageing_bound_s": bound_s}))
+                tight.queue.swap(make_strategy(name, {"ageing_bound_s": bound_s}))
                 assert tight.queue.strategy == name
             case "advance", seconds:
                 now_s += seconds

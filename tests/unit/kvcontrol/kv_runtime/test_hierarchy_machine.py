@@ -243,20 +243,20 @@ class Hierarchy(RuleBasedStateMachine):
         self.rig.poll()
         before = {block_id: self.rig.hierarchy.locate(block_id) for block_id in self.saved}
         capacity = DDR if tier is CacheTier.DDR else NVME
-        self.rig.hierarchy.use_policy(tier, partial(make_policy, name, capacity_blocks=capacity))
+        self.rig.hierarchy.swap_policy(tier, partial(make_policy, name, capacity_blocks=capacity))
         assert {block_id: self.rig.hierarchy.locate(block_id) for block_id in self.saved} == before
 
     @rule(tier=st.sampled_from([CacheTier.DDR, CacheTier.NVME]), name=st.sampled_from(list(POLICIES)))
     def another_policy_begins(self, tier: CacheTier, name: str) -> None:
         capacity = DDR if tier is CacheTier.DDR else NVME
-        self.rig.hierarchy.begin_policy(tier, partial(make_policy, name, capacity_blocks=capacity))
+        self.rig.hierarchy.begin_swap(tier, partial(make_policy, name, capacity_blocks=capacity))
 
     @rule(tier=st.sampled_from([CacheTier.DDR, CacheTier.NVME]), blocks=st.integers(1, 4))
     def it_is_told_of_some_blocks(self, tier: CacheTier, blocks: int) -> None:
         hierarchy = self.rig.hierarchy
-        if hierarchy.is_changing(tier) and not hierarchy.continue_policy(tier, blocks):
-            hierarchy.end_policy(tier)
-            assert not hierarchy.is_changing(tier)
+        if hierarchy.is_swapping(tier) and not hierarchy.continue_swap(tier, blocks):
+            hierarchy.end_swap(tier)
+            assert not hierarchy.is_swapping(tier)
 
     @precondition(lambda self: len(self.tickets) > 12)
     @rule()

@@ -43,7 +43,7 @@ def request(rig: Rig, records: list[BlockRecord]) -> None:
 
 
 def decide_with(rig: Rig, make: Callable[[], EvictionPolicy]) -> None:
-    rig.hierarchy.use_policy(CacheTier.DDR, make)
+    rig.hierarchy.swap_policy(CacheTier.DDR, make)
 
 
 def test_a_guard_counts_the_tokens_of_prompts_that_lie_below(rig: Rig) -> None:

@@ -12,10 +12,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry, generate_latest
 
+from engines.control.errors import EngineUnavailableError
+from engines.control.operations import SNAPSHOT, STATS
 from engines.events.log import EventLog
 from engines.events.publisher import Endpoints, EventPublisher
-from engines.lmdeploy.agent import COUNTERS, SNAPSHOT, STATS, EventCounters
-from engines.lmdeploy.http.admin import ControlClient, EngineCollector, EngineUnavailableError, mount
+from engines.lmdeploy.agent import COUNTERS, EventCounters
+from engines.lmdeploy.http.admin import ControlClient, EngineCollector, mount
 from engines.lmdeploy.loop_lag import LoopLag
 from kvcontrol.core.blocks import CacheTier
 

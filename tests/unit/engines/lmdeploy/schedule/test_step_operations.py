@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from engines.events.log import EventLog
-from engines.events.publisher import Endpoints, EventPublisher
+from engines.events.publisher import Endpoints, EventPublisher, without_publisher
 from engines.lmdeploy.http.admin import ControlClient, mount
 from engines.lmdeploy.schedule.step_clock import HostMoments
 from engines.lmdeploy.schedule.step_metrics import step_series
@@ -54,7 +54,7 @@ def client(scheduler: SimpleNamespace, tmp_path: Path) -> Iterator[TestClient]:
     publisher = EventPublisher(
         lambda wake: EventLog(block_size_tokens=1, clock=time.time, on_pending=wake),
         endpoints=Endpoints(events=ANY, replay=ANY, control=endpoint),
-        operations=StepOperations(SimpleNamespace(scheduler=scheduler)).table(),
+        operations=without_publisher(StepOperations(SimpleNamespace(scheduler=scheduler)).table()),
     )
     publisher.start()
     app = FastAPI()

@@ -157,7 +157,7 @@ def test_a_prefix_in_use_again_and_again_survives_a_flood_of_prompts_used_once()
 def test_a_policy_that_follows_prompts_counts_the_tokens_that_they_find() -> None:
     paging, rng = Paging(40), random.Random(9)  # noqa: S311
     policy = AdaptivePolicy(39)
-    eviction(paging).use(policy)
+    eviction(paging).swap(policy)
     for _ in range(300):
         paging.serve(prompt(rng.randrange(12), rng.randrange(1, 9)))
     check(paging)
@@ -175,7 +175,7 @@ def test_a_prompt_that_comes_in_chunks_is_told_once_and_whole() -> None:
             super().requested(prompt, block_tokens=block_tokens, prompt_tokens=prompt_tokens)
 
     paging = Paging(40)
-    eviction(paging).use(Listening(39))
+    eviction(paging).swap(Listening(39))
     sequence = paging.begin(prompt(1, 6))
     paging.trie.allocate(sequence)
     paging.trie.allocate(sequence)
@@ -226,7 +226,7 @@ def test_a_block_referenced_twice_in_one_call_is_held_once() -> None:
 
 def test_a_policy_that_chooses_heads_first_frees_as_much_and_tails_first() -> None:
     paging = Paging(64)
-    eviction(paging).use(HeadsFirst())
+    eviction(paging).swap(HeadsFirst())
     paging.serve(prompt(1, 5))
     paging.serve(prompt(2, 5))
     running = paging.begin(prompt(2, 2))
@@ -248,7 +248,7 @@ def test_a_policy_that_chooses_what_is_in_use_gets_it_back() -> None:
             return EvictionDecision(victims=victims, reason="careless")
 
     paging = Paging(16)
-    eviction(paging).use(Careless())
+    eviction(paging).swap(Careless())
     running = paging.begin(prompt(1, 3))
     paging.serve(prompt(2, 3))
     assert paging.trie.evict(5) == 3
@@ -265,7 +265,7 @@ def test_a_policy_that_insists_on_what_is_in_use_is_relieved() -> None:
             return EvictionDecision(victims=tuple(self._holds)[: context.wanted_blocks], reason="stubborn")
 
     paging = Paging(16)
-    eviction(paging).use(Stubborn())
+    eviction(paging).swap(Stubborn())
     paging.serve(prompt(1, 3))
     paging.begin(prompt(2, 3))
     assert paging.trie.evict(5) == 3
@@ -282,7 +282,7 @@ def test_a_policy_is_told_of_paths_in_prompt_order() -> None:
             super().insert(path, keys)
 
     paging = Paging(16)
-    eviction(paging).use(Recording())
+    eviction(paging).swap(Recording())
     paging.serve(prompt(1, 4))
     path = [node.block_id for node in sorted(nodes(paging), key=lambda node: node.prefix_len)]
     paging.blocks.pin_logical_blocks(np.array(path[-1:]))
@@ -299,7 +299,7 @@ def test_a_policy_that_chooses_more_than_wanted_is_relieved() -> None:
             return super().select_victims(every)
 
     paging = Paging(16)
-    eviction(paging).use(Greedy())
+    eviction(paging).swap(Greedy())
     paging.serve(prompt(1, 6))
     assert paging.trie.evict(2) == 2
     assert eviction(paging).failed
@@ -310,7 +310,7 @@ def test_a_policy_that_chooses_more_than_wanted_is_relieved() -> None:
 def test_after_a_failure_lmdeploys_own_eviction_does_the_work(call: str, caplog: pytest.LogCaptureFixture) -> None:
     paging = Paging(16)
     policy = Failing(call)
-    eviction(paging).use(policy)
+    eviction(paging).swap(policy)
     paging.serve(prompt(1, 4))
     running = paging.begin(prompt(2, 4))
     policy.armed = True
@@ -329,7 +329,7 @@ def test_after_a_failure_lmdeploys_own_eviction_does_the_work(call: str, caplog:
 
 def test_a_failure_in_the_middle_of_an_eviction_loses_no_block() -> None:
     paging = Paging(16)
-    eviction(paging).use(Stranger())
+    eviction(paging).swap(Stranger())
     paging.serve(prompt(1, 6))
     assert paging.trie.evict(4) == 4
     assert eviction(paging).errors == 1
@@ -343,7 +343,7 @@ def test_a_new_policy_takes_over_in_the_order_of_last_use() -> None:
         paging.serve(prompt(seed, 3))
     paging.serve(prompt(0, 3))
     running = paging.begin(prompt(1, 3))
-    eviction(paging).use(NaiveLruPolicy())
+    eviction(paging).swap(NaiveLruPolicy())
     assert eviction(paging).policy.name == "naive lru"
     check(paging)
     paging.trie.evict(4)
@@ -359,18 +359,18 @@ def test_a_policy_that_knows_something_already_is_refused() -> None:
     used = LruPolicy()
     used.insert((BlockId(1),))
     with pytest.raises(ValueError, match="begins empty, lru knows 1"):
-        eviction(paging).use(used)
+        eviction(paging).swap(used)
 
 
 def test_no_policy_is_taken_once_lmdeploys_own_eviction_rules() -> None:
     paging = Paging(8)
     policy = Failing("select_victims")
-    eviction(paging).use(policy)
+    eviction(paging).swap(policy)
     policy.armed = True
     paging.serve(prompt(1, 1))
     paging.trie.evict(1)
     with pytest.raises(RuntimeError, match="has taken over"):
-        eviction(paging).use(LruPolicy())
+        eviction(paging).swap(LruPolicy())
 
 
 def test_only_an_accepted_match_counts_as_a_use() -> None:
@@ -384,7 +384,7 @@ def test_only_an_accepted_match_counts_as_a_use() -> None:
     import torch
 
     paging = Paging(32)
-    eviction(paging).use(Recording())
+    eviction(paging).swap(Recording())
     paging.serve(prompt(1, 3))
     assert told == []
     path = [node.block_id for node in sorted(nodes(paging), key=lambda node: node.prefix_len)]
@@ -405,7 +405,7 @@ def test_a_match_that_is_accepted_twice_for_one_prompt_counts_once() -> None:
             super().access(path)
 
     paging = Paging(32)
-    eviction(paging).use(Recording())
+    eviction(paging).swap(Recording())
     watched = ShadowPolicies(parse_specs("lru"), capacity_blocks=32)
     eviction(paging).shadows.policies = watched
     paging.serve(prompt(1, 3))
@@ -490,7 +490,7 @@ class Workload(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ours, self.twin = self.pools = (Paging(20), Paging(20))
-        eviction(self.twin).use(NaiveLruPolicy())
+        eviction(self.twin).swap(NaiveLruPolicy())
         self.running: list[list[Any]] = []
         self.leases: list[list[Any]] = []
 
@@ -593,7 +593,7 @@ class AnyPolicy(Workload):
         super().__init__()
         self.pools = (self.ours,)
         self.next_name = ""
-        eviction(self.ours).use(make_policy(self.name, capacity_blocks=20))
+        eviction(self.ours).swap(make_policy(self.name, capacity_blocks=20))
 
     @invariant()
     def both_hold_the_same(self) -> None:
@@ -603,25 +603,25 @@ class AnyPolicy(Workload):
     def swap(self, name: str) -> None:
         before = {node.block_id for node in nodes(self.ours)}
         self.name = name
-        eviction(self.ours).use(make_policy(name, capacity_blocks=20))
+        eviction(self.ours).swap(make_policy(name, capacity_blocks=20))
         assert {node.block_id for node in nodes(self.ours)} == before
 
     @rule(name=st.sampled_from(list(POLICIES)))
     def begin_to_swap(self, name: str) -> None:
-        eviction(self.ours).begin_use(make_policy(name, capacity_blocks=20))
+        eviction(self.ours).begin_swap(make_policy(name, capacity_blocks=20))
         self.next_name = name
 
     @precondition(lambda self: eviction(self.ours).has_successor)
     @rule(blocks=st.integers(1, 5))
     def go_on_swapping(self, blocks: int) -> None:
         known = eviction(self.ours).resident_blocks
-        assert 0 <= eviction(self.ours).continue_use(blocks) <= known
+        assert 0 <= eviction(self.ours).continue_swap(blocks) <= known
 
     @precondition(lambda self: eviction(self.ours).has_successor)
     @rule()
     def end_swapping(self) -> None:
         before = {node.block_id for node in nodes(self.ours)}
-        eviction(self.ours).end_use()
+        eviction(self.ours).end_swap()
         self.name = self.next_name
         assert {node.block_id for node in nodes(self.ours)} == before
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from engines.control.errors import RefusedError
 from engines.events.log import EventLog
-from engines.events.publisher import RefusedError
 from engines.lmdeploy.hooks import event_hooks, eviction_hooks, tenant_hooks
 from engines.lmdeploy.offload.tiers import EngineTiers
 from engines.lmdeploy.patching import install
@@ -112,7 +112,7 @@ def test_a_pinned_prefix_outlives_ten_pools_of_others_under_every_policy(engine:
     engine.pins.pin(keys_of(kept), None)
     eviction = eviction_of(engine.paging.trie)
     assert eviction is not None
-    eviction.use(make_policy(policy, capacity_blocks=POOL))
+    eviction.swap(make_policy(policy, capacity_blocks=POOL))
     engine.flood()
     assert engine.paging.serve(kept) == 6 * BLOCK_TOKENS
     assert engine.paging.serve(control) == 0
@@ -135,7 +135,7 @@ def test_they_survive_a_swap_of_the_policy_and_go_once_unpinned(engine: Engine) 
     eviction = eviction_of(engine.paging.trie)
     assert eviction is not None
     for name in ("s3fifo", "lru"):
-        eviction.use(make_policy(name, capacity_blocks=POOL))
+        eviction.swap(make_policy(name, capacity_blocks=POOL))
         engine.flood(POOL)
         assert engine.paging.held_prefix(prompt(1, 6)) == 6
     assert engine.pins.unpin(keys_of(prompt(1, 6))[-1])

@@ -31,7 +31,7 @@ def test_a_loud_tenant_pushes_a_quiet_one_out_only_where_tenants_are_not_asked_f
     paging = Paging(BLOCKS)
     eviction = eviction_of(paging.trie)
     assert eviction is not None
-    eviction.use(make_policy(policy, capacity_blocks=BLOCKS))
+    eviction.swap(make_policy(policy, capacity_blocks=BLOCKS))
     paging.serve(prompt(1, 6), salt="quiet")
     for number in range(10, 20):
         paging.serve(prompt(number, 6), salt="loud")
@@ -44,7 +44,7 @@ def test_of_one_tenant_the_blocks_of_less_important_requests_go_first() -> None:
     paging = Paging(BLOCKS)
     eviction = eviction_of(paging.trie)
     assert eviction is not None
-    eviction.use(make_policy("qos", capacity_blocks=BLOCKS))
+    eviction.swap(make_policy("qos", capacity_blocks=BLOCKS))
     paging.serve(prompt(1, 6), salt="one", urgency=Urgency(priority=Priority.HIGH))
     paging.serve(prompt(2, 6), salt="one", urgency=Urgency(priority=Priority.LOW))
     paging.serve(prompt(3, 6), salt="one")
@@ -58,7 +58,7 @@ def test_what_is_dear_to_get_back_stays_where_costs_are_measured() -> None:
     paging = Paging(BLOCKS)
     eviction = eviction_of(paging.trie)
     assert eviction is not None
-    eviction.use(make_policy("cost_aware", capacity_blocks=BLOCKS))
+    eviction.swap(make_policy("cost_aware", capacity_blocks=BLOCKS))
     for seed, reload_s in ((1, None), (2, 0.01), (3, 0.01)):
         eviction.ways_back = lambda reload_s=reload_s: (0.5, reload_s)  # type: ignore[misc]
         paging.serve(prompt(seed, 6))

@@ -3,15 +3,17 @@
 import json
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from engines.events.publisher import EventPublisher, RefusedError
-from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
+from engines.control.calls import EngineBusyError
+from engines.control.errors import RefusedError
+from engines.control.operations import SET_POLICY
+from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.hooks import eviction_hooks
 from engines.lmdeploy.patching import install
-from engines.lmdeploy.policy_operations import SET_POLICY, PolicyOperations
+from engines.lmdeploy.policies import EnginePolicies
 from engines.lmdeploy.trie.eviction import eviction_of
 from tests.support.block_trie import Paging, prompt
 
@@ -33,16 +35,15 @@ class AtOnce(EngineCalls):
         return work()
 
 
-def operations(paging: Paging, calls: EngineCalls) -> PolicyOperations:
+def operations(paging: Paging, calls: EngineCalls) -> EnginePolicies:
     manager = SimpleNamespace(num_gpu_blocks=BLOCKS)
     scheduler = SimpleNamespace(block_trie=paging.trie, block_manager=manager, seq_manager=None)
     engine = SimpleNamespace(scheduler=scheduler, cache_config=SimpleNamespace(num_reserved_gpu_blocks=0))
-    return PolicyOperations(engine, None, calls)
+    return EnginePolicies(engine, None, calls)
 
 
-def change(policies: PolicyOperations, **wanted: object) -> dict[str, Any]:
-    nobody = cast("EventPublisher", None)
-    found: dict[str, Any] = json.loads(policies.table()[SET_POLICY](nobody, json.dumps(wanted).encode()))
+def change(policies: EnginePolicies, **wanted: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(policies.table()[SET_POLICY](json.dumps(wanted).encode()))
     return found
 
 

@@ -1,11 +1,36 @@
-"""Shadow policies as ``/kv/v1/policy`` has them: asked for, and shown."""
+"""Shadow policies in any engine: asked for, shown, and given time to follow what requests ask for."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from engines.events.publisher import RefusedError
+from engines.control.errors import RefusedError
 from kvcontrol.core.policy_control import PolicyChange, ShadowBody, ShadowStandingBody
 from kvcontrol.kv_policy import ShadowPolicies
 from kvcontrol.kv_policy.spec import PolicySpec, parse_specs
+
+_WORK_EVERY_S: Final = 0.02
+"""Between two chunks of work while some waits; one takes 2 ms at most, for a prompt of 100,000 tokens."""
+_LOOK_EVERY_S: Final = 0.25
+
+
+class ShadowTimer:
+    """Calls ``work`` from the engine's loop, sooner while it returns that more waits. The loop's thread."""
+
+    def __init__(self, work: Callable[[], bool]) -> None:
+        self._work = work
+        self._timer: asyncio.TimerHandle | None = None
+
+    def follow(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Work whenever the loop is free, until ``close``."""
+        self.close()
+        self._timer = loop.call_later(_WORK_EVERY_S if self._work() else _LOOK_EVERY_S, self.follow, loop)
+
+    def close(self) -> None:
+        """Work no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def check_shadow(change: PolicyChange) -> None:
@@ -42,4 +67,4 @@ def shadow_body(shadow: ShadowPolicies) -> ShadowBody:
     )
 
 
-__all__ = ["check_shadow", "shadow_body", "shadows_of"]
+__all__ = ["ShadowTimer", "check_shadow", "shadow_body", "shadows_of"]

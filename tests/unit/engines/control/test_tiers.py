@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from engines.events.publisher import RefusedError
-from engines.lmdeploy.engine_calls import EngineBusyError, EngineCalls
+from engines.control.calls import EngineBusyError
+from engines.control.errors import RefusedError
+from engines.control.operations import BLOCKS, MIGRATE, QUOTAS, RESET, SET_QUOTA
+from engines.control.tiers import TierControl
+from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.offload.tiers import EngineTiers
-from engines.lmdeploy.tier_operations import BLOCKS, MIGRATE, QUOTAS, RESET, SET_QUOTA, TierOperations
 from engines.lmdeploy.trie.pins import PinBook
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.tenant import tenant_of_salt
@@ -59,7 +61,7 @@ def rig() -> Iterator[Rig]:
 SOMEBODY = tenant_of_salt("somebody's salt")
 
 
-def operations_of(rig: Rig | None, loop: Loop) -> TierOperations:
+def operations_of(rig: Rig | None, loop: Loop) -> TierControl:
     trie = SimpleNamespace(evict=lambda _: HBM_BLOCKS, block_size=16, allocator=None)
     tiers = None
     if rig is not None:
@@ -68,13 +70,18 @@ def operations_of(rig: Rig | None, loop: Loop) -> TierOperations:
     calls = EngineCalls()
     calls.attach(loop.loop)
     pins = PinBook(SimpleNamespace(block_trie=trie), tiers, share=0.5, longest_tokens=16)
-    return TierOperations(tiers, calls, reset=pins.reset)
+    return TierControl(
+        lambda: None if tiers is None else tiers.hierarchy,
+        calls,
+        reset=pins.reset,
+        remedy="start it with KVGATE_ENGINE_DDR_BYTES set",
+    )
 
 
-def asking(operations: TierOperations) -> Ask:
+def asking(operations: TierControl) -> Ask:
     def ask(operation: bytes, body: object = b"") -> Any:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return json.loads(operations.table()[operation](None, raw))  # type: ignore[arg-type]  # no publisher is needed
+        return json.loads(operations.table()[operation](raw))
 
     return ask
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from engines.events.publisher import RefusedError
-from engines.lmdeploy.schedule.pace_operations import PaceOperations, pace_of_settings
+from engines.control.errors import RefusedError
+from engines.lmdeploy.schedule.pace_control import PaceControl, pace_of_settings
 from engines.lmdeploy.schedule.pacing import Pacer
 from engines.lmdeploy.settings import EngineSettings
 from kvcontrol.kv_policy.spec import parse_spec
@@ -51,25 +51,25 @@ def test_the_pace_is_what_is_set_or_else_goes_by_the_device(
 
 @pytest.mark.parametrize("kind", [engine(role="Prefill"), engine(dp=2)])
 def test_an_engine_that_only_computes_prompts_or_is_one_of_a_group_is_not_paced(kind: SimpleNamespace) -> None:
-    operations = PaceOperations(kind)
+    operations = PaceControl(kind)
     with pytest.raises(RefusedError, match="allowed is lmdeploy"):
-        operations.use(parse_spec("alternate"), counts=True)
-    operations.use(parse_spec("lmdeploy"), counts=True)
+        operations.swap(parse_spec("alternate"), counts=True)
+    operations.swap(parse_spec("lmdeploy"), counts=True)
     found = operations.in_charge()
     assert found is not None
     assert found.name == "lmdeploy"
 
 
 def test_the_same_pace_again_changes_nothing_and_another_is_counted() -> None:
-    operations = PaceOperations(engine())
-    operations.use(parse_spec("itl_target(itl_target_ms=40)"), counts=False)
-    operations.use(parse_spec("itl_target(itl_target_ms=40, prefill_share=0.25)"), counts=True)
+    operations = PaceControl(engine())
+    operations.swap(parse_spec("itl_target(itl_target_ms=40)"), counts=False)
+    operations.swap(parse_spec("itl_target(itl_target_ms=40, prefill_share=0.25)"), counts=True)
     found = operations.in_charge()
     assert found is not None
     assert found.pace is not None
     assert (found.pace.swaps, found.pace.target_s, found.params) == (0, 0.04, {"itl_target_ms": 40.0})
     assert found.effective_params == {"itl_target_ms": 40.0, "prefill_share": 0.25}
-    operations.use(parse_spec("alternate"), counts=True)
+    operations.swap(parse_spec("alternate"), counts=True)
     found = operations.in_charge()
     assert found is not None
     assert found.pace is not None

@@ -1,25 +1,29 @@
-"""Which pace an engine's steps follow: shown, and exchanged between two steps of the engine."""
+"""Which pace an engine's steps follow: shown, and swapped between two steps of the engine."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
-from engines.events.publisher import RefusedError
+from engines.control.errors import RefusedError
+from engines.control.policies import PACE
+from engines.control.policy_changes import pace_of
 from engines.lmdeploy.schedule.pacing import Pacer, pacer_of
 from engines.lmdeploy.settings import EngineSettings
-from kvcontrol.core.policy_control import PolicyInCharge, PolicyParams
+from kvcontrol.core.policy_control import PolicyChange, PolicyInCharge, PolicyParams
 from kvcontrol.kv_policy.spec import PolicySpec, parse_spec
 from kvcontrol.scheduler_ir.pacing import ALTERNATE, DEFAULT_TARGET_MS, ENGINE_PACE, ITL_TARGET, PACES, make_pace
 
-PACE: Final = "pace"
 
+class PaceControl:
+    """One engine's; swaps on the engine's thread, ``in_charge`` on any."""
 
-class PaceOperations:
-    """One engine's; changes on the engine's thread, ``in_charge`` on any."""
+    kind = PACE
+    available: Mapping[str, str] = {name: kind.summary for name, kind in PACES.items()}
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._choice = PolicySpec(text=ENGINE_PACE, name=ENGINE_PACE, parameters={})
+        self._spec = PolicySpec(text=ENGINE_PACE, name=ENGINE_PACE, parameters={})
         self._began_s = time.monotonic()
         self._swaps = 0
 
@@ -29,12 +33,16 @@ class PaceOperations:
         config = self._engine.engine_config
         return config.role.name != "Prefill" and int(config.dp) == 1
 
-    def use(self, choice: PolicySpec, *, counts: bool) -> None:
+    def spec_of(self, change: PolicyChange) -> PolicySpec:
+        """Return the pace that a change names; raises ``RefusedError`` or ``PolicyError``."""
+        return pace_of(change)
+
+    def swap(self, spec: PolicySpec, *, counts: bool) -> None:
         """Put a pace in charge; nothing has changed when it raises ``PolicyError`` or ``RefusedError``.
 
         Nothing happens when it is in charge already: a client that didn't get the answer may ask again.
         """
-        pace = make_pace(choice.name, choice.parameters)
+        pace = make_pace(spec.name, spec.parameters)
         pacer = self._pacer()
         if pace is not None and not self.is_possible:
             raise RefusedError(
@@ -43,11 +51,11 @@ class PaceOperations:
             )
         if pacer is None:
             raise RefusedError("this engine has no pace of ours: LMDeploy's own rule chooses its steps")
-        values, present = PACES[choice.name].values, self._choice
-        if not pacer.failed and present.name == choice.name and values(present.parameters) == values(choice.parameters):
+        values, present = PACES[spec.name].values, self._spec
+        if not pacer.failed and present.name == spec.name and values(present.parameters) == values(spec.parameters):
             return
-        pacer.use(pace)
-        self._choice, self._began_s = choice, time.monotonic()
+        pacer.swap(pace)
+        self._spec, self._began_s = spec, time.monotonic()
         self._swaps += counts
 
     def in_charge(self) -> PolicyInCharge | None:
@@ -58,9 +66,9 @@ class PaceOperations:
         report = pacer.report(swaps=self._swaps, in_charge_s=round(time.monotonic() - self._began_s, 3))
         if pacer.failed:
             return PolicyInCharge(kind=PACE, name=ENGINE_PACE, params={}, pace=report)
-        params: PolicyParams = dict(self._choice.parameters)
-        effective: PolicyParams = dict(PACES[self._choice.name].values(self._choice.parameters))
-        return PolicyInCharge(kind=PACE, name=self._choice.name, params=params, effective_params=effective, pace=report)
+        params: PolicyParams = dict(self._spec.parameters)
+        effective: PolicyParams = dict(PACES[self._spec.name].values(self._spec.parameters))
+        return PolicyInCharge(kind=PACE, name=self._spec.name, params=params, effective_params=effective, pace=report)
 
     def _pacer(self) -> Pacer | None:
         return pacer_of(self._engine.scheduler)
@@ -81,4 +89,4 @@ def pace_of_settings(settings: EngineSettings, *, on_gpu: bool) -> PolicySpec:
     return PolicySpec(text=ITL_TARGET, name=ITL_TARGET, parameters={"itl_target_ms": target_ms})
 
 
-__all__ = ["PACE", "PaceOperations", "pace_of_settings"]
+__all__ = ["PaceControl", "pace_of_settings"]

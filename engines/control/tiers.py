@@ -1,18 +1,18 @@
-"""What operators may ask of an engine's tiers: each operation parses its body, runs between two steps, and answers.
+"""What operators ask of an engine's tiers: each operation parses its body, runs between two steps, and answers.
 
 A body that can't be done as asked is refused with a message that names what was wrong and what is allowed.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from engines.control.block_list import block_list
+from engines.control.calls import CALL_TIMEOUT_S, CallEngine
+from engines.control.errors import RefusedError
 from engines.control.operation_bodies import block_hashes, parsed
-from engines.events.publisher import EventPublisher, Operation, RefusedError
-from engines.lmdeploy.engine_calls import EngineCalls
-from engines.lmdeploy.offload.tiers import EngineTiers
+from engines.control.operations import BLOCKS, MIGRATE, QUOTAS, RESET, SET_QUOTA, Operation
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import HASH_BYTES
 from kvcontrol.core.tenant import SHARED_TENANT
@@ -23,23 +23,15 @@ from kvcontrol.core.tier_control import (
     CacheReset,
     MigrateRequest,
     Migration,
+    QuotaBody,
     QuotaChange,
 )
 from kvcontrol.kv_runtime import HierarchyManager, QuotaError, TenantQuota
 from kvcontrol.tier_report import quotas
 
-BLOCKS = b"blocks"
-MIGRATE = b"migrate"
-QUOTAS = b"quotas"
-SET_QUOTA = b"set_quota"
-RESET = b"reset"
+_Answer = TypeVar("_Answer")
 
-_CALL_TIMEOUT_S = 1.5
-"""Less than the api_server waits: a busy engine is told as busy."""
-
-_Body = TypeVar("_Body")
-
-_ALLOWED: Mapping[type, str] = {
+_ALLOWED: Final[Mapping[type, str]] = {
     BlockQuery: f"limit (1 to {MOST_BLOCKS}), tier (DDR or NVME) and tenant (a name of /kv/v1/quotas); none is needed",
     MigrateRequest: (
         f"hashes (1 to {MOST_BLOCKS} names of blocks, {2 * HASH_BYTES} hex digits each) and tier (DDR or NVME)"
@@ -52,18 +44,30 @@ _ALLOWED: Mapping[type, str] = {
 }
 
 
-class TierOperations:
-    """The operations of one engine; ``tiers`` None is an engine without tiers, which only knows the reset of HBM."""
+class TierControl:
+    """The tier operations of one engine; one without tiers only knows the reset of its own memory.
+
+    ``remedy`` is how to start such an engine with tiers, ``reset`` forgets all that no request uses and returns how
+    many blocks of each tier. ``unit_bytes`` is what the runtime takes for one byte (a simulated engine's blocks).
+    """
 
     def __init__(
-        self, tiers: EngineTiers | None, calls: EngineCalls, *, reset: Callable[[], dict[CacheTier, int]]
+        self,
+        hierarchy: Callable[[], HierarchyManager | None],
+        call: CallEngine,
+        *,
+        reset: Callable[[], dict[CacheTier, int]],
+        remedy: str,
+        unit_bytes: int = 1,
     ) -> None:
-        self._tiers = tiers
-        self._calls = calls
+        self._found = hierarchy
+        self._call = call
         self._forget_all = reset
+        self._remedy = remedy
+        self._unit_bytes = unit_bytes
 
     def table(self) -> dict[bytes, Operation]:
-        """Return all of them by name."""
+        """Return the operations by name."""
         return {
             BLOCKS: self._blocks,
             MIGRATE: self._migrate,
@@ -72,11 +76,12 @@ class TierOperations:
             RESET: self._reset,
         }
 
-    def _blocks(self, _: EventPublisher, body: bytes) -> bytes:
+    def _blocks(self, body: bytes) -> bytes:
         query, hierarchy = parsed(body, BlockQuery, _ALLOWED), self._hierarchy()
-        return msgspec.json.encode(self._between_steps(lambda: block_list(hierarchy, query)))
+        listed = self._between_steps(lambda: block_list(hierarchy, query, unit_bytes=self._unit_bytes))
+        return msgspec.json.encode(listed)
 
-    def _migrate(self, _: EventPublisher, body: bytes) -> bytes:
+    def _migrate(self, body: bytes) -> bytes:
         request = parsed(body, MigrateRequest, _ALLOWED)
         hierarchy = self._hierarchy_with(request.tier)
         keys = block_hashes(request.hashes)
@@ -91,34 +96,27 @@ class TierOperations:
 
         return msgspec.json.encode(self._between_steps(migrate))
 
-    def _quotas(self, _: EventPublisher, body: bytes) -> bytes:
-        del body
-        return msgspec.json.encode(quotas(self._hierarchy()))
+    def _quotas(self, _: bytes) -> bytes:
+        return msgspec.json.encode(quotas(self._hierarchy(), unit_bytes=self._unit_bytes))
 
-    def _set_quota(self, _: EventPublisher, body: bytes) -> bytes:
+    def _set_quota(self, body: bytes) -> bytes:
         change = parsed(body, QuotaChange, _ALLOWED)
-        hierarchy, wanted = self._hierarchy_with(change.tier), change.quota
+        hierarchy = self._hierarchy_with(change.tier)
         try:
-            quota = (
-                None
-                if wanted is None
-                else TenantQuota(
-                    guaranteed_bytes=wanted.guaranteed_bytes, burst_bytes=wanted.burst_bytes, weight=wanted.weight
-                )
-            )
+            quota = None if change.quota is None else quota_of(change.quota, self._unit_bytes)
             self._between_steps(lambda: hierarchy.quotas.set(change.tenant, change.tier, quota))
         except QuotaError as error:
             raise RefusedError(str(error)) from error
-        return msgspec.json.encode(quotas(hierarchy))
+        return self._quotas(b"")
 
-    def _reset(self, _: EventPublisher, body: bytes) -> bytes:
-        del body
+    def _reset(self, _: bytes) -> bytes:
         return msgspec.json.encode(self._between_steps(lambda: CacheReset(dropped=self._forget_all())))
 
     def _hierarchy(self) -> HierarchyManager:
-        if self._tiers is None or self._tiers.hierarchy is None:
-            raise RefusedError("this instance has no tiers below HBM; start it with KVGATE_ENGINE_DDR_BYTES set")
-        return self._tiers.hierarchy
+        hierarchy = self._found()
+        if hierarchy is None:
+            raise RefusedError(f"this instance has no tiers below HBM; {self._remedy}")
+        return hierarchy
 
     def _hierarchy_with(self, tier: CacheTier) -> HierarchyManager:
         hierarchy = self._hierarchy()
@@ -127,8 +125,19 @@ class TierOperations:
             raise RefusedError(f"this instance has no {tier} tier; it has {', '.join(tiers)}")
         return hierarchy
 
-    def _between_steps(self, work: Callable[[], _Body]) -> _Body:
-        return self._calls(work, timeout_s=_CALL_TIMEOUT_S)
+    def _between_steps(self, work: Callable[[], _Answer]) -> _Answer:
+        return self._call(work, timeout_s=CALL_TIMEOUT_S)
 
 
-__all__ = ["BLOCKS", "MIGRATE", "QUOTAS", "RESET", "SET_QUOTA", "TierOperations"]
+def quota_of(body: QuotaBody, unit_bytes: int) -> TenantQuota:
+    """Return a quota in the runtime's unit; raises ``QuotaError`` for a burst below the guarantee.
+
+    Guarantees are rounded up to whole units. Bursts are rounded down, but not below the guarantee.
+    """
+    exact = TenantQuota(guaranteed_bytes=body.guaranteed_bytes, burst_bytes=body.burst_bytes, weight=body.weight)
+    guaranteed = -(-exact.guaranteed_bytes // unit_bytes)
+    burst = None if exact.burst_bytes is None else max(guaranteed, exact.burst_bytes // unit_bytes)
+    return TenantQuota(guaranteed_bytes=guaranteed, burst_bytes=burst, weight=exact.weight)
+
+
+__all__ = ["TierControl", "quota_of"]

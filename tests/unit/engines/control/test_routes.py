@@ -4,12 +4,20 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI
-from fastapi.responses import PlainTextResponse, Response
 from fastapi.testclient import TestClient
 
-from engines.lmdeploy.pin_operations import INVALIDATE, PIN, PREFIXES, UNPIN
-from engines.lmdeploy.tier_operations import BLOCKS, MIGRATE, QUOTAS, RESET, SET_QUOTA
-from engines.lmdeploy.tier_routes import MAX_BODY_BYTES, mount_tier_routes
+from engines.control.operations import (
+    BLOCKS,
+    INVALIDATE,
+    MIGRATE,
+    PIN,
+    PREFIXES,
+    QUOTAS,
+    RESET,
+    SET_QUOTA,
+    UNPIN,
+)
+from engines.control.routes import MAX_BODY_BYTES, mount_control
 from kvcontrol.core.prefix_control import INVALIDATE_PATH, PIN_PATH, PREFIXES_PATH, UNPIN_PATH
 from kvcontrol.core.tier_control import BLOCKS_PATH, MIGRATE_PATH, QUOTAS_PATH, RESET_PATH
 
@@ -23,12 +31,12 @@ def asked() -> Asked:
 
 @pytest.fixture
 def client(asked: Asked) -> Iterator[TestClient]:
-    async def answer(operation: bytes, body: bytes) -> Response:
+    async def answer(operation: bytes, body: bytes) -> bytes:
         asked.append((operation, body))
-        return PlainTextResponse("done")
+        return b"done"
 
     app = FastAPI()
-    mount_tier_routes(app, answer, lambda limit: PlainTextResponse(f"more than {limit}", status_code=413))
+    mount_control(app, answer)
     with TestClient(app) as client:
         yield client
 
@@ -77,5 +85,8 @@ def test_the_other_methods_are_refused(client: TestClient, asked: Asked) -> None
 def test_a_body_is_read_up_to_the_limit_and_no_further(client: TestClient, asked: Asked, path: str) -> None:
     assert client.post(path, content=b" " * MAX_BODY_BYTES).text == "done"
     answer = client.post(path, content=b" " * (MAX_BODY_BYTES + 1))
-    assert (answer.status_code, answer.text) == (413, f"more than {MAX_BODY_BYTES}")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        413,
+        f"the body is longer than {MAX_BODY_BYTES} bytes",
+    )
     assert [len(body) for _, body in asked] == [MAX_BODY_BYTES]

@@ -1,0 +1,17 @@
+"""Why a control request of ``/kv/v1`` is not done: the request's fault, or the engine's.
+
+Exception
+ ├─ RefusedError            the client can mend the request                 400
+ └─ EngineUnavailableError  the engine is gone, stuck or failed             503
+"""
+
+
+class RefusedError(ValueError):
+    """A control request can't be done as asked; the message names what was wrong and what is allowed."""
+
+
+class EngineUnavailableError(RuntimeError):
+    """The engine did not answer in time, or failed to."""
+
+
+__all__ = ["EngineUnavailableError", "RefusedError"]

@@ -1,0 +1,125 @@
+"""The policies of one engine as ``/kv/v1/policy`` has them: shown, and swapped between two steps of the engine.
+
+A change is checked as a whole before the engine hears of it: one that can't be done costs the engine nothing, and is
+refused also while the engine is busy.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+import msgspec
+
+from engines.control.calls import CALL_TIMEOUT_S, CallEngine
+from engines.control.errors import RefusedError
+from engines.control.eviction import EngineCache, EvictionControl
+from engines.control.operations import POLICY, SET_POLICY, Operation
+from engines.control.policy_changes import change_of, policy_of
+from engines.control.schedule import SCHEDULE
+from engines.control.shadows import check_shadow, shadow_body, shadows_of
+from kvcontrol.core.policy_control import PolicyChange, PolicyInCharge, PolicyReport
+from kvcontrol.kv_policy import POLICIES, PolicyError, ShadowPolicies
+from kvcontrol.kv_policy.spec import PolicySpec
+
+SHADOW: Final = "shadow"
+PACE: Final = "pace"
+
+
+class PolicyKind(Protocol):
+    """A kind of policies beside eviction, one of which is in charge of the whole engine."""
+
+    kind: str
+    available: Mapping[str, str]
+    """Those that there are, each in a few words."""
+
+    def spec_of(self, change: PolicyChange) -> PolicySpec:
+        """Return what a change names; raises ``RefusedError`` or ``PolicyError``. Any thread."""
+
+    def swap(self, spec: PolicySpec, *, counts: bool) -> None:
+        """Put it in charge; nothing has changed when it raises ``RefusedError``. The engine's thread."""
+
+    def in_charge(self) -> PolicyInCharge | None:
+        """Return what is in charge, None where nothing of ours is. Any thread."""
+
+
+class PolicyControl:
+    """The policy operations of one engine; ``refused`` counts changes that could not be done as asked."""
+
+    def __init__(
+        self, cache: EngineCache, eviction: EvictionControl, call: CallEngine, others: Sequence[PolicyKind]
+    ) -> None:
+        self.eviction = eviction
+        self.refused = 0
+        self._cache = cache
+        self._call = call
+        self._others = {each.kind: each for each in others}
+
+    def table(self) -> dict[bytes, Operation]:
+        """Return the operations by name."""
+        return {
+            POLICY: lambda _: msgspec.json.encode(self.report()),
+            SET_POLICY: lambda body: msgspec.json.encode(self.swap(body)),
+        }
+
+    def report(self) -> PolicyReport:
+        """Return what decides, and what else might; any thread (then numbers may be a moment apart)."""
+        shadows = self._shadows()
+        others = [found for each in self._others.values() if (found := each.in_charge()) is not None]
+        available = {kind: each.available for kind, each in self._others.items()}
+        shadow = PolicyInCharge(kind=SHADOW, name=",".join(shadows.candidates), params={}, shadow=shadow_body(shadows))
+        return PolicyReport(
+            policies=[*self.eviction.report(), shadow, *others],
+            available={name: kind.summary for name, kind in POLICIES.items()},
+            strategies=dict(available.get(SCHEDULE, {})),
+            paces=dict(available.get(PACE, {})),
+        )
+
+    def swap(self, body: bytes) -> PolicyReport:
+        """Do what a body asks for; raises ``RefusedError``, and nothing has changed then."""
+        try:
+            self._swap(change_of(body))
+        except PolicyError as error:
+            self.refused += 1
+            raise RefusedError(str(error)) from error
+        except RefusedError:
+            self.refused += 1
+            raise
+        return self.report()
+
+    def watch(self, candidates: str) -> None:
+        """Let shadow policies follow from now on, as they are written; the engine's thread."""
+        self._watch(self._shadows_of(candidates))
+
+    def _swap(self, change: PolicyChange) -> None:
+        if (other := self._others.get(change.kind)) is not None:
+            self._between_steps(partial(other.swap, other.spec_of(change), counts=True))
+        elif change.kind == SHADOW:
+            check_shadow(change)
+            self._between_steps(partial(self._watch, self._shadows_of(change.name)))
+        elif change.kind in (kinds := self.eviction.kinds()):
+            self.eviction.swap(self.eviction.tier_of(change), policy_of(change))
+        else:
+            raise RefusedError(
+                f"there are no policies of kind {change.kind!r}; this instance has "
+                f"{', '.join((*kinds, SHADOW, *self._others))}"
+            )
+
+    def _shadows(self) -> ShadowPolicies:
+        shadows = self._cache.shadows
+        return ShadowPolicies((), capacity_blocks=1) if shadows is None else shadows
+
+    def _shadows_of(self, candidates: str) -> ShadowPolicies:
+        """Return shadow policies as they are written, which follow nothing yet; any thread, O(characters)."""
+        return shadows_of(candidates, capacity_blocks=self._cache.capacity_blocks)
+
+    def _watch(self, shadows: ShadowPolicies) -> None:
+        """Follow these from now on; the same ones that follow already go on counting. The engine's thread."""
+        present = self._cache.shadows
+        if present is None or present.candidates != shadows.candidates:
+            self._cache.watch(shadows)
+
+    def _between_steps(self, work: partial[None]) -> None:
+        self._call(work, timeout_s=CALL_TIMEOUT_S)
+
+
+__all__ = ["PACE", "SHADOW", "PolicyControl", "PolicyKind"]
