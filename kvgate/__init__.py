@@ -1,3 +1,5 @@
 """The ``kvgate`` command line: one file per command."""
 
-__all__: list[str] = []
+__version__ = "0.1.0"
+
+__all__ = ["__version__"]

@@ -2,13 +2,14 @@
 
 import sys
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from kvgate import __version__
 from kvgate.admin import build_admin
-from kvgate.display import errors, locale_is_utf8, show_failure
+from kvgate.display import errors, locale_is_utf8, plain, show_failure
 from kvgate.doctor import doctor
 from kvgate.engine import engine
 from kvgate.extensions import extensions, none_installed
@@ -20,6 +21,28 @@ from kvgate.top import top
 from kvgate.up import INTERRUPTED, up
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+_ENVIRONMENT = (
+    "Environment: KVGATE_URL (the gateway that admin and top ask), KVGATE_ADMIN_KEY, KVGATE_API_KEY, KVGATE_STATE_DIR, "
+    "KVGATE_CACHE_DIR, KVGATE_PORT_RANGE (FIRST-LAST: ports for engines). kvgate gateway --help lists the gateway's "
+    "own."
+)
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's form of a callback
+    if value:
+        plain(f"kvgate {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    del version
 
 
 class _Commands(TyperGroup):
@@ -56,9 +79,11 @@ def build_app() -> typer.Typer:
         help="An OpenAI-compatible, KV-aware gateway for LMDeploy.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog=_ENVIRONMENT,
         rich_markup_mode="rich" if locale_is_utf8() else None,  # its frames are not ASCII
     )
+    app.callback()(_root)
     app.command(rich_help_panel="Run")(up)
     app.command(context_settings={"allow_extra_args": True}, rich_help_panel="Run")(engine)
     app.command(context_settings=_PASSED_ON, add_help_option=False, rich_help_panel="Run")(gateway)

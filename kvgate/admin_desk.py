@@ -13,7 +13,7 @@ from kvgate.admin_client import AdminClient
 from kvgate.display import output, plain
 
 GATEWAY_URL: Final = "http://127.0.0.1:8000"
-GatewayUrl = Annotated[str, typer.Option(help="Where the gateway listens.")]
+GatewayUrl = Annotated[str, typer.Option(envvar="KVGATE_URL", help="Where the gateway listens.")]
 AdminKey = Annotated[str | None, typer.Option(envvar="KVGATE_ADMIN_KEY", help="Default: the key in the state folder.")]
 StateFolder = Annotated[
     Path | None, typer.Option("--state-dir", envvar="KVGATE_STATE_DIR", help="The gateway's state folder.")

@@ -23,7 +23,7 @@ Number = TypeVar("Number", int, float)
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    made = argparse.ArgumentParser(prog="python -m engines.sim", description=__doc__)
+    made = argparse.ArgumentParser(prog="kvgate sim", description="Serve a simulated engine.")
     made.add_argument("--model", type=Path, required=True, help="a model folder; only its tokenizer is read")
     made.add_argument("--model-name", help="the name that clients say; default: the folder's")
     made.add_argument("--profile", default="h100-7b", help=f"{', '.join(shipped())}, or a file; default: h100-7b")

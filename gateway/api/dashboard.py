@@ -6,6 +6,7 @@ from fastapi.responses import RedirectResponse
 from gateway.api.operators import OperatorAccess
 from gateway.dashboard import Asset, Assets, FleetBoard, FleetView
 from gateway.errors import NotFoundError
+from gateway.errors.unknown_route import unknown_route
 
 
 def dashboard_router(assets: Assets, board: FleetBoard, access: OperatorAccess) -> APIRouter:
@@ -32,7 +33,7 @@ def dashboard_router(assets: Assets, board: FleetBoard, access: OperatorAccess) 
     async def asset(name: str, request: Request) -> Response:
         found = assets.get(name)
         if found is None:
-            raise NotFoundError(f"there is no /dashboard/{name} here", code="unknown_route")
+            raise NotFoundError(unknown_route(f"/dashboard/{name}"), code="unknown_route")
         return _answer(found, request)
 
     return router

@@ -9,6 +9,7 @@ from starlette.routing import Match
 
 from gateway.errors import MethodNotAllowedError
 from gateway.errors.envelopes import envelope
+from gateway.errors.unknown_route import unknown_route
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
@@ -26,7 +27,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     path, headers = request.url.path, error.headers
     message, code = str(error.detail), "invalid_request"
     if error.status_code == HTTPStatus.NOT_FOUND:
-        message, code = f"there is no {path} here", "unknown_route"
+        message, code = unknown_route(path), "unknown_route"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         refusal = MethodNotAllowedError(path, request.method, allowed=_methods(request))
         message, code = refusal.message, refusal.reason

@@ -10,6 +10,7 @@ import msgspec
 from gateway.admission import Authenticator, keys_of
 from gateway.errors import ApiError, MethodNotAllowedError, NotFoundError
 from gateway.errors.envelopes import anthropic_envelope, envelope
+from gateway.errors.unknown_route import unknown_route
 from gateway.http.exchange import ClientGoneError, Exchange, Receive, Scope, Send
 from gateway.http.via import Via
 from gateway.pipeline import PATHS, Pipeline
@@ -85,7 +86,7 @@ class OpenAiApi:
             self._authenticator.authenticate(keys_of(exchange.headers))
             await self._models(exchange)
         else:
-            raise NotFoundError(f"there is no {exchange.path} here", code="unknown_route")
+            raise NotFoundError(unknown_route(exchange.path), code="unknown_route")
 
     async def _models(self, exchange: Exchange) -> None:
         if self._registry.checks.unchecked:

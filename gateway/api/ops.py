@@ -11,6 +11,7 @@ from gateway.problems import Problems
 from gateway.registry import Registry
 from gateway.telemetry import Metrics
 from gateway.telemetry.siblings import Siblings
+from gateway.version import installed_version
 
 
 def ops_router(  # noqa: PLR0913 - wired once, by name
@@ -23,16 +24,33 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
     shutdown: Shutdown,
     siblings: Siblings | None = None,
 ) -> APIRouter:
-    """Return ``/healthz`` and ``/readyz`` for everybody, ``/metrics`` and what ``/readyz`` names for operators.
+    """Return the routes of operators: ``/metrics`` and what ``/readyz`` names are for them, the rest is for everybody.
 
     ``confirmed`` tells whether stored keys are accepted.
     """
     router = APIRouter()
 
+    def is_ready() -> bool:
+        answering = any(each.ready and each.answers for each in registry.all())
+        return answering and confirmed() and not shutdown.begun
+
+    def closing() -> dict[str, str] | None:
+        return {"connection": "close"} if shutdown.begun else None
+
     @router.get("/healthz")
     async def healthz() -> dict[str, str]:
         """Alive: the event loop answers."""
         return {"status": "alive"}
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """Return the version of the gateway."""
+        return {"version": installed_version()}
+
+    @router.get("/health")
+    async def health() -> Response:
+        """Return the status of ``/readyz`` without a body, as inference servers do."""
+        return Response(status_code=200 if is_ready() else 503, headers=closing())
 
     @router.get("/readyz")
     async def readyz(request: Request) -> JSONResponse:
@@ -42,7 +60,6 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
         instances = registry.all()
         usable = sum(each.ready for each in instances)
         answering = any(each.ready and each.answers for each in instances)
-        is_ready = answering and confirmed() and not shutdown.begun
         status = _status(confirmed=confirmed(), answering=answering, usable=usable)
         shown = instances if access.allows(request) else ()
         return JSONResponse(
@@ -55,8 +72,8 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
                     each.id: {"state": each.state, "reason": each.reason, "blocks": each.blocks} for each in shown
                 },
             },
-            status_code=200 if is_ready else 503,
-            headers={"connection": "close"} if shutdown.begun else None,
+            status_code=200 if is_ready() else 503,
+            headers=closing(),
         )
 
     @router.get("/metrics")

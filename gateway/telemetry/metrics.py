@@ -5,7 +5,6 @@ series. What belongs to tenants is counted for those that are known by name.
 """
 
 import asyncio
-import importlib.metadata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from gateway.problems import Problems
 from gateway.registry import BreakerState, InstanceState, LoadTracker, Registry
 from gateway.telemetry.meters import CounterMeter, HistogramMeter, Labels, family_of, gauge_of
 from gateway.types import Tenant, TenantId
+from gateway.version import installed_version
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.prefix_reuse import FleetIndex
@@ -123,7 +123,7 @@ class Metrics:
         for each in vars(self).values():
             if isinstance(each, CounterMeter | HistogramMeter):
                 yield each.family()
-        yield gauge_of(catalogue.BUILD_INFO, iter([((_version(),), 1)]))
+        yield gauge_of(catalogue.BUILD_INFO, iter([((installed_version(),), 1)]))
         with suppress(RuntimeError):  # asked outside the loop there is nothing to count
             yield gauge_of(catalogue.TASKS, iter([((), len(asyncio.all_tasks()))]))
         if self._watched is not None:
@@ -161,13 +161,6 @@ class _Own(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._families()
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("kvgate")
-    except importlib.metadata.PackageNotFoundError:
-        return "source"  # it runs from a checkout
 
 
 def _fleet(watched: Watched) -> Iterator[Metric]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from yarl import URL
 
+from gateway.version import installed_version
 from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, running_fleet, script
 from tests.support.running_gateway import running_gateway
 from tests.support.scripted_engine import MODEL
@@ -190,8 +192,26 @@ async def test_without_a_usable_instance_it_is_503_with_retry_after(tmp_path: Pa
             assert answer.status == 503
             reasons = [each["reason"] for each in (await answer.json())["instances"].values()]
             assert reasons == ["can't be reached: Connection refused"]  # anybody may ask: no address
+        async with gateway.get("/health") as answer:
+            assert (answer.status, await answer.read()) == (503, b"")
         async with gateway.get("/healthz") as answer:
             assert answer.status == 200
+
+
+async def test_with_a_usable_instance_it_is_healthy_and_says_its_version(fleet: Fleet) -> None:
+    async with fleet.gateway.get("/health") as answer:
+        assert (answer.status, await answer.read()) == (200, b"")
+    async with fleet.gateway.get("/version") as answer:
+        assert await answer.json() == {"version": installed_version()}
+
+
+@pytest.mark.parametrize("path", ["/v1/v1/chat/completions", "//v1/chat/completions", "/v1//chat/completions"])
+async def test_a_wrong_base_url_is_named(fleet: Fleet, path: str) -> None:
+    async with fleet.gateway.session.post(URL(fleet.gateway.url + path, encoded=True), json=chat()) as answer:
+        assert answer.status == 404
+        message = envelope_in(await answer.text())["message"]
+    assert "did you mean /v1/chat/completions?" in message
+    assert "base URL" in message
 
 
 async def test_with_keys_configured_only_they_are_accepted(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What the commands say about themselves, and that a refusal is a message, never a traceback."""
 
+import importlib.metadata
 import json
 import os
 import shlex
@@ -64,6 +65,16 @@ def test_a_report_that_can_not_be_printed_is_said_in_one_line(tmp_path: Path, fo
     with Path("/dev/full").open("w") as full:
         said = typed("simulate", str(trace), *filter(None, [form]), into=full)
     assert (said.code, said.err) == (1, "kvgate: can't write to standard output: No space left on device\n")
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    said = typed("--version")
+    assert (said.code, said.out) == (0, f"kvgate {importlib.metadata.version('kvgate')}\n")
+
+
+@pytest.mark.parametrize("command", [[], ["up"], ["admin", "tenants"], ["bench", "prefix"]])
+def test_a_short_h_is_help(command: list[str]) -> None:
+    assert typed(*command, "-h").out == typed(*command, "--help").out
 
 
 def test_the_gateways_help_is_its_own() -> None:
