@@ -1,5 +1,8 @@
 """What the bodies of requests take in memory, all together, and how much of that each tenant may have.
 
+Each byte of a body counts ``TIMES`` times: the body, the texts that are parsed of it, and copies of those on their way
+to blocks. Objects beside them are bounded for each request (``requests.shape``).
+
 A tenant may hold as much as is still free, the rule of shared buffers in switches (Choudhury and Hahne, "Dynamic Queue
 Length Thresholds", 1998): one alone gets half of it, two a third each, and whoever comes next always finds room.
 """
@@ -10,6 +13,7 @@ from typing import Final
 from gateway.errors import RateLimitedError
 from gateway.types import TenantId
 
+TIMES: Final = 4
 _RETRY_AFTER_S: Final = 2
 
 
@@ -61,10 +65,18 @@ class BodyRoom:
         self._size = 0
 
     def take(self, size: int) -> None:
-        """Count more bytes; raises ``RateLimitedError``."""
+        """Count more bytes of a body; raises ``RateLimitedError``."""
         if size:
+            size *= TIMES
             self._memory.take(self._tenant, size)
             self._size += size
+
+    def give_back_some(self, size: int) -> None:
+        """Count so many bytes of the body no longer."""
+        if size:
+            size *= TIMES
+            self._memory.give_back(self._tenant, size)
+            self._size -= size
 
     def give_back(self) -> None:
         """Give all of it back. Idempotent."""
@@ -73,4 +85,4 @@ class BodyRoom:
             self._memory.give_back(self._tenant, size)
 
 
-__all__ = ["BodyMemory", "BodyRoom"]
+__all__ = ["TIMES", "BodyMemory", "BodyRoom"]

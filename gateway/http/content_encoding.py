@@ -7,7 +7,7 @@ linear in what comes out.
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -130,46 +130,71 @@ async def decoded(body: bytes, coding: bytes, *, limit_bytes: int) -> bytes:
 
 def decode(body: bytes, coding: bytes, *, limit_bytes: int) -> bytes:
     """``decoded``, at once."""
-    most = most_decoded_bytes(body, limit_bytes=limit_bytes)
-    decoder = _DECODERS[coding]()
-    try:
-        parts = _parts(body, decoder, most)
-    except DamagedError as error:
-        raise _damaged(coding, str(error)) from None
-    if parts is None:
-        if most == limit_bytes:
-            raise BodyTooLargeError(f"the decoded request body is longer than {limit_bytes} bytes, the longest allowed")
-        raise BodyTooLargeError(
+    decoding = Decoding(body, coding, limit_bytes=limit_bytes)
+    decoding.advance()
+    return decoding.decoded()
+
+
+class Decoding:
+    """One body that is decoded a part at a time, so that what it takes in memory can be counted on its way."""
+
+    def __init__(self, body: bytes, coding: bytes, *, limit_bytes: int) -> None:
+        self._body = body
+        self._coding = coding
+        self._limit_bytes = limit_bytes
+        self._most_bytes = most_decoded_bytes(body, limit_bytes=limit_bytes)
+        self._decoder = _DECODERS[coding]()
+        self._parts: list[bytes] = []
+        self._place = 0
+        self.decoded_bytes = 0
+        self.ended = False
+
+    def advance(self, most_bytes: int | None = None) -> None:
+        """Decode at most so many bytes more, ``MOST_AT_ONCE_BYTES`` at least; all of them by default.
+
+        Raises what ``decoded`` raises.
+        """
+        until = None if most_bytes is None else self.decoded_bytes + most_bytes - MOST_AT_ONCE_BYTES
+        try:
+            while not self.ended and (until is None or self.decoded_bytes <= until):
+                self._step()
+        except DamagedError as error:
+            raise _damaged(self._coding, str(error)) from None
+
+    def decoded(self) -> bytes:
+        """Return what there is, once it has ended."""
+        parts, self._parts = self._parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _step(self) -> None:
+        decoder = self._decoder
+        fed = b""
+        if not decoder.more:
+            fed = self._body[self._place : self._place + _FED_AT_ONCE_BYTES]
+            self._place += len(fed)
+        if part := decoder.decode(fed):
+            self.decoded_bytes += len(part)
+            self._parts.append(part)
+        if self.decoded_bytes > self._most_bytes:
+            raise self._too_large()
+        if decoder.members > _MOST_MEMBERS:
+            raise DamagedError(f"it has more than {_MOST_MEMBERS} members")
+        if self._place == len(self._body) and not decoder.more:
+            self.ended = True
+            if not decoder.whole:
+                raise DamagedError("it is cut off")
+
+    def _too_large(self) -> BodyTooLargeError:
+        limit = self._limit_bytes
+        if self._most_bytes == limit:
+            return BodyTooLargeError(f"the decoded request body is longer than {limit} bytes, the longest allowed")
+        return BodyTooLargeError(
             f"the request body grows to more than {_MOST_RATIO} times its length when it is decoded"
         )
-    if not decoder.whole:
-        raise _damaged(coding, "it is cut off")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _parts(body: bytes, decoder: _Decoder, most: int) -> Sequence[bytes] | None:
-    """Return what a body holds, in order; None as soon as that is more than ``most``."""
-    parts: list[bytes] = []
-    size = 0
-    for start in range(0, max(1, len(body)), _FED_AT_ONCE_BYTES):
-        fed = body[start : start + _FED_AT_ONCE_BYTES]
-        while True:
-            part = decoder.decode(fed)
-            fed = b""
-            if part:
-                size += len(part)
-                parts.append(part)
-            if size > most:
-                return None
-            if decoder.members > _MOST_MEMBERS:
-                raise DamagedError(f"it has more than {_MOST_MEMBERS} members")
-            if not decoder.more:
-                break
-    return parts
 
 
 def _damaged(coding: bytes, why: str) -> InvalidRequestError:
     return InvalidRequestError(f"the request body is not {coding.decode()}: {why}", code="invalid_encoding")
 
 
-__all__ = ["coding_of", "decode", "decoded", "most_decoded_bytes"]
+__all__ = ["Decoding", "coding_of", "decode", "decoded", "most_decoded_bytes"]

@@ -13,7 +13,7 @@ from gateway.admission import AdmissionController, Held
 from gateway.admission.fair_threads import FairThreads
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
 from gateway.http.body_memory import BodyMemory, BodyRoom
-from gateway.http.content_encoding import coding_of, decode, most_decoded_bytes
+from gateway.http.content_encoding import Decoding, coding_of, decode
 from gateway.http.exchange import Exchange
 from gateway.registry import Registry
 from gateway.requests.call import Call, parse_call
@@ -25,6 +25,8 @@ INLINE_BYTES: Final = 192 << 10
 
 _INLINE_ENCODED_BYTES: Final = 4 << 10
 """The same of a compressed one, which may grow to 128 times its length."""
+_DECODED_AT_ONCE_BYTES: Final = 8 << 20
+"""As much of a long compressed body is counted before it is decoded."""
 
 
 class Received(NamedTuple):
@@ -95,14 +97,18 @@ class Reader:
         if coding is None:
             return data
         limit = self._limits.max_body_bytes
-        work = partial(decode, data, coding, limit_bytes=limit)
-        if received.is_long:
-            most = most_decoded_bytes(data, limit_bytes=limit)
-            body = await self._threads.run(work, tenant=tenant, size_bytes=most)
-        else:
-            body = work()
-        room.take(len(body))
-        return body
+        if not received.is_long:
+            body = decode(data, coding, limit_bytes=limit)
+            room.take(len(body))
+            return body
+        decoding = Decoding(data, coding, limit_bytes=limit)
+        while not decoding.ended:
+            before = decoding.decoded_bytes
+            room.take(_DECODED_AT_ONCE_BYTES)
+            work = partial(decoding.advance, _DECODED_AT_ONCE_BYTES)
+            await self._threads.run(work, tenant=tenant, size_bytes=_DECODED_AT_ONCE_BYTES)
+            room.give_back_some(_DECODED_AT_ONCE_BYTES - (decoding.decoded_bytes - before))
+        return await self._threads.run(decoding.decoded, tenant=tenant, size_bytes=decoding.decoded_bytes)
 
     async def parse(self, operation: Operation, body: bytes, tenant: Tenant) -> Call:
         """Return what a body asks for; raises ``InvalidRequestError``."""

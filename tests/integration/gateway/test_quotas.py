@@ -76,7 +76,7 @@ async def test_a_tenant_without_requests_left_is_refused_before_its_long_body_is
 
 
 async def test_bodies_of_one_tenant_leave_memory_to_the_others(tmp_path: Path) -> None:
-    memory = {"max_body_bytes": 100_000, "body_memory_bytes": 200_000}
+    memory = {"max_body_bytes": 100_000, "body_memory_bytes": 800_000}
     async with running_fleet(tmp_path, api_keys=KEYS, **memory) as fleet:
         long = chat(messages=[{"role": "user", "content": "x" * 90_000}])
 

@@ -1,6 +1,7 @@
 """Compressed bodies: what they hold, and what is refused, whatever was made of them."""
 
 import gzip
+import random
 import time
 import tracemalloc
 import zlib
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BodyTooLargeError, InvalidRequestError, UnsupportedMediaTypeError
-from gateway.http.content_encoding import coding_of, decode, decoded
+from gateway.http.content_encoding import Decoding, coding_of, decode, decoded
 
 LIMIT = 8 << 20
 ENCODERS: dict[bytes, Callable[[bytes], bytes]] = {
@@ -34,6 +35,20 @@ def test_what_was_encoded_comes_out_in_one_member_or_several(coding: bytes, piec
     whole = b"".join(pieces)
     assert decode(encode(whole), coding, limit_bytes=LIMIT) == whole
     assert decode(b"".join(map(encode, pieces)), coding, limit_bytes=LIMIT) == whole
+
+
+@pytest.mark.parametrize("coding", sorted(ENCODERS))
+def test_a_body_is_decoded_a_part_at_a_time(coding: bytes) -> None:
+    whole = random.Random(1).randbytes(6 << 20)  # noqa: S311 - reproducible, not secret
+    decoding = Decoding(ENCODERS[coding](whole), coding, limit_bytes=LIMIT)
+    parts = 0
+    while not decoding.ended:
+        before = decoding.decoded_bytes
+        decoding.advance(2 << 20)
+        parts += 1
+        assert decoding.decoded_bytes - before <= 2 << 20
+    assert parts >= 3
+    assert decoding.decoded() == whole
 
 
 @given(codings, texts, st.integers(0, 200_000))

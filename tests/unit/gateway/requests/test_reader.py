@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from dataclasses import replace as replaced
@@ -17,7 +18,7 @@ from gateway.admission import AdmissionController, ConcurrencyLimiter, LocalQuot
 from gateway.admission.fair_threads import FairThreads
 from gateway.errors import ContextLengthError, InvalidRequestError, RateLimitedError
 from gateway.fingerprint import Fingerprint, Fingerprinter
-from gateway.http.body_memory import BodyMemory
+from gateway.http.body_memory import TIMES, BodyMemory
 from gateway.limits import SloClass, TenantLimits
 from gateway.registry import InstanceSpec, LoadTracker, Model, ProbeResult, Registry
 from gateway.registry.checks import CheckRules
@@ -61,7 +62,7 @@ async def desk() -> AsyncIterator[Desk]:
     with FairThreads(1, bound=9, ageing_s=9.0, clock=monotonic) as threads:
         reader = Reader(
             limits=ReadingLimits(max_body_bytes=1 << 26, body_timeout_s=1.0, max_answers=8),
-            memory=BodyMemory(1 << 27, shed=Meter().shed),
+            memory=BodyMemory(1 << 29, shed=Meter().shed),
             threads=threads,
             fingerprinter=Fingerprinter(None, threads),
             admission=admission,
@@ -128,8 +129,28 @@ async def test_a_compressed_body_takes_a_place_before_and_counts_with_all_that_i
         with pytest.raises(RateLimitedError, match="at the same time"):
             await desk.reader.hold(who, received(desk, 5000, b"gzip"))
         assert await desk.reader.decoded(Received(packed, b"gzip", room), who) == plain
-    assert room._size == len(packed) + len(plain)
+    assert room._size == TIMES * (len(packed) + len(plain))
     room.give_back()
+
+
+async def test_a_compressed_body_is_refused_on_its_way_where_what_it_becomes_has_no_room(desk: Desk) -> None:
+    who = tenant()
+    packed = gzip.compress(b"".join(b"%d " % number for number in range(4_000_000)), 1)
+    held = desk.reader.room(replaced(who, id=TenantId("other")))
+    held.take(100 << 20)
+    room = desk.reader.room(who)
+    room.take(len(packed))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RateLimitedError, match="saturated"):
+            await desk.reader.decoded(Received(packed, b"gzip", room), who)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20
+    room.give_back()
+    held.give_back()
+    assert desk.reader._memory.held_bytes == 0
 
 
 @pytest.mark.parametrize("operation", [Operation.CHAT, Operation.COMPLETIONS])
