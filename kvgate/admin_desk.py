@@ -3,15 +3,21 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.table import Column, Table
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
 
 from kvgate.admin_client import AdminClient
-from kvgate.display import output, plain
+from kvgate.display import Terminal, output, plain
 
+_WIDEST: Final = 4096
+"""Columns of a table that is not for a terminal."""
+_ROUNDED: Final = 1000
 GATEWAY_URL: Final = "http://127.0.0.1:8000"
 GatewayUrl = Annotated[str, typer.Option(envvar="KVGATE_URL", help="Where the gateway listens.")]
 AdminKey = Annotated[str | None, typer.Option(envvar="KVGATE_ADMIN_KEY", help="Default: the key in the state folder.")]
@@ -77,18 +83,49 @@ def listed(context: typer.Context, path: str, columns: Sequence[str]) -> None:
 
 
 def table_of(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    """Print rows as a table."""
-    table = Table(*(Column(each, overflow="fold") for each in columns), box=None, pad_edge=False)
+    """Print rows as a table. Cells wrap in a terminal alone: a pipe gets one line for each row.
+
+    A column named ``..._at_s`` is shown as local time, one named ``..._s`` in seconds.
+    """
+    table = Table(box=None, pad_edge=False)
+    wraps = output.is_terminal
+    for name in columns:
+        values = [row[name] for row in rows]
+        is_number = any(map(_is_number, values)) and not name.endswith("_at_s")
+        table.add_column(
+            name.removesuffix("_at_s").removesuffix("_s").replace("_", " "),
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=not wraps,
+        )
     for row in rows:
-        table.add_row(*(text_of(row[column]) for column in columns))
-    output.print(table)
+        table.add_row(*(_cell(column, row[column]) for column in columns))
+    if wraps:
+        output.print(table)
+    else:
+        width = Measurement.get(output, output.options.update(max_width=_WIDEST), table).maximum
+        Terminal(file=output.file, width=width, highlight=False).print(table)
 
 
 def text_of(value: Any) -> str:
-    """Return a value as people read it."""
+    """Return a value as people read it: a fraction with three digits."""
     if value is None:
         return "-"
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:.3g}" if abs(value) < _ROUNDED else f"{value:.0f}"
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _cell(column: str, value: Any) -> Text:
+    if column.endswith("_at_s") and _is_number(value):
+        return Text(datetime.fromtimestamp(value).astimezone().strftime("%Y-%m-%d %H:%M:%S"))
+    if column.endswith("_s") and _is_number(value):
+        return Text(f"{value:.1f} s")
+    return Text(text_of(value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 __all__ = [
