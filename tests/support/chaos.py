@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import json
-import os
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -20,10 +18,10 @@ import psutil
 import psycopg
 
 from tests.support.admin import ADMIN_KEY
-from tests.support.databases import Server, free_port, postgres_server, postgres_url, redis_server
+from tests.support.databases import Server, postgres_server, postgres_url, redis_server
 from tests.support.endurance import Shaky
 from tests.support.fleet import CHAT, chat
-from tests.support.replicas import instances_setting
+from tests.support.replicas import gateway_server, instances_setting
 from tests.support.running_gateway import eventually
 
 TRUST_S = 5.0
@@ -265,8 +263,7 @@ async def deployed(folder: Path, seed: int) -> AsyncIterator[Deployment]:
 def _servers(folder: Path, engines: Mapping[str, str]) -> Iterator[dict[str, Server]]:
     with ExitStack() as stack:
         postgres, redis = stack.enter_context(postgres_server()), stack.enter_context(redis_server())
-        settings = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")} | {
-            "PYTHONPATH": os.pathsep.join(sys.path),
+        settings = {
             "KVGATE_STORE_URL": postgres_url(postgres),
             "KVGATE_REDIS_URL": f"redis://127.0.0.1:{redis.port}/0",
             "KVGATE_INSTANCES": instances_setting(engines),
@@ -282,15 +279,8 @@ def _servers(folder: Path, engines: Mapping[str, str]) -> Iterator[dict[str, Ser
         }
         servers = {"postgres": postgres, "redis": redis}
         for name, workers in (("one", 1), ("two", 2)):
-            port = free_port()
-            server = Server(
-                [sys.executable, "-m", "gateway", "--workers", str(workers)],
-                port,
-                folder / f"{name}.log",
-                user=None,
-                stop=signal.SIGTERM,
-                environment=settings | {"KVGATE_PORT": str(port), "KVGATE_STATE_DIR": str(folder / name)},
-            )
+            own = settings | {"KVGATE_STATE_DIR": str(folder / name)}
+            server = gateway_server(folder, name, own, workers=workers)
             stack.callback(server.end)
             servers[name] = server
         yield servers

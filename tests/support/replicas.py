@@ -45,28 +45,29 @@ class Replicas:
     redis: Server
 
 
+def gateway_server(folder: Path, name: str, settings: Mapping[str, str], *, workers: int = 1) -> Server:
+    """Start a gateway process with these settings and no others; its log goes to ``folder``."""
+    port = free_port()
+    own = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
+    return Server(
+        [sys.executable, "-m", "gateway", "--workers", str(workers)],
+        port,
+        folder / f"{name}.log",
+        user=None,
+        stop=signal.SIGTERM,
+        environment=own | {"PYTHONPATH": os.pathsep.join(sys.path)} | settings | {"KVGATE_PORT": str(port)},
+    )
+
+
 @contextmanager
 def replicas(folder: Path, count: int, settings: Mapping[str, str]) -> Iterator[Replicas]:
     """Run them; ``settings`` are the gateways' environment, which has the store's folder and Redis already."""
     with ExitStack() as stack:
         redis = stack.enter_context(redis_server())
-        own = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
         shared = {"KVGATE_STATE_DIR": str(folder), "KVGATE_REDIS_URL": f"redis://127.0.0.1:{redis.port}/0"}
         gateways = []
         for number in range(count):
-            port = free_port()
-            gateway = Server(
-                [sys.executable, "-m", "gateway"],
-                port,
-                folder / f"gateway-{number}.log",
-                user=None,
-                stop=signal.SIGTERM,
-                environment=own
-                | {"PYTHONPATH": os.pathsep.join(sys.path)}
-                | shared
-                | settings
-                | {"KVGATE_PORT": str(port)},
-            )
+            gateway = gateway_server(folder, f"gateway-{number}", {**shared, **settings})
             stack.callback(gateway.end)
             gateways.append(gateway)
         front = stack.enter_context(_nginx(folder, [each.port for each in gateways]))
@@ -110,4 +111,4 @@ def instances_setting(urls: Mapping[str, str]) -> str:
     return json.dumps([{"id": name, "url": url} for name, url in urls.items()])
 
 
-__all__ = ["Replicas", "instances_setting", "kill_nginx", "replicas"]
+__all__ = ["Replicas", "gateway_server", "instances_setting", "kill_nginx", "replicas"]

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from kvcontrol.core import BlockHash, CacheIdentity, CacheTier
 from kvcontrol.core.control import CACHE_SALT_HEADER, InstanceStats, LoadStats, PrefixCacheStats, TierStats
-from kvcontrol.core.pd import PdStats
+from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, PdStats, Ticket, parse_pd_header
 from kvcontrol.core.policy_control import PolicyChange
 from kvcontrol.core.prefix_control import (
     INVALIDATE_PATH,
@@ -120,6 +120,10 @@ class ScriptedEngine:
         self.role = EngineRole.HYBRID
         self.transports: dict[KVTransport, str] = {}
         self.held_at = ""  # where a prefill instance says that held prompts are fetched
+        self.held: set[Ticket] = set()  # prompts that it keeps for others
+        self.hold_lease_s = 60.0
+        self.fetches_from: ScriptedEngine | None = None
+        self.fetch_gate: asyncio.Event | None = None  # prompts are fetched once it is set
         self.url = ""
 
     async def reply(self, request: web.Request) -> web.StreamResponse:
@@ -150,6 +154,7 @@ class ScriptedEngine:
         if script.status >= 300:
             return _failure(script)
         tokens = self._tokens(said)
+        await self._hand_over(request)
         salt = request.headers.get(CACHE_SALT_HEADER, "")
         cached = 0
         if self.cache is not None and tokens:
@@ -178,6 +183,20 @@ class ScriptedEngine:
             _drop(request)
             return response
         return web.Response(body=data, content_type="application/json", headers={"x-engine-note": "kept", **CORS})
+
+    async def _hand_over(self, request: web.Request) -> None:
+        """Do what a separated request needs: keep its prompt, until it is fetched or its lease ends, or fetch it."""
+        match parse_pd_header(request.headers[PD_HEADER]) if PD_HEADER in request.headers else None:
+            case Hold(ticket=ticket):
+                self.held.add(ticket)
+                asyncio.get_running_loop().call_later(self.hold_lease_s, self.held.discard, ticket)
+            case Fetch(ticket=ticket):
+                if self.fetch_gate is not None:
+                    await self.fetch_gate.wait()
+                if self.fetches_from is not None:
+                    self.fetches_from.held.discard(ticket)
+            case _:
+                pass
 
     async def _stream(
         self, request: web.Request, said: dict[str, Any], script: Script, usage: dict[str, Any]
