@@ -164,7 +164,7 @@ class DirectoryKeeper:
 
     async def look(self) -> None:
         """Bring it up to date, and compare the clocks; raises ``StoreUnavailableError``."""
-        self._compare_clocks(await self._store.skew_s())
+        self._compare_clocks(await self._store.skew_s(self._clock.own))
         await self.refresh()
 
     async def run(self, interval_s: float) -> None:

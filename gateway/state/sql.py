@@ -53,8 +53,8 @@ class SqlStore:
     async def revision(self) -> int:
         return await self._run(statements.revision)
 
-    async def skew_s(self) -> float:
-        return await self._run(statements.skew_s)
+    async def skew_s(self, clock: Callable[[], float]) -> float:
+        return await self._run(lambda database: statements.skew_s(database, clock))
 
     async def documents(self, kind: Kind) -> Sequence[Document]:
         return await self._run(lambda database: statements.documents(database, kind))

@@ -7,7 +7,7 @@ nobody finds any more, and SQLite would mix up the logs of both: the store can't
 """
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from time import time
@@ -35,8 +35,11 @@ class _Identity(NamedTuple):
 class SqliteDatabase:
     """One connection to the file with this identity; a writer waits up to ``busy_s`` for another process's."""
 
-    def __init__(self, path: Path, identity: _Identity, *, busy_s: float = CALL_LIMIT_S) -> None:
+    def __init__(
+        self, path: Path, identity: _Identity, *, busy_s: float = CALL_LIMIT_S, clock: Callable[[], float] = time
+    ) -> None:
         self._path = path
+        self._clock = clock
         self._identity = identity
         self.check()
         self._connection = sqlite3.connect(
@@ -62,7 +65,7 @@ class SqliteDatabase:
         return frozenset(name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'"))
 
     def now(self) -> float:
-        return time()
+        return self._clock()
 
     def check(self) -> None:
         if identity_of(self._path) != self._identity:
@@ -104,7 +107,13 @@ def identity_of(path: Path) -> _Identity | None:
     return _Identity(found.st_dev, found.st_ino)
 
 
-def open_sqlite(folder: Path, audit: AuditBound | None = None, *, limit_s: float = CALL_LIMIT_S) -> SqlStore:
+def open_sqlite(
+    folder: Path,
+    audit: AuditBound | None = None,
+    *,
+    limit_s: float = CALL_LIMIT_S,
+    clock: Callable[[], float] = time,
+) -> SqlStore:
     """Return the store in ``folder``, made when it isn't there; raises ``StateError`` when it can't be used."""
     path = folder / FILE_NAME
     if sqlite3.sqlite_version_info < _OLDEST:
@@ -119,7 +128,9 @@ def open_sqlite(folder: Path, audit: AuditBound | None = None, *, limit_s: float
     except (OSError, sqlite3.Error, SchemaError, FileReplacedError) as error:
         raise StateError(f"{path}: can't be used as the store: {error}") from error
     return SqlStore(
-        lambda: SqliteDatabase(path, identity, busy_s=limit_s / 2),  # the next call waits for it, and its time runs
+        lambda: SqliteDatabase(
+            path, identity, busy_s=limit_s / 2, clock=clock
+        ),  # the next call waits for it, and its time runs
         unavailable=(sqlite3.DatabaseError, FileReplacedError, OSError),
         audit=audit,
         limit_s=limit_s,

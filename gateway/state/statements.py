@@ -3,8 +3,7 @@
 Times are those of the database's clock, so that gateways whose clocks differ agree.
 """
 
-from collections.abc import Sequence
-from time import time
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from gateway.state.database import Database, Row
@@ -33,11 +32,11 @@ def revision(database: Database) -> int:
     return int(revision)
 
 
-def skew_s(database: Database) -> float:
-    """Return by how much this machine's clock is ahead of the database's; what the call took makes no difference."""
-    before_s = time()
+def skew_s(database: Database, clock: Callable[[], float]) -> float:
+    """Return by how much a clock is ahead of the database's; what the call took makes no difference."""
+    before_s = clock()
     now_s = database.now()
-    return max(0.0, before_s - now_s) + min(0.0, time() - now_s)
+    return max(0.0, before_s - now_s) + min(0.0, clock() - now_s)
 
 
 def documents(database: Database, kind: Kind) -> list[Document]:

@@ -59,8 +59,8 @@ class Store(Protocol):
         """Return a number that has grown whenever a document has changed; 0 before the first change."""
         ...
 
-    async def skew_s(self) -> float:
-        """Return by how much this machine's clock is ahead of the store's; times in the store are of the latter."""
+    async def skew_s(self, clock: Callable[[], float]) -> float:
+        """Return by how much a clock is ahead of the store's; times in the store are of the latter."""
         ...
 
     async def documents(self, kind: Kind) -> Sequence[Document]:

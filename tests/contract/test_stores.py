@@ -255,7 +255,7 @@ async def test_a_cancelled_change_is_whole_or_not_there(store: Store) -> None:
 
 
 KILLED = """
-import asyncio, sys
+import asyncio, sys, time
 from pathlib import Path
 from gateway.state import Action, Kind, Put, open_sqlite
 
@@ -299,7 +299,7 @@ async def test_what_was_answered_survives_a_kill_and_nothing_is_half_there(
 
 
 SKEWED = """
-import asyncio, sys
+import asyncio, sys, time
 from pathlib import Path
 from gateway.state import Action, Kind, Put, Remembered, open_sqlite
 
@@ -312,7 +312,7 @@ async def write() -> None:
     kept = Remembered(key=sys.argv[2], request="r", status=200, body="{}")
     change = Put(kind=Kind.TENANT, name="harmless", body="{}")
     await store.apply([change], action=Action(actor="a", action="put", target="t"), remember=lambda _: kept)
-    print(await store.skew_s())
+    print(await store.skew_s(time.time))
     await store.close()
 
 asyncio.run(write())
