@@ -13,7 +13,7 @@ from typing import TypeVar
 from gateway.limits import UNLIMITED, TenantLimits
 from gateway.problems import ProblemKind, Problems
 from gateway.state.bodies import CURRENT_PRESET, DEFAULT_QUOTA, KeyBody, PolicyBody, PresetBody, QuotaBody, TenantBody
-from gateway.state.documents import Document, Kind
+from gateway.state.documents import Document, Kind, Revision
 from gateway.state.fleet_bodies import PinBody
 from gateway.state.shared_clock import MOST_SKEW_S, SharedClock
 from gateway.state.store import Store, StoreUnavailableError
@@ -38,7 +38,7 @@ class Directory:
     read.
     """
 
-    revision: int = 0
+    revision: Revision = field(default_factory=Revision)
     keys: Mapping[bytes, KnownKey] = field(default_factory=lambda: MappingProxyType({}))
     has_keys: bool = False
     limits: Mapping[TenantId, TenantLimits] = field(default_factory=lambda: MappingProxyType({}))
@@ -67,7 +67,7 @@ class DirectoryReader:
     async def read(self) -> Directory:
         """Read all of it; raises ``StoreUnavailableError``.
 
-        The revision is read first: a change in between makes the next look find a newer one, and read again.
+        The revision is read first: a change in between makes the next look find another one, and read again.
         """
         revision = await self._store.revision()
         keys = await self._store.documents(Kind.KEY)

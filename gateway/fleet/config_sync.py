@@ -16,6 +16,7 @@ from gateway.registry import InstanceSpec, Membership, Registry, Source
 from gateway.registry.addresses import AddressError, AddressRules
 from gateway.routing import POLICIES, CostModel
 from gateway.state import Kind, Store
+from gateway.state.documents import Revision
 from gateway.state.fleet_bodies import ROUTING_NAME, InstanceBody, PolicyName, RoutingBody
 from gateway.state.stored import DocumentReader, read
 from kvcontrol.core.ids import InstanceId
@@ -50,7 +51,7 @@ class RosterKeeper:
         self._costs = costs
         self._drain_s = drain_s
         self._reader = DocumentReader(problems)
-        self._revision = -1
+        self._revision: Revision | None = None
         self._drained: frozenset[InstanceId] = frozenset()
         self._roles: Mapping[InstanceId, EngineRole] = {}
         self._routing: RoutingBody | None = None

@@ -6,7 +6,7 @@ that is deleted and made again goes on counting, so that an old version never fi
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 ABSENT: Final = 0
 """As an expected version: the document must not be there."""
@@ -24,6 +24,15 @@ class Kind(StrEnum):
     INSTANCE = "instance"
     ROUTING = "routing"
     PIN = "pin"
+
+
+class Revision(NamedTuple):
+    """Which state of the documents it is. The number grows with every change; a standby that lost the last ones may
+    come to the same number again, but not at the same time.
+    """
+
+    number: int = 0
+    changed_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,4 +136,5 @@ __all__ = [
     "OpenAct",
     "Put",
     "Remembered",
+    "Revision",
 ]

@@ -16,7 +16,17 @@ from typing import TypeVar
 
 from gateway.state import statements
 from gateway.state.database import CommitUnknownError, Database
-from gateway.state.documents import Action, AuditBound, AuditEntry, Change, Document, Kind, OpenAct, Remembered
+from gateway.state.documents import (
+    Action,
+    AuditBound,
+    AuditEntry,
+    Change,
+    Document,
+    Kind,
+    OpenAct,
+    Remembered,
+    Revision,
+)
 from gateway.state.schema import SchemaError, prepare
 from gateway.state.statements import Record
 from gateway.state.store import OutcomeUnknownError, Remember, StoreUnavailableError
@@ -50,7 +60,7 @@ class SqlStore:
         self._cut = 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
 
-    async def revision(self) -> int:
+    async def revision(self) -> Revision:
         return await self._run(statements.revision)
 
     async def skew_s(self, clock: Callable[[], float]) -> float:

@@ -18,6 +18,7 @@ from gateway.state.documents import (
     Kind,
     OpenAct,
     Remembered,
+    Revision,
 )
 from gateway.state.store import ActLostError, ConflictError, Remember, RepeatedKeyError
 
@@ -26,10 +27,12 @@ _MOST_FORGOTTEN: Final = 100
 """Rows that one change may remove for their age or number, whatever the clock says."""
 
 
-def revision(database: Database) -> int:
-    """Return the number that grows with every change."""
-    [[revision]] = database.rows("SELECT revision FROM kvgate_revision")
-    return int(revision)
+def revision(database: Database) -> Revision:
+    """Return which state of the documents it is."""
+    [[number, changed_at_s]] = database.rows(
+        "SELECT revision, (SELECT MAX(updated_at_s) FROM kvgate_documents) FROM kvgate_revision"
+    )
+    return Revision(int(number), changed_at_s or 0.0)
 
 
 def skew_s(database: Database, clock: Callable[[], float]) -> float:

@@ -11,7 +11,7 @@ StoreError
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gateway.state.documents import Action, AuditEntry, Change, Document, Kind, OpenAct, Remembered
+from gateway.state.documents import Action, AuditEntry, Change, Document, Kind, OpenAct, Remembered, Revision
 
 Remember = Callable[[Sequence[Document | None]], Remembered]
 """Makes of the documents after a change what was answered to it."""
@@ -55,8 +55,8 @@ class Store(Protocol):
     none is, however the process ends. Reads see what was applied before, by whichever gateway.
     """
 
-    async def revision(self) -> int:
-        """Return a number that has grown whenever a document has changed; 0 before the first change."""
+    async def revision(self) -> Revision:
+        """Return which state of the documents it is: another one whenever a document has changed."""
         ...
 
     async def skew_s(self, clock: Callable[[], float]) -> float:

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from gateway.state import (
     open_sqlite,
 )
 from gateway.state.postgres import open_postgres
+from gateway.state.sqlite import FILE_NAME
 from tests.support.databases import postgres
 from tests.support.skewed import skewed
 
@@ -64,7 +67,7 @@ async def store(opener: Opener) -> AsyncIterator[Store]:
 
 
 async def test_an_empty_store_holds_nothing(store: Store) -> None:
-    assert await store.revision() == 0
+    assert (await store.revision()).number == 0
     assert list(await store.documents(Kind.TENANT)) == []
     assert await store.document(Kind.TENANT, "acme") is None
     assert list(await store.audit(limit=10)) == []
@@ -81,7 +84,7 @@ async def test_a_document_is_read_back_by_kind_and_name_with_its_version(store: 
     assert changed is not None
     assert (changed.version, changed.body, changed.created_at_s) == (2, "{}", made.created_at_s)
     assert list(await store.documents(Kind.TENANT)) == [changed]
-    assert await store.revision() == 2
+    assert (await store.revision()).number == 2
 
 
 async def test_documents_come_by_name(store: Store) -> None:
@@ -104,7 +107,7 @@ async def test_a_change_that_expects_another_version_changes_nothing(store: Stor
         )
     assert (conflict.value.name, conflict.value.found) == ("acme", 1)
     assert [each.body for each in await store.documents(Kind.TENANT)] == ["1"]
-    assert await store.revision() == 1
+    assert (await store.revision()).number == 1
     assert len(await store.audit(limit=10)) == 1
     assert await store.remembered("k") is None
 
@@ -133,7 +136,7 @@ async def test_of_many_writers_that_expect_the_same_version_one_wins(opener: Ope
             return_exceptions=True,
         )
         assert sum(isinstance(each, ConflictError) for each in ended) == 11
-        assert await stores[1].revision() == 2
+        assert (await stores[1].revision()).number == 2
     finally:
         for store in stores:
             await store.close()
@@ -189,7 +192,7 @@ async def test_the_audit_log_is_read_newest_first_and_page_by_page(store: Store)
     assert newest[0].at_s > 1e9
     rest = await store.audit(limit=10, before=newest[-1].number)
     assert [each.action.target for each in rest] == ["2", "1", "0"]
-    assert await store.revision() == 0
+    assert (await store.revision()).number == 0
 
 
 async def test_an_entry_that_was_begun_ends_in_its_place_with_the_changes_or_not_at_all(store: Store) -> None:
@@ -347,6 +350,21 @@ async def test_a_gateway_whose_clock_is_wrong_does_not_erase_the_audit_log_and_w
     else:  # the file's clock is this host's: what one change removes is bounded
         assert len(after) >= 150
         assert sum(each is not None for each in remembered) >= 150
+    await store.close()
+
+
+async def test_a_store_that_lost_its_last_change_is_another_one_after_the_next(tmp_path: Path) -> None:
+    """As a standby that took over without it."""
+    store = open_sqlite(tmp_path)
+    for name in ("kept", "lost"):
+        await store.apply([Put(kind=Kind.KEY, name=name, body="{}")], action=ACT)
+    before = await store.revision()
+    with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as other:
+        other.execute("DELETE FROM kvgate_documents WHERE name = 'lost'")
+        other.execute("UPDATE kvgate_revision SET revision = revision - 1")
+    await store.apply([Put(kind=Kind.KEY, name="kept", body='{"revoked_at_s": 1}')], action=ACT)
+    after = await store.revision()
+    assert (after.number, after != before) == (before.number, True)
     await store.close()
 
 

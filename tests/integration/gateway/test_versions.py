@@ -186,7 +186,7 @@ async def test_a_store_of_a_newer_schema_is_used_where_that_allows_it_and_refuse
     store = open_sqlite(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as other:
         other.execute("UPDATE kvgate_schema SET version = ?, oldest = ?", [VERSION + 1, VERSION])
-        assert await store.revision() == 0
+        assert (await store.revision()).number == 0
         await store.close()
         again = open_sqlite(tmp_path)
         other.execute("UPDATE kvgate_schema SET version = ?, oldest = ?", [VERSION + 2, VERSION + 1])
