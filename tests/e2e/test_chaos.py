@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chaos import deployed
+from engines.models.tiny import build_tiny
+from tests.support.chaos import QUOTA, deployed
 
 SECONDS = float(os.environ.get("KVGATE_TEST_CHAOS_S", "300"))
 SEED = int(os.environ.get("KVGATE_TEST_CHAOS_SEED", "1"))
@@ -20,15 +21,16 @@ SEED = int(os.environ.get("KVGATE_TEST_CHAOS_SEED", "1"))
 async def test_no_revoked_key_is_accepted_no_change_is_lost_and_the_fleet_is_one_at_the_end(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    async with deployed(tmp_path, SEED) as deployment:
+    async with deployed(tmp_path, SEED, build_tiny(tmp_path / "tiny-llama")) as deployment:
         assert (await deployment.admin("PUT", "/tenants/acme", {}))[0] == 200
-        assert (await deployment.admin("PUT", "/quotas/acme", {"requests_per_min": 10**9}))[0] == 200
+        assert (await deployment.admin("PUT", "/quotas/acme", QUOTA))[0] == 200
         work = [
             asyncio.create_task(each)
             for each in (
                 *(deployment.load("k") for _ in range(4)),
                 deployment.change(),
                 deployment.swap(),
+                deployment.budget(),
                 deployment.revoke(),
             )
         ]

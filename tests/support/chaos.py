@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -17,12 +19,14 @@ import aiohttp
 import psutil
 import psycopg
 
+from kvcontrol.core.policy_control import POLICY_PATH
+from kvcontrol.core.tier_control import QUOTAS_PATH
 from tests.support.admin import ADMIN_KEY
-from tests.support.databases import Server, postgres_server, postgres_url, redis_server
-from tests.support.endurance import Shaky
+from tests.support.databases import Server, free_port, postgres_server, postgres_url, redis_server
 from tests.support.fleet import CHAT, chat
 from tests.support.replicas import gateway_server, instances_setting
 from tests.support.running_gateway import eventually
+from tests.support.scripted_engine import MODEL
 
 TRUST_S = 5.0
 STORE_LIMIT_S = 1.0
@@ -30,6 +34,9 @@ BOUND_S = TRUST_S + 2 * STORE_LIMIT_S + 8.0
 """How long after its revocation a key may be accepted at most, with what a busy machine adds to it."""
 
 HEALED_S = 120.0
+GATEWAYS = ("one", "two")
+ENGINES = ("a", "b", "c")
+QUOTA = {"requests_per_min": 10**9}
 _CALL_S = 30.0
 _POLICIES = ("lru", "fifo", "s3fifo")
 _GONE = (aiohttp.ClientError, TimeoutError, OSError)
@@ -47,11 +54,12 @@ class Seen:
 
 
 class Deployment:
-    """Two gateways, one of them of two workers, on one PostgreSQL and one Redis, before three engines."""
+    """Two gateways, one of them of two workers, on one PostgreSQL and one Redis, before three simulated engines: each
+    a process of its own.
+    """
 
-    def __init__(self, servers: Mapping[str, Server], engines: Mapping[str, Shaky], dice: random.Random) -> None:
+    def __init__(self, servers: Mapping[str, Server], dice: random.Random) -> None:
         self.servers = servers
-        self.engines = engines
         self.seen = Seen()
         self._dice = dice
         self._session = aiohttp.ClientSession(
@@ -63,7 +71,7 @@ class Deployment:
 
     @property
     def urls(self) -> list[str]:
-        return [f"http://127.0.0.1:{self.servers[name].port}" for name in ("one", "two")]
+        return [url_of(self.servers[name]) for name in GATEWAYS]
 
     async def chat(self, url: str, key: str) -> int:
         """Return the status of a chat, 0 where there was none."""
@@ -117,6 +125,14 @@ class Deployment:
             await self.admin("PUT", "/policies/eviction", {"name": self._dice.choice(_POLICIES)})
             await asyncio.sleep(self._dice.uniform(0.2, 2))
 
+    async def budget(self) -> None:
+        """Change, and now and then take back, what of the engines' tiers is guaranteed to a tenant."""
+        while True:
+            share = self._dice.choice((0, 1, 2, 3))
+            kv = {"DDR": {"guaranteed_bytes": share << 24, "weight": 1 + share}} if share else {}
+            await self.admin("PUT", "/quotas/acme", {**QUOTA, "kv": kv})
+            await asyncio.sleep(self._dice.uniform(0.2, 2))
+
     async def revoke(self) -> None:
         """Make keys, revoke them, and try them for longer than they may be accepted."""
         while True:
@@ -149,8 +165,6 @@ class Deployment:
         for name, server in self.servers.items():
             strikes.append((f"kill {name}", partial(self._kill, name)))
             strikes.append((f"stop {name}", partial(self._stop, server)))
-        for name, engine in self.engines.items():
-            strikes.append((f"end {name}", partial(self._end, engine)))
         return strikes
 
     async def _kill(self, name: str) -> None:
@@ -160,12 +174,12 @@ class Deployment:
         await asyncio.to_thread(server.again)
         if name == "postgres":
             await eventually(lambda: asyncio.to_thread(accepting, server), HEALED_S)
-        elif name != "redis":
-            await eventually(lambda: self._alive(server), HEALED_S)
+        elif name in GATEWAYS + ENGINES:
+            await eventually(lambda: self._alive(server, "/health" if name in ENGINES else "/healthz"), HEALED_S)
 
-    async def _alive(self, server: Server) -> bool:
+    async def _alive(self, server: Server, path: str) -> bool:
         try:
-            async with self._session.get(f"http://127.0.0.1:{server.port}/healthz") as answer:
+            async with self._session.get(url_of(server) + path) as answer:
                 return answer.status == 200
         except _GONE:
             return False
@@ -183,11 +197,6 @@ class Deployment:
         if workers:
             signalled(self._dice.choice(workers), signal.SIGKILL)
 
-    async def _end(self, engine: Shaky) -> None:
-        await engine.stop()
-        await asyncio.sleep(self._dice.uniform(0, 2))
-        await engine.start()
-
     async def healed(self) -> None:
         """Wait until both gateways are ready and nothing is wrong or under way with them."""
 
@@ -202,14 +211,36 @@ class Deployment:
         await eventually(well, HEALED_S)
 
     async def one_fleet(self) -> None:
-        """Wait until all engines run what is stored."""
+        """Wait until all engines run the policy and keep the KV budgets that are stored."""
 
         async def same() -> bool:
             status, said = await self.admin("GET", "/policies/eviction")
-            running = {each.engine.policies["eviction"]["name"] for each in self.engines.values()}
-            return len(running) == 1 and (status == 404 or (isinstance(said, dict) and {said["name"]} == running))
+            _, quota = await self.admin("GET", "/quotas/acme")
+            if not isinstance(said, dict) or not isinstance(quota, dict):
+                return False
+            policies, budgets = set(), []
+            for name in ENGINES:
+                policies.add(await self._policy(self.servers[name]))
+                budgets.append(await self._guarantees(self.servers[name]))
+            wanted = [each["guaranteed_bytes"] for each in quota["kv"].values()]
+            as_stored = status == 404 or policies == {said["name"]}
+            return len(policies) == 1 and as_stored and budgets == [wanted] * len(ENGINES)
 
         await eventually(same, HEALED_S)
+
+    async def _policy(self, engine: Server) -> str:
+        async with self._session.get(url_of(engine) + POLICY_PATH) as answer:
+            return next(str(each["name"]) for each in (await answer.json())["policies"] if each["kind"] == "eviction")
+
+    async def _guarantees(self, engine: Server) -> list[int]:
+        """What an engine keeps for tenants of which it was told."""
+        async with self._session.get(url_of(engine) + QUOTAS_PATH) as answer:
+            tenants = (await answer.json())["tiers"]["DDR"]
+        return [each["quota"]["guaranteed_bytes"] for each in tenants.values() if each["changed"]]
+
+
+def url_of(server: Server) -> str:
+    return f"http://127.0.0.1:{server.port}"
 
 
 def processes(server: Server) -> list[psutil.Process]:
@@ -243,30 +274,43 @@ def kill_tree(server: Server) -> None:
 
 
 @asynccontextmanager
-async def deployed(folder: Path, seed: int) -> AsyncIterator[Deployment]:
-    """Run one; its gateways are ready."""
+async def deployed(folder: Path, seed: int, model: Path) -> AsyncIterator[Deployment]:
+    """Run one, whose engines have the tokenizer of ``model``; its gateways are ready."""
     async with AsyncExitStack() as stack:
-        engines = {name: Shaky() for name in ("a", "b", "c")}
-        for each in engines.values():
-            await each.start()
-            stack.push_async_callback(each.stop)
-        made = _servers(folder, {name: each.engine.url for name, each in engines.items()})
+        made = _servers(folder, model)
         servers = await asyncio.to_thread(made.__enter__)
         stack.push_async_callback(asyncio.to_thread, made.__exit__, None, None, None)
-        deployment = Deployment(servers, engines, random.Random(seed))  # noqa: S311 - what is attacked
+        deployment = Deployment(servers, random.Random(seed))  # noqa: S311 - what is attacked
         stack.push_async_callback(deployment.close)
         await deployment.healed()
         yield deployment
 
 
+def _engine(folder: Path, name: str, model: Path) -> Server:
+    port = free_port()
+    command = [sys.executable, "-m", "engines.sim", "--model", str(model), "--model-name", MODEL]
+    return Server(
+        [*command, "--port", str(port), "--ddr-blocks", "1000", "--answer-tokens", "8"],
+        port,
+        folder / f"{name}.log",
+        user=None,
+        stop=signal.SIGTERM,
+        environment=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
 @contextmanager
-def _servers(folder: Path, engines: Mapping[str, str]) -> Iterator[dict[str, Server]]:
+def _servers(folder: Path, model: Path) -> Iterator[dict[str, Server]]:
     with ExitStack() as stack:
         postgres, redis = stack.enter_context(postgres_server()), stack.enter_context(redis_server())
+        engines = {}
+        for name in ENGINES:
+            engines[name] = _engine(folder, name, model)
+            stack.callback(engines[name].end)
         settings = {
             "KVGATE_STORE_URL": postgres_url(postgres),
             "KVGATE_REDIS_URL": f"redis://127.0.0.1:{redis.port}/0",
-            "KVGATE_INSTANCES": instances_setting(engines),
+            "KVGATE_INSTANCES": instances_setting({name: url_of(each) for name, each in engines.items()}),
             "KVGATE_API_KEYS": json.dumps([{"key": "k", "tenant": "acme"}]),
             "KVGATE_ADMIN_KEY": ADMIN_KEY,
             "KVGATE_SALT_SECRET": "the same secret everywhere",
@@ -277,8 +321,8 @@ def _servers(folder: Path, engines: Mapping[str, str]) -> Iterator[dict[str, Ser
             "KVGATE_HEALTH_INTERVAL_S": "0.2",
             "KVGATE_HEALTH_TIMEOUT_S": "2",
         }
-        servers = {"postgres": postgres, "redis": redis}
-        for name, workers in (("one", 1), ("two", 2)):
+        servers = {"postgres": postgres, "redis": redis, **engines}
+        for workers, name in enumerate(GATEWAYS, 1):
             own = settings | {"KVGATE_STATE_DIR": str(folder / name)}
             server = gateway_server(folder, name, own, workers=workers)
             stack.callback(server.end)
@@ -286,4 +330,4 @@ def _servers(folder: Path, engines: Mapping[str, str]) -> Iterator[dict[str, Ser
         yield servers
 
 
-__all__ = ["BOUND_S", "Deployment", "Seen", "deployed"]
+__all__ = ["BOUND_S", "QUOTA", "Deployment", "Seen", "deployed"]
