@@ -1,9 +1,11 @@
 """What can fail between two instances, step by step, by both ways: an answer is right or ends, and no block stays."""
 
 import asyncio
+import json
+import random
 import signal
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,25 @@ import pytest
 from kvcontrol.core.pd import Fetch, Load, new_ticket
 from kvcontrol.core.roles import KVTransport
 from tests.support.broken_wire import Break, Fault, broken_wire
+from tests.support.databases import Server, postgres, redis_server
 from tests.support.pd_gateway import LIMIT_S, ask, body_of, gateway_of, kill_all_of, stop_or_go
-from tests.support.pd_pair import PD_HEADER, Pair, at_once, complete, hold, idle, pair_of, pd_of, save, tiered_pair_of
+from tests.support.pd_pair import (
+    PD_HEADER,
+    Pair,
+    at_once,
+    complete,
+    hold,
+    idle,
+    pair_of,
+    pd_of,
+    save,
+    streamed,
+    tiered_pair_of,
+    whole,
+)
 from tests.support.processes import eventually
+from tests.support.replicas import gateway_server
+from tests.support.running_gateway import eventually as until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -130,3 +148,78 @@ def test_an_instance_that_is_full_answers_all_the_same(
         pair.until_idle()
         pd = pd_of(pair.decode)
         assert pd.fetched + sum(pd.recomputed.values()) == len(bodies)
+
+
+async def test_a_gateway_is_killed_while_prompts_change_hands_and_another_one_goes_on(
+    pair: Pair, tiny_llama: Path, tmp_path: Path
+) -> None:
+    async with two_gateways(pair, tiny_llama, tmp_path) as (doomed, other):
+        dice = random.Random(1)  # noqa: S311
+        for turn in range(3):
+            bodies = [body_of(700, 100 * turn + number, stream=number % 2 == 0) for number in range(4)]
+            alone = [await asyncio.to_thread(complete, pair.prefill_or_decode, body) for body in bodies]
+            lost = [asyncio.create_task(_lost(doomed.port, body)) for body in bodies]
+            kept = [asyncio.create_task(_text(other.port, body)) for body in bodies]
+            await asyncio.sleep(dice.uniform(0, 1.5))  # at whatever point of their way the requests are then
+            await asyncio.to_thread(doomed.kill)
+            await asyncio.gather(*lost)
+            assert await asyncio.gather(*kept) == [each.text for each in alone]
+            await asyncio.to_thread(pair.until_idle)
+            assert pd_of(pair.prefill).held_requests == 0
+            await asyncio.to_thread(doomed.again)
+            await _ready(doomed.port)
+
+
+@asynccontextmanager
+async def two_gateways(pair: Pair, model: Path, folder: Path) -> AsyncIterator[list[Server]]:
+    """Run two gateway processes on one PostgreSQL and one Redis, before the pair."""
+    named = [{"id": "p0", "url": pair.prefill.url}, {"id": "d0", "url": pair.decode.url}]
+    if pair.transport is KVTransport.TIERS:  # else the instances report it
+        named = [each | {"role": role} for each, role in zip(named, ("prefill", "decode"), strict=True)]
+    with ExitStack() as stack:
+        redis = stack.enter_context(redis_server())
+        settings = {
+            "KVGATE_STORE_URL": stack.enter_context(postgres()),
+            "KVGATE_REDIS_URL": f"redis://127.0.0.1:{redis.port}/0",
+            "KVGATE_SALT_SECRET": "the same secret everywhere",
+            "KVGATE_INSTANCES": json.dumps(named),
+            "KVGATE_TOKENIZER": str(model),
+            "KVGATE_PD_MIN_UNCACHED_TOKENS": "64",
+        }
+        gateways = []
+        for name in ("doomed", "other"):
+            gateway = gateway_server(folder, name, settings | {"KVGATE_STATE_DIR": str(folder / name)})
+            stack.callback(gateway.end)
+            gateways.append(gateway)
+        for gateway in gateways:
+            await _ready(gateway.port)
+        yield gateways
+
+
+async def _ready(port: int) -> None:
+    async with aiohttp.ClientSession() as session:
+
+        async def usable() -> bool:
+            try:
+                async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+                    return bool((await answer.json())["usable"] == 2)
+            except aiohttp.ClientError:
+                return False
+
+        await until(usable, LIMIT_S)
+
+
+async def _text(port: int, body: dict[str, Any]) -> str:
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_S)) as session,
+        session.post(f"http://127.0.0.1:{port}/v1/completions", json=body) as answer,
+    ):
+        text = await answer.text()
+        assert answer.status == 200, text
+        return (streamed(text) if body.get("stream") else whole(json.loads(text))).text
+
+
+async def _lost(port: int, body: dict[str, Any]) -> None:
+    """Ask a gateway that is going to be killed; its answer may have come before."""
+    with suppress(aiohttp.ClientError):
+        await _text(port, body)
