@@ -253,8 +253,9 @@ async def _serve(instances: list[Instance], gateway: GatewayOptions, logs: Path,
                 plain("Stopped before everything was ready.")
                 return INTERRUPTED
             took_s = time.monotonic() - started_s
+            stored_keys = not gateway.api_keys and not await probe(f"{gateway.url}/v1/models")  # 401 without one
             warm_ups = [(await probe.read(each.url + STATS_PATH)).get("warm_up_s") for each in instances]
-        _announce(instances, gateway, took_s, warm_ups)
+        _announce(instances, gateway, took_s, warm_ups, stored_keys=stored_keys)
         await _unless_stopped(children.keep(_say_end), stop)
         plain("Stopping ...")
     plain("Stopped.")
@@ -281,9 +282,10 @@ async def _unless_stopped(work: Coroutine[None, None, None], stop: asyncio.Event
         await asyncio.gather(task, stopped, return_exceptions=True)
 
 
-def curl(gateway: GatewayOptions, model: Model) -> str:
+def curl(gateway: GatewayOptions, model: Model, *, stored_keys: bool = False) -> str:
     """Return a command line that asks the gateway something; it works as it is, in any POSIX shell, where
-    ``KVGATE_API_KEY`` has the key if the gateway wants one that was not typed.
+    ``KVGATE_API_KEY`` has the key if the gateway wants one that was not typed. ``stored_keys``: its keys are those that
+    an earlier run stored.
     """
     body = {
         "model": model.name,
@@ -292,13 +294,10 @@ def curl(gateway: GatewayOptions, model: Model) -> str:
         "max_tokens": 32,
     }
     key = ""
-    if gateway.api_keys:
-        first = gateway.api_keys[0]
-        key = (
-            f" -H 'authorization: Bearer {first.key}'"
-            if first.shown
-            else f' -H "authorization: Bearer {_KEY_VARIABLE}"'
-        )
+    if gateway.api_keys and gateway.api_keys[0].shown:
+        key = f" -H 'authorization: Bearer {gateway.api_keys[0].key}'"
+    elif gateway.api_keys or stored_keys:
+        key = f' -H "authorization: Bearer {_KEY_VARIABLE}"'
     data = json.dumps(body).replace("'", "'\\''")
     return f"curl -s {gateway.url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{data}'"
 
@@ -314,19 +313,26 @@ def does(instance: Instance, warm_up_s: float | None) -> str:
 
 
 def _announce(
-    instances: list[Instance], gateway: GatewayOptions, took_s: float, warm_ups: Sequence[float | None]
+    instances: list[Instance],
+    gateway: GatewayOptions,
+    took_s: float,
+    warm_ups: Sequence[float | None],
+    *,
+    stored_keys: bool,
 ) -> None:
     model = instances[0].model
     output.print(f"\n[bold green]kvgate is ready[/] on {gateway.url}  ({took_s:.0f} s)\n", soft_wrap=True)
-    plain(f"  {curl(gateway, model)}\n")
-    if gateway.api_keys and not gateway.api_keys[0].shown:
+    plain(f"  {curl(gateway, model, stored_keys=stored_keys)}\n")
+    if stored_keys or (gateway.api_keys and not gateway.api_keys[0].shown):
         plain("with one of your keys in KVGATE_API_KEY.\n")
     plain(f"Dashboard  {gateway.url}/dashboard")
     for index, (instance, warm_up_s) in enumerate(zip(instances, warm_ups, strict=True)):
         plain(f"engine-{index}   {instance.url}   {does(instance, warm_up_s)}")
     if not instances[0].limits.tiers.ddr_bytes and instances[0].role is EngineRole.HYBRID:
         plain("KV blocks that leave an engine's own memory are gone: --ddr or --preset keeps them in tiers.")
-    if not gateway.api_keys:
+    if stored_keys:
+        plain(f"Clients present a key that {gateway.state_dir} stores; kvgate admin keys list shows them.")
+    elif not gateway.api_keys:
         plain("No API key is set: the gateway listens on loopback only and accepts any key.")
     if not model.talks_sense:
         plain("The tiny model's weights are random: it answers with nonsense.")

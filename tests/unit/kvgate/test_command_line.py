@@ -121,6 +121,11 @@ def test_the_curl_shows_no_key_that_was_not_typed() -> None:
     assert "authorization: Bearer $KVGATE_API_KEY" in shlex.split(command)
 
 
+def test_the_curl_presents_a_key_where_an_earlier_run_stored_some() -> None:
+    assert "authorization: Bearer $KVGATE_API_KEY" in shlex.split(curl(options(), MODEL, stored_keys=True))
+    assert "authorization" not in curl(options(), MODEL)
+
+
 def test_doctor_as_json_is_one_object(tmp_path: Path) -> None:
     said = typed("doctor", "--json", "--port", str(free_ports(1)[0]), KVGATE_CACHE_DIR=str(tmp_path))
     report = json.loads(said.out)
