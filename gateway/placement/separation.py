@@ -1,15 +1,14 @@
 """From a chosen instance to a request's plan: is its prompt computed there, or elsewhere first, and what is called.
 
-On the way of a request this costs a few microseconds: what a plan's calls are depends on little, and is known before
-the first request comes; the graph itself is worked out when somebody looks.
+On the way of a request this costs a few microseconds: the legs are a table (``plan_legs``), and the graph is built when
+``/explain`` draws it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Final, NamedTuple
 
+from gateway.placement.plan_legs import Legs, hybrid_legs, separated_legs
 from gateway.registry import Instance
 from gateway.routing import NOTHING_HELD, Candidate, Field, Held
 from kvcontrol.core.blocks import CacheTier
@@ -19,12 +18,10 @@ from kvcontrol.scheduler_ir import (
     CachedRun,
     Device,
     ExecutionPlan,
-    Handover,
     IRBuilder,
     IRGraph,
     IROptimizer,
     IRRequest,
-    Leg,
     PassContext,
     PDSeparator,
     Placement,
@@ -32,14 +29,10 @@ from kvcontrol.scheduler_ir import (
     PrefixCacheAwarePass,
     Side,
     Split,
-    legs_of,
 )
 
 _MOST_SHAPES: Final = 4096
 """Pairs of instances whose calls are kept; they are put together again when there are more."""
-_ANSWERS: Final = Device("answers")
-_PREFILLS: Final = Device("prefills")
-"""Of forms: whoever it will be."""
 _NO_DOMAINS: Final[Mapping[KVTransport, str]] = {}
 
 
@@ -62,17 +55,12 @@ class PrefillSide(NamedTuple):
 
 
 class Separation:
-    """Owns what is kept of plans; ``separator`` decides.
-
-    What calls a plan comes down to depends on who of its instances holds some of the prompt and on how KV goes from one
-    to the other, not on which instances they are: of each such form the graph is worked out once, at the start.
-    """
+    """Keeps the legs of plans by their instances; ``separator`` decides."""
 
     def __init__(self, separator: PDSeparator) -> None:
         self._separator = separator
-        self._forms = _forms()
-        self._legs: dict[tuple[InstanceId, InstanceId, KVTransport, bool, bool], tuple[Leg, ...]] = {}
-        self._here: dict[tuple[InstanceId, bool], tuple[Placement, tuple[Leg, ...]]] = {}
+        self._legs: dict[tuple[InstanceId, InstanceId, KVTransport, bool, bool], Legs] = {}
+        self._here: dict[tuple[InstanceId, bool], tuple[Placement, Legs]] = {}
 
     def split(
         self,
@@ -97,7 +85,7 @@ class Separation:
         here = self._here.get(shape)
         if here is None:
             device = Device(answer.instance)
-            legs = _moved(self._forms[None, shape[1], False], device, device)
+            legs = hybrid_legs(device, holds=shape[1])
             here = self._here[shape] = (Placement(answer=device), legs)
         placement, legs = here
         graph = partial(_graph, size, placement, answer, None)
@@ -120,7 +108,13 @@ class Separation:
         if legs is None:
             if len(self._legs) >= _MOST_SHAPES:
                 self._legs.clear()
-            legs = self._legs[shape] = _moved(self._forms[shape[2:]], placement.answer, handover.prefill)
+            legs = self._legs[shape] = separated_legs(
+                placement.answer,
+                handover.prefill,
+                handover.transport,
+                answer_holds=shape[3],
+                prefill_holds=shape[4],
+            )
         graph = partial(_graph, size, placement, answer, prefill)
         return ExecutionPlan(PlanId(plan_id), (size.request_id,), answer.instance, legs, graph)
 
@@ -130,34 +124,6 @@ class Separation:
         self._here.pop((instance, True), None)
         for shape in [each for each in self._legs if instance in each[:2]]:
             del self._legs[shape]
-
-
-def _forms() -> dict[tuple[KVTransport | None, bool, bool], tuple[Leg, ...]]:
-    """The legs of every plan that there can be, of instances that stand for any: by the transport (None: all is done
-    where it is answered), and by whether who answers, and who computes the prompt, hold some of it.
-    """
-    size = RequestSize(prompt_tokens=2)
-
-    def held(device: Device, holds: bool) -> Candidate:  # noqa: FBT001 - of two
-        tokens = int(holds)
-        return Candidate(
-            instance=InstanceId(device), matched_tokens=tokens, tokens_by_tier={CacheTier.HBM: tokens} if tokens else {}
-        )
-
-    forms: dict[tuple[KVTransport | None, bool, bool], tuple[Leg, ...]] = {}
-    for answers in (False, True):
-        answer = held(_ANSWERS, answers)
-        forms[None, answers, False] = legs_of(_graph(size, Placement(answer=_ANSWERS), answer, None))
-        for transport, prefills in product(KVTransport, (False, True)):
-            placement = Placement(answer=_ANSWERS, handover=Handover(prefill=_PREFILLS, transport=transport))
-            forms[transport, answers, prefills] = legs_of(_graph(size, placement, answer, held(_PREFILLS, prefills)))
-    return forms
-
-
-def _moved(legs: tuple[Leg, ...], answer: Device, prefill: Device) -> tuple[Leg, ...]:
-    """The legs of a form, with the instances that they are of."""
-    at: dict[Device | None, Device] = {_ANSWERS: answer, _PREFILLS: prefill}
-    return tuple([replace(leg, device=at[leg.device], target=at.get(leg.target)) for leg in legs])
 
 
 def _graph(size: RequestSize, placement: Placement, answer: Candidate, prefill: Candidate | None) -> IRGraph:
