@@ -1,6 +1,7 @@
 """Quotas while Redis restarts, drops connections, or answers nobody; and a Redis that would forget them."""
 
 import asyncio
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tests.support.cutting_proxy import cutting_proxy
 from tests.support.databases import Server, redis_server
 from tests.support.fleet import CHAT, chat, running_fleet
 from tests.support.people import put
-from tests.support.running_gateway import RunningGateway
+from tests.support.running_gateway import RunningGateway, eventually
 
 SETTINGS: dict[str, Any] = {"api_keys": [{"key": "k", "tenant": "acme"}], "admin_key": ADMIN_KEY}
 
@@ -60,6 +61,37 @@ async def test_a_reservation_whose_answer_was_lost_is_made_again_and_counts_once
             assert proxy.cuts == 1
             assert (await admin.ok("GET", "/quotas/acme/usage"))["requests"] == 2
             assert await burst(fleet.gateway, 1) == {429: 1}
+
+
+async def test_while_redis_hangs_tenants_without_a_quota_are_served_and_what_ends_is_settled_later(
+    tmp_path: Path,
+) -> None:
+    await put(tmp_path, Kind.QUOTA, "acme", requests_per_min=10, concurrency=2)
+    keys = [*SETTINGS["api_keys"], {"key": "free", "tenant": "other"}]
+    with redis_server() as server:
+        async with running_fleet(tmp_path, redis_url=url_of(server.port), **(SETTINGS | {"api_keys": keys})) as fleet:
+            gates = {name: asyncio.Event() for name in fleet.engines}
+            for name, engine in fleet.engines.items():
+                engine.gate = gates[name]
+            running = asyncio.create_task(burst(fleet.gateway, 2))
+            await eventually(lambda: sum(each.active for each in fleet.engines.values()) == 2)
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                for gate in gates.values():
+                    gate.set()
+                assert await running == {200: 2}
+                async with fleet.gateway.post(CHAT, chat(), authorization="Bearer free") as answer:
+                    assert answer.status == 200
+                async with fleet.gateway.post(CHAT, chat(), authorization="Bearer k") as answer:
+                    assert (answer.status, (await answer.json())["error"]["code"]) == (503, "quotas_unavailable")
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+            admin = Admin(fleet.gateway)
+
+            async def settled() -> bool:
+                return (await admin.ok("GET", "/quotas/acme/usage"))["running"] == 0
+
+            await eventually(settled)
 
 
 async def test_a_redis_that_would_evict_quotas_is_refused_at_the_start(tmp_path: Path) -> None:
