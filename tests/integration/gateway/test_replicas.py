@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -60,15 +61,20 @@ async def test_two_hosts_are_one_gateway(tmp_path: Path, servers: tuple[str, Ser
         assert (await one.call("PUT", "/tenants/acme", {}, if_match='"9"'))[0] == 412
 
 
+def either_of(primary: Server, standby: Server) -> dict[str, Any]:
+    """Return the settings of a gateway that uses whichever of both takes writes."""
+    hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+    return {
+        "store_url": f"postgresql://kvgate@{hosts}/postgres?target_session_attrs=read-write",
+        "salt_secret": SECRET,
+        "admin_key": ADMIN_KEY,
+        "store_poll_s": 0.05,
+    }
+
+
 async def test_a_standby_takes_over(tmp_path: Path) -> None:
     with postgres_pair() as (primary, standby):
-        hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
-        shared = {
-            "store_url": f"postgresql://kvgate@{hosts}/postgres?target_session_attrs=read-write",
-            "salt_secret": SECRET,
-            "admin_key": ADMIN_KEY,
-            "store_poll_s": 0.05,
-        }
+        shared = either_of(primary, standby)
         async with running_fleet(tmp_path, **shared) as fleet:
             admin = Admin(fleet.gateway)
             await admin.ok("PUT", "/tenants/acme", {})
@@ -94,6 +100,35 @@ async def test_a_standby_takes_over(tmp_path: Path) -> None:
                 return not (await admin.ok("GET", "/status"))["problems"]
 
             await eventually(no_problem)
+
+
+async def test_gateways_follow_a_standby_that_lacks_the_last_change(tmp_path: Path) -> None:
+    with postgres_pair() as (primary, standby):
+        async with running_fleet(tmp_path, **either_of(primary, standby)) as fleet:
+            admin = Admin(fleet.gateway)
+            await admin.ok("PUT", "/tenants/acme", {})
+            made = await admin.ok("POST", "/keys", {"tenant": "acme"})
+            with psycopg.connect(postgres_url(standby), autocommit=True) as follower:
+
+                def rows(query: str, count: int) -> bool:
+                    return bool(follower.execute(query).fetchall() == [(count,)])
+
+                await eventually(lambda: rows("SELECT count(*) FROM kvgate_audit", 2))
+                follower.execute("ALTER SYSTEM SET primary_conninfo = ''")
+                follower.execute("SELECT pg_reload_conf()")
+                await eventually(lambda: rows("SELECT count(*) FROM pg_stat_wal_receiver", 0))
+                await admin.ok("DELETE", f"/keys/{made['id']}")
+                assert await status_with(fleet.gateway, made["key"]) == 401
+                primary.kill()
+                follower.execute("SELECT pg_promote()")
+
+            async def as_the_standby_has_it() -> bool:
+                return await status_with(fleet.gateway, made["key"]) == 200
+
+            await eventually(as_the_standby_has_it)
+            assert [each["action"] for each in (await admin.ok("GET", "/audit"))["data"]] == ["create", "put"]
+            await admin.ok("DELETE", f"/keys/{made['id']}")
+            assert await status_with(fleet.gateway, made["key"]) == 401
 
 
 async def test_without_the_store_known_keys_are_served_and_changes_are_a_503(tmp_path: Path) -> None:
