@@ -323,8 +323,8 @@ def _servers(folder: Path, model: Path) -> Iterator[dict[str, Server]]:
         }
         servers = {"postgres": postgres, "redis": redis, **engines}
         for workers, name in enumerate(GATEWAYS, 1):
-            own = settings | {"KVGATE_STATE_DIR": str(folder / name)}
-            server = gateway_server(folder, name, own, workers=workers)
+            own = settings | {"KVGATE_STATE_DIR": str(folder / name), "KVGATE_WORKERS": str(workers)}
+            server = gateway_server(folder, name, own)
             stack.callback(server.end)
             servers[name] = server
         yield servers

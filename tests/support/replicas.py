@@ -45,12 +45,12 @@ class Replicas:
     redis: Server
 
 
-def gateway_server(folder: Path, name: str, settings: Mapping[str, str], *, workers: int = 1) -> Server:
+def gateway_server(folder: Path, name: str, settings: Mapping[str, str]) -> Server:
     """Start a gateway process with these settings and no others; its log goes to ``folder``."""
     port = free_port()
     own = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
     return Server(
-        [sys.executable, "-m", "gateway", "--workers", str(workers)],
+        [sys.executable, "-m", "gateway"],
         port,
         folder / f"{name}.log",
         user=None,
