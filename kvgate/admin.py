@@ -29,7 +29,7 @@ from kvgate.failure import CommandError
 from kvgate.paths import state_dir
 
 Name = Annotated[str, typer.Argument(help="A tenant's name.")]
-Note = Annotated[str, typer.Option(help="For people.")]
+Note = Annotated[str, typer.Option(help="Note for operators.")]
 
 
 def build_admin() -> typer.Typer:
@@ -56,14 +56,14 @@ def _connect(
     url: GatewayUrl = GATEWAY_URL,
     admin_key: AdminKey = None,
     state: StateFolder = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON only.")] = False,
 ) -> None:
     """Manage tenants, keys, quotas and policies of a running gateway."""
     context.obj = Operator(connect=lambda: AdminClient(url, find_key(admin_key, state or state_dir())), as_json=as_json)
 
 
 def _tenants() -> typer.Typer:
-    tenants = typer.Typer(name="tenants", help="Who may use the gateway.", no_args_is_help=True)
+    tenants = typer.Typer(name="tenants", help="Tenants: who may use the gateway.", no_args_is_help=True)
 
     @tenants.command("list")
     def list_tenants(context: typer.Context) -> None:
@@ -98,7 +98,7 @@ def _keys() -> typer.Typer:
 
     @keys.command("list")
     def list_keys(
-        context: typer.Context, tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None
+        context: typer.Context, tenant: Annotated[str | None, typer.Option(help="Only keys of this tenant.")] = None
     ) -> None:
         """List them; never the keys themselves."""
         where = "" if tenant is None else f"?tenant={quote(tenant, safe='')}"
@@ -109,7 +109,7 @@ def _keys() -> typer.Typer:
         context: typer.Context,
         tenant: Name,
         note: Note = "",
-        expires_in_s: Annotated[float | None, typer.Option(help="Seconds until it is refused.")] = None,
+        expires_in_s: Annotated[float | None, typer.Option(help="Seconds until the key expires.")] = None,
     ) -> None:
         """Make a key and print it, this once."""
         operator = operator_of(context)
@@ -121,7 +121,9 @@ def _keys() -> typer.Typer:
             plain(made["key"])
 
     @keys.command("revoke")
-    def revoke(context: typer.Context, key_id: Annotated[str, typer.Argument(help="As keys list shows it.")]) -> None:
+    def revoke(
+        context: typer.Context, key_id: Annotated[str, typer.Argument(help="Id of a key, as in keys list.")]
+    ) -> None:
         """Refuse a key from now on."""
         one(context, "DELETE", f"/keys/{quote(key_id, safe='')}")
 
@@ -129,7 +131,7 @@ def _keys() -> typer.Typer:
 
 
 def _quotas() -> typer.Typer:
-    quotas = typer.Typer(name="quotas", help="What tenants may use.", no_args_is_help=True)
+    quotas = typer.Typer(name="quotas", help="Quotas of tenants.", no_args_is_help=True)
 
     @quotas.command("list")
     def list_quotas(context: typer.Context) -> None:
@@ -157,15 +159,16 @@ def _quotas() -> typer.Typer:
         context: typer.Context,
         tenant: Name,
         *,
-        requests_per_min: Annotated[int | None, typer.Option(help="0 takes the limit away.")] = None,
-        tokens_per_min: Annotated[int | None, typer.Option(help="0 takes the limit away.")] = None,
-        concurrency: Annotated[int | None, typer.Option(help="0 takes the limit away.")] = None,
-        context_tokens: Annotated[int | None, typer.Option(help="0 takes the limit away.")] = None,
+        requests_per_min: Annotated[int | None, typer.Option(help="0 removes the limit.")] = None,
+        tokens_per_min: Annotated[int | None, typer.Option(help="0 removes the limit.")] = None,
+        concurrency: Annotated[int | None, typer.Option(help="0 removes the limit.")] = None,
+        context_tokens: Annotated[int | None, typer.Option(help="0 removes the limit.")] = None,
         priority: Annotated[str | None, typer.Option(help="high, normal or low.")] = None,
         slo: Annotated[str | None, typer.Option(help="interactive, standard or batch.")] = None,
-        weight: Annotated[float | None, typer.Option(help="Share among tenants that wait.")] = None,
+        weight: Annotated[float | None, typer.Option(help="Weight among waiting tenants.")] = None,
         kv: Annotated[
-            list[str] | None, typer.Option(help="TIER=GUARANTEED:BURST in bytes, like DDR=0:1000000; BURST may be all.")
+            list[str] | None,
+            typer.Option(help="TIER=GUARANTEED:BURST in bytes, for example DDR=0:1000000; BURST may be all."),
         ] = None,
     ) -> None:
         """Change what is given and leave the rest; _default is for tenants without a quota of their own."""
@@ -181,7 +184,7 @@ def _quotas() -> typer.Typer:
         if kv:
             changed["kv"] = dict(map(_budget, kv))
         if not changed:
-            raise CommandError("nothing to change is given", "kvgate admin quotas set --help lists what there is")
+            raise CommandError("no option sets a value", "kvgate admin quotas set --help lists the options")
         fields = (*counts, "priority", "slo", "weight", "kv")
         _merge(context, f"/quotas/{quote(tenant, safe='')}", changed, fields, make=True)
 
@@ -219,8 +222,10 @@ def _policies() -> typer.Typer:
         kind: Annotated[
             str, typer.Argument(help="eviction (HBM), eviction:ddr, eviction:nvme, shadow, schedule or pace.")
         ],
-        name: Annotated[str, typer.Argument(help="Which policy, like s3fifo; of shadow: candidates with commas.")],
-        param: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be given several times.")] = None,
+        name: Annotated[
+            str, typer.Argument(help="Name of the policy, for example s3fifo; for shadow a comma-separated list.")
+        ],
+        param: Annotated[list[str] | None, typer.Option(help="Parameter NAME=VALUE; repeatable.")] = None,
     ) -> None:
         """Make all instances run a policy, or none when one refuses."""
         params = dict(map(_param, param or []))
@@ -230,7 +235,8 @@ def _policies() -> typer.Typer:
 
 
 def _audit(
-    context: typer.Context, limit: Annotated[int, typer.Option(min=1, max=1000, help="Newest entries.")] = 20
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Number of entries, newest first.")] = 20,
 ) -> None:
     """Show who changed what, newest first."""
     listed(context, f"/audit?limit={limit}", ("number", "at_s", "actor", "action", "target", "outcome"))
@@ -238,7 +244,7 @@ def _audit(
 
 def _reset(
     context: typer.Context,
-    instance: Annotated[list[str] | None, typer.Option(help="Only this one; may be given several times.")] = None,
+    instance: Annotated[list[str] | None, typer.Option(help="Only this instance; repeatable.")] = None,
 ) -> None:
     """Empty the prefix caches of all instances, or of some."""
     one(context, "POST", "/prefix-cache/reset", {"instances": instance or None})
@@ -267,14 +273,14 @@ def _budget(text: str) -> tuple[str, dict[str, int | None]]:
         return tier, {"guaranteed_bytes": int(guaranteed), "burst_bytes": None if burst == "all" else int(burst)}
     except ValueError:
         raise CommandError(
-            f"--kv {text} is not TIER=GUARANTEED:BURST", "it looks like DDR=0:1000000 or NVME=4096:all"
+            f"--kv {text} is not TIER=GUARANTEED:BURST", "write for example DDR=0:1000000 or NVME=4096:all"
         ) from None
 
 
 def _param(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise CommandError(f"--param {text} is not NAME=VALUE", "it looks like --param small=0.1")
+        raise CommandError(f"--param {text} is not NAME=VALUE", "write for example --param small=0.1")
     try:
         return name, json.loads(value)
     except ValueError:

@@ -33,7 +33,7 @@ class AdminClient:
     def __init__(self, url: str, key: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise CommandError(f"--url {url} is not the address of a gateway", "it looks like http://127.0.0.1:8000")
+            raise CommandError(f"--url {url} is not a gateway's address", "write for example http://127.0.0.1:8000")
         self._base = url.rstrip("/") + "/admin/v1"
         self._key = key
 
@@ -51,11 +51,11 @@ class AdminClient:
                 raise _refused(answer)
             return Said(body=answer.json() if answer.content else None, etag=answer.headers.get("etag"))
         except (httpx2.ProtocolError, ValueError) as error:
-            raise CommandError(f"{self._base} does not answer as a gateway does: {error}", "is it one?") from None
+            raise CommandError(f"{self._base} does not answer like a kvgate gateway: {error}", "check --url") from None
         except httpx2.HTTPError as error:
             raise CommandError(
                 f"no gateway answers at {self._base}: {error or type(error).__name__}",
-                "start one, or name it with --url",
+                "start the gateway, or pass its address with --url",
             ) from None
 
 
@@ -68,8 +68,8 @@ def find_key(given: str | None, state_dir: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(
-            f"no admin key: {path} can't be read ({error})",
-            "give it with --admin-key or KVGATE_ADMIN_KEY, or name the gateway's folder with --state-dir",
+            f"no admin key: {path} cannot be read ({error})",
+            "pass the key with --admin-key or KVGATE_ADMIN_KEY, or the gateway's folder with --state-dir",
         ) from None
 
 
@@ -79,7 +79,7 @@ def _refused(answer: httpx2.Response) -> CommandError:
     except (ValueError, KeyError, TypeError):
         message = f"the gateway answered {answer.status_code}"
     if answer.status_code == HTTPStatus.UNAUTHORIZED:
-        return WrongKeyError(str(message), "the key is in the gateway's state folder, or its admin_key setting")
+        return WrongKeyError(str(message), "use the key from the gateway's state folder or its admin_key setting")
     return CommandError(str(message))
 
 

@@ -19,8 +19,10 @@ _WIDEST: Final = 4096
 """Columns of a table that is not for a terminal."""
 _ROUNDED: Final = 1000
 GATEWAY_URL: Final = "http://127.0.0.1:8000"
-GatewayUrl = Annotated[str, typer.Option(envvar="KVGATE_URL", help="Where the gateway listens.")]
-AdminKey = Annotated[str | None, typer.Option(envvar="KVGATE_ADMIN_KEY", help="Default: the key in the state folder.")]
+GatewayUrl = Annotated[str, typer.Option(envvar="KVGATE_URL", help="Address of the gateway.")]
+AdminKey = Annotated[
+    str | None, typer.Option(envvar="KVGATE_ADMIN_KEY", help="Admin key. Default: the key in the state folder.")
+]
 StateFolder = Annotated[
     Path | None, typer.Option("--state-dir", envvar="KVGATE_STATE_DIR", help="The gateway's state folder.")
 ]
@@ -43,7 +45,7 @@ def operator_of(context: typer.Context) -> Operator:
     """Return who was connected by the group's callback."""
     found = context.find_object(Operator)
     if found is None:
-        raise RuntimeError("the group's callback has not run")
+        raise RuntimeError("the options of kvgate admin were not parsed")
     return found
 
 

@@ -16,7 +16,7 @@ Id = Annotated[str, typer.Argument(help="An instance's id.")]
 
 def instances() -> typer.Typer:
     """Return the commands about instances."""
-    group = typer.Typer(name="instances", help="Who is in the fleet.", no_args_is_help=True)
+    group = typer.Typer(name="instances", help="Instances of the fleet.", no_args_is_help=True)
 
     @group.command("list")
     def list_instances(context: typer.Context) -> None:
@@ -30,7 +30,9 @@ def instances() -> typer.Typer:
 
     @group.command("add")
     def add(
-        context: typer.Context, name: Id, url: Annotated[str, typer.Argument(help="Like http://10.0.0.7:9001.")]
+        context: typer.Context,
+        name: Id,
+        url: Annotated[str, typer.Argument(help="Address of the instance, for example http://10.0.0.7:9001.")],
     ) -> None:
         """Take one in: it is used once it is healthy."""
         one(context, "POST", "/instances", {"id": name, "url": url})
@@ -55,7 +57,7 @@ def instances() -> typer.Typer:
 
 def routing() -> typer.Typer:
     """Return the commands about routing."""
-    group = typer.Typer(name="routing", help="How instances are chosen.", no_args_is_help=True)
+    group = typer.Typer(name="routing", help="Routing policy of the gateway.", no_args_is_help=True)
 
     @group.command("show")
     def show(context: typer.Context) -> None:
@@ -65,8 +67,10 @@ def routing() -> typer.Typer:
     @group.command("set")
     def change(
         context: typer.Context,
-        policy: Annotated[str, typer.Argument(help="Like cost_aware; show lists them.")],
-        spread: Annotated[float | None, typer.Option(help="What work given lately counts.")] = None,
+        policy: Annotated[
+            str, typer.Argument(help="Name of the policy, for example cost_aware; show lists the names.")
+        ],
+        spread: Annotated[float | None, typer.Option(help="Weight of recently assigned work.")] = None,
     ) -> None:
         """Choose by another policy from now on; what is known of caches stays."""
         one(context, "PUT", "/routing", {"policy": policy, "spread": spread})
@@ -82,11 +86,13 @@ def routing() -> typer.Typer:
 def explain(  # noqa: PLR0913 - each is one option
     context: typer.Context,
     *,
-    model: Annotated[str, typer.Argument(help="The model that would be asked.")],
-    prompt: Annotated[str | None, typer.Option(help="Text, as for completions.")] = None,
+    model: Annotated[str, typer.Argument(help="Model of the request.")],
+    prompt: Annotated[str | None, typer.Option(help="Prompt as text, as for completions.")] = None,
     messages: Annotated[Path | None, typer.Option(help="A JSON file with a list of chat messages.")] = None,
-    block: Annotated[list[str] | None, typer.Option(help="A block's hash in hex; in order, several times.")] = None,
-    tenant: Annotated[str, typer.Option(help="Whose prompt it is.")] = "anonymous",
+    block: Annotated[
+        list[str] | None, typer.Option(help="Hash of a block in hex; repeat for each block, in order.")
+    ] = None,
+    tenant: Annotated[str, typer.Option(help="Tenant of the prompt.")] = "anonymous",
 ) -> None:
     """Say where a prompt would go now, and why."""
     body: dict[str, Any] = {"model": model, "tenant": tenant, "prompt": prompt, "hashes": block or None}
@@ -119,7 +125,9 @@ def messages_in(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CommandError(f"{path} is no JSON file: {error}", "it holds a list of chat messages") from None
+        raise CommandError(
+            f"{path} is not a JSON file: {error}", "the file must contain a list of chat messages"
+        ) from None
 
 
 def _path(name: str) -> str:

@@ -12,17 +12,17 @@ from kvgate.admin_fleet import messages_in
 from kvgate.display import plain
 from kvgate.failure import CommandError
 
-Model = Annotated[str, typer.Argument(help="The model that is asked.")]
-Prompt = Annotated[str | None, typer.Option(help="Text, as for completions.")]
+Model = Annotated[str, typer.Argument(help="Model of the prompt.")]
+Prompt = Annotated[str | None, typer.Option(help="Prompt as text, as for completions.")]
 Messages = Annotated[Path | None, typer.Option(help="A JSON file with a list of chat messages.")]
-Block = Annotated[str | None, typer.Option(help="The hash of its last block in hex, instead of a prompt.")]
-Tenant = Annotated[str, typer.Option(help="Whose prompt it is.")]
-Instances = Annotated[list[str] | None, typer.Option("--instance", help="Only this one; may be given several times.")]
+Block = Annotated[str | None, typer.Option(help="Hash of the last block in hex, instead of a prompt.")]
+Tenant = Annotated[str, typer.Option(help="Tenant of the prompt.")]
+Instances = Annotated[list[str] | None, typer.Option("--instance", help="Only this instance; repeatable.")]
 
 
 def prefixes() -> typer.Typer:
     """Return the commands."""
-    group = typer.Typer(name="prefixes", help="What stays cached, whatever comes.", no_args_is_help=True)
+    group = typer.Typer(name="prefixes", help="Pinned prefixes, which no policy evicts.", no_args_is_help=True)
 
     @group.command("list")
     def list_pins(context: typer.Context) -> None:
@@ -52,8 +52,8 @@ def prefixes() -> typer.Typer:
         block: Block = None,
         tenant: Tenant = "anonymous",
         instance: Instances = None,
-        ttl_s: Annotated[float | None, typer.Option(help="Seconds; without it, until it is unpinned.")] = None,
-        note: Annotated[str, typer.Option(help="For people.")] = "",
+        ttl_s: Annotated[float | None, typer.Option(help="Seconds until the pin expires. Default: never.")] = None,
+        note: Annotated[str, typer.Option(help="Note for operators.")] = "",
     ) -> None:
         """Keep a prefix where it is held, or on the instances that are named."""
         body = _prefix(model, prompt, messages, block) | {"tenant": tenant, "instances": instance or None}
@@ -64,7 +64,7 @@ def prefixes() -> typer.Typer:
 
     @group.command("unpin")
     def unpin(
-        context: typer.Context, pin_id: Annotated[str, typer.Argument(help="As prefixes list shows it.")]
+        context: typer.Context, pin_id: Annotated[str, typer.Argument(help="Id of a pin, as in prefixes list.")]
     ) -> None:
         """Keep it no longer; its blocks go as others do."""
         if (said := told(context, "DELETE", f"/prefixes/{quote(pin_id, safe='')}")) is not None:
@@ -96,7 +96,9 @@ def prefixes() -> typer.Typer:
 
 def _prefix(model: str, prompt: str | None, messages: Path | None, block: str | None) -> dict[str, Any]:
     if sum(each is not None for each in (prompt, messages, block)) != 1:
-        raise CommandError("give one of --prompt, --messages and --block", "they say which prefix is meant")
+        raise CommandError(
+            "no prefix, or more than one, is given", "pass exactly one of --prompt, --messages and --block"
+        )
     return {
         "model": model,
         "prompt": prompt,

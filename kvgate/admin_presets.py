@@ -17,7 +17,7 @@ Preset = Annotated[str, typer.Argument(help="A preset's name.")]
 
 def presets() -> typer.Typer:
     """Return the commands."""
-    group = typer.Typer(name="presets", help="What the fleet is to be.", no_args_is_help=True)
+    group = typer.Typer(name="presets", help="Presets of the fleet.", no_args_is_help=True)
 
     @group.command("list")
     def list_presets(context: typer.Context) -> None:
@@ -30,8 +30,8 @@ def presets() -> typer.Typer:
     @group.command("apply")
     def apply(
         context: typer.Context,
-        name: Annotated[str, typer.Argument(help="As presets list shows it.")],
-        hardware: Annotated[str, typer.Argument(help="As presets list shows it.")],
+        name: Annotated[str, typer.Argument(help="Name as in presets list.")],
+        hardware: Annotated[str, typer.Argument(help="Name as in presets list.")],
     ) -> None:
         """Tell the fleet what can be told, and say which instances would have to be started again for the rest."""
         if (said := told(context, "PUT", "/presets/current", {"name": name, "hardware": hardware})) is None:
@@ -54,7 +54,7 @@ def presets() -> typer.Typer:
     def put(
         context: typer.Context,
         name: Preset,
-        file: Annotated[Path, typer.Argument(help="YAML or JSON as presets show prints it.")],
+        file: Annotated[Path, typer.Argument(help="File in the format of presets show: YAML or JSON.")],
     ) -> None:
         """Make a preset of your own, or write it anew."""
         one(context, "PUT", f"/presets/{quote(name, safe='')}", _form_in(file))
@@ -71,9 +71,9 @@ def _form_in(file: Path) -> dict[str, object]:
     try:
         form = load_yaml(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CommandError(f"{file}: can't be read: {error}") from error
+        raise CommandError(f"{file}: cannot be read: {error}") from error
     if not isinstance(form, dict):
-        raise CommandError(f"{file}: is no preset", "kvgate admin presets show prints one")
+        raise CommandError(f"{file}: the file contains no preset", "kvgate admin presets show prints the format")
     return form
 
 

@@ -27,7 +27,7 @@ class ApiKey:
         """Read ``KEY`` or ``TENANT:KEY``; raises ``CommandError``."""
         tenant, separator, key = text.rpartition(":")
         if not key.strip() or (separator and not tenant):
-            raise CommandError(f"--api-key is empty; it is {_HOW}")
+            raise CommandError(f"--api-key is empty; write {_HOW}")
         return cls(key=key, tenant=tenant or "default")
 
     @classmethod
@@ -42,20 +42,22 @@ class ApiKey:
                 lines = [line.strip() for line in file]
         except (OSError, UnicodeDecodeError) as error:
             raise CommandError(
-                f"--api-key-file {path} can't be read: {error}", f"it has one key a line: {_HOW}"
+                f"--api-key-file {path} cannot be read: {error}", f"the file needs one key per line: {_HOW}"
             ) from None
         if stat.S_ISREG(mode) and mode & (stat.S_IRWXG | stat.S_IRWXO) & ~stat.S_IRGRP:
-            raise CommandError(f"--api-key-file {path} is open to other users", f"chmod 600 {path}")
+            raise CommandError(f"--api-key-file {path} is readable by other users", f"chmod 600 {path}")
         keys: list[ApiKey] = []
         for number, line in enumerate(lines, 1):
             if not line or line.startswith("#"):
                 continue
             tenant, separator, key = line.rpartition(":")
             if not key.strip() or (separator and not tenant):
-                raise CommandError(f"--api-key-file {path}: line {number} is no key", f"each line is {_HOW}")
+                raise CommandError(
+                    f"--api-key-file {path}: line {number} contains no key", f"write each line as {_HOW}"
+                )
             keys.append(cls(key=key, tenant=tenant or "default", shown=False))
         if not keys:
-            raise CommandError(f"--api-key-file {path} has no key in it", f"it has one a line: {_HOW}")
+            raise CommandError(f"--api-key-file {path} contains no key", f"the file needs one key per line: {_HOW}")
         return tuple(keys)
 
     @classmethod
@@ -68,8 +70,8 @@ class ApiKey:
             )
         except (ValueError, TypeError, KeyError) as error:
             raise CommandError(
-                "KVGATE_API_KEYS is not what the gateway takes",
-                """it is JSON like [{"key": "sk-123", "tenant": "acme"}]; or say --api-key-file FILE""",
+                "KVGATE_API_KEYS is not a list of keys",
+                """write JSON like [{"key": "sk-123", "tenant": "acme"}], or use --api-key-file FILE""",
             ) from error
 
 

@@ -23,7 +23,7 @@ def need_possible_block_size(tokens: int | None, *, option: str = "--block-size"
         raise CommandError(
             f"{option} is {tokens}; the engine runs blocks of {LEAST_BLOCK_TOKENS} to {MOST_BLOCK_TOKENS} tokens, "
             f"a power of two (or, with {_KERNEL_OPTION}, a multiple of {LEAST_BLOCK_TOKENS})",
-            "16 is usual on CPU, 64 on GPU",
+            "use 16 on CPU, 64 on GPU",
         )
 
 

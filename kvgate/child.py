@@ -48,7 +48,7 @@ class ChildFailedError(CommandError):
         self.log = log
         lines = last_lines(log)
         shown = "".join(f"\n    {line}" for line in lines) if lines else " nothing"
-        super().__init__(f"{child} {what}. The last that it logged:{shown}", f"the whole log: {log}")
+        super().__init__(f"{child} {what}. Its last log lines:{shown}", f"full log: {log}")
 
 
 class Child:
@@ -68,7 +68,7 @@ class Child:
         log = folder / f"{spec.name}.log"
         program = spec.command[0]
         if shutil.which(program, path=spec.environment.get("PATH", os.defpath)) is None:
-            raise CommandError(f"can't start {spec.name} ({program}): No such file, or not a program")
+            raise CommandError(f"cannot start {spec.name}: {program} is missing or not executable")
         try:
             with log.open("ab") as output:
                 process = await asyncio.create_subprocess_exec(
@@ -81,7 +81,7 @@ class Child:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise CommandError(f"can't start {spec.name} ({program}): {error.strerror}") from error
+            raise CommandError(f"cannot start {spec.name} ({program}): {error.strerror}") from error
         return cls(spec, process, log)
 
     async def let_go(self) -> None:

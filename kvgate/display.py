@@ -87,7 +87,7 @@ def _writing() -> Iterator[None]:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())  # or what is left would fail once more when the process ends
             os.close(nowhere)
-        raise CommandError(f"can't write to standard output: {error.strerror or error}") from error
+        raise CommandError(f"cannot write to standard output: {error.strerror or error}") from error
 
 
 def plain(text: str = "") -> None:

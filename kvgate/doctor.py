@@ -38,18 +38,20 @@ _CHECK_HOOKS = "import engines.lmdeploy.launch as launch; launch.prepare(serving
 
 def doctor(  # noqa: PLR0913 - each is one option
     *,
-    port: Annotated[int, typer.Option(help="The port that the gateway would use.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port for the gateway.")] = 8000,
     preset: Annotated[
-        str | None, typer.Option(help="Check instead what of this preset fits this machine, and list its values.")
+        str | None, typer.Option(help="Compare this preset with the machine and list its values.")
     ] = None,
     hardware: Annotated[
-        str | None, typer.Option(help="The hardware of the preset. Default: the GPU that is found, else cpu.")
+        str | None, typer.Option(help="Hardware of the preset. Default: the visible GPU, else cpu.")
     ] = None,
-    instances: Annotated[int, typer.Option(min=1, max=64, help="Engines with this preset on this machine.")] = 1,
+    instances: Annotated[
+        int, typer.Option(min=1, max=64, help="Number of engines with this preset on this machine.")
+    ] = 1,
     nvme_dir: Annotated[
-        Path | None, typer.Option(help="The folder of the preset's NVMe tier. Default: tiers in the cache folder.")
+        Path | None, typer.Option(help="Folder of the preset's NVMe tier. Default: tiers in the cache folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Check this machine and installation. Exit code 1 when something would keep kvgate from running.
 
@@ -58,7 +60,7 @@ def doctor(  # noqa: PLR0913 - each is one option
     if preset is not None:
         _examine_preset(preset, hardware, instances, nvme_dir, as_json=as_json)
     if hardware is not None or nvme_dir is not None:
-        raise CommandError("--hardware and --nvme-dir go with --preset", _preset_names())
+        raise CommandError("--hardware and --nvme-dir need --preset", _preset_names())
     findings = examine(port)
     if as_json:
         shipped = Presets.shipped()
@@ -90,7 +92,7 @@ def _examine_preset(
     else:
         plain(f"{chosen.name} on {chosen.hardware}: {chosen.summary}\n")
         output.print(_values_table(chosen))
-        plain("\nEach of them for one engine. What of it fits this machine:\n")
+        plain("\nValues for one engine. Comparison with this machine:\n")
         output.print(_table([finding for finding in findings if finding.check != NOT_MEASURED]))
     raise typer.Exit(0 if is_fit(findings) else 1)
 
@@ -109,7 +111,7 @@ def _preset_names() -> str:
     shipped = Presets.shipped()
     return (
         f"presets: {', '.join(shipped.workloads)}\nhardware: {', '.join(shipped.hardware)}\n"
-        "kvgate doctor --preset NAME says what of one fits this machine"
+        "kvgate doctor --preset NAME compares a preset with this machine"
     )
 
 
@@ -180,9 +182,9 @@ def check_lmdeploy() -> Finding:
             check="lmdeploy",
             verdict=Verdict.FAIL,
             found=f"{version}: {_last_line(tried.stderr)}",
-            advice="make setup installs one that fits",
+            advice="make setup installs the supported version",
         )
-    return Finding(check="lmdeploy", verdict=Verdict.OK, found=f"{version}, all hooks fit")
+    return Finding(check="lmdeploy", verdict=Verdict.OK, found=f"{version}, all hooks match")
 
 
 def check_attention() -> Finding:
@@ -196,7 +198,7 @@ def check_attention() -> Finding:
     if importlib.util.find_spec("triton") is None:
         decode = "LMDeploy's kernel (Triton isn't installed)"
     else:
-        decode = "kvgate's kernel in equal pieces, once it agrees with LMDeploy's at start"
+        decode = "kvgate's split kernel, if it agrees with LMDeploy's kernel at the start"
     return Finding(
         check="attention", verdict=Verdict.OK, found=f"prompts: {_last_line(tried.stdout)}; decode: {decode}"
     )
@@ -245,10 +247,10 @@ def check_disk(name: str, folder: Path) -> Finding:
     found = f"{folder}, {free_bytes / 1e9:.0f} GB free"
     if not os.access(existing, os.W_OK):
         return Finding(
-            check=name, verdict=Verdict.FAIL, found=f"{existing} can't be written", advice="name another folder"
+            check=name, verdict=Verdict.FAIL, found=f"{existing} is not writable", advice="choose another folder"
         )
     if free_bytes < LEAST_DISK_BYTES:
-        return Finding(check=name, verdict=Verdict.WARN, found=found, advice="free some space")
+        return Finding(check=name, verdict=Verdict.WARN, found=found, advice="free disk space")
     return Finding(check=name, verdict=Verdict.OK, found=found)
 
 
@@ -276,11 +278,18 @@ def check_model() -> Finding:
 
     folder = cache_dir() / smollm2.NAME
     if not folder.exists():
-        return Finding(check="model", verdict=Verdict.OK, found=f"{smollm2.NAME} is not fetched yet; kvgate up does it")
+        return Finding(
+            check="model",
+            verdict=Verdict.OK,
+            found=f"{smollm2.NAME} is not downloaded yet; kvgate up downloads the model",
+        )
     problem = problem_of(folder, smollm2.RECIPE)
     if problem is not None:
         return Finding(
-            check="model", verdict=Verdict.WARN, found=f"{folder}: {problem}", advice="kvgate up makes it again"
+            check="model",
+            verdict=Verdict.WARN,
+            found=f"{folder}: {problem}",
+            advice="kvgate up prepares the model again",
         )
     return Finding(check="model", verdict=Verdict.OK, found=str(folder))
 

@@ -39,36 +39,42 @@ def engine(  # noqa: PLR0913 - each is one option
     context: typer.Context,
     *,
     model: Annotated[Path, typer.Option(help="A Hugging Face model folder.")],
-    model_name: Annotated[str | None, typer.Option(help="The name that clients say. Default: the folder's.")] = None,
-    host: Annotated[str, typer.Option(help="Where its HTTP server listens.")] = LOOPBACK,
-    port: Annotated[int | None, typer.Option(help="Its HTTP port. Default: a free one, printed.")] = None,
+    model_name: Annotated[str | None, typer.Option(help="Model name for clients. Default: the folder's name.")] = None,
+    host: Annotated[str, typer.Option(help="Address that the HTTP server listens on.")] = LOOPBACK,
+    port: Annotated[int | None, typer.Option(help="HTTP port. Default: a free port, printed.")] = None,
     events_port: Annotated[
-        int | None, typer.Option(help="Port of the KV events (ZMQ PUB). Default: a free one.")
+        int | None, typer.Option(help="Port of the KV events (ZMQ PUB). Default: a free port.")
     ] = None,
     replay_port: Annotated[
-        int | None, typer.Option(help="Port that replays KV events (ZMQ ROUTER). Default: a free one.")
+        int | None, typer.Option(help="Port that replays KV events (ZMQ ROUTER). Default: a free port.")
     ] = None,
     events_host: Annotated[
         str,
         typer.Option(
-            help="Where both listen: * is every address, for a gateway on another host. They ask nobody who they are."
+            help="Address of both event ports; * is every address, for a gateway on another host. They have no "
+            "authentication."
         ),
     ] = LOOPBACK,
-    device: Annotated[Device, typer.Option(help="Where to compute; auto: the first visible GPU if any.")] = Device.AUTO,
+    device: Annotated[Device, typer.Option(help="Device; auto: the first visible GPU, else the CPU.")] = Device.AUTO,
     block_size: Annotated[
         int | None, typer.Option(help="Tokens of a KV block: 16, 32, 64, ... Default: 16 on CPU, 64 on GPU.")
     ] = None,
     kv_blocks: Annotated[int | None, typer.Option(min=16, help="Number of KV blocks.")] = None,
     kv_memory: Annotated[
-        str | None, typer.Option(help="KV memory: on CPU an amount (2GiB), on GPU a share of its free memory (40%).")
+        str | None, typer.Option(help="KV memory: an amount on CPU (2GiB), a share of the free memory on GPU (40%).")
     ] = None,
-    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Requests run at once.")] = None,
-    context_length: Annotated[int | None, typer.Option(min=1, help="Tokens of the longest prompt and answer.")] = None,
+    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Largest batch: requests that run at once.")] = None,
+    context_length: Annotated[
+        int | None, typer.Option(min=1, help="Context length: most tokens of a prompt with its answer.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     itl_target: ItlTargetOption = None,
     role: Annotated[
         EngineRole,
-        typer.Option(case_sensitive=False, help="Whether it computes prompts for others, answers with such, or both."),
+        typer.Option(
+            case_sensitive=False,
+            help="Role: prefill (computes prompts for others), decode (answers them), or hybrid (both).",
+        ),
     ] = EngineRole.HYBRID,
     preset: PresetOption = None,
     hardware: HardwareOption = None,
@@ -129,7 +135,7 @@ def engine(  # noqa: PLR0913 - each is one option
         extra=tuple(context.args),
     )
     plain(f"{served.name} on {instance.url}, KV events on tcp://{events_host}:{instance.events_port}")
-    plain(f"tiers below its KV memory: {tiers}")
+    plain(f"tiers below HBM: {tiers}")
     command = instance.command()
     os.execve(command[0], command, instance.environment())  # noqa: S606 - the same process goes on as the engine
 

@@ -18,7 +18,7 @@ from kvgate.failure import CommandError
 GROUP: Final = "kvgate.commands"
 PANEL: Final = "Measure and plan"
 """Heading of these commands in ``kvgate --help``."""
-_ADVICE: Final = "install kvgate again: make setup in a checkout, pip install elsewhere"
+_ADVICE: Final = "reinstall kvgate: make setup in a checkout, pip install elsewhere"
 
 
 class ExtensionCommand(TyperCommand):
@@ -34,7 +34,7 @@ class ExtensionCommand(TyperCommand):
         try:
             build: Callable[[], typer.Typer | Callable[..., None]] = self._entry.load()
         except (ImportError, AttributeError) as error:
-            raise CommandError(f"kvgate {self.name} can't be loaded: {error}", _ADVICE) from error
+            raise CommandError(f"kvgate {self.name} cannot be loaded: {error}", _ADVICE) from error
         app = typer.Typer(add_completion=False, rich_markup_mode=self._markup)
         command = build()
         if isinstance(command, typer.Typer):

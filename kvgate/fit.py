@@ -60,48 +60,48 @@ def need_fitting_tiers(own: Sequence[TierOptions]) -> None:
         return
     for finding in (check_memory(own, available_memory_bytes()), check_shared_memory(own), check_disk(own)):
         if finding.verdict is Verdict.FAIL:
-            raise CommandError(f"the tiers don't fit this machine: {finding.check}: {finding.found}", finding.advice)
+            raise CommandError(f"the tiers do not fit this machine: {finding.check}: {finding.found}", finding.advice)
     for each in own:
         for option, folder in (("--ddr-path", each.ddr_path and each.ddr_path.parent), ("--nvme-dir", each.nvme_dir)):
             try:
                 if folder is not None:
                     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             except OSError as error:
-                raise CommandError(f"can't make the folder {folder}: {error.strerror}", f"see {option}") from error
+                raise CommandError(f"cannot create the folder {folder}: {error.strerror}", f"see {option}") from error
 
 
 def check_hardware(preset: Preset, machine: Machine) -> Finding:
     """Kvgate runs on it, and it is what this machine has."""
     device = preset.engine.device
     if device not in LAUNCHABLE:
-        what = "LMDeploy has no back end for it" if device == "none" else f"LMDeploy's device {device}"
+        what = "LMDeploy has no back end for this hardware" if device == "none" else f"LMDeploy's device {device}"
         return Finding(
             check="hardware",
             verdict=Verdict.FAIL,
-            found=f"{preset.hardware}: kvgate doesn't run there yet ({what}); the preset is from reading alone",
-            advice="name other hardware with --hardware; kvgate starts engines on CUDA devices and CPUs",
+            found=f"{preset.hardware}: kvgate does not run there yet ({what}); the preset was never tried",
+            advice="choose other hardware with --hardware: kvgate starts engines on CUDA devices and CPUs",
         )
     if device == "cuda" and not machine.gpus:
         return Finding(
             check="hardware",
             verdict=Verdict.FAIL,
             found=f"{preset.hardware} is a GPU, and none is visible here",
-            advice="nvidia-smi must list one, CUDA_VISIBLE_DEVICES may hide it; or say --hardware cpu",
+            advice="check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --hardware cpu",
         )
     seen = machine.gpus[0].name if device == "cuda" else f"CPU, {machine.cores} cores"
     if preset.evidence is Evidence.NONE:
         return Finding(
             check="hardware",
             verdict=Verdict.WARN,
-            found=f"{preset.hardware} on {seen}: nobody has run kvgate on it",
-            advice="measure before you rely on it",
+            found=f"{preset.hardware} on {seen}: kvgate was never run on this hardware",
+            advice="benchmark before you rely on the values",
         )
     if device == "cuda" and Presets.shipped().recognise(seen) != preset.hardware:
         return Finding(
             check="hardware",
             verdict=Verdict.WARN,
-            found=f"{preset.hardware} on {seen}: the readings are of another card",
-            advice="measure before you rely on it",
+            found=f"{preset.hardware} on {seen}: the measurements are from another GPU",
+            advice="benchmark before you rely on the values",
         )
     return Finding(check="hardware", verdict=Verdict.OK, found=f"{preset.hardware} on {seen}")
 
@@ -109,16 +109,16 @@ def check_hardware(preset: Preset, machine: Machine) -> Finding:
 def check_gpu_memory(preset: Preset, machine: Machine) -> Finding:
     """The GPU has the memory that the preset's batch is made for."""
     if preset.engine.device != "cuda":
-        return Finding(check="gpu memory", verdict=Verdict.OK, found="none is asked for")
+        return Finding(check="gpu memory", verdict=Verdict.OK, found="no GPU memory is needed")
     have = machine.gpu_memory_bytes
     if have is None:
-        return Finding(check="gpu memory", verdict=Verdict.WARN, found="nvidia-smi tells of none")
+        return Finding(check="gpu memory", verdict=Verdict.WARN, found="nvidia-smi reports none")
     if preset.memory_bytes is not None and have < preset.memory_bytes:
         return Finding(
             check="gpu memory",
             verdict=Verdict.WARN,
-            found=f"{_gib(have)}, the preset is made for {_gib(preset.memory_bytes)}: it runs, and preempts requests",
-            advice=f"lower --max-batch-size (it is {preset.max_batch_size}), or serve a smaller model",
+            found=f"{_gib(have)}, the preset expects {_gib(preset.memory_bytes)}: engines run and preempt requests",
+            advice=f"lower --max-batch-size (now {preset.max_batch_size}), or serve a smaller model",
         )
     return Finding(check="gpu memory", verdict=Verdict.OK, found=_gib(have))
 
@@ -130,10 +130,10 @@ def check_cores(preset: Preset, machine: Machine, instances: int) -> Finding:
         return Finding(
             check="cores",
             verdict=Verdict.WARN,
-            found=f"{machine.cores}, {wanted} are advised ({preset.host_cores} for each engine)",
-            advice="fewer engines on this machine",
+            found=f"{machine.cores}, {wanted} are recommended ({preset.host_cores} for each engine)",
+            advice="run fewer engines on this machine",
         )
-    return Finding(check="cores", verdict=Verdict.OK, found=f"{machine.cores}, {wanted} are advised")
+    return Finding(check="cores", verdict=Verdict.OK, found=f"{machine.cores}, {wanted} are recommended")
 
 
 def check_memory(own: Sequence[TierOptions], available_bytes: int) -> Finding:
@@ -152,7 +152,7 @@ def check_memory(own: Sequence[TierOptions], available_bytes: int) -> Finding:
             found=f"{said}; engines take about {_gib(SPARE_MEMORY_BYTES)} beside it",
             advice=f"--ddr {most}GiB for each engine"
             if most
-            else "--ddr none, a machine with more memory, fewer engines",
+            else "use --ddr none, a machine with more memory, or fewer engines",
         )
     return Finding(check="memory", verdict=Verdict.OK, found=said)
 
@@ -167,16 +167,14 @@ def check_shared_memory(own: Sequence[TierOptions]) -> Finding:
     wanted = sum(each.ddr_bytes for each in own)
     said = f"{_gib(wanted)} of {_gib(free)} free on {system.mounted_on} ({system.kind or 'unknown'}) for {first}"
     if wanted > free:
-        advice = (
-            "mount it larger (mount -o remount,size=...; docker run --shm-size), lower --ddr, or say --ddr-path none"
-        )
+        advice = "enlarge it (mount -o remount,size=...; docker run --shm-size), lower --ddr, or use --ddr-path none"
         return Finding(check="shared memory", verdict=Verdict.FAIL, found=said, advice=advice)
     if not system.is_memory:
         return Finding(
             check="shared memory",
             verdict=Verdict.WARN,
-            found=f"{said}: that is a disk, every block would be written there too",
-            advice="name a file in /dev/shm with --ddr-path",
+            found=f"{said}: a disk, to which every block would be written",
+            advice="choose a file in /dev/shm with --ddr-path",
         )
     return Finding(check="shared memory", verdict=Verdict.OK, found=said)
 
@@ -197,8 +195,8 @@ def check_disk(own: Sequence[TierOptions]) -> Finding:
         advice = f"{smaller}, or another disk with --nvme-dir"
         return Finding(check="disk", verdict=Verdict.FAIL, found=said, advice=advice)
     if system.is_memory:
-        advice = "name a folder on a disk with --nvme-dir"
-        return Finding(check="disk", verdict=Verdict.WARN, found=f"{said}: that is main memory", advice=advice)
+        advice = "choose a folder on a disk with --nvme-dir"
+        return Finding(check="disk", verdict=Verdict.WARN, found=f"{said}: main memory, not a disk", advice=advice)
     return Finding(check="disk", verdict=Verdict.OK, found=said)
 
 
@@ -213,8 +211,8 @@ def check_direct_io(own: Sequence[TierOptions]) -> Finding:
         return Finding(
             check="direct i/o",
             verdict=Verdict.WARN,
-            found=f"O_DIRECT doesn't work in {existing}: {problem}; blocks go through the page cache",
-            advice="name a folder on a local disk with --nvme-dir",
+            found=f"O_DIRECT does not work in {existing}: {problem}; blocks go through the page cache",
+            advice="choose a folder on a local disk with --nvme-dir",
         )
     return Finding(check="direct i/o", verdict=Verdict.OK, found=f"O_DIRECT works in {existing}")
 

@@ -13,7 +13,7 @@ ItlTargetOption: TypeAlias = Annotated[
         min=0,
         max=MOST_MS,
         rich_help_panel="Engines",
-        help="Milliseconds from one token of an answer to the next that prompts beside it may cause; 0: no target. "
+        help="Target of the inter-token latency beside prefills, in milliseconds; 0: no target. "
         "Default: the preset's, else 55 on GPU, none on CPU.",
     ),
 ]

@@ -77,11 +77,11 @@ def choose_gpus(device: Device) -> list[Gpu]:
     if device is Device.CUDA and not found:
         raise CommandError(
             "--device cuda: no GPU is visible (nvidia-smi lists none, or CUDA_VISIBLE_DEVICES hides them)",
-            "use --device cpu, or check the driver with nvidia-smi",
+            "check the driver with nvidia-smi, or use --device cpu",
         )
     if found:
-        message = f"this machine has {len(found)} GPU(s), but torch is {build}, a build for CPU"
-        raise CommandError(message, "install the CUDA build with: make clean setup; or say --device cpu")
+        message = f"this machine has {len(found)} GPU(s), but torch is {build}, the CPU build"
+        raise CommandError(message, "install the CUDA build with make clean setup, or use --device cpu")
     return []
 
 

@@ -27,8 +27,8 @@ def model_from_folder(folder: Path, name: str | None) -> Model:
     """Return the model in a folder; raises ``CommandError`` that says what a model folder lacks."""
     if not folder.is_dir():
         raise CommandError(
-            f"--model {folder}: there is no such folder",
-            "name a Hugging Face model folder (config, weights, tokenizer); hf download REPO --local-dir makes one",
+            f"--model {folder}: no such folder",
+            "pass a Hugging Face model folder (config, weights, tokenizer); hf download REPO --local-dir creates one",
         )
     missing = []
     if not _is_model_config(folder / "config.json"):
@@ -40,7 +40,7 @@ def model_from_folder(folder: Path, name: str | None) -> Model:
     if missing:
         raise CommandError(
             f"--model {folder} is not a Hugging Face model folder; it lacks {', '.join(missing)}",
-            "name the folder that holds these files",
+            "pass the folder with these files",
         )
     return Model(folder=folder.resolve(), name=name or folder.resolve().name)
 

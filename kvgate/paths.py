@@ -38,7 +38,7 @@ def make_run_dir(state: Path, *, pid: int, now_s: float) -> Path:
         if free_bytes < LEAST_LOG_BYTES:
             made.rmdir()
             raise CommandError(
-                f"the disk of {state} is full: {free_bytes // 10**6} MB are free, logs and state need "
+                f"the disk of {state} is full: {free_bytes // 10**6} MB free, logs and state need "
                 f"{LEAST_LOG_BYTES // 10**6} MB",
                 "free some, or name another folder with --state-dir (or KVGATE_STATE_DIR)",
             )
@@ -47,7 +47,7 @@ def make_run_dir(state: Path, *, pid: int, now_s: float) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
         raise CommandError(
-            f"can't write the logs of this run to {made}: {error.strerror}",
+            f"cannot write the logs of this run to {made}: {error.strerror}",
             "name another folder with --state-dir (or KVGATE_STATE_DIR)",
         ) from error
     return made
@@ -69,7 +69,7 @@ def make_socket_dir(pid: int) -> Path:
         if owner.st_uid != os.getuid() or owner.st_mode & 0o077 or not parent.is_dir() or parent.is_symlink():
             raise CommandError(
                 f"{parent} is not a private folder of this user",
-                "remove it, or set XDG_RUNTIME_DIR to a folder of yours",
+                "remove the folder, or set XDG_RUNTIME_DIR to a folder of your own",
             )
         for folder in parent.iterdir():
             if folder.name.isdigit() and not psutil.pid_exists(int(folder.name)):
@@ -77,7 +77,7 @@ def make_socket_dir(pid: int) -> Path:
         shutil.rmtree(made, ignore_errors=True)  # of an earlier process with this pid
         made.mkdir(mode=_PRIVATE)
     except OSError as error:
-        raise CommandError(f"can't make the folder for sockets {made}: {error.strerror}") from error
+        raise CommandError(f"cannot create the folder for sockets {made}: {error.strerror}") from error
     return made
 
 

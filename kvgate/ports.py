@@ -61,7 +61,7 @@ def reserved_ports(count: int, *, besides: Collection[int] = ()) -> Iterator[lis
 def need_free(host: str, port: int, *, option: str = "--port") -> None:
     """Raise ``CommandError`` naming the holder unless ``host:port`` can be listened on."""
     if not 0 < port <= MAX_PORT:
-        raise CommandError(f"{option} is {port}; a port is a number from 1 to {MAX_PORT}")
+        raise CommandError(f"{option} is {port}; ports are numbers from 1 to {MAX_PORT}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -101,7 +101,7 @@ def _bound_socket(held: ExitStack, besides: Collection[int]) -> socket.socket:
         return made
     if given is not None:
         raise CommandError(
-            f"no free port was found from {given[0]} to {given[-1]}", f"give a larger range in {PORT_RANGE_VARIABLE}"
+            f"no free port from {given[0]} to {given[-1]}", f"set a larger range in {PORT_RANGE_VARIABLE}"
         )
     made.bind((LOOPBACK, 0))  # a crowded machine: any port is better than none
     return made
@@ -116,7 +116,7 @@ def _given_range() -> range | None:
     if first.isdecimal() and last.isdecimal() and _FIRST_UNPRIVILEGED <= int(first) <= int(last) <= MAX_PORT:
         return range(int(first), int(last) + 1)
     raise CommandError(
-        f"{PORT_RANGE_VARIABLE} is {text!r}; it is FIRST-LAST, two ports from {_FIRST_UNPRIVILEGED} to {MAX_PORT}",
+        f"{PORT_RANGE_VARIABLE} is {text!r}; expected FIRST-LAST, two ports from {_FIRST_UNPRIVILEGED} to {MAX_PORT}",
         f"for example {PORT_RANGE_VARIABLE}=20000-20999",
     )
 
@@ -138,7 +138,7 @@ def _refusal(host: str, port: int, option: str, error: OSError) -> CommandError:
         )
     if error.errno == errno.EACCES:
         return CommandError(f"port {port} on {host} needs privileges", f"choose one above 1023 with {option}")
-    return CommandError(f"can't listen on {host}:{port}: {error.strerror}")
+    return CommandError(f"cannot listen on {host}:{port}: {error.strerror}")
 
 
 def _holder(port: int) -> str:

@@ -27,13 +27,13 @@ def choose_preset(name: str, hardware: str | None, gpus: Sequence[Gpu]) -> Prese
         hardware = presets.recognise(gpus[0].name) if gpus else CPU
     if hardware is None:
         raise CommandError(
-            f"no preset is made for {gpus[0].name}",
-            f"name the hardware that is nearest with --hardware; there is {', '.join(presets.hardware)}",
+            f"no preset for {gpus[0].name}",
+            f"choose the nearest hardware with --hardware: {', '.join(presets.hardware)}",
         )
     try:
         return presets.preset(name, hardware)
     except UnknownPresetError as error:
-        raise CommandError(str(error), "kvgate doctor lists them") from error
+        raise CommandError(str(error), "kvgate doctor lists the presets") from error
 
 
 def preset_of_options(name: str | None, hardware: str | None, gpus: Sequence[Gpu]) -> Preset | None:
@@ -43,13 +43,13 @@ def preset_of_options(name: str | None, hardware: str | None, gpus: Sequence[Gpu
     """
     if name is None:
         if hardware is not None:
-            raise CommandError("--hardware goes with --preset", "kvgate doctor lists both")
+            raise CommandError("--hardware needs --preset", "kvgate doctor lists presets and hardware")
         return None
     preset = choose_preset(name, hardware, gpus)
     if preset.engine.device != ("cuda" if gpus else "cpu"):
         raise CommandError(
             f"the preset is for {preset.hardware}, and engines would run on {gpus[0].name if gpus else 'the CPU'}",
-            f"kvgate doctor --preset {name} --hardware {preset.hardware} says more",
+            f"kvgate doctor --preset {name} --hardware {preset.hardware} explains the difference",
         )
     return preset
 

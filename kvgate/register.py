@@ -25,21 +25,23 @@ _HOPELESS: Final = frozenset({400, 401, 404, 405, 409})
 
 def register(  # noqa: PLR0913 - each is one option
     *,
-    name: Annotated[str, typer.Argument(help="The instance's id, the same after a restart.")],
-    url: Annotated[str, typer.Option(help="Where the engine listens, as the gateway reaches it.")],
-    gateway: Annotated[str, typer.Option(help="Where the gateway listens.")] = "http://127.0.0.1:8000",
+    name: Annotated[str, typer.Argument(help="Id of the instance; keep it over restarts.")],
+    url: Annotated[str, typer.Option(help="Address at which the gateway reaches the engine.")],
+    gateway: Annotated[str, typer.Option(help="Address of the gateway.")] = "http://127.0.0.1:8000",
     key: Annotated[
-        str, typer.Option(envvar="KVGATE_REGISTRATION_KEY", help="The gateway's registration_key, or its admin key.")
+        str, typer.Option(envvar="KVGATE_REGISTRATION_KEY", help="The gateway's registration_key or admin key.")
     ],
     health: Annotated[
-        str | None, typer.Option(help="Where the engine is checked from here; default: --url with /health.")
+        str | None, typer.Option(help="URL of the engine's health check. Default: --url with /health.")
     ] = None,
     ttl: Annotated[float, typer.Option(min=1, max=3600, help="Life of a lease in seconds.")] = 15.0,
 ) -> None:
     """Keep an engine registered at a gateway for as long as it is healthy."""
     for option, value in (("--url", url), ("--gateway", gateway)):
         if urlsplit(value).scheme not in {"http", "https"} or not urlsplit(value).hostname:
-            raise CommandError(f"{option} {value} is no address of a server", "it looks like http://10.0.0.7:9001")
+            raise CommandError(
+                f"{option} {value} is not the address of a server", "write for example http://10.0.0.7:9001"
+            )
     lease = f"{gateway.rstrip('/')}/admin/v1/instances/{quote(name, safe='')}/lease"
     asyncio.run(Registration(lease, url=url, key=key, health=health or f"{url.rstrip('/')}/health", ttl_s=ttl).run())
 
@@ -99,9 +101,9 @@ class Registration:
         try:
             answer = await client.delete(self._lease, headers=self._headers)
             left = answer.status_code == HTTPStatus.NO_CONTENT
-            self._say("said goodbye" if left else f"goodbye: {answer.status_code}")
+            self._say("deregistered" if left else f"deregistration answered {answer.status_code}")
         except (httpx2.HTTPError, OSError) as error:
-            self._say(f"could not say goodbye: {error or type(error).__name__}")
+            self._say(f"could not deregister: {error or type(error).__name__}")
 
     def _say(self, text: str) -> None:
         """Once for each change, not at every renewal."""

@@ -26,7 +26,7 @@ async def until_all_serve(children: Supervisor, probe: HttpProbe, gateway_url: s
     except TimeoutError:
         raise CommandError(
             f"all processes run, but after {USABLE_LIMIT_S:.0f} s the gateway can use {usable} of {count} engines",
-            f"{gateway_url}/readyz says why; the logs of this run say more",
+            f"{gateway_url}read {gateway_url}/readyz and the logs of this run",
         ) from None
 
 

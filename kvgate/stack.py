@@ -65,14 +65,14 @@ def need_keys_beyond_loopback(options: GatewayOptions) -> None:
     if not is_loopback(options.host) and not options.api_keys:
         raise CommandError(
             f"--host {options.host} is reachable from other machines, and no API key is set",
-            "set at least one with --api-key-file or --api-key, or listen on 127.0.0.1",
+            "set a key with --api-key-file or --api-key, or listen on 127.0.0.1",
         )
 
 
 def need_sane_count(count: int) -> None:
     """Raise ``CommandError`` for a number of instances that can't be meant."""
     if not 0 < count <= MAX_INSTANCES:
-        raise CommandError(f"--instances is {count}; it is a number from 1 to {MAX_INSTANCES}")
+        raise CommandError(f"--instances is {count}; allowed: 1 to {MAX_INSTANCES}")
 
 
 def need_possible_role(role: EngineRole, *, on_gpu: bool, tiers: bool) -> None:
@@ -81,13 +81,14 @@ def need_possible_role(role: EngineRole, *, on_gpu: bool, tiers: bool) -> None:
         return
     if on_gpu:
         raise CommandError(
-            f"--role {role} migrates prompts on CPUs alone: on GPUs LMDeploy needs DLSlime or Mooncake",
-            "hand prompts over through tiers, or see docs/design/pd.md for how LMDeploy's own ways are chosen",
+            f"--role {role} migrates prompts on CPUs only: on GPUs LMDeploy needs DLSlime or Mooncake",
+            "use tiers for the handover, or see docs/design/pd.md for LMDeploy's own transports",
         )
     if tiers:
         raise CommandError(
-            f"--role {role} and tiers (--ddr, --preset) are not combined",
-            "leave --role out and set KVGATE_ENGINE_PD_TRANSPORT=tiers; the gateway's settings then say who prefills",
+            f"--role {role} cannot be combined with tiers (--ddr, --preset)",
+            "omit --role and set KVGATE_ENGINE_PD_TRANSPORT=tiers; the gateway's settings then define the prefill "
+            "instances",
         )
 
 
@@ -96,28 +97,28 @@ def chosen_transport(topology: Topology, asked: KVTransport | None, *, on_gpu: b
     if not topology.separated:
         if asked is not None:
             raise CommandError(
-                "--pd-transport says how prompts go from prefill to decode instances, and there are none",
-                "say how many of each with --topology, like --topology pd",
+                "--pd-transport needs prefill and decode instances, and there are none",
+                "add them with --topology, for example --topology pd",
             )
         return None
     transport = asked or (KVTransport.TIERS if tiers else KVTransport.MIGRATION)
     if transport is KVTransport.TIERS:
         if not tiers:
             raise CommandError(
-                "--pd-transport tiers hands prompts over through tiers, and there are none",
-                "say how large with --ddr, like --ddr 2GiB, or name a --preset",
+                "--pd-transport tiers needs tiers, and there are none",
+                "add a tier with --ddr, for example --ddr 2GiB, or with --preset",
             )
         return transport
     if on_gpu:
         raise CommandError(
             "--topology with prefill and decode instances migrates on CPUs alone: on GPUs LMDeploy needs DLSlime or "
             "Mooncake",
-            "hand prompts over through tiers: --ddr 16GiB; docs/design/pd.md says how LMDeploy's own ways are chosen",
+            "use tiers for the handover: --ddr 16GiB; docs/design/pd.md describes LMDeploy's own transports",
         )
     if tiers:
         raise CommandError(
-            "--pd-transport migration and tiers (--ddr, --preset) are not combined",
-            "LMDeploy has neither a prefix cache nor a KV connector in those roles; leave one out",
+            "--pd-transport migration cannot be combined with tiers (--ddr, --preset)",
+            "omit one: LMDeploy has neither a prefix cache nor a KV connector in those roles",
         )
     return transport
 
@@ -169,14 +170,14 @@ def plan_instances(  # noqa: PLR0913 - what a machine has, and what is asked of 
 def need_fitting_memory(limits: EngineLimits, *, on_gpu: bool, count: int = 1) -> None:
     """Raise ``CommandError`` for an amount of memory on a GPU and for a share on a CPU: neither has an effect there."""
     if on_gpu and limits.kv_bytes is not None:
-        raise CommandError("--kv-memory on a GPU is a share of its free memory like 40%; or say --kv-blocks")
+        raise CommandError("--kv-memory on a GPU is a share of its free memory, for example 40%; or use --kv-blocks")
     if limits.kv_bytes is not None and limits.kv_bytes * count > (free_bytes := available_memory_bytes()):
         raise CommandError(
             f"--kv-memory asks for {limits.kv_bytes * count / 2**30:.1f} GiB ({count} engines), "
             f"and {free_bytes / 2**30:.1f} GiB of this machine's memory are free"
         )
     if not on_gpu and limits.kv_share is not None:
-        raise CommandError("--kv-memory on a CPU is an amount like 2GiB; a share is for GPUs")
+        raise CommandError("--kv-memory on a CPU is an amount, for example 2GiB; shares are for GPUs")
 
 
 def _with_memory(limits: EngineLimits, model: Model, count: int, gpu_count: int) -> EngineLimits:

@@ -72,10 +72,10 @@ def direct_io_problem(folder: Path) -> str | None:
             handle = os.open(probe.name, os.O_RDWR | direct)
             try:
                 if os.pwritev(handle, [page], 0) != _PAGE_BYTES or os.preadv(handle, [page], 0) != _PAGE_BYTES:
-                    return "a page was written or read in part only"
+                    return "a page was written or read only in part"
             finally:
                 os.close(handle)
-            return None if bytes(page) == written else "a page came back with other bytes"
+            return None if bytes(page) == written else "a page was read back with different bytes"
     except OSError as error:
         return error.strerror or str(error)
 

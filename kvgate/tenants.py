@@ -40,9 +40,11 @@ def tenants_of_keys(options: GatewayOptions, environment: Mapping[str, str] = os
         raise CommandError(str(error)) from error
     except ValidationError as error:
         why = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise CommandError(f"an API key can't be used: {why}", "it is KEY or TENANT:KEY, like acme:sk-123") from None
+        raise CommandError(
+            f"an API key is invalid: {why}", "write KEY or TENANT:KEY, for example acme:sk-123"
+        ) from None
     except AuthenticationError:
-        raise CommandError("an API key begins or ends with a space", "nobody could present it") from None
+        raise CommandError("an API key begins or ends with a space", "remove the space") from None
     return tuple(dict.fromkeys(map(tenant_of_salt, salts)))
 
 
@@ -56,15 +58,15 @@ def shares_of_preset(preset: Preset, tenants: Sequence[str] | None) -> tuple[Ten
         if burst >= 1 and not guaranteed:
             return TenantShares(), []
         who = "one tenant has an API key" if tenants else "no API key names a tenant"
-        return TenantShares(), [f"its quotas are not applied: {who}, and they are for several (--api-key TENANT:KEY)"]
+        return TenantShares(), [
+            f"its quotas are not applied: {who}; quotas need several tenants (--api-key TENANT:KEY)"
+        ]
     if not guaranteed:
         return TenantShares(burst=burst), []
     if tenants is None:
-        why = "this engine is told of no tenants at its start; PUT /kv/v1/quotas gives one its guarantee"
+        why = "this engine knows no tenants at its start; set a guarantee with PUT /kv/v1/quotas"
     elif guaranteed * len(tenants) > 1 + _ROUNDING:
-        why = (
-            f"{len(tenants)} tenants with that much each are more than a tier; PUT /kv/v1/quotas gives some a guarantee"
-        )
+        why = f"{len(tenants)} tenants with that share exceed a tier; set guarantees with PUT /kv/v1/quotas"
     else:
         return TenantShares(burst=burst, guaranteed=guaranteed, tenants=tuple(tenants)), []
     return TenantShares(burst=burst), [f"quota.guaranteed_share ({guaranteed:g}) is not applied: {why}"]

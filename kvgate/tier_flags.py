@@ -23,29 +23,30 @@ PresetOption: TypeAlias = Annotated[
 ]
 HardwareOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="The hardware of the preset. Default: the GPU that is found, else cpu.", rich_help_panel=_PANEL),
+    typer.Option(help="Hardware of the preset. Default: the visible GPU, else cpu.", rich_help_panel=_PANEL),
 ]
 DdrOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="Host memory for KV blocks of each engine (4GiB), or none.", rich_help_panel=_PANEL),
+    typer.Option(help="Host memory for KV blocks of each engine, for example 4GiB, or none.", rich_help_panel=_PANEL),
 ]
 DdrPathOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="A file for it (/dev/shm/kv): blocks survive the engine. Or none: memory of its process.",
+        help="File of the DDR tier, for example /dev/shm/kv: blocks survive the engine. none: memory of its process.",
         rich_help_panel=_PANEL,
     ),
 ]
 NvmeOption: TypeAlias = Annotated[
-    str | None, typer.Option(help="Disk for KV blocks of each engine (64GiB), or none.", rich_help_panel=_PANEL)
+    str | None,
+    typer.Option(help="Disk space for KV blocks of each engine, for example 64GiB, or none.", rich_help_panel=_PANEL),
 ]
 NvmeDirOption: TypeAlias = Annotated[
     Path | None,
-    typer.Option(help="The folder for it. Default: tiers in the cache folder.", rich_help_panel=_PANEL),
+    typer.Option(help="Folder of the NVMe tier. Default: tiers in the cache folder.", rich_help_panel=_PANEL),
 ]
 TierWriteOption: TypeAlias = Annotated[
     WriteMode | None,
-    typer.Option(help="When a block is written from DDR to disk.", rich_help_panel=_PANEL),
+    typer.Option(help="Time at which blocks are written from DDR to disk.", rich_help_panel=_PANEL),
 ]
 
 
@@ -83,8 +84,8 @@ def tier_options(flags: TierFlags, preset: Preset | None, model_name: str, nvme_
         extra = [name for name, value in asked.items() if value is not None]
         if extra:
             raise CommandError(
-                f"{', '.join(extra)}: there is no DDR tier, and every block goes through it",
-                "say how large with --ddr, like --ddr 4GiB, or name a --preset",
+                f"{', '.join(extra)}: no DDR tier is configured",
+                "add a DDR tier with --ddr, for example --ddr 4GiB, or with --preset",
             )
         return TierOptions()
     nvme_bytes = _size(flags.nvme, "--nvme", preset.nvme.size_bytes if preset and preset.nvme else 0)
@@ -92,12 +93,15 @@ def tier_options(flags: TierFlags, preset: Preset | None, model_name: str, nvme_
         extra = [name for name in ("--nvme-dir", "--tier-write") if asked[name] is not None]
         if extra:
             raise CommandError(
-                f"{', '.join(extra)}: there is no NVMe tier", "say how large with --nvme, like --nvme 64GiB"
+                f"{', '.join(extra)}: no NVMe tier is configured",
+                "add an NVMe tier with --nvme, for example --nvme 64GiB",
             )
     suffix = re.sub(r"[^\w.-]", "_", model_name)
     path = flags.ddr_path if flags.ddr_path is not None else (f"{preset.ddr.path}-{suffix}" if preset else NONE)
     if path != NONE and (not path.startswith("/") or path.endswith("/")):
-        raise CommandError(f"--ddr-path is {path!r}; it is the absolute path of a file, like /dev/shm/kv, or none")
+        raise CommandError(
+            f"--ddr-path is {path!r}; expected the absolute path of a file, for example /dev/shm/kv, or none"
+        )
     preset_mode = preset.nvme.write_mode if preset and preset.nvme else None
     return TierOptions(
         ddr_bytes=ddr_bytes,

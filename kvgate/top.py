@@ -33,18 +33,18 @@ def top(
     url: GatewayUrl = GATEWAY_URL,
     admin_key: AdminKey = None,
     state: StateFolder = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one picture and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Watch a running gateway: instances, tiers, traffic, tenants, policies. q quits."""
     feed = Feed(AdminClient(url, find_key(admin_key, state or state_dir())))
     name = urlsplit(url).netloc
     if not (once or as_json) and not (sys.stdin.isatty() and output.is_terminal):
-        raise CommandError("kvgate top needs a terminal", "--once prints one picture, --json one object")
+        raise CommandError("kvgate top needs a terminal", "use --once for one frame or --json for one object")
     if not (once or as_json) and output.is_dumb_terminal:
         raise CommandError(
-            f"kvgate top redraws the screen, which this terminal can't do (TERM={os.environ.get('TERM', '')})",
-            "--once prints one picture, --json one object",
+            f"kvgate top redraws the screen, and this terminal cannot (TERM={os.environ.get('TERM', '')})",
+            "use --once for one frame or --json for one object",
         )
     known = feed.ask()
     if as_json:
@@ -89,7 +89,7 @@ def _watch(feed: Feed, name: str) -> None:
 
 def _picture(known: Known | None, name: str) -> Text:
     if known is None:
-        return Text("nothing is known yet")
+        return Text("no data yet")
     width, height = output.size
     screen = Screen(width=width, height=height, glyphs=glyphs_of(output))
     return frame(known, screen, name=name, now_s=time.monotonic(), footer=_FOOTER)

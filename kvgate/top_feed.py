@@ -44,7 +44,9 @@ class Feed:
         number = before[-1]["number"] if before else 0
         status = self.client.call("GET", f"/status?after={number}&process={process}").body
         if not isinstance(status, dict) or not {"instances", "intervals", "process", "tenants"} <= status.keys():
-            raise CommandError("the gateway's status can't be read", "is it another version of kvgate?")
+            raise CommandError(
+                "the gateway's status cannot be read", "check that gateway and command have the same version"
+            )
         if status["process"] != process:
             before = ()
         self._ask_for_shadows()

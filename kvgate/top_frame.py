@@ -75,7 +75,7 @@ def _cut(lines: list[Text], room: int, *, titles: int, what: str) -> list[Text]:
     if room < titles + 1:
         return []
     kept = lines[: room - 1]
-    return [*kept, Text(f"... {len(lines) - len(kept)} more lines of {what}: a higher window shows them", style="dim")]
+    return [*kept, Text(f"... {len(lines) - len(kept)} more lines of {what}: enlarge the window", style="dim")]
 
 
 def _headline(status: Mapping[str, Any], screen: Screen, name: str) -> Text:
@@ -202,12 +202,12 @@ def _policies(known: Known, screen: Screen) -> Iterator[Text]:
     instances = known.shadows["instances"].values()
     running = sorted({each["in_charge"] for each in instances if each["in_charge"]})
     text = Text("eviction ", style="dim")
-    text.append(", ".join(running) or "no instance says what it runs", style="bold" if running else "dim")
+    text.append(", ".join(running) or "no instance reports its policies", style="bold" if running else "dim")
     text.append("   shadows ", style="dim")
     found = [
         f"{each['policy']} {_percent(each['hit_ratio'], screen.glyphs.dash)}" for each in known.shadows["candidates"]
     ]
-    text.append(", ".join(found) or "none is followed")
+    text.append(", ".join(found) or "no shadow policies")
     yield text
 
 

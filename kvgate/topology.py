@@ -28,7 +28,7 @@ class Topology:
         if found is None:
             raise CommandError(
                 f"--topology {text} is unknown",
-                "say hybrid, pd (one prefill and one decode instance), or how many of each: 1p1d, 1p2d, 2p1d",
+                "allowed: hybrid, pd (one prefill and one decode instance), or counts such as 1p1d, 1p2d, 2p1d",
             )
         prefill, decode = int(found.group(1)), int(found.group(2))
         return cls((EngineRole.PREFILL,) * prefill + (EngineRole.DECODE,) * decode)
@@ -43,7 +43,7 @@ class Topology:
         if not self.roles:
             return default if asked is None else asked
         if asked is not None and asked != len(self.roles):
-            raise CommandError(f"--topology has {len(self.roles)} instances, --instances says {asked}", "leave one out")
+            raise CommandError(f"--topology has {len(self.roles)} instances, --instances is {asked}", "omit one")
         return len(self.roles)
 
     def role(self, index: int) -> EngineRole:

@@ -16,7 +16,7 @@ def parse_bytes(text: str, *, option: str) -> int:
     found = _SIZE.match(text)
     amount = int(float(found[1]) * _BYTES[(found[2] or "").upper()]) if found else 0
     if amount <= 0:
-        raise CommandError(f"{option} is {text!r}; it is an amount of memory like 512MiB or 2GiB")
+        raise CommandError(f"{option} is {text!r}; expected an amount of memory, for example 512MiB or 2GiB")
     return amount
 
 
@@ -25,7 +25,7 @@ def parse_share(text: str, *, option: str) -> float:
     found = _PERCENT.match(text)
     share = float(found[1]) / 100 if found else 0.0
     if not 0 < share < 1:
-        raise CommandError(f"{option} is {text!r}; on a GPU it is a share of its free memory like 40%")
+        raise CommandError(f"{option} is {text!r}; expected a share of the GPU's free memory, for example 40%")
     return share
 
 

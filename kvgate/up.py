@@ -74,35 +74,38 @@ def up(  # noqa: PLR0913 - each is one option
     model: Annotated[
         Path | None,
         typer.Option(
-            help="A Hugging Face model folder. Default: SmolLM2-135M-Instruct, fetched once.", rich_help_panel=_MODEL
+            help="Hugging Face model folder. Default: SmolLM2-135M-Instruct, downloaded once.", rich_help_panel=_MODEL
         ),
     ] = None,
     tiny: Annotated[
         bool,
-        typer.Option("--tiny", help="A tiny random Llama: ready in seconds, talks nonsense.", rich_help_panel=_MODEL),
+        typer.Option(
+            "--tiny", help="Use a tiny random Llama: ready in seconds, answers are nonsense.", rich_help_panel=_MODEL
+        ),
     ] = False,
     model_name: Annotated[
-        str | None, typer.Option(help="The name that clients say. Default: the folder's.", rich_help_panel=_MODEL)
+        str | None, typer.Option(help="Model name for clients. Default: the folder's name.", rich_help_panel=_MODEL)
     ] = None,
     instances: Annotated[
-        int | None, typer.Option(help="How many engines. Default: 2.", rich_help_panel=_ENGINE)
+        int | None, typer.Option(help="Number of engines. Default: 2.", rich_help_panel=_ENGINE)
     ] = None,
     topology: Annotated[
         str,
         typer.Option(
-            help="hybrid; or pd: one engine prefills, one decodes (1p1d, 1p2d, 2p1d: so many of each).",
+            help="Roles: hybrid, pd (one prefill and one decode instance), or counts such as 1p1d, 1p2d, 2p1d.",
             rich_help_panel=_ENGINE,
         ),
     ] = "hybrid",
     pd_transport: Annotated[
         KVTransport | None,
         typer.Option(
-            help="How prompts go from one to the other: migration, or tiers (--ddr). Default: tiers if there are any.",
+            help="Transport from prefill to decode instances: migration, or tiers (--ddr). Default: tiers if "
+            "configured.",
             rich_help_panel=_ENGINE,
         ),
     ] = None,
     device: Annotated[
-        Device, typer.Option(help="Where to compute; auto: the GPUs if there are any.", rich_help_panel=_ENGINE)
+        Device, typer.Option(help="Device; auto: the visible GPUs, else the CPU.", rich_help_panel=_ENGINE)
     ] = Device.AUTO,
     block_size: Annotated[
         int | None,
@@ -116,12 +119,13 @@ def up(  # noqa: PLR0913 - each is one option
     kv_memory: Annotated[
         str | None,
         typer.Option(
-            help="KV memory of each engine: on CPU an amount (2GiB), on GPU a share of the free memory (40%).",
+            help="KV memory of each engine: an amount on CPU (2GiB), a share of the free memory on GPU (40%).",
             rich_help_panel=_ENGINE,
         ),
     ] = None,
     max_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Requests that an engine runs at once.", rich_help_panel=_ENGINE)
+        int | None,
+        typer.Option(min=1, help="Largest batch of an engine: requests that run at once.", rich_help_panel=_ENGINE),
     ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of each engine.", rich_help_panel=_ENGINE)
@@ -135,32 +139,30 @@ def up(  # noqa: PLR0913 - each is one option
     nvme_dir: NvmeDirOption = None,
     tier_write: TierWriteOption = None,
     host: Annotated[
-        str, typer.Option(envvar="KVGATE_HOST", help="Where the gateway listens.", rich_help_panel=_GATEWAY)
+        str, typer.Option(envvar="KVGATE_HOST", help="Address that the gateway listens on.", rich_help_panel=_GATEWAY)
     ] = LOOPBACK,
     port: Annotated[
-        int, typer.Option(envvar="KVGATE_PORT", help="The gateway's port.", rich_help_panel=_GATEWAY)
+        int, typer.Option(envvar="KVGATE_PORT", help="Port of the gateway.", rich_help_panel=_GATEWAY)
     ] = DEFAULT_PORT,
-    routing: Annotated[
-        Routing, typer.Option(help="How requests are spread over the engines.", rich_help_panel=_GATEWAY)
-    ] = Routing.COST_AWARE,
+    routing: Annotated[Routing, typer.Option(help="Routing policy.", rich_help_panel=_GATEWAY)] = Routing.COST_AWARE,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
             help="A key that clients must present: KEY or TENANT:KEY. Repeatable. None: any key, on loopback only. "
-            "Other users see it in the list of processes: better in a file, or in KVGATE_API_KEYS.",
+            "Other users see it in the process list; prefer --api-key-file or KVGATE_API_KEYS.",
             rich_help_panel=_GATEWAY,
         ),
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(help="A file with such keys, one a line, readable by you alone.", rich_help_panel=_GATEWAY),
+        typer.Option(help="File with such keys, one per line, readable only by you.", rich_help_panel=_GATEWAY),
     ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
             "--state-dir",
             envvar="KVGATE_STATE_DIR",
-            help="Where durable state and logs go. Default: ~/.local/state/kvgate.",
+            help="Folder for durable state and logs. Default: ~/.local/state/kvgate.",
             rich_help_panel=_GATEWAY,
         ),
     ] = None,
@@ -233,7 +235,7 @@ def up(  # noqa: PLR0913 - each is one option
 
 def _prepare(folder: Path | None, name: str | None, *, tiny: bool) -> Model:
     if folder is not None and tiny:
-        raise CommandError("--model and --tiny exclude each other", "leave one out")
+        raise CommandError("--model and --tiny exclude each other", "omit one")
     if folder is not None:
         return model_from_folder(folder, name)
     return tiny_model(name) if tiny else embedded_model(name)
@@ -263,7 +265,7 @@ async def _serve(instances: list[Instance], gateway: GatewayOptions, logs: Path,
 
 
 def _say_end(ended: ChildFailedError, pause_s: float) -> None:
-    plain(f"{ended.child} {ended.what}; it starts again in {pause_s:.0f} s ({ended.advice})")
+    plain(f"{ended.child} {ended.what}; restart in {pause_s:.0f} s ({ended.advice})")
 
 
 async def _unless_stopped(work: Coroutine[None, None, None], stop: asyncio.Event) -> bool:
@@ -329,13 +331,13 @@ def _announce(
     for index, (instance, warm_up_s) in enumerate(zip(instances, warm_ups, strict=True)):
         plain(f"engine-{index}   {instance.url}   {does(instance, warm_up_s)}")
     if not instances[0].limits.tiers.ddr_bytes and instances[0].role is EngineRole.HYBRID:
-        plain("KV blocks that leave an engine's own memory are gone: --ddr or --preset keeps them in tiers.")
+        plain("Evicted KV blocks are lost; --ddr or --preset keeps them in tiers.")
     if stored_keys:
         plain(f"Clients present a key that {gateway.state_dir} stores; kvgate admin keys list shows them.")
     elif not gateway.api_keys:
         plain("No API key is set: the gateway listens on loopback only and accepts any key.")
     if not model.talks_sense:
-        plain("The tiny model's weights are random: it answers with nonsense.")
+        plain("The tiny model has random weights: its answers are nonsense.")
     plain("Ctrl-C stops everything.")
 
 

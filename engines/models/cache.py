@@ -150,7 +150,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         reason = "the disk is full" if full else error.strerror or str(error)
         raise CacheError(
-            f"can't write {folder}: {reason}",
+            f"cannot write {folder}: {reason}",
             "free some space, or name another folder with KVGATE_CACHE_DIR",
         ) from error
 

@@ -151,7 +151,7 @@ class SimTokenizer:
 
 def _load(folder: Path) -> Any:
     if not folder.is_dir():
-        raise TextError(f"{folder}: there is no such folder; a model folder with a {_TOKENIZER} is needed")
+        raise TextError(f"{folder}: no such folder; pass a model folder with a {_TOKENIZER}")
     if not (folder / _TOKENIZER).is_file():
         raise TextError(f"{folder}: there is no {_TOKENIZER} in it, as a model folder of Hugging Face's form has")
     from transformers import PreTrainedTokenizerFast  # not AutoTokenizer, which would bring torch

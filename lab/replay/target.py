@@ -174,7 +174,7 @@ def _local_words(folder: Path) -> Words:
     from gateway.fingerprint.tokenizer import load_tokenizer
 
     if not folder.is_dir():
-        raise CommandError(f"--tokenizer {folder}: there is no such folder")
+        raise CommandError(f"--tokenizer {folder}: no such folder")
     try:
         tokenizer = load_tokenizer(folder)
     except SettingsError as error:

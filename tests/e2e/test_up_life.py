@@ -46,7 +46,7 @@ def test_a_killed_engine_starts_again_and_a_stop_signal_leaves_nothing_behind(
         engine = engine_of(up)
         before = up.family()
         kill_now(engine.pid)
-        up.until_said("engine-0 was killed by SIGKILL (out of memory?); it starts again in 1 s")
+        up.until_said("engine-0 was killed by SIGKILL (out of memory?); restart in 1 s")
         eventually(lambda: up.said.count("engine-0 ready") == 2, LIMIT_S, "the engine is ready again")
         assert all_gone([each for each in before if each.pid == engine.pid])
         family = up.family()
@@ -75,7 +75,7 @@ def test_a_killed_child_is_named_and_ends_all(environment: dict[str, str], tmp_p
         assert up.wait() == 1
         eventually(lambda: all_gone(family), LIMIT_S, "all processes gone")
         assert "engine-0 was killed by SIGKILL" in up.said
-        log = re.search(r"the whole log: (\S+)", up.said)
+        log = re.search(r"full log: (\S+)", up.said)
         assert log is not None
         assert Path(log[1]).name == "engine-0.log"
 
@@ -127,7 +127,7 @@ def test_a_cache_that_cannot_be_written(environment: dict[str, str], tmp_path: P
         "--port",
         str(free_ports(1)[0]),
     )
-    assert "can't write" in said
+    assert "cannot write" in said
     assert "KVGATE_CACHE_DIR" in said
 
 

@@ -96,7 +96,7 @@ def run_hierarchy(  # noqa: PLR0913 - each is one option
         if importlib.util.find_spec("matplotlib") is None:
             raise CommandError("--plot needs matplotlib, which isn't installed", "pip install 'kvgate[plot]'")
         if not plot.is_dir():
-            raise CommandError(f"--plot {plot}: there is no such folder")
+            raise CommandError(f"--plot {plot}: no such folder")
 
     plan = hierarchy.HierarchyPlan(traces=traces, policies=policy, quick=quick, plots=plot)
     show(hierarchy.run(plan, say), as_json=as_json, as_markdown=as_markdown)

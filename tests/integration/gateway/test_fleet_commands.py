@@ -37,7 +37,7 @@ async def members(gateway: RunningGateway) -> list[str]:
     return [each["id"] for each in (await Admin(gateway).ok("GET", "/instances"))["data"]]
 
 
-async def test_an_engine_is_registered_while_it_is_healthy_and_says_goodbye(tmp_path: Path) -> None:
+async def test_an_engine_is_registered_while_it_is_healthy_and_deregisters(tmp_path: Path) -> None:
     async with (
         ScriptedEngine().started() as engine,
         running_gateway(tmp_path, admin_key=ADMIN_KEY, registration_key=KEY) as gateway,
@@ -54,7 +54,7 @@ async def test_an_engine_is_registered_while_it_is_healthy_and_says_goodbye(tmp_
             process.terminate()
         code, text = await said(process)
         assert code == 0
-        assert "said goodbye" in text
+        assert "deregistered" in text
         assert "/health answered 503" in text
         assert KEY not in text
         assert await members(gateway) == []
@@ -75,7 +75,7 @@ async def test_an_engine_that_is_refused_is_told_why_and_does_not_try_for_ever(t
         assert code == 1
         assert "outside the allowed networks" in text
         code, text = await said(await kvgate("register", "side", "--url", "engine", "--gateway", gateway.url))
-        assert (code, "--url engine is no address of a server" in text) == (1, True)
+        assert (code, "--url engine is not the address of a server" in text) == (1, True)
 
 
 async def test_the_fleet_is_managed_from_the_command_line(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ def test_api_keys_of_the_environment_are_taken_where_no_option_has_one() -> None
     assert ApiKey.from_environment(told) == (ApiKey(key="sk-1", tenant="acme", shown=False),)
     assert ApiKey.from_environment({}) == ()
     for bad in ("sk-1", '["sk-1"]', '[{"key": "sk-1"}]', "7"):
-        with pytest.raises(CommandError, match="KVGATE_API_KEYS is not what the gateway takes") as failure:
+        with pytest.raises(CommandError, match="KVGATE_API_KEYS is not a list of keys") as failure:
             ApiKey.from_environment({"KVGATE_API_KEYS": bad})
         assert "sk-1" not in failure.value.message
 
@@ -33,7 +33,8 @@ def test_a_file_has_one_key_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("", "has no key"), ("# none\n", "has no key"), ("sk-1\n:sk-hush", "line 2"), ("acme:", "line 1")]
+    ("text", "why"),
+    [("", "contains no key"), ("# none\n", "contains no key"), ("sk-1\n:sk-hush", "line 2"), ("acme:", "line 1")],
 )
 def test_a_file_without_keys_is_refused_and_none_is_shown(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(CommandError, match=why) as failure:
@@ -45,12 +46,12 @@ def test_a_file_without_keys_is_refused_and_none_is_shown(tmp_path: Path, text: 
 def test_a_file_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     path = private(tmp_path, "sk-1")
     path.chmod(mode)
-    with pytest.raises(CommandError, match="open to other users"):
+    with pytest.raises(CommandError, match="readable by other users"):
         ApiKey.from_file(path)
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="can't be read"):
+    with pytest.raises(CommandError, match="cannot be read"):
         ApiKey.from_file(tmp_path / "absent")
 
 

@@ -66,7 +66,7 @@ def test_a_command_that_can_not_be_imported_is_listed_as_such_and_refused(
     assert "Not available: No module named 'no_such_package'" in typed("--help").out
     said = typed("other")
     assert said.code == 1
-    assert said.err.startswith("kvgate: kvgate other can't be loaded: No module named 'no_such_package'\n")
+    assert said.err.startswith("kvgate: kvgate other cannot be loaded: No module named 'no_such_package'\n")
 
 
 def test_an_installation_without_the_group_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_an_installation_without_the_group_is_named_as_the_cause(monkeypatch: py
     said = typed("bench", "pool")
     assert said.code == 1
     assert "unknown command 'bench'; no command of the entry-point group kvgate.commands is installed" in said.err
-    assert "install kvgate again" in said.err
+    assert "reinstall kvgate" in said.err
     assert typed("doctor", "--help").code == 0
 
 

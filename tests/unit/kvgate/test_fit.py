@@ -104,7 +104,7 @@ def test_shared_memory_on_a_disk_is_a_warning() -> None:
     wanted = preset("low-latency")
     finding = examined(wanted, tiers_of(wanted, ddr_path="/data/ddr"))["shared memory"]
     assert finding.verdict is Verdict.WARN
-    assert "that is a disk" in finding.found
+    assert "a disk, to which" in finding.found
 
 
 def test_a_disk_that_is_too_small_is_named_with_ways_out(disks: dict[str, FileSystem]) -> None:
@@ -122,7 +122,7 @@ def test_a_disk_without_direct_io_is_a_warning(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(fit, "nearest_existing", lambda _: Path("/proc"))
     finding = fit.check_direct_io([tiers_of(wanted)])
     assert finding.verdict is Verdict.WARN
-    assert finding.found.startswith("O_DIRECT doesn't work in /proc: ")
+    assert finding.found.startswith("O_DIRECT does not work in /proc: ")
 
 
 @pytest.mark.usefixtures("disks")
@@ -130,7 +130,7 @@ def test_a_smaller_card_is_a_warning_and_no_card_a_failure() -> None:
     wanted = preset("throughput")
     small = examined(wanted, tiers_of(wanted), replace(SERVER, gpu_memory_bytes=40 * GIB))["gpu memory"]
     assert small.verdict is Verdict.WARN
-    assert "--max-batch-size (it is 128)" in small.advice
+    assert "--max-batch-size (now 128)" in small.advice
     assert examined(wanted, tiers_of(wanted), NO_GPU)["hardware"].verdict is Verdict.FAIL
     assert (
         examined(wanted, tiers_of(wanted), replace(SERVER, gpu_memory_bytes=None))["gpu memory"].verdict is Verdict.WARN
@@ -142,7 +142,7 @@ def test_readings_of_another_card_are_a_warning() -> None:
     other = replace(SERVER, gpus=(Gpu(selector="0", name="NVIDIA A100-SXM4-80GB"),))
     finding = examined(preset("throughput"), tiers_of(preset("throughput")), other)["hardware"]
     assert finding.verdict is Verdict.WARN
-    assert "readings are of another card" in finding.found
+    assert "measurements are from another GPU" in finding.found
 
 
 @pytest.mark.usefixtures("disks")
@@ -158,7 +158,7 @@ def test_hardware_that_kvgate_cannot_start_on_is_a_failure(hardware: str) -> Non
     wanted = preset("low-latency", hardware)
     findings = examined(wanted, tiers_of(wanted))
     assert findings["hardware"].verdict is Verdict.FAIL
-    assert "kvgate doesn't run there yet" in findings["hardware"].found
+    assert "kvgate does not run there yet" in findings["hardware"].found
     assert findings["not measured"].verdict is Verdict.WARN
     assert findings["not measured"].found.startswith("all of it")
 
@@ -168,7 +168,7 @@ def test_hardware_that_might_run_is_a_warning() -> None:
     wanted = preset("low-latency", "hygon-dcu-k100")
     finding = examined(wanted, tiers_of(wanted))["hardware"]
     assert finding.verdict is Verdict.WARN
-    assert "nobody has run kvgate on it" in finding.found
+    assert "kvgate was never run on this hardware" in finding.found
 
 
 @pytest.mark.usefixtures("disks")
@@ -182,9 +182,9 @@ def test_what_nobody_measured_and_what_was_lowered_is_told() -> None:
 
 def test_engines_do_not_start_with_tiers_that_do_not_fit(disks: dict[str, FileSystem]) -> None:
     disks["/dev/shm"] = replace(SHARED, free_bytes=GIB)
-    with pytest.raises(CommandError, match="the tiers don't fit this machine: memory: 1048576 GiB for DDR"):
+    with pytest.raises(CommandError, match="the tiers do not fit this machine: memory: 1048576 GiB for DDR"):
         need_fitting_tiers([TierOptions(ddr_bytes=1 << 50)])
-    with pytest.raises(CommandError, match=r"the tiers don't fit this machine: shared memory: 2 GiB of 1 GiB free"):
+    with pytest.raises(CommandError, match=r"the tiers do not fit this machine: shared memory: 2 GiB of 1 GiB free"):
         need_fitting_tiers([TierOptions(ddr_bytes=GIB, ddr_path=Path(f"/dev/shm/kv-{n}")) for n in range(2)])
 
 
@@ -200,7 +200,7 @@ def test_folders_of_tiers_are_made_private(tmp_path: Path) -> None:
 
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CommandError, match=r"can't make the folder .*/file/kv: Not a directory"):
+    with pytest.raises(CommandError, match=r"cannot create the folder .*/file/kv: Not a directory"):
         need_fitting_tiers([TierOptions(ddr_bytes=1 << 20, nvme_dir=tmp_path / "file" / "kv", nvme_bytes=1 << 20)])
 
 

@@ -21,7 +21,7 @@ def test_a_model_folder_is_served_under_its_name(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="there is no such folder"):
+    with pytest.raises(CommandError, match="no such folder"):
         model_from_folder(tmp_path / "absent", None)
 
 

@@ -22,7 +22,7 @@ def test_old_runs_are_dropped_and_running_ones_kept(tmp_path: Path) -> None:
 
 def test_a_state_dir_that_cannot_be_written_is_a_clear_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CommandError, match="can't write the logs of this run") as failure:
+    with pytest.raises(CommandError, match="cannot write the logs of this run") as failure:
         make_run_dir(tmp_path / "file", pid=1, now_s=0)
     assert "--state-dir" in failure.value.advice
 
@@ -69,6 +69,6 @@ def test_where_the_state_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_full_disk_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
     monkeypatch.setattr("kvgate.paths.shutil.disk_usage", lambda _: full)
-    with pytest.raises(CommandError, match="is full: 1 MB are free, logs and state need 32 MB"):
+    with pytest.raises(CommandError, match="is full: 1 MB free, logs and state need 32 MB"):
         make_run_dir(tmp_path, pid=1, now_s=0.0)
     assert list((tmp_path / "runs").iterdir()) == []

@@ -42,7 +42,7 @@ def test_ports_come_from_the_range_that_is_given_and_are_none_that_is_promised(m
     assert free_ports(1, besides=others) == [first]
     with reserved_ports(1, besides=others) as ports:
         assert ports == [first]
-        with pytest.raises(CommandError, match=f"no free port was found from {first} to {first + 3}"):
+        with pytest.raises(CommandError, match=f"no free port from {first} to {first + 3}"):
             free_ports(1, besides=others)
 
 
@@ -73,12 +73,12 @@ async def test_a_reserved_port_is_for_servers_and_for_nobody_else() -> None:
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
 def test_a_number_that_is_no_port_is_refused(port: int) -> None:
-    with pytest.raises(CommandError, match="a port is a number from 1 to 65535"):
+    with pytest.raises(CommandError, match="ports are numbers from 1 to 65535"):
         need_free("127.0.0.1", port)
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(CommandError, match=r"can't listen on 192\.0\.2\.1"):
+    with pytest.raises(CommandError, match=r"cannot listen on 192\.0\.2\.1"):
         need_free("192.0.2.1", free_ports(1)[0])
     with pytest.raises(CommandError, match="is not an address of this machine"):
         need_free("no-such-host.invalid", 8000)

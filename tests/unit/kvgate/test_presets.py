@@ -31,9 +31,9 @@ def test_hardware_that_is_named_wins() -> None:
 
 
 def test_a_card_that_no_preset_is_made_for_is_not_guessed_at() -> None:
-    with pytest.raises(CommandError, match="no preset is made for NVIDIA A100-SXM4-80GB") as caught:
+    with pytest.raises(CommandError, match="no preset for NVIDIA A100-SXM4-80GB") as caught:
         choose_preset("throughput", None, [A100])
-    assert "--hardware; there is nvidia-h100, ascend-910b" in caught.value.advice
+    assert "--hardware: nvidia-h100, ascend-910b" in caught.value.advice
 
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
@@ -103,7 +103,7 @@ def test_an_engine_is_started_on_the_hardware_of_its_preset_only() -> None:
         preset_of_options("throughput", "nvidia-h100", [])
     with pytest.raises(CommandError, match="the preset is for ascend-910b, and engines would run on NVIDIA H100"):
         preset_of_options("throughput", "ascend-910b", [H100])
-    with pytest.raises(CommandError, match="--hardware goes with --preset"):
+    with pytest.raises(CommandError, match="--hardware needs --preset"):
         preset_of_options(None, "cpu", [])
 
 

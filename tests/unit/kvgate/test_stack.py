@@ -66,7 +66,7 @@ def test_every_instance_has_ports_and_a_socket_of_its_own() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 65])
 def test_an_odd_number_of_instances_is_refused(count: int) -> None:
-    with pytest.raises(CommandError, match=f"--instances is {count}; it is a number from 1 to 64"):
+    with pytest.raises(CommandError, match=f"--instances is {count}; allowed: 1 to 64"):
         need_sane_count(count)
 
 

@@ -98,15 +98,21 @@ def test_a_folder_for_nvme_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (TierFlags(nvme="1GiB"), "--nvme: there is no DDR tier"),
-        (TierFlags(ddr_path="/dev/shm/x", write_mode=WriteMode.BACK), "--ddr-path, --tier-write: there is no DDR tier"),
-        (TierFlags(ddr="none", nvme_dir=Path("/data")), "--nvme-dir: there is no DDR tier"),
-        (TierFlags(ddr="1GiB", nvme_dir=Path("/data")), "--nvme-dir: there is no NVMe tier"),
-        (TierFlags(ddr="1GiB", write_mode=WriteMode.BACK), "--tier-write: there is no NVMe tier"),
-        (TierFlags(ddr="1GiB", ddr_path="shm"), "--ddr-path is 'shm'; it is the absolute path of a file"),
-        (TierFlags(ddr="1GiB", ddr_path="/dev/shm/"), "--ddr-path is '/dev/shm/'; it is the absolute path of a file"),
-        (TierFlags(ddr="a lot"), "--ddr is 'a lot'; it is an amount of memory like 512MiB or 2GiB"),
-        (TierFlags(ddr="1GiB", nvme="-1"), "--nvme is '-1'; it is an amount of memory"),
+        (TierFlags(nvme="1GiB"), "--nvme: no DDR tier is configured"),
+        (
+            TierFlags(ddr_path="/dev/shm/x", write_mode=WriteMode.BACK),
+            "--ddr-path, --tier-write: no DDR tier is configured",
+        ),
+        (TierFlags(ddr="none", nvme_dir=Path("/data")), "--nvme-dir: no DDR tier is configured"),
+        (TierFlags(ddr="1GiB", nvme_dir=Path("/data")), "--nvme-dir: no NVMe tier is configured"),
+        (TierFlags(ddr="1GiB", write_mode=WriteMode.BACK), "--tier-write: no NVMe tier is configured"),
+        (TierFlags(ddr="1GiB", ddr_path="shm"), "--ddr-path is 'shm'; expected the absolute path of a file"),
+        (
+            TierFlags(ddr="1GiB", ddr_path="/dev/shm/"),
+            "--ddr-path is '/dev/shm/'; expected the absolute path of a file",
+        ),
+        (TierFlags(ddr="a lot"), "--ddr is 'a lot'; expected an amount of memory, for example 512MiB or 2GiB"),
+        (TierFlags(ddr="1GiB", nvme="-1"), "--nvme is '-1'; expected an amount of memory"),
     ],
 )
 def test_half_of_a_tier_is_refused(flags: TierFlags, message: str) -> None:

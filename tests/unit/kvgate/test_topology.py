@@ -28,7 +28,7 @@ def test_the_topology_says_how_many_instances_there_are() -> None:
     assert pair.count(None, 5) == pair.count(2, 5) == 2
     assert (ALL_HYBRID.count(None, 5), ALL_HYBRID.count(3, 5)) == (5, 3)
     assert ALL_HYBRID.role(7) is EngineRole.HYBRID
-    with pytest.raises(CommandError, match="--topology has 2 instances, --instances says 3"):
+    with pytest.raises(CommandError, match="--topology has 2 instances, --instances is 3"):
         pair.count(3, 5)
 
 
@@ -43,7 +43,7 @@ def test_prompts_go_through_tiers_where_there_are_any() -> None:
     ("topology", "asked", "on_gpu", "tiers", "why"),
     [
         ("pd", None, True, False, "on CPUs alone"),
-        ("pd", KVTransport.MIGRATION, False, True, "are not combined"),
+        ("pd", KVTransport.MIGRATION, False, True, "cannot be combined"),
         ("pd", KVTransport.TIERS, False, False, "there are none"),
         ("hybrid", KVTransport.TIERS, False, True, "there are none"),
     ],

@@ -22,14 +22,16 @@ def test_amounts(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1G", "0", "2 parsecs", "1e9"])
 def test_what_is_no_amount_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(CommandError, match=r"--kv-memory is .*; it is an amount of memory like 512MiB or 2GiB"):
+    with pytest.raises(
+        CommandError, match=r"--kv-memory is .*; expected an amount of memory, for example 512MiB or 2GiB"
+    ):
         parse_bytes(text, option="--kv-memory")
 
 
 def test_shares() -> None:
     assert parse_share("40%", option="--kv-memory") == 0.4
     for text in ("0%", "100%", "%", "-1%"):
-        with pytest.raises(CommandError, match="a share of its free memory like 40%"):
+        with pytest.raises(CommandError, match="a share of the GPU's free memory, for example 40%"):
             parse_share(text, option="--kv-memory")
 
 

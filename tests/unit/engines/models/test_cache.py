@@ -113,7 +113,7 @@ def test_a_full_disk_is_a_clear_message(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_a_clear_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CacheError, match="can't write"):
+    with pytest.raises(CacheError, match="cannot write"):
         make(tmp_path / "file" / "m", Builder())
 
 

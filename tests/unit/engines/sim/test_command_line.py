@@ -39,7 +39,7 @@ def test_a_model_folder_that_can_not_be_used_is_said_with_what_is_needed(
         return capsys.readouterr().err
 
     none = tmp_path / "none"
-    assert said(none) == f"{none}: there is no such folder; a model folder with a tokenizer.json is needed\n"
+    assert said(none) == f"{none}: no such folder; pass a model folder with a tokenizer.json\n"
     assert "there is no tokenizer.json in it" in said(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     assert f"{tmp_path / 'tokenizer.json'} can't be read, or a file beside it: " in said(tmp_path)

@@ -225,7 +225,7 @@ def test_hierarchy_refuses_what_there_is_not(tmp_path: Path) -> None:
         bench("hierarchy", "--policy", "lur")
     with pytest.raises(CommandError, match="there is no agentic/agentic_dev"):
         bench("hierarchy", "--traces", str(tmp_path))
-    with pytest.raises(CommandError, match="there is no such folder"):
+    with pytest.raises(CommandError, match="no such folder"):
         bench("hierarchy", "--plot", str(tmp_path / "none"))
 
 

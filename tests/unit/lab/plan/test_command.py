@@ -98,7 +98,7 @@ def test_what_is_to_be_run_runs(trace: str) -> None:
     assert words[2:4] == ["kvgate", "up"]
     said = RUNNER.invoke(build_app(), words[3:])
     assert isinstance(said.exception, CommandError)
-    assert "MODEL-FOLDER: there is no such folder" in str(said.exception), "nothing else is wrong with it"
+    assert "MODEL-FOLDER: no such folder" in str(said.exception), "nothing else is wrong with it"
     again = RUNNER.invoke(build_app(), [*shlex.split(lines["in virtual time"])[1:], "--json"])
     assert again.exit_code == 0, again.output
     (row,) = json.loads(again.stdout)["routers"]
