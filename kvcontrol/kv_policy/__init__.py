@@ -6,16 +6,13 @@ from kvcontrol.kv_policy.block_key import BlockKey
 from kvcontrol.kv_policy.cost_aware import CostAwarePolicy
 from kvcontrol.kv_policy.cost_benefit import CostBenefitModel, Estimate, Migration, Prices, Quantity
 from kvcontrol.kv_policy.eviction import ContentKey, EvictionDecision, EvictionPolicy, PolicyContext
-from kvcontrol.kv_policy.fairness import jain_index
 from kvcontrol.kv_policy.fifo import FifoPolicy
 from kvcontrol.kv_policy.hotspot import HotspotLineage, Prefetch, PrefetchPlan
 from kvcontrol.kv_policy.lfu import LfuPolicy
-from kvcontrol.kv_policy.lifetime import LifetimeFeatures, LifetimePrediction, LifetimePredictor
 from kvcontrol.kv_policy.lru import LruPolicy
 from kvcontrol.kv_policy.lru2 import Lru2Policy
 from kvcontrol.kv_policy.migration import MigrationDecision, MigrationMode, MigrationPolicy, PathBenefits
 from kvcontrol.kv_policy.mq import MqPolicy
-from kvcontrol.kv_policy.naive import NaiveLruPolicy
 from kvcontrol.kv_policy.prediction_error import ErrorReport, PredictionError
 from kvcontrol.kv_policy.predictive import PredictivePolicy
 from kvcontrol.kv_policy.prefill_speed import SHORT_PREFILL_TOKENS, PrefillSpeed
@@ -43,9 +40,6 @@ __all__ = [
     "FifoPolicy",
     "HotspotLineage",
     "LfuPolicy",
-    "LifetimeFeatures",
-    "LifetimePrediction",
-    "LifetimePredictor",
     "Lru2Policy",
     "LruPolicy",
     "Migration",
@@ -53,7 +47,6 @@ __all__ = [
     "MigrationMode",
     "MigrationPolicy",
     "MqPolicy",
-    "NaiveLruPolicy",
     "Parameter",
     "PathBenefits",
     "PolicyContext",
@@ -74,7 +67,6 @@ __all__ = [
     "ShadowStanding",
     "TailsFirst",
     "checked",
-    "jain_index",
     "make_policy",
     "parse_spec",
     "parse_specs",

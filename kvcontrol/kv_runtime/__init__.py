@@ -10,10 +10,7 @@ from kvcontrol.kv_runtime.backend_protocol import (
     Move,
 )
 from kvcontrol.kv_runtime.block_file import BlockFileSpec
-from kvcontrol.kv_runtime.block_manager import BlockCopy, BlockManager, BlockTable, Extension, RequestState, Resumption
-from kvcontrol.kv_runtime.buddy import BuddyAllocator
 from kvcontrol.kv_runtime.crew import Crew, SteppedCrew, ThreadCrew
-from kvcontrol.kv_runtime.defrag import Compactor, Relocation
 from kvcontrol.kv_runtime.demoter import WriteMode
 from kvcontrol.kv_runtime.errors import (
     AllocationError,
@@ -31,17 +28,13 @@ from kvcontrol.kv_runtime.hierarchy_stats import HierarchyStats, TierStats
 from kvcontrol.kv_runtime.lane import LaneName, LaneStats
 from kvcontrol.kv_runtime.migrator import KVMigrator
 from kvcontrol.kv_runtime.migrator_config import MigratorConfig
-from kvcontrol.kv_runtime.naive import NaivePool, NaiveTokens, NaiveUnits
 from kvcontrol.kv_runtime.plan import BatchReport, BlockResult, MigrationPlan, PlanId, PlanRefusal, Priority, Route
-from kvcontrol.kv_runtime.pool import AllocationResult, KVPool, Mark
 from kvcontrol.kv_runtime.prompt import Prompt
 from kvcontrol.kv_runtime.quota import NO_QUOTA, QuotaManager, TenantQuota, TenantUsage
 from kvcontrol.kv_runtime.record import BlockRecord, BlockSeal, Recovered, checksum
 from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
 from kvcontrol.kv_runtime.residency import Loss
 from kvcontrol.kv_runtime.slab import SlabAllocator
-from kvcontrol.kv_runtime.slot_layout import SlotLayout
-from kvcontrol.kv_runtime.space import BlockRegion, BlockSpace, BlockSpec, PlacedBlock, SlotSpace
 from kvcontrol.kv_runtime.ticket import (
     Change,
     Finished,
@@ -54,61 +47,43 @@ from kvcontrol.kv_runtime.ticket import (
     TicketKind,
 )
 from kvcontrol.kv_runtime.tier_space import Watermarks
-from kvcontrol.kv_runtime.usage import Fragmentation, Utilization
 
 __all__ = [
     "NO_QUOTA",
     "AllocationError",
-    "AllocationResult",
     "ArenaError",
     "BackendError",
     "BatchReport",
     "Berth",
-    "BlockCopy",
     "BlockFileError",
     "BlockFileSpec",
-    "BlockManager",
     "BlockRecord",
-    "BlockRegion",
     "BlockResult",
     "BlockSeal",
-    "BlockSpace",
-    "BlockSpec",
     "BlockStatus",
-    "BlockTable",
-    "BuddyAllocator",
     "Change",
-    "Compactor",
     "Crew",
     "DurableBackendProtocol",
     "EngineBackendProtocol",
     "Exchange",
-    "Extension",
     "Fence",
     "Finished",
-    "Fragmentation",
     "HierarchyConfig",
     "HierarchyManager",
     "HierarchyStats",
     "HostArena",
     "KVBackendProtocol",
     "KVMigrator",
-    "KVPool",
     "KvRuntimeError",
     "LaneName",
     "LaneStats",
     "Lent",
     "Loss",
-    "Mark",
     "MigrationPlan",
     "MigratorConfig",
     "Move",
-    "NaivePool",
-    "NaiveTokens",
-    "NaiveUnits",
     "NoRoom",
     "Outcome",
-    "PlacedBlock",
     "PlanId",
     "PlanRefusal",
     "Priority",
@@ -118,18 +93,13 @@ __all__ = [
     "QuotaManager",
     "Reason",
     "Recovered",
-    "Relocation",
     "RequestError",
-    "RequestState",
-    "Resumption",
     "Route",
     "SaveRequest",
     "SaveTicket",
     "Short",
     "Shortage",
     "SlabAllocator",
-    "SlotLayout",
-    "SlotSpace",
     "Standing",
     "SteppedCrew",
     "TenantQuota",
@@ -138,7 +108,6 @@ __all__ = [
     "TicketId",
     "TicketKind",
     "TierStats",
-    "Utilization",
     "Watermarks",
     "WriteMode",
     "checksum",

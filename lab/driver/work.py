@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from kvcontrol.traces import OPENER, BlockTexts, Request, SynthesisError, TextMaker, Words
+from kvcontrol.traces import OPENER, BlockTexts, SynthesisError, TextMaker, Words
 from kvgate.failure import CommandError
+from lab.traces import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

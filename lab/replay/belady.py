@@ -10,8 +10,8 @@ comes to the top. O(log n) a block.
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from kvcontrol.traces import Request
 from lab.replay.hits import HitCounter, HitRates
+from lab.traces import Request
 
 _NEVER = 1 << 62
 

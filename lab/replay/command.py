@@ -21,7 +21,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvcontrol.kv_policy import POLICIES, PolicyError
 from kvcontrol.kv_policy.lru import LruPolicy
 from kvcontrol.kv_policy.spec import parse_specs
-from kvcontrol.traces import Request, TraceError
 from kvgate.display import errors, write_out
 from kvgate.failure import CommandError
 from lab.bench.report import Grid, Host, Report
@@ -54,6 +53,7 @@ from lab.replay.options import (
 )
 from lab.replay.policy import replay as replay_policy
 from lab.replay.target import INTERRUPTED, draw_report, replay_http, say_warnings, write_report
+from lab.traces import Request, TraceError
 
 _ALL = ",".join([*POLICIES, sweeps.MIN])
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)

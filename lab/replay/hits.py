@@ -3,7 +3,7 @@
 from collections.abc import Container
 from dataclasses import dataclass
 
-from kvcontrol.traces import Request
+from lab.traces import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

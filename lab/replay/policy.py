@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy.eviction import EvictionPolicy, PolicyContext
-from kvcontrol.traces import Request
 from lab.replay.hits import HitCounter, HitRates
+from lab.traces import Request
 
 
 def replay(requests: Iterable[Request], policy: EvictionPolicy, *, capacity_blocks: int) -> HitRates:

@@ -14,10 +14,10 @@ from typing import Final
 from kvcontrol.core.shown import shown
 from kvcontrol.kv_policy.registry import POLICIES, PolicyError, check_capacity
 from kvcontrol.kv_policy.spec import PolicySpec
-from kvcontrol.traces import Request, read_by_time, read_trace
 from lab.replay.belady import replay_min
 from lab.replay.hits import HitRates
 from lab.replay.policy import replay
+from lab.traces import Request, read_by_time, read_trace
 
 MIN: Final = "min"
 """The name of Belady's bound among policies."""

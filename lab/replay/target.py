@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 
 from gateway.errors import SettingsError
-from kvcontrol.traces import Ask, Request, SynthesisError, Told, TraceError, Words, learn_words, read_requests
+from kvcontrol.traces import Ask, SynthesisError, Told, Words, learn_words
 from kvgate.display import errors
 from kvgate.failure import CommandError
 from lab.bench.report import Report
@@ -25,6 +25,7 @@ from lab.driver.target import Chats, Target, named_model, now_s, tier_tokens, us
 from lab.driver.work import Work, plan
 from lab.files import write_whole
 from lab.replay.options import HttpReplay
+from lab.traces import Request, TraceError, read_requests
 
 INTERRUPTED = 130
 _SETTLING_S = 0.25

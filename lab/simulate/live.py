@@ -19,7 +19,6 @@ from typing import Final
 
 import aiohttp
 
-from kvcontrol.traces import Request
 from kvgate.child import ChildSpec
 from kvgate.display import StartBoard, errors
 from kvgate.model import Model
@@ -38,6 +37,7 @@ from lab.simulate.fleet import MODEL
 from lab.simulate.outcome import FleetOutcome, quantile
 from lab.simulate.study import Study
 from lab.simulate.workload import Workload
+from lab.traces import Request
 
 _HEALTH: Final = "/health"
 _FIRST_TOKENS: Final = "lmdeploy:time_to_first_token_seconds_"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from engines.sim.profile import ProfileError
 from kvcontrol.kv_policy import PolicyError
-from kvcontrol.traces import TraceError
 from kvgate.failure import CommandError
+from lab.traces import TraceError
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from gateway.routing import POLICIES, CostModel, RoutingPolicy
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_policy import make_policy
 from kvcontrol.kv_runtime import ArenaError
-from kvcontrol.traces import read_by_time
 from kvgate.failure import CommandError
 from lab.bench.report import Cell, Grid
 from lab.simulate.admission import DoorRules
@@ -20,6 +19,7 @@ from lab.simulate.limits import MOST_FLEET_BLOCKS, MOST_TIMES_HBM
 from lab.simulate.outcome import FleetOutcome, Tally
 from lab.simulate.peers import PEERS
 from lab.simulate.workload import Workload
+from lab.traces import read_by_time
 
 ROUTERS: Final = (*POLICIES, *PEERS)
 """The names of all that a fleet can be routed by: the gateway's own policies, and others' formulas."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, root_hash, token_bytes
 from kvcontrol.core.ids import BlockHash
-from kvcontrol.traces import Request
 from lab.simulate.limits import MOST_REQUESTS
+from lab.traces import Request
 
 _ID_TOKENS = 2
 """An id takes the place of a block of two tokens."""

@@ -14,8 +14,8 @@ LONG_FILES = {
     "engines/sim/engine.py",
     "gateway/pipeline.py",
     "kvcontrol/kv_runtime/hierarchy.py",
-    "kvcontrol/kv_runtime/pool.py",
-    "kvcontrol/prefix_reuse/index.py",
+    "lab/research/pool/pool.py",
+    "lab/research/prefix_index/index.py",
     "kvcontrol/series/engine.py",
     "kvgate/simulation/fleet.py",
 }
@@ -59,12 +59,12 @@ LARGE_CLASSES = {
     "kvcontrol/kv_policy/tails_first.py:TailsFirst",
     "kvcontrol/kv_runtime/hierarchy.py:HierarchyManager",
     "kvcontrol/kv_runtime/migrator.py:KVMigrator",
-    "kvcontrol/kv_runtime/pool.py:KVPool",
+    "lab/research/pool/pool.py:KVPool",
     "kvcontrol/kv_runtime/residency.py:Residency",
     "kvcontrol/kv_runtime/tier_space.py:TierSpace",
     "kvcontrol/prefix_reuse/fleet.py:FleetIndex",
-    "kvcontrol/prefix_reuse/index.py:PrefixReuseIndex",
-    "kvcontrol/prefix_reuse/naive_index.py:NaivePrefixReuseIndex",
+    "lab/research/prefix_index/index.py:PrefixReuseIndex",
+    "lab/research/prefix_index/naive_index.py:NaivePrefixReuseIndex",
     "kvcontrol/scheduler_ir/graph.py:IRGraph",
 }
 

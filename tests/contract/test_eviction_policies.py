@@ -20,15 +20,8 @@ from hypothesis.stateful import (
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy import (
-    POLICIES,
-    BlockKey,
-    EvictionPolicy,
-    NaiveLruPolicy,
-    PolicyContext,
-    PolicyError,
-    make_policy,
-)
+from kvcontrol.kv_policy import POLICIES, BlockKey, EvictionPolicy, PolicyContext, PolicyError, make_policy
+from lab.research.naive_lru import NaiveLruPolicy
 from tests.support.examples import examples
 
 CAPACITY = 12

@@ -17,7 +17,7 @@ from kvcontrol.scheduler_ir import (
     StepExecutor,
     parse,
 )
-from kvcontrol.scheduler_ir.interpreter import ReferenceRunner
+from lab.research.ir.interpreter import ReferenceRunner
 
 D = Device("d")
 REQUEST = IRRequest(request_id="r", prompt_tokens=20, max_tokens=4, placement=Placement(answer=D))

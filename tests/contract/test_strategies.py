@@ -18,13 +18,13 @@ from hypothesis.stateful import (
 from kvcontrol.scheduler_ir.strategies import (
     STRATEGIES,
     EngineView,
-    NaiveQueue,
     WaitingId,
     WaitingQueue,
     WaitingRequest,
     hand_over,
     make_strategy,
 )
+from lab.research.naive_queue import NaiveQueue
 from tests.support.examples import examples
 
 BOUND_S = 20.0

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from engines.lmdeploy.trie.eviction import TrieEviction, eviction_of
-from kvcontrol.kv_policy import LruPolicy, NaiveLruPolicy
+from kvcontrol.kv_policy import LruPolicy
+from lab.research.naive_lru import NaiveLruPolicy
 from tests.support.engine import ANSWER_WITHIN_S, LocalEngine, Sampling
 from tests.support.models import random_prompt
 

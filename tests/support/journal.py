@@ -17,8 +17,11 @@ from itertools import count
 from typing import Any, Final, Protocol
 
 from kvcontrol.core import BlockHash
-from kvcontrol.prefix_reuse import EntryId, LeaseId, NaivePrefixReuseIndex, PrefixEntry, PrefixIndex, PrefixReuseIndex
-from kvcontrol.prefix_reuse.node import Node
+from lab.research.prefix_index.entry import EntryId, LeaseId, PrefixEntry
+from lab.research.prefix_index.index import PrefixReuseIndex
+from lab.research.prefix_index.naive_index import NaivePrefixReuseIndex
+from lab.research.prefix_index.node import Node
+from lab.research.prefix_index.protocol import PrefixIndex
 from tests.support.prefixes import SIZE
 
 Step = tuple[str, bytes, str]

@@ -8,7 +8,6 @@ from kvcontrol.scheduler_ir.strategies.base import (
     WaitingRequest,
     hand_over,
 )
-from kvcontrol.scheduler_ir.strategies.naive import NaiveQueue
 from kvcontrol.scheduler_ir.strategies.registry import DEFAULT_STRATEGY, STRATEGIES, StrategyKind, make_strategy
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "STRATEGIES",
     "AgedQueue",
     "EngineView",
-    "NaiveQueue",
     "StrategyKind",
     "WaitingId",
     "WaitingQueue",

@@ -35,9 +35,9 @@ def run_live(  # noqa: PLR0913 - each is one option
     as_markdown: AsMarkdown = False,
 ) -> None:
     """A slice of a trace, live and simulated: does the simulator say what the real gateway and sim engines do?"""
-    from kvcontrol.traces import MOONCAKE
     from lab.bench.fleet import live
     from lab.bench.pool.report import BESIDE_CHECKOUT
+    from lab.traces import MOONCAKE
 
     plan = live.LivePlan(
         trace=BESIDE_CHECKOUT / MOONCAKE if trace is None else trace,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from engines.sim.profile import load_profile
-from kvcontrol.traces import Request
 from kvgate.display import errors
 from kvgate.failure import CommandError
 from kvgate.model import tiny_model
@@ -22,6 +21,7 @@ from lab.simulate.busy import Busy
 from lab.simulate.live import Slice, check_grid, lived, predicted, within
 from lab.simulate.refusals import refusals
 from lab.simulate.study import Study
+from lab.traces import Request
 
 NAME: Final = "live"
 AGREED_PCT: Final = 5.0

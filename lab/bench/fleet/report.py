@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from engines.sim.profile import load_profile
-from kvcontrol.traces import MOONCAKE
 from kvgate.failure import CommandError
 from lab.bench.pool.report import BESIDE_CHECKOUT
 from lab.bench.report import Host, Report
 from lab.simulate.board import FleetBoard
 from lab.simulate.study import Study, grids
+from lab.traces import MOONCAKE
 
 NAME: Final = "fleet"
 _QUICK_REQUESTS: Final = 100

@@ -11,13 +11,13 @@ from typing import Final
 
 from engines.sim.profile import Profile
 from kvcontrol.core.blocks import CacheTier
-from kvcontrol.traces import AGENTIC, MOONCAKE
 from kvgate.failure import CommandError
 from lab.bench.report import Cell, Grid
 from lab.simulate.board import FleetBoard
 from lab.simulate.outcome import FleetOutcome
 from lab.simulate.study import Study
 from lab.simulate.workload import Workload
+from lab.traces import AGENTIC, MOONCAKE
 
 _TIERS: Final = (("HBM", 0.0, 0.0), ("HBM + DDR", 2.0, 0.0), ("HBM + DDR + NVMe", 2.0, 20.0))
 """Multiples of HBM."""

@@ -16,7 +16,7 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import HASH_BYTES, TOKEN_BYTES
 from kvcontrol.core.ids import BlockHash, BlockId
 from kvcontrol.core.tenant import SHARED_TENANT
-from kvcontrol.kv_policy import EvictionPolicy, PolicyContext, TailsFirst, jain_index
+from kvcontrol.kv_policy import EvictionPolicy, PolicyContext, TailsFirst
 from kvcontrol.kv_runtime.arena import HostArena
 from kvcontrol.kv_runtime.backends.metadata import DurableMetadataBackend, MetadataBackend
 from kvcontrol.kv_runtime.crew import SteppedCrew
@@ -27,7 +27,8 @@ from kvcontrol.kv_runtime.prompt import Prompt
 from kvcontrol.kv_runtime.quota import QuotaManager
 from kvcontrol.kv_runtime.record import BlockRecord
 from kvcontrol.kv_runtime.ticket import Finished, SaveRequest, TicketId
-from kvcontrol.traces import Request
+from lab.research.fairness import jain_index
+from lab.traces import Request
 
 _BLOCK_BYTES: Final = 1
 _DURABLE_BATCH, _SAVE_BATCH, _LOAD_BATCH = 4, 36, 146

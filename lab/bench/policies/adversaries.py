@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from kvcontrol.traces import Request
+from lab.traces import Request
 
 BLOCK_TOKENS = 64
 

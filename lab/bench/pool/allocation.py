@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from kvcontrol.core.blocks import CacheTier, KVFormat
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy.lru import LruPolicy
-from kvcontrol.kv_runtime.block_manager import BlockManager, Extension
-from kvcontrol.kv_runtime.pool import AllocationResult, KVPool
 from kvcontrol.kv_runtime.refusal import NoRoom
-from kvcontrol.kv_runtime.space import BlockSpec, SlotSpace
 from lab.bench.pool.lengths import Workload
+from lab.research.pool.block_manager import BlockManager, Extension
+from lab.research.pool.pool import AllocationResult, KVPool
+from lab.research.pool.space import BlockSpec, SlotSpace
 
 BLOCK_TOKENS = 64
 CHUNK_BLOCKS = 8_192 // BLOCK_TOKENS

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from kvcontrol.core.blocks import CacheTier, KVFormat
 from kvcontrol.kv_policy.lru import LruPolicy
-from kvcontrol.kv_runtime.defrag import Compactor
-from kvcontrol.kv_runtime.pool import KVPool
 from kvcontrol.kv_runtime.refusal import NoRoom
-from kvcontrol.kv_runtime.space import BlockRegion, BlockSpec
 from lab.bench.pool.lengths import Workload
+from lab.research.pool.defrag import Compactor
+from lab.research.pool.pool import KVPool
+from lab.research.pool.space import BlockRegion, BlockSpec
 
 BLOCK_TOKENS = 64
 _KIB = 1024

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_policy.lru import LruPolicy
-from kvcontrol.kv_runtime.block_manager import BlockManager
-from kvcontrol.kv_runtime.pool import KVPool
 from kvcontrol.kv_runtime.refusal import NoRoom
-from kvcontrol.kv_runtime.slot_layout import SlotLayout
-from kvcontrol.kv_runtime.space import BlockSpec, SlotSpace
 from lab.bench.pool.allocation import SPEC
 from lab.bench.pool.lengths import Length, Workload
+from lab.research.pool.block_manager import BlockManager
+from lab.research.pool.pool import KVPool
+from lab.research.pool.slot_layout import SlotLayout
+from lab.research.pool.space import BlockSpec, SlotSpace
 
 STEP_PROMPT_TOKENS = 8_192
 WATERMARK = 0.01

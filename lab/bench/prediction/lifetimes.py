@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from kvcontrol.kv_policy.lifetime import MOST_PAST, LifetimeFeatures
-from kvcontrol.traces import Request
+from lab.research.lifetimes.lifetime import MOST_PAST, LifetimeFeatures
+from lab.traces import Request
 
 AZURE: Final = "azure/AzureLLMInferenceTrace_conv.csv.gz"
 """Where the public trace of arrivals and lengths lies in a folder of traces."""

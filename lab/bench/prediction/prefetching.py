@@ -14,7 +14,7 @@ from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy.eviction import ContentKey, PolicyContext
 from kvcontrol.kv_policy.hotspot import HotspotLineage
 from kvcontrol.kv_policy.lru import LruPolicy
-from kvcontrol.traces import Request
+from lab.traces import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,17 +6,17 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from kvcontrol.kv_policy.calibration import CalibratedPredictor
-from kvcontrol.kv_policy.lifetime import Estimator
-from kvcontrol.kv_policy.lifetime_network import NetworkEstimator, NetworkKind
-from kvcontrol.kv_policy.lifetime_table import ConstantEstimator, TableEstimator
-from kvcontrol.traces import AGENTIC, MOONCAKE, Request, read_by_time, read_trace
 from kvgate.failure import CommandError
 from lab.bench.pool.report import BESIDE_CHECKOUT
 from lab.bench.prediction.lifetimes import AZURE, Lifetime, answers, read_azure_answers, returns
 from lab.bench.prediction.prefetching import PrefetchScore, announced, speculative
 from lab.bench.prediction.scores import PredictionScore, score
 from lab.bench.report import Cell, Grid, Host, Report
+from lab.research.lifetimes.calibration import CalibratedPredictor
+from lab.research.lifetimes.lifetime import Estimator
+from lab.research.lifetimes.network import NetworkEstimator, NetworkKind
+from lab.research.lifetimes.table import ConstantEstimator, TableEstimator
+from lab.traces import AGENTIC, MOONCAKE, Request, read_by_time, read_trace
 
 NAME: Final = "predict"
 BASELINE: Final = "statistical"

@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvcontrol.kv_policy.calibration import NEAR
-from kvcontrol.kv_policy.lifetime import LifetimePrediction, LifetimePredictor
 from lab.bench.prediction.kendall import kendall_tau
 from lab.bench.prediction.lifetimes import Lifetime, known_in_order
+from lab.research.lifetimes.calibration import NEAR
+from lab.research.lifetimes.lifetime import LifetimePrediction, LifetimePredictor
 
 _BINS = 10
 

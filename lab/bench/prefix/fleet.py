@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from kvcontrol.core import BlockHash, BlockRemoved, BlockStored, InstanceId
 from kvcontrol.prefix_reuse.fleet import FleetIndex
 from kvcontrol.prefix_reuse.match import PrefixMatch, ResidencyIndex
-from kvcontrol.prefix_reuse.naive import NaiveFleetIndex
 from lab.bench.prefix.lookup_times import (
     BLOCK_TOKENS,
     LENGTHS,
@@ -28,6 +27,7 @@ from lab.bench.prefix.lookup_times import (
     random_keys,
 )
 from lab.bench.timing import no_collection
+from lab.research.prefix_index.naive_fleet import NaiveFleetIndex
 
 _CHECKED = 20
 

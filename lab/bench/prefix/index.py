@@ -11,9 +11,6 @@ from dataclasses import dataclass
 
 from kvcontrol.core import BlockHash, CacheIdentity
 from kvcontrol.core.hashing import TOKEN_BYTES
-from kvcontrol.prefix_reuse.entry import PrefixHit
-from kvcontrol.prefix_reuse.index import PrefixReuseIndex
-from kvcontrol.prefix_reuse.keys import BlockKeys
 from lab.bench.prefix.lookup_times import (
     BLOCK_TOKENS,
     LENGTHS,
@@ -23,6 +20,9 @@ from lab.bench.prefix.lookup_times import (
     continued,
     random_keys,
 )
+from lab.research.prefix_index.entry import PrefixHit
+from lab.research.prefix_index.index import PrefixReuseIndex
+from lab.research.prefix_index.keys import BlockKeys
 
 _BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 

@@ -13,8 +13,6 @@ from typing import Any, Protocol, TypeVar
 
 from kvcontrol.core import CacheIdentity, chain_hashes, root_hash, token_bytes
 from kvcontrol.core.hashing import TOKEN_BYTES
-from kvcontrol.prefix_reuse.index import PrefixReuseIndex
-from kvcontrol.prefix_reuse.keys import BlockKeys
 from lab.bench.prefix.lookup_times import (
     BLOCK_TOKENS,
     LENGTHS,
@@ -23,6 +21,8 @@ from lab.bench.prefix.lookup_times import (
     Quantiles,
 )
 from lab.bench.timing import each_s
+from lab.research.prefix_index.index import PrefixReuseIndex
+from lab.research.prefix_index.keys import BlockKeys
 
 _VOCABULARY = 50_000
 _ROUNDS = 10

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvcontrol.core import CacheIdentity, token_bytes
-from kvcontrol.prefix_reuse.index import PrefixReuseIndex
-from kvcontrol.prefix_reuse.keys import BlockKeys
-from kvcontrol.traces import Request
+from lab.research.prefix_index.index import PrefixReuseIndex
+from lab.research.prefix_index.keys import BlockKeys
+from lab.traces import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

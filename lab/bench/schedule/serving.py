@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kvcontrol.kv_policy.fairness import jain_index
 from kvcontrol.scheduler_ir.strategies import EngineView, WaitingId, WaitingQueue, WaitingRequest
+from lab.research.fairness import jain_index
 
 DEADLINES_S = (2.0, 10.0, 60.0)
 """When first tokens are due: of interactive requests, ordinary ones and batches."""

@@ -7,8 +7,8 @@ import pytest
 
 from engines.models.tiny import build_tiny
 from engines.sim.faults import Faults
-from engines.sim.measure import main
 from engines.sim.text import SimTokenizer
+from lab.calibrate.measure import main
 from tests.support.simulated_instance import simulated
 
 SLOW = 0.02

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from engines.sim.calibrate import main
-from engines.sim.calibration import fit, profile_errors
 from engines.sim.profile import (
     FOLDER,
     Measured,
@@ -18,6 +16,8 @@ from engines.sim.profile import (
     parse_profile,
     shipped,
 )
+from lab.calibrate.fit import fit, profile_errors
+from lab.calibrate.profile import main
 from tests.support.simulated import TIME
 
 WORST = {"h100-7b": 0.10, "cpu-smollm2": 0.25}

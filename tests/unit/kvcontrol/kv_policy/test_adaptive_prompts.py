@@ -11,8 +11,8 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import AdaptivePolicy, EvictionPolicy, LruPolicy, PolicyContext
 from kvcontrol.kv_policy.adaptive import RISK
-from kvcontrol.traces import Request
 from lab.bench.policies.adversaries import HABITS, Workload
+from lab.traces import Request
 from tests.support.examples import examples
 
 

@@ -9,8 +9,8 @@ import pytest
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import AdaptivePolicy, PolicyContext
-from kvcontrol.traces import Request
 from lab.bench.policies.adversaries import Workload
+from lab.traces import Request
 
 ENDLESS = 2.0**40
 WEIGHTS = ((1.0, 1.7, 2.5), (1.0, 1.0, 1.0), (1.0, 2.5, 4.5), (1.0, ENDLESS, ENDLESS))

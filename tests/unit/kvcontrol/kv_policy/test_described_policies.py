@@ -10,9 +10,10 @@ import pytest
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy import BlockKey, EvictionPolicy, PolicyContext, PolicyError, jain_index, make_policy
+from kvcontrol.kv_policy import BlockKey, EvictionPolicy, PolicyContext, PolicyError, make_policy
 from kvcontrol.kv_policy.predictive import CLASSES, class_of
 from kvcontrol.kv_policy.reuse_table import ReuseTable, bucket_of
+from lab.research.fairness import jain_index
 
 CAPACITY = 60
 

@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_policy import LruPolicy, NaiveLruPolicy, PolicyContext
+from kvcontrol.kv_policy import LruPolicy, PolicyContext
+from lab.research.naive_lru import NaiveLruPolicy
 from tests.support.examples import examples
 
 

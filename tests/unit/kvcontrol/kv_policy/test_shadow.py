@@ -10,8 +10,8 @@ import pytest
 from kvcontrol.kv_policy import PolicyError, ShadowPolicies, make_policy
 from kvcontrol.kv_policy.shadow import MOST_CANDIDATES, MOST_LOAD, SAMPLE_BLOCKS
 from kvcontrol.kv_policy.spec import parse_specs
-from kvcontrol.traces import Request
 from lab.replay.policy import replay
+from lab.traces import Request
 
 CANDIDATES = "lru,s3fifo,arc,lru2,mq,adaptive"
 

@@ -14,7 +14,7 @@ import pytest
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import PolicyContext, make_policy
-from kvcontrol.traces import MOONCAKE, read_trace
+from lab.traces import MOONCAKE, read_trace
 
 TRACES = Path(__file__).parents[5] / "shared" / "traces"
 REQUESTS = 4_000

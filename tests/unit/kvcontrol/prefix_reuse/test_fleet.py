@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvcontrol.core import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId, KvEvent
-from kvcontrol.prefix_reuse import FleetIndex, NaiveFleetIndex, PrefixMatch, ResidencyIndex, Run
+from kvcontrol.prefix_reuse import FleetIndex, PrefixMatch, ResidencyIndex, Run
+from lab.research.prefix_index.naive_fleet import NaiveFleetIndex
 from tests.support.examples import examples
 from tests.support.work import steps
 

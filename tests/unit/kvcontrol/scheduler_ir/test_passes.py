@@ -21,7 +21,6 @@ from kvcontrol.scheduler_ir import (
     parse,
     render,
 )
-from kvcontrol.scheduler_ir.interpreter import check_batches, interpret
 from kvcontrol.scheduler_ir.nodes import PrefillConfig
 from kvcontrol.scheduler_ir.optimizer import IRPass
 from kvcontrol.scheduler_ir.passes import (
@@ -34,6 +33,7 @@ from kvcontrol.scheduler_ir.passes import (
     PriorityBasedPass,
     all_passes,
 )
+from lab.research.ir.interpreter import check_batches, interpret
 
 P, D = Device("p"), Device("d")
 HERE = Placement(answer=D)

@@ -17,7 +17,6 @@ from kvcontrol.scheduler_ir import (
     parse,
     render,
 )
-from kvcontrol.scheduler_ir.interpreter import interpret
 from kvcontrol.scheduler_ir.nodes import NodeType
 from kvcontrol.scheduler_ir.passes import (
     BatchingEfficiencyPass,
@@ -28,7 +27,8 @@ from kvcontrol.scheduler_ir.passes import (
     PriorityBasedPass,
     all_passes,
 )
-from kvcontrol.scheduler_ir.timeline import Paces, timeline
+from lab.research.ir.interpreter import interpret
+from lab.research.ir.timeline import Paces, timeline
 from tests.support.examples import examples
 from tests.support.ir_requests import contexts, several
 

@@ -34,7 +34,7 @@ from kvcontrol.scheduler_ir import (
     parse,
 )
 from kvcontrol.scheduler_ir.strategies import EngineView, WaitingId, WaitingRequest, make_strategy
-from kvcontrol.scheduler_ir.timeline import Paces
+from lab.research.ir.timeline import Paces
 
 A, B = Device("a"), Device("b")
 NAN, INF = float("nan"), float("inf")

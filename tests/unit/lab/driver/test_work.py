@@ -4,10 +4,11 @@ from array import array
 
 import pytest
 
-from kvcontrol.traces import Request, Words
+from kvcontrol.traces import Words
 from kvgate.failure import CommandError
 from lab.driver.drive import sessions
 from lab.driver.work import Lengths, Pace, plan
+from lab.traces import Request
 
 VOCABULARY = tuple(f"w{number}" for number in range(20))
 WORDS = Words(words=VOCABULARY, message_tokens=10, context_tokens=4096)

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from engines.sim.profile import load_profile
-from kvcontrol.traces import Request
 from kvgate.failure import CommandError
 from kvgate.machine import core_count
 from lab.plan.live import slice_of
 from lab.simulate.live import spread
 from lab.simulate.study import Study
 from lab.simulate.workload import Workload
+from lab.traces import Request
 
 
 def request(at_s: float, *, tokens: int = 1024, output: int | None = 8) -> Request:

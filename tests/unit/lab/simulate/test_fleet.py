@@ -9,11 +9,11 @@ import pytest
 from engines.sim.behaviour import Behaviour
 from gateway.routing import POLICIES
 from kvcontrol.core.blocks import CacheTier
-from kvcontrol.traces import Request
 from lab.simulate.admission import DoorRules
 from lab.simulate.fleet import Fleet, FleetPlan
 from lab.simulate.outcome import FleetOutcome, quantile
 from lab.simulate.workload import Workload
+from lab.traces import Request
 from tests.support.simulated import BLOCK, small_profile
 
 

@@ -23,12 +23,12 @@ from kvcontrol.kv_policy import (
     ContentKey,
     EvictionDecision,
     LruPolicy,
-    NaiveLruPolicy,
     PolicyContext,
     ShadowPolicies,
     make_policy,
 )
 from kvcontrol.kv_policy.spec import parse_specs
+from lab.research.naive_lru import NaiveLruPolicy
 from tests.support.block_trie import BLOCK_TOKENS, Paging, prompt
 from tests.support.examples import examples
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from engines.sim.profile import load_profile
-from kvcontrol.traces import Request
 from kvgate.failure import CommandError
 from lab.bench.fleet.live import LivePlan, conversations, slice_of
 from lab.driver.answer import Answer, Ending
@@ -17,6 +16,7 @@ from lab.simulate.board import FleetBoard
 from lab.simulate.busy import Busy
 from lab.simulate.live import Lived, Slice, predicted
 from lab.simulate.study import Study
+from lab.traces import Request
 from tests.support.command import Said, typed
 
 OPTIONS = ("--instances", "2", "--of", "4", "--every", "2", "--stretch", "5")

@@ -6,8 +6,8 @@ from array import array
 import pytest
 
 from kvcontrol.kv_policy import POLICIES, EvictionPolicy, make_policy
-from kvcontrol.traces import Request
 from lab.bench.hierarchy.served_trace import Served, Sizes, TracedEngine, serve
+from lab.traces import Request
 
 BLOCK = 4
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvcontrol.kv_policy import make_policy
-from kvcontrol.traces import AGENTIC, MOONCAKE, Request, read_by_time, read_trace
 from lab.replay.policy import replay
+from lab.traces import AGENTIC, MOONCAKE, Request, read_by_time, read_trace
 
 TRACES = Path(__file__).parents[6] / "shared" / "traces"
 FLOOR = 0.99

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kvcontrol.kv_policy import make_policy
-from kvcontrol.traces import MOONCAKE, Request, read_trace
 from lab.replay.belady import replay_min
 from lab.replay.hits import HitRates
 from lab.replay.policy import replay
+from lab.traces import MOONCAKE, Request, read_trace
 
 TRACES = Path(__file__).parents[6] / "shared" / "traces"
 GOLDEN = TRACES / "mooncake" / "golden_conversation.json"

@@ -7,14 +7,14 @@ from itertools import pairwise
 
 import pytest
 
-from kvcontrol.kv_policy.calibration import CalibratedPredictor
-from kvcontrol.kv_policy.lifetime import LifetimeFeatures
-from kvcontrol.kv_policy.lifetime_table import ConstantEstimator, TableEstimator
-from kvcontrol.traces import Request
 from lab.bench.prediction.kendall import kendall_tau
 from lab.bench.prediction.lifetimes import NEVER_S, Lifetime, answers, known_in_order, returns
 from lab.bench.prediction.prefetching import announced, speculative
 from lab.bench.prediction.scores import score
+from lab.research.lifetimes.calibration import CalibratedPredictor
+from lab.research.lifetimes.lifetime import LifetimeFeatures
+from lab.research.lifetimes.table import ConstantEstimator, TableEstimator
+from lab.traces import Request
 
 
 def request(*ids: int, at_s: float, answer: int = 10) -> Request:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvcontrol.traces import AGENTIC, MOONCAKE, read_by_time, read_trace
 from lab.bench.prefix import fleet, index, race, replay
 from lab.bench.prefix.lookup_times import LENGTHS, LookupTimes
+from lab.traces import AGENTIC, MOONCAKE, read_by_time, read_trace
 
 TRACES = Path(__file__).parents[6] / "shared" / "traces"
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from kvcontrol.core.steps import StepTotals
-from kvcontrol.traces import read_requests
 from kvgate.failure import CommandError
 from kvgate.model import Model
 from lab.bench.served.run import Seen, ServedPlan, figures_of, report_of, run, small_trace
@@ -14,6 +13,7 @@ from lab.bench.served.subjects import Peer, Pool, Served
 from lab.driver.answer import Answer, Ending
 from lab.driver.summary import Setting, summarize
 from lab.replay.target import Replayed
+from lab.traces import read_requests
 
 
 def answer(number: int, *, first_s: float, gaps: list[float], tokens: int) -> Answer:

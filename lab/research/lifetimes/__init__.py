@@ -1,0 +1,1 @@
+"""Estimators of how long blocks and answers last, learnt online."""
