@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from engines.lmdeploy.cpu.resources import CpuResources
-from engines.lmdeploy.hooks import all_hooks
+from tests.support.hook_tables import all_hooks
 
 TARGETS = [hook.target for hook in all_hooks(CpuResources(threads=1))]
 
@@ -15,7 +15,7 @@ TARGETS = [hook.target for hook in all_hooks(CpuResources(threads=1))]
 _CHECK = """
 import json
 from engines.lmdeploy.cpu.resources import CpuResources
-from engines.lmdeploy.hooks import all_hooks
+from tests.support.hook_tables import all_hooks
 from engines.lmdeploy.patching import problem_of
 print(json.dumps({hook.target: problem_of(hook) for hook in all_hooks(CpuResources(threads=1))}))
 """

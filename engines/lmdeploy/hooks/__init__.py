@@ -2,7 +2,7 @@
 
 A file per concern, in it a function per purpose that returns its hooks; ``patching.install`` checks a table as a whole
 before it changes anything. The replacements live beside their subject (``cpu/``, ``lifeline.py``, ``events.py``, …);
-this package holds names and signatures only, and nothing else in kvgate patches. What is in ``all_hooks`` has contract
+this package holds names and signatures only, and nothing else in kvgate patches. Every table here has contract
 tests. Asking for a table imports torch, never LMDeploy: that is for ``install``, once torch is as LMDeploy wants it.
 """
 
@@ -20,7 +20,6 @@ from engines.lmdeploy.hooks.schedule import schedule_hooks
 from engines.lmdeploy.hooks.server import server_hooks
 from engines.lmdeploy.hooks.spans import span_hooks
 from engines.lmdeploy.hooks.steps import step_hooks
-from engines.lmdeploy.hooks.tables import all_hooks
 from engines.lmdeploy.hooks.tenancy import tenant_hooks
 from engines.lmdeploy.hooks.tiers import tier_hooks
 from engines.lmdeploy.hooks.torch import torch_hooks
@@ -28,7 +27,6 @@ from engines.lmdeploy.hooks.usage import usage_hooks
 
 __all__ = [
     "admission_hooks",
-    "all_hooks",
     "attention_hooks",
     "cpu_hooks",
     "event_hooks",
