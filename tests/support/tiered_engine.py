@@ -81,11 +81,14 @@ class TieredEngine:
 
     # What can be done.
 
-    def run(self, *prompts: Sequence[int], new_tokens: int = 8, salt: str = "") -> list[list[int]]:
+    def run(
+        self, *prompts: Sequence[int], new_tokens: int = 8, salt: str = "", adapter: str | None = None
+    ) -> list[list[int]]:
         """Run all prompts at once and return the new tokens of each."""
 
         async def all_of_them() -> list[list[int]]:
-            return await asyncio.gather(*(self.ask(prompt, new_tokens=new_tokens, salt=salt) for prompt in prompts))
+            asked = (self.ask(prompt, new_tokens=new_tokens, salt=salt, adapter=adapter) for prompt in prompts)
+            return await asyncio.gather(*asked)
 
         return self.do(all_of_them)
 
@@ -105,6 +108,7 @@ class TieredEngine:
         *,
         new_tokens: int = 8,
         salt: str = "",
+        adapter: str | None = None,
         cancel: Callable[[int], Any] | None = None,
     ) -> list[int]:
         """One greedy request; ``cancel(session)`` is awaited beside it, then the request is cancelled."""
@@ -125,7 +129,7 @@ class TieredEngine:
         tokens: list[int] = []
         cached = 0
         allowed = {ResponseType.SUCCESS, ResponseType.FINISH} | ({ResponseType.CANCEL} if cancel else set())
-        async for output in instance.async_stream_infer(session, list(prompt), gen_config=config):
+        async for output in instance.async_stream_infer(session, list(prompt), gen_config=config, adapter_name=adapter):
             assert output.status in allowed, output.status
             tokens.extend(output.token_ids)
             cached = cached if output.req_metrics is None else int(output.req_metrics.cached_tokens)

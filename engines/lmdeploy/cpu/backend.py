@@ -1,9 +1,10 @@
 """LMDeploy's operator back end for the device ``cpu``.
 
-Paged attention and seeded sampling are new; linear layers, RMS norm and rotary embedding are LMDeploy's own, made
+Paged attention, LoRA and seeded sampling are new; linear layers, RMS norm and rotary embedding are LMDeploy's own, made
 quicker for one row; the rest are LMDeploy's default operators in plain torch.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, ClassVar
 
@@ -11,15 +12,22 @@ from lmdeploy.pytorch.backends.apply_rotary_emb import ApplyRotaryEmbBuildSpec
 from lmdeploy.pytorch.backends.attention import PagedAttentionBuildSpec
 from lmdeploy.pytorch.backends.default import DefaultOpsBackend
 from lmdeploy.pytorch.backends.linear import LinearBuildSpec
+from lmdeploy.pytorch.backends.lora import LoRABuildSpec
 from lmdeploy.pytorch.backends.multinomial_sampling import MultinomialSamplingBuildSpec
 from lmdeploy.pytorch.backends.norm import RMSNormBuildSpec
 
 from engines.lmdeploy.cpu.attention import CpuAttentionMetadata, build_attention
 from engines.lmdeploy.cpu.linear import CpuLinear
+from engines.lmdeploy.cpu.lora import CpuLoRA
 from engines.lmdeploy.cpu.norm import CpuRMSNorm
 from engines.lmdeploy.cpu.rotary import CpuApplyRotary
 from engines.lmdeploy.cpu.sampling import SeededMultinomialSampling
 from engines.lmdeploy.cpu.step import plan_step
+
+_WITHOUT_SHAPE: dict[type, Callable[[], Any]] = {
+    LoRABuildSpec: CpuLoRA,
+    MultinomialSamplingBuildSpec: SeededMultinomialSampling,
+}
 
 
 class CpuOpsBackend(DefaultOpsBackend):
@@ -36,8 +44,8 @@ class CpuOpsBackend(DefaultOpsBackend):
         """Build an operator; raises ``UnsupportedModelError`` or LMDeploy's ``RuntimeError`` naming a missing one."""
         if isinstance(spec, PagedAttentionBuildSpec):
             return build_attention(spec)
-        if isinstance(spec, MultinomialSamplingBuildSpec):
-            return SeededMultinomialSampling()
+        if (operator := _WITHOUT_SHAPE.get(type(spec))) is not None:
+            return operator()
         if isinstance(spec, RMSNormBuildSpec):
             return CpuRMSNorm(spec.hidden_size, spec.eps)
         if isinstance(spec, ApplyRotaryEmbBuildSpec):
