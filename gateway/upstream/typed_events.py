@@ -23,6 +23,9 @@ _TEXT_EVENTS = (
 )
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "message_stop"})
 _NUMBER = b'"sequence_number"'
+_READ_AT_ONCE = 64
+"""As many text events are kept as they came: what they are in JSON takes fifty times the memory of their text."""
+_EMPTY_TEXT: dict[str, object] = {"type": "output_text", "text": "", "annotations": []}
 _FAILURES = frozenset({"error", "response.failed"})
 
 
@@ -37,12 +40,23 @@ class TypedEvent(Said, frozen=True):
 
     index: int | None = None
     output_index: int | None = None
+    content_index: int | None = None
     item: msgspec.Raw = msgspec.Raw()
+    part: msgspec.Raw = msgspec.Raw()
     sequence_number: int | None = None
     code: str | int | None = None
 
 
+class _TextEvent(msgspec.Struct, frozen=True):
+    """Of the response's parts; the arguments of a call have no index of their own."""
+
+    output_index: int
+    delta: str
+    content_index: int = 0
+
+
 _decode = msgspec.json.Decoder(TypedEvent).decode
+_decode_text = msgspec.json.Decoder(_TextEvent).decode
 
 
 def _read(event: bytes) -> TypedEvent | None:
@@ -141,10 +155,10 @@ class ResponsesScanner(TypedScanner):
     """OpenAI's Responses: events are numbered, output items are open between ``added`` and ``done``.
 
     A response that was begun ends as OpenAI's do, with ``error`` and then ``response.failed``. Items that are open are
-    closed as ``incomplete``: with what they were opened with, as their text went by unread.
+    closed as ``incomplete``, with their text so far: text events are kept, and read some at a time.
     """
 
-    __slots__ = ("_begun", "_last", "_open")
+    __slots__ = ("_begun", "_last", "_open", "_parts", "_texts", "_unread")
     dialect = Dialect.RESPONSES
 
     def __init__(self) -> None:
@@ -152,11 +166,28 @@ class ResponsesScanner(TypedScanner):
         self._begun = b""
         self._last = b""
         self._open: dict[int, msgspec.Raw] = {}
+        self._parts: dict[tuple[int, int], msgspec.Raw] = {}
+        self._texts: dict[tuple[int, int], list[str]] = {}
+        self._unread: list[bytes] = []
 
     def _look(self, event: bytes) -> bytes:
         if _NUMBER in event:
             self._last = event
+        if event.startswith(_TEXT_EVENTS):
+            self._unread.append(event)
+            if len(self._unread) == _READ_AT_ONCE:
+                self._read_texts()
+            return event
         return super()._look(event)
+
+    def _read_texts(self) -> None:
+        for event in self._unread:
+            try:
+                said = _decode_text(data_of(event))
+            except UNREADABLE:
+                continue
+            self._texts.setdefault((said.output_index, said.content_index), []).append(said.delta)
+        self._unread.clear()
 
     def _note(self, said: TypedEvent, event: bytes) -> None:
         if said.type == "response.created":
@@ -165,6 +196,25 @@ class ResponsesScanner(TypedScanner):
             self._open[said.output_index] = said.item.copy()
         elif said.type == "response.output_item.done" and said.output_index is not None:
             self._open.pop(said.output_index, None)
+            self._read_texts()
+            for kept in (self._parts, self._texts):
+                for place in [place for place in kept if place[0] == said.output_index]:
+                    del kept[place]
+        elif said.type == "response.content_part.added" and said.output_index is not None:
+            self._parts[said.output_index, said.content_index or 0] = said.part.copy()
+
+    def _so_far(self, index: int, item: dict[str, object]) -> dict[str, object]:
+        """Return an open item as it is closed."""
+        texts = {place: "".join(said) for (of, place), said in self._texts.items() if of == index}
+        item = item | {"status": "incomplete"}
+        if item.get("type") == "function_call":
+            return item | {"arguments": texts.get(0, "")}
+        parts = {place: _object(raw) or {} for (of, place), raw in self._parts.items() if of == index}
+        if item.get("type") == "message":
+            parts = dict.fromkeys(texts, _EMPTY_TEXT) | parts
+        if not parts:
+            return item
+        return item | {"content": [parts[place] | {"text": texts.get(place, "")} for place in sorted(parts)]}
 
     def _right(self, said: TypedEvent, refusal: Refusal) -> bool:
         """``response.failed`` ends a response whatever its words are."""
@@ -173,8 +223,9 @@ class ResponsesScanner(TypedScanner):
         return said.type is not None
 
     def ending(self, error: Fault) -> bytes:
+        self._read_texts()
         told: list[tuple[str, dict[str, object]]] = [
-            ("response.output_item.done", {"output_index": index, "item": item | {"status": "incomplete"}})
+            ("response.output_item.done", {"output_index": index, "item": self._so_far(index, item)})
             for index, raw in sorted(self._open.items())
             if (item := _object(raw)) is not None
         ]

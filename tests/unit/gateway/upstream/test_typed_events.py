@@ -61,6 +61,58 @@ def test_a_response_ends_with_an_error_and_with_the_response_as_failed() -> None
     assert failed["response"]["error"]["code"] == "upstream_cut"
 
 
+@pytest.mark.parametrize("chunks", [0, 1, 63, 64, 65, 300])
+def test_an_open_item_is_closed_with_its_text_so_far(chunks: int) -> None:
+    from openai.types.responses import ResponseOutputItemDoneEvent
+
+    events = responses_events("m", "tok ", 400, USAGE)
+    first = next(place for place, event in enumerate(events) if event.startswith(b"event: response.output_text.delta"))
+    said = ended(Operation.RESPONSES, events[: first + chunks], 1000)
+    closed = next(each for each in said.split("\n\n") if each.startswith("event: response.output_item.done"))
+    event = ResponseOutputItemDoneEvent.model_validate_json(closed.partition("data: ")[2])
+    assert event.item.type == "message"
+    assert event.item.status == "incomplete"
+    deltas = [json.loads(each.partition(b"data: ")[2])["delta"] for each in events[first : first + chunks]]
+    assert "".join(getattr(part, "text", "") for part in event.item.content) == "".join(deltas)
+
+
+@pytest.mark.parametrize(
+    ("item", "delta", "expected"),
+    [
+        (
+            {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": ""},
+            "response.function_call_arguments.delta",
+            {"arguments": '{"a": "b'},
+        ),
+        (
+            {"type": "reasoning", "id": "rs_1", "summary": []},
+            "response.reasoning_text.delta",
+            {"content": [{"type": "reasoning_text", "text": '{"a": "b'}]},
+        ),
+        (
+            {"type": "message", "id": "m_1", "role": "assistant", "content": []},
+            "response.output_text.delta",
+            {"content": [{"type": "output_text", "text": '{"a": "b', "annotations": []}]},
+        ),
+    ],
+)
+def test_items_of_any_kind_are_closed_with_what_came_of_them(
+    item: dict[str, object], delta: str, expected: dict[str, object]
+) -> None:
+    def event(kind: str, **said: object) -> bytes:
+        return f"event: {kind}\ndata: {json.dumps({'type': kind, **said})}\n\n".encode()
+
+    events = [event("response.output_item.added", output_index=1, item=item)]
+    if item["type"] == "reasoning":
+        part = {"type": "reasoning_text", "text": ""}
+        events.append(event("response.content_part.added", output_index=1, content_index=0, part=part))
+    events += [event(delta, output_index=1, delta=text) for text in ('{"a"', ': "b')]
+    events += [b"event: response.output_text.delta\ndata: {broken\n\n"]
+    said = ended(Operation.RESPONSES, events, 50)
+    closed = next(each for each in said.split("\n\n") if each.startswith("event: response.output_item.done"))
+    assert json.loads(closed.partition("data: ")[2])["item"] == item | {"status": "incomplete"} | expected
+
+
 def test_a_response_that_was_never_begun_ends_with_the_error_alone() -> None:
     said = ended(Operation.RESPONSES, [], 1)
     assert said.startswith("event: error\n")
