@@ -18,6 +18,7 @@ SEED = int(os.environ.get("KVGATE_TEST_CHAOS_SEED", "1"))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 600)
 async def test_no_revoked_key_is_accepted_no_change_is_lost_and_the_fleet_is_one_at_the_end(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
