@@ -13,9 +13,10 @@ from gateway.errors.envelopes import anthropic_envelope, envelope
 from gateway.errors.unknown_route import unknown_route
 from gateway.http.exchange import ClientGoneError, Exchange, Receive, Scope, Send
 from gateway.http.via import Via
-from gateway.pipeline import PATHS, Pipeline
+from gateway.pipeline import Pipeline
 from gateway.registry import Registry
 from gateway.registry.missing_model import missing_model
+from gateway.requests.paths import PATHS
 from gateway.types import Dialect, Operation
 
 _OPERATIONS = {path: operation for operation, path in PATHS.items()}

@@ -24,8 +24,8 @@ from gateway.errors.errors import (
     StartupError,
     StateError,
     UnsupportedMediaTypeError,
+    UpstreamFailedError,
     UpstreamTimeoutError,
-    UpstreamUnreachableError,
 )
 
 __all__ = [
@@ -52,6 +52,6 @@ __all__ = [
     "StartupError",
     "StateError",
     "UnsupportedMediaTypeError",
+    "UpstreamFailedError",
     "UpstreamTimeoutError",
-    "UpstreamUnreachableError",
 ]

@@ -18,7 +18,7 @@ GatewayError
     ├── UnsupportedMediaTypeError 415
     ├── IdempotencyError          422  an idempotency key used for another request
     ├── RateLimitedError          429  with Retry-After
-    ├── UpstreamUnreachableError  502
+    ├── UpstreamFailedError       502  an instance failed the request
     ├── NoInstanceError           503  with Retry-After
     ├── PlanCancelledError        503  an operator has ended it
     ├── ShuttingDownError         503  with Retry-After: this process is ending
@@ -208,8 +208,8 @@ class RateLimitedError(ApiError):
     code = "rate_limit_exceeded"
 
 
-class UpstreamUnreachableError(ApiError):
-    """An instance could not be reached, or closed the connection before it answered, and no other could take over."""
+class UpstreamFailedError(ApiError):
+    """An instance failed the request, before its answer or within it, and no other instance could take over."""
 
     status = 502
     type = "upstream_error"
@@ -303,6 +303,6 @@ __all__ = [
     "StartupError",
     "StateError",
     "UnsupportedMediaTypeError",
+    "UpstreamFailedError",
     "UpstreamTimeoutError",
-    "UpstreamUnreachableError",
 ]

@@ -50,7 +50,7 @@ class LegRunner(Protocol):
         ...
 
 
-class Walker:
+class LegExecutor:
     """Runs legs in their order, and counts each at its instance while it runs."""
 
     def __init__(self, *, load: LoadTracker, runners: Mapping[LegKind, LegRunner]) -> None:
@@ -78,4 +78,4 @@ class Walker:
             raise LegFailedError(failure.kind, str(failure), instance=instance) from failure
 
 
-__all__ = ["EngineCall", "LegFailedError", "LegRunner", "Walker"]
+__all__ = ["EngineCall", "LegExecutor", "LegFailedError", "LegRunner"]

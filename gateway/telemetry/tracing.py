@@ -105,7 +105,7 @@ class RequestTrace:
         self._headers = headers_of(self._attempt.get_span_context())
 
     def answering(self, now_s: float) -> None:
-        """The legs before the answer have been walked: the answering instance is asked now."""
+        """The legs before the answer are done: the request goes to the answering instance now."""
         plan = self._record.plan
         if self._attempt is not None and plan is not None and plan.prefill is not None:
             span = self._tracer.start_span(

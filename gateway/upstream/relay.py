@@ -12,7 +12,7 @@ from http import HTTPStatus
 from time import monotonic
 from typing import Final, NamedTuple
 
-from gateway.errors import ApiError, DeadlineError, ShuttingDownError, UpstreamTimeoutError, UpstreamUnreachableError
+from gateway.errors import ApiError, DeadlineError, ShuttingDownError, UpstreamFailedError, UpstreamTimeoutError
 from gateway.http.deadline import Deadline
 from gateway.http.headers import Header, towards_client
 from gateway.http.status import BAD_REQUEST, NO_CONTENT
@@ -250,7 +250,7 @@ async def _under_head(
     response.hush()
     said, complete = await _read(response, first)
     if response.status < BAD_REQUEST:
-        await opening.end(UpstreamUnreachableError("the engine answered a request for a stream with something else"))
+        await opening.end(UpstreamFailedError("the engine answered a request for a stream with something else"))
         return Relayed(status=response.status, usage=None, failure=FailureKind.NO_HTTP)
     refusal = refusal_of_answer(response.status, said if complete and response.readable else b"", dialect)
     await opening.end(refusal)
@@ -300,7 +300,7 @@ def _ended(failure: UpstreamFailureError) -> ApiError:
     """Return the error of a stream that its instance ended or fell silent in."""
     if failure.kind in {FailureKind.IDLE_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT}:
         return UpstreamTimeoutError(str(failure))
-    return UpstreamUnreachableError(str(failure), code="upstream_cut")
+    return UpstreamFailedError(str(failure), code="upstream_cut")
 
 
 __all__ = ["DEADLINE", "Asked", "Relayed", "Reply", "relay"]

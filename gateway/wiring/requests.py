@@ -8,8 +8,9 @@ from time import monotonic
 from gateway.admission import AdmissionController, ConcurrencyLimiter, QueueRules
 from gateway.admission.fair_threads import FairThreads
 from gateway.api.openai import OpenAiApi
+from gateway.execution.forward import Forwarder
 from gateway.execution.handover import leg_runners
-from gateway.execution.legs import Walker
+from gateway.execution.legs import LegExecutor
 from gateway.execution.running_plans import RunningPlans
 from gateway.fingerprint import Fingerprinter
 from gateway.http.body_memory import BodyMemory
@@ -88,16 +89,8 @@ def build_serving(
         authenticator=base.authenticator,
         reader=_reader(base, instances, observation, threads, fingerprinter, admission),
         admission=admission,
-        planner=planner,
-        load=instances.load,
+        forwarder=_forwarder(base, instances, observation, pool, admission, planner, plans),
         registry=instances.registry,
-        client=UpstreamClient(pool, instances.timeouts),
-        walker=Walker(
-            load=instances.load,
-            runners=leg_runners(UpstreamClient(pool, instances.timeouts), instances.registry),
-        ),
-        plans=plans,
-        retries=RetryBudget(settings.upstream.retry_budget_ratio),
         telemetry=observation.telemetry,
         via=base.via,
         shutdown=base.shutdown,
@@ -172,9 +165,34 @@ def _limits(base: Base) -> Limits:
     return Limits(
         request_timeout_s=settings.requests.request_timeout_s,
         waits_s=_waits_s(settings.admission),
-        max_attempts=settings.upstream.max_attempts,
         stream_ping_s=settings.upstream.stream_ping_s,
         expected_output_tokens=settings.requests.expected_output_tokens,
+    )
+
+
+def _forwarder(  # noqa: PLR0913, PLR0917 - called once
+    base: Base,
+    instances: Instances,
+    observation: Observation,
+    pool: ConnectionPool,
+    admission: AdmissionController,
+    planner: Planner,
+    plans: RunningPlans,
+) -> Forwarder:
+    upstream = base.settings.upstream
+    client = UpstreamClient(pool, instances.timeouts)
+    return Forwarder(
+        max_attempts=upstream.max_attempts,
+        admission=admission,
+        planner=planner,
+        load=instances.load,
+        registry=instances.registry,
+        client=client,
+        legs=LegExecutor(load=instances.load, runners=leg_runners(client, instances.registry)),
+        plans=plans,
+        retries=RetryBudget(upstream.retry_budget_ratio),
+        telemetry=observation.telemetry,
+        via=base.via,
     )
 
 

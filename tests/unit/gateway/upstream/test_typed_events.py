@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import UpstreamUnreachableError
+from gateway.errors import UpstreamFailedError
 from gateway.types import Operation, Usage
 from gateway.upstream.relay import Asked, scanner_for
 from lab.conformance.dialects import disorder, messages_events, responses_events
 
-ERROR = UpstreamUnreachableError("the engine's connection ended within its answer", code="upstream_cut")
+ERROR = UpstreamFailedError("the engine's connection ended within its answer", code="upstream_cut")
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4}
 Stream = Callable[[str, str, int, dict[str, int]], list[bytes]]
 DIALECTS: list[tuple[Operation, Stream]] = [
