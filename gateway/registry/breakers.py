@@ -126,7 +126,7 @@ class Breakers:
         """Note an error that may be the request's own fault (a 500): it counts only against better peers."""
         if instance in self._breakers:
             now_s = self._seen_s[instance] = self._clock()
-            self._count_failure(instance, now_s, reason)
+            self._count_bad_answer(instance, now_s, reason)
 
     def failed(self, instance: InstanceId, reason: str) -> None:
         """Note that an instance failed a request: no answer, a cut one, a 502 to 504."""
@@ -139,19 +139,16 @@ class Breakers:
         self._note_trouble(instance)
         if breaker.state(now_s) is not before:
             _log.warning("instance %s is left alone for a while: %s", instance, reason)
-        self._count_failure(instance, self._clock(), reason)
+        self._count_bad_answer(instance, self._clock(), reason)
 
-    def _count_failure(self, instance: InstanceId, now_s: float, reason: str) -> None:
+    def _count_bad_answer(self, instance: InstanceId, now_s: float, reason: str) -> None:
         self._outliers.answered(instance, good=False, now_s=now_s)
-        self._eject_outlier(instance, now_s, reason)
-
-    def _eject_outlier(self, instance: InstanceId, now_s: float, last: str) -> None:
         breaker = self._breakers[instance]
         if breaker.state(now_s) is BreakerState.OPEN:
             return
         verdict = self._outliers.verdict(instance, now_s)
         if verdict is not None:
-            breaker.trip(now_s, f"{verdict} (the last one: {last})")
+            breaker.trip(now_s, f"{verdict} (the last one: {reason})")
             self._note_trouble(instance)
             self._outliers.forget(instance)
             _log.warning("instance %s is left alone for a while: %s", instance, breaker.reason)

@@ -178,12 +178,15 @@ class Roster:
         return origin
 
 
-def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C901 - it is a list of routes
-    """Return the routes of operators."""
-    router = APIRouter(route_class=AdminRoute, tags=["instances"])
-    store = changes.store
+class InstanceChanges:
+    """Changes of an instance's document."""
+
+    def __init__(self, changes: Changes, roster: Roster) -> None:
+        self._changes = changes
+        self._roster = roster
 
     async def put(  # noqa: PLR0913 - each call names them
+        self,
         name: str,
         made: Callable[[Document | None], InstanceBody],
         mutation: Mutation,
@@ -195,12 +198,12 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C9
         """Store what ``made`` makes of an instance's document, on the version that is ``expected`` of it."""
 
         async def attempt() -> Response:
-            if (replayed := await changes.replayed(mutation)) is not None:
+            if (replayed := await self._changes.replayed(mutation)) is not None:
                 return replayed
-            present = await store.document(Kind.INSTANCE, name)
+            present = await self._changes.store.document(Kind.INSTANCE, name)
             body = made(present)
             wanted = expected_of(mutation, InstanceBody, present) if expected is None else expected(present)
-            return await changes.apply(
+            return await self._changes.apply(
                 [Put(kind=Kind.INSTANCE, name=name, body=written(body, present), expected=wanted)],
                 mutation=mutation,
                 action=mutation.action(verb, f"instances/{name}", body.model_dump(mode="json")),
@@ -208,17 +211,25 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C9
                 shown=lambda documents: _change(must(documents[0])).model_dump(mode="json"),
             )
 
-        return await (attempt() if verb == "create" else changes.carried_out(attempt))
+        return await (attempt() if verb == "create" else self._changes.carried_out(attempt))
 
-    async def set_draining(name: str, mutation: Mutation, *, draining: bool) -> Response:
+    async def set_draining(self, name: str, mutation: Mutation, *, draining: bool) -> Response:
         def made(present: Document | None) -> InstanceBody:
             if present is None:
-                roster.get(name)
+                self._roster.get(name)
             said = InstanceBody() if present is None else read(InstanceBody, present)
             return said.model_copy(update={"draining": draining})
 
         verb = "drain" if draining else "resume"
-        return await put(name, made, mutation, verb=verb, expected=mutation.expected_as_read)
+        return await self.put(name, made, mutation, verb=verb, expected=mutation.expected_as_read)
+
+
+def instances_router(changes: Changes, roster: Roster) -> APIRouter:
+    """Return the routes of operators."""
+    router = APIRouter(route_class=AdminRoute, tags=["instances"])
+    store = changes.store
+
+    documents = InstanceChanges(changes, roster)
 
     @router.get("/instances")
     async def list_instances() -> InstanceList:
@@ -234,34 +245,7 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C9
             response.headers["etag"] = etag(document)
         return roster.view(found)
 
-    @router.post("/instances", status_code=201, response_model=InstanceChange)
-    async def post_instance(body: NewInstanceBody, mutation: MutationOf) -> Response:
-        """Take in an instance: checked from now on, used once it is healthy. 409 when its id or address is taken."""
-        if (replayed := await changes.replayed(mutation)) is not None:
-            return replayed
-        url = await roster.vetted(body.url, mutation.server)
-        _check_free(roster, body.id, url)
-        stored = InstanceBody(url=url, role=body.role)
-        return await put(body.id, lambda _: stored, mutation, verb="create", expected=lambda _: ABSENT, status=201)
-
-    @router.put("/instances/{name}", response_model=InstanceChange)
-    async def put_instance(name: InstanceName, body: InstanceBody, mutation: MutationOf) -> Response:
-        """Say all about an instance anew. Another address is another process: the former one drains first.
-
-        A role holds from the next request on where prompts go through the tiers. LMDeploy's own roles are an engine's
-        for its life: another is refused with a 409.
-        """
-        if (replayed := await changes.replayed(mutation)) is not None:
-            return replayed
-        if body.role is not None and roster.registry.knows(InstanceId(name)):
-            _check_role(roster.registry.get(InstanceId(name)), body)
-        if body.url is None:
-            roster.get(name)
-            return await put(name, lambda _: body, mutation, verb="put")
-        url = await roster.vetted(body.url, mutation.server)
-        _check_free(roster, name, url)
-        stored = body.model_copy(update={"url": url})
-        return await put(name, lambda _: stored, mutation, verb="put")
+    _add_puts(router, changes, roster, documents)
 
     @router.delete("/instances/{name}", status_code=204)
     async def delete_instance(name: InstanceName, mutation: MutationOf) -> Response:
@@ -281,14 +265,47 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:  # noqa: C9
     @router.post("/instances/{name}/drain", response_model=InstanceChange)
     async def drain(name: InstanceName, mutation: MutationOf) -> Response:
         """Give an instance nothing new, whoever named it, until it is resumed; what it has goes on."""
-        return await set_draining(name, mutation, draining=True)
+        return await documents.set_draining(name, mutation, draining=True)
 
     @router.post("/instances/{name}/resume", response_model=InstanceChange)
     async def resume(name: InstanceName, mutation: MutationOf) -> Response:
         """Give a drained instance requests again."""
-        return await set_draining(name, mutation, draining=False)
+        return await documents.set_draining(name, mutation, draining=False)
 
     return router
+
+
+def _add_puts(router: APIRouter, changes: Changes, roster: Roster, documents: InstanceChanges) -> None:
+    @router.post("/instances", status_code=201, response_model=InstanceChange)
+    async def post_instance(body: NewInstanceBody, mutation: MutationOf) -> Response:
+        """Take in an instance: checked from now on, used once it is healthy. 409 when its id or address is taken."""
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        url = await roster.vetted(body.url, mutation.server)
+        _check_free(roster, body.id, url)
+        stored = InstanceBody(url=url, role=body.role)
+        return await documents.put(
+            body.id, lambda _: stored, mutation, verb="create", expected=lambda _: ABSENT, status=201
+        )
+
+    @router.put("/instances/{name}", response_model=InstanceChange)
+    async def put_instance(name: InstanceName, body: InstanceBody, mutation: MutationOf) -> Response:
+        """Say all about an instance anew. Another address is another process: the former one drains first.
+
+        A role holds from the next request on where prompts go through the tiers. LMDeploy's own roles are an engine's
+        for its life: another is refused with a 409.
+        """
+        if (replayed := await changes.replayed(mutation)) is not None:
+            return replayed
+        if body.role is not None and roster.registry.knows(InstanceId(name)):
+            _check_role(roster.registry.get(InstanceId(name)), body)
+        if body.url is None:
+            roster.get(name)
+            return await documents.put(name, lambda _: body, mutation, verb="put")
+        url = await roster.vetted(body.url, mutation.server)
+        _check_free(roster, name, url)
+        stored = body.model_copy(update={"url": url})
+        return await documents.put(name, lambda _: stored, mutation, verb="put")
 
 
 def leases_router(roster: Roster) -> APIRouter:

@@ -19,9 +19,7 @@ from gateway.types import TenantId
 KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", description="A key's id, not the key.")]
 
 
-def keys_router(  # noqa: C901 - it is a list of routes
-    changes: Changes, authenticator: Authenticator, *, clock: Callable[[], float]
-) -> APIRouter:
+def keys_router(changes: Changes, authenticator: Authenticator, *, clock: Callable[[], float]) -> APIRouter:
     """Return the routes."""
     router = APIRouter(route_class=AdminRoute, tags=["keys"])
     store = changes.store
@@ -67,6 +65,13 @@ def keys_router(  # noqa: C901 - it is a list of routes
             secret={"key": made.key},
         )
 
+    _add_revoke(router, changes, clock)
+    return router
+
+
+def _add_revoke(router: APIRouter, changes: Changes, clock: Callable[[], float]) -> None:
+    store = changes.store
+
     @router.delete("/keys/{key_id}", response_model=KeyView)
     async def revoke_key(key_id: KeyId, mutation: MutationOf) -> Response:
         """Revoke a key: refused from now on, here at once and at other gateways within ``store_poll_s``.
@@ -96,8 +101,6 @@ def keys_router(  # noqa: C901 - it is a list of routes
             )
 
         return await changes.carried_out(attempt)
-
-    return router
 
 
 def _no_key(key_id: str) -> NotFoundError:

@@ -39,18 +39,10 @@ class PresetForm(BaseModel):
     version: int | None = Field(None, description="Of one that was made here.")
 
 
-def own_presets_router(changes: Changes, *, presets: PresetCatalogue) -> APIRouter:  # noqa: C901 - it is a list of routes
+def own_presets_router(changes: Changes, *, presets: PresetCatalogue) -> APIRouter:
     """Return the routes."""
     router = APIRouter(route_class=AdminRoute, tags=["fleet"])
     store = changes.store
-
-    def changeable(name: str) -> None:
-        if name in presets.shipped.workloads:
-            raise ConflictApiError(
-                f"the preset {name!r} comes along and stays as it is; make one of another name", code="preset_shipped"
-            )
-        if name in RESERVED:
-            raise ConflictApiError(f"no preset can be called {name!r}", code="preset_name_reserved")
 
     @router.get("/presets/{name}")
     async def get_form(name: PresetName, response: Response) -> PresetForm:
@@ -70,7 +62,7 @@ def own_presets_router(changes: Changes, *, presets: PresetCatalogue) -> APIRout
         """
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
-        changeable(name)
+        _check_changeable(presets, name)
         text = json.dumps({"not_measured": "all", **form}, ensure_ascii=False)
         try:
             text.encode()
@@ -92,23 +84,33 @@ def own_presets_router(changes: Changes, *, presets: PresetCatalogue) -> APIRout
     @router.delete("/presets/{name}", status_code=204)
     async def delete_form(name: PresetName, mutation: MutationOf) -> Response:
         """Take a preset away that was made here; not the fleet's current one."""
-        changeable(name)
-        await _refuse_current(name, mutation)
+        _check_changeable(presets, name)
+        await _refuse_current(changes, name, mutation)
         return await changes.delete(
             Kind.WORKLOAD, name, mutation=mutation, target=f"presets/{name}", missing=lambda: _missing(name)
         )
 
-    async def _refuse_current(name: str, mutation: Mutation) -> None:
-        if await changes.replayed(mutation) is not None:
-            return
-        current = await store.document(Kind.PRESET, CURRENT_PRESET)
-        if current is not None and field(current, "name") == name:
-            raise ConflictApiError(
-                f"the fleet is kept at the preset {name!r}: apply another one, or DELETE /admin/v1/presets/current",
-                code="preset_in_use",
-            )
-
     return router
+
+
+def _check_changeable(presets: PresetCatalogue, name: str) -> None:
+    if name in presets.shipped.workloads:
+        raise ConflictApiError(
+            f"the preset {name!r} comes along and stays as it is; make one of another name", code="preset_shipped"
+        )
+    if name in RESERVED:
+        raise ConflictApiError(f"no preset can be called {name!r}", code="preset_name_reserved")
+
+
+async def _refuse_current(changes: Changes, name: str, mutation: Mutation) -> None:
+    if await changes.replayed(mutation) is not None:
+        return
+    current = await changes.store.document(Kind.PRESET, CURRENT_PRESET)
+    if current is not None and field(current, "name") == name:
+        raise ConflictApiError(
+            f"the fleet is kept at the preset {name!r}: apply another one, or DELETE /admin/v1/presets/current",
+            code="preset_in_use",
+        )
 
 
 def _missing(name: str) -> NotFoundError:

@@ -108,7 +108,7 @@ class ResetView(BaseModel):
     failed: int
 
 
-def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
+def policies_router(
     changes: Changes, *, registry: Registry, control: InstanceControl, swap: PolicySwap, keeper: FleetKeeper
 ) -> APIRouter:
     """Return the routes."""
@@ -143,6 +143,14 @@ def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
             raise NotFoundError(f"no policy of kind {kind!r} was chosen here", code="policy_not_found")
         response.headers["etag"] = etag(found)
         return _view(found)
+
+    _add_swap(router, changes, registry, swap)
+    _add_reset(router, changes, registry, control)
+    return router
+
+
+def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: PolicySwap) -> None:
+    store = changes.store
 
     @router.put("/policies/{kind}", response_model=PolicyView)
     async def put_policy(kind: PolicyKind, body: PolicyBody, mutation: MutationOf) -> Response:
@@ -187,6 +195,8 @@ def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
                     await swap.roll_back(instances, report)  # somebody else's change came first, or the store is away
                     raise
 
+
+def _add_reset(router: APIRouter, changes: Changes, registry: Registry, control: InstanceControl) -> None:
     @router.post("/prefix-cache/reset", response_model=ResetView)
     async def reset(body: ResetBody, mutation: MutationOf) -> Response:
         """Make instances forget every cached block that no request uses, in all tiers."""
@@ -217,8 +227,6 @@ def policies_router(  # noqa: C901, PLR0915 - it is a list of routes
                 shown=lambda _: detail,
                 act=act,
             )
-
-    return router
 
 
 @asynccontextmanager

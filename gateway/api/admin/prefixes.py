@@ -30,7 +30,7 @@ from kvcontrol.core.prefix_control import MOST_PINS
 PinId = Annotated[str, Path(pattern=NAME_PATTERN, description="A pin, as the list has it.")]
 
 
-def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -> APIRouter:  # noqa: C901, PLR0915 - it is a list of routes
+def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -> APIRouter:
     """Return the routes."""
     router = APIRouter(route_class=AdminRoute, tags=["fleet"])
     store = changes.store
@@ -39,6 +39,15 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -
     async def list_pins() -> PinList:
         """What is pinned, and where its blocks are."""
         return await desk.shown(await store.documents(Kind.PIN))
+
+    _add_pin(router, changes, names, desk)
+    _add_unpin(router, changes, desk)
+    _add_invalidate(router, changes, names, desk)
+    return router
+
+
+def _add_pin(router: APIRouter, changes: Changes, names: PrefixNames, desk: PrefixDesk) -> None:
+    store = changes.store
 
     @router.post("/prefixes", response_model=PinView)
     async def pin(body: PinPrefixBody, mutation: MutationOf) -> Response:
@@ -79,6 +88,10 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -
                     await desk.take_back(done)
                     raise
 
+
+def _add_unpin(router: APIRouter, changes: Changes, desk: PrefixDesk) -> None:
+    store = changes.store
+
     @router.delete("/prefixes/{pin_id}", response_model=UnpinView)
     async def unpin(pin_id: PinId, mutation: MutationOf) -> Response:
         """Keep a prefix no longer; its blocks go as others do. An instance that can't be asked ends it by itself."""
@@ -104,6 +117,10 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -
                     shown=lambda _: view.model_dump(mode="json"),
                     act=act,
                 )
+
+
+def _add_invalidate(router: APIRouter, changes: Changes, names: PrefixNames, desk: PrefixDesk) -> None:
+    store = changes.store
 
     @router.post("/prefixes/invalidate", response_model=InvalidateView)
     async def invalidate(body: PrefixBody, mutation: MutationOf) -> Response:
@@ -135,8 +152,6 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -
                     shown=lambda _: view.model_dump(mode="json"),
                     act=act,
                 )
-
-    return router
 
 
 def _outcomes(views: Mapping[str, PlaceView | InvalidatedView]) -> dict[str, dict[str, str]]:

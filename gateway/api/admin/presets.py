@@ -69,33 +69,10 @@ class CurrentPresetView(PresetView):
     restart: dict[str, dict[str, DifferenceView]]
 
 
-def presets_router(  # noqa: C901 - it is a list of routes
-    changes: Changes, *, presets: PresetCatalogue, registry: Registry, swap: PolicySwap
-) -> APIRouter:
+def presets_router(changes: Changes, *, presets: PresetCatalogue, registry: Registry, swap: PolicySwap) -> APIRouter:
     """Return the routes."""
     router = APIRouter(route_class=AdminRoute, tags=["fleet"])
     store = changes.store
-
-    def merged(body: PresetBody) -> Preset:
-        try:
-            return presets.all().preset(body.name, body.hardware)
-        except UnknownPresetError as error:
-            raise InvalidRequestError(str(error)) from None
-
-    def current(document: Document) -> CurrentPresetView:
-        body = read(PresetBody, document)
-        preset = merged(body)
-        restart = {
-            str(each.id): {
-                key: DifferenceView(present=one.present, wanted=one.wanted)
-                for key, one in differences(each.stats, preset).items()
-            }
-            for each in _reporting(registry)
-            if each.stats is not None
-        }
-        return CurrentPresetView(
-            **dict(_view(preset)), version=document.version, updated_at_s=document.updated_at_s, restart=restart
-        )
 
     @router.get("/presets")
     async def list_presets() -> PresetList:
@@ -115,7 +92,24 @@ def presets_router(  # noqa: C901 - it is a list of routes
         if found is None:
             raise _none()
         response.headers["etag"] = etag(found)
-        return current(found)
+        return _current(presets, registry, found)
+
+    @router.get("/presets/{name}/{hardware}")
+    async def get_preset(name: PresetName, hardware: HardwareName) -> PresetView:
+        """A preset on hardware."""
+        try:
+            return _view(presets.all().preset(name, hardware))
+        except UnknownPresetError as error:
+            raise NotFoundError(str(error), code="preset_not_found") from None
+
+    _add_apply(router, changes, presets, registry, swap)
+    return router
+
+
+def _add_apply(
+    router: APIRouter, changes: Changes, presets: PresetCatalogue, registry: Registry, swap: PolicySwap
+) -> None:
+    store = changes.store
 
     @router.put("/presets/current", response_model=CurrentPresetView)
     async def put_current(body: PresetBody, mutation: MutationOf) -> Response:
@@ -124,7 +118,7 @@ def presets_router(  # noqa: C901 - it is a list of routes
         """
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
-        preset = merged(body)
+        preset = _merged(presets, body)
         async with turn_of(swap):
             present = await store.document(Kind.PRESET, CURRENT_PRESET)
             wanted = mutation.expected(present)
@@ -152,7 +146,7 @@ def presets_router(  # noqa: C901 - it is a list of routes
                         mutation=mutation,
                         action=mutation.action("apply", target, said),
                         status=200,
-                        shown=lambda documents: current(must(documents[0])).model_dump(mode="json"),
+                        shown=lambda documents: _current(presets, registry, must(documents[0])).model_dump(mode="json"),
                         act=act,
                     )
                 except Exception:
@@ -166,15 +160,27 @@ def presets_router(  # noqa: C901 - it is a list of routes
             Kind.PRESET, CURRENT_PRESET, mutation=mutation, target="presets/current", missing=_none
         )
 
-    @router.get("/presets/{name}/{hardware}")
-    async def get_preset(name: PresetName, hardware: HardwareName) -> PresetView:
-        """A preset on hardware."""
-        try:
-            return _view(presets.all().preset(name, hardware))
-        except UnknownPresetError as error:
-            raise NotFoundError(str(error), code="preset_not_found") from None
 
-    return router
+def _merged(presets: PresetCatalogue, body: PresetBody) -> Preset:
+    try:
+        return presets.all().preset(body.name, body.hardware)
+    except UnknownPresetError as error:
+        raise InvalidRequestError(str(error)) from None
+
+
+def _current(presets: PresetCatalogue, registry: Registry, document: Document) -> CurrentPresetView:
+    preset = _merged(presets, read(PresetBody, document))
+    restart = {
+        str(each.id): {
+            key: DifferenceView(present=one.present, wanted=one.wanted)
+            for key, one in differences(each.stats, preset).items()
+        }
+        for each in _reporting(registry)
+        if each.stats is not None
+    }
+    return CurrentPresetView(
+        **dict(_view(preset)), version=document.version, updated_at_s=document.updated_at_s, restart=restart
+    )
 
 
 def _reporting(registry: Registry) -> tuple[Instance, ...]:
