@@ -293,11 +293,7 @@ class UpstreamClient:
             if connection.status in _REDIRECTIONS:
                 watch.stop()
                 connection.abort()
-                raise UpstreamFailureError(
-                    FailureKind.REDIRECTED,
-                    f"the engine answered {connection.status}: redirections are neither followed nor passed on, an "
-                    "instance is to be named by the address at which it answers",
-                )
+                raise _redirected(connection.status)
             return UpstreamResponse(connection, watch, partial(self._pool.give_back, origin), silence)
 
     async def _connect(self, origin: Origin, hung: Hung) -> Connection:
@@ -322,6 +318,14 @@ class UpstreamClient:
             ) from error
         finally:
             stuck.remove_done_callback(interrupt.fire)
+
+
+def _redirected(status: int) -> UpstreamFailureError:
+    return UpstreamFailureError(
+        FailureKind.REDIRECTED,
+        f"the engine answered {status}: redirections are neither followed nor passed on; name the instance by the "
+        "address at which it answers",
+    )
 
 
 async def _arrived(connection: Connection, silence: Silence | None) -> None:

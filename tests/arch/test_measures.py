@@ -27,7 +27,6 @@ LONG_FUNCTIONS = {
     "engines/lmdeploy/hooks/schedule.py:schedule_hooks",
     "engines/lmdeploy/hooks/server.py:server_hooks",
     "engines/lmdeploy/hooks/torch.py:torch_hooks",
-    "gateway/upstream/client.py:UpstreamClient.open",
     "kvcontrol/tier_report.py:offload_stats",
     "kvgate/admin_prefixes.py:prefixes",
     "kvgate/engine.py:engine",

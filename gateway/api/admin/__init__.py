@@ -1,7 +1,8 @@
 """``/admin/v1``: what operators change while the gateway runs. One file for each resource, wired in ``router``."""
 
 from gateway.api.admin.access import AdminAccess, AdminRoute
-from gateway.api.admin.changes import Changes, Mutation
+from gateway.api.admin.changes import Changes
+from gateway.api.admin.mutation import Mutation
 from gateway.api.admin.router import add_failure_handlers, admin_router
 
 __all__ = ["AdminAccess", "AdminRoute", "Changes", "Mutation", "add_failure_handlers", "admin_router"]

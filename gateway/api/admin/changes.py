@@ -12,29 +12,25 @@
   later (``acts.py``); who had something to store takes it back. An act whose gateway dies is undone by another one.
 """
 
-import hashlib
 import json
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from fastapi import Depends, Header, Request, Response
+from fastapi import Request, Response
 from pydantic import BaseModel
 
 from gateway.api.admin.acts import Act, Acts
+from gateway.api.admin.mutation import Mutation, OvertakenError, etag, expected_of, must, refusal
 from gateway.errors import (
     ApiError,
-    ConflictApiError,
     IdempotencyError,
-    InvalidRequestError,
     NoInstanceError,
-    PreconditionError,
 )
 from gateway.state import (
-    ABSENT,
     Action,
     ActLostError,
     Change,
@@ -49,7 +45,7 @@ from gateway.state import (
     Store,
     StoreUnavailableError,
 )
-from gateway.state.stored import newer, written
+from gateway.state.stored import written
 
 _ETAG: Final = re.compile(r'"(\d{1,18})"')
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -63,10 +59,6 @@ _log = logging.getLogger(__name__)
 
 Shown = Callable[[Sequence[Document | None]], Mapping[str, Any] | None]
 """Makes an answer's body of the documents after the change; None is an empty one."""
-
-
-class OvertakenError(ConflictApiError):
-    """Somebody else changed a document between its reading and its change, and no precondition names it."""
 
 
 class Changes:
@@ -95,7 +87,7 @@ class Changes:
                 _log.info("a change is made again: %s", error)
         return await attempt()
 
-    async def replayed(self, mutation: "Mutation") -> Response | None:
+    async def replayed(self, mutation: Mutation) -> Response | None:
         """Return what was answered to this request before, if it has been carried out; raises ``IdempotencyError``."""
         if mutation.idempotency_key is None:
             return None
@@ -124,7 +116,7 @@ class Changes:
     @asynccontextmanager
     async def act(
         self,
-        mutation: "Mutation",
+        mutation: Mutation,
         verb: str,
         target: str,
         detail: Mapping[str, Any] | None = None,
@@ -162,7 +154,7 @@ class Changes:
         self,
         changes: Sequence[Change],
         *,
-        mutation: "Mutation",
+        mutation: Mutation,
         action: Action,
         status: int,
         shown: Shown,
@@ -203,7 +195,7 @@ class Changes:
             raise
         except ConflictError as conflict:
             meant = (conflict.kind, conflict.name) == (changes[0].kind, changes[0].name)
-            raise _refusal(conflict, conditional=meant and mutation.conditional) from None
+            raise refusal(conflict, conditional=meant and mutation.conditional) from None
         except StoreUnavailableError as error:
             if act is None or changes:
                 raise
@@ -233,7 +225,7 @@ class Changes:
         name: str,
         body: BaseModel,
         *,
-        mutation: "Mutation",
+        mutation: Mutation,
         target: str,
         view: Callable[[Document], BaseModel],
     ) -> Response:
@@ -255,7 +247,7 @@ class Changes:
         return await self.carried_out(attempt)
 
     async def delete(
-        self, kind: Kind, name: str, *, mutation: "Mutation", target: str, missing: Callable[[], ApiError]
+        self, kind: Kind, name: str, *, mutation: Mutation, target: str, missing: Callable[[], ApiError]
     ) -> Response:
         """Take one document away; raises ``ApiError``, ``missing`` where there is none."""
 
@@ -276,115 +268,6 @@ class Changes:
         return await self.carried_out(attempt)
 
 
-class Mutation:
-    """The headers of a request that changes something; a FastAPI dependency."""
-
-    def __init__(
-        self,
-        request: Request,
-        if_match: Annotated[
-            str | None,
-            Header(
-                pattern=r'^("\d{1,18}"|\*)$', description='The ETag that the document must have, like "3"; * is any.'
-            ),
-        ] = None,
-        if_none_match: Annotated[
-            str | None, Header(pattern=r"^\*$", description="* makes it only if there is none yet.")
-        ] = None,
-        idempotency_key: Annotated[
-            str | None,
-            Header(
-                pattern=r"^[\x21-\x7e]{1,128}$",
-                description="Up to 128 visible ASCII characters; the same request is carried out once a day.",
-            ),
-        ] = None,
-    ) -> None:
-        self._request = request
-        self._if_match = if_match
-        self._create_only = if_none_match is not None
-        if if_match is not None and if_none_match is not None:
-            raise InvalidRequestError("give If-Match or If-None-Match, not both", param="If-Match")
-        self.idempotency_key = idempotency_key
-
-    @property
-    def conditional(self) -> bool:
-        return self._create_only or self._if_match is not None
-
-    @property
-    def server(self) -> tuple[str, int | None] | None:
-        """Return the address of ours that it came to."""
-        found: tuple[str, int | None] | None = self._request.scope.get("server")
-        return found
-
-    @property
-    def request_id(self) -> str:
-        given = self._request.headers.get("x-request-id", "")
-        return given if _KEY.fullmatch(given) else ""
-
-    def expected(self, present: Document | None) -> int | None:
-        """Return the version that the change is meant for; None is any. Raises ``PreconditionError``."""
-        if self._create_only:
-            return ABSENT
-        if self._if_match is None:
-            return None
-        if present is None:
-            raise PreconditionError("If-Match: there is no such document")
-        match = _ETAG.fullmatch(self._if_match)
-        return int(match.group(1)) if match else present.version
-
-    def expected_as_read(self, present: Document | None) -> int:
-        """Return the version that the change is meant for, which must be ``present``'s where no header names one.
-        Raises ``PreconditionError``.
-        """
-        wanted = self.expected(present)
-        return (ABSENT if present is None else present.version) if wanted is None else wanted
-
-    def stale(self, kind: Kind, name: str, found: int) -> ApiError:
-        """Return the refusal of a change that is meant for another version than the one there is."""
-        return _refusal(ConflictError(kind, name, expected=None, found=found), conditional=self.conditional)
-
-    def action(
-        self, action: str, target: str, detail: Mapping[str, Any] | None = None, *, outcome: str = "done"
-    ) -> Action:
-        """Return the audit entry of this request."""
-        return Action(
-            actor=_actor(self._request),
-            action=action,
-            target=target,
-            outcome=outcome,
-            detail=json.dumps(detail or {}),
-            request_id=self.request_id,
-        )
-
-    async def digest(self) -> str:
-        """Return what tells this request from another one with the same idempotency key."""
-        head = f"{self._request.method} {self._request.url.path}?{self._request.url.query}\n{self._if_match}\n"
-        return hashlib.sha256(head.encode() + await self._request.body()).hexdigest()
-
-
-def expected_of(mutation: Mutation, model: type[BaseModel], present: Document | None) -> int | None:
-    """Return the version that a document must have to be replaced. One with fields of a newer version must still be
-    the document whose fields are kept.
-    """
-    wanted = mutation.expected(present)
-    return present.version if wanted is None and present is not None and newer(model, present) else wanted
-
-
-MutationOf = Annotated[Mutation, Depends()]
-
-
-def must(document: Document | None) -> Document:
-    """Return a document that was just written."""
-    if document is None:
-        raise RuntimeError("a document that was just written is not there")
-    return document
-
-
-def etag(document: Document) -> str:
-    """Return a document's ETag."""
-    return f'"{document.version}"'
-
-
 def store_unavailable(error: StoreUnavailableError) -> ApiError:
     """Return the 503 for a store that can't be used, or that may have made a change."""
     if isinstance(error, OutcomeUnknownError):
@@ -396,24 +279,10 @@ def _etag(documents: Sequence[Document | None]) -> str:
     return etag(documents[0]) if documents and documents[0] is not None else ""
 
 
-def _actor(request: Request) -> str:
-    return f"admin@{request.client.host}" if request.client else "admin"
-
-
-def _refusal(conflict: ConflictError, *, conditional: bool) -> ApiError:
-    if conditional:
-        return PreconditionError(
-            f'{conflict.kind} {conflict.name!r} has the ETag "{conflict.found}" now'
-            if conflict.found
-            else f"there is no {conflict.kind} {conflict.name!r}"
-        )
-    return OvertakenError(f"{conflict.kind} {conflict.name!r} was changed by somebody else; read it and try again")
-
-
 def _response(status: int, body: str, headers: Mapping[str, str]) -> Response:
     if not body:
         return Response(status_code=status, headers=dict(headers))
     return Response(body, status_code=status, headers=dict(headers), media_type="application/json")
 
 
-__all__ = ["Changes", "Mutation", "MutationOf", "etag", "must", "store_unavailable"]
+__all__ = ["Changes", "store_unavailable"]

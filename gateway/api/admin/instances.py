@@ -12,7 +12,8 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.admin.access import AdminRoute, RegistrationRoute
-from gateway.api.admin.changes import Changes, Mutation, MutationOf, etag, expected_of, must
+from gateway.api.admin.changes import Changes
+from gateway.api.admin.mutation import Mutation, MutationOf, etag, expected_of, must
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.http.endpoint import place_of, serves
 from gateway.placement.planner import Planner

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Path, Query, Response
 
 from gateway.admission import Authenticator
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, MutationOf, etag, must
+from gateway.api.admin.changes import Changes
+from gateway.api.admin.mutation import MutationOf, etag, must
 from gateway.api.admin.tenants import no_tenant
 from gateway.api.admin.views import KeyList, KeyView, NewKeyBody, NewKeyView, key_view, revoked_view
 from gateway.errors import NotFoundError

@@ -11,7 +11,8 @@ from fastapi import APIRouter, Body, Path, Response
 from pydantic import BaseModel, Field
 
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, Mutation, MutationOf, etag, must
+from gateway.api.admin.changes import Changes
+from gateway.api.admin.mutation import Mutation, MutationOf, etag, must
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.fleet.catalogue import RESERVED, PresetCatalogue
 from gateway.state import Document, Kind, Put

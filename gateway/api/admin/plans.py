@@ -6,7 +6,8 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel
 
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, MutationOf
+from gateway.api.admin.changes import Changes
+from gateway.api.admin.mutation import MutationOf
 from gateway.errors import NotFoundError
 from gateway.execution.running_plans import RunningPlans
 from kvcontrol.scheduler_ir import ExecutionPlan, PlanId, PlanState, PlanStatus, render

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, MutationOf, etag, must
+from gateway.api.admin.changes import Changes
+from gateway.api.admin.mutation import MutationOf, etag, must
 from gateway.errors import ApiError, ConflictApiError, InvalidRequestError, NoInstanceError, NotFoundError
 from gateway.fleet import (
     Choice,

@@ -6,7 +6,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, MutationOf, must
+from gateway.api.admin.changes import Changes
+from gateway.api.admin.mutation import MutationOf, must
 from gateway.api.admin.prefix_desk import PinPrefixBody, PrefixDesk
 from gateway.api.admin.prefix_names import PrefixBody, PrefixNames
 from gateway.api.admin.prefix_views import (

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, MutationOf, etag, must
+from gateway.api.admin.changes import Changes
+from gateway.api.admin.mutation import MutationOf, etag, must
 from gateway.api.admin.policies import turn_of
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.fleet import InstanceControlError, Policy, PolicySwap, SwapReport

@@ -6,7 +6,8 @@ from fastapi import APIRouter, Path, Response
 
 from gateway.admission import QuotaMeter, QuotaUnavailableError
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, MutationOf, etag
+from gateway.api.admin.changes import Changes
+from gateway.api.admin.mutation import MutationOf, etag
 from gateway.api.admin.tenants import TenantName
 from gateway.api.admin.views import QuotaList, QuotaView, UsageView, quota_view
 from gateway.errors import NoInstanceError, NotFoundError

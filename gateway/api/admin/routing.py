@@ -4,7 +4,8 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict
 
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.changes import Changes, MutationOf, etag
+from gateway.api.admin.changes import Changes
+from gateway.api.admin.mutation import MutationOf, etag
 from gateway.errors import NotFoundError
 from gateway.fleet.config_sync import RosterKeeper
 from gateway.routing import POLICIES
