@@ -17,7 +17,7 @@ from gateway.admission import AdmissionController, Authenticator, keys_of
 from gateway.errors import ApiError, DeadlineError, PlanCancelledError
 from gateway.execution.forward import Admitted, Forwarder
 from gateway.fingerprint import Unreadable
-from gateway.http.body_memory import BodyRoom
+from gateway.http.body_memory import BodyReservation
 from gateway.http.deadline import HEADER as TIMEOUT_HEADER
 from gateway.http.deadline import Deadline, limit_of
 from gateway.http.exchange import ClientGoneError, Exchange
@@ -96,7 +96,7 @@ class Pipeline:
             started_s=monotonic(),
         )
         begin_trace(self._tracer, record, exchange, PATHS[operation])
-        room: BodyRoom | None = None
+        reserved: BodyReservation | None = None
         deadline: Deadline | None = None
         try:
             tenant = self._authenticator.authenticate(keys_of(exchange.headers))
@@ -108,9 +108,9 @@ class Pipeline:
                 limit_s=limit_of(exchange.header(TIMEOUT_HEADER), longest_s=self._limits.request_timeout_s),
             )
             self._shutdown.enter(deadline)
-            room = self._reader.room(tenant)
+            reserved = self._reader.reserve_body(tenant)
             with deadline:
-                received = await self._reader.receive(exchange, room)
+                received = await self._reader.receive(exchange, reserved)
                 record.received_s = monotonic()
                 exchange.watch(deadline.stop)
                 if self._tokens is not None and operation in TOKEN_OPERATIONS:
@@ -128,8 +128,8 @@ class Pipeline:
             exchange.unwatch()
             if deadline is not None:
                 self._shutdown.leave(deadline)
-            if room is not None:
-                room.give_back()
+            if reserved is not None:
+                reserved.give_back()
             self._telemetry.settle(record)
 
     async def _answer(

@@ -32,7 +32,7 @@ class _Lane:
     queue: FairQueue
     most: int
     running: int = 0
-    turns: dict[Waiting, "asyncio.Future[bool]"] = field(default_factory=dict)
+    waiters: dict[Waiting, "asyncio.Future[bool]"] = field(default_factory=dict)
 
 
 class FairThreads:
@@ -85,18 +85,18 @@ class FairThreads:
         return await asyncio.wrap_future(self._begun(lane, work))
 
     async def _turn(self, lane: _Lane, waiting: Waiting) -> None:
-        """Return when it is this work's turn; a thread is taken for it then."""
+        """Return when this work may begin; a thread is taken for it then."""
         loser = lane.queue.push(waiting)
         if loser is waiting:
             raise _saturated(len(lane.queue))
         if loser is not None:
-            lane.turns.pop(loser).set_result(False)
-        turn = lane.turns[waiting] = asyncio.get_running_loop().create_future()
+            lane.waiters.pop(loser).set_result(False)
+        waiter = lane.waiters[waiting] = asyncio.get_running_loop().create_future()
         try:
-            if not await turn:
+            if not await waiter:
                 raise _saturated(len(lane.queue))
         except asyncio.CancelledError:
-            if lane.turns.pop(waiting, None) is not None:
+            if lane.waiters.pop(waiting, None) is not None:
                 lane.queue.remove(waiting)
             elif waiting.granted:
                 self._ended(lane)
@@ -124,13 +124,13 @@ class FairThreads:
         self._last = lane
 
     def _ended(self, lane: _Lane) -> None:
-        """Give the thread back, and give turns as long as there are threads."""
+        """Give the thread back, and begin work that waits as long as there are threads."""
         lane.running -= 1
         while any(self._give_turn(each) for each in self._in_turn()):
             pass
 
     def _in_turn(self) -> tuple[_Lane, _Lane]:
-        """The kinds of work, the one first that was not given the last turn."""
+        """The kinds of work, the one first that did not begin last."""
         return (self._long, self._short) if self._last is self._short else (self._short, self._long)
 
     def _give_turn(self, lane: _Lane) -> bool:
@@ -138,13 +138,13 @@ class FairThreads:
             waiting = lane.queue.pop(self._clock())
             if waiting is None:
                 return False
-            turn = lane.turns.pop(waiting)
-            if turn.done():  # its client has left in this very step
+            waiter = lane.waiters.pop(waiting)
+            if waiter.done():  # its client has left in this very step
                 lane.queue.correct(waiting.tenant, waiting.weight, -waiting.work)
                 continue
             waiting.granted = True
             self._take(lane)
-            turn.set_result(True)
+            waiter.set_result(True)
             return True
         return False
 

@@ -25,7 +25,7 @@ from kvcontrol.core.roles import EngineRole
 _log = logging.getLogger(__name__)
 
 
-class RosterKeeper:
+class ConfigSync:
     """``refresh`` applies what the store says now. A witness of the membership: who is drained, or was given a role,
     joins so.
     """
@@ -117,7 +117,7 @@ class RosterKeeper:
                 continue
             if each.draining is not (each.id in self._drained):
                 self._registry.drain(each.id, draining=not each.draining)
-            if each.told_role is not self._roles.get(each.id):
+            if each.assigned_role is not self._roles.get(each.id):
                 self._registry.assign(each.id, self._roles.get(each.id))
         self._revision = revision
 
@@ -136,4 +136,4 @@ class RosterKeeper:
         _log.info("routing policy is %s now", policy)
 
 
-__all__ = ["RosterKeeper"]
+__all__ = ["ConfigSync"]

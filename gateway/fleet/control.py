@@ -8,7 +8,7 @@ import httpx2
 import msgspec
 
 from gateway.http.client import FETCH_ERRORS, fetch
-from gateway.http.connect_failure import why_unreachable
+from gateway.http.connect_failure import connect_failure_reason
 from gateway.registry import Instance
 from kvcontrol.core.errors import UNREADABLE
 
@@ -94,7 +94,9 @@ class InstanceControl:
                 headers=headers,
             )
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise InstanceControlError(f"can't be reached: {why_unreachable(error)}", status=None, sure=True) from None
+            raise InstanceControlError(
+                f"can't be reached: {connect_failure_reason(error)}", status=None, sure=True
+            ) from None
         except (httpx2.NetworkError, httpx2.RemoteProtocolError) as error:
             raise _DroppedError(str(error) or type(error).__name__, status=None, sure=False) from None
         except FETCH_ERRORS as error:

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class DesiredState:
     """What the store says that instances should do. ``shares`` of a preset hold for ``tenants`` without KV budgets.
     ``whole`` is whether all of it could be read: only then an instance that keeps more keeps too much.
     """
@@ -88,7 +88,7 @@ class FleetKeeper:
         registry: Registry,
         control: InstanceControl,
         swap: PolicySwap,
-        wishes: Callable[[], Wishes],
+        desired: Callable[[], DesiredState],
         settled: Callable[[], Awaitable[bool]],
         salt: Callable[[TenantId], str],
         clock: Callable[[], float],
@@ -99,7 +99,7 @@ class FleetKeeper:
         self._registry = registry
         self._control = control
         self._swap = swap
-        self._wishes = wishes
+        self._wishes = desired
         self._salt = salt
         self._clock = clock
         self._settled = settled
@@ -126,17 +126,17 @@ class FleetKeeper:
         look = due and await self._settled()
         if look:
             self._looked_s = self._clock()
-        wishes = self._wishes()
+        desired = self._wishes()
         budgets = {
             (tenant_of_salt(self._salt(tenant)), tier): budget
-            for tenant, limits in wishes.limits.items()
+            for tenant, limits in desired.limits.items()
             for tier, budget in limits.kv.items()
         }
         for gone in self._told.keys() - {each.id for each in self._registry.all()}:
             del self._told[gone]
             self._swap.paid(gone)
         await asyncio.gather(
-            *(self._keep(each, self._shares(each, wishes) | budgets, wishes, look=look) for each in present)
+            *(self._keep(each, self._shares(each, desired) | budgets, desired, look=look) for each in present)
         )
 
     def report(self) -> Mapping[InstanceId, InstanceReport]:
@@ -154,19 +154,19 @@ class FleetKeeper:
         told = self._told.get(instance.id)
         return told is None or instance.stats is None or told.epoch != instance.stats.epoch
 
-    def _shares(self, instance: Instance, wishes: Wishes) -> dict[BudgetKey, KvBudget]:
+    def _shares(self, instance: Instance, desired: DesiredState) -> dict[BudgetKey, KvBudget]:
         """The preset's shares of this instance's tiers, for tenants that have no budget of their own there."""
-        if wishes.shares is None:
+        if desired.shares is None:
             return {}
-        shares = share_of(instance, wishes.shares)
+        shares = share_of(instance, desired.shares)
         return {
             (tenant_of_salt(self._salt(tenant)), tier): budget
-            for tenant in wishes.tenants
-            if (limits := wishes.limits.get(tenant)) is None or not limits.kv
+            for tenant in desired.tenants
+            if (limits := desired.limits.get(tenant)) is None or not limits.kv
             for tier, budget in shares.items()
         }
 
-    async def _keep(self, instance: Instance, budgets: Budgets, wishes: Wishes, *, look: bool) -> None:
+    async def _keep(self, instance: Instance, budgets: Budgets, desired: DesiredState, *, look: bool) -> None:
         if instance.stats is None:
             return
         told = self._told.get(instance.id)
@@ -176,13 +176,13 @@ class FleetKeeper:
             told = self._told[instance.id] = _Told(epoch=instance.stats.epoch)
         owed = self._swap.owed(instance.id)
         of_budgets = told.budgets.keys() | budgets.keys() | {QUOTAS_PATH}
-        for key in told.refused.keys() - of_budgets - wishes.policies.keys() - owed.keys():
+        for key in told.refused.keys() - of_budgets - desired.policies.keys() - owed.keys():
             del told.refused[key]
-        for kind, policy in {**owed, **wishes.policies}.items():
+        for kind, policy in {**owed, **desired.policies}.items():
             if look or told.policies.get(kind) != policy or kind in owed:
                 await self._tell_policy(instance, told, policy)
         if look and (of_budgets - {QUOTAS_PATH} or not instance.stats.tiers.keys().isdisjoint(LOWER_TIERS)):
-            await self._look_at_budgets(instance, told, budgets, whole=wishes.whole)
+            await self._look_at_budgets(instance, told, budgets, whole=desired.whole)
         for key in told.budgets.keys() | budgets.keys():
             if told.budgets.get(key) != budgets.get(key):
                 await self._tell_budget(instance, told, key, budgets.get(key))
@@ -263,4 +263,4 @@ class FleetKeeper:
         told.refused[key] = (wish, reason, again_s)
 
 
-__all__ = ["FleetKeeper", "InstanceReport", "Wishes"]
+__all__ = ["DesiredState", "FleetKeeper", "InstanceReport"]

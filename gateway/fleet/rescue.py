@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from gateway.fleet.act_note import ActNote, read_note
 from gateway.fleet.control import InstanceControlError
 from gateway.fleet.pins import PinKeeper
 from gateway.fleet.policies import Policy, PolicySwap
+from gateway.fleet.undo_note import UndoNote, read_note
 from gateway.problems import ProblemKind, Problems
 from gateway.registry import Registry
 from gateway.state import ActLostError, OpenAct, Store
@@ -80,7 +80,7 @@ class Rescue:
             self._swap.owe(InstanceId(each.instance), policy)
         await self._unpin(note)
 
-    async def _unpin(self, note: ActNote) -> None:
+    async def _unpin(self, note: UndoNote) -> None:
         async with self._pins.lock:
             for each in note.pins:
                 if not self._registry.knows(InstanceId(each.instance)):

@@ -26,9 +26,9 @@ class BodyMemory:
         self._held: dict[TenantId, int] = {}
         self.held_bytes = 0
 
-    def room(self, tenant: TenantId) -> "BodyRoom":
+    def reserve(self, tenant: TenantId) -> "BodyReservation":
         """Return what one request of a tenant counts its bytes with."""
-        return BodyRoom(self, tenant)
+        return BodyReservation(self, tenant)
 
     def take(self, tenant: TenantId, size: int) -> None:
         """Count bytes that a tenant's request is about to hold; raises ``RateLimitedError`` where it may not."""
@@ -54,7 +54,7 @@ class BodyMemory:
             del self._held[tenant]
 
 
-class BodyRoom:
+class BodyReservation:
     """One request's part."""
 
     __slots__ = ("_memory", "_size", "_tenant")
@@ -85,4 +85,4 @@ class BodyRoom:
             self._memory.give_back(self._tenant, size)
 
 
-__all__ = ["TIMES", "BodyMemory", "BodyRoom"]
+__all__ = ["TIMES", "BodyMemory", "BodyReservation"]

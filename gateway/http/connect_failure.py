@@ -26,7 +26,7 @@ def is_own_fault(error: Exception) -> bool:
     return cause is not None and cause.errno in {errno.EMFILE, errno.ENFILE}
 
 
-def why_unreachable(error: Exception) -> str:
+def connect_failure_reason(error: Exception) -> str:
     """Return why there is no connection, as the system calls it: "Connection refused". The texts of asyncio and anyio
     have the address in them.
     """
@@ -40,4 +40,4 @@ def why_unreachable(error: Exception) -> str:
     return os.strerror(cause.errno) if cause.errno else "none of its addresses answers"
 
 
-__all__ = ["is_own_fault", "why_unreachable"]
+__all__ = ["connect_failure_reason", "is_own_fault"]

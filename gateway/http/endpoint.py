@@ -15,7 +15,7 @@ _LOOPBACK: Final = "127.0.0.1"
 _NUMBER: Final = re.compile(r"(?:.*\.)?(?:[0-9]+|0[xX][0-9a-fA-F]*)")
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """A host (an address as it is written usually), its port, and what comes before the paths of its API."""
 
     host: str
@@ -42,7 +42,7 @@ def address_of(host: str) -> IPAddress | None:
 
 
 @lru_cache(maxsize=4096)
-def place_of(url: str) -> Place:
+def endpoint_of(url: str) -> Endpoint:
     """Return where a URL leads; raises ``ValueError`` for one that can't be read.
 
     A name is taken for itself, whatever it points to, but for ``localhost``.
@@ -52,14 +52,14 @@ def place_of(url: str) -> Place:
     if host == _LOCALHOST or host.endswith(f".{_LOCALHOST}"):
         host = _LOOPBACK
     address = address_of(host)
-    return Place(
+    return Endpoint(
         host=host if address is None else str(address),
         port=DEFAULT_PORTS[parts.scheme.lower()] if parts.port is None else parts.port,
         path=parts.path.rstrip("/"),
     )
 
 
-def usual(url: str) -> str:
+def normalized_url(url: str) -> str:
     """Return a URL with its host, where that is an address, as addresses are written; raises ``ValueError``."""
     parts = urlsplit(url)
     address = address_of(parts.hostname or "")
@@ -71,11 +71,11 @@ def usual(url: str) -> str:
     return parts._replace(netloc=f"{user}{at}{shown}{port}").geturl()
 
 
-def serves(host: str, port: int, place: Place) -> bool:
+def serves(host: str, port: int, place: Endpoint) -> bool:
     """Whether a server that listens at ``host``, which may be all addresses of its machine, is who answers at a place:
     as far as addresses alone tell.
     """
-    listening = place_of(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    listening = endpoint_of(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
     if listening.port != place.port or place.path:
         return False
     address, asked = address_of(listening.host), address_of(place.host)
@@ -83,4 +83,4 @@ def serves(host: str, port: int, place: Place) -> bool:
     return everywhere or listening.host == place.host
 
 
-__all__ = ["DEFAULT_PORTS", "IPAddress", "Place", "address_of", "place_of", "serves", "usual"]
+__all__ = ["DEFAULT_PORTS", "Endpoint", "IPAddress", "address_of", "endpoint_of", "normalized_url", "serves"]

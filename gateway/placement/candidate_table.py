@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.registry import Instance, LoadTracker, Tally, faded
-from gateway.routing import NOTHING_HELD, Candidate, Held, Lineup, Speeds, make_candidate
+from gateway.routing import NOTHING_HELD, Candidate, CandidateColumns, Held, Speeds, make_candidate
 from gateway.routing.base import CHUNK_TOKENS
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.ids import InstanceId
@@ -25,8 +25,8 @@ _Places = dict[tuple[InstanceId, ...], tuple[int, ...]]
 """Of those among some names who are meant."""
 
 
-class LiveLineup(Lineup):
-    """The lineup of a list of instances. ``asked`` is the tuple that they were last asked for by, which is as they are
+class CandidateTable(CandidateColumns):
+    """The columns of a list of instances. ``asked`` is the tuple that they were last asked for by, which is as they are
     still, None where it was none. ``identities`` are those of their caches, one object for equal ones, and ``kinds``
     the different ones, each with the places of those among some names who have it, as far as anybody has asked;
     ``version`` is the calibration's whose speeds they have.
@@ -194,4 +194,4 @@ class LiveLineup(Lineup):
         return found  # type: ignore[return-value] # none is None any more
 
 
-__all__ = ["LiveLineup"]
+__all__ = ["CandidateTable"]

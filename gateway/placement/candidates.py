@@ -1,7 +1,7 @@
 """The usable instances as a policy sees them: what each has to do, how fast it is, what it holds of a prompt.
 
 Asked for with each request, over all instances, so little of it is made anew. What instances have to do stands in the
-columns of a ``Lineup``, where that changes which has changed since the last request:
+columns of a ``CandidateColumns``, where that changes which has changed since the last request:
 
     the instance's snapshot  a health check brought another one
     its tally                a request came or went
@@ -17,7 +17,7 @@ from operator import is_, is_not
 from typing import Final
 
 from gateway.fingerprint import Fingerprint, Gap
-from gateway.placement.candidate_table import LiveLineup
+from gateway.placement.candidate_table import CandidateTable
 from gateway.placement.lookups import Cached, Lookups
 from gateway.registry import Instance, LoadTracker
 from gateway.routing import Calibration, Field, Held, LearnedAffinity, RecentRoutes, Speeds
@@ -32,7 +32,7 @@ _PATHS_UP = {
     CacheTier.NVME: ("nvme_to_ddr", "ddr_to_hbm"),
 }
 _MOST_KEPT: Final = 1024
-_MOST_LINEUPS: Final = 64
+_MOST_TABLES: Final = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -56,11 +56,11 @@ class Asked(Field):
 
     __slots__ = ("_identities", "_lookups")
 
-    def __init__(self, lineup: LiveLineup, held: dict[int, Held], lookups: Lookups) -> None:
-        self.lineup = lineup
+    def __init__(self, columns: CandidateTable, held: dict[int, Held], lookups: Lookups) -> None:
+        self.columns = columns
         self.held = held
         self._all = None
-        self._identities = lineup.identities
+        self._identities = columns.identities
         self._lookups = lookups
 
     def cached(self, place: int) -> Cached | None:
@@ -69,7 +69,7 @@ class Asked(Field):
 
 
 class Candidates:
-    """Owns the lineups. A request costs O(instances) in C, and O(1) for each that changed or holds some of the
+    """Owns the tables. A request costs O(instances) in C, and O(1) for each that changed or holds some of the
     prompt.
     """
 
@@ -96,7 +96,7 @@ class Candidates:
         self._reloads: dict[InstanceId, tuple[InstanceStats, _Reload]] = {}
         self._ups: dict[InstanceId, _Reload] = {}  # of those that publish: the last that each had
         self._reload_times: dict[tuple[tuple[CacheTier, float], ...], _Reload] = {}
-        self._lineups: dict[tuple[InstanceId, int], LiveLineup] = {}
+        self._tables: dict[tuple[InstanceId, int], CandidateTable] = {}
 
     def lookups(self, fingerprint: Fingerprint | Gap) -> Lookups:
         """Return what will say who holds what of a prompt; valid until the index changes."""
@@ -104,18 +104,18 @@ class Candidates:
 
     def of(self, instances: Sequence[Instance], lookups: Lookups) -> Asked:
         """Return instances, at least one, as candidates for a prompt, in their order; valid until anything changes."""
-        lineup = self._lineup(instances)
+        columns = self._table_of(instances)
         held: dict[int, Held] = {}
-        for identity, places in lineup.kinds:
+        for identity, places in columns.kinds:
             cached = lookups.under(identity)
             if cached is not None:
                 for names, tokens in cached.groups:
                     at = places.get(names)
-                    held |= dict.fromkeys(lineup.find(names, identity, places) if at is None else at, tokens)
+                    held |= dict.fromkeys(columns.find(names, identity, places) if at is None else at, tokens)
                 for name, tokens in cached.apart.items():
-                    for place in lineup.find((name,), identity, places):
+                    for place in columns.find((name,), identity, places):
                         held[place] = tokens
-        return Asked(lineup, held, lookups)
+        return Asked(columns, held, lookups)
 
     def speeds(self, instance: Instance) -> Speeds | None:
         """Return how fast an instance is; None before anything is known."""
@@ -126,42 +126,42 @@ class Candidates:
 
     def observed(self, instance: InstanceId) -> None:
         """An instance's speeds have changed by an answer of its own."""
-        for lineup in self._lineups.values():
-            at = lineup.places.get(instance)
+        for columns in self._tables.values():
+            at = columns.places.get(instance)
             if at is not None:
-                lineup.tell(at, self.speeds(lineup.instances[at]))
+                columns.tell(at, self.speeds(columns.instances[at]))
 
     def forget(self, instance: InstanceId) -> None:
-        """An instance is gone. All lineups are made anew, which is as seldom."""
-        self._lineups.clear()
+        """An instance is gone. All tables are made anew, which is as seldom."""
+        self._tables.clear()
         self._reloads.pop(instance, None)
         self._ups.pop(instance, None)
         self._lives.pop(instance, None)
 
-    def _lineup(self, instances: Sequence[Instance]) -> LiveLineup:
-        """Return the lineup of these, brought up to date. They are kept by who is first in them and how many they are:
+    def _table_of(self, instances: Sequence[Instance]) -> CandidateTable:
+        """Return the columns of these, brought up to date. They are kept by who is first in them and how many they are:
         a model's, and those without the one or other whose breaker is open.
         """
         key = (instances[0].id, len(instances))
-        lineup = self._lineups.get(key)
-        if lineup is None or lineup.asked is not instances:
-            others = () if lineup is None else list(compress(count(), map(is_not, lineup.instances, instances)))
-            if lineup is None or any(instances[at].id != lineup.names[at] for at in others):
-                if len(self._lineups) >= _MOST_LINEUPS:
-                    self._lineups.clear()
-                lineup = self._lineups[key] = LiveLineup(instances, self._load)
+        columns = self._tables.get(key)
+        if columns is None or columns.asked is not instances:
+            others = () if columns is None else list(compress(count(), map(is_not, columns.instances, instances)))
+            if columns is None or any(instances[at].id != columns.names[at] for at in others):
+                if len(self._tables) >= _MOST_TABLES:
+                    self._tables.clear()
+                columns = self._tables[key] = CandidateTable(instances, self._load)
                 for each in instances:
-                    self._seat(lineup, each)
+                    self._seat(columns, each)
             else:
                 for at in others:
-                    self._seat(lineup, instances[at])
-            lineup.asked = instances if isinstance(instances, tuple) else None
-        lineup.refresh()
-        if lineup.version != self._calibration.version:
-            self._tell_all(lineup)
-        return lineup
+                    self._seat(columns, instances[at])
+            columns.asked = instances if isinstance(instances, tuple) else None
+        columns.refresh()
+        if columns.version != self._calibration.version:
+            self._tell_all(columns)
+        return columns
 
-    def _seat(self, lineup: LiveLineup, instance: Instance) -> None:
+    def _seat(self, columns: CandidateTable, instance: Instance) -> None:
         """Show an instance's new snapshot."""
         stats = instance.stats
         if stats is None and self._lives.get(instance.id) != instance.life:
@@ -173,15 +173,15 @@ class Candidates:
         else:
             identity = self._interned(stats.identity)
             self._ups[instance.id] = self._reload(instance.id, stats)
-        lineup.seat(instance, identity, self.speeds(instance))
+        columns.seat(instance, identity, self.speeds(instance))
 
-    def _tell_all(self, lineup: LiveLineup) -> None:
+    def _tell_all(self, columns: CandidateTable) -> None:
         """All get the new speeds together."""
         fleet = self._calibration.fleet
         paces: tuple[Speeds | None, ...] = (fleet,)
-        told: list[Speeds | None] = [fleet] * len(lineup.names)
+        told: list[Speeds | None] = [fleet] * len(columns.names)
         if fleet is not None:
-            reloads = list(map(self._ups.get, lineup.names))
+            reloads = list(map(self._ups.get, columns.names))
             first = reloads[0]
             if first is not None and all(map(is_, reloads, repeat(first))):
                 paces = (first.with_times(fleet),)
@@ -190,11 +190,11 @@ class Candidates:
                 paces = ()
                 told = [fleet if each is None else each.with_times(fleet) for each in reloads]
         for name in self._calibration.unlike:
-            at = lineup.places.get(name)
+            at = columns.places.get(name)
             if at is not None:
-                told[at] = self.speeds(lineup.instances[at])
+                told[at] = self.speeds(columns.instances[at])
                 paces = ()
-        lineup.tell_all(told, self._calibration.version, paces)
+        columns.tell_all(told, self._calibration.version, paces)
 
     def _interned(self, identity: CacheIdentity) -> CacheIdentity:
         """One object for equal identities: to compare them costs nothing then."""

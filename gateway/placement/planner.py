@@ -270,7 +270,7 @@ class Planner:
             query = Query(prompt_tokens=None, gap=fingerprint, candidates=candidates, key=session)
         decision = self._policy.choose(query)
         answer = decision.candidate
-        place = candidates.lineup.places[answer.instance]
+        place = candidates.columns.places[answer.instance]
         chosen = instances[place]
         if unnamed is not None and chosen.stats is not None and decision.reason == "cold":
             decision = decision._replace(reason=unnamed)
@@ -325,7 +325,7 @@ class Planner:
         handover = split.placement.handover
         if handover is None or field is None:
             return split, None
-        place = field.lineup.places[InstanceId(handover.prefill)]
+        place = field.columns.places[InstanceId(handover.prefill)]
         return split, PrefillSide(prefilling[place], field.at(place))
 
 

@@ -155,10 +155,10 @@ def _runs(candidate: Candidate) -> tuple[CachedRun, ...]:
 
 def _sides(instances: Sequence[Instance], field: Field) -> list[Side]:
     """From the columns: of those that aren't chosen no candidate is made."""
-    lineup, held = field.lineup, field.held
+    columns, held = field.columns, field.held
     return [
         _side(each, held.get(at, NOTHING_HELD), runs - each.foreign_requests, queued)
-        for at, (each, runs, queued) in enumerate(zip(instances, lineup.running, lineup.queued, strict=True))
+        for at, (each, runs, queued) in enumerate(zip(instances, columns.running, columns.queued, strict=True))
     ]
 
 

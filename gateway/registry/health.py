@@ -17,7 +17,7 @@ import httpx2
 import msgspec
 
 from gateway.http.client import FETCH_ERRORS, fetch
-from gateway.http.connect_failure import is_own_fault, why_unreachable
+from gateway.http.connect_failure import connect_failure_reason, is_own_fault
 from gateway.registry.addresses import AddressRules
 from gateway.registry.instance import InstanceState, Model, ProbeResult, Source
 from gateway.registry.load import LoadTracker
@@ -110,7 +110,7 @@ class HealthLoop:
                 error
             ):  # a problem of this process, which is reported as one: it tells nothing of the instance
                 return
-            reason = f"can't be reached: {why_unreachable(error)}"
+            reason = f"can't be reached: {connect_failure_reason(error)}"
             self._reports = False  # whatever answers there next is another process
             self._registry.checks.failed(self._instance, reason, may_drain=True)
             self._registry.checks.connection_failed(self._instance, reason)

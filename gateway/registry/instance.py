@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from gateway.http.endpoint import Place, place_of
+from gateway.http.endpoint import Endpoint, endpoint_of
 from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole
@@ -33,8 +33,8 @@ class InstanceSpec:
     role: EngineRole | None = None
 
     @property
-    def place(self) -> Place:
-        return place_of(self.url)
+    def endpoint(self) -> Endpoint:
+        return endpoint_of(self.url)
 
 
 class InstanceState(StrEnum):
@@ -81,10 +81,10 @@ class Instance:
     been learned since it became healthy, or that this was tried in vain: then ``blocks_problem`` says why they are
     unknown, and the instance is routed by load until a later try succeeds. A ``draining`` one finishes what it has and
     is given nothing new. ``life`` counts how often it became healthy: it may be another process each
-    time; ``doubts`` how often answers have contradicted what it announces. ``named_role`` is what it is for according
-    to whoever named it, ``told_role`` according to operators, None where those say nothing; ``role`` is what comes of
-    these and of what it says itself, and hybrid before that is known. ``kv`` says that
-    it serves ``/kv/v1``, whether or not that could be read at the last check.
+    time; ``doubts`` how often answers have contradicted what it announces. ``named_role`` is the role that its source
+    names, ``assigned_role`` the one that operators assign, None where there is none; ``role`` follows from these and
+    from what the instance reports, and is hybrid before that is known. ``kv``: it serves ``/kv/v1``, whether or not
+    that could be read at the last check.
     """
 
     id: InstanceId
@@ -96,7 +96,7 @@ class Instance:
     life: int = 0
     doubts: int = 0
     named_role: EngineRole | None = None
-    told_role: EngineRole | None = None
+    assigned_role: EngineRole | None = None
     role: EngineRole = EngineRole.HYBRID
     models: tuple[Model, ...] = ()
     stats: InstanceStats | None = None
@@ -106,8 +106,8 @@ class Instance:
     blocks_problem: str | None = None
 
     @property
-    def place(self) -> Place:
-        return place_of(self.url)
+    def endpoint(self) -> Endpoint:
+        return endpoint_of(self.url)
 
     @property
     def ready(self) -> bool:
@@ -135,7 +135,7 @@ class Instance:
     @property
     def known_role(self) -> EngineRole | None:
         """What it is for; None where nobody has said so, and it was never reached."""
-        return self.role if self.life or self.told_role is not None or self.named_role is not None else None
+        return self.role if self.life or self.assigned_role is not None or self.named_role is not None else None
 
     @property
     def stands_in(self) -> bool:

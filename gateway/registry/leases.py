@@ -109,7 +109,7 @@ class Leases:
             before = self._registry.get(instance)
             if before.source is not Source.SELF:
                 raise ValueError(f"instance {instance!r} is named by {before.source}; it can't register itself")
-            if before.place != spec.place:  # another life of it: the former one is dead or dying
+            if before.endpoint != spec.endpoint:  # another life of it: the former one is dead or dying
                 # It may be retired once more meanwhile: that ends the task, and must not end whoever waits for it.
                 await asyncio.wait({self._membership.retire(instance, drain_s=0)})
                 self._membership.add(spec)

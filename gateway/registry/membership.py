@@ -72,7 +72,7 @@ class Membership:
 
         The same instance that was leaving stays.
         """
-        if spec.id in self._leaving and self._registry.get(spec.id).place == spec.place:
+        if spec.id in self._leaving and self._registry.get(spec.id).endpoint == spec.endpoint:
             return self.resume(spec.id)
         added = self._registry.add(spec)
         self._attend(spec.id)
@@ -121,7 +121,7 @@ class Membership:
             if each.source is not source:
                 continue
             spec = wanted.get(each.id)
-            if spec is None or spec.place != each.place:
+            if spec is None or spec.endpoint != each.endpoint:
                 if each.id not in self._leaving:
                     self.retire(each.id, drain_s=drain_s)
             elif each.id in self._leaving:
@@ -131,9 +131,9 @@ class Membership:
 
     def _take_in(self, spec: InstanceSpec) -> None:
         for each in self._registry.all():
-            if each.id == spec.id and each.place == spec.place and each.source is spec.source:
+            if each.id == spec.id and each.endpoint == spec.endpoint and each.source is spec.source:
                 return
-            if each.id in self._leaving and (each.id == spec.id or each.place == spec.place):
+            if each.id in self._leaving and (each.id == spec.id or each.endpoint == spec.endpoint):
                 self._waiting[spec.id] = spec
                 return
         try:

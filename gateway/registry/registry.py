@@ -20,7 +20,7 @@ from gateway.registry.checks import CheckRules, Checks
 from gateway.registry.instance import Instance, InstanceSpec, InstanceState
 from gateway.registry.models import ServedModels
 from gateway.registry.outliers import OutlierRules
-from gateway.registry.roles import told
+from gateway.registry.roles import with_assigned_role
 from gateway.registry.table import InstanceTable
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole
@@ -55,7 +55,7 @@ class Registry:
         """
         if spec.id in self._table:
             raise ValueError(f"there is an instance {spec.id!r} already")
-        same = next((each for each in self._table.all() if each.place == spec.place), None)
+        same = next((each for each in self._table.all() if each.endpoint == spec.endpoint), None)
         if same is not None:
             raise ValueError(f"{spec.url} is instance {same.id!r} already")
         self._enter(spec)
@@ -81,7 +81,7 @@ class Registry:
 
     def assign(self, instance: InstanceId, role: EngineRole | None) -> Instance:
         """Note the role that an operator assigns to an instance, None for no role; raises ``KeyError``."""
-        self._table.update(told(self._table[instance], role))
+        self._table.update(with_assigned_role(self._table[instance], role))
         return self._table[instance]
 
     def all(self) -> tuple[Instance, ...]:

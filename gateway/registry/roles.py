@@ -15,17 +15,17 @@ def role_after(before: Instance, probe: ProbeResult) -> EngineRole:
     """Return what an instance is for after a good check; one that says nothing this once is what it was."""
     if probe.stats is None and probe.kv and before.life:
         return before.role
-    return _role(probe.stats, before.told_role, before.named_role)
+    return _role(probe.stats, before.assigned_role, before.named_role)
 
 
-def told(before: Instance, role: EngineRole | None) -> Instance:
+def with_assigned_role(before: Instance, role: EngineRole | None) -> Instance:
     """Return the same instance after an operator's word on what it is for; None takes that back."""
-    return replace(before, told_role=role, role=_role(before.stats, role, before.named_role))
+    return replace(before, assigned_role=role, role=_role(before.stats, role, before.named_role))
 
 
-def _role(stats: InstanceStats | None, told_role: EngineRole | None, named_role: EngineRole | None) -> EngineRole:
+def _role(stats: InstanceStats | None, assigned_role: EngineRole | None, named_role: EngineRole | None) -> EngineRole:
     own = EngineRole.HYBRID if stats is None else stats.role
-    return own if own is not EngineRole.HYBRID else told_role or named_role or own
+    return own if own is not EngineRole.HYBRID else assigned_role or named_role or own
 
 
-__all__ = ["role_after", "told"]
+__all__ = ["role_after", "with_assigned_role"]

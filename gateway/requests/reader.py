@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from gateway.admission import AdmissionController, Held
 from gateway.admission.fair_threads import FairThreads
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
-from gateway.http.body_memory import BodyMemory, BodyRoom
+from gateway.http.body_memory import BodyMemory, BodyReservation
 from gateway.http.content_encoding import Decoding, coding_of, decode
 from gateway.http.exchange import Exchange
 from gateway.registry import Registry
@@ -34,7 +34,7 @@ class Received(NamedTuple):
 
     body: bytes
     coding: bytes | None
-    room: BodyRoom
+    reserved: BodyReservation
 
     @property
     def is_long(self) -> bool:
@@ -71,11 +71,11 @@ class Reader:
         self._admission = admission
         self._registry = registry
 
-    def room(self, tenant: Tenant) -> BodyRoom:
+    def reserve_body(self, tenant: Tenant) -> BodyReservation:
         """Return what a request's bytes are counted with; whoever gets it gives it back."""
-        return self._memory.room(tenant.id)
+        return self._memory.reserve(tenant.id)
 
-    async def receive(self, exchange: Exchange, room: BodyRoom) -> Received:
+    async def receive(self, exchange: Exchange, reserved: BodyReservation) -> Received:
         """Return a request's body as it came.
 
         Raises ``ApiError`` for one that is too long, too slow, too much with others, or in an unknown encoding.
@@ -83,9 +83,9 @@ class Reader:
         limits = self._limits
         coding = coding_of(exchange.headers) if exchange.header(b"content-encoding") is not None else None
         body = await exchange.read_body(
-            limit_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s, take=room.take
+            limit_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s, take=reserved.take
         )
-        return Received(body, coding, room)
+        return Received(body, coding, reserved)
 
     async def hold(self, tenant: Tenant, received: Received) -> Held:
         """Take a request and a place of the tenant's quotas where it is long work to find out what else is asked."""
@@ -93,21 +93,21 @@ class Reader:
 
     async def decoded(self, received: Received, tenant: Tenant) -> bytes:
         """Return an encoded body without its encoding; raises ``ApiError`` for one that is damaged or too long."""
-        data, coding, room = received
+        data, coding, reserved = received
         if coding is None:
             return data
         limit = self._limits.max_body_bytes
         if not received.is_long:
             body = decode(data, coding, limit_bytes=limit)
-            room.take(len(body))
+            reserved.take(len(body))
             return body
         decoding = Decoding(data, coding, limit_bytes=limit)
         while not decoding.ended:
             before = decoding.decoded_bytes
-            room.take(_DECODED_AT_ONCE_BYTES)
+            reserved.take(_DECODED_AT_ONCE_BYTES)
             work = partial(decoding.advance, _DECODED_AT_ONCE_BYTES)
             await self._threads.run(work, tenant=tenant, size_bytes=_DECODED_AT_ONCE_BYTES)
-            room.give_back_some(_DECODED_AT_ONCE_BYTES - (decoding.decoded_bytes - before))
+            reserved.give_back_some(_DECODED_AT_ONCE_BYTES - (decoding.decoded_bytes - before))
         return await self._threads.run(decoding.decoded, tenant=tenant, size_bytes=decoding.decoded_bytes)
 
     async def parse(self, operation: Operation, body: bytes, tenant: Tenant) -> Call:

@@ -7,7 +7,7 @@ from gateway.routing.base import Candidate, CostModel, Decision, Query, RoutingP
 from gateway.routing.calibration import Calibration
 from gateway.routing.consistent_hash import ConsistentHash
 from gateway.routing.cost_aware import CostAware
-from gateway.routing.field import NOTHING_HELD, Field, Held, Lineup, make_candidate
+from gateway.routing.field import NOTHING_HELD, CandidateColumns, Field, Held, make_candidate
 from gateway.routing.learned import Guess, LearnedAffinity, learned_identity, sent_identity
 from gateway.routing.least_load import LeastLoad
 from gateway.routing.prefix_affinity import PrefixAffinity
@@ -30,6 +30,7 @@ __all__ = [
     "POLICIES",
     "Calibration",
     "Candidate",
+    "CandidateColumns",
     "ConsistentHash",
     "CostAware",
     "CostModel",
@@ -39,7 +40,6 @@ __all__ = [
     "Held",
     "LearnedAffinity",
     "LeastLoad",
-    "Lineup",
     "PrefixAffinity",
     "Query",
     "RecentRoutes",

@@ -28,7 +28,7 @@ from operator import itemgetter
 from typing import ClassVar, Final
 
 from gateway.routing.base import Candidate, CostModel, Costs, Decision, Query
-from gateway.routing.field import Field, Held, Lineup
+from gateway.routing.field import CandidateColumns, Field, Held
 from gateway.routing.scoring import base_term, load_terms, prefill_terms, wait_s
 from gateway.routing.standings import LEAST_SHARE_S, MOST_EXCESS_TOKENS, Standings
 from kvcontrol.core.ids import InstanceId
@@ -55,7 +55,7 @@ class CostAware:
     def choose(self, query: Query) -> Decision:
         candidates, prompt_tokens = query.candidates, query.prompt_tokens
         field = candidates if isinstance(candidates, Field) else Field.of(candidates)
-        standings = self._following(field.lineup)
+        standings = self._following(field.columns)
         holding = field.held
         tied = standings.tied(prompt_tokens, holding)
         chosen = field.at(next(iter(tied)) if len(tied) == 1 else _first(tied, standings, holding))
@@ -76,13 +76,13 @@ class CostAware:
             wait_s=None if prompt_tokens is None else wait_s(chosen, prompt_tokens, chosen.speeds or self._assumed),
         )
 
-    def _following(self, lineup: Lineup) -> Standings:
-        """What is kept of the last lineup that began with this instance."""
-        kept = self._standings.get(lineup.names[0])
-        if kept is None or kept.lineup is not lineup:
+    def _following(self, columns: CandidateColumns) -> Standings:
+        """What is kept of the last columns that began with this instance."""
+        kept = self._standings.get(columns.names[0])
+        if kept is None or kept.columns is not columns:
             if len(self._standings) >= _MOST_STANDINGS:
                 self._standings.clear()
-            kept = self._standings[lineup.names[0]] = Standings(lineup, self._assumed, self._costs.spread)
+            kept = self._standings[columns.names[0]] = Standings(columns, self._assumed, self._costs.spread)
         return kept
 
     def _terms(self, candidates: Sequence[Candidate], prompt_tokens: int | None, each: Candidate) -> dict[str, float]:
@@ -108,20 +108,20 @@ def _first(tied: Mapping[int, float], standings: Standings, holding: Mapping[int
     """Who goes first of those whose costs tie: who has most of the prompt, then who costs least, then who got least
     work lately; cold prompts by requests that run before that, and then to whoever got none for longest.
     """
-    lineup = standings.lineup
+    columns = standings.columns
     if holding:
         return min(
             tied,
-            key=lambda at: (-holding[at][2] if at in holding else 0, tied[at], lineup.recent[at], lineup.names[at]),
+            key=lambda at: (-holding[at][2] if at in holding else 0, tied[at], columns.recent[at], columns.names[at]),
         )
-    running = lineup.running
+    running = columns.running
     fewest = min([running[at] for at in tied])
     places = [at for at in tied if running[at] == fewest]
     excesses = standings.excesses(places)
     least = min(excesses)
     return min(
         [at for at, each in zip(places, excesses, strict=True) if each == least],
-        key=lambda at: (lineup.cold_turns[at], tied[at], lineup.names[at]),
+        key=lambda at: (columns.cold_turns[at], tied[at], columns.names[at]),
     )
 
 

@@ -23,7 +23,7 @@ make_candidate: Callable[..., Candidate] = partial(tuple.__new__, Candidate)
 """``Candidate._make`` for a tuple that is known to be of its length."""
 
 
-class Lineup:
+class CandidateColumns:
     """What instances that are asked about together have to do, whatever the prompt: columns in their order, which only
     its owner writes.
 
@@ -95,15 +95,15 @@ class Lineup:
 
 
 class Field(Sequence[Candidate]):
-    """The candidates for one prompt: a lineup, and by place what is expected to be held of the prompt, by those of whom
-    anything is; valid until the lineup changes. As a sequence it is made when it is first looked at, and stays as it
+    """The candidates for one prompt: columns, and by place what is expected to be held of the prompt, by those of whom
+    anything is; valid until the columns change. As a sequence it is made when it is first looked at, and stays as it
     was then.
     """
 
-    __slots__ = ("_all", "held", "lineup")
+    __slots__ = ("_all", "columns", "held")
 
-    def __init__(self, lineup: Lineup, held: Mapping[int, Held]) -> None:
-        self.lineup = lineup
+    def __init__(self, columns: CandidateColumns, held: Mapping[int, Held]) -> None:
+        self.columns = columns
         self.held = held
         self._all: tuple[Candidate, ...] | None = None
 
@@ -118,14 +118,14 @@ class Field(Sequence[Candidate]):
         """Return one of them, without making the others."""
         if self._all is not None:
             return self._all[place]
-        return self.lineup.candidate(place, self.held.get(place, NOTHING_HELD))
+        return self.columns.candidate(place, self.held.get(place, NOTHING_HELD))
 
     def all(self) -> tuple[Candidate, ...]:
         """Return all of them."""
         if self._all is None:
-            found = list(self.lineup.seats())
+            found = list(self.columns.seats())
             for place, held in self.held.items():
-                found[place] = self.lineup.candidate(place, held)
+                found[place] = self.columns.candidate(place, held)
             self._all = tuple(found)
         return self._all
 
@@ -142,11 +142,11 @@ class Field(Sequence[Candidate]):
         return iter(self.all())
 
     def __len__(self) -> int:
-        return len(self.lineup.names)
+        return len(self.columns.names)
 
 
-class _Given(Lineup):
-    """The lineup of candidates that are given as such."""
+class _Given(CandidateColumns):
+    """The columns of candidates that are given as such."""
 
     __slots__ = ("_candidates",)
 
@@ -170,4 +170,4 @@ class _Given(Lineup):
         return make_candidate((seat[0], *held, *seat[4:]))
 
 
-__all__ = ["NOTHING_HELD", "Field", "Held", "Lineup", "make_candidate"]
+__all__ = ["NOTHING_HELD", "CandidateColumns", "Field", "Held", "make_candidate"]

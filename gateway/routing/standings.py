@@ -17,7 +17,7 @@ from operator import ge, is_, ne
 from typing import Final
 
 from gateway.routing.base import CHUNK_TOKENS, Speeds
-from gateway.routing.field import Held, Lineup
+from gateway.routing.field import CandidateColumns, Held
 from gateway.routing.scoring import reload_s
 from kvcontrol.core.blocks import CacheTier
 
@@ -31,7 +31,7 @@ _TIE_SHARE: Final = 0.05
 
 
 class Standings:
-    """Of one lineup. ``tied`` is O(holders), or O(instances) where others may cost as little: then also those are
+    """Of one columns. ``tied`` is O(holders), or O(instances) where others may cost as little: then also those are
     worked out anew that have changed since that was so last.
     """
 
@@ -45,11 +45,11 @@ class Standings:
         "_short_s",
         "_spread",
         "_token_s",
-        "lineup",
+        "columns",
     )
 
-    def __init__(self, lineup: Lineup, assumed: Speeds, spread: float) -> None:
-        self.lineup = lineup
+    def __init__(self, columns: CandidateColumns, assumed: Speeds, spread: float) -> None:
+        self.columns = columns
         self._assumed = assumed
         self._spread = spread
         self._load_s: list[float] = []
@@ -65,17 +65,17 @@ class Standings:
         that expect some of the prompt.
         """
         tokens = 0.0 if prompt_tokens is None else float(prompt_tokens)
-        lineup = self.lineup
+        columns = self.columns
         is_short = prompt_tokens is not None and prompt_tokens <= CHUNK_TOKENS
         if not holding:
             self._follow()
             load_s = self._short_s if is_short else self._load_s
             return _lowest([first_s + tokens * each_s for first_s, each_s in zip(load_s, self._token_s, strict=True)])
-        queued, soon, running, slots = lineup.queued, lineup.soon, lineup.running, lineup.slots
-        recent, known = lineup.recent, lineup.speeds
-        scale, most = lineup.scale, MOST_EXCESS_TOKENS / _TIMES
+        queued, soon, running, slots = columns.queued, columns.soon, columns.running, columns.slots
+        recent, known = columns.recent, columns.speeds
+        scale, most = columns.scale, MOST_EXCESS_TOKENS / _TIMES
         part = self._spread / _TIMES if _drawn(holding, len(recent)) else 0.0
-        least = lineup.least * scale
+        least = columns.least * scale
         costs_s: dict[int, float] = {}
         last: Speeds | None = None  # most have the same, and hold as much in the same tiers
         loaded: Mapping[CacheTier, int] | None = None
@@ -116,8 +116,8 @@ class Standings:
         """Say whether whoever holds nothing costs more than this, whatever it has to do, or as the least of all do;
         ``before`` are the tokens that are computed before the prompt at each. False may be wrong.
         """
-        lineup = self.lineup
-        paces = lineup.paces or lineup.find_paces()
+        columns = self.columns
+        paces = columns.paces or columns.find_paces()
         if paces is not self._paces:
             self._paces = paces
             self._floor = _floor([each or self._assumed for each in paces])
@@ -125,48 +125,48 @@ class Standings:
         whole_s = tokens * each_s
         return (
             base_s + whole_s > bound_s
-            or base_s + min(before) / _TIMES * each_s + min(lineup.running) * share_s + whole_s > bound_s
+            or base_s + min(before) / _TIMES * each_s + min(columns.running) * share_s + whole_s > bound_s
         )
 
     def excesses(self, places: Iterable[int]) -> list[float]:
         """Return the uncached work that these were given lately, beyond the others, as far as that counts."""
-        recent, scale, spread = self.lineup.recent, self.lineup.scale, self._spread
-        least = self.lineup.least * scale
+        recent, scale, spread = self.columns.recent, self.columns.scale, self._spread
+        least = self.columns.least * scale
         return [min(spread * (recent[at] * scale - least), MOST_EXCESS_TOKENS) for at in places]
 
     def _follow(self) -> None:
         """Take in what has changed."""
-        lineup = self.lineup
-        if self._epoch != lineup.epoch:
+        columns = self.columns
+        if self._epoch != columns.epoch:
             self._work_out_all()
-            self._epoch = lineup.epoch
-        elif self._read != len(lineup.changed):
-            self._work_out(set(lineup.changed[self._read :]))
-        self._read = len(lineup.changed)
+            self._epoch = columns.epoch
+        elif self._read != len(columns.changed):
+            self._work_out(set(columns.changed[self._read :]))
+        self._read = len(columns.changed)
 
     def _work_out_all(self) -> None:
-        lineup, count = self.lineup, len(self.lineup.names)
-        speeds = lineup.speeds[0]
-        if all(map(is_, lineup.speeds, repeat(speeds))):  # as mostly: few are worked out one by one then
+        columns, count = self.columns, len(self.columns.names)
+        speeds = columns.speeds[0]
+        if all(map(is_, columns.speeds, repeat(speeds))):  # as mostly: few are worked out one by one then
             first = speeds or self._assumed
             each_s, base_s = _TIMES / first.prefill_tokens_per_s, first.base_s
             share_s = max(LEAST_SHARE_S, first.decode_load_s)
             self._token_s = [each_s] * count
             self._load_s = [
                 base_s + queued / _TIMES * each_s + runs * share_s
-                for queued, runs in zip(lineup.queued, lineup.running, strict=True)
+                for queued, runs in zip(columns.queued, columns.running, strict=True)
             ]
             self._short_s = self._load_s.copy()
-            full = [at for at in compress(range(count), map(ge, lineup.running, lineup.slots)) if lineup.slots[at]]
-            self._work_out({*full, *compress(range(count), map(ne, lineup.queued, lineup.soon))})
+            full = [at for at in compress(range(count), map(ge, columns.running, columns.slots)) if columns.slots[at]]
+            self._work_out({*full, *compress(range(count), map(ne, columns.queued, columns.soon))})
         else:
             self._load_s, self._short_s, self._token_s = [0.0] * count, [0.0] * count, [0.0] * count
             self._work_out(range(count))
 
     def _work_out(self, places: Iterable[int]) -> None:
-        load_s, short_s, token_s, lineup = self._load_s, self._short_s, self._token_s, self.lineup
-        queued, soon, running, slots = lineup.queued, lineup.soon, lineup.running, lineup.slots
-        known = lineup.speeds
+        load_s, short_s, token_s, columns = self._load_s, self._short_s, self._token_s, self.columns
+        queued, soon, running, slots = columns.queued, columns.soon, columns.running, columns.slots
+        known = columns.speeds
         last: Speeds | None = None  # most have the same
         for at in places:
             speeds = known[at] or self._assumed

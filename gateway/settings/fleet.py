@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from gateway.http.endpoint import place_of, usual
+from gateway.http.endpoint import endpoint_of, normalized_url
 from gateway.settings.section import SANE_NAME, Seconds, Section
 from kvcontrol.core.roles import EngineRole
 
@@ -41,7 +41,7 @@ class InstanceSettings(BaseModel):
         parts = urlsplit(value)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ValueError("an instance url looks like http://127.0.0.1:9001")
-        return usual(value.rstrip("/"))
+        return normalized_url(value.rstrip("/"))
 
 
 class DnsSettings(BaseModel):
@@ -126,7 +126,7 @@ class FleetSettings(Section):
     def _each_once(self) -> Self:
         for what, values in (
             ("instance id", [instance.id for instance in self.instances]),
-            ("instance url", [place_of(instance.url) for instance in self.instances]),
+            ("instance url", [endpoint_of(instance.url) for instance in self.instances]),
         ):
             if len(set(values)) != len(values):
                 raise ValueError(f"each {what} may appear once")

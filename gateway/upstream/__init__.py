@@ -7,8 +7,8 @@ from gateway.upstream.opening import Opening
 from gateway.upstream.pool import ConnectionPool
 from gateway.upstream.relay import Relayed, relay
 from gateway.upstream.retry import Attempts, RetryBudget
+from gateway.upstream.sliced_work import SlicedWork
 from gateway.upstream.timeouts import Timeouts
-from gateway.upstream.turns import Turns
 
 __all__ = [
     "Attempts",
@@ -18,8 +18,8 @@ __all__ = [
     "Opening",
     "Relayed",
     "RetryBudget",
+    "SlicedWork",
     "Timeouts",
-    "Turns",
     "UpstreamClient",
     "UpstreamFailureError",
     "UpstreamResponse",

@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 from math import inf
 from time import monotonic
 
-from gateway.http.connect_failure import is_own_fault, why_unreachable
+from gateway.http.connect_failure import connect_failure_reason, is_own_fault
 from gateway.http.headers import Header
 from gateway.http.inflate import DamagedError, Inflate
 from gateway.http.interrupt import Interrupt, InterruptError
@@ -314,7 +314,7 @@ class UpstreamClient:
                     FailureKind.NO_FILES, "this gateway has no file descriptor left for a connection to an engine"
                 ) from error
             raise UpstreamFailureError(
-                FailureKind.CONNECT, f"the engine could not be reached: {why_unreachable(error)}"
+                FailureKind.CONNECT, f"the engine could not be reached: {connect_failure_reason(error)}"
             ) from error
         finally:
             stuck.remove_done_callback(interrupt.fire)

@@ -35,7 +35,7 @@ from gateway.http.client import FETCH_ERRORS, AnswerTooLargeError, fetch
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.supervisor import until_one_ends
 from gateway.upstream.backoff import Backoff, Reason
-from gateway.upstream.turns import Turns
+from gateway.upstream.sliced_work import SlicedWork
 from kvcontrol.core.control import SNAPSHOT_PATH, InstanceStats
 from kvcontrol.core.errors import WireError
 from kvcontrol.core.events import AllBlocksCleared, KvEvent, sliced
@@ -100,7 +100,7 @@ class EventFeed:
         index: FleetIndex,
         client: httpx2.AsyncClient,
         context: zmq.asyncio.Context,
-        turns: Turns,
+        sliced: SlicedWork,
         meter: FeedMeter,
     ) -> None:
         self._instance = instance
@@ -108,7 +108,7 @@ class EventFeed:
         self._index = index
         self._client = client
         self._context = context
-        self._turns = turns
+        self._sliced = sliced
         self._meter = meter
 
     async def run(self) -> None:
@@ -127,7 +127,7 @@ class EventFeed:
                 self._meter.resync(self._instance, error.reason)
                 self._registry.settle(self._instance, str(error))
                 self._index.drop(self._instance)
-                await self._turns.exhaust(self._index.sweep())
+                await self._sliced.run(self._index.sweep())
                 await asyncio.sleep(backoff.pause_s(error.reason, lasted_s))
         finally:
             self._index.drop(self._instance)
@@ -180,7 +180,7 @@ class EventFeed:
             snapshot = SnapshotReader(await self._fetch_snapshot())
             if snapshot.epoch != stats.epoch:
                 raise _ResyncError(Reason.NEW_EPOCH, "the snapshot is of another life of the engine")
-            await self._turns.exhaust(self._learned(snapshot))
+            await self._sliced.run(self._learned(snapshot))
         except WireError as error:
             self._meter.events(self._instance, 0, 1)
             raise _ResyncError(Reason.SNAPSHOT_INVALID, str(error)) from error
@@ -277,7 +277,7 @@ class EventFeed:
             if len(payload) <= _INLINE_BYTES:
                 decoded = decode_batch(payload, with_tokens=False)
             else:
-                decoded = await self._turns.elsewhere(partial(decode_batch, payload, with_tokens=False))
+                decoded = await self._sliced.run_in_thread(partial(decode_batch, payload, with_tokens=False))
         except WireError as error:
             raise self._unreadable(1, str(error)) from error
         if decoded.undecodable:
@@ -288,7 +288,7 @@ class EventFeed:
             for _ in work:
                 pass
         else:
-            await self._turns.exhaust(work)
+            await self._sliced.run(work)
         self._meter.events(self._instance, len(events), 0)
 
     def _followed(self, events: Sequence[KvEvent], position: _Position) -> Iterator[None]:

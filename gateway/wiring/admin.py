@@ -6,11 +6,11 @@ from fastapi import APIRouter
 
 from gateway.api.admin import admin_router
 from gateway.api.admin.explain import explain_router
-from gateway.api.admin.instances import Roster, instances_router, leases_router
+from gateway.api.admin.instances import InstanceViews, instances_router, leases_router
 from gateway.api.admin.own_presets import own_presets_router
 from gateway.api.admin.plans import plans_router
 from gateway.api.admin.policies import policies_router
-from gateway.api.admin.prefix_desk import PrefixDesk
+from gateway.api.admin.prefix_commands import PrefixCommands
 from gateway.api.admin.prefix_names import PrefixNames
 from gateway.api.admin.prefixes import prefixes_router
 from gateway.api.admin.presets import presets_router
@@ -46,7 +46,7 @@ def operator_routers(  # noqa: PLR0913, PLR0917 - called once
         planner=serving.planner,
         telemetry=observation.telemetry,
     )
-    roster = Roster(
+    views = InstanceViews(
         registry=instances.registry,
         membership=membership,
         load=instances.load,
@@ -72,9 +72,9 @@ def operator_routers(  # noqa: PLR0913, PLR0917 - called once
             meter=base.shared.quotas,
             clock=base.clock,
             more=(
-                leases_router(roster),
-                instances_router(control.changes, roster),
-                status_router(_status_board(base, serving, observation, board, roster)),
+                leases_router(views),
+                instances_router(control.changes, views),
+                status_router(_status_board(base, serving, observation, board, views)),
                 *_placement_routers(base, instances, serving, control),
                 *_fleet_routers(base, instances, serving, control),
             ),
@@ -84,7 +84,7 @@ def operator_routers(  # noqa: PLR0913, PLR0917 - called once
 
 def _placement_routers(base: Base, instances: Instances, serving: Serving, control: Control) -> Sequence[APIRouter]:
     return (
-        routing_router(control.changes, control.roster_keeper),
+        routing_router(control.changes, control.config_sync),
         plans_router(control.changes, serving.plans),
         explain_router(
             registry=instances.registry,
@@ -113,7 +113,7 @@ def _fleet_routers(base: Base, instances: Instances, serving: Serving, control: 
         prefixes_router(
             changes,
             names=names,
-            desk=PrefixDesk(names=names, registry=registry, keeper=control.pins, now=base.clock),
+            commands=PrefixCommands(names=names, registry=registry, keeper=control.pins, now=base.clock),
         ),
         presets_router(changes, presets=control.presets, registry=registry, swap=control.swap),
         own_presets_router(changes, presets=control.presets),
@@ -121,11 +121,11 @@ def _fleet_routers(base: Base, instances: Instances, serving: Serving, control: 
 
 
 def _status_board(
-    base: Base, serving: Serving, observation: Observation, board: FleetBoard, roster: Roster
+    base: Base, serving: Serving, observation: Observation, board: FleetBoard, views: InstanceViews
 ) -> StatusBoard:
     return StatusBoard(
         fleet=board,
-        roster=roster,
+        views=views,
         admission=serving.admission,
         authenticator=base.authenticator,
         meter=base.shared.quotas,

@@ -24,7 +24,7 @@ from gateway.telemetry.siblings import Siblings
 from gateway.upstream import ConnectionPool
 from gateway.wiring.admin import operator_routers
 from gateway.wiring.base import Base, open_base
-from gateway.wiring.control import build_control, build_roster_keeper
+from gateway.wiring.control import build_config_sync, build_control
 from gateway.wiring.instances import (
     Instances,
     Links,
@@ -77,10 +77,10 @@ async def _running(app: Gateway, base: Base) -> AsyncIterator[None]:
         )
         links = Links(client=client, context=context)
         serving = build_serving(base, instances, observation, threads, pool)
-        roster_keeper = build_roster_keeper(base, instances, serving, observation)
-        membership = build_membership(settings, instances, links, observation, (serving.planner, roster_keeper))
+        config_sync = build_config_sync(base, instances, serving, observation)
+        membership = build_membership(settings, instances, links, observation, (serving.planner, config_sync))
         leases = build_leases(settings, instances, membership, base.shared.board)
-        control = build_control(base, instances, links, observation, roster_keeper)
+        control = build_control(base, instances, links, observation, config_sync)
         for router in operator_routers(base, instances, serving, control, observation, membership, leases):
             app.include_router(router)
         app.state.admin_changes = control.changes
@@ -95,7 +95,7 @@ async def _running(app: Gateway, base: Base) -> AsyncIterator[None]:
             await control.directory.look()
             _log_mode(settings, base.authenticator)
             async with membership:
-                await roster_keeper.follow(membership)
+                await config_sync.follow(membership)
                 async with running(loops, on_failure=observation.telemetry.loop_failed):
                     yield
         finally:

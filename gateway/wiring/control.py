@@ -9,11 +9,11 @@ from gateway.admission import Directory, DirectoryKeeper
 from gateway.api.admin import Changes
 from gateway.fleet import FleetKeeper, InstanceControl, PolicySwap
 from gateway.fleet.catalogue import PresetCatalogue
-from gateway.fleet.config_sync import RosterKeeper
+from gateway.fleet.config_sync import ConfigSync
+from gateway.fleet.desired_state import desired_state_of
 from gateway.fleet.pin_expiry import PinExpiry
 from gateway.fleet.pins import PinKeeper
 from gateway.fleet.rescue import Rescue
-from gateway.fleet.wishes import wishes_of
 from gateway.registry.membership import Loops
 from gateway.state import StoreUnavailableError
 from gateway.wiring.base import Base
@@ -27,7 +27,7 @@ from kvcontrol.presets import Presets
 class Control:
     """Components that read the store and command the instances."""
 
-    roster_keeper: RosterKeeper
+    config_sync: ConfigSync
     directory: DirectoryKeeper
     presets: PresetCatalogue
     instance_control: InstanceControl
@@ -43,14 +43,14 @@ class Control:
             "fleet": self.fleet.run,
             "pins": self.pins.run,
             "directory": partial(self.directory.run, poll_s),
-            "roster": partial(self.roster_keeper.run, poll_s),
+            "roster": partial(self.config_sync.run, poll_s),
             "acts": partial(self.changes.acts.run, self.rescue.round),
         }
 
 
-def build_roster_keeper(base: Base, instances: Instances, serving: Serving, observation: Observation) -> RosterKeeper:
+def build_config_sync(base: Base, instances: Instances, serving: Serving, observation: Observation) -> ConfigSync:
     """Return what applies the stored instances and routing."""
-    return RosterKeeper(
+    return ConfigSync(
         base.shared.store,
         registry=instances.registry,
         planner=serving.planner,
@@ -63,7 +63,7 @@ def build_roster_keeper(base: Base, instances: Instances, serving: Serving, obse
 
 
 def build_control(
-    base: Base, instances: Instances, links: Links, observation: Observation, roster_keeper: RosterKeeper
+    base: Base, instances: Instances, links: Links, observation: Observation, config_sync: ConfigSync
 ) -> Control:
     """Return the control plane; its loops don't run yet."""
     store, registry = base.shared.store, instances.registry
@@ -74,7 +74,7 @@ def build_control(
 
     async def refresh() -> None:
         await directory.refresh()
-        await roster_keeper.refresh()
+        await config_sync.refresh()
 
     changes = Changes(store, refresh)
     fleet = FleetKeeper(
@@ -82,7 +82,7 @@ def build_control(
         control=control,
         swap=swap,
         settled=_settled(directory, changes),
-        wishes=lambda: wishes_of(directory.current, presets.all(), base.authenticator.configured),
+        desired=lambda: desired_state_of(directory.current, presets.all(), base.authenticator.configured),
         salt=base.authenticator.salt,
         clock=monotonic,
     )
@@ -95,7 +95,7 @@ def build_control(
         now=base.clock,
     )
     return Control(
-        roster_keeper=roster_keeper,
+        config_sync=config_sync,
         directory=directory,
         presets=presets,
         instance_control=control,
@@ -137,4 +137,4 @@ def _settled(directory: DirectoryKeeper, changes: Changes) -> Callable[[], Await
     return settled
 
 
-__all__ = ["Control", "build_control", "build_roster_keeper"]
+__all__ = ["Control", "build_config_sync", "build_control"]

@@ -17,7 +17,7 @@ from gateway.registry.leases import Leases
 from gateway.registry.membership import Loops, Witness
 from gateway.registry.panic import PanicRules
 from gateway.settings import Settings
-from gateway.upstream import EventFeed, Timeouts, Turns
+from gateway.upstream import EventFeed, SlicedWork, Timeouts
 from gateway.upstream.resolver import GuardedResolver
 from gateway.wiring.observation import Observation
 from kvcontrol.core.ids import InstanceId
@@ -96,7 +96,7 @@ def build_membership(
 def _loops_of(
     settings: Settings, instances: Instances, links: Links, observation: Observation
 ) -> Callable[[InstanceId], Loops]:
-    turns = Turns()
+    sliced = SlicedWork()
 
     def loops_of(instance: InstanceId) -> Loops:
         health = HealthLoop(
@@ -115,7 +115,7 @@ def _loops_of(
             index=instances.index,
             client=links.client,
             context=links.context,
-            turns=turns,
+            sliced=sliced,
             meter=observation.telemetry,
         )
         return {f"health:{instance}": health.run, f"events:{instance}": feed.run}

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.fleet.act_note import ActNote
 from gateway.fleet.rescue import LEASE_S
+from gateway.fleet.undo_note import UndoNote
 from gateway.state import Action, ActLostError, Remember, Remembered, RepeatedKeyError, Store, StoreUnavailableError
 
 _EVERY_S: Final = 1.0
@@ -49,7 +49,7 @@ class Acts:
         self._open.add(act.number)
         return act
 
-    async def note(self, act: Act, note: ActNote) -> None:
+    async def note(self, act: Act, note: UndoNote) -> None:
         """Write what it takes to undo an act, before it is done; raises ``StoreUnavailableError``, ``ActLostError``."""
         await self._store.note(act.number, note.text(), lease_s=LEASE_S)
 

@@ -15,7 +15,7 @@ from gateway.api.admin.access import AdminRoute, RegistrationRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import Mutation, MutationOf, etag, expected_of, must
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
-from gateway.http.endpoint import place_of, serves
+from gateway.http.endpoint import endpoint_of, serves
 from gateway.placement.planner import Planner
 from gateway.registry import BreakerState, Instance, LoadTracker, Membership, Registry, Source
 from gateway.registry.addresses import AddressError, AddressRules
@@ -106,7 +106,7 @@ class LeaseBody(BaseModel):
     ttl_s: float = Field(15.0, ge=1, le=3600, description="How long this holds without being said again, in seconds.")
 
 
-class Roster:
+class InstanceViews:
     """What the routes read, and whom they tell."""
 
     def __init__(  # noqa: PLR0913 - wired once, by name
@@ -172,7 +172,7 @@ class Roster:
         except AddressError as error:
             raise InvalidRequestError(f"url: {error}", param="url", code="address_not_allowed") from None
         for own in (self._own, asked):
-            if own is not None and own[1] and serves(own[0], own[1], place_of(origin)):
+            if own is not None and own[1] and serves(own[0], own[1], endpoint_of(origin)):
                 raise InvalidRequestError(
                     f"url: {origin} is this gateway itself", param="url", code="address_not_allowed"
                 )
@@ -182,9 +182,9 @@ class Roster:
 class InstanceChanges:
     """Changes of an instance's document."""
 
-    def __init__(self, changes: Changes, roster: Roster) -> None:
+    def __init__(self, changes: Changes, views: InstanceViews) -> None:
         self._changes = changes
-        self._roster = roster
+        self._roster = views
 
     async def put(  # noqa: PLR0913 - each call names them
         self,
@@ -225,28 +225,28 @@ class InstanceChanges:
         return await self.put(name, made, mutation, verb=verb, expected=mutation.expected_as_read)
 
 
-def instances_router(changes: Changes, roster: Roster) -> APIRouter:
+def instances_router(changes: Changes, views: InstanceViews) -> APIRouter:
     """Return the routes of operators."""
     router = APIRouter(route_class=AdminRoute, tags=["instances"])
     store = changes.store
 
-    documents = InstanceChanges(changes, roster)
+    documents = InstanceChanges(changes, views)
 
     @router.get("/instances")
     async def list_instances() -> InstanceList:
         """All instances, whoever named them."""
-        return InstanceList(data=[roster.view(each) for each in roster.registry.all()])
+        return InstanceList(data=[views.view(each) for each in views.registry.all()])
 
     @router.get("/instances/{name}")
     async def get_instance(name: InstanceName, response: Response) -> InstanceView:
         """One instance. Its ETag is that of its document, where it has one."""
-        found = roster.get(name)
+        found = views.get(name)
         document = await store.document(Kind.INSTANCE, name)
         if document is not None:
             response.headers["etag"] = etag(document)
-        return roster.view(found)
+        return views.view(found)
 
-    _add_puts(router, changes, roster, documents)
+    _add_puts(router, changes, views, documents)
 
     @router.delete("/instances/{name}", status_code=204)
     async def delete_instance(name: InstanceName, mutation: MutationOf) -> Response:
@@ -256,7 +256,7 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:
         """
 
         def named_elsewhere() -> ConflictApiError:
-            source = roster.get(name).source
+            source = views.get(name).source
             return ConflictApiError(f"instance {name!r} is named by {source}: take it out there, or drain it here")
 
         return await changes.delete(
@@ -276,14 +276,14 @@ def instances_router(changes: Changes, roster: Roster) -> APIRouter:
     return router
 
 
-def _add_puts(router: APIRouter, changes: Changes, roster: Roster, documents: InstanceChanges) -> None:
+def _add_puts(router: APIRouter, changes: Changes, views: InstanceViews, documents: InstanceChanges) -> None:
     @router.post("/instances", status_code=201, response_model=InstanceChange)
     async def post_instance(body: NewInstanceBody, mutation: MutationOf) -> Response:
         """Take in an instance: checked from now on, used once it is healthy. 409 when its id or address is taken."""
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
-        url = await roster.vetted(body.url, mutation.server)
-        _check_free(roster, body.id, url)
+        url = await views.vetted(body.url, mutation.server)
+        _check_free(views, body.id, url)
         stored = InstanceBody(url=url, role=body.role)
         return await documents.put(
             body.id, lambda _: stored, mutation, verb="create", expected=lambda _: ABSENT, status=201
@@ -298,27 +298,27 @@ def _add_puts(router: APIRouter, changes: Changes, roster: Roster, documents: In
         """
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
-        if body.role is not None and roster.registry.knows(InstanceId(name)):
-            _check_role(roster.registry.get(InstanceId(name)), body)
+        if body.role is not None and views.registry.knows(InstanceId(name)):
+            _check_role(views.registry.get(InstanceId(name)), body)
         if body.url is None:
-            roster.get(name)
+            views.get(name)
             return await documents.put(name, lambda _: body, mutation, verb="put")
-        url = await roster.vetted(body.url, mutation.server)
-        _check_free(roster, name, url)
+        url = await views.vetted(body.url, mutation.server)
+        _check_free(views, name, url)
         stored = body.model_copy(update={"url": url})
         return await documents.put(name, lambda _: stored, mutation, verb="put")
 
 
-def leases_router(roster: Roster) -> APIRouter:
+def leases_router(views: InstanceViews) -> APIRouter:
     """Return the routes by which instances register themselves."""
     router = APIRouter(route_class=RegistrationRoute, tags=["instances"])
 
     @router.put("/instances/{name}/lease")
     async def put_lease(name: InstanceName, body: LeaseBody, request: Request) -> InstanceView:
         """Register, or say that one is still there: to be repeated several times within ``ttl_s``."""
-        url = await roster.vetted(body.url, request.scope.get("server"))
+        url = await views.vetted(body.url, request.scope.get("server"))
         try:
-            return roster.view(await roster.leases.renew(InstanceId(name), url, ttl_s=body.ttl_s))
+            return views.view(await views.leases.renew(InstanceId(name), url, ttl_s=body.ttl_s))
         except ValueError as error:
             raise ConflictApiError(str(error)) from None
 
@@ -326,9 +326,9 @@ def leases_router(roster: Roster) -> APIRouter:
     async def delete_lease(name: InstanceName) -> None:
         """Say goodbye: the instance gets nothing new, and is forgotten once it has finished what it has."""
         instance = InstanceId(name)
-        if roster.leases.left_s(instance) is None:
+        if views.leases.left_s(instance) is None:
             raise NotFoundError(f"instance {name!r} has no lease", code="lease_not_found")
-        await roster.leases.end(instance)
+        await views.leases.end(instance)
 
     return router
 
@@ -343,7 +343,7 @@ def _change(document: Document) -> InstanceChange:
 def _check_role(instance: Instance, body: InstanceBody) -> None:
     """Raise ``ConflictApiError`` for a role that this process can't have."""
     stats, role = instance.stats, body.role
-    if stats is None or role is None or (body.url is not None and instance.place != place_of(body.url)):
+    if stats is None or role is None or (body.url is not None and instance.endpoint != endpoint_of(body.url)):
         return
     if stats.role is not EngineRole.HYBRID and role is not stats.role:
         raise ConflictApiError(
@@ -360,12 +360,12 @@ def _check_role(instance: Instance, body: InstanceBody) -> None:
         )
 
 
-def _check_free(roster: Roster, name: str, url: str) -> None:
-    for each in roster.registry.all():
+def _check_free(views: InstanceViews, name: str, url: str) -> None:
+    for each in views.registry.all():
         if each.id == name and each.source is not Source.ADMIN:
             raise ConflictApiError(f"there is an instance {name!r} already, named by {each.source}")
-        if each.place == place_of(url) and each.id != name:
+        if each.endpoint == endpoint_of(url) and each.id != name:
             raise ConflictApiError(f"{url} is instance {each.id!r} already")
 
 
-__all__ = ["InstanceView", "Roster", "instances_router", "leases_router"]
+__all__ = ["InstanceView", "InstanceViews", "instances_router", "leases_router"]

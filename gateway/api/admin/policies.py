@@ -24,8 +24,8 @@ from gateway.fleet import (
     SwapReport,
     reset_prefix_caches,
 )
-from gateway.fleet.act_note import ActNote
-from gateway.fleet.act_note import noted as policies_noted
+from gateway.fleet.undo_note import UndoNote
+from gateway.fleet.undo_note import noted as policies_noted
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.state import Document, Kind, Put
 from gateway.state.bodies import NAME_PATTERN, PolicyBody
@@ -175,7 +175,7 @@ def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: Pol
             async with changes.act(mutation, "swap", target, said, undone="rolled_back") as act:
 
                 async def noted(before: Mapping[InstanceId, Policy]) -> None:
-                    await changes.acts.note(act, ActNote(policies=policies_noted(before)))
+                    await changes.acts.note(act, UndoNote(policies=policies_noted(before)))
 
                 report = await swap.swap(instances, policy, noted=noted)
                 detail = said | {"instances": _steps(report)}

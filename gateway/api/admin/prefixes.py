@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Response
 from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import MutationOf, must
-from gateway.api.admin.prefix_desk import PinPrefixBody, PrefixDesk
+from gateway.api.admin.prefix_commands import PinPrefixBody, PrefixCommands
 from gateway.api.admin.prefix_names import PrefixBody, PrefixNames
 from gateway.api.admin.prefix_views import (
     InvalidatedView,
@@ -21,7 +21,7 @@ from gateway.api.admin.prefix_views import (
     failures,
 )
 from gateway.errors import ConflictApiError, NotFoundError
-from gateway.fleet.act_note import ActNote, NotedPin
+from gateway.fleet.undo_note import NotedPin, UndoNote
 from gateway.state import Delete, Kind, Put
 from gateway.state.bodies import NAME_PATTERN
 from gateway.state.fleet_bodies import PinBody
@@ -31,7 +31,7 @@ from kvcontrol.core.prefix_control import MOST_PINS
 PinId = Annotated[str, Path(pattern=NAME_PATTERN, description="A pin, as the list has it.")]
 
 
-def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -> APIRouter:
+def prefixes_router(changes: Changes, *, names: PrefixNames, commands: PrefixCommands) -> APIRouter:
     """Return the routes."""
     router = APIRouter(route_class=AdminRoute, tags=["fleet"])
     store = changes.store
@@ -39,15 +39,15 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, desk: PrefixDesk) -
     @router.get("/prefixes")
     async def list_pins() -> PinList:
         """What is pinned, and where its blocks are."""
-        return await desk.shown(await store.documents(Kind.PIN))
+        return await commands.shown(await store.documents(Kind.PIN))
 
-    _add_pin(router, changes, names, desk)
-    _add_unpin(router, changes, desk)
-    _add_invalidate(router, changes, names, desk)
+    _add_pin(router, changes, names, commands)
+    _add_unpin(router, changes, commands)
+    _add_invalidate(router, changes, names, commands)
     return router
 
 
-def _add_pin(router: APIRouter, changes: Changes, names: PrefixNames, desk: PrefixDesk) -> None:
+def _add_pin(router: APIRouter, changes: Changes, names: PrefixNames, commands: PrefixCommands) -> None:
     store = changes.store
 
     @router.post("/prefixes", response_model=PinView)
@@ -58,7 +58,7 @@ def _add_pin(router: APIRouter, changes: Changes, names: PrefixNames, desk: Pref
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         prefix = await names.read(body, whole=True)
-        async with desk.lock:
+        async with commands.lock:
             present = await store.document(Kind.PIN, prefix.name)
             expected = mutation.expected(present)
             if expected is not None and expected != (0 if present is None else present.version):
@@ -72,9 +72,9 @@ def _add_pin(router: APIRouter, changes: Changes, names: PrefixNames, desk: Pref
             async with changes.act(mutation, "pin", target, detail) as act:
 
                 async def noted(pins: list[NotedPin]) -> None:
-                    await changes.acts.note(act, ActNote(pins=pins))
+                    await changes.acts.note(act, UndoNote(pins=pins))
 
-                done = await desk.pin(body, prefix, before, noted=noted)
+                done = await commands.pin(body, prefix, before, noted=noted)
                 outcome = "partly" if failures(done.places.values()) else "done"
                 try:
                     return await changes.apply(
@@ -82,15 +82,15 @@ def _add_pin(router: APIRouter, changes: Changes, names: PrefixNames, desk: Pref
                         mutation=mutation,
                         action=mutation.action("pin", target, detail | _outcomes(done.places), outcome=outcome),
                         status=200,
-                        shown=lambda documents: desk.view(must(documents[0]), done.places).model_dump(mode="json"),
+                        shown=lambda documents: commands.view(must(documents[0]), done.places).model_dump(mode="json"),
                         act=act,
                     )
                 except Exception:  # somebody else's change came first, or the store is away
-                    await desk.take_back(done)
+                    await commands.take_back(done)
                     raise
 
 
-def _add_unpin(router: APIRouter, changes: Changes, desk: PrefixDesk) -> None:
+def _add_unpin(router: APIRouter, changes: Changes, commands: PrefixCommands) -> None:
     store = changes.store
 
     @router.delete("/prefixes/{pin_id}", response_model=UnpinView)
@@ -98,7 +98,7 @@ def _add_unpin(router: APIRouter, changes: Changes, desk: PrefixDesk) -> None:
         """Keep a prefix no longer; its blocks go as others do. An instance that can't be asked ends it by itself."""
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
-        async with desk.lock:
+        async with commands.lock:
             present = await store.document(Kind.PIN, pin_id)
             if present is None:
                 raise NotFoundError(f"there is no pin {pin_id!r}", code="pin_not_found")
@@ -107,7 +107,7 @@ def _add_unpin(router: APIRouter, changes: Changes, desk: PrefixDesk) -> None:
                 raise mutation.stale(Kind.PIN, pin_id, present.version)
             target = f"prefixes/{pin_id}"
             async with changes.act(mutation, "unpin", target) as act:  # where it fails, the keeper pins it again
-                places = await desk.unpin(pin_id, read(PinBody, present))
+                places = await commands.unpin(pin_id, read(PinBody, present))
                 view = UnpinView(id=pin_id, instances=places, failed=failures(places.values()))
                 outcome = "partly" if view.failed else "done"
                 return await changes.apply(
@@ -120,7 +120,7 @@ def _add_unpin(router: APIRouter, changes: Changes, desk: PrefixDesk) -> None:
                 )
 
 
-def _add_invalidate(router: APIRouter, changes: Changes, names: PrefixNames, desk: PrefixDesk) -> None:
+def _add_invalidate(router: APIRouter, changes: Changes, names: PrefixNames, commands: PrefixCommands) -> None:
     store = changes.store
 
     @router.post("/prefixes/invalidate", response_model=InvalidateView)
@@ -131,12 +131,12 @@ def _add_invalidate(router: APIRouter, changes: Changes, names: PrefixNames, des
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         prefix = await names.read(body, whole=False)
-        async with desk.lock:
+        async with commands.lock:
             stored = await store.documents(Kind.PIN)
             names.candidates(body, prefix)  # a refusal is no act
             target, meant = f"prefixes/{prefix.name}", {"model": body.model, "tenant": body.tenant}
             async with changes.act(mutation, "invalidate", target, meant, undone="partly") as act:  # pins would stay
-                views, ended = await desk.invalidate(body, prefix, stored)
+                views, ended = await commands.invalidate(body, prefix, stored)
                 failed = failures(views.values())
                 view = InvalidateView(instances=views, unpinned=[each.name for each in ended], failed=failed)
                 forgot = any(each.outcome is Outcome.INVALIDATED for each in views.values())

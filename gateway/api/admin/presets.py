@@ -12,11 +12,11 @@ from gateway.api.admin.mutation import MutationOf, etag, must
 from gateway.api.admin.policies import turn_of
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.fleet import InstanceControlError, Policy, PolicySwap, SwapReport
-from gateway.fleet.act_note import ActNote, NotedPolicy
-from gateway.fleet.act_note import noted as policies_noted
 from gateway.fleet.catalogue import PresetCatalogue
 from gateway.fleet.policies import Noted
 from gateway.fleet.presets import Value, differences, hot_values, start_values, wanted_policies
+from gateway.fleet.undo_note import NotedPolicy, UndoNote
+from gateway.fleet.undo_note import noted as policies_noted
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.state import Change, Document, Kind, Put
 from gateway.state.bodies import CURRENT_PRESET, NAME_PATTERN, PolicyBody, PresetBody
@@ -131,7 +131,7 @@ def _add_apply(
 
                 async def noted(more: Mapping[InstanceId, Policy]) -> None:
                     before.extend(policies_noted(more))
-                    await changes.acts.note(act, ActNote(policies=before))
+                    await changes.acts.note(act, UndoNote(policies=before))
 
                 swapped = await _swap_all(swap, _reporting(registry), wanted_policies(preset), noted=noted)
                 puts: list[Change] = [

@@ -7,7 +7,7 @@ from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import MutationOf, etag
 from gateway.errors import NotFoundError
-from gateway.fleet.config_sync import RosterKeeper
+from gateway.fleet.config_sync import ConfigSync
 from gateway.routing import POLICIES
 from gateway.state import Document, Kind
 from gateway.state.fleet_bodies import ROUTING_NAME, PolicyName, RoutingBody
@@ -27,7 +27,7 @@ class RoutingView(BaseModel):
     policies: list[str]
 
 
-def routing_router(changes: Changes, keeper: RosterKeeper) -> APIRouter:
+def routing_router(changes: Changes, keeper: ConfigSync) -> APIRouter:
     """Return the routes."""
     router = APIRouter(route_class=AdminRoute, tags=["routing"])
     store = changes.store

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.admission import AdmissionController, Authenticator, QuotaMeter, QuotaUnavailableError
 from gateway.api.admin.access import AdminRoute
-from gateway.api.admin.instances import InstanceView, Roster
+from gateway.api.admin.instances import InstanceView, InstanceViews
 from gateway.api.admin.views import UsageView
 from gateway.dashboard import FleetBoard
 from gateway.limits import Priority, SloClass
@@ -124,7 +124,7 @@ class StatusBoard:
         self,
         *,
         fleet: FleetBoard,
-        roster: Roster,
+        views: InstanceViews,
         admission: AdmissionController,
         authenticator: Authenticator,
         meter: QuotaMeter,
@@ -133,7 +133,7 @@ class StatusBoard:
         problems: Problems,
     ) -> None:
         self._fleet = fleet
-        self._roster = roster
+        self._roster = views
         self._admission = admission
         self._authenticator = authenticator
         self._meter = meter

@@ -126,8 +126,8 @@ class DiscoveryLoop:
         self._become([*allowed, *lost])
 
     def _lost(self, named: Sequence[InstanceSpec]) -> list[InstanceSpec]:
-        ids, places = {each.id for each in named}, {each.place for each in named}
-        return [each for name, each in self._members.items() if name not in ids and each.place not in places]
+        ids, endpoints = {each.id for each in named}, {each.endpoint for each in named}
+        return [each for name, each in self._members.items() if name not in ids and each.endpoint not in endpoints]
 
     def _believe(self) -> None:
         """Make the members those that the place names."""

@@ -13,7 +13,7 @@ from typing import ClassVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.http.endpoint import place_of
+from gateway.http.endpoint import endpoint_of
 from gateway.registry.discovery.base import DiscoveryError
 from gateway.registry.instance import InstanceSpec, Source
 from gateway.settings import InstanceSettings
@@ -67,11 +67,11 @@ class FileWatcher:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise DiscoveryError(f"{self.place}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
-        ids, places = Counter(each.id for each in named), Counter(place_of(each.url) for each in named)
+        ids, places = Counter(each.id for each in named), Counter(endpoint_of(each.url) for each in named)
         for each in named:
             if ids[each.id] > 1:
                 raise DiscoveryError(f"{self.place}: the id {each.id} appears twice")
-            if places[place_of(each.url)] > 1:
+            if places[endpoint_of(each.url)] > 1:
                 raise DiscoveryError(f"{self.place}: the url {each.url} appears twice")
         return [
             InstanceSpec(id=InstanceId(each.id), url=each.url, source=self.source, role=each.role) for each in named

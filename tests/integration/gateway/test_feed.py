@@ -14,7 +14,7 @@ from gateway.http.client import make_client
 from gateway.registry import HealthLoop, InstanceSpec, LoadTracker, Registry
 from gateway.registry.checks import CheckRules
 from gateway.telemetry import Metrics, Telemetry
-from gateway.upstream import EventFeed, Timeouts, Turns
+from gateway.upstream import EventFeed, SlicedWork, Timeouts
 from kvcontrol.core import BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId
 from kvcontrol.core.wire import MAX_BATCH_BLOCKS, Decoded, decode_batch
 from kvcontrol.prefix_reuse import FleetIndex
@@ -79,7 +79,7 @@ async def following(*names: str, blocks: int) -> AsyncIterator[Following]:
         )
         client = await stack.enter_async_context(make_client(connect_s=TIMEOUTS.connect_s))
         context = stack.enter_context(zmq.asyncio.Context())
-        index, turns = FleetIndex(), Turns()
+        index, sliced = FleetIndex(), SlicedWork()
         tasks = []
         for name in engines:
             health = HealthLoop(
@@ -97,7 +97,7 @@ async def following(*names: str, blocks: int) -> AsyncIterator[Following]:
                 index=index,
                 client=client,
                 context=context,
-                turns=turns,
+                sliced=sliced,
                 meter=Telemetry(Metrics()),
             )
             tasks.append(asyncio.create_task(feed.run()))

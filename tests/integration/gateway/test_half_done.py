@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from gateway.fleet.act_note import ActNote, NotedPin, NotedPolicy
+from gateway.fleet.undo_note import NotedPin, NotedPolicy, UndoNote
 from gateway.state import Action, Kind, Put, open_sqlite
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import TierStats
@@ -256,8 +256,11 @@ async def test_a_preset_and_a_pin_that_were_left_half_done_are_undone(tmp_path: 
     engine = ScriptedEngine()
     store = open_sqlite(tmp_path)
     for action, note in (
-        ("apply", ActNote(policies=[NotedPolicy("a", "eviction:ddr", "lru"), NotedPolicy("a", "eviction:nvme", "mq")])),
-        ("pin", ActNote(pins=[NotedPin("a", "ab" * 16)])),
+        (
+            "apply",
+            UndoNote(policies=[NotedPolicy("a", "eviction:ddr", "lru"), NotedPolicy("a", "eviction:nvme", "mq")]),
+        ),
+        ("pin", UndoNote(pins=[NotedPin("a", "ab" * 16)])),
     ):
         number = await store.begin(Action(actor="admin", action=action, target="t", outcome="begun"), lease_s=0)
         await store.note(number, note.text(), lease_s=0)

@@ -195,6 +195,6 @@ async def test_nothing_is_lost_however_clients_leave(seed: int) -> None:
                 await asyncio.sleep(0.001)
         assert all(each is None or isinstance(each, asyncio.CancelledError) for each in ended)
         assert threads.waiting == 0
-        assert not threads._short.turns
-        assert not threads._long.turns
+        assert not threads._short.waiters
+        assert not threads._long.waiters
     assert most <= 3

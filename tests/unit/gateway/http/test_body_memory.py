@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import RateLimitedError
-from gateway.http.body_memory import TIMES, BodyMemory, BodyRoom
+from gateway.http.body_memory import TIMES, BodyMemory, BodyReservation
 from gateway.types import TenantId
 
 MOST = 1000 * TIMES
@@ -19,7 +19,7 @@ def memory() -> tuple[BodyMemory, Counter[str]]:
     return BodyMemory(MOST, shed=lambda reason: sheds.update([reason])), sheds
 
 
-def filled(room: BodyRoom, piece: int) -> int:
+def filled(room: BodyReservation, piece: int) -> int:
     """Take pieces until one is refused; return how many bytes were taken."""
     taken = 0
     try:
@@ -32,19 +32,19 @@ def filled(room: BodyRoom, piece: int) -> int:
 
 def test_one_tenant_gets_half_and_the_next_one_a_part_of_the_rest() -> None:
     bodies, sheds = memory()
-    first, second = bodies.room(ACME), bodies.room(OTHER)
+    first, second = bodies.reserve(ACME), bodies.reserve(OTHER)
     assert filled(first, 1) == MOST // 2 // TIMES
     assert filled(second, 1) == MOST // 4 // TIMES
     assert sheds == {"body_memory": 2}
     first.give_back()
-    assert filled(bodies.room(OTHER), 1) == (MOST // 2 - MOST // 4) // TIMES
+    assert filled(bodies.reserve(OTHER), 1) == (MOST // 2 - MOST // 4) // TIMES
 
 
 def test_a_refusal_says_what_is_held_and_that_it_may_pass_later() -> None:
     bodies, _ = memory()
-    bodies.room(ACME).take(400)
+    bodies.reserve(ACME).take(400)
     with pytest.raises(RateLimitedError, match="hold 1600 of 4000 bytes") as caught:
-        bodies.room(ACME).take(300)
+        bodies.reserve(ACME).take(300)
     assert (caught.value.reason, caught.value.retry_after_s) == ("saturated", 2)
 
 
@@ -56,9 +56,9 @@ def test_a_refusal_says_what_is_held_and_that_it_may_pass_later() -> None:
 )
 def test_what_is_held_is_what_rooms_hold_and_never_more_than_the_bound(steps: list[tuple[int, TenantId, int]]) -> None:
     bodies, _ = memory()
-    rooms: dict[tuple[int, TenantId], BodyRoom] = {}
+    rooms: dict[tuple[int, TenantId], BodyReservation] = {}
     for number, tenant, size in steps:
-        room = rooms.setdefault((number, tenant), bodies.room(tenant))
+        room = rooms.setdefault((number, tenant), bodies.reserve(tenant))
         if size == 0:
             room.give_back()
             room.give_back()

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from gateway.http.client import fetch, make_client
-from gateway.http.connect_failure import is_own_fault, why_unreachable
+from gateway.http.connect_failure import connect_failure_reason, is_own_fault
 from gateway.http.resolver import SystemResolver
 from kvgate.ports import free_ports
 
@@ -32,7 +32,7 @@ async def by_resolving_client(port: int) -> None:
 async def test_a_refused_connection_is_told_without_the_address(connect: Callable[[int], Awaitable[None]]) -> None:
     with pytest.raises((OSError, httpx2.ConnectError)) as caught:
         await connect(free_ports(1)[0])
-    assert why_unreachable(caught.value) == "Connection refused"
+    assert connect_failure_reason(caught.value) == "Connection refused"
 
 
 async def test_what_speaks_no_tls_is_told_as_such() -> None:
@@ -44,14 +44,14 @@ async def test_what_speaks_no_tls_is_told_as_such() -> None:
     async with server:
         with pytest.raises(ssl.SSLError) as caught:
             await asyncio.open_connection(*server.sockets[0].getsockname(), ssl=ssl.create_default_context())
-    assert why_unreachable(caught.value).startswith("TLS failed: ")
+    assert connect_failure_reason(caught.value).startswith("TLS failed: ")
 
 
 def test_what_has_another_kind_of_number_or_none() -> None:
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    assert why_unreachable(unknown) == "Name or service not known"
-    assert why_unreachable(OSError("Multiple exceptions: ...")) == "none of its addresses answers"
-    assert why_unreachable(OSError(errno.EHOSTUNREACH, "('10.0.0.1', 1)")) == "No route to host"
+    assert connect_failure_reason(unknown) == "Name or service not known"
+    assert connect_failure_reason(OSError("Multiple exceptions: ...")) == "none of its addresses answers"
+    assert connect_failure_reason(OSError(errno.EHOSTUNREACH, "('10.0.0.1', 1)")) == "No route to host"
 
 
 async def test_a_lack_of_file_descriptors_is_this_process_own_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,5 +70,5 @@ async def test_a_name_without_an_address_is_told_as_such() -> None:
     async with make_client(connect_s=20, resolver=SystemResolver()) as client:
         with pytest.raises(httpx2.ConnectError) as caught:
             await fetch(client, "GET", "http://no-such-host.invalid/", limit_bytes=1)
-    assert "127" not in why_unreachable(caught.value)
+    assert "127" not in connect_failure_reason(caught.value)
     assert not is_own_fault(caught.value)

@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from gateway.http.endpoint import place_of, serves
+from gateway.http.endpoint import endpoint_of, serves
 from gateway.http.resolver import Address
 from gateway.registry.addresses import AddressError, AddressRules
 from gateway.settings.fleet import InstanceSettings
@@ -125,9 +125,9 @@ def test_schemes_and_networks_are_the_operators() -> None:
     ],
 )
 def test_all_spellings_of_an_address_are_one_place(url: str) -> None:
-    assert place_of(url) == place_of("http://127.0.0.1:9001")
+    assert endpoint_of(url) == endpoint_of("http://127.0.0.1:9001")
     for other in ("http://127.0.0.1:9002", "http://127.0.0.2:9001", "http://[::1]:9001", "http://127.0.0.1:9001/api"):
-        assert place_of(url) != place_of(other)
+        assert endpoint_of(url) != endpoint_of(other)
 
 
 def test_the_settings_name_an_instance_by_its_usual_address() -> None:
@@ -136,9 +136,9 @@ def test_the_settings_name_an_instance_by_its_usual_address() -> None:
 
 
 def test_a_server_that_listens_everywhere_answers_on_loopback() -> None:
-    own = place_of("http://localhost:8000")
+    own = endpoint_of("http://localhost:8000")
     assert serves("0.0.0.0", 8000, own)  # noqa: S104 - nothing is bound
-    assert serves("::", 8000, place_of("http://[::1]:8000"))
+    assert serves("::", 8000, endpoint_of("http://[::1]:8000"))
     assert serves("127.0.0.1", 8000, own)
     assert not serves("127.0.0.1", 8001, own)
     assert not serves("10.0.0.7", 8000, own)

@@ -82,7 +82,7 @@ def body(text: str) -> bytes:
 
 
 def received(desk: Desk, size: int, coding: bytes | None = None) -> Received:
-    return Received(b"x" * size, coding, desk.reader.room(tenant()))
+    return Received(b"x" * size, coding, desk.reader.reserve_body(tenant()))
 
 
 async def parsed(desk: Desk, text: str) -> Call:
@@ -123,7 +123,7 @@ async def test_a_compressed_body_takes_a_place_before_and_counts_with_all_that_i
     who = tenant(concurrency=1)
     plain = b"".join(b"%d " % number for number in range(100_000))
     packed = gzip.compress(plain)
-    room = desk.reader.room(who)
+    room = desk.reader.reserve_body(who)
     room.take(len(packed))
     with await desk.reader.hold(who, Received(packed, b"gzip", room)):
         with pytest.raises(RateLimitedError, match="at the same time"):
@@ -136,9 +136,9 @@ async def test_a_compressed_body_takes_a_place_before_and_counts_with_all_that_i
 async def test_a_compressed_body_is_refused_on_its_way_where_what_it_becomes_has_no_room(desk: Desk) -> None:
     who = tenant()
     packed = gzip.compress(b"".join(b"%d " % number for number in range(4_000_000)), 1)
-    held = desk.reader.room(replaced(who, id=TenantId("other")))
+    held = desk.reader.reserve_body(replaced(who, id=TenantId("other")))
     held.take(100 << 20)
-    room = desk.reader.room(who)
+    room = desk.reader.reserve_body(who)
     room.take(len(packed))
     tracemalloc.start()
     try:

@@ -26,7 +26,7 @@ class NotedPin(msgspec.Struct, frozen=True):
     name: str
 
 
-class ActNote(msgspec.Struct, frozen=True):
+class UndoNote(msgspec.Struct, frozen=True):
     """All that an act is going to change."""
 
     policies: list[NotedPolicy] = []
@@ -45,12 +45,12 @@ def noted(before: Mapping[InstanceId, Policy]) -> list[NotedPolicy]:
     ]
 
 
-def read_note(text: str) -> ActNote:
+def read_note(text: str) -> UndoNote:
     """Read a note; one that is empty, or that this version can't read, holds nothing to undo."""
     try:
-        return msgspec.json.decode(text, type=ActNote)
+        return msgspec.json.decode(text, type=UndoNote)
     except UNREADABLE:
-        return ActNote()
+        return UndoNote()
 
 
-__all__ = ["ActNote", "NotedPin", "NotedPolicy", "noted", "read_note"]
+__all__ = ["NotedPin", "NotedPolicy", "UndoNote", "noted", "read_note"]

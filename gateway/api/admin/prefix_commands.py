@@ -22,9 +22,9 @@ from gateway.api.admin.prefix_views import (
     pinned_view,
 )
 from gateway.errors import ConflictApiError
-from gateway.fleet.act_note import NotedPin
 from gateway.fleet.control import InstanceControlError
 from gateway.fleet.pins import LEASE_S, PinKeeper, Wish, layout_of
+from gateway.fleet.undo_note import NotedPin
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.state import Change, Delete, Document, Kind, Put
 from gateway.state.bodies import Text
@@ -56,7 +56,7 @@ class Pinning:
     """Those that did not keep it before."""
 
 
-class PrefixDesk:
+class PrefixCommands:
     """Talks to the instances; the store is the caller's, who holds ``lock`` for a change of both."""
 
     def __init__(self, *, names: PrefixNames, registry: Registry, keeper: PinKeeper, now: Callable[[], float]) -> None:
@@ -223,4 +223,4 @@ def _ended(documents: Sequence[Document], prefix: NamedPrefix, told: Sequence[In
     return ended
 
 
-__all__ = ["PinPrefixBody", "Pinning", "PrefixDesk"]
+__all__ = ["PinPrefixBody", "Pinning", "PrefixCommands"]

@@ -3,7 +3,7 @@
 import logging
 
 from gateway.admission import Directory
-from gateway.fleet.keeper import Wishes
+from gateway.fleet.keeper import DesiredState
 from gateway.fleet.policies import Policy
 from gateway.state.bodies import DEFAULT_QUOTA
 from gateway.types import TenantId
@@ -12,7 +12,7 @@ from kvcontrol.presets import Presets, UnknownPresetError
 _log = logging.getLogger(__name__)
 
 
-def wishes_of(directory: Directory, presets: Presets, configured: frozenset[TenantId]) -> Wishes:
+def desired_state_of(directory: Directory, presets: Presets, configured: frozenset[TenantId]) -> DesiredState:
     """Return what instances are to be told; ``configured`` are the tenants of the settings' keys."""
     shares = None
     whole = directory.whole
@@ -24,7 +24,7 @@ def wishes_of(directory: Directory, presets: Presets, configured: frozenset[Tena
             _log.warning("the preset of the fleet can't be kept: %s", error)
     tenants = directory.tenants | configured | frozenset(directory.limits)
     tenants -= {TenantId(DEFAULT_QUOTA)}
-    return Wishes(
+    return DesiredState(
         limits={tenant: directory.limits_of(tenant) for tenant in tenants},
         tenants=tenants,
         shares=shares,
@@ -35,4 +35,4 @@ def wishes_of(directory: Directory, presets: Presets, configured: frozenset[Tena
     )
 
 
-__all__ = ["wishes_of"]
+__all__ = ["desired_state_of"]

@@ -9,14 +9,14 @@ T = TypeVar("T")
 _DONE = object()
 
 
-class Turns:
+class SlicedWork:
     """Shared by all who have long work: a turn of the loop does at most one slice of one of them, in fair order."""
 
     def __init__(self) -> None:
         self._one_slice = asyncio.Lock()
         self._one_elsewhere = asyncio.Lock()
 
-    async def exhaust(self, work: Iterator[object]) -> None:
+    async def run(self, work: Iterator[object]) -> None:
         """Do all of ``work``, which yields after each slice; raises what it raises."""
         while True:
             async with self._one_slice:
@@ -24,10 +24,10 @@ class Turns:
                     return
                 await asyncio.sleep(0)
 
-    async def elsewhere(self, work: Callable[[], T]) -> T:
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns, done in a thread; one at a time."""
         async with self._one_elsewhere:
             return await asyncio.to_thread(work)
 
 
-__all__ = ["Turns"]
+__all__ = ["SlicedWork"]
