@@ -145,7 +145,7 @@ class Authenticator:
         if found is None:
             if digest in self._unconfirmed:
                 raise NoInstanceError(
-                    "whether this API key is still good can't be confirmed: the store is away",
+                    "this API key can't be verified now: the store can't be reached; try again later",
                     code="keys_unconfirmed",
                     retry_after_s=_RETRY_AFTER_S,
                 )

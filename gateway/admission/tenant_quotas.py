@@ -124,7 +124,7 @@ def _check_possible(ask: AdmissionRequest) -> None:
     if limits.tokens_per_min is not None and ask.reserved_tokens > limits.tokens_per_min:
         raise InvalidRequestError(
             f"the request may cost {ask.reserved_tokens} tokens, more than the {limits.tokens_per_min} a minute "
-            "of this tenant: it can never be let in; shorten the prompt or lower max_tokens",
+            "of this tenant: it can never be admitted; shorten the prompt or lower max_tokens",
             code="request_exceeds_quota",
         )
     for count, limit, what in (
@@ -133,7 +133,7 @@ def _check_possible(ask: AdmissionRequest) -> None:
     ):
         if count > 1 and limit is not None and count > limit:
             raise InvalidRequestError(
-                f"the request has {count} {what.format(limit=limit)} of this tenant: it can never be let in; "
+                f"the request has {count} {what.format(limit=limit)} of this tenant: it can never be admitted; "
                 "send several smaller ones",
                 code="request_exceeds_quota",
             )

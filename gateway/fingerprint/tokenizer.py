@@ -133,7 +133,7 @@ class ModelTokenizer:
 
 def _fastest(backend: Any) -> TextEncoder:
     choice = choose_encoder(backend)
-    _log.info("prompts are tokenized by %s: %s", choice.name, choice.reason)
+    _log.info("tokenizer %s: %s", choice.name, choice.reason)
     return choice.encoder
 
 

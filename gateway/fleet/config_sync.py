@@ -110,7 +110,7 @@ class ConfigSync:
             try:
                 specs.append(InstanceSpec(id=name, url=self._rules.origin(body.url), source=Source.ADMIN))
             except AddressError as error:  # allowed when it was written, by other settings than these
-                _log.warning("instance %s of the store is not taken in: %s", name, error)
+                _log.warning("instance %s of the store is not added: %s", name, error)
         self._membership.reconcile(Source.ADMIN, specs, drain_s=self._drain_s)
         for each in self._registry.all():
             if self._membership.leaving(each.id):

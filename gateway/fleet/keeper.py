@@ -118,7 +118,7 @@ class FleetKeeper:
             async with self._swap.turn():  # what holds is read in it: who had it before may have changed that
                 await self._tell()
         except SwapBusyError as error:
-            _log.warning("instances are told later what they should do: %s", error)
+            _log.warning("policies and KV budgets can't be sent to instances now: %s; they are sent later", error)
 
     async def _tell(self) -> None:
         present = [each for each in self._registry.all() if each.state is InstanceState.HEALTHY and each.stats]
@@ -256,7 +256,7 @@ class FleetKeeper:
     ) -> None:
         wish, reason = what
         if (before := told.refused.get(key)) is None or before[1] != reason:
-            _log.warning("instance %s is not as it should be: %s", instance.id, reason)
+            _log.warning("instance %s differs from the stored policies and KV budgets: %s", instance.id, reason)
         again_s = self._clock() + _AGAIN_AFTER_S
         if error.silent:
             again_s = told.silent_until_s = self._clock() + self._swap.longest_s

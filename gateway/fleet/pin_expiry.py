@@ -22,7 +22,7 @@ class PinExpiry:
                 await self._remove(name)
             await self._refresh()
         except StoreUnavailableError as error:
-            _log.warning("pins whose time is over stay in the store: %s", error)
+            _log.warning("expired pins stay in the store for now: %s", error)
 
     async def _remove(self, name: str) -> None:
         present = await self._store.document(Kind.PIN, name)
@@ -34,7 +34,7 @@ class PinExpiry:
                 action=Action(actor="gateway", action="expire", target=f"prefixes/{name}"),
             )
         except ConflictError:
-            _log.info("pin %s was changed as its time was over", name)
+            _log.info("pin %s was changed while it expired; it stays", name)
 
 
 __all__ = ["PinExpiry"]

@@ -235,7 +235,7 @@ class PinKeeper:
             await call
         except InstanceControlError as error:
             if (before := told.refused.get(name)) is None or before[0] != str(error):
-                _log.warning("instance %s does not keep its pins as it should: %s", instance.id, error)
+                _log.warning("instance %s does not keep its pinned prefixes: %s", instance.id, error)
             told.refused[name] = (str(error), self._clock())
             if error.status is None:
                 told.silent_at_s = self._clock()

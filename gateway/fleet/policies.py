@@ -123,7 +123,7 @@ class PolicySwap:
             async with asyncio.timeout(self.longest_s):
                 await self._lock.acquire()
         except TimeoutError:
-            raise SwapBusyError(f"another change of policies goes on for {self.longest_s:g} s already") from None
+            raise SwapBusyError(f"another policy swap has been running for {self.longest_s:g} s") from None
         try:
             yield
         finally:

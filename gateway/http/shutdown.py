@@ -79,7 +79,9 @@ class GracefulServer(uvicorn.Server):
         await self._give_up_address(sockets or [])
         self._let_idle_go()
         if not await self._idle_within(self._grace_s, lambda: self.force_exit):
-            _log.warning("%d requests run still: they end now", self._shutdown.end_all())
+            _log.warning(
+                "%d requests are still running after shutdown_grace_s; they are ended now", self._shutdown.end_all()
+            )
             if not await self._idle_within(_LAST_WORDS_S):
                 for task in self.server_state.tasks:
                     task.cancel()

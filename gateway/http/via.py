@@ -34,7 +34,8 @@ class Via:
         for name, value in headers:
             if name == _NAME and any(self._name in each.split()[1:2] for each in value.split(b",")):
                 raise LoopError(
-                    "this request has been here before: an instance, or one behind it, is this gateway itself"
+                    "request loop detected: an instance, or a server behind it, is this gateway; check the "
+                    "instance urls"
                 )
 
 

@@ -118,7 +118,7 @@ class Breakers:
         now_s = self._seen_s[instance] = self._clock()
         self._outliers.answered(instance, good=True, now_s=now_s)
         if self.on_probation(instance):
-            _log.info("instance %s answers again", instance)
+            _log.info("circuit breaker of instance %s closed: it answers again", instance)
         breaker.succeeded()
         self._troubled.discard(instance)
 
@@ -138,7 +138,7 @@ class Breakers:
         breaker.failed(now_s, reason)
         self._note_trouble(instance)
         if breaker.state(now_s) is not before:
-            _log.warning("instance %s is left alone for a while: %s", instance, reason)
+            _log.warning("circuit breaker of instance %s opened: %s", instance, reason)
         self._count_bad_answer(instance, self._clock(), reason)
 
     def _count_bad_answer(self, instance: InstanceId, now_s: float, reason: str) -> None:
@@ -151,7 +151,7 @@ class Breakers:
             breaker.trip(now_s, f"{verdict} (the last one: {reason})")
             self._note_trouble(instance)
             self._outliers.forget(instance)
-            _log.warning("instance %s is left alone for a while: %s", instance, breaker.reason)
+            _log.warning("circuit breaker of instance %s opened: %s", instance, breaker.reason)
 
     def _note_trouble(self, instance: InstanceId) -> None:
         if not self._breakers[instance].closed:

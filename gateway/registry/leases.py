@@ -173,7 +173,7 @@ class Leases:
         except (AddressError, ValueError) as error:
             if self._refused.get(instance) != (why := str(error)):
                 self._refused[instance] = why
-                _log.warning("instance %s, registered at another gateway, is not taken in: %s", instance, why)
+                _log.warning("instance %s, registered at another gateway, is not added: %s", instance, why)
 
 
 __all__ = ["Leases"]

@@ -139,7 +139,7 @@ class Membership:
         try:
             self.add(spec)
         except ValueError as error:
-            _log.warning("instance %s, named by %s, is not taken in: %s", spec.id, spec.source, error)
+            _log.warning("instance %s, named by %s, is not added: %s", spec.id, spec.source, error)
 
     def _attend(self, instance: InstanceId) -> None:
         for witness in self._witnesses:

@@ -54,10 +54,10 @@ class Registry:
         address that is there already.
         """
         if spec.id in self._table:
-            raise ValueError(f"there is an instance {spec.id!r} already")
+            raise ValueError(f"instance id {spec.id!r} is taken")
         same = next((each for each in self._table.all() if each.endpoint == spec.endpoint), None)
         if same is not None:
-            raise ValueError(f"{spec.url} is instance {same.id!r} already")
+            raise ValueError(f"{spec.url} is the address of instance {same.id!r}")
         self._enter(spec)
         self._table.wake()
         _log.info("instance %s joined (%s): %s", spec.id, spec.source, spec.url)

@@ -126,7 +126,9 @@ def _only_model(operation: Operation, models: Callable[[], list[str]]) -> str:
         raise InvalidRequestError("model: object missing required field `model`", param="model")
     served = models()
     if len(served) > 1:
-        raise InvalidRequestError(f"model: is needed here, as several are served: {', '.join(served)}", param="model")
+        raise InvalidRequestError(
+            f"model: is required, as several models are served: {', '.join(served)}", param="model"
+        )
     return served[0] if served else ""
 
 

@@ -82,8 +82,8 @@ class AccessSettings(Section):
         for each in value:
             if each != ANY_ORIGIN and not _ORIGIN.fullmatch(each):
                 raise ValueError(
-                    f"{each!r} is no origin: a scheme and a host in lower case, maybe a port, and no path, like "
-                    'https://chat.example.com; or "*"'
+                    f"{each!r} is not an origin; an origin is a scheme and a host in lower case, with a port where "
+                    'needed, like https://chat.example.com; or "*"'
                 )
         return value
 

@@ -8,8 +8,10 @@ from gateway.settings.section import Seconds, Section
 class AdmissionSettings(Section):
     """Queues in front of the instances, and how many requests an instance gets at once."""
 
-    queue_length: int = Field(1024, ge=0, le=1 << 16, description="Requests that may wait for one model.")
-    queue_ageing_s: Seconds = Field(10.0, description="Waiting time that lifts a request by one priority, in seconds.")
+    queue_length: int = Field(1024, ge=0, le=1 << 16, description="Maximum number of queued requests for one model.")
+    queue_ageing_s: Seconds = Field(
+        10.0, description="Waiting time that raises a request by one priority class, in seconds."
+    )
     queue_interactive_s: Seconds = Field(10.0, description="Longest wait of the SLO class interactive, in seconds.")
     queue_standard_s: Seconds = Field(60.0, description="Longest wait of the SLO class standard, in seconds.")
     queue_batch_s: Seconds = Field(600.0, description="Longest wait of the SLO class batch, in seconds.")
@@ -17,10 +19,11 @@ class AdmissionSettings(Section):
         4096,
         ge=1,
         le=1 << 16,
-        description="Most requests at one instance; below it the limit follows what it can take.",
+        description="Upper bound of the concurrency limit of one instance; the limit adapts "
+        "to what the instance can take.",
     )
     slow_first_byte_s: Seconds = Field(
-        60.0, description="A first byte later than this lowers the limit of its instance, in seconds."
+        60.0, description="Time to first byte above which the concurrency limit of the instance is lowered, in seconds."
     )
 
 

@@ -57,7 +57,7 @@ class DnsSettings(BaseModel):
     @model_validator(mode="after")
     def _port_of_addresses(self) -> Self:
         if self.record == "A" and self.port is None:
-            raise ValueError("records of type A say no port: set port, or ask for SRV records")
+            raise ValueError("A records contain no port: set port, or use SRV records")
         return self
 
 

@@ -17,7 +17,8 @@ class SeparationSettings(Section):
     )
     pd_transports: tuple[KVTransport, ...] = Field(
         tuple(KVTransport),
-        description="Ways for KV from prefill to decode instances, the first that both have is taken.",
+        description="Transports of KV from prefill to decode instances; the first one "
+        "that both instances have is used.",
     )
     prefill_max_requests: int = Field(
         0, ge=0, le=1 << 16, description="Prompts that one prefill instance computes at once; 0: no limit."

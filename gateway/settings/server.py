@@ -30,7 +30,7 @@ class ServerSettings(Section):
         "keeps its own, mostly 60 s.",
     )
     send_timeout_s: Seconds = Field(
-        60.0, description="Longest time for a client to take a piece of its answer, in seconds."
+        60.0, description="Longest time for a client to take a chunk of its answer, in seconds."
     )
     shutdown_notice_s: float = Field(
         1.0,

@@ -21,7 +21,7 @@ class StateSettings(Section):
         description="PostgreSQL for what several hosts share (postgresql://...); otherwise SQLite in state_dir.",
     )
     store_poll_s: Seconds = Field(
-        1.0, description="How often a gateway looks whether another one changed tenants, keys or quotas, in seconds."
+        1.0, description="Interval at which a gateway polls the store for changes by other gateways, in seconds."
     )
     store_timeout_s: Seconds = Field(
         5.0,

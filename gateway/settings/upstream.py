@@ -19,7 +19,7 @@ class UpstreamSettings(Section):
         le=3600,
         description="Silence after which a stream's client is sent a comment (Messages: a ping), in seconds; 0: never.",
     )
-    max_attempts: int = Field(3, ge=1, le=16, description="Instances that one request is tried on at most.")
+    max_attempts: int = Field(3, ge=1, le=16, description="Maximum number of instances that one request is tried on.")
     retry_budget_ratio: float = Field(
         0.2, ge=0, le=1, description="Retries allowed per request on average, so that an outage is not multiplied."
     )

@@ -36,7 +36,10 @@ def _check_memory(client: "blocking.Redis") -> None:
     try:
         memory: Any = client.info("memory")
     except NoPermissionError:
-        _log.warning("redis_url: INFO is not allowed to us, so nobody knows whether Redis evicts quotas")
+        _log.warning(
+            "redis_url: the INFO command is not allowed, so it is unknown whether Redis evicts quotas; "
+            "set maxmemory-policy noeviction"
+        )
         return
     policy = memory.get("maxmemory_policy", _KEEPS_ALL)
     if memory.get("maxmemory", 0) and policy != _KEEPS_ALL:

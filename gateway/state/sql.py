@@ -125,7 +125,7 @@ class SqlStore:
             call.cancel()
             raise
         if not ended and call.cancel():
-            raise StoreUnavailableError(f"the database is busy for {self._limit_s:g} s already; nothing was changed")
+            raise StoreUnavailableError(f"the database has been busy for {self._limit_s:g} s; nothing was changed")
         return await asyncio.shield(answer)
 
     def _cut_off(self, call: int) -> None:
@@ -144,8 +144,8 @@ class SqlStore:
             self._drop()  # whatever state the connection is in, the next call gets a new one
             if isinstance(error, CommitUnknownError):
                 raise OutcomeUnknownError(
-                    "the database was lost while it was told to commit; the change may have been made: read it, or "
-                    "send the same request again with its Idempotency-Key"
+                    "the connection to the database was lost during the commit; the change may have been made: "
+                    "read it, or send the same request again with its Idempotency-Key"
                 ) from error
             if self._cut == call:
                 raise self._too_late() from error

@@ -141,7 +141,7 @@ def take(database: Database, number: int, lease_s: float) -> bool:
 
 
 def _lost(number: int) -> ActLostError:
-    return ActLostError(f"act {number} is over, or another gateway undoes it: this one had not been heard of in time")
+    return ActLostError(f"act {number} has ended or is undone by another gateway: its lease expired")
 
 
 def _entry(database: Database, record: Record, now_s: float) -> int:

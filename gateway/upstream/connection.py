@@ -200,7 +200,7 @@ class Connection(asyncio.Protocol):
         try:
             parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
-            self.fail(NoAnswerError(f"what came is no HTTP answer: {error}"))
+            self.fail(NoAnswerError(f"the response is not valid HTTP: {error}"))
             return
         if self._asked and self._unread_bytes > MOST_HEAD_BYTES:  # the parser keeps a line until it has an end
             self._head_too_long()
@@ -217,7 +217,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if not self._asked:
-            self.fail(NoAnswerError("an answer came that nothing was asked for"))
+            self.fail(NoAnswerError("a response came without a request"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._asked:
@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
             return
         status = self._parser.get_status_code()
         if not 100 <= status < 600:  # noqa: PLR2004 - RFC 9110, section 15
-            self.fail(NoAnswerError(f"what came has the status {status}, which is none"))
+            self.fail(NoAnswerError(f"the response has the invalid status {status}"))
             return
         if status < 200:  # noqa: PLR2004 - RFC 9110: interim answers come before the real one
             self._interim = True

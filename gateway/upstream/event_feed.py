@@ -123,7 +123,7 @@ class EventFeed:
                 started_s = clock()
                 error = await self._follow_until_resync(stats)
                 lasted_s = clock() - started_s
-                _log.info("instance %s: KV events are taken up anew (%s)", self._instance, error)
+                _log.info("instance %s: resynchronizing KV events (%s)", self._instance, error)
                 self._meter.resync(self._instance, error.reason)
                 self._registry.settle(self._instance, str(error))
                 self._index.drop(self._instance)

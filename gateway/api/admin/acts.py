@@ -80,7 +80,12 @@ class Acts:
             except RepeatedKeyError:  # another gateway has carried out the same request
                 await self._store.apply([], action=end.action, begun=end.number)
             except ActLostError as error:
-                _log.warning("the end of %s %s is not written: %s", end.action.action, end.action.target, error)
+                _log.warning(
+                    "the result of %s %s was not written to the audit log: %s",
+                    end.action.action,
+                    end.action.target,
+                    error,
+                )
             self._ends.remove(end)
             self._open.discard(end.number)
 
@@ -94,7 +99,11 @@ class Acts:
                 await rescue(frozenset(self._open))
             except StoreUnavailableError as error:
                 if self._ends:
-                    _log.info("%d ends of what operators did are still to be written: %s", len(self._ends), error)
+                    _log.info(
+                        "%d results of operators' changes are not in the audit log yet: %s; they are written later",
+                        len(self._ends),
+                        error,
+                    )
             await asyncio.sleep(_EVERY_S)
 
 

@@ -143,11 +143,18 @@ class Changes:
         try:
             await self._store.apply([], action=action, begun=act.number)
         except StoreUnavailableError as error:
-            _log.warning("the end of %s %s is written later: %s", action.action, action.target, error)
+            _log.warning(
+                "the result of %s %s is not in the audit log yet: %s; it is written later",
+                action.action,
+                action.target,
+                error,
+            )
             self.acts.keep(act, action)
             return
         except ActLostError as error:
-            _log.warning("the end of %s %s is not written: %s", action.action, action.target, error)
+            _log.warning(
+                "the result of %s %s was not written to the audit log: %s", action.action, action.target, error
+            )
         self.acts.over(act)
 
     async def apply(  # noqa: PLR0913 - each call names them
@@ -199,7 +206,12 @@ class Changes:
         except StoreUnavailableError as error:
             if act is None or changes:
                 raise
-            _log.warning("the end of %s %s is written later: %s", action.action, action.target, error)
+            _log.warning(
+                "the result of %s %s is not in the audit log yet: %s; it is written later",
+                action.action,
+                action.target,
+                error,
+            )
             documents = []
             self.acts.keep(act, action, remember(documents) if mutation.idempotency_key else None)
         if act is not None and not act.ended:

@@ -132,7 +132,7 @@ class InstanceViews:
         """Return an instance; raises ``NotFoundError``."""
         instance = InstanceId(name)
         if not self.registry.knows(instance):
-            raise NotFoundError(f"there is no instance {name!r}", code="instance_not_found")
+            raise NotFoundError(f"unknown instance {name!r}", code="instance_not_found")
         return self.registry.get(instance)
 
     def view(self, each: Instance) -> InstanceView:
@@ -363,9 +363,9 @@ def _check_role(instance: Instance, body: InstanceBody) -> None:
 def _check_free(views: InstanceViews, name: str, url: str) -> None:
     for each in views.registry.all():
         if each.id == name and each.source is not Source.ADMIN:
-            raise ConflictApiError(f"there is an instance {name!r} already, named by {each.source}")
+            raise ConflictApiError(f"instance id {name!r} is taken by an instance from {each.source}")
         if each.endpoint == endpoint_of(url) and each.id != name:
-            raise ConflictApiError(f"{url} is instance {each.id!r} already")
+            raise ConflictApiError(f"{url} is the address of instance {each.id!r}")
 
 
 __all__ = ["InstanceView", "InstanceViews", "instances_router", "leases_router"]

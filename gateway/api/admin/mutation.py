@@ -142,7 +142,7 @@ def refusal(conflict: ConflictError, *, conditional: bool) -> ApiError:
             if conflict.found
             else f"there is no {conflict.kind} {conflict.name!r}"
         )
-    return OvertakenError(f"{conflict.kind} {conflict.name!r} was changed by somebody else; read it and try again")
+    return OvertakenError(f"{conflict.kind} {conflict.name!r} was changed by another request; read it and try again")
 
 
 __all__ = ["Mutation", "MutationOf", "OvertakenError", "etag", "expected_of", "must", "refusal"]

@@ -97,10 +97,12 @@ def own_presets_router(changes: Changes, *, presets: PresetCatalogue) -> APIRout
 def _check_changeable(presets: PresetCatalogue, name: str) -> None:
     if name in presets.shipped.workloads:
         raise ConflictApiError(
-            f"the preset {name!r} comes along and stays as it is; make one of another name", code="preset_shipped"
+            f"the preset {name!r} is shipped and can't be changed; choose another name", code="preset_shipped"
         )
     if name in RESERVED:
-        raise ConflictApiError(f"no preset can be called {name!r}", code="preset_name_reserved")
+        raise ConflictApiError(
+            f"the preset name {name!r} is reserved; choose another name", code="preset_name_reserved"
+        )
 
 
 async def _refuse_current(changes: Changes, name: str, mutation: Mutation) -> None:
@@ -109,13 +111,13 @@ async def _refuse_current(changes: Changes, name: str, mutation: Mutation) -> No
     current = await changes.store.document(Kind.PRESET, CURRENT_PRESET)
     if current is not None and field(current, "name") == name:
         raise ConflictApiError(
-            f"the fleet is kept at the preset {name!r}: apply another one, or DELETE /admin/v1/presets/current",
+            f"preset {name!r} is the fleet's current one: apply another preset, or DELETE /admin/v1/presets/current",
             code="preset_in_use",
         )
 
 
 def _missing(name: str) -> NotFoundError:
-    return NotFoundError(f"no preset is called {name!r}", code="preset_not_found")
+    return NotFoundError(f"unknown preset {name!r}", code="preset_not_found")
 
 
 def _shown(document: Document) -> PresetForm:

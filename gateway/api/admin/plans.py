@@ -113,7 +113,7 @@ def _view(plan: ExecutionPlan, status: PlanStatus) -> PlanView:
 
 
 def _unknown(plan_id: str) -> NotFoundError:
-    return NotFoundError(f"this process knows no plan {plan_id!r}: it is another's, or was over long ago")
+    return NotFoundError(f"unknown plan {plan_id!r} in this process: another process has it, or it ended long ago")
 
 
 __all__ = ["plans_router"]

@@ -141,7 +141,7 @@ def policies_router(
         """The policy of a kind that all instances are kept at."""
         found = await store.document(Kind.POLICY, kind)
         if found is None:
-            raise NotFoundError(f"no policy of kind {kind!r} was chosen here", code="policy_not_found")
+            raise NotFoundError(f"no policy of kind {kind!r} is stored", code="policy_not_found")
         response.headers["etag"] = etag(found)
         return _view(found)
 
@@ -290,7 +290,7 @@ def _not_swapped(kind: str, name: str, report: SwapReport) -> ApiError:
         )
     states = ", ".join(f"{instance} {each.step.value}" for instance, each in report.steps.items())
     return ConflictApiError(
-        f"policy {name!r} of kind {kind!r} was not taken over; {report.why_not} ({states})", code="policy_refused"
+        f"policy {name!r} of kind {kind!r} was not applied; {report.why_not} ({states})", code="policy_refused"
     )
 
 

@@ -110,7 +110,7 @@ class PrefixCommands:
             places |= {name: PlaceView(outcome=Outcome.SKIPPED, reason=why) for name, why in meant.skipped.items()}
         if all(each.outcome is not Outcome.PINNED for each in places.values()):
             reasons = "; ".join(f"{name}: {each.reason}" for name, each in places.items())
-            raise ConflictApiError(f"nobody pinned it ({reasons})", code="pin_refused")
+            raise ConflictApiError(f"no instance pinned the prefix ({reasons})", code="pin_refused")
         kept = [str(each.id) for each in targets if places[str(each.id)].outcome in {Outcome.PINNED, Outcome.FAILED}]
         stored = PinBody(
             model=body.model,

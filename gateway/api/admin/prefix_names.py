@@ -113,7 +113,8 @@ class PrefixNames:
         every = {str(each.id): each for each in self._registry.all()}
         if unknown := sorted(set(body.instances or ()) - every.keys()):
             raise InvalidRequestError(
-                f"instances: there is no {', '.join(unknown)}; there is {', '.join(every) or 'none'}", param="instances"
+                f"instances: unknown instance {', '.join(unknown)}; known: {', '.join(every) or 'none'}",
+                param="instances",
             )
         able: list[Instance] = []
         skipped: dict[str, str] = {}
@@ -132,8 +133,8 @@ class PrefixNames:
         if not able:
             why = "; ".join(f"{name}: {reason}" for name, reason in skipped.items()) or f"none serves {body.model!r}"
             if unfit and body.hash is None:
-                raise InvalidRequestError(f"this can't be named to any instance ({why})", param="prompt")
-            raise NoInstanceError(f"no instance can be told of it ({why})", retry_after_s=_RETRY_AFTER_S)
+                raise InvalidRequestError(f"no instance can identify this prefix ({why})", param="prompt")
+            raise NoInstanceError(f"no instance can take this prefix now ({why})", retry_after_s=_RETRY_AFTER_S)
         return Candidates(able=tuple(able), skipped=skipped)
 
     def holders(self, prefix: NamedPrefix, able: Sequence[Instance]) -> tuple[Instance, ...]:

@@ -101,7 +101,7 @@ def _add_unpin(router: APIRouter, changes: Changes, commands: PrefixCommands) ->
         async with commands.lock:
             present = await store.document(Kind.PIN, pin_id)
             if present is None:
-                raise NotFoundError(f"there is no pin {pin_id!r}", code="pin_not_found")
+                raise NotFoundError(f"unknown pin {pin_id!r}", code="pin_not_found")
             expected = mutation.expected(present)
             if expected is not None and expected != present.version:
                 raise mutation.stale(Kind.PIN, pin_id, present.version)

@@ -205,7 +205,7 @@ async def _swap_all(
         if not report.done:
             await _roll_back(swap, done)
             raise ConflictApiError(
-                f"the preset's policy {policy.name!r} of kind {policy.kind!r} was not taken over; {report.why_not}",
+                f"the preset's policy {policy.name!r} of kind {policy.kind!r} was not applied; {report.why_not}",
                 code="policy_refused",
             )
         done.append((policy, having, report))
@@ -239,7 +239,7 @@ def _view(preset: Preset) -> PresetView:
 
 
 def _none() -> NotFoundError:
-    return NotFoundError("no preset was applied here", code="preset_not_found")
+    return NotFoundError("no preset is stored as current", code="preset_not_found")
 
 
 __all__ = ["presets_router"]

@@ -64,7 +64,7 @@ def routing_router(changes: Changes, keeper: ConfigSync) -> APIRouter:
             ROUTING_NAME,
             mutation=mutation,
             target="routing",
-            missing=lambda: NotFoundError("routing is as the settings say already", code="routing_not_found"),
+            missing=lambda: NotFoundError("no routing is stored: the settings apply", code="routing_not_found"),
         )
 
     return router

@@ -107,7 +107,7 @@ class DiscoveryLoop:
             try:
                 url = self._rules.origin(spec.url)
             except AddressError as error:
-                _log.warning("instance %s, named by %s, is not taken in: %s", spec.id, self._watcher.place, error)
+                _log.warning("instance %s, named by %s, is not added: %s", spec.id, self._watcher.place, error)
             else:
                 allowed.append(replace(spec, url=url))
         self._named = allowed

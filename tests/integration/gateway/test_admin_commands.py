@@ -114,7 +114,7 @@ async def test_what_is_refused_is_a_message(person: Person, tmp_path: Path) -> N
         (("quotas", "set", "acme", "--kv", "DDR"), (), "TIER=GUARANTEED:BURST"),
         (("quotas", "show", "nobody"), (), "no quota of its own"),
         (("prefixes", "pin", MODEL), (), "give one of --prompt, --messages and --block"),
-        (("prefixes", "unpin", "nothing"), (), "there is no pin"),
+        (("prefixes", "unpin", "nothing"), (), "unknown pin"),
         (("tenants", "list"), ("--admin-key", "wrong"), "not the admin key"),
         (("tenants", "list"), ("--url", "http://127.0.0.1:1"), "no gateway answers"),
         (("tenants", "list"), ("--state-dir", str(tmp_path / "none")), "no admin key"),

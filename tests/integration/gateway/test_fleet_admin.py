@@ -173,7 +173,7 @@ async def test_gateways_that_share_a_store_come_to_the_same(tmp_path: Path) -> N
 
 
 NO_INSTANCES: list[tuple[dict[str, Any], int, str]] = [
-    ({"id": "a", "url": "http://127.0.0.1:1"}, 409, "there is an instance 'a' already, named by settings"),
+    ({"id": "a", "url": "http://127.0.0.1:1"}, 409, "instance id 'a' is taken by an instance from settings"),
     ({"id": "x", "url": "http://169.254.169.254"}, 400, "never an instance's"),
     ({"id": "x", "url": "http://8.8.8.8"}, 400, "outside the allowed networks"),
     ({"id": "x", "url": "file:///etc/passwd"}, 400, "the scheme 'file' is not allowed"),

@@ -249,7 +249,7 @@ async def test_what_is_wrong_is_named_and_only_the_admin_key_opens(tmp_path: Pat
             ({**BODY, "model": "none"}, 404, "does not exist"),
             ({"model": MODEL, "prompt": "text"}, 400, "no_tokenizer"),
             ({"model": MODEL, "prompt": [1, 2, 3]}, 400, "3 tokens fill no block"),
-            ({**BODY, "instances": ["nobody"]}, 400, "there is no nobody; there is a, b"),
+            ({**BODY, "instances": ["nobody"]}, 400, "unknown instance nobody; known: a, b"),
             ({**BODY, "ttl_s": 0}, 400, "ttl_s"),
         ):
             found, _, said = await admin.call("POST", "/prefixes", body)

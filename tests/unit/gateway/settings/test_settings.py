@@ -134,7 +134,7 @@ def test_prometheus_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch, other:
 )
 def test_what_is_no_origin_is_refused(monkeypatch: pytest.MonkeyPatch, origin: str) -> None:
     monkeypatch.setenv("KVGATE_CORS_ORIGINS", f'["{origin}"]')
-    with pytest.raises(SettingsError, match="is no origin"):
+    with pytest.raises(SettingsError, match="is not an origin"):
         load_settings()
 
 
