@@ -11,7 +11,6 @@ requests before it.
 import re
 import sys
 from asyncio import TimerHandle, Transport
-from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, NamedTuple, cast
@@ -21,6 +20,7 @@ from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallab
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors.envelopes import envelope
+from gateway.http.client_link import ClientLink, ClientProbe
 from gateway.http.exchange import CONNECTION, TAKE_BODY
 from gateway.http.request_body import Body, take_body
 from gateway.http.transport import ClientTransport
@@ -33,11 +33,6 @@ _LATE_S = 5.0
 _MOST_WAITING: Final = 16
 """Requests that are read while another one of their connection is answered."""
 
-_PROBES_S: Final = (0.1, 0.4, 1.5)
-_LATER_PROBES_S: Final = 5.0
-_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_COMMENT: Final = b"3\r\n:\n\n\r\n"
-_EVENT_ENDS: Final = (b"\n\n\r\n", b"\r\n\r\n\r\n")
 
 _VERSIONS = frozenset({"1.0", "1.1"})
 _HOST = re.compile(rb"[A-Za-z0-9._~%!$&'()*+,;=:\[\]-]*")
@@ -88,16 +83,15 @@ class BoundedProtocol(HttpToolsProtocol):
     _active: RequestResponseCycle | None = None
     _reading: RequestResponseCycle | None = None
     _timer: TimerHandle | None = None
-    _probe_timer: TimerHandle | None = None
-    _probes = 0
     _writer: ClientTransport
-    _gone: Callable[[], object] | None = None
-    event_stream = False
-    """Whether the answer that is being sent is a stream of events."""
+    _link: ClientLink
+    _probe: ClientProbe
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         self._writer = ClientTransport(transport, loop=self.loop, linger_s=self.send_timeout_s)
         super().connection_made(cast("Transport", self._writer))
+        self._link = ClientLink(self._writer, self.flow)
+        self._probe = ClientProbe(self.loop, self._writer, self._link)
         self._arm(self.header_timeout_s)
 
     @property
@@ -113,51 +107,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self._writer.lost()
-        if self._probe_timer is not None:
-            self._probe_timer.cancel()
+        self._probe.stop()
         active = self._active
         if active is not None and not active.response_complete:
             active.disconnected = True
             active.message_event.set()
         super().connection_lost(exc)
-        if self._gone is not None:
-            self._gone()
-
-    def watch(self, gone: Callable[[], object]) -> None:
-        """Call ``gone`` when the client goes away, at once when it has; one at a time, until ``unwatch``."""
-        self._gone = gone
-        if self.transport.is_closing():
-            gone()
-        else:
-            self.flow.resume_reading()  # a long body may have left it paused, and who doesn't read sees no end
-
-    def unwatch(self) -> None:
-        self._gone = None
-
-    def hold(self) -> None:
-        """Keep what is written from now on, until ``release``."""
-        self._writer.hold()
-
-    def release(self) -> None:
-        """Write what was kept, in one piece: an answer's head and its body are one system call and one packet."""
-        self._writer.release()
-
-    def abort(self) -> None:
-        """Cut off a client that does not take its answer: what it has not taken yet is lost."""
-        if self._active is not None:
-            self._active.disconnected = True
-        self._writer.abort()
-
-    @property
-    def full(self) -> bool:
-        """Whether what is sent now would have to wait for the client."""
-        return bool(self.flow.write_paused)
-
-    @property
-    def _between_events(self) -> bool:
-        """Whether what was written last is a head or the end of an event."""
-        last = self._writer.last
-        return last.endswith(_EVENT_ENDS) or last.startswith(b"HTTP/1.1 ")
+        self._link.lost()
 
     @property
     def _answering(self) -> bool:
@@ -180,40 +136,22 @@ class BoundedProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection for the answers where a client has sent all that it will, or has gone: both look alike.
 
-        So it is sent something that means nothing. Who has gone answers it with a reset, which ``_gone`` is told.
-        HTTP/1.0 has nothing that means nothing.
+        So the client is probed: see ``ClientProbe``.
         """
         active = self._active
-        if active is None or self._reading is not None or not self._can_probe(active):
+        if active is None or self._reading is not None or not self._probe.possible(active):
             self.transport.close()
             return False
         if self._last_words is None:
             self._last_words = b""
-        self._probe()
+        self._probe.send()
         return True
-
-    def _can_probe(self, active: RequestResponseCycle) -> bool:
-        if active.response_complete or active.scope["http_version"] == "1.0":
-            return False
-        return not active.response_started or self._writer.holds or self.event_stream
-
-    def _probe(self) -> None:
-        active = self._active
-        if active is None or active.response_complete or self.transport.is_closing():
-            return
-        if not active.response_started:
-            self._writer.write(_CONTINUE)
-        elif self.event_stream and not self._writer.holds and self._between_events:
-            self._writer.write(_COMMENT)
-        later_s = _PROBES_S[self._probes] if self._probes < len(_PROBES_S) else _LATER_PROBES_S
-        self._probes += 1
-        self._probe_timer = self.loop.call_later(later_s, self._probe)
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
         self._head_begun = True
         super().on_message_begin()
-        self.scope[CONNECTION] = self  # type: ignore[literal-required]
+        self.scope[CONNECTION] = self._link  # type: ignore[literal-required]
 
     def on_url(self, url: bytes) -> None:
         self._head_bytes += len(url)
@@ -233,7 +171,9 @@ class BoundedProtocol(HttpToolsProtocol):
         version = self.parser.get_http_version()
         if version not in _VERSIONS:  # for llhttp a line without a version is HTTP/0.9, and headers may follow
             raise _RefusedError
-        self._check_headers(version)
+        if (refusal := _refusal_of(self.headers, version)) is not None:
+            self._refusal = refusal
+            raise _RefusedError
         self._offered = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._offered:
             return
@@ -245,24 +185,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.pipeline and len(self.pipeline) < _MOST_WAITING:
             self.flow.resume_reading()  # who doesn't read sees no end: uvicorn would wait for the answer before it
 
-    def _check_headers(self, version: str) -> None:
-        hosts = 0
-        for name, value in self.headers:
-            if name == b"host":
-                hosts += 1
-                if not _HOST.fullmatch(value):
-                    hosts = 2
-            elif name == b"transfer-encoding" and (version == "1.0" or value.strip().lower() != b"chunked"):
-                if version != "1.0":
-                    self._refusal = _UNKNOWN_CODING
-                raise _RefusedError
-        if hosts > 1 or (not hosts and version != "1.0"):
-            self._refusal = _WRONG_HOST
-            raise _RefusedError
-
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._active = cycle
-        self.event_stream = False
+        self._active = self._link.active = cycle
+        self._link.event_stream = False
         super()._start_asgi_task(cycle, _unframed(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     def on_message_complete(self) -> None:
@@ -355,6 +280,21 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reading, self._last_words = None, b""
         else:
             self.transport.close()
+
+
+def _refusal_of(headers: list[tuple[bytes, bytes]], version: str) -> _Refusal | None:
+    """Return why a request with these headers is refused; None when it isn't."""
+    hosts = 0
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+            if not _HOST.fullmatch(value):
+                hosts = 2
+        elif name == b"transfer-encoding" and (version == "1.0" or value.strip().lower() != b"chunked"):
+            return _NO_HTTP if version == "1.0" else _UNKNOWN_CODING
+    if hosts > 1 or (not hosts and version != "1.0"):
+        return _WRONG_HOST
+    return None
 
 
 def _unframed(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
