@@ -44,7 +44,6 @@ LARGE_CLASSES = {
     "engines/sim/engine.py:SimEngine",
     "engines/sim/pins.py:SimPins",
     "engines/sim/pool.py:PrefixPool",
-    "gateway/http/protocol.py:BoundedProtocol",
     "gateway/state/sql.py:SqlStore",
     "gateway/upstream/connection.py:Connection",
     "kvcontrol/kv_policy/tails_first.py:TailsFirst",
