@@ -37,15 +37,7 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
     def closing() -> dict[str, str] | None:
         return {"connection": "close"} if shutdown.begun else None
 
-    @router.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        """Alive: the event loop answers."""
-        return {"status": "alive"}
-
-    @router.get("/version")
-    async def version() -> dict[str, str]:
-        """Return the version of the gateway."""
-        return {"version": installed_version()}
+    _add_liveness(router)
 
     @router.get("/health")
     async def health() -> Response:
@@ -76,6 +68,23 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
             headers=closing(),
         )
 
+    _add_metrics(router, metrics, access, siblings)
+    return router
+
+
+def _add_liveness(router: APIRouter) -> None:
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Alive: the event loop answers."""
+        return {"status": "alive"}
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """Return the version of the gateway."""
+        return {"version": installed_version()}
+
+
+def _add_metrics(router: APIRouter, metrics: Metrics, access: OperatorAccess, siblings: Siblings | None) -> None:
     @router.get("/metrics")
     async def exposition(request: Request, worker: str | None = None) -> Response:
         """Prometheus text, or OpenMetrics (which has examples with trace ids) for a client that accepts it."""
@@ -85,8 +94,6 @@ def ops_router(  # noqa: PLR0913 - wired once, by name
         if siblings is not None and worker != "own":
             series = await siblings.exposition(series, accept, request.headers.get("authorization", ""))
         return Response(series, headers={"content-type": content_type})
-
-    return router
 
 
 def _status(*, confirmed: bool, answering: bool, usable: int) -> str:

@@ -91,7 +91,8 @@ class UpstreamResponse:
     @property
     def exhausted(self) -> bool:
         """Whether all of it has been read: then ``read`` returns nothing, at once."""
-        return self._connection.exhausted and (self._decoder is None or self._decoder.whole)
+        connection = self._connection
+        return connection.ended and not connection.held_bytes and (self._decoder is None or self._decoder.whole)
 
     def expect_end(self) -> None:
         """Note that all has been read that will be: its connection need not be closed for what is left of it."""
@@ -275,7 +276,9 @@ class UpstreamClient:
                 raise UpstreamFailureError(FailureKind.NO_HTTP, f"the engine's answer can't be read: {error}") from None
             except ConnectionLostError:
                 watch.stop()
-                if used_before and not connection.answered:  # it was closed for being idle, as the request went out
+                if (
+                    used_before and not connection.arrived_bytes
+                ):  # it was closed for being idle, as the request went out
                     used_before, connection = False, None
                     continue
                 raise UpstreamFailureError(

@@ -44,8 +44,10 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
         self._parts: list[bytes] = []
-        self._held_bytes = 0
-        self._arrived_bytes = self._head_bytes = self._unread_bytes = 0
+        self.held_bytes = 0
+        self.arrived_bytes = 0
+        """What has come since the last request."""
+        self._head_bytes = self._unread_bytes = 0
         self._paused = False
         self._asked = False
         self._in_head = True
@@ -60,6 +62,8 @@ class Connection(asyncio.Protocol):
         self.headers: list[Header] = []
         self.head_told = False
         self.ended = False
+        self.waiting = False
+        """Whether somebody waits in ``arrival``, since ``waiting_since_s``."""
         self.waiting_since_s = 0.0
         self.idle_since_s = 0.0
 
@@ -75,7 +79,7 @@ class Connection(asyncio.Protocol):
         self.headers = []
         self.head_told = False
         self._parts = []
-        self._held_bytes = self._arrived_bytes = self._head_bytes = self._unread_bytes = 0
+        self.held_bytes = self.arrived_bytes = self._head_bytes = self._unread_bytes = 0
         self._in_head = self._asked = True
         self.ended = self._interim = self._until_eof = self._keep = self._nudged = self._quiet = False
         self._on_head = on_head
@@ -96,10 +100,12 @@ class Connection(asyncio.Protocol):
             if not self._quiet:
                 self.waiting_since_s = self.loop.time()
             waiter = self._waiter = self.loop.create_future()
+            self.waiting = True
             try:
                 await waiter
             finally:
                 self._waiter = None
+                self.waiting = False
         self._quiet = False
         return True
 
@@ -114,26 +120,11 @@ class Connection(asyncio.Protocol):
         if not parts:
             return b""
         self._parts = []
-        self._held_bytes = 0
+        self.held_bytes = 0
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether somebody waits in ``arrival``, since ``waiting_since_s``."""
-        return self._waiter is not None
-
-    @property
-    def answered(self) -> bool:
-        """Whether anything has come since the last request."""
-        return self._arrived_bytes > 0
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the answer has ended and all of it was taken."""
-        return self.ended and not self._parts
 
     @property
     def reusable(self) -> bool:
@@ -195,7 +186,7 @@ class Connection(asyncio.Protocol):
         parser = self._parser
         if parser is None:
             return
-        self._arrived_bytes += len(data)
+        self.arrived_bytes += len(data)
         self._unread_bytes += len(data)
         try:
             parser.feed_data(data)
@@ -203,9 +194,9 @@ class Connection(asyncio.Protocol):
             self.fail(NoAnswerError(f"the response is not valid HTTP: {error}"))
             return
         if self._asked and self._unread_bytes > MOST_HEAD_BYTES:  # the parser keeps a line until it has an end
-            self._head_too_long()
+            self.fail(_header_too_long())
         elif self._parts or self.ended:
-            if self._held_bytes > _MOST_HELD_BYTES and not self._paused and self._transport is not None:
+            if self.held_bytes > _MOST_HELD_BYTES and not self._paused and self._transport is not None:
                 self._paused = True
                 self._transport.pause_reading()
             self._wake()
@@ -225,7 +216,7 @@ class Connection(asyncio.Protocol):
         self._unread_bytes = 0
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > MOST_HEAD_BYTES:
-            self._head_too_long()
+            self.fail(_header_too_long())
         elif self._in_head:  # those behind the last chunk are not passed on
             self.headers.append((name.lower(), value))
 
@@ -248,7 +239,7 @@ class Connection(asyncio.Protocol):
             return
         if self._lingering is None:
             self._parts.append(body)
-            self._held_bytes += len(body)
+            self.held_bytes += len(body)
         self._unread_bytes = 0
 
     def on_message_complete(self) -> None:
@@ -261,9 +252,6 @@ class Connection(asyncio.Protocol):
         self._keep = self._parser.should_keep_alive()
         self._end()
 
-    def _head_too_long(self) -> None:
-        self.fail(NoAnswerError(f"its header is longer than {MOST_HEAD_BYTES} bytes"))
-
     def _end(self) -> None:
         self.ended = True
         self._asked = False
@@ -275,6 +263,10 @@ class Connection(asyncio.Protocol):
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+def _header_too_long() -> NoAnswerError:
+    return NoAnswerError(f"its header is longer than {MOST_HEAD_BYTES} bytes")
 
 
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})

@@ -44,8 +44,6 @@ LARGE_CLASSES = {
     "engines/sim/engine.py:SimEngine",
     "engines/sim/pins.py:SimPins",
     "engines/sim/pool.py:PrefixPool",
-    "gateway/state/sql.py:SqlStore",
-    "gateway/upstream/connection.py:Connection",
     "kvcontrol/kv_policy/tails_first.py:TailsFirst",
     "kvcontrol/kv_runtime/hierarchy.py:HierarchyManager",
     "kvcontrol/kv_runtime/migrator.py:KVMigrator",

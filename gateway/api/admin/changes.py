@@ -143,12 +143,7 @@ class Changes:
         try:
             await self._store.apply([], action=action, begun=act.number)
         except StoreUnavailableError as error:
-            _log.warning(
-                "the result of %s %s is not in the audit log yet: %s; it is written later",
-                action.action,
-                action.target,
-                error,
-            )
+            _log_later(action, error)
             self.acts.keep(act, action)
             return
         except ActLostError as error:
@@ -206,12 +201,7 @@ class Changes:
         except StoreUnavailableError as error:
             if act is None or changes:
                 raise
-            _log.warning(
-                "the result of %s %s is not in the audit log yet: %s; it is written later",
-                action.action,
-                action.target,
-                error,
-            )
+            _log_later(action, error)
             documents = []
             self.acts.keep(act, action, remember(documents) if mutation.idempotency_key else None)
         if act is not None and not act.ended:
@@ -289,6 +279,12 @@ def store_unavailable(error: StoreUnavailableError) -> ApiError:
 
 def _etag(documents: Sequence[Document | None]) -> str:
     return etag(documents[0]) if documents and documents[0] is not None else ""
+
+
+def _log_later(action: Action, error: StoreUnavailableError) -> None:
+    _log.warning(
+        "the result of %s %s is not in the audit log yet: %s; it is written later", action.action, action.target, error
+    )
 
 
 def _response(status: int, body: str, headers: Mapping[str, str]) -> Response:
