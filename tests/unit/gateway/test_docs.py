@@ -18,3 +18,7 @@ def test_every_setting_stands_there_as_it_is_described_in_the_code() -> None:
 
 def test_every_outcome_and_every_reason_without_a_fingerprint_stands_there() -> None:
     assert [word for word in (*Outcome, *Gap) if word not in PAGE] == []
+
+
+def test_lines_outside_of_tables_are_readable_in_a_terminal() -> None:
+    assert [line for line in PAGE.splitlines() if len(line) > 120 and not line.startswith("|")] == []
