@@ -79,7 +79,7 @@ class FleetSettings(Section):
     """The engine instances: which there are, where they come from, and how they leave."""
 
     instances: tuple[InstanceSettings, ...] = Field(
-        (), description="Engine instances: a list of {id, url}, with a role where it isn't their own."
+        (), description="Engine instances: a list of {id, url}, with a role if it differs from their own."
     )
     instance_schemes: tuple[Literal["http", "https"], ...] = Field(
         SCHEMES, description="Schemes that instances may have which the settings don't name themselves."
@@ -87,13 +87,11 @@ class FleetSettings(Section):
     instance_networks: tuple[str, ...] = Field(
         PRIVATE_NETWORKS, description="Networks (CIDR) that such instances may be in; never link-local ones."
     )
-    drain_timeout_s: Seconds = Field(
-        300.0, description="Longest time for a leaving instance to finish what it has, in seconds."
-    )
+    drain_timeout_s: Seconds = Field(300.0, description="Longest drain of a leaving instance, in seconds.")
     control_timeout_s: Seconds = Field(
         10.0, description="Longest time for an instance to take over a policy, a KV budget or a reset, in seconds."
     )
-    discovery_interval_s: Seconds = Field(2.0, description="Pause between two looks at file and DNS, in seconds.")
+    discovery_interval_s: Seconds = Field(2.0, description="Interval of polling discovery file and DNS, in seconds.")
     discovery_loss_s: Seconds = Field(
         30.0,
         description="How long a file, DNS or Kubernetes must have named fewer than half of its instances before the "

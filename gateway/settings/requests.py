@@ -19,7 +19,7 @@ class RequestSettings(Section):
         description="Model folder with tokenizer and chat template; without it no text is routed by announced blocks.",
     )
     tokenizer_memory_bytes: int = Field(
-        64 * _MIB, ge=0, le=1 << 36, description="Memory for texts that were tokenized before, in bytes."
+        64 * _MIB, ge=0, le=1 << 36, description="Memory for tokens of earlier texts, in bytes."
     )
     max_body_bytes: int = Field(
         32 * _MIB,
@@ -45,7 +45,7 @@ class RequestSettings(Section):
         description="Answers that one request may ask for, prompts times n or best_of; more are refused with 400.",
     )
     expected_output_tokens: int = Field(
-        256, ge=1, le=1 << 20, description="Tokens reserved for an answer whose request doesn't bound it."
+        256, ge=1, le=1 << 20, description="Tokens reserved for an answer without a limit of its own."
     )
 
     @field_validator("tokenizer")

@@ -11,15 +11,15 @@ class RoutingSettings(Section):
     """How an instance is chosen, and what is assumed of instances until it is measured."""
 
     routing_policy: Literal["cost_aware", "prefix_affinity", "consistent_hash", "least_load", "round_robin"] = Field(
-        "cost_aware", description="How instances are chosen."
+        "cost_aware", description="Policy that chooses the instance of a request."
     )
     prefill_tokens_per_s: float = Field(
-        2000.0, gt=0, description="Prefill speed of an instance in tokens per second, assumed until it is measured."
+        2000.0, gt=0, description="Prefill speed of an instance in tokens per second, assumed until measured."
     )
     decode_load_s: float = Field(
         0.02,
         ge=0,
-        description="Delay that each running request adds to a new one, in seconds, assumed until it is measured.",
+        description="Delay that each running request adds to a new one, in seconds, assumed until measured.",
     )
     routing_spread: float = Field(
         0.1,

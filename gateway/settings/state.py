@@ -15,7 +15,7 @@ def _default_state_dir() -> Path:
 class StateSettings(Section):
     """Where the gateway keeps what survives a restart, and what several gateways share."""
 
-    state_dir: Path = Field(default_factory=_default_state_dir, description="Folder for what must survive a restart.")
+    state_dir: Path = Field(default_factory=_default_state_dir, description="Folder for durable state.")
     store_url: SecretStr | None = Field(
         None,
         description="PostgreSQL for what several hosts share (postgresql://...); otherwise SQLite in state_dir.",

@@ -15,9 +15,9 @@ class TelemetrySettings(Section):
         description="OpenTelemetry collector (OTLP over HTTP, like http://127.0.0.1:4318) that is sent a trace of each "
         "request; or OTEL_EXPORTER_OTLP_ENDPOINT. Without one there are none.",
     )
-    log_format: Literal["text", "json"] = Field("text", description="How log lines look.")
+    log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="The least important level shown."
+        "info", description="Lowest level of log lines that are written."
     )
 
 
