@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from engines.lmdeploy.http.completions import MOST_ANSWERS, problem_of, prompts_of
+from engines.requests.completions import MOST_ANSWERS, problem_of, prompts_of
 from engines.sim.endings import Ending
 from engines.sim.sampling import (
     Count,

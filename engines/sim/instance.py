@@ -17,7 +17,7 @@ from engines.control.pins import PinControl
 from engines.control.tiers import TierControl
 from engines.events.log import EventLog
 from engines.events.publisher import Endpoints, EventPublisher
-from engines.lmdeploy.schedule.urgency import ORDINARY, Urgency
+from engines.requests.urgency import ORDINARY, Urgency
 from engines.sim.behaviour import Behaviour
 from engines.sim.driver import RealTime
 from engines.sim.engine import SimEngine

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from engines.lmdeploy.schedule.urgency import ORDINARY, Urgency
+from engines.requests.urgency import ORDINARY, Urgency
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.tenant import SHARED_TENANT
 from kvcontrol.prefix_reuse import PromptChain

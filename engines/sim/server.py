@@ -12,11 +12,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from engines.control.routes import mount_control
-from engines.lmdeploy.http.completions import prompts_of
-from engines.lmdeploy.http.rider import RiderMiddleware
-from engines.lmdeploy.schedule.urgency import URGENCY
-from engines.lmdeploy.trie.tenancy import SALT
+from engines.requests.completions import prompts_of
+from engines.requests.headers import HeaderMiddleware
 from engines.requests.limits import RefusedError
+from engines.requests.salt import SALT
+from engines.requests.urgency import URGENCY
 from engines.sim.answering import Answering, Job
 from engines.sim.bodies import (
     Body,
@@ -85,8 +85,8 @@ class Server:
                 self._instance.close()
 
         app = FastAPI(title="kvgate simulated engine", lifespan=lifespan)
-        app.add_middleware(RiderMiddleware, rider=SALT)
-        app.add_middleware(RiderMiddleware, rider=URGENCY)
+        app.add_middleware(HeaderMiddleware, header=SALT)
+        app.add_middleware(HeaderMiddleware, header=URGENCY)
         instance = self._instance
 
         async def health() -> Response:

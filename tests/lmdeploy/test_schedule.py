@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from engines.lmdeploy.schedule.scheduler import EngineQueue, queue_of
-from engines.lmdeploy.schedule.urgency import URGENCY, Urgency
+from engines.lmdeploy.schedule.urgency import CARRIED_URGENCY
+from engines.requests.urgency import Urgency
 from kvcontrol.core.priority import Priority
 from kvcontrol.kv_policy.spec import parse_spec
 from kvcontrol.scheduler_ir.strategies import STRATEGIES, AgedQueue, make_strategy
@@ -104,7 +105,7 @@ class Asked:
         from lmdeploy.messages import GenerationConfig
 
         config = GenerationConfig(max_new_tokens=new_tokens, top_k=1, top_p=1.0, temperature=1.0, ignore_eos=True)
-        URGENCY.carry(config, urgency)
+        CARRIED_URGENCY.carry(config, urgency)
         instance = line.local.engine.create_instance()
         async for output in instance.async_stream_infer(self.session, list(prompt), gen_config=config):
             self.tokens.extend(output.token_ids)

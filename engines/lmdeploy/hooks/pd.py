@@ -17,13 +17,13 @@ def pd_hooks() -> list[Hook]:
         Hook(
             target=f"{MESSAGES}:GenerationConfig.__post_init__",
             signature="(self)",
-            replace=request.PART.generation_config_post_init,
+            replace=request.CARRIED_PART.generation_config_post_init,
             why="it is made where the request is handled, and is sent to the engine process",
         ),
         Hook(
             target="lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
             signature=f"(cls, gen_config: {MESSAGES}.GenerationConfig)",
-            replace=request.PART.sampling_param_from_gen_config,
+            replace=request.CARRIED_PART.sampling_param_from_gen_config,
             why="it is what a sequence keeps of the request",
         ),
         Hook(

@@ -16,13 +16,13 @@ def schedule_hooks() -> list[Hook]:
         Hook(
             target=f"{MESSAGES}:GenerationConfig.__post_init__",
             signature="(self)",
-            replace=urgency.URGENCY.generation_config_post_init,
+            replace=urgency.CARRIED_URGENCY.generation_config_post_init,
             why="it is made where the request is handled, and is sent to the engine process",
         ),
         Hook(
             target="lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
             signature=f"(cls, gen_config: {MESSAGES}.GenerationConfig)",
-            replace=urgency.URGENCY.sampling_param_from_gen_config,
+            replace=urgency.CARRIED_URGENCY.sampling_param_from_gen_config,
             why="it is what a sequence keeps of the request",
         ),
         Hook(

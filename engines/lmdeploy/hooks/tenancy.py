@@ -12,13 +12,13 @@ def tenant_hooks() -> list[Hook]:
         Hook(
             target=f"{MESSAGES}:GenerationConfig.__post_init__",
             signature="(self)",
-            replace=tenancy.SALT.generation_config_post_init,
+            replace=tenancy.CARRIED_SALT.generation_config_post_init,
             why="it is made where the request is handled, and is sent to the engine process",
         ),
         Hook(
             target="lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
             signature=f"(cls, gen_config: {MESSAGES}.GenerationConfig)",
-            replace=tenancy.SALT.sampling_param_from_gen_config,
+            replace=tenancy.CARRIED_SALT.sampling_param_from_gen_config,
             why="it is what a sequence keeps of the request",
         ),
         Hook(

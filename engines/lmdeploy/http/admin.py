@@ -31,7 +31,6 @@ from engines.lmdeploy.http import admission
 from engines.lmdeploy.http.availability import EngineGoneMiddleware
 from engines.lmdeploy.http.concurrency_limit import DoorMiddleware
 from engines.lmdeploy.http.control_socket import private_endpoint
-from engines.lmdeploy.http.rider import RiderMiddleware
 from engines.lmdeploy.http.server_sleep import OperationOrderMiddleware
 from engines.lmdeploy.lifeline import engine_gone
 from engines.lmdeploy.loop_lag import LoopLag
@@ -39,9 +38,10 @@ from engines.lmdeploy.pd.metrics import pd_series
 from engines.lmdeploy.pd.request import PART
 from engines.lmdeploy.schedule.step_metrics import step_series
 from engines.lmdeploy.schedule.step_operations import mount_step_routes
-from engines.lmdeploy.schedule.urgency import URGENCY
 from engines.lmdeploy.settings import EngineSettings, collector_of
-from engines.lmdeploy.trie.tenancy import SALT
+from engines.requests.headers import HeaderMiddleware
+from engines.requests.salt import SALT
+from engines.requests.urgency import URGENCY
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.series import engine as catalogue
 from kvcontrol.tracing import start_tracing
@@ -158,8 +158,8 @@ def mount(app: FastAPI, client: ControlClient, *, metrics: bool, tracing: "Traci
     """
     mount_control(app, client.ask)
     mount_step_routes(app, client.ask)
-    for rider in (SALT, URGENCY, PART):
-        app.add_middleware(RiderMiddleware, rider=rider)
+    for header in (SALT, URGENCY, PART):
+        app.add_middleware(HeaderMiddleware, header=header)
     lag = LoopLag()
     collector = EngineCollector(client, lag, None if tracing is None else tracing.counts)
     if metrics:

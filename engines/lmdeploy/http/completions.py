@@ -9,24 +9,10 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
-MOST_ANSWERS: Final = 128
-"""As many as LMDeploy allows for a chat."""
+from engines.requests.completions import problem_of, prompts_of
+
 _DATA: Final = "data: "
 _DONE: Final = "data: [DONE]"
-
-
-def prompts_of(prompt: Any) -> list[Any]:
-    """Return the prompts of a body: texts or lists of token ids. What is neither is left to the check of a prompt."""
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], str | list):
-        return [prompt]
-    return prompt if isinstance(prompt, list) else [prompt]
-
-
-def problem_of(prompts: int, answers: int) -> str | None:
-    """Return why so many ``answers`` to each prompt aren't served, None where they are."""
-    if prompts * answers > MOST_ANSWERS:
-        return f"{prompts} prompts with n {answers} are {prompts * answers} answers; at most {MOST_ANSWERS} are allowed"
-    return None
 
 
 async def numbered(events: AsyncIterator[str]) -> AsyncIterator[str]:
@@ -76,4 +62,4 @@ def with_request_cleanup(original: Callable[..., AsyncIterator[Any]]) -> Callabl
     return with_request_cleanup
 
 
-__all__ = ["MOST_ANSWERS", "check_request", "numbered", "problem_of", "prompts_of", "with_request_cleanup"]
+__all__ = ["check_request", "numbered", "with_request_cleanup"]

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Final
 
 from engines.lmdeploy.settings import EngineSettings
-from engines.lmdeploy.trie.tenancy import SALT
+from engines.requests.salt import SALT
 from kvcontrol.core.hashing import token_bytes
 from kvcontrol.tokenization import HuggingFaceEncoder, Memoryless, PieceMemory, disagreement, remembering
 

@@ -1,13 +1,14 @@
-"""The gateway's ticket, as it travels (``http/rider.py``) from the request header to LMDeploy's sequence, and what the
-api_server refuses because its engine's role doesn't fit: LMDeploy would answer a whole request at a prefill instance
+"""The gateway's ticket, which a request's headers contain and LMDeploy carries to its sequence, and what the api_server
+refuses because its engine's role doesn't fit: LMDeploy would answer a whole request at a prefill instance
 with one token, silently.
 """
 
 from collections.abc import Callable
 from typing import Any, Final
 
-from engines.lmdeploy.http.rider import HeaderError, Headers, Rider, single
+from engines.lmdeploy.http.carried import Carried
 from engines.lmdeploy.settings import EngineSettings, PdTransport
+from engines.requests.headers import HeaderError, Headers, HeaderValue, single
 from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, Load, PdDuty, PdHeaderError, Save, parse_pd_header
 from kvcontrol.core.roles import EngineRole
 
@@ -29,12 +30,13 @@ def part_of_headers(headers: Headers) -> PdDuty | None:
         raise PdRequestError(PD_HEADER, str(error).removeprefix(f"{PD_HEADER} ")) from error
 
 
-PART: Final[Rider[PdDuty | None]] = Rider("kvgate_pd", absent=None, read=part_of_headers)
+PART: Final[HeaderValue[PdDuty | None]] = HeaderValue("kvgate_pd", absent=None, read=part_of_headers)
+CARRIED_PART: Final = Carried("kvgate_pd", PART)
 
 
 def part_of(carrier: Any) -> PdDuty | None:
     """Return what LMDeploy's ``GenerationConfig`` or ``SamplingParam`` carries."""
-    return PART.of(carrier)
+    return CARRIED_PART.of(carrier)
 
 
 def role_of(engine_config: Any) -> EngineRole:
@@ -96,6 +98,7 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 __all__ = [
+    "CARRIED_PART",
     "PART",
     "PdRequestError",
     "part_of",

@@ -1,45 +1,21 @@
-"""The tenant's salt, as it travels (``http/rider.py``) from the request header to LMDeploy's sequence, and from there
-into the extra identity of every block of it.
+"""The tenant's salt, from LMDeploy's sequence into the extra identity of every block of it.
 
 LMDeploy's trie matches a block only where tokens *and* extra identity are equal, so two salts never share KV, nor does
-a salted request with an unsalted one. The salt rides as a ``MultimodalSpan`` of length 0: code that reads the identity
+a salted request with an unsalted one. The salt is a ``MultimodalSpan`` of length 0: code that reads the identity
 finds the type that it expects. ``kvcontrol.core.hashing`` takes the same salt as the key of the root.
 """
 
 from collections.abc import Callable
 from typing import Any, Final
 
-from engines.lmdeploy.http.rider import HeaderError, Headers, Rider, single
-from kvcontrol.core.control import CACHE_SALT_HEADER
-from kvcontrol.core.hashing import MAX_SALT_BYTES
+from engines.lmdeploy.http.carried import Carried
+from engines.requests.salt import SALT
 
 _SPANS = "kvgate_salt_spans"
 _MODALITY = "kvgate.cache_salt"
 
 
-class CacheSaltError(HeaderError):
-    """The salt header of a request is not what is allowed; the message never repeats its value."""
-
-    code = "invalid_cache_salt"
-
-
-def salt_of_headers(headers: Headers) -> str:
-    """Return the salt of a request, "" where the header is absent; raises ``CacheSaltError``."""
-    value = single(headers, CACHE_SALT_HEADER, CacheSaltError)
-    if value is None:
-        return ""
-    if not 1 <= len(value) <= MAX_SALT_BYTES:
-        raise CacheSaltError(
-            CACHE_SALT_HEADER,
-            f"is {len(value)} bytes long; 1 to {MAX_SALT_BYTES} are allowed"
-            " (leave the header out for unsalted requests)",
-        )
-    if any(not 0x21 <= byte <= 0x7E for byte in value):  # noqa: PLR2004  # "!" to "~"
-        raise CacheSaltError(CACHE_SALT_HEADER, "holds a byte that is not a printable ASCII character without space")
-    return value.decode("ascii")
-
-
-SALT: Final = Rider("kvgate_cache_salt", absent="", read=salt_of_headers, scopes=("http", "websocket"))
+CARRIED_SALT: Final = Carried("kvgate_cache_salt", SALT)
 
 
 def salt_of_identity(extra_identity: tuple[Any, ...]) -> str:
@@ -51,7 +27,7 @@ def salt_of_identity(extra_identity: tuple[Any, ...]) -> str:
 
 def salt_of_sequence(seq: Any) -> str:
     """Return the salt that LMDeploy's sequence was sent with, "" where there is none."""
-    return SALT.of(seq.sampling_param)
+    return CARRIED_SALT.of(seq.sampling_param)
 
 
 def without_salt(extra_identity: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -101,11 +77,9 @@ def _spans_of(salt: str) -> tuple[Any, ...]:
 
 
 __all__ = [
-    "SALT",
-    "CacheSaltError",
+    "CARRIED_SALT",
     "block_extra_identity",
     "request_extra_identity",
-    "salt_of_headers",
     "salt_of_identity",
     "salt_of_sequence",
     "without_salt",

@@ -26,7 +26,7 @@ from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.patching import install
 from engines.lmdeploy.trie.events import TrieTracker
 from engines.lmdeploy.trie.path import PathMaker
-from engines.lmdeploy.trie.tenancy import SALT
+from engines.lmdeploy.trie.tenancy import CARRIED_SALT
 from kvcontrol.core.blocks import CacheIdentity
 
 WAYS: Final = ("lmdeploy", "ours", "ahead")
@@ -101,7 +101,7 @@ def _sequence(scheduler: Any, prompt: "np.ndarray[Any, np.dtype[np.int64]]", *, 
     from lmdeploy.pytorch.messages import SamplingParam
 
     asked = GenerationConfig()
-    SALT.carry(asked, salt)
+    CARRIED_SALT.carry(asked, salt)
     session = scheduler.add_session(0)
     return session.add_sequence(prompt, sampling_param=SamplingParam.from_gen_config(asked))
 

@@ -101,13 +101,14 @@ class _Line:
         import numpy as np
         from lmdeploy.pytorch.messages import SamplingParam
 
-        from engines.lmdeploy.schedule.urgency import URGENCY, Urgency
+        from engines.lmdeploy.schedule.urgency import CARRIED_URGENCY
+        from engines.requests.urgency import Urgency
         from kvcontrol.core.priority import Priority
 
         self._sessions += 1
         param = SamplingParam()
         due_s = self._chooser.choice((None, 5.0, 60.0))
-        URGENCY.carry(param, Urgency(priority=self._chooser.choice(list(Priority)), first_token_s=due_s))
+        CARRIED_URGENCY.carry(param, Urgency(priority=self._chooser.choice(list(Priority)), first_token_s=due_s))
         tokens = np.array([self._chooser.randrange(3, 1000) for _ in range(PROMPT_TOKENS)])
         self._scheduler.add_session(self._sessions).add_sequence(tokens, sampling_param=param)
 

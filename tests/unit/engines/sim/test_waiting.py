@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.control.errors import RefusedError
-from engines.lmdeploy.schedule.urgency import Urgency
+from engines.requests.urgency import Urgency
 from engines.sim.engine import SimEngine
 from engines.sim.policies import SimPolicies
 from engines.sim.sequence import Phase, SimRequest, SimSequence

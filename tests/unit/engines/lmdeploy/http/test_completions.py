@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.lmdeploy.http.completions import MOST_ANSWERS, check_request, numbered
+from engines.lmdeploy.http.completions import check_request, numbered
+from engines.requests.completions import MOST_ANSWERS
 
 
 @dataclass

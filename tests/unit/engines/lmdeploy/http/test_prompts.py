@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from engines.lmdeploy.hooks import prompt_hooks
 from engines.lmdeploy.http.prompts import Prompts
 from engines.lmdeploy.patching import install
-from engines.lmdeploy.trie.tenancy import SALT
+from engines.requests.salt import SALT
 from tests.support.examples import examples
 from tests.support.tokenizer_kinds import KINDS
 
@@ -158,7 +158,7 @@ _Make = Callable[[Any, Any], Coroutine[Any, Any, Any]]
 
 def _made(make: _Make, processor: Any, prompt: Messages | str, salt: str = "") -> Any:
     async def made() -> Any:
-        with SALT.riding(salt):
+        with SALT.handling(salt):
             return await make(processor, prompt)
 
     return asyncio.run(made())

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from engines.lmdeploy.http.rider import RiderMiddleware
 from engines.lmdeploy.schedule import urgency
-from engines.lmdeploy.schedule.urgency import ORDINARY, URGENCY, Urgency, UrgencyError, urgency_of_headers
+from engines.lmdeploy.schedule.urgency import CARRIED_URGENCY
+from engines.requests.headers import HeaderMiddleware
+from engines.requests.urgency import ORDINARY, URGENCY, Urgency, UrgencyError, urgency_of_headers
 from gateway.limits import Priority as GatewayPriority
 from gateway.upstream.urgency import urgency_headers
 from kvcontrol.core.priority import Priority
@@ -64,7 +65,7 @@ class Config:
     """Stands where LMDeploy's ``GenerationConfig`` does: what matters here is an attribute."""
 
     def __init__(self) -> None:
-        URGENCY.generation_config_post_init(lambda _: None)(self)
+        CARRIED_URGENCY.generation_config_post_init(lambda _: None)(self)
 
 
 class Param:
@@ -93,14 +94,14 @@ async def served(headers: list[tuple[bytes, bytes]]) -> tuple[list[Any], list[Mu
         sent.append(message)
 
     scope = {"type": "http", "path": "/v1/completions", "headers": headers}
-    await RiderMiddleware(app, URGENCY)(scope, receive, send)
+    await HeaderMiddleware(app, URGENCY)(scope, receive, send)
     return made, sent
 
 
 async def test_it_travels_to_the_engine_process_and_ends_with_the_request() -> None:
     urgent = [(PRIORITY, b"high"), (DEADLINE, b"250")]
     made, _ = await served(urgent)
-    hook = URGENCY.sampling_param_from_gen_config(vars(Param)["from_gen_config"])
+    hook = CARRIED_URGENCY.sampling_param_from_gen_config(vars(Param)["from_gen_config"])
     param = hook.__get__(None, Param)(pickle.loads(pickle.dumps(made[0])))  # noqa: S301 - what LMDeploy does
     assert urgency.urgency_of_sequence(Sequence(param)) == Urgency(priority=Priority.HIGH, first_token_s=0.25)
     made, _ = await served([])

@@ -7,8 +7,8 @@ import pytest
 from engines.lmdeploy.hooks.eviction import eviction_hooks
 from engines.lmdeploy.hooks.tenancy import tenant_hooks
 from engines.lmdeploy.patching import install
-from engines.lmdeploy.schedule.urgency import Urgency
 from engines.lmdeploy.trie.eviction import eviction_of
+from engines.requests.urgency import Urgency
 from kvcontrol.core.priority import Priority
 from kvcontrol.kv_policy import make_policy
 from tests.support.block_trie import BLOCK_TOKENS, Paging, prompt

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engines.lmdeploy.http.rider import RiderMiddleware
-from engines.lmdeploy.trie.tenancy import SALT, CacheSaltError, salt_of_headers
+from engines.requests.headers import HeaderMiddleware
+from engines.requests.salt import SALT, CacheSaltError, salt_of_headers
 
 HEADER = b"x-kvgate-cache-salt"
 
@@ -56,7 +56,7 @@ async def test_a_bad_salt_is_answered_400_in_openais_envelope() -> None:
         raise AssertionError("the request was let through")
 
     sent = Sent()
-    await RiderMiddleware(never, SALT)(_scope(b"hush hush"), _nothing, sent)
+    await HeaderMiddleware(never, SALT)(_scope(b"hush hush"), _nothing, sent)
     assert sent[0]["status"] == 400
     error = json.loads(sent[1]["body"])["error"]
     assert (error["type"], error["param"], error["code"]) == (
@@ -81,7 +81,7 @@ async def test_concurrent_requests_see_each_their_own_salt_and_none_remains() ->
         await asyncio.sleep(0)
         seen[salt] = SALT.current
 
-    middleware = RiderMiddleware(app, SALT)
+    middleware = HeaderMiddleware(app, SALT)
     await asyncio.gather(
         middleware(_scope(b"acme"), _nothing, Sent()),
         middleware(_scope(), _nothing, Sent()),
