@@ -10,7 +10,7 @@ from kvcontrol.series import engine as catalogue
 
 
 def pace_series(name: str, report: PaceReport) -> Iterator[Metric]:
-    """Yield one family after the other. Counters go on when a pace is exchanged."""
+    """Yield one family after the other. Counters go on when a pace is swapped."""
     yield family(catalogue.PACE_IN_CHARGE, [((name,), 1)])
     yield single(catalogue.PACE_TARGET, report.target_s)
     yield single(catalogue.PACE_CHUNK, report.chunk_tokens)

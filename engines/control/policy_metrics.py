@@ -13,7 +13,7 @@ from kvcontrol.series import engine as catalogue
 
 
 def policy_series(report: PolicyReport, refused: int) -> Iterator[Metric]:
-    """Yield one family after the other. Counters go on when a policy is exchanged: hit rates have no seam."""
+    """Yield one family after the other. Counters go on when a policy is swapped: hit rates have no seam."""
     evictions = [(each, each.eviction) for each in report.policies if each.eviction is not None]
     schedules = [(each, each.schedule) for each in report.policies if each.schedule is not None]
     swaps = [(("eviction", each.tier.value), each.swaps) for _, each in evictions]

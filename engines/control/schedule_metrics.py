@@ -10,7 +10,7 @@ from kvcontrol.series import engine as catalogue
 
 
 def schedule_series(strategy: str, report: ScheduleReport) -> Iterator[Metric]:
-    """Yield one family after the other. Counters go on when a strategy is exchanged."""
+    """Yield one family after the other. Counters go on when a strategy is swapped."""
     classes = report.classes.items()
     yield family(catalogue.QUEUE_WAITING, (((name,), each.waiting) for name, each in classes))
     yield histogram(catalogue.QUEUE_WAIT, (((name,), each.buckets, each.wait_s) for name, each in classes))

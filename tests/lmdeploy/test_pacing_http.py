@@ -1,4 +1,4 @@
-"""The pace of a whole instance: set by the environment, exchanged over HTTP, and the same answers under each."""
+"""The pace of a whole instance: set by the environment, swapped over HTTP, and the same answers under each."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -38,7 +38,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def pace(instance: Instance, session: aiohttp.ClientSession, name: str = "", **params: float) -> dict[str, Any]:
-    """Return the pace in charge, after an exchange where a ``name`` is given."""
+    """Return the pace in charge, after a swap where a ``name`` is given."""
     url = f"{instance.url}{POLICY_PATH}"
     change = {"kind": "pace", "name": name, "params": params}
     async with session.put(url, json=change) if name else session.get(url) as answer:

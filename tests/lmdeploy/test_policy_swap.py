@@ -1,4 +1,4 @@
-"""Policies of a running instance are shown and exchanged under load, and nobody who asks notices."""
+"""Policies of a running instance are shown and swapped under load, and nobody who asks notices."""
 
 import json
 import random
@@ -46,7 +46,7 @@ def put(instance: Instance, body: bytes | dict[str, Any]) -> Answer:
 
 
 def swap(instance: Instance, **change: Any) -> None:
-    """Exchange a policy; an engine on a machine under load may be too busy at first, and says so."""
+    """Swap a policy; an engine on a machine under load may be too busy at first, and says so."""
     eventually(lambda: put(instance, change).status == 200, 60.0, "the engine never had time for a change")
 
 

@@ -1,4 +1,4 @@
-"""Whether an engine's next step computes prompts or tokens: paces behind one pure function, exchanged between steps."""
+"""Whether an engine's next step computes prompts or tokens: paces behind one pure function, swapped between steps."""
 
 from kvcontrol.scheduler_ir.pacing.cost import LearntCost, StepCosts
 from kvcontrol.scheduler_ir.pacing.pace import (

@@ -1,4 +1,4 @@
-"""Who of those that wait goes next: six orders behind one contract, exchanged without losing anybody."""
+"""Who of those that wait goes next: six orders behind one contract, swapped without losing anybody."""
 
 from kvcontrol.scheduler_ir.strategies.aged import DEFAULT_AGEING_BOUND_S, AgedQueue
 from kvcontrol.scheduler_ir.strategies.base import (

@@ -119,7 +119,7 @@ class WaitingQueue(Protocol):
 
 
 def hand_over(source: WaitingQueue, target: WaitingQueue) -> None:
-    """Let ``target``, which is empty, have all that wait in ``source``, as when a strategy is exchanged.
+    """Let ``target``, which is empty, have all that wait in ``source``, as when a strategy is swapped.
 
     ``source`` stays as it is, so that it can go on when one is refused (``target`` is empty again then); afterwards it
     is to be thrown away. O(n log n).

@@ -1,4 +1,4 @@
-"""Who goes next in a simulated engine, by arrival or by a strategy, and that nobody is lost when it is exchanged."""
+"""Who goes next in a simulated engine, by arrival or by a strategy, and that nobody is lost when it is swapped."""
 
 from dataclasses import replace
 from typing import Any
