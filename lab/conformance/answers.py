@@ -116,6 +116,23 @@ async def context(rig: Rig) -> None:
                 need(error.get("code") == "context_length_exceeded", f"{path} got {answer.shown()}")
 
 
+@case("messages-error-types", seen="-")
+async def messages_errors(rig: Rig) -> None:
+    """A backend's error on Messages is in Anthropic's envelope, with the type of its status."""
+    for status, kind in (
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (413, "request_too_large"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+    ):
+        for shape in ("lmdeploy", "openai"):
+            answer = await rig.ask(rig.script(status=status, shape=shape), MESSAGES)
+            said = answer.error().get("type")
+            need((answer.status, said) == (status, kind), f"{status} in the shape of {shape} got {answer.shown()}")
+
+
 @case("mistakes-harm-nobody", seen="smg, vllm-router")
 async def mistakes(rig: Rig) -> None:
     """After 40 requests that the backends refuse as wrong, also with a 500 about the context, both serve everybody."""
@@ -142,6 +159,7 @@ CASES = (
     media_types,
     gzipped,
     context,
+    messages_errors,
     mistakes,
 )
 
