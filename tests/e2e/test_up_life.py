@@ -3,8 +3,11 @@
 import re
 import signal
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx2
 import psutil
 import pytest
 
@@ -23,19 +26,68 @@ def up_arguments(*more: str) -> list[str]:
 
 def engine_of(up: Running) -> psutil.Process:
     """The engine instance's first process."""
+    return process_of(up, "engines.lmdeploy.launch")
+
+
+def process_of(up: Running, module: str) -> psutil.Process:
+    """The first process that runs a module."""
     found: list[psutil.Process] = []
 
     def look() -> bool:
         for process in up.family():
             try:
-                if "engines.lmdeploy.launch" in process.cmdline():
+                if module in process.cmdline():
                     found.append(process)
             except psutil.Error:
                 continue  # it ended between the list and the look
         return bool(found)
 
-    eventually(look, LIMIT_S, "an engine process")
+    eventually(look, LIMIT_S, f"a process of {module}")
     return found[0]
+
+
+def answered(url: str, body: dict[str, object] | None = None) -> httpx2.Response:
+    """Ask until somebody listens and answers; the first answer counts, whatever it says."""
+    until_s = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            if body is None:
+                return httpx2.get(url, trust_env=False, timeout=LIMIT_S)
+            return httpx2.post(url, json=body, trust_env=False, timeout=LIMIT_S)
+        except httpx2.TransportError:
+            assert time.monotonic() < until_s, "nobody listens"
+            time.sleep(0.01)
+
+
+def in_flight(url: str) -> int:
+    """How many requests a gateway has at its instances."""
+    lines = httpx2.get(f"{url}/metrics", trust_env=False, timeout=LIMIT_S).text.splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("kvgate_requests_in_flight{"))
+
+
+@pytest.mark.parametrize("times", [2])
+def test_a_gateway_that_was_killed_with_requests_waiting_serves_the_first_that_come_back(
+    environment: dict[str, str], tmp_path: Path, times: int
+) -> None:
+    arguments = up_arguments()
+    with running(arguments, tmp_path / "up.log", environment) as up:
+        up.until_said("Ctrl-C stops everything")
+        url = f"http://127.0.0.1:{arguments[arguments.index('--port') + 1]}"
+        chat: dict[str, object] = {
+            "model": "tiny-llama",
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 200,
+            "ignore_eos": True,
+        }
+        with ThreadPoolExecutor(9) as clients:
+            for _ in range(times):
+                gateway = process_of(up, "gateway")
+                waiting = [clients.submit(answered, f"{url}/v1/chat/completions", chat) for _ in range(8)]
+                eventually(lambda: in_flight(url) > 0, LIMIT_S, "requests are under way")
+                kill_now(gateway.pid)
+                listed = clients.submit(answered, f"{url}/v1/models").result()
+                assert (listed.status_code, [each["id"] for each in listed.json()["data"]]) == (200, ["tiny-llama"])
+                assert [each.result().status_code for each in waiting] == [200] * 8
 
 
 def test_a_killed_engine_starts_again_and_a_stop_signal_leaves_nothing_behind(
