@@ -1,4 +1,4 @@
-"""Names and values that cross the gateway's rooms."""
+"""Names and values that cross the gateway's packages."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -44,7 +44,7 @@ def admin_router(
     clock: SharedClock,
     more: Sequence[APIRouter] = (),
 ) -> APIRouter:
-    """Return the routes; ``more`` are other rooms' resources, each with ``AdminRoute`` as its route class."""
+    """Return the routes; ``more`` are the resources of other packages, each with ``AdminRoute`` as its route class."""
     router = APIRouter(prefix="/admin/v1", responses=_FAILURES, dependencies=[Security(_KEY)])
     for each in (
         tenants_router(changes, clock=clock),
