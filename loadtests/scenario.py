@@ -153,7 +153,7 @@ def read_scenario(name: str) -> Scenario:
     try:
         said = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ScenarioError(f"there is no scenario {name!r}: there are {', '.join(names())}, or name a .toml") from None
+        raise ScenarioError(f"unknown scenario {name!r}; known: {', '.join(names())}, or name a .toml") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{path}: {error}") from error
     allowed = {"description", "load", "thresholds", *_KINDS}

@@ -153,9 +153,7 @@ def load_profile(name: str) -> Profile:
     try:
         said = tomllib.loads(_text(path))
     except FileNotFoundError:
-        raise ProfileError(
-            f"there is no profile {name!r}: there are {', '.join(shipped())}, or a file's path"
-        ) from None
+        raise ProfileError(f"unknown profile {name!r}; known: {', '.join(shipped())}, or a file's path") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ProfileError(f"{path}: it can't be read as a profile: {error}") from error
     return parse_profile(said, path=path)

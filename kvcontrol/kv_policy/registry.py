@@ -165,7 +165,7 @@ def make_policy(
     """Return an empty policy for a tier of ``capacity_blocks``; raises ``PolicyError``."""
     kind = POLICIES.get(name)
     if kind is None:
-        raise PolicyError(f"there is no policy {shown(name)}: there are {', '.join(POLICIES)}")
+        raise PolicyError(f"unknown policy {shown(name)}; known: {', '.join(POLICIES)}")
     check_capacity(capacity_blocks)
     return kind.make(capacity_blocks, kind.values(parameters))
 

@@ -387,7 +387,7 @@ class HierarchyManager(Directory):
     def _of(self, tier: CacheTier) -> TierSpace:
         space = self._spaces.get(tier)
         if space is None:
-            raise ValueError(f"there is no tier {tier}; there is {', '.join(self._spaces)}")
+            raise ValueError(f"unknown tier {tier}; known: {', '.join(self._spaces)}")
         return space
 
     @property

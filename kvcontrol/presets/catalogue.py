@@ -67,9 +67,9 @@ class Presets:
     def preset(self, name: str, hardware: str) -> Preset:
         """Return a workload on hardware; raises ``UnknownPresetError``."""
         if name not in self.workloads:
-            raise UnknownPresetError(f"no preset is called {name!r}; there are {', '.join(self.workloads)}")
+            raise UnknownPresetError(f"unknown preset {name!r}; known: {', '.join(self.workloads)}")
         if hardware not in self.hardware:
-            raise UnknownPresetError(f"no hardware is called {hardware!r}; there is {', '.join(self.hardware)}")
+            raise UnknownPresetError(f"unknown hardware {hardware!r}; known: {', '.join(self.hardware)}")
         return merge(self.workloads[name], self.hardware[hardware])
 
     def recognise(self, device_name: str) -> str | None:

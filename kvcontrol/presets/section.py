@@ -113,7 +113,7 @@ class Section:
         for key in self._values:
             if key not in self._asked:
                 allowed = ", ".join(dict.fromkeys(self._asked))
-                self._document.complain(self._join(key), f" is no known key; allowed: {allowed}")
+                self._document.complain(self._join(key), f" is not a known key; allowed: {allowed}")
 
     def _take(self, key: str) -> Value:
         self._asked.append(key)

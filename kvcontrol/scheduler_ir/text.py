@@ -90,7 +90,7 @@ def _node(number: int, match: re.Match[str]) -> IRNode:
         kind = NodeType(match["type"])
     except ValueError:
         allowed = ", ".join(NodeType)
-        raise IRError(f"line {number}: there is no node {shown(match['type'])}; there are {allowed}") from None
+        raise IRError(f"line {number}: unknown node {shown(match['type'])}; known: {allowed}") from None
     return IRNode(
         node_type=kind,
         inputs=tuple(_names(match["inputs"])),

@@ -157,7 +157,7 @@ def run_schedule(
     names = there if strategy is None else tuple(name.strip() for name in strategy.split(",") if name.strip())
     for name in names:
         if name not in there:
-            raise CommandError(f"--strategy: there is no strategy {name!r}: there are {', '.join(there)}")
+            raise CommandError(f"--strategy: unknown strategy {name!r}; known: {', '.join(there)}")
     if not names:
         raise CommandError("--strategy names none", f"there are {', '.join(there)}")
     report = schedule.run(schedule.SchedulePlan(traces=traces, strategies=names, quick=quick), say)

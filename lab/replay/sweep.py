@@ -42,7 +42,7 @@ class Sweep:
                 if choice.parameters:
                     raise PolicyError(f"policy {MIN} has no parameters")
             elif choice.name not in POLICIES:
-                raise PolicyError(f"there is no policy {shown(choice.name)}: there are {', '.join([*POLICIES, MIN])}")
+                raise PolicyError(f"unknown policy {shown(choice.name)}; known: {', '.join([*POLICIES, MIN])}")
             for capacity in self.capacities:
                 check_capacity(capacity)
                 if choice.name != MIN:

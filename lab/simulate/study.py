@@ -65,7 +65,7 @@ class Study:
     def __post_init__(self) -> None:
         for name in self.routers:
             if name not in ROUTERS:
-                raise ValueError(f"there is no router {name!r}: there are {', '.join(ROUTERS)}")
+                raise ValueError(f"unknown router {name!r}; known: {', '.join(ROUTERS)}")
         if not self.routers:
             raise ValueError(f"no router is named; there are {', '.join(ROUTERS)}")
         if self.policy:

@@ -195,7 +195,7 @@ def test_shadows_say_what_each_would_have_found_and_can_be_chosen(instance: Inst
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"kind": "eviction", "name": "best"}, "there is no policy 'best': there are lru"),
+        ({"kind": "eviction", "name": "best"}, "unknown policy 'best'; known: lru"),
         ({"kind": "eviction", "name": "mq", "params": {"lifetime": 0}}, "lifetime is 0; allowed is a number from 0.01"),
         ({"kind": "eviction", "name": "lru", "params": {"size": 1}}, "has no parameter 'size'"),
         ({"kind": "eviction", "name": "lru2", "params": {"history_blocks": 10**400}}, "history_blocks has 401 digits"),

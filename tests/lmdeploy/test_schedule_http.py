@@ -260,7 +260,7 @@ async def test_past_its_bound_the_instance_says_so_at_once(client: Client) -> No
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"name": "best"}, "there is no strategy 'best': there are fifo, priority"),
+        ({"name": "best"}, "unknown strategy 'best'; known: fifo, priority"),
         ({"name": "fifo", "tier": "ddr"}, "a strategy of the schedule has no tier"),
         ({"name": "priority", "params": {"ageing_bound_s": 0}}, "ageing_bound_s is 0; allowed"),
         ({"name": "priority", "params": {"speed": 1}}, "has no parameter 'speed'"),

@@ -294,7 +294,7 @@ class ScriptedEngine:
     async def put_quota(self, request: web.Request) -> web.Response:
         said = msgspec.json.decode(await request.read(), type=QuotaChange)
         if said.tier not in {CacheTier.DDR, CacheTier.NVME}:
-            return web.json_response({"error": {"message": f"there is no tier {said.tier}"}}, status=400)
+            return web.json_response({"error": {"message": f"unknown tier {said.tier}"}}, status=400)
         self.quotas_told += 1
         if said.quota is None:
             self.quotas.pop((said.tenant, said.tier), None)

@@ -57,7 +57,7 @@ def make_pace(name: str, parameters: Mapping[str, float] = MappingProxyType({}))
     """Return a pace, None for the engine's own rule; raises ``PolicyError``."""
     kind = PACES.get(name)
     if kind is None:
-        raise PolicyError(f"there is no pace {shown(name)}: there are {', '.join(PACES)}")
+        raise PolicyError(f"unknown pace {shown(name)}; known: {', '.join(PACES)}")
     values = kind.values(parameters)
     if name == ENGINE_PACE:
         return None

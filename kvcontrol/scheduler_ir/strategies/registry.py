@@ -102,7 +102,7 @@ def make_strategy(name: str, parameters: Mapping[str, float] = MappingProxyType(
     """Return an empty queue; raises ``PolicyError``."""
     kind = STRATEGIES.get(name)
     if kind is None:
-        raise PolicyError(f"there is no strategy {shown(name)}: there are {', '.join(STRATEGIES)}")
+        raise PolicyError(f"unknown strategy {shown(name)}; known: {', '.join(STRATEGIES)}")
     return kind.make(kind.values(parameters))
 
 

@@ -59,7 +59,7 @@ def _studied(name: str, traces: Path, router: str, profile: str, *, quick: bool)
     from lab.bench.fleet.studies import STUDIES, StudyPlan
 
     if name not in STUDIES:
-        raise CommandError(f"--study: there is no study {name!r}: there are {', '.join(STUDIES)}")
+        raise CommandError(f"--study: unknown study {name!r}; known: {', '.join(STUDIES)}")
     began_s = time.perf_counter()
     grid = STUDIES[name](StudyPlan(traces=traces, router=router, profile=load_profile(profile), quick=quick))
     metrics = {"fleets_count": len(grid.rows), "real_s": time.perf_counter() - began_s}

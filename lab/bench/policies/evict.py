@@ -23,7 +23,7 @@ def run(say: Progress, *, quick: bool = False, policies: Sequence[str] | None = 
     wanted = tuple(POLICIES) if policies is None else policies
     for name in wanted:
         if name not in POLICIES:
-            raise CommandError(f"--policy: there is no policy {name!r}: there are {', '.join(POLICIES)}")
+            raise CommandError(f"--policy: unknown policy {name!r}; known: {', '.join(POLICIES)}")
     if not wanted:
         raise CommandError("--policy names none", f"there are {', '.join(POLICIES)}")
     times: list[DecisionTimes] = []

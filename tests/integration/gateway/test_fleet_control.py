@@ -260,7 +260,7 @@ async def test_what_an_instance_refuses_is_shown(admin: Admin) -> None:
 
     async def shown() -> bool:
         return (await admin.ok("GET", "/policies"))["instances"]["a"]["problems"] == [
-            "KV budget in REMOTE: there is no tier REMOTE"
+            "KV budget in REMOTE: unknown tier REMOTE"
         ]
 
     await eventually(shown)

@@ -98,4 +98,4 @@ async def test_what_cant_be_tested_is_refused_before_anything_is_asked(tmp_path:
     long, unknown = (said for _, said in refusals)
     assert "needs a context of" in long
     assert "has 8192: --scale" in long
-    assert "there is no scenario 'none': there are agent, " in unknown
+    assert "unknown scenario 'none'; known: agent, " in unknown

@@ -152,7 +152,7 @@ async def test_what_comes_along_is_shown_as_it_is_written_and_stays(admin: Admin
     ("changes", "said"),
     [
         ({"context_tokens": 0}, "context_tokens is 0; it must be a whole number from 1"),
-        ({"nonsense": 1}, "nonsense is no known key"),
+        ({"nonsense": 1}, "nonsense is not a known key"),
         ({"summary": ""}, "summary is ''; it must be text"),
         ({"ddr": {}}, "ddr.size is missing"),
         ({"ddr": OWN["ddr"] | {"policy": "best"}}, "ddr.policy is 'best'; allowed: "),  # type: ignore[operator]

@@ -37,9 +37,9 @@ def test_a_card_that_no_preset_is_made_for_is_not_guessed_at() -> None:
 
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
-    with pytest.raises(CommandError, match="no preset is called 'fast'; there are long-context-32k"):
+    with pytest.raises(CommandError, match="unknown preset 'fast'; known: long-context-32k"):
         choose_preset("fast", None, [])
-    with pytest.raises(CommandError, match="no hardware is called 'tpu'; there is nvidia-h100"):
+    with pytest.raises(CommandError, match="unknown hardware 'tpu'; known: nvidia-h100"):
         choose_preset("throughput", "tpu", [])
 
 

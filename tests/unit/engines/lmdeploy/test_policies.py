@@ -50,14 +50,14 @@ def change(policies: EnginePolicies, **wanted: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        ({"kind": "eviction", "name": "best"}, "there is no policy 'best'"),
+        ({"kind": "eviction", "name": "best"}, "unknown policy 'best'"),
         ({"kind": "eviction", "name": "mq", "params": {"lifetime": 0}}, "lifetime is 0; allowed is"),
-        ({"kind": "schedule", "name": "best"}, "there is no strategy 'best'"),
+        ({"kind": "schedule", "name": "best"}, "unknown strategy 'best'"),
         ({"kind": "schedule", "name": "hybrid", "params": {"class_s": -1}}, "class_s is -1; allowed is"),
-        ({"kind": "pace", "name": "best"}, "there is no pace 'best'"),
+        ({"kind": "pace", "name": "best"}, "unknown pace 'best'"),
         ({"kind": "pace", "name": "itl_target", "params": {"itl_target_ms": 0}}, "itl_target_ms is 0; allowed is"),
         ({"kind": "pace", "name": "alternate", "tier": "HBM"}, "a pace has no tier; leave out 'HBM'"),
-        ({"kind": "shadow", "name": "lru,best"}, "there is no policy 'best'"),
+        ({"kind": "shadow", "name": "lru,best"}, "unknown policy 'best'"),
         ({"kind": "shadow", "name": "," * 1_000}, "no policy is named"),
         ({"kind": "shadow", "name": "," * 60_000}, r"length <= 1024 - at `\$\.name`"),
         ({"kind": "x" * 65, "name": "lru"}, r"length <= 64 - at `\$\.kind`"),

@@ -87,7 +87,7 @@ def test_a_profile_that_lacks_something_says_what(tmp_path: Path) -> None:
     del said["links"]["ddr_to_hbm_bytes_per_s"]
     with pytest.raises(ProfileError, match="lacks something of ddr_to_hbm_bytes_per_s"):
         parse_profile(said, path=Path("x.toml"))
-    with pytest.raises(ProfileError, match=r"there is no profile 'nothing': there are .*h100-7b"):
+    with pytest.raises(ProfileError, match=r"unknown profile 'nothing'; known: .*h100-7b"):
         load_profile("nothing")
     (tmp_path / "bad.toml").write_text("= 3")
     with pytest.raises(ProfileError, match=r"bad.toml: it can't be read"):

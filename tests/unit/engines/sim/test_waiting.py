@@ -142,7 +142,7 @@ def test_one_that_was_preempted_goes_before_more_important_ones() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"name": "nothing"}, "there is no strategy 'nothing': there are fifo, priority"),
+        ({"name": "nothing"}, "unknown strategy 'nothing'; known: fifo, priority"),
         ({"name": "priority", "tier": "ddr"}, "has no tier"),
         ({"name": "priority", "params": {"class_s": 1}}, "class_s"),
         ({"name": "fifo", "params": {"ageing_bound_s": -1}}, "ageing_bound_s"),

@@ -160,7 +160,7 @@ def test_no_candidates_cost_nothing_and_too_many_are_refused() -> None:
     many = ",".join(f"mq(lifetime={number + 1})" for number in range(MOST_CANDIDATES + 1))
     with pytest.raises(PolicyError, match="at most"):
         shadows(many, capacity=16)
-    with pytest.raises(PolicyError, match="there is no policy"):
+    with pytest.raises(PolicyError, match="unknown policy"):
         shadows("best", capacity=16)
     with pytest.raises(PolicyError, match="capacity of 0"):
         shadows("lru", capacity=0)

@@ -136,7 +136,7 @@ def test_a_good_file_is_read() -> None:
         (
             "host_cores: 2",
             "cores: 2",
-            "mine.yaml:19: hardware.card.cores is no known key; allowed: summary, evidence, ",
+            "mine.yaml:19: hardware.card.cores is not a known key; allowed: summary, evidence, ",
         ),
         ("summary: chats", "summary: 2024-01-01", "mine.yaml:4: workloads.chat.summary is 2024-01-01; allowed are"),
         ("summary: a card", "evidence: none", "mine.yaml:16: hardware.card.evidence is there twice, first on line 15"),

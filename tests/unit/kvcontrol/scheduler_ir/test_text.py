@@ -51,7 +51,7 @@ def test_every_name_of_a_request_and_a_device_survives(ids: list[str], device: s
         (HYBRID.replace("results %answer, %tail\n", ""), "the last line is missing: results"),
         (HYBRID + "x", "line 4: 'x' comes after the results"),
         ("nonsense\nresults", "line 1: 'nonsense' is no node; one looks like %a = prefill"),
-        (HYBRID.replace("prefill", "compute"), "line 1: there is no node 'compute'; there are load, prefill"),
+        (HYBRID.replace("prefill", "compute"), "line 1: unknown node 'compute'; known: load, prefill"),
         (
             HYBRID.replace("start=0, end", "begin=0, end"),
             "line 1: a prefill has no 'begin'; it has request, start, end",

@@ -221,7 +221,7 @@ def test_hierarchy_serves_both_traces_through_all_tiers_and_draws_them(traces: P
 
 
 def test_hierarchy_refuses_what_there_is_not(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="--policy: there is no policy 'lur'"):
+    with pytest.raises(CommandError, match="--policy: unknown policy 'lur'"):
         bench("hierarchy", "--policy", "lur")
     with pytest.raises(CommandError, match="there is no agentic/agentic_dev"):
         bench("hierarchy", "--traces", str(tmp_path))
@@ -263,7 +263,7 @@ def test_predict_refuses_what_there_is_not(tmp_path: Path) -> None:
 def test_evict_measures_the_named_policies_and_refuses_what_there_is_not() -> None:
     report = json.loads(bench("evict", "--quick", "--policy", "predictive,qos", "--json").stdout)
     assert {row["policy"] for row in report["decisions"]} == {"predictive", "qos"}
-    with pytest.raises(CommandError, match="--policy: there is no policy 'lur': there are lru"):
+    with pytest.raises(CommandError, match="--policy: unknown policy 'lur'; known: lru"):
         bench("evict", "--policy", "lur")
     with pytest.raises(CommandError, match="--policy names none"):
         bench("evict", "--policy", ",")

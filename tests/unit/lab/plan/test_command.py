@@ -144,7 +144,7 @@ def test_tables_are_printed_for_people(trace: str) -> None:
         (["--slo", "ttft=1s", "--policies", "magic"], "--policies: there is no 'magic': there are lru"),
         (["--slo", "ttft=1s", "--routing", "dynamo_cost"], "--routing: there is no 'dynamo_cost'"),
         (["--slo", "ttft=1s", "--routing", ","], "--routing names none"),
-        (["--slo", "ttft=1s", "--profile", "magic"], "there is no profile 'magic'"),
+        (["--slo", "ttft=1s", "--profile", "magic"], "unknown profile 'magic'"),
         (["--slo", "ttft=1s", "--ddr", "0,99999999TiB"], "--ddr: 99999999TiB is too much; at most"),
         (["--slo", "ttft=1s", "--ddr", "1GiB", "--nvme", "99999999TiB"], "--nvme: 99999999TiB is too much; at most"),
         (["--slo", "ttft=1s", "--ddr", "900GiB", "--max-instances", "10000"], "at most 200,000,000 are simulated"),

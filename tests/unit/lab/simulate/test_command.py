@@ -120,14 +120,14 @@ def test_studies_compare_fleets_of_one_run(traces: Path) -> None:
         (router, instances, instances) for router in ("cost_aware", "round_robin") for instances in (8, 64)
     ]
     said = RUNNER.invoke(build_app(), [*studied, "magic"])
-    assert "there is no study 'magic': there are tiers, decisions" in str(said.exception)
+    assert "unknown study 'magic'; known: tiers, decisions" in str(said.exception)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--router", "magic"], "there is no router 'magic': there are cost_aware"),
-        (["--profile", "magic"], "there is no profile 'magic': there are"),
+        (["--router", "magic"], "unknown router 'magic'; known: cost_aware"),
+        (["--profile", "magic"], "unknown profile 'magic'; known: "),
         (["--nvme", "2"], "NVMe needs DDR"),
         (["--router", ","], "no router is named"),
         (["--json", "--markdown"], "give one of them"),

@@ -116,7 +116,7 @@ def test_a_chunk_is_not_cut_until_most_of_it_is_fixed_cost_and_says_so() -> None
 @pytest.mark.parametrize(
     ("name", "values", "why"),
     [
-        ("best", {}, "there is no pace 'best': there are lmdeploy, alternate, itl_target"),
+        ("best", {}, "unknown pace 'best'; known: lmdeploy, alternate, itl_target"),
         ("itl_target", {"itl_target_ms": 0.5}, "itl_target_ms is 0.5; allowed is a number from 1 to 60000"),
         ("itl_target", {"prefill_share": 0}, "prefill_share is 0; allowed is"),
         ("alternate", {"itl_target_ms": 50}, "has no parameter 'itl_target_ms'"),

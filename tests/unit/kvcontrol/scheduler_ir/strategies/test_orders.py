@@ -166,7 +166,7 @@ def test_adaptive_does_not_change_its_mind_within_the_dwell() -> None:
 @pytest.mark.parametrize(
     ("written", "why"),
     [
-        ("best", "there is no strategy 'best': there are fifo, priority, slo_aware, adaptive, aegaeon, hybrid"),
+        ("best", "unknown strategy 'best'; known: fifo, priority, slo_aware, adaptive, aegaeon, hybrid"),
         ("fifo(size=1)", "strategy fifo has no parameter 'size': it has ageing_bound_s"),
         ("priority(ageing_bound_s=0)", "ageing_bound_s is 0; allowed is a number from 0.001 to 86400"),
         ("aegaeon(group_size=1.5)", "group_size is 1.5; allowed is a whole number from 1 to 4096"),
