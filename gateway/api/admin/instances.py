@@ -184,7 +184,7 @@ class InstanceChanges:
 
     def __init__(self, changes: Changes, views: InstanceViews) -> None:
         self._changes = changes
-        self._roster = views
+        self._views = views
 
     async def put(  # noqa: PLR0913 - each call names them
         self,
@@ -217,7 +217,7 @@ class InstanceChanges:
     async def set_draining(self, name: str, mutation: Mutation, *, draining: bool) -> Response:
         def made(present: Document | None) -> InstanceBody:
             if present is None:
-                self._roster.get(name)
+                self._views.get(name)
             said = InstanceBody() if present is None else read(InstanceBody, present)
             return said.model_copy(update={"draining": draining})
 

@@ -133,7 +133,7 @@ class StatusBoard:
         problems: Problems,
     ) -> None:
         self._fleet = fleet
-        self._roster = views
+        self._views = views
         self._admission = admission
         self._authenticator = authenticator
         self._meter = meter
@@ -158,7 +158,7 @@ class StatusBoard:
             ],
             interval_s=INTERVAL_S,
             process=self._telemetry.traffic.process,
-            instances=[self._instance(each) for each in self._roster.registry.all()],
+            instances=[self._instance(each) for each in self._views.registry.all()],
             tenants=list(await asyncio.gather(*(self._tenant(each) for each in accounts))),
             intervals=[_interval(each) for each in self._telemetry.traffic.since(after, process)],
         )
@@ -166,7 +166,7 @@ class StatusBoard:
     def _instance(self, each: Instance) -> InstanceStatus:
         summary, stats = self._fleet.summary(each), each.stats
         return InstanceStatus(
-            **dict(self._roster.view(each)),
+            **dict(self._views.view(each)),
             resident_blocks=summary.resident_blocks,
             running=summary.running,
             waiting=summary.waiting,
