@@ -29,6 +29,7 @@ import aiohttp
 import msgspec
 
 from kvcontrol.core.control import STATS_PATH, InstanceStats
+from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, new_ticket
 from kvgate.display import StartBoard, errors
 from kvgate.instance import EngineLimits
@@ -40,7 +41,8 @@ from kvgate.stack import PORTS_PER_INSTANCE, engine_specs, plan_instances
 from kvgate.supervisor import Supervisor
 from kvgate.topology import Topology
 from lab.bench.report import Host, Report
-from lab.bench.timed_chat import BenchmarkError, first_model, read_event
+from lab.bench.timed_chat import BenchmarkError, first_model
+from lab.driver.stream import StreamReader
 
 NAME = "pd"
 _LIMIT_S = 300.0
@@ -207,7 +209,7 @@ async def _long(bench: _Bench, way: _Way, text: str) -> float:
 async def _tokens(
     bench: _Bench, url: str, *, text: str, max_tokens: int, headers: dict[str, str]
 ) -> AsyncIterator[float]:
-    """Give the time at which each piece of a streamed answer came; leaving early ends the request."""
+    """Yield the time at which each event of a streamed answer came; leaving early ends the request."""
     body = {
         "model": bench.model,
         "prompt": text,
@@ -221,9 +223,16 @@ async def _tokens(
         async with bench.session.post(f"{url}/v1/completions", json=body, headers=headers, timeout=timeout) as answer:
             if answer.status != 200:  # noqa: PLR2004 - OK
                 raise BenchmarkError(f"{url} answered {answer.status}: {(await answer.text())[:300]}")
+            stream = StreamReader()
             async for line in answer.content:
-                if read_event(line, url) is not None:
+                for event in stream.events(line):
+                    if event.error is not None:
+                        raise BenchmarkError(f"{url} failed mid-stream: {event.error}")
+                    if failed := event.failed_with:
+                        raise BenchmarkError(f"{url} ended an answer with {failed!r}")
                     yield time.monotonic()
+    except UNREADABLE as error:
+        raise BenchmarkError(f"{url} streamed what is no event: {error}") from error
     except (aiohttp.ClientError, OSError) as error:
         raise BenchmarkError(f"{url}: {error}") from error
 

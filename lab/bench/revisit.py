@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from lab.bench.timed_chat import Message, Target, TimedAnswer, chat, first_model
+from lab.bench.timed_chat import ANSWER_LIMIT_S, TimedAnswer, chat, first_model
+from lab.driver.chats import Message
+from lab.driver.target import Target
 
 NAME = "revisit"
 
@@ -50,7 +52,7 @@ async def run(urls: Sequence[str], plan: RevisitPlan) -> dict[str, float]:
     """
     rng = random.Random(plan.seed)  # noqa: S311 - reproducible text, not a secret
     async with aiohttp.ClientSession() as session:
-        targets = [Target(url=url, model=await first_model(session, url)) for url in urls]
+        targets = [Target(url=url, model=await first_model(session, url), timeout_s=ANSWER_LIMIT_S) for url in urls]
         groups = [[_conversation(rng, plan) for _ in range(plan.conversations)] for _ in urls]
         for turn in range(plan.turns):
             order = [(target, index) for index in range(plan.conversations) for target in range(len(urls))]

@@ -37,7 +37,8 @@ class Answer:
     """Filled while a request runs. Times are seconds since the run began, 0.0 where it never came that far.
 
     ``due_s`` is when it was to be sent, ``sent_s`` when it was: latencies count from the former, so that a driver or a
-    gateway that falls behind is seen in them. ``gaps_s`` are the pauses between pieces of text.
+    gateway that falls behind is seen in them. ``gaps_s`` are the pauses between chunks of text. ``why`` names the kind
+    of a failure, ``detail`` holds what the target sent of this one.
     """
 
     number: int
@@ -49,6 +50,7 @@ class Answer:
     gaps_s: "array[float]" = field(default_factory=lambda: array("f"))
     ending: Ending = Ending.INTERRUPTED
     why: str = ""
+    detail: str = ""
     planned_tokens: int = 0
     reusable_tokens: int = 0
     prompt_tokens: int = 0

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from lab.driver.answer import Answer
-from lab.driver.target import Chats
+from lab.driver.chats import Chats
 from lab.driver.work import Pace, Planned, Work
 
 
@@ -98,7 +98,8 @@ class Driver:
         run.in_flight += 1
         run.sent += 1
         try:
-            await self._chats.ask(self._work.content(planned), planned.output_tokens, answer)
+            messages = [{"role": "user", "content": self._work.content(planned)}]
+            await self._chats.ask(messages, planned.output_tokens, answer)
         finally:
             run.in_flight -= 1
             run.answers.append(answer)

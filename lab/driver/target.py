@@ -1,9 +1,9 @@
-"""The gateway that is driven: its models, its tokenizer, its metrics, and streamed chats with it."""
+"""The gateway that is driven: its models, its tokenizer and its metrics."""
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,33 +12,13 @@ import aiohttp
 import msgspec
 
 from kvcontrol.core.errors import UNREADABLE
-from kvcontrol.traces import Ask, SynthesisError, Told, UsageError, Words, header_tokens, learn_words, used
+from kvcontrol.traces import Ask, SynthesisError, Told, Words, learn_words
 from kvgate.failure import CommandError
-from lab.driver.answer import Answer, Ending
 
 LOOK_UP_S = 30.0
 _OK = 200
 _UNAUTHORIZED = 401
-_SHED = (429, 503)
 _SHOWN_BYTES = 300
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: Any = None
-    error: Any = None
-
-
-_decode_event = msgspec.json.Decoder(_Event).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +50,22 @@ def foreign_errors(url: str) -> Iterator[None]:
         raise CommandError(f"{url} answers what can't be read: {error}", "is that an OpenAI-compatible API?") from error
 
 
+async def models_of(session: aiohttp.ClientSession, target: Target) -> list[str]:
+    """Return the names of the models that the target serves; raises ``CommandError`` where there is none."""
+    said = await _get(session, target, "/v1/models")
+    data = said.get("data")
+    if isinstance(data, list):
+        names = [each["id"] for each in data if isinstance(each, dict) and isinstance(each.get("id"), str)]
+        if names:
+            return names
+    raise CommandError(f"{target.url}/v1/models names no model", "is one of its engines ready?")
+
+
 async def named_model(session: aiohttp.ClientSession, target: Target) -> str:
     """Return the only model that the target serves; raises ``CommandError`` where there is none, or a choice."""
-    said = await _get(session, target, "/v1/models")
-    names = [each["id"] for each in said.get("data", ()) if isinstance(each, dict) and isinstance(each.get("id"), str)]
-    match names:
-        case [only]:
-            return str(only)
-        case []:
-            raise CommandError(f"{target.url}/v1/models names no model", "is one of its engines ready?")
+    names = await models_of(session, target)
+    if len(names) == 1:
+        return names[0]
     raise CommandError(f"{target.url} serves {', '.join(names)}", "say which with --model NAME")
 
 
@@ -160,135 +147,6 @@ async def _get(session: aiohttp.ClientSession, target: Target, path: str) -> dic
     return said if isinstance(said, dict) else {}
 
 
-class Chats:
-    """Asks one target over kept connections, and fills in answers; ``clock`` counts from the run's beginning."""
-
-    def __init__(self, session: aiohttp.ClientSession, target: Target, clock: Callable[[], float]) -> None:
-        self._session = session
-        self._target = target
-        self._url = f"{target.url}/v1/chat/completions"
-        self._headers = target.headers
-        self._clock = clock
-
-    async def ask(self, content: str, output_tokens: int, answer: Answer) -> None:
-        """Send one request; whatever comes of it stands in ``answer``. Raises nothing but ``CancelledError``."""
-        body = msgspec.json.encode(
-            {
-                "model": self._target.model,
-                "messages": [{"role": "user", "content": content}],
-                "max_tokens": output_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        )
-        answer.sent_s = self._clock()
-        try:
-            async with asyncio.timeout(self._target.timeout_s):
-                await self._streamed(body, answer)
-        except TimeoutError:
-            answer.ending, answer.why = Ending.FAILED, "timeout"
-        except aiohttp.ClientConnectorError:
-            answer.ending, answer.why = Ending.FAILED, "no connection"
-        except (aiohttp.ClientError, OSError):
-            answer.ending, answer.why = Ending.FAILED, "connection lost"
-        except UNREADABLE:
-            answer.ending, answer.why = Ending.FAILED, "unreadable answer"
-        finally:
-            answer.ended_s = self._clock()
-
-    async def _streamed(self, body: bytes, answer: Answer) -> None:
-        async with self._session.post(self._url, data=body, headers=self._headers) as response:
-            headers = response.headers
-            answer.instance = headers.get("x-kvgate-instance", "")
-            answer.matched_tokens = header_tokens(headers.get("x-kvgate-matched-tokens", "0"))
-            if response.status != _OK:
-                answer.ending = Ending.SHED if response.status in _SHED else Ending.FAILED
-                answer.why = f"{response.status} {_code(await response.read())}".rstrip()
-                return
-            reading = _Reading(answer)
-            async for piece in response.content.iter_any():
-                reading.take(piece, self._clock())
-        reading.settle()
-
-
-class _Reading:
-    """The stream of one answer, as it comes."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self._rest = b""
-        self._done = False
-        self._usage: Any = None
-        self._error = ""
-        self._spoke_s = 0.0
-
-    def take(self, piece: bytes, now_s: float) -> None:
-        lines = (self._rest + piece).split(b"\n")
-        self._rest = lines.pop()
-        for line in lines:
-            if line.startswith(b"data:"):
-                data = line[5:].strip()
-                if data == b"[DONE]":
-                    self._done = True
-                else:
-                    self._event(_decode_event(data), now_s)
-
-    def _event(self, event: _Event, now_s: float) -> None:
-        answer = self._answer
-        if event.error is not None:
-            self._error = _code_of(event.error)
-        if event.usage is not None:
-            self._usage = event.usage
-        for choice in event.choices or ():
-            delta = choice.delta
-            self._spoke_s = now_s
-            if delta is not None and (delta.content or delta.reasoning_content):
-                if answer.first_s:
-                    answer.gaps_s.append(now_s - answer.last_s)
-                else:
-                    answer.first_s = now_s
-                answer.last_s = now_s
-
-    def settle(self) -> None:
-        answer, lie = self._answer, ""
-        if self._usage is not None:
-            try:
-                answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens = used(self._usage)
-            except UsageError as error:
-                lie = str(error)
-        answer.ending = Ending.FAILED
-        if self._error:
-            answer.why = f"error in the stream {self._error}"
-        elif not self._done:
-            answer.why = "stream cut off"
-        elif self._usage is None:
-            answer.why = "no usage told"
-        elif lie:
-            answer.why = f"unreadable answer: {lie}"
-        elif not self._spoke_s:
-            answer.why = "empty answer"
-        else:
-            if not answer.first_s:  # its tokens have no text: half a character, or special ones
-                answer.first_s = answer.last_s = self._spoke_s
-            answer.ending = Ending.OK
-
-
-def _code(body: bytes) -> str:
-    try:
-        said = msgspec.json.decode(body)
-    except UNREADABLE:
-        return ""
-    return _code_of(said.get("error") if isinstance(said, dict) else None)
-
-
-def _code_of(error: object) -> str:
-    if isinstance(error, dict):
-        return str(error.get("code") or error.get("type") or "")
-    return ""
-
-
 def _told(said: Any) -> Told | None:
     """What a tokenizer's answer says; None where that is no count of tokens, their spelling, and a context if any."""
     match said:
@@ -324,9 +182,9 @@ def now_s() -> float:
 
 __all__ = [
     "LOOK_UP_S",
-    "Chats",
     "Target",
     "foreign_errors",
+    "models_of",
     "named_model",
     "now_s",
     "tier_tokens",

@@ -18,10 +18,11 @@ from kvgate.display import errors
 from kvgate.failure import CommandError
 from lab.bench.report import Report
 from lab.driver.answer import Answer
+from lab.driver.chats import Chats
 from lab.driver.drive import Driver
 from lab.driver.live import LiveView
 from lab.driver.summary import Goals, Price, Setting, summarize, warnings
-from lab.driver.target import Chats, Target, named_model, now_s, tier_tokens, usable_instances, words_of
+from lab.driver.target import Target, named_model, now_s, tier_tokens, usable_instances, words_of
 from lab.driver.work import Work, plan
 from lab.files import write_whole
 from lab.replay.options import HttpReplay

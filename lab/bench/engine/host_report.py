@@ -11,7 +11,8 @@ import aiohttp
 from kvgate.model import Model
 from lab.bench.report import Grid, Host, Report
 from lab.bench.served.subjects import OURS, Pool, serving
-from lab.bench.timed_chat import Target, chat
+from lab.bench.timed_chat import ANSWER_LIMIT_S, chat
+from lab.driver.target import Target
 
 if TYPE_CHECKING:
     from lab.bench.engine.host import HostPlan
@@ -79,7 +80,7 @@ async def _asked_at_once(model: Model, start: str) -> FirstRequests:
     taken = []
     settings = _COLD if start == "cold" else {}
     async with serving(OURS, model, pool, (), settings) as served, aiohttp.ClientSession() as session:
-        target = Target(url=served.url, model=model.name)
+        target = Target(url=served.url, model=model.name, timeout_s=ANSWER_LIMIT_S)
         for _ in range(_REQUESTS):
             text = " ".join(chooser.choice(words) for _ in range(_WORDS))
             taken.append((await chat(session, target, [{"role": "user", "content": text}], 4)).ttft_s)

@@ -100,7 +100,7 @@ async def test_a_target_that_fails_is_named_and_nothing_is_reported() -> None:
             return web.json_response({"error": {"message": "no instance"}}, status=503)
 
     async with answering(Failing()) as url:
-        with pytest.raises(BenchmarkError, match=f"{url} answered 503.*no instance"):
+        with pytest.raises(BenchmarkError, match=f"{url}: 503.*no instance"):
             await run([url], PLAN)
 
 
@@ -113,7 +113,7 @@ async def test_an_error_event_in_the_stream_is_a_failure() -> None:
             return response
 
     async with answering(Dying()) as url:
-        with pytest.raises(BenchmarkError, match="failed mid-stream"):
+        with pytest.raises(BenchmarkError, match=r"error in the stream.*instance died"):
             await run([url], PLAN)
 
 
@@ -137,10 +137,11 @@ async def test_a_stream_without_usage_is_a_failure() -> None:
             response = web.StreamResponse(headers={"content-type": "text/event-stream"})
             await response.prepare(request)
             await self._event(response, {"choices": [{"delta": {"content": "hi"}}]})
+            await response.write(b"data: [DONE]\n\n")
             return response
 
     async with answering(Silent()) as url:
-        with pytest.raises(BenchmarkError, match="without usage"):
+        with pytest.raises(BenchmarkError, match="no usage told"):
             await run([url], PLAN)
 
 

@@ -14,7 +14,8 @@ from kvgate.failure import CommandError
 from lab.bench import timed_chat
 from lab.bench.timed_chat import BenchmarkError
 from lab.driver.answer import Answer, Ending
-from lab.driver.target import Chats, Target, tier_tokens, usable_instances, words_of
+from lab.driver.chats import Chats
+from lab.driver.target import Target, tier_tokens, usable_instances, words_of
 from loadtests.exchange import Client
 from tests.support.serving import serving
 
@@ -58,7 +59,9 @@ async def target() -> AsyncIterator[tuple[str, dict[str, Any]]]:
 async def asked(url: str) -> Answer:
     async with aiohttp.ClientSession() as session:
         answer = Answer(number=0, due_s=0.0)
-        await Chats(session, Target(url=url, model="m", timeout_s=60.0), lambda: 1.0).ask("text", 1, answer)
+        await Chats(session, Target(url=url, model="m", timeout_s=60.0), lambda: 1.0).ask(
+            [{"role": "user", "content": "text"}], 1, answer
+        )
     return answer
 
 
@@ -81,7 +84,7 @@ async def test_a_usage_that_can_not_be_true_is_an_unreadable_answer(
     assert (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens) == (0, 0, 0)
     async with aiohttp.ClientSession() as session:
         with pytest.raises(BenchmarkError):
-            await timed_chat.chat(session, timed_chat.Target(url=url, model="m"), [], max_tokens=1)
+            await timed_chat.chat(session, Target(url=url, model="m", timeout_s=60.0), [], max_tokens=1)
     with pytest.raises(UsageError):
         used(usage)
 
@@ -93,7 +96,7 @@ async def test_what_is_left_out_counts_as_none(target: tuple[str, dict[str, Any]
     assert answer.ok
     assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == (10, 0, 10)
     async with aiohttp.ClientSession() as session:
-        timed = await timed_chat.chat(session, timed_chat.Target(url=url, model="m"), [], max_tokens=1)
+        timed = await timed_chat.chat(session, Target(url=url, model="m", timeout_s=60.0), [], max_tokens=1)
     assert (timed.prompt_tokens, timed.cached_tokens, timed.matched_tokens) == (10, 10, 0)
 
 
