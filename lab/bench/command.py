@@ -18,10 +18,10 @@ from lab.bench.commands.policies import run_adaptive, run_evict, run_hierarchy, 
 from lab.bench.commands.served import run_attention, run_served
 from lab.bench.engine import host_report as host
 from lab.bench.options import AsJson, AsMarkdown, say
-from lab.bench.report import Host, Report
 from lab.bench.served import run as served
-from lab.bench.show import show
 from lab.bench.timed_chat import BenchmarkError
+from lab.report import Host, Report
+from lab.show import show
 
 if TYPE_CHECKING:
     from lab.bench.gateway.subject import Peer

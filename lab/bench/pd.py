@@ -14,7 +14,6 @@ their affair.
 """
 
 import asyncio
-import math
 import os
 import random
 import statistics
@@ -40,9 +39,10 @@ from kvgate.probe import HttpProbe
 from kvgate.stack import PORTS_PER_INSTANCE, engine_specs, plan_instances
 from kvgate.supervisor import Supervisor
 from kvgate.topology import Topology
-from lab.bench.report import Host, Report
 from lab.bench.timed_chat import BenchmarkError, first_model
 from lab.driver.stream import StreamReader
+from lab.driver.summary import quantile
+from lab.report import Host, Report
 
 NAME = "pd"
 _LIMIT_S = 300.0
@@ -111,7 +111,7 @@ def run(plan: PdPlan, say: Callable[[str], None]) -> Report:
     for name, readings in found.items():
         metrics |= {
             f"{name}_itl_p50_ms": 1e3 * statistics.median(readings.gaps_s),
-            f"{name}_itl_p99_ms": 1e3 * _quantile(readings.gaps_s, 0.99),
+            f"{name}_itl_p99_ms": 1e3 * quantile(sorted(readings.gaps_s), 0.99),
             f"{name}_itl_max_ms": 1e3 * max(readings.gaps_s),
             f"{name}_long_ttft_p50_ms": 1e3 * statistics.median(readings.ttfts_s),
             f"{name}_itl_samples": len(readings.gaps_s),
@@ -278,11 +278,6 @@ def _first(group: BaseExceptionGroup[BenchmarkError]) -> BenchmarkError:
     """Return one of the errors in a group that has no others."""
     first = group.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
-
-
-def _quantile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 
 
 __all__ = ["NAME", "PdGateways", "PdPlan", "run"]

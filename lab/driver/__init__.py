@@ -1,1 +1,1 @@
-"""Drives a gateway with the requests of a trace, and says how it did."""
+"""The load driver behind ``kvgate replay --target``, live studies and benchmarks: requests sent, answers timed."""

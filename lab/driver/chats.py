@@ -98,7 +98,7 @@ class _Reading:
     def _event(self, event: StreamEvent, now_s: float) -> None:
         answer = self._answer
         if event.error is not None:
-            self._failure = f"error in the stream {_code_of(event.error)}"
+            self._failure = f"error in the stream {_code_of(event.error)}".rstrip()
             answer.detail = str(event.error)[:_SHOWN_BYTES]
         elif failed := event.failed_with:
             self._failure = f"answer ended with {failed}"

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lab.bench.report import Cell, Grid, Host, Report
 from lab.driver.answer import Answer, Ending, HitClass
+from lab.report import Cell, Grid, Host, Report
 
 ALL = "all"
 _HOUR_S = 3600.0

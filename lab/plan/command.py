@@ -13,7 +13,7 @@ from kvgate.display import errors, show_failure
 from kvgate.failure import CommandError
 from kvgate.tier_flags import NONE
 from kvgate.units import parse_bytes
-from lab.bench.show import show
+from lab.show import show
 from lab.simulate.limits import LEAST_SPEED, MOST_CHECK_S, MOST_COPIES, MOST_INSTANCES, MOST_SPEED, MOST_USD
 
 _CANDIDATES: Final = "What is tried"

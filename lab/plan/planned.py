@@ -6,9 +6,9 @@ from typing import Final
 
 from kvgate.display import errors
 from kvgate.failure import CommandError
-from lab.bench.report import Grid, Host, Report
 from lab.plan.sizing import Kind, Sized, Sizing, Trial, cheapest, frontier
 from lab.plan.tables import command_grid, nearest, plan_grids
+from lab.report import Grid, Host, Report
 from lab.simulate.board import FleetBoard
 
 _IDLE: Final = 0.3
@@ -89,9 +89,9 @@ def _assumptions(sizing: Sizing) -> Grid:
 def checked(made: Planned, sizing: Sizing, *, profile: str, seconds: float, board: FleetBoard) -> Planned:
     """Return the plan with what a live run of its fleet, or of a part of it, was like. Raises ``CommandError``."""
     from kvgate.model import tiny_model
+    from lab.driver.run import say_warnings
     from lab.plan.live import slice_of
     from lab.plan.verdict import goals_grid
-    from lab.replay.target import say_warnings
     from lab.simulate.live import check_grid, lived, predicted
 
     chosen = made.chosen

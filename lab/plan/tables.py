@@ -6,8 +6,8 @@ from math import isinf
 from typing import Final
 
 from kvgate.stack import MAX_INSTANCES
-from lab.bench.report import Cell, Grid
 from lab.plan.sizing import GIB, Kind, Sized, Trial
+from lab.report import Cell, Grid
 from lab.simulate.study import Study
 
 _DEFAULT: Final = "lru"

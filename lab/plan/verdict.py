@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from math import inf, isinf
 
-from lab.bench.report import Cell, Grid
 from lab.driver.answer import Answer
 from lab.plan.slo import ANSWERED, Goal, Slo
+from lab.report import Cell, Grid
 from lab.simulate.outcome import FleetOutcome, quantile
 
 

@@ -23,13 +23,12 @@ from kvcontrol.kv_policy.lru import LruPolicy
 from kvcontrol.kv_policy.spec import parse_specs
 from kvgate.display import errors, write_out
 from kvgate.failure import CommandError
-from lab.bench.report import Grid, Host, Report
-from lab.bench.show import show
+from lab.driver.options import HttpReplay
+from lab.driver.run import INTERRUPTED, draw_report, replay_http, say_warnings, write_report
 from lab.replay import sweep as sweeps
 from lab.replay.hits import HitRates
 from lab.replay.options import (
     DurationOption,
-    HttpReplay,
     InstancesOption,
     KeyOption,
     LeaveOutOption,
@@ -52,7 +51,8 @@ from lab.replay.options import (
     UsersOption,
 )
 from lab.replay.policy import replay as replay_policy
-from lab.replay.target import INTERRUPTED, draw_report, replay_http, say_warnings, write_report
+from lab.report import Grid, Host, Report
+from lab.show import show
 from lab.traces import Request, TraceError
 
 _ALL = ",".join([*POLICIES, sweeps.MIN])

@@ -9,8 +9,8 @@ import typer
 
 from engines.sim.profile import load_profile, shipped
 from kvgate.failure import CommandError
-from lab.bench.report import Host, Report
-from lab.bench.show import show
+from lab.report import Host, Report
+from lab.show import show
 from lab.simulate.limits import LEAST_SPEED, MOST_COPIES, MOST_INSTANCES, MOST_SPEED, MOST_TIMES_HBM
 
 

@@ -27,10 +27,10 @@ from kvgate.probe import HttpProbe
 from kvgate.serving import until_all_serve
 from kvgate.stack import GatewayOptions, Routing, gateway_child
 from kvgate.supervisor import Supervisor
-from lab.bench.report import Cell, Grid
+from lab.driver.options import HttpReplay
+from lab.driver.run import Replayed, drive
 from lab.driver.target import LOOK_UP_S, foreign_errors
-from lab.replay.options import HttpReplay
-from lab.replay.target import Replayed, drive
+from lab.report import Cell, Grid
 from lab.simulate.board import FleetBoard
 from lab.simulate.busy import Busy, Spent
 from lab.simulate.fleet import MODEL

@@ -12,7 +12,7 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_policy import make_policy
 from kvcontrol.kv_runtime import ArenaError
 from kvgate.failure import CommandError
-from lab.bench.report import Cell, Grid
+from lab.report import Cell, Grid
 from lab.simulate.admission import DoorRules
 from lab.simulate.fleet import Fleet, FleetPlan
 from lab.simulate.limits import MOST_FLEET_BLOCKS, MOST_TIMES_HBM

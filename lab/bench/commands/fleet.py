@@ -7,8 +7,8 @@ import typer
 
 from kvgate.failure import CommandError
 from lab.bench.options import AsJson, AsMarkdown, say
-from lab.bench.report import Host, Report
-from lab.bench.show import show
+from lab.report import Host, Report
+from lab.show import show
 from lab.simulate.limits import MOST_COPIES, MOST_INSTANCES, MOST_TIMES_HBM
 
 

@@ -11,8 +11,8 @@ from kvgate.failure import CommandError
 from kvgate.model import embedded_model, model_from_folder, tiny_model
 from lab.bench.engine import host_report as host
 from lab.bench.options import AsJson, AsMarkdown, say
-from lab.bench.show import show
 from lab.bench.timed_chat import BenchmarkError
+from lab.show import show
 
 
 def run_host(  # noqa: PLR0913 - each is one option

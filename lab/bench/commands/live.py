@@ -9,7 +9,7 @@ from engines.sim.profile import shipped
 from kvgate.failure import CommandError
 from kvgate.stack import MAX_INSTANCES, Routing
 from lab.bench.options import AsJson, AsMarkdown, say
-from lab.bench.show import show
+from lab.show import show
 from lab.simulate.limits import MOST_INSTANCES
 
 

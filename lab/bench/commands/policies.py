@@ -8,7 +8,7 @@ import typer
 
 from kvgate.failure import CommandError
 from lab.bench.options import AsJson, AsMarkdown, say
-from lab.bench.show import show
+from lab.show import show
 
 
 def run_evict(

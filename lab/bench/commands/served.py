@@ -12,10 +12,10 @@ from kvgate.display import errors
 from kvgate.failure import CommandError
 from kvgate.model import model_from_folder, tiny_model
 from lab.bench.options import AsJson, AsMarkdown, say
-from lab.bench.report import Grid, Host, Report
 from lab.bench.served import run as served
 from lab.bench.served.subjects import Peer, Pool
-from lab.bench.show import show
+from lab.report import Grid, Host, Report
+from lab.show import show
 
 _TINY_BLOCKS = 96
 _TINY_DDR = "64MiB"

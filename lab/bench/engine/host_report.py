@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 from kvgate.model import Model
-from lab.bench.report import Grid, Host, Report
 from lab.bench.served.subjects import OURS, Pool, serving
 from lab.bench.timed_chat import ANSWER_LIMIT_S, chat
 from lab.driver.target import Target
+from lab.report import Grid, Host, Report
 
 if TYPE_CHECKING:
     from lab.bench.engine.host import HostPlan

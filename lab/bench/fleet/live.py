@@ -14,8 +14,8 @@ from engines.sim.profile import load_profile
 from kvgate.display import errors
 from kvgate.failure import CommandError
 from kvgate.model import tiny_model
-from lab.bench.report import Grid, Host, Report
-from lab.replay.target import say_warnings
+from lab.driver.run import say_warnings
+from lab.report import Grid, Host, Report
 from lab.simulate.board import FleetBoard
 from lab.simulate.busy import Busy
 from lab.simulate.live import Slice, check_grid, lived, predicted, within

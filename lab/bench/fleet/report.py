@@ -10,7 +10,7 @@ from typing import Final
 from engines.sim.profile import load_profile
 from kvgate.failure import CommandError
 from lab.bench.pool.report import BESIDE_CHECKOUT
-from lab.bench.report import Host, Report
+from lab.report import Host, Report
 from lab.simulate.board import FleetBoard
 from lab.simulate.study import Study, grids
 from lab.traces import MOONCAKE

@@ -12,7 +12,7 @@ from typing import Final
 from engines.sim.profile import Profile
 from kvcontrol.core.blocks import CacheTier
 from kvgate.failure import CommandError
-from lab.bench.report import Cell, Grid
+from lab.report import Cell, Grid
 from lab.simulate.board import FleetBoard
 from lab.simulate.outcome import FleetOutcome
 from lab.simulate.study import Study

@@ -15,8 +15,8 @@ from lab.bench.gateway.corpus import CORPORA, Ask, chat, conversations, mixed
 from lab.bench.gateway.placement import Placed, affinity, hotspot
 from lab.bench.gateway.subject import Peer, Subject, ours, peer
 from lab.bench.gateway.work import in_turns, latencies, streamed, whole
-from lab.bench.report import Grid, Host, Report
 from lab.bench.timed_chat import BenchmarkError
+from lab.report import Grid, Host, Report
 
 NAME = "gateway"
 _OURS = "kvgate"

@@ -8,7 +8,7 @@ from kvcontrol.kv_policy import EvictionPolicy, PolicyError, make_policy, parse_
 from kvgate.failure import CommandError
 from lab.bench.hierarchy.served_trace import Served, Sizes, serve
 from lab.bench.pool.report import BESIDE_CHECKOUT
-from lab.bench.report import Cell, Grid, Host, Report
+from lab.report import Cell, Grid, Host, Report
 from lab.traces import AGENTIC, MOONCAKE, Request, read_by_time, read_trace
 
 NAME = "hierarchy"

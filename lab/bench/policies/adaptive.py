@@ -12,9 +12,9 @@ from kvcontrol.kv_policy import PolicyError
 from kvcontrol.kv_policy.spec import PolicySpec, parse_specs
 from kvgate.failure import CommandError
 from lab.bench.policies.adversaries import Workload
-from lab.bench.report import Cell, Grid, Host, Report
 from lab.replay import sweep as sweeps
 from lab.replay.policy import replay
+from lab.report import Cell, Grid, Host, Report
 from lab.traces import MOONCAKE, TraceError
 
 NAME = "adaptive"

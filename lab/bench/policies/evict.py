@@ -7,7 +7,7 @@ from functools import partial
 from kvcontrol.kv_policy import POLICIES, EvictionPolicy, make_policy
 from kvgate.failure import CommandError
 from lab.bench.policies.decisions import DecisionTimes, measure
-from lab.bench.report import Grid, Host, Report
+from lab.report import Grid, Host, Report
 
 NAME = "evict"
 SIZES = {"1e5": 100_000, "1e6": 1_000_000}

@@ -5,7 +5,7 @@ from dataclasses import astuple, fields
 
 from kvcontrol.kv_policy.spec import parse_specs
 from lab.bench.policies.shadowing import ShadowCost, measure
-from lab.bench.report import Grid, Host, Report
+from lab.report import Grid, Host, Report
 
 NAME = "shadow"
 CANDIDATES = "lru,adaptive,s3fifo,arc,lru2"

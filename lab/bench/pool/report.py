@@ -6,7 +6,7 @@ from pathlib import Path
 from kvgate.failure import CommandError
 from lab.bench.pool import lengths
 from lab.bench.pool import measure as pool
-from lab.bench.report import Grid, Host, Report
+from lab.report import Grid, Host, Report
 
 BESIDE_CHECKOUT = Path(__file__).parents[3].parent / "shared" / "traces"
 

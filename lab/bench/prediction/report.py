@@ -11,7 +11,7 @@ from lab.bench.pool.report import BESIDE_CHECKOUT
 from lab.bench.prediction.lifetimes import AZURE, Lifetime, answers, read_azure_answers, returns
 from lab.bench.prediction.prefetching import PrefetchScore, announced, speculative
 from lab.bench.prediction.scores import PredictionScore, score
-from lab.bench.report import Cell, Grid, Host, Report
+from lab.report import Cell, Grid, Host, Report
 from lab.research.lifetimes.calibration import CalibratedPredictor
 from lab.research.lifetimes.lifetime import Estimator
 from lab.research.lifetimes.network import NetworkEstimator, NetworkKind

@@ -9,7 +9,7 @@ from typing import Any
 from lab.bench.gateway import fingerprint
 from lab.bench.prefix import fleet, index, peer, race, replay, sglang_radix
 from lab.bench.prefix.lookup_times import LookupTimes, Quantiles
-from lab.bench.report import Cell, Grid, Host, Report
+from lab.report import Cell, Grid, Host, Report
 from lab.traces import AGENTIC, MOONCAKE, Request, read_by_time, read_trace
 
 NAME = "prefix"

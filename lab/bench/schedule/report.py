@@ -27,8 +27,8 @@ from kvcontrol.scheduler_ir import ThresholdSeparator
 from kvcontrol.scheduler_ir.strategies import STRATEGIES, WaitingQueue, make_strategy
 from lab.bench.pool import report as pool
 from lab.bench.pool.lengths import Workload
-from lab.bench.report import Grid, Host, Report
 from lab.bench.schedule import building, ordering, serving
+from lab.report import Grid, Host, Report
 
 NAME = "schedule"
 INSTANCES = 64

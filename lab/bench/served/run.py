@@ -24,11 +24,11 @@ import msgspec
 from kvcontrol.core.steps import STEPS_PATH, StepsReport, StepTotals
 from kvgate.failure import CommandError
 from kvgate.model import Model
-from lab.bench.report import Cell, Grid, Host, Report
 from lab.bench.served.subjects import OURS, STOCK, Peer, Pool, Served, serving
+from lab.driver.options import HttpReplay
+from lab.driver.run import Replayed, replay_http
 from lab.driver.summary import quantile
-from lab.replay.options import HttpReplay
-from lab.replay.target import Replayed, replay_http
+from lab.report import Cell, Grid, Host, Report
 
 NAME: Final = "served"
 SUBJECTS: Final = (OURS, STOCK)

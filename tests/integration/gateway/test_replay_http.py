@@ -17,9 +17,9 @@ from engines.models.tiny import write_tokenizer
 from gateway.fingerprint.tokenizer import load_tokenizer
 from kvgate.failure import CommandError
 from lab.driver.answer import Ending
+from lab.driver.options import HttpReplay
+from lab.driver.run import Replayed, drive
 from lab.driver.summary import warnings
-from lab.replay.options import HttpReplay
-from lab.replay.target import Replayed, drive
 from lab.traces import Request
 from tests.support.fleet import Fleet, running_fleet
 from tests.support.running_gateway import eventually

@@ -7,7 +7,7 @@ from kvgate import display
 from kvgate.display import PrepareBoard, StartBoard, Terminal, locale_is_utf8, show_failure
 from kvgate.failure import CommandError
 from kvgate.supervisor import State
-from lab.bench.report import Grid, Host, Report
+from lab.report import Grid, Host, Report
 
 
 def written(*, terminal: bool) -> tuple[Console, io.StringIO]:

@@ -7,9 +7,9 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 from aiohttp import web
 
-from lab.bench.report import Host, Report
 from lab.bench.revisit import RevisitPlan, run
 from lab.bench.timed_chat import BenchmarkError
+from lab.report import Host, Report
 from tests.support.serving import serving
 
 PLAN = RevisitPlan(conversations=2, turns=3, first_words=20, turn_words=3, max_tokens=3)

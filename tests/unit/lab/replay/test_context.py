@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engines.models.tiny import build_tiny
-from lab.replay.target import _context_of, _local_words
+from lab.driver.run import _context_of, _local_words
 
 
 @pytest.mark.parametrize(

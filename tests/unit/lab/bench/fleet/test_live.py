@@ -10,8 +10,8 @@ from engines.sim.profile import load_profile
 from kvgate.failure import CommandError
 from lab.bench.fleet.live import LivePlan, conversations, slice_of
 from lab.driver.answer import Answer, Ending
+from lab.driver.run import Replayed
 from lab.driver.summary import Setting, summarize
-from lab.replay.target import Replayed
 from lab.simulate.board import FleetBoard
 from lab.simulate.busy import Busy
 from lab.simulate.live import Lived, Slice, predicted

@@ -11,8 +11,8 @@ from kvgate.model import Model
 from lab.bench.served.run import Seen, ServedPlan, figures_of, report_of, run, small_trace
 from lab.bench.served.subjects import Peer, Pool, Served
 from lab.driver.answer import Answer, Ending
+from lab.driver.run import Replayed
 from lab.driver.summary import Setting, summarize
-from lab.replay.target import Replayed
 from lab.traces import read_requests
 
 

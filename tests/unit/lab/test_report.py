@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from lab.bench.report import Grid, Host, Report
+from lab.report import Grid, Host, Report
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""``kvgate replay TRACE --target URL``: asks a running gateway what the trace asked, and says how it did."""
+"""One run: a trace asked of a running target, from its options to its report."""
 
 import asyncio
 import json
@@ -16,16 +16,16 @@ from gateway.errors import SettingsError
 from kvcontrol.traces import Ask, SynthesisError, Told, Words, learn_words
 from kvgate.display import errors
 from kvgate.failure import CommandError
-from lab.bench.report import Report
 from lab.driver.answer import Answer
 from lab.driver.chats import Chats
 from lab.driver.drive import Driver
 from lab.driver.live import LiveView
+from lab.driver.options import HttpReplay
 from lab.driver.summary import Goals, Price, Setting, summarize, warnings
 from lab.driver.target import Target, named_model, now_s, tier_tokens, usable_instances, words_of
 from lab.driver.work import Work, plan
 from lab.files import write_whole
-from lab.replay.options import HttpReplay
+from lab.report import Report
 from lab.traces import Request, TraceError, read_requests
 
 INTERRUPTED = 130

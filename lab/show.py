@@ -5,7 +5,7 @@ from typing import Final
 from rich.measure import Measurement
 
 from kvgate.display import output, write_out
-from lab.bench.report import Report
+from lab.report import Report
 
 _MAX_WIDTH: Final = 250
 
