@@ -69,7 +69,7 @@ async def test_who_joins_is_attended_and_who_leaves_no_longer(fleet: Fleet) -> N
 
 
 async def test_an_id_or_an_address_is_taken_once(fleet: Fleet) -> None:
-    with pytest.raises(ValueError, match="instance 'a' already"):
+    with pytest.raises(ValueError, match="instance id 'a' is taken"):
         fleet.members.add(spec("a", 2))
     with pytest.raises(ValueError, match="is the address of instance 'a'"):
         fleet.members.add(spec("b", 1))
