@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+from http import HTTPStatus
 
 from lab.conformance.bodies import is_envelope
 from lab.conformance.case import case, need
@@ -9,6 +10,7 @@ from lab.conformance.mock import openai_error
 from lab.conformance.rig import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Rig
 
 _KEPT = (400, 422, 429, 500)
+_OK = HTTPStatus.OK
 
 
 @case("status-kept", seen="litellm #32221, lmdeploy proxy")
@@ -67,6 +69,16 @@ async def retry_503(rig: Rig) -> None:
     need(len(set(served)) > 1, f"only {served} was tried")
     need(len(served) <= 3, f"it was tried {len(served)} times")
     need(answer.status in {502, 503}, f"got {answer.shown()}")
+
+
+@case("stale-connection-replaced", seen="RFC 9110 section 15.5.9")
+async def stale(rig: Rig) -> None:
+    """A kept connection that its backend ends with a 408 is replaced: the client sees nothing of it."""
+    for _ in range(4):
+        await asyncio.gather(*(rig.ask(rig.script()) for _ in range(4)))
+    answers = await asyncio.gather(*(rig.ask(rig.script(stale=True)) for _ in range(8)))
+    bad = [each for each in answers if each.status != _OK]
+    need(not bad, f"{len(bad)} of {len(answers)} got {bad[0].shown() if bad else ''}")
 
 
 @case("media-type-kept", seen="production-stack #880, lmdeploy #4130, smg #1857, vllm-router")
@@ -156,6 +168,7 @@ CASES = (
     retry_after,
     no_retry,
     retry_503,
+    stale,
     media_types,
     gzipped,
     context,

@@ -51,6 +51,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     gzip: bool = False
     done: bool = True  # whether a stream has its [DONE]
     kind: str = "text/event-stream; charset=utf-8"  # content type of a stream
+    stale: bool = False  # a connection that was used before has timed out: 408, and it ends
     aside: bool = False  # a background case's: it is not counted among the active ones, for which others wait
 
     def prompt(self) -> str:
@@ -85,6 +86,8 @@ class MockBackend:
     active: int = 0
     seen: list[Seen] = field(default_factory=list)
     _listening: Listening | None = None
+    _used: set[object] = field(default_factory=set)
+    """Connections that had a request."""
 
     async def start(self) -> None:
         """Listen; a second start after ``stop`` is a restart."""
@@ -100,6 +103,7 @@ class MockBackend:
     async def stop(self) -> None:
         """Close the port and all connections. Idempotent."""
         listening, self._listening = self._listening, None
+        self._used.clear()
         if listening is not None:
             await listening.stop()
 
@@ -150,6 +154,10 @@ class MockBackend:
 
     async def _play(self, request: web.Request, said: Mapping[str, Any], script: Script) -> web.StreamResponse:
         await asyncio.sleep(script.ttft_s)
+        used_before = request.protocol in self._used
+        self._used.add(request.protocol)
+        if script.stale and used_before:
+            return web.Response(status=web.HTTPRequestTimeout.status_code, headers={"connection": "close"})
         if script.status >= web.HTTPBadRequest.status_code:
             return _failure(script)
         if said.get("stream"):
