@@ -1,4 +1,4 @@
-"""An answer that gives up its blocks to a long prompt, and is computed again in chunks: the same tokens."""
+"""What is computed in chunks is no answer before its last one, also when it was one before, or is cancelled."""
 
 import asyncio
 from collections.abc import Iterator
@@ -63,3 +63,27 @@ def test_the_only_answer_is_computed_again_in_chunks_after_the_prompt_that_took_
         answer, chunked = engine.do(story)
         assert answer == Ended("FINISH", expected)
         assert chunked.how in {"CANCEL", "FINISH"}
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_prompt_that_is_cancelled_between_its_chunks_leaves_a_fresh_engine_that_answers(
+    tiny_llama: Path, expected: list[int], pace: str
+) -> None:
+    with DisturbedEngine.start(
+        tiny_llama, num_gpu_blocks=40, max_prefill_token_num=64, enable_prefix_caching=False
+    ) as engine:
+        pacer = pacer_of(engine.scheduler)
+        assert pacer is not None
+        pacer.swap(make_pace(pace, PACES[pace]))
+
+        async def story() -> tuple[Ended, Ended]:
+            session = engine._next_session
+            chunked = asyncio.create_task(engine.follow(CHUNKED, new_tokens=2))
+            while engine.scheduler.scheduler_tick < 3:  # two of its ten chunks were sent
+                await asyncio.sleep(0)
+            await engine.local.engine.create_instance().async_cancel(session)
+            return await chunked, await engine.follow(ANSWERED, new_tokens=NEW_TOKENS)
+
+        cancelled, answer = engine.do(story)
+        assert cancelled.how == "CANCEL"
+        assert answer == Ended("FINISH", expected)

@@ -70,6 +70,12 @@ def schedule_hooks() -> list[Hook]:
             why="an answer that is computed again in chunks was decoded between them, and the engine died",
         ),
         Hook(
+            target="lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.update_running_seqs",
+            signature="(self, running: 'SeqList', inputs: 'ModelInputs|None')",
+            replace=chunked_again.maker_update_running_seqs,
+            why="a prompt cancelled between its chunks became an answer, and the engine died of the next prompt",
+        ),
+        Hook(
             target=f"{_MANAGER}.register_sequence",
             signature="(self, seq: 'SchedulerSequence')",
             replace=scheduler.manager_register,

@@ -1,9 +1,14 @@
-"""An answer that gave up its blocks and is computed again in chunks: until its last one it is no answer any more.
+"""A prompt whose chunks are computed is no answer before its last one: in LMDeploy's list of answers it would be one.
 
-LMDeploy keeps a list of the answers that its next decode steps are for. Where none of them could go on, no step is
+LMDeploy keeps a list of the answers that its next decode steps are for. An answer may give up its blocks and be
+computed again in chunks. Where none of them could go on, no step is
 sent, and the list stays as it is. A prompt that is computed at once clears it of who ceased to answer; a first chunk
 doesn't. So an answer that was the only one, and is computed again in chunks, would be decoded between its own chunks,
 from another place than the model is at, and the engine would die of it.
+
+A prompt that is cancelled while one of its chunks is under way leaves LMDeploy's chunker, which alone knows that the
+chunk is one. LMDeploy then takes the prompt for an answer. In an engine that has answered nothing yet the model has no
+answers to take it from, and the engine would die of the next prompt.
 """
 
 from collections.abc import Callable
@@ -31,4 +36,16 @@ def _clear(maker: Any, result: Any) -> None:
         result.delta, maker.running_seqs, _ = maker.create_model_inputs_delta_valid_only()
 
 
-__all__ = ["task_schedule_prefill"]
+def maker_update_running_seqs(original: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    """``InputsMakerAsync.update_running_seqs``: a chunk that is not the last one makes no answer."""
+
+    def update_running_seqs(self: Any, running: Any, inputs: Any) -> None:
+        is_part = inputs is not None and inputs.is_chunk and not inputs.is_last_chunk
+        if is_part and not self.long_context_chunker.enabled():
+            return
+        original(self, running, inputs)
+
+    return update_running_seqs
+
+
+__all__ = ["maker_update_running_seqs", "task_schedule_prefill"]
