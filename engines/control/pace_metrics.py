@@ -16,6 +16,8 @@ def pace_series(name: str, report: PaceReport) -> Iterator[Metric]:
     yield single(catalogue.PACE_CHUNK, report.chunk_tokens)
     yield family(catalogue.PACE_STEPS, (((reason,), count) for reason, count in report.decisions.items()))
     yield single(catalogue.PACE_UNMET, bool(report.unmet))
+    outcomes = {"overtook": report.overtook - report.gave_way, "gave_way": report.gave_way}
+    yield family(catalogue.PACE_OVERTOOK, (((outcome,), count) for outcome, count in outcomes.items()))
     yield single(catalogue.PACE_ERRORS, report.errors)
 
 

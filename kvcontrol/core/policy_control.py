@@ -133,7 +133,8 @@ class PaceReport(msgspec.Struct, frozen=True, kw_only=True):
     ``target_s`` 0 is no target. ``decode_s`` is what a decode step takes as measured (None before the first),
     ``chunk_tokens`` what a prompt's chunk has at most beside answers and ``chunk_s`` what it takes, ``debt`` the decode
     steps that are owed now. ``unmet`` says what keeps the target from being kept, if anything does. ``errors`` other
-    than 0 is a defect: from the first on LMDeploy's own rule is in charge, until the next swap.
+    than 0 is a defect: from the first on LMDeploy's own rule is in charge, until the next swap. ``overtook`` counts
+    prompts that were computed before the rest of a longer one, ``gave_way`` those of them that found no room.
     """
 
     target_s: float
@@ -146,6 +147,8 @@ class PaceReport(msgspec.Struct, frozen=True, kw_only=True):
     swaps: int
     in_charge_s: float
     errors: int
+    overtook: int = 0
+    gave_way: int = 0
 
 
 class PolicyInCharge(msgspec.Struct, frozen=True, kw_only=True):

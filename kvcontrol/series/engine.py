@@ -515,6 +515,14 @@ PACE_UNMET = _gauge(
     "1 when the inter-token latency target cannot be kept; the log has the reason.",
     appears=_POLICIES,
 )
+PACE_OVERTOOK = _counter(
+    "overtaking_prompts",
+    Unit.COUNT,
+    "Prompts that were computed before the rest of a longer one, by outcome: overtook, gave_way (found no room and "
+    "waited again).",
+    "outcome",
+    appears=_POLICIES,
+)
 PACE_ERRORS = _counter(
     "pace_errors",
     Unit.COUNT,

@@ -100,6 +100,18 @@ def _pace_hooks() -> list[Hook]:
             replace=pacing.task_should_defer_active_chunk,
             why="the last chunk follows the one before it at once",
         ),
+        Hook(
+            target=f"{_MAKER}:_ForwardInputsTask._try_active_chunk",
+            signature="(self)",
+            replace=pacing.task_try_active_chunk,
+            why="a prompt with few tokens left waits for all chunks of a long one",
+        ),
+        Hook(
+            target=f"{_MAKER}:InputsMakerAsync.has_pending_long_context_chunk",
+            signature="(self)",
+            replace=pacing.maker_has_pending_chunk,
+            why="an engine whose only request is a prompt that was overtaken would wait for another request",
+        ),
     ]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from engines.lmdeploy.schedule.overtaking import Overtaking, can_overtake
 from engines.lmdeploy.schedule.step_timeline import SentStep
 from engines.lmdeploy.schedule.step_watch import answering, step_of, timeline_of
 from kvcontrol.core.policy_control import PaceReport
@@ -56,7 +57,8 @@ class Pacer:
         self._pace: Pace | None = None
         self._maker: Any = None
         self._bounds = ChunkBounds(block_tokens=1, most_tokens=1)
-        self._resizes = self._is_resized = False
+        self._resizes = self._is_resized = self._can_overtake = False
+        self.overtaking = Overtaking()
         self._costs = StepCosts()
         self._command: StepCommand | None = None
         self._debt = 0
@@ -89,7 +91,9 @@ class Pacer:
         self._resizes = not (config.is_ssm or config.spec_decoding)
         prefill.cache_config.max_prefill_token_num = most_tokens
         self._is_resized = False
+        self._can_overtake = can_overtake(maker)
         self._maker = maker
+        self.overtaking.forget()
         self.forget()
         if (timeline := timeline_of(maker.scheduler)) is not None:
             timeline.measured = self._measured
@@ -107,6 +111,7 @@ class Pacer:
     def choose(self, rule: Callable[[], bool]) -> bool:
         """Return whether the next step computes prompts; ``rule`` is LMDeploy's."""
         self._command = None
+        self._guarded(self.overtaking.resume, self._maker.long_context_chunker)
         if self._is_resized and not self.in_charge:  # here alone: between a chunk and the note of it sizes must stay
             self._resize(self._bounds.most_tokens, self._bounds.most_tokens)
             self._is_resized = False
@@ -118,6 +123,14 @@ class Pacer:
     def defers_chunk(self) -> bool | None:
         """Return whether the active chunk lets a decode step pass; None where LMDeploy decides."""
         return None if self._command is None else not self._command.is_prefill
+
+    def overtakes(self, task: Any) -> bool:
+        """Schedule a shorter prompt before the active chunk, if one may overtake; return whether it is computed now."""
+        pace, command = self._pace, self._command
+        if not self._can_overtake or pace is None or not pace.overtaken_share or command is None:
+            return False
+        seq = self._guarded(self.overtaking.chosen, self._maker, pace.overtaken_share) if command.is_prefill else None
+        return seq is not None and self.overtaking.overtake(task, seq, pace.overtaken_share)
 
     def sent(self, step: SentStep, *, is_continued: bool) -> SentStep:
         """Return a step that was made with its reason and what it owes; ``is_continued`` is a chunk not the first."""
@@ -142,6 +155,8 @@ class Pacer:
             debt=self._debt,
             decisions=dict(self._reasons),
             unmet="" if pace is None else shown.unmet,
+            overtook=self.overtaking.count,
+            gave_way=self.overtaking.gave_way,
             swaps=swaps,
             in_charge_s=in_charge_s,
             errors=self.errors,
@@ -292,6 +307,7 @@ def maker_reset_runtime_state(original: Callable[[Any], None]) -> Callable[[Any]
         pacer = pacer_of(self.scheduler)
         if pacer is not None:
             pacer.forget()
+            pacer.overtaking.forget()
 
     return reset_runtime_state
 
@@ -331,13 +347,39 @@ def task_should_defer_active_chunk(original: Callable[[Any], bool]) -> Callable[
     return _should_defer_active_chunk
 
 
+def task_try_active_chunk(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """``_ForwardInputsTask._try_active_chunk``: a shorter prompt instead; or, without room, the one it overtook."""
+
+    def _try_active_chunk(self: Any) -> None:
+        pacer = pacer_of(self.scheduler)
+        if pacer is not None and pacer.overtakes(self):
+            return
+        original(self)
+        while pacer is not None and self.state.active_chunk_blocked_by_kv and pacer.overtaking.give_way(self):
+            original(self)
+
+    return _try_active_chunk
+
+
+def maker_has_pending_chunk(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """``InputsMakerAsync.has_pending_long_context_chunk``: a prompt that was overtaken is work, too."""
+
+    def has_pending_long_context_chunk(self: Any) -> bool:
+        pacer = pacer_of(self.scheduler)
+        return original(self) or (pacer is not None and pacer.overtaking.has_parked)
+
+    return has_pending_long_context_chunk
+
+
 __all__ = [
     "NO_ROOM",
     "Pacer",
+    "maker_has_pending_chunk",
     "maker_init_do_prefill",
     "maker_make_forward_inputs",
     "maker_reset_runtime_state",
     "pacer_of",
     "scheduler_init",
     "task_should_defer_active_chunk",
+    "task_try_active_chunk",
 ]

@@ -13,7 +13,8 @@ own order is in charge, which the report and the log say, until a strategy is ch
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import Any, Final
 
@@ -54,6 +55,7 @@ class EngineQueue:
         self._returned: dict[int, Any] = {}
         self._shown: list[Any] = []
         self._shown_s = inf  # nothing that may be shown again
+        self._alone: Any = None
         self._counts = WaitCounts()
         self._promotions = 0
         self._all_returned = 0
@@ -89,7 +91,18 @@ class EngineQueue:
 
     def front(self) -> list[Any] | None:
         """Return the window, in order; None where LMDeploy's own order is in charge."""
+        if self._alone is not None:
+            return [self._alone]
         return None if self.failed else self._guarded(self._front)
+
+    @contextmanager
+    def showing(self, seq: Any) -> Iterator[None]:
+        """Let the window be one waiting sequence for the length of a block."""
+        self._alone = seq
+        try:
+            yield
+        finally:
+            self._alone = None
 
     def arranged(self, reorderer: Any, waiting: list[Any], turn_policy: Any) -> list[Any] | None:
         """Return what ``front`` gave, lane by lane; None where LMDeploy's own order is in charge."""

@@ -1,6 +1,7 @@
 """Whether an engine's next step computes prompts or tokens: paces behind one pure function, swapped between steps."""
 
 from kvcontrol.scheduler_ir.pacing.cost import LearntCost, StepCosts
+from kvcontrol.scheduler_ir.pacing.overtaking import MUCH_FEWER, LongPrompt, WaitingPrompt, overtaker
 from kvcontrol.scheduler_ir.pacing.pace import (
     MOST_OWED,
     ActiveChunk,
@@ -30,19 +31,23 @@ __all__ = [
     "ENGINE_PACE",
     "ITL_TARGET",
     "MOST_OWED",
+    "MUCH_FEWER",
     "PACES",
     "ActiveChunk",
     "ChunkBounds",
     "LearntCost",
     "Limits",
+    "LongPrompt",
     "Pace",
     "PaceKind",
     "Reason",
     "StepCommand",
     "StepCosts",
     "StepView",
+    "WaitingPrompt",
     "decide",
     "limits",
     "make_pace",
+    "overtaker",
     "owed",
 ]

@@ -45,11 +45,13 @@ class Reason(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """What is asked for: an ITL of ``target_s`` at most (0: no target), prompts having ``prefill_share`` of the time at
-    least while answers run.
+    least while answers run. Before the rest of a long prompt as many tokens of shorter ones are computed as
+    ``overtaken_share`` of its own, at most.
     """
 
     target_s: float = 0.0
     prefill_share: float = 0.25
+    overtaken_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,11 +30,25 @@ class PaceKind:
         return checked(f"pace {self.name}", self.parameters, given)
 
 
+_OVERTAKEN: Final = {
+    "overtaken_share": Parameter(
+        default=1.0,
+        least=0,
+        most=16,
+        meaning="tokens of shorter prompts that go before the rest of a long one at most, per token of its own; "
+        "0: prompts in chunks are computed one after the other",
+    )
+}
+
 _KINDS = (
     PaceKind(
         name=ENGINE_PACE, summary="LMDeploy's own rule: prompts first, while there are many tokens or few answers"
     ),
-    PaceKind(name=ALTERNATE, summary="LMDeploy's rule and chunks, with a decode step after each prefill step"),
+    PaceKind(
+        name=ALTERNATE,
+        summary="LMDeploy's rule and chunks, with a decode step after each prefill step",
+        parameters=_OVERTAKEN,
+    ),
     PaceKind(
         name=ITL_TARGET,
         summary="chunks and decode steps alternate so that tokens are no further apart than a target",
@@ -45,6 +59,7 @@ _KINDS = (
             "prefill_share": Parameter(
                 default=0.25, least=0.05, most=0.9, meaning="share of the time that prompts have at least"
             ),
+            **_OVERTAKEN,
         },
     ),
 )
@@ -62,8 +77,12 @@ def make_pace(name: str, parameters: Mapping[str, float] = MappingProxyType({}))
     if name == ENGINE_PACE:
         return None
     if name == ALTERNATE:
-        return Pace()
-    return Pace(target_s=values["itl_target_ms"] / 1e3, prefill_share=values["prefill_share"])
+        return Pace(overtaken_share=values["overtaken_share"])
+    return Pace(
+        target_s=values["itl_target_ms"] / 1e3,
+        prefill_share=values["prefill_share"],
+        overtaken_share=values["overtaken_share"],
+    )
 
 
 __all__ = ["ALTERNATE", "DEFAULT_TARGET_MS", "ENGINE_PACE", "ITL_TARGET", "PACES", "PaceKind", "make_pace"]

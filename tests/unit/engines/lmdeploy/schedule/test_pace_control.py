@@ -68,7 +68,7 @@ def test_the_same_pace_again_changes_nothing_and_another_is_counted() -> None:
     assert found is not None
     assert found.pace is not None
     assert (found.pace.swaps, found.pace.target_s, found.params) == (0, 0.04, {"itl_target_ms": 40.0})
-    assert found.effective_params == {"itl_target_ms": 40.0, "prefill_share": 0.25}
+    assert found.effective_params == {"itl_target_ms": 40.0, "prefill_share": 0.25, "overtaken_share": 1}
     operations.swap(parse_spec("alternate"), counts=True)
     found = operations.in_charge()
     assert found is not None

@@ -130,8 +130,10 @@ def test_a_pace_that_cannot_be_is_refused_with_what_is_allowed(name: str, values
 
 def test_lmdeploys_own_rule_is_no_pace_of_ours() -> None:
     assert make_pace("lmdeploy") is None
-    assert make_pace("itl_target", {"itl_target_ms": 40}) == Pace(target_s=0.04, prefill_share=0.25)
-    assert make_pace("alternate") == Pace()
+    assert make_pace("itl_target", {"itl_target_ms": 40}) == Pace(
+        target_s=0.04, prefill_share=0.25, overtaken_share=1.0
+    )
+    assert make_pace("alternate") == Pace(overtaken_share=1.0)
 
 
 class Machine:
