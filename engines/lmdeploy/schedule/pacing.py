@@ -63,6 +63,7 @@ class Pacer:
         self._command: StepCommand | None = None
         self._debt = 0
         self._decode = (0, 0)
+        self._decode_s: float | None = None
         self._usual_history = 0.0
         self._reasons: Counter[str] = Counter()
         self._said = ""
@@ -102,6 +103,7 @@ class Pacer:
         """Put a pace in charge, None for LMDeploy's own rule. What was measured stays."""
         self._pace, self.failed = pace, False
         self._said, self._shown = "", _Shown(chunk_tokens=self._bounds.most_tokens)
+        self._costs.forget_pauses()
         self.forget()
 
     def forget(self) -> None:
@@ -228,11 +230,13 @@ class Pacer:
     def _learn(self, sent: SentStep, step: Step) -> None:
         if sent.kind == "decode":
             self._costs.saw_decode(sent.sequences, sent.history_tokens, step.device_s)
+            self._decode_s = step.device_s
         elif sent.kind != "other":
             self._costs.saw_prefill(sent.tokens, sent.pairs, sent.history_tokens, step.device_s)
             if self._pace is not None and self.in_charge:
                 if sent.owed:  # it took longer than was expected: it owes more
                     self._debt += max(0, self._owed(step.device_s, sent.answering) - sent.owed)
+                    self._costs.saw_pause(step.device_s + (self._decode_s or 0.0), self._pace.target_s)
                 self._look(self._pace)
 
     def _look(self, pace: Pace) -> None:
@@ -245,7 +249,7 @@ class Pacer:
             decode_s=decode_s,
             chunk_tokens=tokens,
             chunk_s=costs.chunk_s(tokens, history),
-            unmet=found.unmet if costs.is_settled else "",
+            unmet=found.unmet if costs.is_late else "",
         )
         if self._shown.unmet and not self._said:
             self._said = found.unmet

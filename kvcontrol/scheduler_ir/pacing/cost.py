@@ -13,6 +13,7 @@ faster than ``MOST_GROWTH`` beyond what was seen.
 Source: coordinate descent for non-negative least squares (Franc et al., CAIP 2005); recursive sums with forgetting.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,6 +24,7 @@ _KEPT: Final = 0.98
 _SWEEPS: Final = 24
 _FEW_PREFILLS: Final = 8
 _FEW_DECODES: Final = 64
+_JUDGED_PAUSES: Final = 32
 _LEAST_S: Final = 1e-6
 
 
@@ -79,6 +81,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._prefill = LearntCost(4)
         self._decode = LearntCost(3)
+        self._late: deque[bool] = deque(maxlen=_JUDGED_PAUSES)
         self.longest_tokens = 0
 
     @property
@@ -86,10 +89,23 @@ class StepCosts:
         """Whether so many steps were seen that the first ones, which compile kernels, don't count any more."""
         return self._prefill.seen >= _FEW_PREFILLS and self._decode.seen >= _FEW_DECODES
 
+    @property
+    def is_late(self) -> bool:
+        """Whether most of the latest pauses were longer than the target, and enough were measured to tell."""
+        return self.is_settled and len(self._late) >= _FEW_PREFILLS and 2 * sum(self._late) > len(self._late)
+
     def saw_prefill(self, tokens: int, pairs: float, history_tokens: int, seconds: float) -> None:
         """A step computed so many prompt tokens."""
         self._prefill.observe((1.0, tokens, pairs, history_tokens), seconds)
         self.longest_tokens = max(self.longest_tokens, tokens)
+
+    def saw_pause(self, seconds: float, target_s: float) -> None:
+        """A prefill step and the decode step after it took so long, as measured, while answers waited."""
+        self._late.append(seconds > target_s)
+
+    def forget_pauses(self) -> None:
+        """The target is another one now."""
+        self._late.clear()
 
     def saw_decode(self, sequences: int, history_tokens: int, seconds: float) -> None:
         """A step computed the next token of so many answers."""

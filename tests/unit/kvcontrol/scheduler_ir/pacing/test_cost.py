@@ -83,3 +83,22 @@ def test_weights_are_never_negative_whatever_was_measured(steps: list[tuple[int,
         cost.observe((1.0, tokens, history), seconds)
     assert all(0 <= weight < float("inf") for weight in cost.weights)
     assert (cost.predict((1.0, 5.0, 7.0)) or 0.0) >= 0
+
+
+def test_a_target_is_missed_when_most_measured_pauses_are_longer_whatever_the_first_ones_were() -> None:
+    costs = StepCosts()
+    for _ in range(64):
+        costs.saw_decode(4, 1000, 0.010)
+    for _ in range(7):
+        costs.saw_prefill(512, 131_072, 0, 2.0)  # kernels are compiled
+        costs.saw_pause(2.0, 0.055)
+    assert not costs.is_late  # too few to tell
+    for _ in range(8):
+        costs.saw_prefill(512, 131_072, 0, 0.020)
+        costs.saw_pause(0.030, 0.055)
+    assert not costs.is_late
+    for _ in range(16):
+        costs.saw_pause(0.060, 0.055)
+    assert costs.is_late
+    costs.forget_pauses()
+    assert not costs.is_late
