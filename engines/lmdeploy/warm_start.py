@@ -1,9 +1,9 @@
 """A start that is warm: what the first requests would compile is compiled before an instance is ready.
 
 LMDeploy's own warm-up runs the model's forward alone. The first requests compile the rest: logits and sampling, how
-prompts fill the KV pool, reads of cached history, kernels for wide page tables and for more than one request. So real
-prompts go through the engine's loop before its process answers the api_server, which waits for that: ``/health`` and
-``readyz`` come later.
+prompts fill the KV pool, reads of cached history, kernels for wide page tables and for more than one request, the masks
+of structured output, log-probabilities. So real prompts go through the engine's loop before its process answers the
+api_server, which waits for that: ``/health`` and ``readyz`` come later.
 
 They leave no trace, as a scheduler of their own plans them: its prefix cache, queue, timeline and policies are dropped
 with it, and it has no connector to the tiers. What they wrote to the KV pool lies in blocks that are free. The events,
@@ -13,18 +13,22 @@ A warm-up that fails is logged, and the instance starts cold.
 """
 
 import asyncio
+import itertools
 import logging
 import random
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 from engines.lmdeploy.settings import EngineSettings
 
 _WARM_UP: Final = "kvgate_warm_up_s"
 _ANSWER_TOKENS: Final = 4
+_LOGPROBS: Final = 5
+_SCHEMA: Final = {"type": "object", "properties": {"ready": {"type": "boolean"}}, "required": ["ready"]}
 _TOGETHER: Final = (2, 5)
 """Requests that run at once: kernels are compiled for two, and for a batch size that none of their strides divides."""
 _log = logging.getLogger("lmdeploy.kvgate")
@@ -34,16 +38,30 @@ class WarmUpError(RuntimeError):
     """A prompt of the warm-up was not answered; the message says which and how it ended."""
 
 
+class How(StrEnum):
+    """How a prompt of the warm-up is answered."""
+
+    GREEDY = "greedy"
+    SAMPLED = "sampled"
+    STRUCTURED = "structured"
+    LOGPROBS = "logprobs"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wave:
-    """Prompts that run at once: ``tokens`` of each, and whether it is sampled rather than answered greedily."""
+    """Prompts that run at once: the tokens of each, and how it is answered."""
 
     name: str
-    prompts: tuple[tuple[list[int], bool], ...]
+    prompts: tuple[tuple[list[int], How], ...]
 
 
 def waves(
-    *, block_tokens: int, chunk_tokens: int, most_tokens: int, most_at_once: int, vocab_tokens: int
+    *,
+    block_tokens: int,
+    chunk_tokens: int,
+    most_tokens: int,
+    most_at_once: int,
+    vocab_tokens: int,
 ) -> list[Wave]:
     """Return the prompts of a warm-up in order; ``chunk_tokens`` is the most that one prefill computes.
 
@@ -57,15 +75,20 @@ def waves(
     short = tokens(block_tokens + 1)
     long = tokens(2 * chunk_tokens + block_tokens + 1)
     found = [
-        Wave(name="a short prompt", prompts=((short, False),)),
-        Wave(name="the same, sampled", prompts=((short, True),)),
-        Wave(name="two chunks and a rest", prompts=((long, False),)),
-        Wave(name="most of it cached", prompts=((long[: -block_tokens // 2] + tokens(block_tokens // 2), True),)),
+        Wave(name="a short prompt", prompts=((short, How.GREEDY),)),
+        Wave(name="the same, sampled", prompts=((short, How.SAMPLED),)),
+        Wave(name="two chunks and a rest", prompts=((long, How.GREEDY),)),
+        Wave(
+            name="most of it cached", prompts=((long[: -block_tokens // 2] + tokens(block_tokens // 2), How.SAMPLED),)
+        ),
     ]
     for count in _TOGETHER:
         if count <= most_at_once:
-            several = tuple((tokens(block_tokens * (each + 1) + 1), each % 2 == 1) for each in range(count))
+            lengths = (block_tokens * (each + 1) + 1 for each in range(count))
+            hows = itertools.cycle((How.GREEDY, How.SAMPLED))
+            several = tuple((tokens(length), how) for length, how in zip(lengths, hows, strict=False))
             found.append(Wave(name=f"{count} requests at once", prompts=several))
+    found.append(Wave(name="structured output", prompts=((short, How.STRUCTURED),)))
     return found
 
 
@@ -111,13 +134,17 @@ def _waves_of(engine: Any) -> list[Wave]:
     cache = engine.cache_config
     block_tokens = int(cache.block_size)
     on_gpu = engine.engine_config.device_type == "cuda"  # nothing is compiled for long prompts elsewhere
-    return waves(
+    planned = waves(
         block_tokens=block_tokens,
         chunk_tokens=int(cache.max_prefill_token_num) if on_gpu else 2 * block_tokens,
         most_tokens=int(engine.max_session_len) - _ANSWER_TOKENS - 1,
         most_at_once=int(cache.max_batches),
         vocab_tokens=int(engine.model_config.vocab_size),
     )
+    if engine.engine_config.logprobs_mode is not None:
+        (short, _), *_ = planned[0].prompts
+        planned.append(Wave(name="log-probabilities", prompts=((short, How.LOGPROBS),)))
+    return planned
 
 
 async def _warm(engine: Any, planned: list[Wave], say: Callable[[str], None]) -> None:
@@ -194,8 +221,8 @@ async def _answers(manager: Any, wave: Wave) -> None:
     """Wait for the answers to all prompts of a wave; raises ``WarmUpError``."""
     sender = manager.build_sender()
     async with asyncio.TaskGroup() as asked:
-        for session_id, (tokens, sampled) in enumerate(wave.prompts):
-            asked.create_task(_answer(sender, session_id, tokens, _sampling(sampled=sampled)))
+        for session_id, (tokens, how) in enumerate(wave.prompts):
+            asked.create_task(_answer(sender, session_id, tokens, _sampling(how)))
 
 
 async def _answer(sender: Any, session_id: int, tokens: list[int], sampling: Any) -> None:
@@ -221,12 +248,19 @@ async def _answer(sender: Any, session_id: int, tokens: list[int], sampling: Any
         raise WarmUpError(f"a prompt of {len(tokens)} tokens ended as {answer.type.name}")
 
 
-def _sampling(*, sampled: bool) -> Any:
+def _sampling(how: How) -> Any:
     from lmdeploy.messages import GenerationConfig
     from lmdeploy.pytorch.messages import SamplingParam
 
-    how = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 0} if sampled else {"top_k": 1}
-    return SamplingParam.from_gen_config(GenerationConfig(max_new_tokens=_ANSWER_TOKENS, ignore_eos=True, **how))
+    config = GenerationConfig(max_new_tokens=_ANSWER_TOKENS, ignore_eos=True, top_k=1)
+    match how:
+        case How.SAMPLED:
+            config.do_sample, config.temperature, config.top_p, config.top_k = True, 0.7, 0.9, 0
+        case How.STRUCTURED:
+            config.response_format = {"type": "json_schema", "json_schema": {"name": "warm_up", "schema": _SCHEMA}}
+        case How.LOGPROBS:
+            config.logprobs = _LOGPROBS
+    return SamplingParam.from_gen_config(config)
 
 
 def _types() -> Any:
@@ -253,4 +287,4 @@ def engine_process_async(original: Any) -> Any:
     return staticmethod(_mp_proc_async)
 
 
-__all__ = ["WarmUpError", "Wave", "engine_process_async", "warm", "warm_up_s_of", "waves"]
+__all__ = ["How", "WarmUpError", "Wave", "engine_process_async", "warm", "warm_up_s_of", "waves"]

@@ -65,14 +65,47 @@ def test_every_prompt_is_answered_and_the_log_says_how_long_each_took(local: Loc
     assert took_s is not None
     *steps, last = lines
     assert [line.partition(":")[0] for line in steps] == [
-        "warm-up 1 of 6, a short prompt",
-        "warm-up 2 of 6, the same, sampled",
-        "warm-up 3 of 6, two chunks and a rest",
-        "warm-up 4 of 6, most of it cached",
-        "warm-up 5 of 6, 2 requests at once",
-        "warm-up 6 of 6, 5 requests at once",
+        "warm-up 1 of 7, a short prompt",
+        "warm-up 2 of 7, the same, sampled",
+        "warm-up 3 of 7, two chunks and a rest",
+        "warm-up 4 of 7, most of it cached",
+        "warm-up 5 of 7, 2 requests at once",
+        "warm-up 6 of 7, 5 requests at once",
+        "warm-up 7 of 7, structured output",
     ]
     assert last == f"warm after {took_s:.1f} s"
+
+
+def test_structured_output_and_logprobs_are_computed_by_the_sampling_that_requests_use(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lmdeploy.pytorch.engine.guided_process import GuidedDecodingManager
+    from lmdeploy.pytorch.engine.logits_process import FusedLogitsProcessor
+
+    masked: list[int] = []
+    ranked: list[int] = []
+    apply, compute = GuidedDecodingManager.apply_batched_bitmap, FusedLogitsProcessor.compute_logprobs
+
+    def watched_apply(self: Any, logits: Any, bitmask: Any) -> None:
+        masked.append(len(logits))
+        apply(self, logits, bitmask)
+
+    def watched_compute(self: Any, raw_logprobs: Any, token_ids: Any) -> Any:
+        found = compute(self, raw_logprobs, token_ids)
+        ranked.append(0 if found is None else len(token_ids))
+        return found
+
+    monkeypatch.setattr(GuidedDecodingManager, "apply_batched_bitmap", watched_apply)
+    monkeypatch.setattr(FusedLogitsProcessor, "compute_logprobs", watched_compute)
+    lines: list[str] = []
+    with LocalEngine.start(tiny_llama, logprobs_mode="raw_logprobs", max_batch_size=8) as engine:
+        assert engine.runner.run(warm(engine.engine, lines.append)) is not None
+    assert [line.partition(":")[0] for line in lines[-3:-1]] == [
+        "warm-up 7 of 8, structured output",
+        "warm-up 8 of 8, log-probabilities",
+    ]
+    assert masked
+    assert any(ranked)
 
 
 def test_nothing_of_it_is_left_in_the_engine_or_known_to_its_agent(local: LocalEngine) -> None:
