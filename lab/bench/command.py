@@ -16,7 +16,9 @@ from lab.bench.commands.host import run_host
 from lab.bench.commands.live import run_live
 from lab.bench.commands.policies import run_adaptive, run_evict, run_hierarchy, run_predict, run_shadow
 from lab.bench.commands.served import run_attention, run_served
+from lab.bench.commands.steps import run_overtaking, run_steps
 from lab.bench.engine import host_report as host
+from lab.bench.engine import overtaking, steps
 from lab.bench.options import AsJson, AsMarkdown, say
 from lab.bench.served import run as served
 from lab.bench.timed_chat import BenchmarkError
@@ -46,6 +48,8 @@ def build_bench() -> typer.Typer:
     bench.command(served.NAME)(run_served)
     bench.command("attention")(run_attention)
     bench.command(host.NAME)(run_host)
+    bench.command(steps.NAME)(run_steps)
+    bench.command(overtaking.NAME)(run_overtaking)
     bench.command("gateway")(run_gateway)
     bench.command("telemetry")(run_telemetry)
     bench.command("fleet")(run_fleet)

@@ -19,20 +19,20 @@ import asyncio
 import itertools
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.bench.engine.visitor import Visitor
+
 MODES = ("stock", "ddr", "nvme")
 _SUFFIX_TOKENS = 64
-_ANSWER_TOKENS = 8
 _HIT_SAMPLES = 12
 _LONG_SAMPLES = 3
 _SETTLE_S = 1.5
@@ -62,53 +62,9 @@ class Plan:
     last_id: int
 
 
-@dataclass(slots=True)
-class Visit:
-    """One request: seconds to each token, how many prompt tokens were cached, and the tokens."""
-
-    started_s: float
-    token_times_s: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    cached: int = 0
-
-    @property
-    def ttft_s(self) -> float:
-        return self.token_times_s[0] - self.started_s
-
-
-class Visitor:
-    """Sends requests to one engine of this process."""
-
-    def __init__(self, engine: Any, plan: Plan) -> None:
-        self._engine = engine
-        self._plan = plan
-        self._random = random.Random(plan.seed)  # noqa: S311 - prompts, not secrets
-        self._sessions = 0
-
-    def prompt(self, tokens: int) -> list[int]:
-        return [self._random.randint(self._plan.first_id, self._plan.last_id) for _ in range(tokens)]
-
-    async def visit(self, prompt: Sequence[int], *, answer: int = _ANSWER_TOKENS) -> Visit:
-        from lmdeploy.messages import GenerationConfig
-
-        self._sessions += 1
-        config = GenerationConfig(max_new_tokens=answer, ignore_eos=True, top_k=1)
-        visit = Visit(started_s=time.perf_counter())
-        stream = self._engine.create_instance().async_stream_infer(self._sessions, list(prompt), gen_config=config)
-        async for output in stream:
-            if len(output.token_ids):
-                visit.token_times_s.append(time.perf_counter())
-                visit.tokens += output.token_ids
-            if output.req_metrics is not None:
-                visit.cached = int(output.req_metrics.cached_tokens)
-        if not visit.tokens:
-            raise RuntimeError(f"a request of {len(prompt)} tokens got no answer: {output.status}")
-        return visit
-
-
 async def work(engine: Any, plan: Plan) -> dict[str, Any]:
     """Do the plan's work on one engine and return its raw readings."""
-    visitor = Visitor(engine, plan)
+    visitor = Visitor(engine, seed=plan.seed, ids=(plan.first_id, plan.last_id))
     for _ in range(2):  # what compiles or grows at first use does so here
         warm = visitor.prompt(plan.context_tokens)
         await visitor.visit(warm)
