@@ -140,7 +140,7 @@ class EngineAgent:
         try:
             self.pd = PdPart(engine, settings, self.calls, epoch=self.epoch, identity=lambda: self.tracker.identity)
             if self.tiers is not None:
-                self.tiers.witness = self.pins
+                self.tiers.announcer.witness = self.pins
                 self.tiers.start(partial(build_hierarchy, settings), identity, self.publisher.log, engine.scheduler)
                 self.pd.share(self.tiers)
             self.policies.begin(settings)
@@ -251,7 +251,7 @@ class EngineAgent:
         self.pins.let_go()
         forget_cache(self._engine)
         if self.tiers is not None:
-            self.tiers.tell_anew()
+            self.tiers.announce_all()
 
     def weights_changed(self) -> None:
         """Forget what the old weights computed, and root later blocks in a new revision; the engine's thread.

@@ -9,7 +9,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 LONG_FILES = {
-    "engines/lmdeploy/offload/tiers.py",
     "engines/sim/bodies.py",
     "engines/sim/engine.py",
     "kvcontrol/kv_runtime/hierarchy.py",
@@ -36,7 +35,6 @@ LONG_FUNCTIONS = {
     "lab/simulate/command.py:simulate",
 }
 LARGE_CLASSES = {
-    "engines/lmdeploy/offload/tiers.py:EngineTiers",
     "engines/lmdeploy/schedule/scheduler.py:EngineQueue",
     "engines/lmdeploy/trie/events.py:TrieTracker",
     "engines/lmdeploy/trie/eviction.py:TrieEviction",

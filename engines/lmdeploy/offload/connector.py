@@ -80,18 +80,18 @@ class OffloadConnector(KVConnectorBase):
         orders = self._guard("read a step's orders", _NOTHING, self._orders)
         self._had_forward = False
         if orders.has_prompt:
-            self._guard("join loads", None, self._tiers.join)
-        self._guard("start loads", None, self._tiers.start_loads, orders.loads)
-        self._guard("start saves of ended requests", None, self._tiers.start_saves, orders.tails)
+            self._guard("join loads", None, self._tiers.transfers.join)
+        self._guard("start loads", None, self._tiers.transfers.start_loads, orders.loads)
+        self._guard("start saves of ended requests", None, self._tiers.transfers.start_saves, orders.tails)
 
     def start_save_kv(self) -> None:
         orders = self._guard("read a step's orders", _NOTHING, self._orders)
         self._had_forward = True
-        self._guard("start saves", None, self._tiers.start_saves, orders.saves)
+        self._guard("start saves", None, self._tiers.transfers.start_saves, orders.saves)
 
     def get_finished(self) -> KVConnectorOutput:
         wait_s = 0.0 if self._had_forward else IDLE_WAIT_S
-        ended = self._guard("collect transfers", Ended(), self._tiers.collect, wait_s)
+        ended = self._guard("collect transfers", Ended(), self._tiers.transfers.collect, wait_s)
         return KVConnectorOutput(
             completed_save_ids=ended.saves or None,
             finished_receiving=ended.loads or None,
@@ -110,19 +110,21 @@ class OffloadConnector(KVConnectorBase):
     # The scheduler's half.
 
     def on_new_request(self, request: Any) -> None:
-        self._guard("note a request", None, self._tiers.arrived, request)
+        self._guard("note a request", None, self._tiers.requests.arrived, request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         nothing: int | None = 0
-        tokens = self._guard("look up", nothing, self._tiers.external_tokens, request, int(num_computed_tokens))
+        tokens = self._guard(
+            "look up", nothing, self._tiers.requests.external_tokens, request, int(num_computed_tokens)
+        )
         return tokens, bool(tokens)
 
     def cancel_lookup(self, request_id: Any) -> None:
-        self._guard("cancel a look-up", None, self._tiers.lookup_cancelled, int(request_id))
+        self._guard("cancel a look-up", None, self._tiers.requests.lookup_cancelled, int(request_id))
 
     def update_state_after_alloc(self, request: Any, block_ids: Sequence[int], num_external_tokens: int) -> None:
         if num_external_tokens > 0:
-            self._tiers.allocated(request, block_ids)
+            self._tiers.requests.allocated(request, block_ids)
 
     def build_connector_meta(self, step_input: KVConnectorStepInput) -> KVConnectorMetadata | None:
         return self._guard("order transfers", None, self._metadata, step_input)
@@ -138,9 +140,9 @@ class OffloadConnector(KVConnectorBase):
             step.connector_logical_block_ids,
         )
         has_prompt = bool(step.connector_token_lens)  # to be measured, also where there is nothing to move
-        if not (loads or saves or tails or has_prompt) and planner.is_idle and not self._tiers.is_busy:
+        if not (loads or saves or tails or has_prompt) and planner.is_idle and not self._tiers.transfers.is_busy:
             return None
-        self._tiers.step_ordered(step.running, step.connector_token_lens)
+        self._tiers.steps.ordered(step.running, step.connector_token_lens)
         return OffloadMetadata(loads, saves, tails, has_prompt=has_prompt)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> KVConnectorResult:
@@ -151,15 +153,15 @@ class OffloadConnector(KVConnectorBase):
         return KVConnectorResult(
             load_results=tuple(
                 KVLoadResult(request_id, success)
-                for request_id, success in self._tiers.loads_ended(
+                for request_id, success in self._tiers.requests.loads_ended(
                     output.finished_receiving or (), output.invalid_block_ids
                 )
             ),
-            completed_save_ids=self._tiers.saves_ended(output.completed_save_ids or ()),
+            completed_save_ids=self._tiers.requests.saves_ended(output.completed_save_ids or ()),
         )
 
     def request_finished(self, request: Any) -> None:
-        self._guard("end a request", None, self._tiers.ended, request)
+        self._guard("end a request", None, self._tiers.requests.ended, request)
 
     def finish_transfers_after_worker_drain(self) -> None:
         self._guard("forget drained transfers", None, self._tiers.drained)

@@ -9,7 +9,7 @@ import pytest
 
 from engines.control.operations import SNAPSHOT
 from engines.lmdeploy.http.admin import ControlClient
-from engines.lmdeploy.offload import tiers as tiers_module
+from engines.lmdeploy.offload import transfers
 from engines.lmdeploy.offload.save_health import FAILING_SAVES
 from engines.lmdeploy.offload.setup import TierSetupError
 from kvcontrol import agent as agent_module
@@ -98,7 +98,7 @@ def test_a_runtime_without_an_end_is_given_up_and_the_engine_goes_on(
     tiny_llama: Path, settings: pytest.MonkeyPatch, expected: list[list[int]]
 ) -> None:
     settings.setenv("KVGATE_ENGINE_LOAD_DEADLINE_S", "0.5")
-    settings.setattr(tiers_module, "GRACE_S", 0.5)
+    settings.setattr(transfers, "GRACE_S", 0.5)
     with TieredEngine.start(tiny_llama) as tiered:
         visit(tiered, expected, rounds=1)
         tiered.rest()

@@ -69,11 +69,11 @@ class Rig:
 
     def load(self, count: int) -> None:
         plan = LoadPlan(first_block=0, block_ids=self.saved(count))
-        self.tiers.start_loads([LoadOrder(request_id=7, plan=plan, slots=tuple(range(8, 8 + count)))])
+        self.tiers.transfers.start_loads([LoadOrder(request_id=7, plan=plan, slots=tuple(range(8, 8 + count)))])
 
     def collect_loads(self) -> set[int]:
         until_s = time.monotonic() + _LIMIT_S
-        while not (ended := self.tiers.collect(0.01)).loads:
+        while not (ended := self.tiers.transfers.collect(0.01)).loads:
             assert time.monotonic() < until_s, "a load without an end"
         assert ended.invalid_slots == set()
         return ended.loads
@@ -96,17 +96,17 @@ def test_a_load_counts_as_ended_once_and_is_joined_by_the_next_step_that_may_rea
     rig.device.write_gate.shut()
     rig.load(3)
     assert rig.collect_loads() == {7}, "told although the device has not done it"
-    assert rig.tiers.is_busy, "the next step must get orders, or it would not join"
+    assert rig.tiers.transfers.is_busy, "the next step must get orders, or it would not join"
     assert rig.device.joins == 0
-    rig.tiers.join()
-    rig.tiers.join()
+    rig.tiers.transfers.join()
+    rig.tiers.transfers.join()
     assert rig.device.joins == 1
-    assert not rig.tiers.is_busy
+    assert not rig.tiers.transfers.is_busy
     assert cast("Any", rig.tiers.hierarchy).held(), "its blocks are kept until the device has done"
     rig.device.write_gate.open()
     rig.rest()
-    assert rig.tiers.collect(0.0).loads == set(), "the step after the one that told: it looks at nothing"
-    assert rig.tiers.collect(0.0).loads == set()
+    assert rig.tiers.transfers.collect(0.0).loads == set(), "the step after the one that told: it looks at nothing"
+    assert rig.tiers.transfers.collect(0.0).loads == set()
     assert cast("Any", rig.tiers.hierarchy).held() == []
     assert rig.tiers.guard.errors == 0
 
@@ -121,7 +121,7 @@ def test_a_save_joins_what_is_still_on_its_way(rig: Rig) -> None:
         logical_ids=(8,),
         plan=SavePlan(places=(0,), held=(), heads_held=False),
     )
-    rig.tiers.start_saves([order])
+    rig.tiers.transfers.start_saves([order])
     assert rig.device.joins == 1
 
 
@@ -129,7 +129,7 @@ def test_a_load_that_has_ended_needs_no_join(rig: Rig) -> None:
     rig.device.refuses = True  # tells nothing before the end
     rig.load(3)
     assert rig.collect_loads() == {7}
-    rig.tiers.join()
+    rig.tiers.transfers.join()
     assert rig.device.joins == 0
 
 
@@ -142,7 +142,7 @@ def test_a_load_that_breaks_off_after_it_was_told_is_an_error_that_is_counted(
     rig.collect_loads()
     rig.device.write_gate.open()
     rig.rest()
-    rig.tiers.collect(0.0)
-    rig.tiers.collect(0.0)
+    rig.tiers.transfers.collect(0.0)
+    rig.tiers.transfers.collect(0.0)
     assert rig.tiers.guard.errors == 1
     assert "broke off" in caplog.text

@@ -64,7 +64,7 @@ class Engine:
         self.pins = PinBook(self.paging.scheduler, self.tiers, share=share, longest_tokens=LONGEST, clock=self.clock)
         self.tracker.witness = self.pins
         if self.tiers is not None:
-            self.tiers.witness = self.pins
+            self.tiers.announcer.witness = self.pins
 
     def flood(self, blocks: int = 10 * POOL) -> None:
         for seed in range(blocks // 8):
