@@ -36,13 +36,15 @@ class Step(StrEnum):
     ROLLBACK_FAILED = "rollback_failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """A policy of some kind by name, with its parameters."""
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy of some kind by name, with its parameters, as an instance reports it; its other fields are ignored.
+
+    The gateway passes parameters on as they are: an instance of another version may have others than numbers.
+    """
 
     kind: str
     name: str
-    params: PolicyParams
+    params: PolicyParams = {}
 
     def change(self) -> PolicyChange:
         return PolicyChange(kind=self.kind, name=self.name, params=self.params)
@@ -234,16 +236,8 @@ class PolicySwap:
 _CALLS = 3
 
 
-class _Running(msgspec.Struct, frozen=True):
-    """What is read of each policy; an instance may say more of it."""
-
-    kind: str
-    name: str
-    params: PolicyParams = {}
-
-
 class _AllRunning(msgspec.Struct, frozen=True):
-    policies: list[_Running]
+    policies: list[Policy]
     available: dict[str, str] = {}
     strategies: dict[str, str] = {}
 
@@ -254,8 +248,9 @@ def read_policies(body: bytes) -> Choice:
         said = msgspec.json.decode(body, type=_AllRunning)
     except UNREADABLE as error:
         raise InstanceControlError(f"{POLICY_PATH} can't be read: {error}", status=None, sure=True) from None
-    policies = {each.kind: Policy(kind=each.kind, name=each.name, params=each.params) for each in said.policies}
-    return Choice(policies=policies, available=said.available, strategies=said.strategies)
+    return Choice(
+        policies={each.kind: each for each in said.policies}, available=said.available, strategies=said.strategies
+    )
 
 
 __all__ = ["Choice", "InstanceStep", "Policy", "PolicySwap", "Step", "SwapBusyError", "SwapReport", "read_policies"]

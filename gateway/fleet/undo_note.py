@@ -7,16 +7,12 @@ import msgspec
 from gateway.fleet.policies import Policy
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.ids import InstanceId
-from kvcontrol.core.policy_control import PolicyParams
 
 
-class NotedPolicy(msgspec.Struct, frozen=True):
+class NotedPolicy(Policy, frozen=True, kw_only=True):
     """A policy that an instance ran before."""
 
     instance: str
-    kind: str
-    name: str
-    params: PolicyParams = {}
 
 
 class NotedPin(msgspec.Struct, frozen=True):

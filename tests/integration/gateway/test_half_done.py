@@ -255,11 +255,12 @@ async def test_an_engine_that_dies_in_the_middle_of_a_swap_takes_it_back_from_th
 async def test_a_preset_and_a_pin_that_were_left_half_done_are_undone(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     store = open_sqlite(tmp_path)
+
+    def noted(kind: str, name: str) -> NotedPolicy:
+        return NotedPolicy(instance="a", kind=kind, name=name)
+
     for action, note in (
-        (
-            "apply",
-            UndoNote(policies=[NotedPolicy("a", "eviction:ddr", "lru"), NotedPolicy("a", "eviction:nvme", "mq")]),
-        ),
+        ("apply", UndoNote(policies=[noted("eviction:ddr", "lru"), noted("eviction:nvme", "mq")])),
         ("pin", UndoNote(pins=[NotedPin("a", "ab" * 16)])),
     ):
         number = await store.begin(Action(actor="admin", action=action, target="t", outcome="begun"), lease_s=0)
