@@ -1,6 +1,6 @@
 """Which prefixes are pinned, what of them lies below HBM, and how much may be: what pins are in every engine.
 
-How an engine keeps a block of its own memory is its own (``lmdeploy/trie/pins.py``, ``sim/pins.py``).
+How an engine keeps a block of its own memory is its own (``pin_book.py``).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

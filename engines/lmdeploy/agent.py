@@ -38,7 +38,7 @@ from engines.lmdeploy.schedule.step_operations import StepOperations
 from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.trie.events import TrieTracker, forget_cache
 from engines.lmdeploy.trie.eviction import eviction_of
-from engines.lmdeploy.trie.pins import PinBook
+from engines.lmdeploy.trie.pins import TriePins
 from engines.lmdeploy.warm_start import warm_up_s_of
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import (
@@ -108,7 +108,7 @@ class EngineAgent:
         self.pauses = StepPauses(engine, self.tiers)
         self.policies = EnginePolicies(engine, self.tiers, self.calls)
         self.steps = StepOperations(engine)
-        self.pins = PinBook(
+        self.pins = TriePins(
             engine.scheduler, self.tiers, share=settings.pin_share, longest_tokens=int(engine.max_session_len)
         )
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Protocol
 
+from engines.control.guard import Guard
 from engines.events.log import EventLog
-from engines.lmdeploy.guard import Guard
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime import BlockRecord, Change, HierarchyManager
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engines.lmdeploy.guard import Guard
+from engines.control.guard import Guard
 from engines.lmdeploy.trie.tenancy import salt_of_sequence
 from kvcontrol.agent import KVAgent, LoadPlan, SavePlan
 from kvcontrol.core.blocks import CacheIdentity

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from engines.lmdeploy.guard import Guard
+from engines.control.guard import Guard
 from engines.lmdeploy.offload.plan import OffloadPlanner
 from engines.lmdeploy.offload.transfers import EngineTransfers
 from engines.lmdeploy.trie.events import tracker_of

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engines.lmdeploy.guard import Guard
+from engines.control.guard import Guard
 
 
 class StepTimes:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+from engines.control.guard import Guard
 from engines.events.log import EventLog
-from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.offload.announcer import TierAnnouncer
 from engines.lmdeploy.offload.memory import EngineMemory
 from engines.lmdeploy.offload.plan import OffloadPlanner, SaveOrder

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from engines.lmdeploy.guard import Guard
+from engines.control.guard import Guard
 from engines.lmdeploy.offload.memory import EngineMemory
 from engines.lmdeploy.offload.plan import LoadOrder, SaveOrder
 from engines.lmdeploy.offload.save_health import SaveHealth

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from engines.lmdeploy.guard import Guard
+from engines.control.guard import Guard
 from engines.lmdeploy.schedule.step_watch import answering
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ answers to take it from, and the engine would die of the next prompt.
 from collections.abc import Callable
 from typing import Any
 
-from engines.lmdeploy.guard import Guard
+from engines.control.guard import Guard
 
 
 def task_schedule_prefill(original: Callable[..., Any]) -> Callable[..., Any]:

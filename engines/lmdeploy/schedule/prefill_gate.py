@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engines.lmdeploy.guard import Guard
+from engines.control.guard import Guard
 
 _MATCHED: Final = "kvgate_gate_match"
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
-from engines.lmdeploy.guard import Guard
+from engines.control.guard import Guard
 from engines.lmdeploy.trie.contents import content_of
 from engines.lmdeploy.trie.events import tracker_of
 from engines.lmdeploy.trie.eviction import EVICTION, eviction_of

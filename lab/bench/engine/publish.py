@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from engines.control.guard import Guard
 from engines.events.log import EventLog
-from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.patching import install
 from engines.lmdeploy.trie.events import TrieTracker
 from engines.lmdeploy.trie.path import PathMaker

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engines.lmdeploy.trie.eviction import eviction_of
-from engines.lmdeploy.trie.pins import PinBook
+from engines.lmdeploy.trie.pins import TriePins
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import chain_hashes, root_hash, token_bytes
 from kvcontrol.core.ids import BlockHash
@@ -34,7 +34,7 @@ def engine(tiny_llama: Path, _hooks: None) -> Iterator[TieredEngine]:
             yield started
 
 
-def pins(engine: TieredEngine) -> PinBook:
+def pins(engine: TieredEngine) -> TriePins:
     return engine.agent.pins
 
 

@@ -15,7 +15,7 @@ from engines.control.operations import BLOCKS, MIGRATE, QUOTAS, RESET, SET_QUOTA
 from engines.control.tiers import TierControl
 from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.offload.tiers import EngineTiers
-from engines.lmdeploy.trie.pins import PinBook
+from engines.lmdeploy.trie.pins import TriePins
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.kv_runtime import TenantQuota
@@ -69,7 +69,7 @@ def operations_of(rig: Rig | None, loop: Loop) -> TierControl:
         tiers.hierarchy = rig.hierarchy
     calls = EngineCalls()
     calls.attach(loop.loop)
-    pins = PinBook(SimpleNamespace(block_trie=trie), tiers, share=0.5, longest_tokens=16)
+    pins = TriePins(SimpleNamespace(block_trie=trie), tiers, share=0.5, longest_tokens=16)
     return TierControl(
         lambda: None if tiers is None else tiers.hierarchy,
         calls,

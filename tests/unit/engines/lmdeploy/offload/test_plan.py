@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from engines.lmdeploy.guard import Guard
+from engines.control.guard import Guard
 from engines.lmdeploy.offload.plan import OffloadPlanner, SaveOrder
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheIdentity, CacheTier

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.control.guard import Guard
 from engines.events.log import EventLog
-from engines.lmdeploy.guard import Guard
 from engines.lmdeploy.hooks import event_hooks, eviction_hooks, tenant_hooks, tier_hooks
 from engines.lmdeploy.patching import install
 from engines.lmdeploy.trie.events import TrieTracker

@@ -13,7 +13,7 @@ from engines.lmdeploy.offload.tiers import EngineTiers
 from engines.lmdeploy.patching import install
 from engines.lmdeploy.trie.events import TrieTracker, forget_cache
 from engines.lmdeploy.trie.eviction import eviction_of
-from engines.lmdeploy.trie.pins import PinBook
+from engines.lmdeploy.trie.pins import TriePins
 from engines.lmdeploy.trie.put_off import PutOff
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, root_hash, token_bytes
@@ -61,7 +61,7 @@ class Engine:
         if rig is not None:
             self.tiers = EngineTiers(pages_per_block=1, deadline_s=1.0)
             self.tiers.hierarchy = rig.hierarchy
-        self.pins = PinBook(self.paging.scheduler, self.tiers, share=share, longest_tokens=LONGEST, clock=self.clock)
+        self.pins = TriePins(self.paging.scheduler, self.tiers, share=share, longest_tokens=LONGEST, clock=self.clock)
         self.tracker.witness = self.pins
         if self.tiers is not None:
             self.tiers.announcer.witness = self.pins
@@ -213,7 +213,7 @@ def test_the_longest_request_always_finds_room_beside_pins() -> None:
 
 def test_a_model_with_recurrent_state_has_no_pins() -> None:
     trie = SimpleNamespace(_use_checkpoints=True, block_size=4)
-    pins = PinBook(SimpleNamespace(block_trie=trie), None, share=0.5, longest_tokens=4)
+    pins = TriePins(SimpleNamespace(block_trie=trie), None, share=0.5, longest_tokens=4)
     with pytest.raises(RefusedError, match="recurrent state"):
         pins.pin(keys_of(prompt(1, 1)), None)
 
