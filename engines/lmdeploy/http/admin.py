@@ -29,7 +29,7 @@ from engines.events.publisher import OK, REFUSED
 from engines.lmdeploy.agent import COUNTERS, EventCounters, LaunchInfo, launch_of, note_launch
 from engines.lmdeploy.http import admission
 from engines.lmdeploy.http.availability import EngineGoneMiddleware
-from engines.lmdeploy.http.concurrency_limit import DoorMiddleware
+from engines.lmdeploy.http.concurrency_limit import ConcurrencyLimitMiddleware
 from engines.lmdeploy.http.control_socket import private_endpoint
 from engines.lmdeploy.http.server_sleep import OperationOrderMiddleware
 from engines.lmdeploy.lifeline import engine_gone
@@ -242,7 +242,7 @@ def mount_metrics(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], 
             mount(app, client, metrics=bool(backend_config.enable_metrics), tracing=tracing)
             admission.mount(app, backend_config)
             app.add_middleware(OperationOrderMiddleware)
-            app.add_middleware(DoorMiddleware, bound=settings.max_requests)
+            app.add_middleware(ConcurrencyLimitMiddleware, bound=settings.max_requests)
             app.add_middleware(EngineGoneMiddleware, gone=engine_gone)
             if tracing is not None:
                 from engines.lmdeploy.http.spans import SpanMiddleware

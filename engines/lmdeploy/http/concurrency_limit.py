@@ -1,4 +1,4 @@
-"""The bound on what an instance takes in: past it a request is answered 429 at once, before its body is read.
+"""The concurrency limit of an instance: past it a request is answered 429 at once, before its body is read.
 
 LMDeploy's own ``--max-concurrent-requests`` makes requests wait without a bound and in the order of arrival, ahead of
 any scheduler. Here they wait in the scheduler (``schedule/handles.py``), and this keeps their number finite.
@@ -19,7 +19,7 @@ _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 
 
-class DoorMiddleware:
+class ConcurrencyLimitMiddleware:
     """Pure ASGI: lets at most ``bound`` inference requests be inside. One event loop."""
 
     def __init__(self, app: _App, bound: int) -> None:
@@ -45,9 +45,11 @@ class DoorMiddleware:
         self.refused += 1
         if self.refused & (self.refused - 1) == 0:  # 1st, 2nd, 4th, 8th...: a log, not a flood
             _log.warning(
-                "kvgate: %d requests are inside, as many as may; refused so far: %d", self.inside, self.refused
+                "kvgate: concurrency limit reached (%d requests wait or run); refused so far: %d",
+                self.inside,
+                self.refused,
             )
-        message = f"{self.inside} requests wait or run here, as many as may; try again later or elsewhere"
+        message = f"concurrency limit reached ({self.inside} requests wait or run here); try again later or elsewhere"
         error = {"message": message, "type": "rate_limit_error", "param": None, "code": "engine_saturated"}
         body = json.dumps({"error": error}).encode()
         headers = [
@@ -59,4 +61,4 @@ class DoorMiddleware:
         await send({"type": "http.response.body", "body": body})
 
 
-__all__ = ["INFERENCE", "DoorMiddleware"]
+__all__ = ["INFERENCE", "ConcurrencyLimitMiddleware"]

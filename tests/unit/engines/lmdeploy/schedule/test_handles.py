@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engines.lmdeploy.http.concurrency_limit import DoorMiddleware
+from engines.lmdeploy.http.concurrency_limit import ConcurrencyLimitMiddleware
 from engines.lmdeploy.schedule import handles
 from engines.lmdeploy.schedule.handles import (
     HandlePool,
@@ -100,7 +100,7 @@ async def test_one_more_than_the_bound_is_refused_at_once_and_leaves_no_trace() 
         if failing:
             raise ZeroDivisionError
 
-    door = DoorMiddleware(app, bound=2)
+    door = ConcurrencyLimitMiddleware(app, bound=2)
 
     def request(path: str = "/v1/chat/completions") -> tuple[Callable[[], Any], list[MutableMapping[str, Any]]]:
         sent: list[MutableMapping[str, Any]] = []
