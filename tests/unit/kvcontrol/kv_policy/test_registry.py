@@ -40,7 +40,7 @@ def test_every_default_is_within_its_bounds(name: str) -> None:
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
-    with pytest.raises(PolicyError, match="no policy 'lur': there are lru, fifo, lfu, arc, s3fifo, mq, lru2"):
+    with pytest.raises(PolicyError, match="unknown policy 'lur'; known: lru, fifo, lfu, arc, s3fifo, mq, lru2"):
         make_policy("lur", capacity_blocks=10)
 
 

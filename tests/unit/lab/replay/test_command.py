@@ -125,7 +125,7 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_is_replayed(trace:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--policy", "lur"), "no policy 'lur': there are lru, .*, min"),
+        (("--policy", "lur"), "unknown policy 'lur'; known: lru, .*, min"),
         (("--policy", "mq(life=1)"), "it has lifetime, ghosts"),
         (("--policy", "min(x=1)"), "min has no parameters"),
         (("--policy", ""), "no policy is named"),
