@@ -3,8 +3,12 @@
 A decode step runs the graph of the next larger size that was captured, with padding rows up to it. LMDeploy captures
 powers of two, so that six running requests compute as eight. A few long contexts at once are the common load of an
 engine: the small even sizes are captured too.
+
+A graph that can't be captured ends LMDeploy's engine. Here the decode steps of its size are computed without one, and
+the log names the size and the reason.
 """
 
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +16,8 @@ from typing import Any, Final
 
 SMALL_SIZES: Final = (1, 2, 4, 6, 8)
 _STEP: Final = 256
+_REFUSED: Final = "kvgate_without_graph"
+_log = logging.getLogger("lmdeploy.kvgate")
 
 
 def capture_sizes(max_batch_size: int) -> list[int]:
@@ -28,7 +34,40 @@ def report(sizes: list[int], *, took_s: float, used_bytes: int) -> str:
     return f"the warm-up with CUDA graphs for decode batches of {named} took {took}"
 
 
+def reason(error: Exception) -> str:
+    """Return an error as one line."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 # What takes the place of LMDeploy's symbols (the tables are in hooks/).
+
+
+def capture_full_graph(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """``CUDAGraphRunner._capture_full_graph``: the step is computed without a graph where none can be captured.
+
+    LMDeploy binds the step's metadata to the graph's buffers before it captures: that is taken back.
+    """
+
+    def _capture_full_graph(self: Any, graph_key: Any, kwargs: dict[str, Any]) -> Any:
+        refused: set[Any] = self.__dict__.setdefault(_REFUSED, set())
+        if graph_key in refused:
+            return self._forward_eager(**kwargs)
+        bound = [(each, dict(vars(each))) for each in (self.ctx_mgr.current_context(), kwargs["attn_metadata"])]
+        try:
+            return original(self, graph_key, kwargs)
+        except Exception as error:  # noqa: BLE001 - a driver, a compiler or a kernel may raise anything
+            refused.add(graph_key)
+            _log.warning(
+                "no CUDA graph for decode batches of %d (%s): these steps run eagerly, with a launch for each kernel",
+                graph_key[0],
+                reason(error),
+            )
+        for each, values in bound:
+            vars(each).update(values)
+        return self._forward_eager(**kwargs)
+
+    return _capture_full_graph
 
 
 def normalize_capture_sizes(
@@ -61,4 +100,12 @@ def agent_warmup(original: Callable[[Any], None]) -> Callable[[Any], None]:
     return warmup
 
 
-__all__ = ["SMALL_SIZES", "agent_warmup", "capture_sizes", "normalize_capture_sizes", "report"]
+__all__ = [
+    "SMALL_SIZES",
+    "agent_warmup",
+    "capture_full_graph",
+    "capture_sizes",
+    "normalize_capture_sizes",
+    "reason",
+    "report",
+]

@@ -6,16 +6,20 @@ can't read pages: LMDeploy's Triton kernel serves the rest, and speculative deco
 
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable
 from types import MethodType
 from typing import Any, Final
+
+from engines.lmdeploy.graphs import reason
 
 _WANTED: Final = "flash_attn_interface"
 _PACKAGED: Final = "fa3_fwd_interface"
 _HOPPER: Final = (9, 0)
 _SHORT_PROMPT_TOKENS: Final = 256
 _BY_ITS_HEURISTIC: Final = 0
+_log = logging.getLogger("lmdeploy.kvgate")
 
 
 def provide() -> str:
@@ -75,6 +79,34 @@ def keep_to_what_it_can(implementation: Any, spec: Any) -> None:
     implementation._forward_prefill = forward_prefill  # noqa: SLF001
 
 
+class FirstCall:
+    """Whether FlashAttention-3 works, as its first call in any layer shows: LMDeploy's Triton kernel serves if not."""
+
+    def __init__(self) -> None:
+        self._works: bool | None = None
+
+    def watch(self, implementation: Any) -> None:
+        """Let a layer compute its prompts with LMDeploy's Triton kernel where the first call fails."""
+        from lmdeploy.pytorch.backends.cuda.attention.default import TritonAttentionImpl
+
+        flash = implementation._forward_prefill  # noqa: SLF001 - LMDeploy's, which the hook extends
+        triton = MethodType(TritonAttentionImpl._forward_prefill, implementation)  # noqa: SLF001
+
+        def forward_prefill(*arguments: Any, **more: Any) -> Any:
+            if self._works is None:
+                try:
+                    output = flash(*arguments, **more)
+                except Exception as error:  # noqa: BLE001 - a library may raise anything, and Triton's kernel serves
+                    self._works = False
+                    _log.warning("attention of prompts: LMDeploy's Triton kernel; FlashAttention-3: %s", reason(error))
+                else:
+                    self._works = True
+                    return output
+            return (flash if self._works else triton)(*arguments, **more)
+
+        implementation._forward_prefill = forward_prefill  # noqa: SLF001
+
+
 # What takes the place of LMDeploy's symbols (the tables are in hooks/).
 
 
@@ -92,4 +124,11 @@ def require_for_speculation(original: Callable[[], None]) -> Callable[[], None]:
     return require
 
 
-__all__ = ["is_packaged", "keep_to_what_it_can", "provide", "require_for_speculation", "split_short_prompts"]
+__all__ = [
+    "FirstCall",
+    "is_packaged",
+    "keep_to_what_it_can",
+    "provide",
+    "require_for_speculation",
+    "split_short_prompts",
+]

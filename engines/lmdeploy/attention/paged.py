@@ -126,6 +126,7 @@ def build_paged_attention(original: Callable[[Any], Any]) -> Callable[[Any], Any
     """``_build_paged_attention``, in the engine process: an implementation computes decode steps with our kernel."""
     verdicts: dict[tuple[Any, ...], str | None] = {}
     built: set[str] = set()
+    first_call = flash3.FirstCall()
 
     def build(spec: Any) -> Any:
         implementation = original(spec)
@@ -135,6 +136,7 @@ def build_paged_attention(original: Callable[[Any], Any]) -> Callable[[Any], Any
             _log.info("attention of prompts: %s (kvgate doctor lists why)", kind)
         if hasattr(implementation, "flash_attn_varlen_func_v3"):
             flash3.split_short_prompts(implementation)
+            first_call.watch(implementation)
             if flash3.is_packaged():
                 flash3.keep_to_what_it_can(implementation, spec)
         if hasattr(implementation, "paged_attention_fwd"):

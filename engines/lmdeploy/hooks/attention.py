@@ -7,6 +7,7 @@ _CUDA = "lmdeploy.pytorch.backends.cuda"
 
 def attention_hooks() -> list[Hook]:
     """In the engine process, on CUDA: which kernels compute attention, and for which models prompts have graphs."""
+    from engines.lmdeploy import graphs
     from engines.lmdeploy.attention import flash3, paged, piecewise
 
     configs = ("model_config", "ModelConfig"), ("cache_config", "CacheConfig"), ("backend_config", "BackendConfig")
@@ -33,7 +34,13 @@ def attention_hooks() -> list[Hook]:
                 "-> 'PiecewiseGraphManager | None'"
             ),
             replace=piecewise.make_piecewise_graph_manager,
-            why="Qwen2 and Llama have the conventional forward and lack the mark",
+            why="Qwen2 and Llama have the conventional forward and lack the mark; an engine dies of a failed capture",
+        ),
+        Hook(
+            target=f"{_CUDA}.graph_runner.runner:CUDAGraphRunner._capture_full_graph",
+            signature="(self, graph_key: 'tuple', kwargs: 'dict[str, Any]')",
+            replace=graphs.capture_full_graph,
+            why="an engine dies of a decode graph that can't be captured",
         ),
     ]
 

@@ -116,6 +116,46 @@ def test_the_packaged_flash_attention_computes_bfloat16_without_windows_and_trit
     assert layer._forward_prefill(torch.zeros(1, dtype=dtype)) == kernel
 
 
+def test_a_flash_attention_that_fails_at_its_first_call_leaves_prompts_to_lmdeploys_kernel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from lmdeploy.pytorch.backends.cuda.attention.default import TritonAttentionImpl
+
+    monkeypatch.setattr(TritonAttentionImpl, "_forward_prefill", lambda _self, _query: "triton")
+    calls = []
+
+    def broken(query: object) -> str:
+        calls.append(query)
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
+
+    first_call = flash3.FirstCall()
+    layers = [SimpleNamespace(_forward_prefill=broken) for _ in range(2)]
+    for layer in layers:
+        first_call.watch(layer)
+    with caplog.at_level("WARNING", logger="lmdeploy.kvgate"):
+        assert [layer._forward_prefill(1) for layer in layers * 2] == ["triton"] * 4
+    assert len(calls) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        (
+            "attention of prompts: LMDeploy's Triton kernel; FlashAttention-3: RuntimeError: CUDA error: no kernel "
+            "image is available for execution on the device"
+        )
+    ]
+
+
+def test_a_flash_attention_that_worked_once_raises_what_it_raises_later() -> None:
+    answers = iter(["flash"])
+
+    def once(_query: object) -> str:
+        return next(answers)
+
+    layer = SimpleNamespace(_forward_prefill=once)
+    flash3.FirstCall().watch(layer)
+    assert layer._forward_prefill(1) == "flash"
+    with pytest.raises(StopIteration):
+        layer._forward_prefill(1)
+
+
 def test_speculation_needs_a_flash_attention_that_reads_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = []
     require = flash3.require_for_speculation(lambda: allowed.append(True))
@@ -127,13 +167,89 @@ def test_speculation_needs_a_flash_attention_that_reads_pages(monkeypatch: pytes
     assert allowed == [True]
 
 
+class Prompts:
+    """A manager of LMDeploy's graphs of prompts whose captures and replays fail as they are told."""
+
+    def __init__(self) -> None:
+        self.captured: list[int] = []
+        self.fails: Exception | None = None
+
+    def get_piecewise_graph_descriptor(self, _context: object, kwargs: dict[str, torch.Tensor]) -> int:
+        return kwargs["input_ids"].size(1)
+
+    def prepare(self, descriptor: int, _kwargs: object) -> str:
+        if self.fails is not None:
+            raise self.fails
+        self.captured.append(descriptor)
+        return "captured"
+
+    def replay(self, _descriptor: int, _kwargs: object) -> str:
+        if self.fails is not None:
+            raise self.fails
+        return "replayed"
+
+
+def prompt_graphs() -> tuple[Prompts, piecewise.PromptGraphs]:
+    model = torch.nn.Identity()
+    model.make_output_buffers = lambda output: {"hidden_states": output}
+    model.forward = lambda input_ids: input_ids + 1
+    manager = Prompts()
+    return manager, piecewise.PromptGraphs(manager, model)
+
+
+def step(tokens: int) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.zeros((1, tokens), dtype=torch.long)}
+
+
+def test_prompts_whose_graph_cant_be_captured_run_eagerly_and_no_other_is_tried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    manager, graphs = prompt_graphs()
+    assert graphs.prepare(512, step(512)) == "captured"
+    manager.fails = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+    with caplog.at_level("WARNING", logger="lmdeploy.kvgate"):
+        for tokens in (1024, 1536):
+            output = graphs.prepare(tokens, step(tokens))
+            assert torch.equal(output["hidden_states"], torch.ones((1, tokens), dtype=torch.long))
+    assert manager.captured == [512]
+    assert [record.getMessage() for record in caplog.records] == [
+        (
+            "no CUDA graphs for prompts of 1024 tokens (OutOfMemoryError: CUDA out of memory. Tried to allocate 2 "
+            "GiB): they run eagerly"
+        )
+    ]
+
+
+def test_a_prompt_that_its_graph_does_not_fit_runs_eagerly_from_then_on() -> None:
+    from lmdeploy.pytorch.backends.cuda.graph_runner.piecewise import PiecewiseGraphGuardError
+
+    manager, graphs = prompt_graphs()
+    assert graphs.replay(512, step(512)) == "replayed"
+    manager.fails = PiecewiseGraphGuardError("the inputs moved")
+    assert graphs.get_piecewise_graph_descriptor(None, step(512)) == 512
+    assert torch.equal(graphs.replay(512, step(512))["hidden_states"], torch.ones((1, 512), dtype=torch.long))
+    assert graphs.get_piecewise_graph_descriptor(None, step(512)) is None
+
+
+def test_a_model_that_graphs_of_prompts_cant_be_made_for_runs_eagerly(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(*_: object) -> None:
+        raise TypeError("forward() got an unexpected keyword argument 'position_ids'")
+
+    make = piecewise.make_piecewise_graph_manager(fails)
+    with caplog.at_level("WARNING", logger="lmdeploy.kvgate"):
+        assert make(torch.nn.Identity(), None, None, None) is None
+    assert "no CUDA graphs for prompts of Identity (TypeError: forward() got" in caplog.text
+
+
 @pytest.mark.parametrize(("name", "marked"), [("Qwen2ForCausalLM", True), ("GemmaForCausalLM", False)])
 def test_models_with_the_conventional_forward_get_graphs_for_short_prompts(name: str, *, marked: bool) -> None:
     from lmdeploy.pytorch.models.utils.cudagraph import CudaGraphMixin, PiecewiseCudaGraphMixin
 
     kind = type(name, (torch.nn.Module, CudaGraphMixin), {})
     model = kind()
-    make = piecewise.make_piecewise_graph_manager(lambda model, *_: isinstance(model, PiecewiseCudaGraphMixin))
-    assert make(model, None, None, None) is marked
+    make = piecewise.make_piecewise_graph_manager(
+        lambda model, *_: model if isinstance(model, PiecewiseCudaGraphMixin) else None
+    )
+    assert (make(model, None, None, None) is not None) is marked
     assert isinstance(model, kind)
     assert type(model).__name__ == name
