@@ -31,7 +31,7 @@ def host_hooks() -> list[Hook]:
 
 def prompt_hooks() -> list[Hook]:
     """In the api_server's process alone: prompts are tokenized beside its event loop."""
-    from engines.lmdeploy.http import prompts
+    from engines.lmdeploy.http import prompts, token_routes
 
     processor = "lmdeploy.serve.processors.multimodal:MultimodalProcessor"
     return [
@@ -54,6 +54,27 @@ def prompt_hooks() -> list[Hook]:
             ),
             replace=prompts.get_text_prompt_input,
             why="it holds the event loop of all streams for as long as a prompt is rendered and tokenized",
+        ),
+        Hook(
+            target="lmdeploy.vl.engine:ImageEncoder.wrap_for_pytorch",
+            signature=(
+                "(self, messages: list[dict], chat_template, tokenizer, tools: list[object] | None = None, "
+                "chat_template_kwargs: dict | None = None) -> list[dict]"
+            ),
+            replace=prompts.wrap_for_pytorch,
+            why="it tokenizes a prompt with pictures on the event loop",
+        ),
+        Hook(
+            target="lmdeploy.serve.openai.endpoints.auxiliary:register",
+            signature="(router: 'APIRouter', server_context) -> 'None'",
+            replace=token_routes.auxiliary_register,
+            why="its endpoints tokenize on the event loop",
+        ),
+        Hook(
+            target="lmdeploy.serve.anthropic.endpoints.messages_count_tokens:register",
+            signature="(router: 'APIRouter', server_context, *, merge_inline_system: 'bool' = False) -> 'None'",
+            replace=token_routes.count_tokens_register,
+            why="its endpoint tokenizes on the event loop",
         ),
     ]
 

@@ -44,6 +44,7 @@ class Prompts:
         self._tokenizer = tokenizer
         threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kvgate-prompts")
+        self._alone = ThreadPoolExecutor(1, thread_name_prefix="kvgate-texts")
         self._encode: Future[Encode] = self._threads.submit(encode_of, tokenizer, self.memory)
 
     async def make(self, processor: Any, make: Callable[[Any], Coroutine[Any, Any, Any]], *, salt: str) -> Any:
@@ -55,11 +56,16 @@ class Prompts:
         tokenizer.model = _Remembering(self._tokenizer.model, partial(self._encode.result(), salt))
         like = copy.copy(processor)
         like.tokenizer = tokenizer
-        return _run(make(like))
+        return run_to_its_end(make(like))
+
+    async def alone(self, work: Callable[[], Any]) -> Any:
+        """Return what ``work`` returns, which uses LMDeploy's own tokenizer: one at a time, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._alone, work)
 
     def close(self) -> None:
         """End the threads once they have no more to do."""
         self._threads.shutdown()
+        self._alone.shutdown()
 
 
 class _Remembering:
@@ -127,7 +133,7 @@ def _unpacked(packed: bytes) -> list[int]:
     return ids.tolist()
 
 
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def run_to_its_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine that waits for nothing to its end, without a loop."""
     try:
         waiting_for = coroutine.send(None)
@@ -135,6 +141,12 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return end.value
     coroutine.close()
     raise RuntimeError(f"rendering a prompt waits for {waiting_for!r}, which a thread without a loop can't")
+
+
+def prompts_of(processor: Any) -> Prompts:
+    """Return what tokenizes for LMDeploy's ``MultimodalProcessor``."""
+    prompts: Prompts = getattr(processor, _PROMPTS)
+    return prompts
 
 
 # What takes the place of LMDeploy's symbols (the tables are in hooks/).
@@ -154,10 +166,27 @@ def get_text_prompt_input(original: Callable[..., Any]) -> Callable[..., Any]:
     """``MultimodalProcessor._get_text_prompt_input``, in the api_server: not on its loop."""
 
     async def _get_text_prompt_input(self: Any, *args: Any, **kwargs: Any) -> Any:
-        prompts: Prompts = getattr(self, _PROMPTS)
-        return await prompts.make(self, lambda like: original(like, *args, **kwargs), salt=SALT.current)
+        return await prompts_of(self).make(self, lambda like: original(like, *args, **kwargs), salt=SALT.current)
 
     return _get_text_prompt_input
 
 
-__all__ = ["Prompts", "encode_of", "get_text_prompt_input", "processor_init"]
+def wrap_for_pytorch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``ImageEncoder.wrap_for_pytorch``, in the api_server: prompts with pictures, too, are tokenized in a thread."""
+
+    async def wrap_for_pytorch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.executor, lambda: run_to_its_end(original(self, *args, **kwargs)))
+
+    return wrap_for_pytorch
+
+
+__all__ = [
+    "Prompts",
+    "encode_of",
+    "get_text_prompt_input",
+    "processor_init",
+    "prompts_of",
+    "run_to_its_end",
+    "wrap_for_pytorch",
+]

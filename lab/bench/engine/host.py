@@ -1,9 +1,10 @@
 """What a request costs the host of an LMDeploy instance: as LMDeploy does it, and as kvgate's hooks do.
 
-Three things that all streams wait for are timed, each with LMDeploy's own code and with what takes its place:
+Four things that all streams wait for are timed, each with LMDeploy's own code and with what takes its place:
 
 - How long a chat of ``prompt_tokens`` holds the api_server's event loop while it is rendered and tokenized: its first
   request, and one more turn on it. A task that is due every millisecond sees how late it is.
+- How long ``/v1/encode`` of a text of as many tokens holds it.
 - An answer's text after such a prompt: its first token, and each of the rest.
 - How long after a step the last of ``streams`` senders in the engine process has its token, one step right after the
   other.
@@ -18,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 _WORDS: Final = (__doc__ or "").split()
@@ -61,6 +63,8 @@ def measure(plan: HostPlan, say: Callable[[str], None]) -> list[Figure]:
     figures = []
     say("prompts on the api_server's event loop")
     figures += asyncio.run(_prompts(processor, plan))
+    say("a text that is encoded alone")
+    figures.append(asyncio.run(_encoded(processor, plan)))
     say("tokens to text")
     figures += _texts(processor.tokenizer, plan)
     say("tokens of a step to their streams")
@@ -108,6 +112,43 @@ async def _prompts(processor: Any, plan: HostPlan) -> list[Figure]:
         Figure(name="tokenize_first_request", unit="ms", stock=took["stock"], ours=took["ours"]),
         Figure(name="tokenize_later_turn", unit="ms", stock=took["stock turn"], ours=took["ours turn"]),
     ]
+
+
+async def _encoded(processor: Any, plan: HostPlan) -> Figure:
+    """How long LMDeploy's ``/v1/encode`` and ours hold the loop; the answer's JSON is not in LMDeploy's figure."""
+    from fastapi import APIRouter
+    from fastapi.routing import APIRoute
+    from lmdeploy.serve.openai.endpoints import auxiliary
+    from lmdeploy.serve.openai.protocol import EncodeRequest
+
+    from engines.lmdeploy.http.prompts import processor_init, prompts_of
+    from engines.lmdeploy.http.token_routes import auxiliary_register
+
+    like = object.__new__(type(processor))
+    processor_init(type(processor).__init__)(like, processor.tokenizer, processor.chat_template)
+    engine = SimpleNamespace(
+        tokenizer=processor.tokenizer, chat_template=processor.chat_template, prompt_processor=like
+    )
+    chooser = random.Random(3)  # noqa: S311
+    words = plan.prompt_tokens * _MESSAGE_WORDS // len(processor.tokenizer.encode(_text(chooser, _MESSAGE_WORDS)))
+    held: dict[str, float] = {}
+    try:
+        for name, register in (
+            ("stock", auxiliary.register),
+            ("ours", auxiliary_register(auxiliary.register)),
+        ):
+            router = APIRouter()
+            register(router, SimpleNamespace(async_engine=engine))
+            routes = {route.path: route.endpoint for route in router.routes if isinstance(route, APIRoute)}
+            encode = routes["/v1/encode"]
+            seen = []
+            for _ in range(plan.repeats):
+                asked = EncodeRequest(input=_text(chooser, words))
+                seen.append((await _hold(lambda: encode(request=asked)))[0])  # noqa: B023 - called at once
+            held[name] = statistics.median(seen) * 1e3
+    finally:
+        prompts_of(like).close()
+    return Figure(name="loop_hold_encode", unit="ms", stock=held["stock"], ours=held["ours"])
 
 
 async def _hold(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:

@@ -52,6 +52,7 @@ def test_host_prints_each_figure_as_lmdeploy_and_as_kvgate_do_it(tiny: Path) -> 
         "loop hold later turn",
         "tokenize first request",
         "tokenize later turn",
+        "loop hold encode",
         "first text",
         "text of a token",
         "last of streams",

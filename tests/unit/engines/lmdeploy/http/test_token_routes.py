@@ -1,0 +1,145 @@
+"""Routes that count, encode or score a text answer as LMDeploy's own do, and tokenize beside the event loop."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, FastAPI
+from starlette.testclient import TestClient
+
+from engines.lmdeploy.hooks import prompt_hooks
+from engines.lmdeploy.patching import install
+from tests.support.tokenizer_kinds import byte_level
+
+TEXT = "the quick brown fox 😀 jumps over the lazy dog\n" * 20
+MESSAGES = [
+    {"role": "user", "content": TEXT},
+    {"role": "assistant", "content": "No."},
+    {"role": "user", "content": "?"},
+]
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/encode", {"input": TEXT}),
+    ("/v1/encode", {"input": [TEXT, "a", ""], "add_bos": False}),
+    ("/v1/encode", {"input": TEXT, "do_preprocess": True}),
+    ("/v1/encode", {"input": 5}),
+    ("/pooling", {"model": "m", "input": TEXT}),
+    ("/pooling", {"model": "m", "input": [TEXT, "a"]}),
+    ("/pooling", {"model": "m", "input": [[1, 2], [3]]}),
+    ("/pooling", {"model": "m", "input": []}),
+    ("/get_ppl", {"input": TEXT}),
+    ("/get_ppl", {"input": [1, 2, 3]}),
+    ("/get_ppl", {"input": ""}),
+    ("/v1/messages/count_tokens", {"model": "m", "messages": MESSAGES, "system": "Be brief."}),
+    ("/v1/messages/count_tokens", {"model": "other", "messages": MESSAGES}),
+]
+
+
+class Engine:
+    """What the routes use of LMDeploy's ``AsyncEngine``; its answers tell the tokens that it got."""
+
+    model_name = "m"
+
+    def __init__(self, folder: Path) -> None:
+        from lmdeploy.model import get_chat_template
+        from lmdeploy.serve.processors.multimodal import MultimodalProcessor
+        from lmdeploy.tokenizer import Tokenizer
+
+        self.chat_template = get_chat_template(str(folder), None)
+        self.tokenizer = Tokenizer(str(folder))
+        self.prompt_processor = MultimodalProcessor(self.tokenizer, self.chat_template)
+        self.encoded_on: set[str] = set()
+        encode = self.tokenizer.encode
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.encoded_on.add(threading.current_thread().name)
+            return encode(*args, **kwargs)
+
+        self.tokenizer.encode = watched
+
+    async def async_get_reward_score(self, input_ids: list[list[int]]) -> list[list[float]]:
+        return [[float(token) for token in tokens] for tokens in input_ids]
+
+    async def async_get_ppl(self, input_ids: list[int]) -> float:
+        return float(sum(input_ids))
+
+
+def client(engine: Engine) -> TestClient:
+    from lmdeploy.serve.anthropic.endpoints import messages_count_tokens
+    from lmdeploy.serve.openai.endpoints import auxiliary
+
+    router, context = APIRouter(), SimpleNamespace(async_engine=engine, engine_config=SimpleNamespace())
+    auxiliary.register(router, context)
+    messages_count_tokens.register(router, context, merge_inline_system=True)
+    app = FastAPI()
+    app.include_router(router)
+    return TestClient(app)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_level(tmp_path_factory.mktemp("tokenizers") / "byte-level")
+
+
+@pytest.fixture(scope="module")
+def stock(folder: Path) -> Iterator[tuple[TestClient, Engine]]:
+    engine = Engine(folder)
+    with client(engine) as asked:
+        yield asked, engine
+
+
+@pytest.fixture(scope="module")
+def hooked(folder: Path) -> Iterator[tuple[TestClient, Engine]]:
+    undo = install(prompt_hooks())
+    engine = Engine(folder)
+    made = client(engine)
+    undo()
+    with made as asked:
+        yield asked, engine
+    engine.prompt_processor.kvgate_prompts.close()
+
+
+@pytest.mark.parametrize(("path", "body"), REQUESTS, ids=lambda each: each if isinstance(each, str) else "")
+def test_every_answer_is_lmdeploys_and_no_text_is_tokenized_on_the_loop(
+    stock: tuple[TestClient, Engine], hooked: tuple[TestClient, Engine], path: str, body: dict[str, Any]
+) -> None:
+    def without_id(answer: Any) -> Any:
+        found = answer.json()
+        return {key: value for key, value in found.items() if key not in {"id", "created"}}
+
+    theirs, ours = (asked.post(path, json=body, headers=ANTHROPIC) for asked, _ in (stock, hooked))
+    assert ours.status_code == theirs.status_code
+    assert without_id(ours) == without_id(theirs)
+    assert ours.headers["content-type"] == theirs.headers["content-type"]
+    assert all(name.startswith("kvgate-texts") for name in hooked[1].encoded_on)
+    assert not any(name.startswith("kvgate-texts") for name in stock[1].encoded_on)
+
+
+async def test_a_prompt_with_pictures_is_tokenized_in_a_thread() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from lmdeploy.vl.engine import ImageEncoder
+
+    seen: list[str] = []
+
+    class Model:
+        def has_input_ids(self, _messages: object) -> bool:
+            return False
+
+        def to_pytorch(self, messages: list[dict[str, Any]], *_: object, **__: object) -> list[dict[str, Any]]:
+            seen.append(threading.current_thread().name)
+            return [{"prompt": messages[0]["content"]}]
+
+    encoder = object.__new__(ImageEncoder)
+    encoder.model = Model()
+    undo = install([hook for hook in prompt_hooks() if "ImageEncoder" in hook.target])
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="pictures") as encoder.executor:
+            found = await encoder.wrap_for_pytorch([{"content": "a picture"}], None, None)
+    finally:
+        undo()
+    assert found == [{"prompt": "a picture"}]
+    assert seen == ["pictures_0"]
