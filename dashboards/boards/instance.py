@@ -317,9 +317,11 @@ _STEPS: Final = Row(
         ),
         lines(
             "Why a step was chosen",
-            "Reasons of the pace: owed (decode steps due after prompts), chunk, prompt, no_prompt, nobody_answers, no_room.",
+            "Reasons of the pace: owed (decode steps due after prompts), chunk, prompt, no_prompt, nobody_answers, "
+            "no_room. Shorter prompts that overtook a longer one between its chunks.",
             Shown.PER_SECOND,
             query(rate("kvgate_engine_paced_steps_total", "reason", where=_ONE), "{{reason}}"),
+            query(rate("kvgate_engine_overtaking_prompts_total", "outcome", where=_ONE), "shorter prompt: {{outcome}}"),
             query(rate("kvgate_engine_pace_errors_total", where=_ONE), "failures of the pace"),
         ),
         lines(
