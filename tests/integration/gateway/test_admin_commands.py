@@ -102,18 +102,18 @@ async def test_a_preset_of_ones_own_begins_as_a_copy(person: Person, tmp_path: P
     assert "max_batch_size: 7" in (await person.types("presets", "show", "ours"))[1]
     code, said = await person.types("presets", "put", "long-context-32k", str(file))
     assert code == 1
-    assert "comes along" in said
+    assert "is shipped and can't be changed" in said
     assert (await person.types("presets", "remove", "ours"))[0] == 0
     file.write_text("- no preset")
-    assert "is no preset" in (await person.types("presets", "put", "ours", str(file)))[1]
+    assert "the file contains no preset" in (await person.types("presets", "put", "ours", str(file)))[1]
 
 
 async def test_what_is_refused_is_a_message(person: Person, tmp_path: Path) -> None:
     for arguments, options, part in (
-        (("quotas", "set", "acme"), (), "nothing to change"),
+        (("quotas", "set", "acme"), (), "no option sets a value"),
         (("quotas", "set", "acme", "--kv", "DDR"), (), "TIER=GUARANTEED:BURST"),
         (("quotas", "show", "nobody"), (), "no quota of its own"),
-        (("prefixes", "pin", MODEL), (), "give one of --prompt, --messages and --block"),
+        (("prefixes", "pin", MODEL), (), "pass exactly one of --prompt, --messages and --block"),
         (("prefixes", "unpin", "nothing"), (), "unknown pin"),
         (("tenants", "list"), ("--admin-key", "wrong"), "not the admin key"),
         (("tenants", "list"), ("--url", "http://127.0.0.1:1"), "no gateway answers"),
