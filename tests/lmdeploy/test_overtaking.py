@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engines.lmdeploy.schedule.pacing import Pacer, pacer_of
-from engines.lmdeploy.schedule.urgency import URGENCY, Urgency
+from engines.lmdeploy.schedule.urgency import CARRIED_URGENCY, Urgency
 from kvcontrol.core.priority import Priority
 from kvcontrol.scheduler_ir.pacing import make_pace
 from tests.support.disturbed_engine import DisturbedEngine, Ended
@@ -195,7 +195,7 @@ def test_a_more_important_prompt_is_not_overtaken(start: Start, answers: Callabl
         session = engine._next_session
         long = await line.ask_in_chunks("long", LONG)
         (seq,) = engine.scheduler.sessions[session].sequences.values()
-        URGENCY.carry(seq.sampling_param, Urgency(priority=Priority.HIGH))
+        CARRIED_URGENCY.carry(seq.sampling_param, Urgency(priority=Priority.HIGH))
         return await asyncio.gather(long, line.ask("shorter", SHORTER))
 
     assert [each.tokens for each in engine.do(story)] == [answers(LONG), answers(SHORTER)]

@@ -208,7 +208,7 @@ def test_series_of_several_workers_are_told_apart() -> None:
         "# TYPE b gauge",
         'b{worker="0"} 2.0',
         'b{worker="1"} 3.0',
-        "# HELP kvgate_worker_up 1 for a worker that answered this scrape.",
+        "# HELP kvgate_worker_up 1 for each worker process that answered this scrape.",
         "# TYPE kvgate_worker_up gauge",
         'kvgate_worker_up{worker="0"} 1',
         'kvgate_worker_up{worker="1"} 1',

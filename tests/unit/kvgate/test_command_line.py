@@ -68,8 +68,7 @@ def test_a_report_that_can_not_be_printed_is_said_in_one_line(tmp_path: Path, fo
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    said = typed("--version")
-    assert (said.code, said.out) == (0, f"kvgate {importlib.metadata.version('kvgate')}\n")
+    assert in_a_process("--version") == f"kvgate {importlib.metadata.version('kvgate')}\n"
 
 
 @pytest.mark.parametrize("command", [[], ["up"], ["admin", "tenants"], ["bench", "prefix"]])
