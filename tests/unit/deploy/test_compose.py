@@ -5,7 +5,6 @@ import json
 import os
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import typer.main
 import yaml
 
+import kvgate
 from dashboards.alerting import WEBHOOK
 from engines.lmdeploy.settings import EngineSettings
 from gateway.settings import Settings, setting_fields
@@ -51,7 +51,7 @@ def test_every_service_is_pinned_without_privileges_and_comes_back(name: str) ->
 
 @pytest.mark.parametrize("name", sorted(OURS))
 def test_our_own_images_carry_the_version_of_the_project(name: str) -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = kvgate.__version__
     image, _, tag = SERVICES[name]["image"].partition(":")
     assert tag.startswith(f"${{KVGATE_VERSION:-{version}}}")
     built = {"kvgate-gateway": {version}, "kvgate-engine": {f"{version}-cpu", f"{version}-gpu"}}

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+import kvgate
 from dashboards.alerting import WEBHOOK
 from gateway.settings import setting_fields
 from gateway.settings.fleet import KubernetesSettings
@@ -100,7 +100,7 @@ def test_grafana_is_given_data_source_dashboards_and_alerts_and_the_variable_tha
 
 
 def test_every_image_is_pinned_and_our_own_carry_the_version_of_the_project() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = kvgate.__version__
     tags: dict[str, str] = {}
     for folder in (*COMPONENTS, BASE):
         for each in yaml.safe_load((folder / "kustomization.yaml").read_text()).get("images", ()):
