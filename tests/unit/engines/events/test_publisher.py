@@ -19,6 +19,8 @@ from kvcontrol.core.ids import BlockHash, Seq
 from kvcontrol.core.wire import END_OF_REPLAY, decode_batch, decode_seq, encode_seq
 
 WITHIN_MS = 20_000
+_MARKER = 1 << 40
+"""A block whose removal is the last event before a test's own."""
 ANY = "tcp://127.0.0.1:*"
 
 
@@ -153,15 +155,19 @@ class Client:
 
 
 def subscribed(client: Client, publisher: EventPublisher) -> None:
-    """Publish until the first live message arrives: a SUB socket's subscription takes a moment to reach the PUB."""
+    """Publish until a live message arrives (a subscription takes a moment to reach the PUB); read all of it."""
     deadline = time.monotonic() + WITHIN_MS / 1000
     while not client.sub.poll(20):
         assert time.monotonic() < deadline, "the subscription never took effect"
         publisher.log.stored(name(0), parent=None)
-    while client.sub.poll(100):
+    publisher.log.removed(name(_MARKER))
+    while True:
         client.last, payload = client.receive()
         client.held = {name(0)}
-        assert decode_batch(payload).batch.events
+        events = decode_batch(payload).batch.events
+        assert events
+        if any(isinstance(event, BlockRemoved) and name(_MARKER) in event.block_hashes for event in events):
+            return
 
 
 def ask(control: zmq.Socket[bytes], operation: bytes) -> list[object]:
