@@ -4,12 +4,13 @@
 """
 
 import math
+from collections.abc import Mapping
 
 from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import BenefitStats, OffloadStats, PathStats, PredictionStats, TierStats
 from kvcontrol.core.tier_control import QuotaBody, Quotas, TenantUsageBody
-from kvcontrol.kv_runtime import HierarchyManager, Loss
+from kvcontrol.kv_runtime import HierarchyManager, Loss, TenantQuota
 
 
 def tier_stats(hierarchy: HierarchyManager, *, unit_bytes: int = 1) -> dict[CacheTier, TierStats]:
@@ -89,19 +90,21 @@ def offload_stats(  # noqa: PLR0913 - what only the engine's own side knows, by 
     )
 
 
-def quotas(hierarchy: HierarchyManager, *, unit_bytes: int = 1) -> Quotas:
-    """Return every tenant's use and quota in every tier; any thread."""
+def quotas(
+    hierarchy: HierarchyManager,
+    *,
+    unit_bytes: int = 1,
+    exact: Mapping[tuple[str, CacheTier], QuotaBody] | None = None,
+) -> Quotas:
+    """Return every tenant's use and quota in every tier; any thread. ``exact`` are quotas as they were set."""
+    known = exact or {}
     return Quotas(
         tiers={
             tier: {
                 tenant: TenantUsageBody(
                     used_blocks=usage.used_blocks,
                     used_bytes=usage.used_bytes * unit_bytes,
-                    quota=QuotaBody(
-                        guaranteed_bytes=usage.quota.guaranteed_bytes * unit_bytes,
-                        burst_bytes=times(usage.quota.burst_bytes, unit_bytes),
-                        weight=usage.quota.weight,
-                    ),
+                    quota=known.get((tenant, tier)) or _quota_body(usage.quota, unit_bytes),
                     over_burst_blocks=usage.over_burst_blocks,
                     changed=usage.changed,
                 )
@@ -109,6 +112,14 @@ def quotas(hierarchy: HierarchyManager, *, unit_bytes: int = 1) -> Quotas:
             }
             for tier, stats in hierarchy.stats().tiers.items()
         }
+    )
+
+
+def _quota_body(quota: TenantQuota, unit_bytes: int) -> QuotaBody:
+    return QuotaBody(
+        guaranteed_bytes=quota.guaranteed_bytes * unit_bytes,
+        burst_bytes=times(quota.burst_bytes, unit_bytes),
+        weight=quota.weight,
     )
 
 

@@ -65,6 +65,8 @@ class TierControl:
         self._forget_all = reset
         self._remedy = remedy
         self._unit_bytes = unit_bytes
+        self._asked: dict[tuple[str, CacheTier], QuotaBody] = {}
+        """Quotas as they were set, before they were rounded to the runtime's unit."""
 
     def table(self) -> dict[bytes, Operation]:
         """Return the operations by name."""
@@ -97,7 +99,13 @@ class TierControl:
         return msgspec.json.encode(self._between_steps(migrate))
 
     def _quotas(self, _: bytes) -> bytes:
-        return msgspec.json.encode(quotas(self._hierarchy(), unit_bytes=self._unit_bytes))
+        hierarchy = self._hierarchy()
+        exact = {
+            key: body
+            for key, body in self._asked.copy().items()
+            if hierarchy.quotas.get(*key) == quota_of(body, self._unit_bytes)
+        }
+        return msgspec.json.encode(quotas(hierarchy, unit_bytes=self._unit_bytes, exact=exact))
 
     def _set_quota(self, body: bytes) -> bytes:
         change = parsed(body, QuotaChange, _ALLOWED)
@@ -107,6 +115,10 @@ class TierControl:
             self._between_steps(lambda: hierarchy.quotas.set(change.tenant, change.tier, quota))
         except QuotaError as error:
             raise RefusedError(str(error)) from error
+        if change.quota is None:
+            self._asked.pop((change.tenant, change.tier), None)
+        else:
+            self._asked[change.tenant, change.tier] = change.quota
         return self._quotas(b"")
 
     def _reset(self, _: bytes) -> bytes:

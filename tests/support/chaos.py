@@ -224,9 +224,13 @@ class Deployment:
                 budgets.append(await self._guarantees(self.servers[name]))
             wanted = [each["guaranteed_bytes"] for each in quota["kv"].values()]
             as_stored = status == 404 or policies == {said["name"]}
+            self.differs = f"stored policy {said}, quota {wanted}; engines run {policies} and keep {budgets}"
             return len(policies) == 1 and as_stored and budgets == [wanted] * len(ENGINES)
 
-        await eventually(same, HEALED_S)
+        try:
+            await eventually(same, HEALED_S)
+        except TimeoutError:
+            raise AssertionError(f"no one fleet: {self.differs}") from None
 
     async def _policy(self, engine: Server) -> str:
         async with self._session.get(url_of(engine) + POLICY_PATH) as answer:
