@@ -70,7 +70,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, why: str) -> None:
 
 
 def test_an_unknown_name_is_answered_with_those_there_are() -> None:
-    with pytest.raises(ScenarioError, match=r"no scenario 'chatt': there are agent, batch, .*smoke"):
+    with pytest.raises(ScenarioError, match=r"unknown scenario 'chatt'; known: agent, batch, .*smoke"):
         read_scenario("chatt")
 
 
