@@ -1,5 +1,6 @@
 """Talks to a gateway's ``/admin/v1``; what goes wrong becomes a ``CommandError`` with the gateway's own words."""
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -36,11 +37,13 @@ class AdminClient:
             raise CommandError(f"--url {url} is not a gateway's address", "write for example http://127.0.0.1:8000")
         self._base = url.rstrip("/") + "/admin/v1"
         self._key = key
+        is_tls = parts.scheme == "https"  # to load certificates takes some 30 ms: once, and only where they are used
+        self._tls = ssl.create_default_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     def call(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Said:
         """Return a success; raises ``CommandError`` for anything else."""
         try:
-            with httpx2.Client(trust_env=False, timeout=_LIMIT_S) as client:
+            with httpx2.Client(verify=self._tls, trust_env=False, timeout=_LIMIT_S) as client:
                 answer = client.request(
                     method,
                     self._base + path,

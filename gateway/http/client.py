@@ -6,6 +6,7 @@ Requests of clients go through ``gateway.upstream``, whose connections cost a te
 import ssl
 from collections.abc import Iterable, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
+from pathlib import Path
 from typing import Any, Final
 
 import httpcore2
@@ -27,18 +28,24 @@ FETCH_ERRORS: Final = (httpx2.HTTPError, AnswerTooLargeError, OSError)
 
 
 def make_client(
-    *, connect_s: float, resolver: Resolver | None = None, headers: Mapping[str, str] | None = None
+    *,
+    connect_s: float,
+    resolver: Resolver | None = None,
+    unix_socket: Path | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> httpx2.AsyncClient:
     """Return a client without a limit on connections or total time; close it at the end.
 
-    ``resolver`` looks up the host of each new connection instead of the system; ``headers`` go with every request.
-    Cookies, redirects and the environment's proxies are ignored.
+    ``resolver`` looks up the host of each new connection instead of the system. With ``unix_socket`` every request goes
+    there, without TLS. ``headers`` go with every request. Cookies, redirects and the environment's proxies are ignored.
     """
-    transport = (
-        httpx2.AsyncHTTPTransport(trust_env=False, limits=_LIMITS)
-        if resolver is None
-        else _ResolvingTransport(resolver)
-    )
+    if unix_socket is not None:
+        unused = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # to load certificates would take some 50 ms
+        transport = httpx2.AsyncHTTPTransport(uds=str(unix_socket), verify=unused, trust_env=False, limits=_LIMITS)
+    elif resolver is None:
+        transport = httpx2.AsyncHTTPTransport(trust_env=False, limits=_LIMITS)
+    else:
+        transport = _ResolvingTransport(resolver)
     return httpx2.AsyncClient(
         transport=transport,
         trust_env=False,

@@ -13,9 +13,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-import httpx2
-
-from gateway.http.client import FETCH_ERRORS, fetch
+from gateway.http.client import FETCH_ERRORS, fetch, make_client
 from kvcontrol.series import gateway as catalogue
 
 OWN_QUERY: Final = "worker=own"
@@ -54,10 +52,10 @@ class Siblings:
         return merged({number: texts[number] for number in sorted(texts)}).encode()
 
     async def _ask(self, number: int, headers: Mapping[str, str]) -> str | None:
-        transport = httpx2.AsyncHTTPTransport(uds=str(socket_path(self._folder, number)), trust_env=False)
+        socket = socket_path(self._folder, number)
         url = f"http://localhost/metrics?{OWN_QUERY}"
         try:
-            async with asyncio.timeout(_LIMIT_S), httpx2.AsyncClient(transport=transport, timeout=None) as client:
+            async with asyncio.timeout(_LIMIT_S), make_client(connect_s=_LIMIT_S, unix_socket=socket) as client:
                 status, body = await fetch(client, "GET", url, limit_bytes=_MAX_BYTES, headers=headers)
         except (*FETCH_ERRORS, TimeoutError):
             return None

@@ -212,8 +212,10 @@ class Deployment:
 
     async def one_fleet(self) -> None:
         """Wait until all engines run the policy and keep the KV budgets that are stored."""
+        differs = ""
 
         async def same() -> bool:
+            nonlocal differs
             status, said = await self.admin("GET", "/policies/eviction")
             _, quota = await self.admin("GET", "/quotas/acme")
             if not isinstance(said, dict) or not isinstance(quota, dict):
@@ -224,13 +226,13 @@ class Deployment:
                 budgets.append(await self._guarantees(self.servers[name]))
             wanted = [each["guaranteed_bytes"] for each in quota["kv"].values()]
             as_stored = status == 404 or policies == {said["name"]}
-            self.differs = f"stored policy {said}, quota {wanted}; engines run {policies} and keep {budgets}"
+            differs = f"stored policy {said}, quota {wanted}; engines run {policies} and keep {budgets}"
             return len(policies) == 1 and as_stored and budgets == [wanted] * len(ENGINES)
 
         try:
             await eventually(same, HEALED_S)
         except TimeoutError:
-            raise AssertionError(f"no one fleet: {self.differs}") from None
+            raise AssertionError(f"no one fleet: {differs}") from None
 
     async def _policy(self, engine: Server) -> str:
         async with self._session.get(url_of(engine) + POLICY_PATH) as answer:
