@@ -87,10 +87,14 @@ def prepare(*, serving: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run LMDeploy's command line; raises ``LaunchError`` for what can be known to fail before the model is loaded."""
+    """Check the arguments, install the hooks and run LMDeploy's command line.
+
+    Raises ``LaunchError`` for what can be known to fail before LMDeploy is imported.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:2] == ["serve", "api_server"]:
         _check_server(arguments[2:])
+    prepare(serving=True)
     from lmdeploy.cli.entrypoint import run
 
     sys.argv = ["kvgate-engine", *arguments]
@@ -135,8 +139,8 @@ if __name__ in {"__main__", "__mp_main__"}:
     try:
         if __name__ == "__mp_main__":
             follow_parent()
-        prepare(serving=__name__ == "__main__")
-        if __name__ == "__main__":
+            prepare(serving=False)
+        else:
             main()
     except (LaunchError, SettingsError, IncompatibleEngineError, HookMismatchError) as refusal:
         sys.exit(f"kvgate engine: {refusal}")

@@ -15,11 +15,10 @@ from tests.support.transfer_faults import FaultPlan, install_faults
 
 FAULTS_VARIABLE = "TRANSFER_FAULTS"
 
-if __name__ in {"__main__", "__mp_main__"}:
-    if __name__ == "__mp_main__":
-        follow_parent()
-    launch.prepare(serving=__name__ == "__main__")
+if __name__ == "__mp_main__":
+    follow_parent()
+    launch.prepare(serving=False)
     agent.PROBE_EVERY_S = 0.0
     install_faults(FaultPlan(Path(os.environ[FAULTS_VARIABLE])))
-    if __name__ == "__main__":
-        launch.main()
+elif __name__ == "__main__":
+    launch.main()
