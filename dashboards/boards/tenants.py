@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from dashboards.panel import Board, Query, Row, Shown, lines, query, rate, stacked
+from dashboards.panel import Board, Proof, Query, Row, Shown, lines, query, quiet, rate, stacked
 
 _QUOTA: Final = "no tenant has a quota"
 _SHED: Final = 'outcome="shed"'
@@ -11,13 +11,16 @@ _PROMPT: Final = 'kind="prompt"'
 _TIERS: Final = "no tiers below HBM"
 
 
-def _named(series: str) -> tuple[Query, Query]:
-    """An engine's metrics by tenant name, or by digest where no gateway knows the name."""
+def _named(series: str, *, nameless: str = "") -> tuple[Query, Query]:
+    """An engine's metrics by tenant name, or by digest where no gateway knows the name; ``nameless`` says why behind
+    a gateway none is without a name.
+    """
     of_engine = f'sum by (tier, kv_tenant) (label_replace({series}, "kv_tenant", "$1", "tenant", "(.*)"))'
     names = "max by (kv_tenant, tenant) (kvgate_tenant_info)"
+    unnamed = f"{of_engine} unless on (kv_tenant) {names}", "{{kv_tenant}} {{tier}}"
     return (
         query(f"{of_engine} * on (kv_tenant) group_left (tenant) {names}", "{{tenant}} {{tier}}"),
-        query(f"{of_engine} unless on (kv_tenant) {names}", "{{kv_tenant}} {{tier}}"),
+        quiet(nameless, Proof.NONE, *unnamed) if nameless else query(*unnamed),
     )
 
 
@@ -118,7 +121,10 @@ _KV: Final = Row(
             "Burst",
             "Most bytes that a tenant may occupy; beyond them the tenant's own blocks are evicted.",
             Shown.BYTES,
-            *_named("kvgate_engine_tenant_burst_bytes"),
+            *_named(
+                "kvgate_engine_tenant_burst_bytes",
+                nameless="a gateway takes back the burst limits of tenants that its store does not have",
+            ),
             empty="no tenant has a burst limit",
         ),
         lines(

@@ -41,7 +41,6 @@ MOVES = {
 }
 """What every engine does while that goes on, and of how many kinds."""
 LIMITED = {"requests_per_min": 20, "tokens_per_min": 100_000}
-NOBODY = "0123456789abcdef"
 """A tenant that an engine was told of, and no gateway can name."""
 
 
@@ -280,8 +279,6 @@ def test_every_query_of_every_dashboard_and_every_rule_finds_data_in_a_real_prom
     key = {"authorization": "Bearer " + (Path(environment["KVGATE_STATE_DIR"]) / "admin.key").read_text().strip()}
     put(f"{stack.gateway}/admin/v1/quotas/umbra", LIMITED, **key)
     put(f"{stack.gateway}/admin/v1/policies/eviction", {"name": "adaptive"}, **key)
-    burst = {"tenant": NOBODY, "tier": "DDR", "quota": {"guaranteed_bytes": 0, "burst_bytes": MIB, "weight": 1}}
-    put(f"{stack.engines['engine-0']}/kv/v1/quotas", burst)
     targets = [
         Target("kvgate-gateway", address(stack.gateway), {"gateway": "g"}),
         *(Target("kvgate-engine", address(url), {"instance": name}) for name, url in stack.engines.items()),
