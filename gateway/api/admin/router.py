@@ -20,19 +20,25 @@ from gateway.state.shared_clock import SharedClock
 from gateway.state.stored import UnreadableDocumentError
 
 _FAILURES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorView, "description": description}
-    for status, description in {
-        400: "The request is wrong; the message says what is allowed.",
-        401: "No admin key, or another one.",
-        404: "There is no such thing.",
-        408: "The body did not arrive in time.",
-        409: "Somebody else changed it meanwhile.",
-        412: "If-Match or If-None-Match does not hold.",
-        413: "The body is too long.",
-        422: "The Idempotency-Key was used for another request.",
-        503: "The store, Redis or an instance can't be used now.",
-    }.items()
+    400: {"model": ErrorView, "description": "The request is wrong; the message says what is allowed."},
+    **{
+        status: {
+            "description": description,
+            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorView.__name__}"}}},
+        }
+        for status, description in {
+            401: "No admin key, or another one.",
+            404: "There is no such thing.",
+            408: "The body did not arrive in time.",
+            409: "Somebody else changed it meanwhile.",
+            412: "If-Match or If-None-Match does not hold.",
+            413: "The body is too long.",
+            422: "The Idempotency-Key was used for another request.",
+            503: "The store, Redis or an instance can't be used now.",
+        }.items()
+    },
 }
+"""One names the model, the others refer to it: FastAPI builds a serializer for each model of each route."""
 _KEY = HTTPBearer(auto_error=False, scheme_name="admin key", description="The admin key; AdminRoute checks it.")
 
 
