@@ -20,7 +20,7 @@ from kvgate.watchdog import signal_group
 
 TAIL_LINES = 20
 _TAIL_BYTES = 64 * 1024
-_GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "gate")
+GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "gate")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -72,7 +72,7 @@ class Child:
         try:
             with log.open("ab") as output:
                 process = await asyncio.create_subprocess_exec(
-                    *_GATE,
+                    *GATE,
                     *spec.command,
                     stdin=asyncio.subprocess.PIPE,
                     stdout=output,
@@ -153,4 +153,4 @@ def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
     return [line for line in lines if line][-count:]
 
 
-__all__ = ["Child", "ChildFailedError", "ChildSpec", "describe_exit", "last_lines"]
+__all__ = ["GATE", "Child", "ChildFailedError", "ChildSpec", "describe_exit", "last_lines"]

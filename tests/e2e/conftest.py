@@ -33,6 +33,6 @@ def stack(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     """``kvgate up --tiny``, ready, and the gateway's URL; shared by the tests that leave it as it is."""
     port = free_ports(1)[0]
     log = tmp_path_factory.mktemp("stack") / "up.log"
-    with running(["up", "--tiny", "--port", str(port)], log, environment) as up:
+    with running(["up", "--tiny", "--port", str(port)], log, environment, warm=3) as up:
         up.until_said("Ctrl-C stops everything")
         yield up, f"http://127.0.0.1:{port}"

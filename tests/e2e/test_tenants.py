@@ -48,7 +48,7 @@ def stack(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     folder = tmp_path_factory.mktemp("tenants")
     port = free_ports(1)[0]
     options = ["--instances", "1", "--ddr", "8MiB", "--state-dir", str(folder / "state"), "--port", str(port)]
-    with running(["up", "--tiny", "--device", "cpu", *options], folder / "up.log", environment) as up:
+    with running(["up", "--tiny", "--device", "cpu", *options], folder / "up.log", environment, warm=2) as up:
         up.until_said("Ctrl-C stops everything")
         found = re.search(r"engine-0 +(http://\S+)", up.said)
         assert found, up.said

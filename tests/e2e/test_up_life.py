@@ -70,7 +70,7 @@ def test_a_gateway_that_was_killed_with_requests_waiting_serves_the_first_that_c
     environment: dict[str, str], tmp_path: Path, times: int
 ) -> None:
     arguments = up_arguments()
-    with running(arguments, tmp_path / "up.log", environment) as up:
+    with running(arguments, tmp_path / "up.log", environment, warm=2 + times) as up:
         up.until_said("Ctrl-C stops everything")
         url = f"http://127.0.0.1:{arguments[arguments.index('--port') + 1]}"
         chat: dict[str, object] = {
@@ -93,7 +93,7 @@ def test_a_gateway_that_was_killed_with_requests_waiting_serves_the_first_that_c
 def test_a_killed_engine_starts_again_and_a_stop_signal_leaves_nothing_behind(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    with running(up_arguments(), tmp_path / "up.log", environment) as up:
+    with running(up_arguments(), tmp_path / "up.log", environment, warm=2) as up:
         up.until_said("Ctrl-C stops everything")
         engine = engine_of(up)
         before = up.family()
@@ -110,7 +110,7 @@ def test_a_killed_engine_starts_again_and_a_stop_signal_leaves_nothing_behind(
 
 
 def test_a_stop_signal_while_things_load_leaves_nothing_behind(environment: dict[str, str], tmp_path: Path) -> None:
-    with running(up_arguments(), tmp_path / "up.log", environment) as up:
+    with running(up_arguments(), tmp_path / "up.log", environment, warm=2) as up:
         engine_of(up)
         family = up.family()
         up.signal(signal.SIGINT)
@@ -120,7 +120,7 @@ def test_a_stop_signal_while_things_load_leaves_nothing_behind(environment: dict
 
 
 def test_a_killed_child_is_named_and_ends_all(environment: dict[str, str], tmp_path: Path) -> None:
-    with running(up_arguments(), tmp_path / "up.log", environment) as up:
+    with running(up_arguments(), tmp_path / "up.log", environment, warm=2) as up:
         engine = engine_of(up)
         family = up.family()
         kill_now(engine.pid)
@@ -133,7 +133,7 @@ def test_a_killed_child_is_named_and_ends_all(environment: dict[str, str], tmp_p
 
 
 def test_nothing_outlives_a_kvgate_up_that_is_killed(environment: dict[str, str], tmp_path: Path) -> None:
-    with running(up_arguments(), tmp_path / "up.log", environment) as up:
+    with running(up_arguments(), tmp_path / "up.log", environment, warm=2) as up:
         eventually(lambda: len(up.family()) >= 4, LIMIT_S, "itself, the watchdog, an engine and the gateway")
         family = up.family()
         kill_now(up.pid)

@@ -74,7 +74,7 @@ def stack(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     with running_collector() as collector:
         more = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "200"}
         more["KVGATE_ENGINE_PREFETCH_PROBABILITY"] = "0.5"
-        with running(command, folder / "up.log", environment | more) as up:
+        with running(command, folder / "up.log", environment | more, warm=3) as up:
             up.until_said("Ctrl-C stops everything")
             engines = dict(re.findall(rf"(engine-\d) +(http://\S+)   tiers: DDR {DDR // MIB} MiB", up.said))
             yield Stack(f"http://127.0.0.1:{port}", engines, up.said, folder, collector)

@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import httpx2
 import psutil
+
+from tests.support.warm_process import SPARE, Warm, WarmProcess
 
 START_LIMIT_S = 240.0
 STOP_LIMIT_S = 60.0
@@ -20,7 +23,7 @@ POLL_S = 0.1
 class Running:
     """One ``kvgate ...`` command in a session of its own, its output in ``log``."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | WarmProcess, log: Path) -> None:
         self.process = process
         self.log = log
 
@@ -48,7 +51,7 @@ class Running:
     def family(self) -> list[psutil.Process]:
         """It and all that it has started, directly or not."""
         me = psutil.Process(self.pid)
-        return [me, *me.children(recursive=True)]
+        return [me, *(each for each in me.children(recursive=True) if not _is_spare(each))]
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -57,18 +60,40 @@ class Running:
         return self.process.wait(limit_s)
 
 
+def _is_spare(process: psutil.Process) -> bool:
+    """Whether it is a fork that has no work yet, and that a fresh start would not have."""
+    try:
+        return SPARE in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def _fresh(arguments: Sequence[str], output: BinaryIO, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvgate", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+
+
 @contextmanager
-def running(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[Running]:
-    """Run ``python -m kvgate ARGUMENTS``; at the end nothing of it is left, whatever the test did."""
+def running(arguments: Sequence[str], log: Path, environment: Mapping[str, str], *, warm: int = 0) -> Iterator[Running]:
+    """Run ``python -m kvgate ARGUMENTS``; at the end nothing of it is left, whatever the test did.
+
+    It and the first ``warm`` that it starts have their libraries imported already; with 0 it is a fresh start.
+    """
+    variables = {**os.environ, **environment}
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvgate", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+        process: subprocess.Popen[bytes] | WarmProcess
+        if warm:
+            process = Warm.mine().start(
+                "kvgate", arguments, environment=variables, output=output, spares=warm, new_session=True
+            )
+        else:
+            process = _fresh(arguments, output, variables)
     started = Running(process, log)
     try:
         yield started

@@ -2,12 +2,14 @@
 
 An LMDeploy instance is two processes that each import torch and transformers for many seconds before anything of ours
 happens. ``start`` runs a module as ``python -m`` would, in a fork of a process that has imported those libraries and
-nothing of LMDeploy or kvgate; the process that ``multiprocessing`` then spawns for the engine is a fork of it as well.
-Everything else is as in a fresh process: environment, output, process tree, ends and signals. What a fresh start
-itself does is proven by the tests that ask for one.
+nothing of LMDeploy or kvgate. The process that ``multiprocessing`` then spawns for the engine is a fork as well, and so
+are the first ``python -m`` processes that a module starts, as many as it has spares.
+Everything else is as in a fresh process: environment, command line, output, process tree, ends and signals. What a
+fresh start itself does is proven by the tests that ask for one.
 """
 
 import atexit
+import ctypes
 import json
 import os
 import random
@@ -23,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from multiprocessing import util
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, ClassVar, Self
 
 LIBRARIES = (
     "torch",
@@ -51,9 +53,16 @@ LIBRARIES = (
 )
 """What every instance imports, wherever it comes from."""
 READY_WITHIN_S = 240.0
+SPARE = "spare"
+"""In the command line of a fork that waits for its work."""
 _MOST_BYTES = 1 << 20
+_ROOM = 1 << 13
+"""Bytes that a command line may take."""
 _ABOVE = 64
 """File descriptors are put aside here while they are moved to their places."""
+
+
+_NAME = __spec__.name if __spec__ else __name__
 
 
 class WarmProcess:
@@ -99,7 +108,8 @@ class Warm:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __spec__.name if __spec__ else __name__, str(theirs.fileno())],
+                [sys.executable, "-m", _NAME, str(theirs.fileno()), "-" * _ROOM],
+                stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             )
@@ -118,16 +128,28 @@ class Warm:
         self._link.close()  # it ends when nobody can ask any more
         self._process.wait(30)
 
-    def start(
-        self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str], output: BinaryIO
+    def start(  # noqa: PLR0913 - what a process is started with
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        output: BinaryIO,
+        spares: int = 0,
+        new_session: bool = False,
     ) -> WarmProcess:
-        """Run a module as the main one; its output and errors go to ``output``."""
+        """Run a module as the main one; its output and errors go to ``output``.
+
+        So many ``spares`` are forked for what it starts with ``python -m``; what it starts beyond them is fresh.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         order = {
             "module": module,
             "arguments": list(arguments),
             "environment": dict(environment),
             "folder": str(Path.cwd()),
+            "spares": spares,
+            "new_session": new_session,
         }
         with self._lock, theirs:
             _send(self._link, order, [output.fileno(), theirs.fileno()])
@@ -187,9 +209,23 @@ def _become(order: dict[str, Any]) -> None:
     """Be the process that was asked for, up to its end."""
     _settle(order["environment"])
     os.chdir(order["folder"])
+    if order["new_session"]:
+        os.setsid()
+    _entitle(sys.executable, "-m", order["module"], *order["arguments"])
     _fork_the_next_spawned()
+    if order["spares"]:
+        _fork_the_next_started(order["spares"])
     sys.argv = [order["module"], *order["arguments"]]
     runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+
+
+def _entitle(*words: str) -> None:
+    """Have ``ps`` and psutil show these words as this process's command line."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc(5)
+    text = b"".join(word.encode() + b"\0" for word in words)
+    assert len(text) < end - start, "the command line is longer than its room"
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 def _settle(environment: Mapping[str, str]) -> None:
@@ -201,22 +237,66 @@ def _settle(environment: Mapping[str, str]) -> None:
     np.random.seed()  # noqa: NPY002 - what libraries that ask for no generator of their own use
 
 
-def _fork_the_next_spawned() -> None:
-    """Fork what ``multiprocessing`` will spawn now, while nothing has happened here; it waits for its work."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        order, files = _receive(theirs)
-        if order is None:
-            os._exit(0)
+class _Spare:
+    """A fork of this process, made while nothing has happened in it, that waits for its work or for this one's end."""
+
+    _links: ClassVar[list[socket.socket]] = []
+
+    def __init__(self) -> None:
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if self.pid == 0:
+            for each in (self._link, *_Spare._links):
+                each.close()
+            _Spare._links.clear()
+            _wait_for_work(theirs)
+            sys.exit()
         theirs.close()
-        _put(files, order["files"])
+        _Spare._links.append(self._link)
+
+    def work(self, order: dict[str, Any], files: Sequence[int]) -> int:
+        """Let it begin, with these files; returns its process id when it leads the session that it shall have."""
+        _Spare._links.remove(self._link)
+        with self._link:
+            _send(self._link, order, files)
+            self._link.recv(64)
+        return self.pid
+
+
+def _wait_for_work(link: socket.socket) -> None:
+    _entitle(sys.executable, "-m", _NAME, SPARE)
+    order, files = _receive(link)
+    if order is None:
+        os._exit(0)
+    _put(files, order["places"])
+    if "code" in order:
+        link.close()
         _settle(order["environment"])
+        _entitle(sys.executable, *order["arguments"])
         sys.argv = ["-c", *order["arguments"]]
         exec(order["code"], {"__name__": "__main__"})  # noqa: S102 - multiprocessing's own words
-        sys.exit()
-    theirs.close()
+        return
+    if order["new_session"]:
+        os.setsid()
+    link.close()
+    if order["gated"]:
+        _wait_at_the_gate()
+    _become(order | {"new_session": False})
+
+
+def _wait_at_the_gate() -> None:
+    """Do what the shell does that a supervisor starts its children with."""
+    while (letter := os.read(0, 1)) != b"\n":
+        if not letter:
+            os._exit(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+def _fork_the_next_spawned() -> None:
+    """Fork what ``multiprocessing`` will spawn now, while nothing has happened here; it waits for its work."""
+    spare = _Spare()
     spawn = util.spawnv_passfds  # type: ignore[attr-defined]
 
     def spawnv_passfds(path: bytes, arguments: Sequence[str], passfds: Sequence[int]) -> int:
@@ -227,14 +307,43 @@ def _fork_the_next_spawned() -> None:
         order = {
             "code": arguments[place + 1],
             "arguments": list(arguments[place + 2 :]),
-            "files": list(passfds),
+            "places": list(passfds),
             "environment": dict(os.environ),
         }
-        with ours:
-            _send(ours, order, passfds)
-        return pid
+        return spare.work(order, passfds)
 
     util.spawnv_passfds = spawnv_passfds  # type: ignore[attr-defined]
+
+
+def _fork_the_next_started(count: int) -> None:
+    """Fork what ``subprocess`` will start with ``python -m``, behind a supervisor's gate or without one."""
+    spares = [_Spare() for _ in range(count)]
+    fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
+
+    def fork_exec_or_spare(arguments: Sequence[str | bytes], *more: Any) -> int:
+        from kvgate.child import GATE
+
+        words = [os.fsdecode(each) for each in arguments]
+        gated = tuple(words[: len(GATE)]) == GATE
+        program = words[len(GATE) :] if gated else words
+        if not spares or program[:2] != [sys.executable, "-m"]:
+            return int(fork_exec(arguments, *more))
+        _, _, _, folder, variables, stdin, _, _, stdout, _, stderr, _, _, _, new_session = more[:15]
+        standard = {place: file for place, file in enumerate((stdin, stdout, stderr)) if file != -1}
+        pairs = (os.fsdecode(each).partition("=") for each in variables or ())
+        order = {
+            "module": program[2],
+            "arguments": program[3:],
+            "environment": dict(os.environ) if variables is None else {name: value for name, _, value in pairs},
+            "folder": os.fsdecode(folder or Path.cwd()),
+            "spares": count if program[2] == "kvgate" else 0,  # a command that starts processes itself
+            "new_session": bool(new_session),
+            "gated": gated,
+            "places": list(standard),
+        }
+        return spares.pop(0).work(order, list(standard.values()))
+
+    subprocess._fork_exec = fork_exec_or_spare  # type: ignore[attr-defined]
 
 
 def _put(files: Sequence[int], places: Sequence[int]) -> None:
