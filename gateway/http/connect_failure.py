@@ -9,7 +9,7 @@ import httpx2
 
 
 def _cause_of(error: BaseException) -> OSError | None:
-    """Return the system's error below those of asyncio, anyio, httpcore2 and httpx2: the deepest with a number."""
+    """Return the system's error below those of asyncio, aiohappyeyeballs and httpx2: the deepest with a number."""
     found: OSError | None = None
     at: BaseException | None = error
     while at is not None:
@@ -27,7 +27,7 @@ def is_own_fault(error: Exception) -> bool:
 
 
 def connect_failure_reason(error: Exception) -> str:
-    """Return why there is no connection, as the system calls it: "Connection refused". The texts of asyncio and anyio
+    """Return why there is no connection, as the system calls it: "Connection refused". The texts of asyncio
     have the address in them.
     """
     cause = _cause_of(error)

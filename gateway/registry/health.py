@@ -1,16 +1,19 @@
-"""One loop for each instance: is it there, what does it serve, how is its cache.
+"""One loop for each instance: it asks whether the instance is well, what it serves and how its cache is.
 
-A check asks ``/health`` (a 404 there is an engine that has none: the model list decides), ``/v1/models`` and
-``/kv/v1/stats``. An engine without ``/kv/v1`` is healthy all the same and is routed by what it was sent. One that used
-to report and no longer does has failed the check: its HTTP server answers for an engine process that is stuck, long
-before ``/health`` says so. A busy one misses a check now and then; its last report stands until it missed several in a
-row, and one that began to answer a request while it kept a check waiting has missed none. Nor has one whose check took
-long because this process was late itself.
+Each check asks for ``/health`` (a 404 there is an engine that has none: the model list decides) and ``/kv/v1/stats``,
+and every 15 s for ``/v1/models``. An engine without ``/kv/v1`` is healthy all the same and is routed by what it was
+sent; it is asked for its stats again every 15 s. An engine that used to report and no longer does has failed the check:
+its HTTP server answers for an engine process that is stuck, long before ``/health`` says so.
+
+A busy instance misses a check now and then; its last report stands until it missed several in a row. An instance that
+began to answer a request while it kept a check waiting has missed none. Nor has one whose check took long because this
+process was late itself.
 """
 
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
+from math import inf
 from typing import Any
 
 import httpx2
@@ -27,7 +30,9 @@ from kvcontrol.core.control import STATS_PATH, InstanceStats
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.ids import InstanceId
 
-_MODELS_EVERY_S = 15.0
+_SELDOM_S = 15.0
+"""Pause between two looks at what seldom changes: the models, and that an engine has no ``/kv/v1``."""
+_NO_KV = "healthy; it serves no /kv/v1, so it is routed by what it was sent"
 _MAX_ANSWER_BYTES = 4 << 20
 _LEAST_PAUSE_SHARE = 0.1
 _MOST_OWN_SHARE = 0.5
@@ -84,6 +89,7 @@ class HealthLoop:
         self._kv = False
         self._models: tuple[Model, ...] = ()
         self._models_read_s = 0.0
+        self._without_kv_s = -inf
 
     async def run(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -126,14 +132,12 @@ class HealthLoop:
             raise _CheckFailedError(f"/health answered {status}")
         before = self._registry.get(self._instance)
         now_s = asyncio.get_running_loop().time()
-        if (
-            status == HTTPStatus.NOT_FOUND
-            or before.state is not InstanceState.HEALTHY
-            or now_s - self._models_read_s > _MODELS_EVERY_S
-        ):
+        settled = before.state is InstanceState.HEALTHY
+        if not settled or status == HTTPStatus.NOT_FOUND or now_s - self._models_read_s > _SELDOM_S:
             self._models = await self._list_models()
             self._models_read_s = now_s
-        stats, problem = await self._stats()
+        without_kv = settled and now_s - self._without_kv_s < _SELDOM_S
+        stats, problem = (None, _NO_KV) if without_kv else await self._stats()
         return ProbeResult(
             models=self._models,
             stats=stats,
@@ -165,7 +169,8 @@ class HealthLoop:
         self._kv = status in {HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE}  # the latter is ours, too busy to say
         if status == HTTPStatus.NOT_FOUND:
             self._reports = False
-            return None, "healthy; it serves no /kv/v1, so it is routed by what it was sent"
+            self._without_kv_s = asyncio.get_running_loop().time()
+            return None, _NO_KV
         if status != HTTPStatus.OK:
             return self._unreported(f"{STATS_PATH} answered {status}")
         try:

@@ -7,11 +7,14 @@ with the label ``worker``: sums are Prometheus' work, and a counter never jumps 
 
 import asyncio
 import re
+import ssl
 from collections.abc import Mapping
 from hashlib import blake2b
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
+
+import httpx2
 
 from gateway.http.client import FETCH_ERRORS, fetch, make_client
 from kvcontrol.series import gateway as catalogue
@@ -55,11 +58,16 @@ class Siblings:
         socket = socket_path(self._folder, number)
         url = f"http://localhost/metrics?{OWN_QUERY}"
         try:
-            async with asyncio.timeout(_LIMIT_S), make_client(connect_s=_LIMIT_S, unix_socket=socket) as client:
+            async with asyncio.timeout(_LIMIT_S), make_client(_to(socket), connect_s=_LIMIT_S) as client:
                 status, body = await fetch(client, "GET", url, limit_bytes=_MAX_BYTES, headers=headers)
         except (*FETCH_ERRORS, TimeoutError):
             return None
         return body.decode() if status == HTTPStatus.OK else None
+
+
+def _to(socket: Path) -> httpx2.AsyncHTTPTransport:
+    unused = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # to load certificates would take some 50 ms
+    return httpx2.AsyncHTTPTransport(uds=str(socket), verify=unused, trust_env=False)
 
 
 def socket_path(folder: Path, number: int) -> Path:

@@ -4,7 +4,6 @@ from gateway.upstream.client import UpstreamClient, UpstreamResponse
 from gateway.upstream.event_feed import EventFeed
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.opening import Opening
-from gateway.upstream.pool import ConnectionPool
 from gateway.upstream.relay import Relayed, relay
 from gateway.upstream.retry import Attempts, RetryBudget
 from gateway.upstream.sliced_work import SlicedWork
@@ -12,7 +11,6 @@ from gateway.upstream.timeouts import Timeouts
 
 __all__ = [
     "Attempts",
-    "ConnectionPool",
     "EventFeed",
     "FailureKind",
     "Opening",

@@ -7,12 +7,12 @@ from math import inf
 from time import monotonic
 
 from gateway.http.connect_failure import connect_failure_reason, is_own_fault
+from gateway.http.connection import Connection, ConnectionLostError, NoAnswerError
+from gateway.http.connection_pool import ConnectionPool, Origin
 from gateway.http.headers import Header
 from gateway.http.inflate import DamagedError, Inflate
 from gateway.http.interrupt import Interrupt, InterruptError
-from gateway.upstream.connection import Connection, ConnectionLostError, NoAnswerError
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
-from gateway.upstream.pool import ConnectionPool, Origin
 from gateway.upstream.silence import Silence
 from gateway.upstream.timeouts import Timeouts
 
@@ -268,7 +268,7 @@ class UpstreamClient:
             quiet_s = inf if silence is None else silence.after_s
             watch = _Watch(connection, self._timeouts, hung, left_s=until_s - monotonic(), quiet_s=quiet_s)
             try:
-                connection.ask(_head(origin, path, headers, len(body)), body, None if silence is None else watch.headed)
+                connection.send(_head(origin, path, headers, body), body, None if silence is None else watch.headed)
                 await _arrived(connection, silence)
                 watch.begun()
             except NoAnswerError as error:
@@ -343,11 +343,11 @@ async def _arrived(connection: Connection, silence: Silence | None) -> None:
             await silence.silent()
 
 
-def _head(origin: Origin, path: bytes, headers: Sequence[Header], length: int) -> bytes:
+def _head(origin: Origin, path: bytes, headers: Sequence[Header], body: bytes) -> bytes:
     lines = [origin.head, path, origin.host]
     for name, value in headers:
         lines += (name, b": ", value, b"\r\n")
-    lines.append(b"content-length: %d\r\n\r\n" % length)
+    lines.append(b"content-length: %d\r\n\r\n" % len(body))
     head = b"".join(lines)
     if head.count(b"\n") != len(headers) + _OWN_LINES + origin.host.count(b"\n"):
         raise ValueError("a header with a line break in it would be two headers")

@@ -15,13 +15,14 @@ from gateway.api.asgi import Gateway
 from gateway.api.browsers import Browsers
 from gateway.api.failures import add_last_handlers
 from gateway.http.client import make_client
+from gateway.http.connection_pool import ConnectionPool
+from gateway.http.pooled_transport import PooledTransport
 from gateway.registry.leases import Leases
 from gateway.registry.membership import Loops
 from gateway.settings import Settings
 from gateway.supervisor import running
 from gateway.telemetry.resources import Resources
 from gateway.telemetry.siblings import Siblings
-from gateway.upstream import ConnectionPool
 from gateway.wiring.admin import operator_routers
 from gateway.wiring.base import Base, open_base
 from gateway.wiring.control import build_config_sync, build_control
@@ -73,7 +74,7 @@ async def _running(app: Gateway, base: Base) -> AsyncIterator[None]:
         context = stack.enter_context(zmq.asyncio.Context())
         pool = stack.enter_context(closing(ConnectionPool(instances.resolver)))
         client = await stack.enter_async_context(
-            make_client(connect_s=instances.timeouts.connect_s, resolver=instances.resolver, headers=base.via.text())
+            make_client(PooledTransport(pool), connect_s=instances.timeouts.connect_s, headers=base.via.text())
         )
         links = Links(client=client, context=context)
         serving = build_serving(base, instances, observation, threads, pool)

@@ -14,6 +14,7 @@ from gateway.execution.legs import LegExecutor
 from gateway.execution.running_plans import RunningPlans
 from gateway.fingerprint import Fingerprinter
 from gateway.http.body_memory import BodyMemory
+from gateway.http.connection_pool import ConnectionPool
 from gateway.limits import SloClass
 from gateway.pipeline import Limits, Pipeline
 from gateway.placement.planner import Planner
@@ -25,7 +26,7 @@ from gateway.settings.admission import AdmissionSettings
 from gateway.settings.routing import RoutingSettings
 from gateway.settings.separation import SeparationSettings
 from gateway.telemetry import Watched
-from gateway.upstream import ConnectionPool, RetryBudget, UpstreamClient
+from gateway.upstream import RetryBudget, UpstreamClient
 from gateway.wiring.base import Base
 from gateway.wiring.instances import Instances
 from gateway.wiring.observation import Observation

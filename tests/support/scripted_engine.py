@@ -95,8 +95,7 @@ class ScriptedEngine:
         self.tiers: dict[CacheTier, TierStats] = {}
         self.quotas: dict[tuple[str, str], Any] = {}  # as the gateway told them, by tenant and tier
         self.quota_unit_bytes = 1  # bursts are rounded down to whole ones
-        self.quotas_told = 0
-        self.quotas_asked = 0
+        self.quotas_told = self.quotas_asked = self.stats_asked = 0
         self.policies: dict[str, dict[str, Any]] = {"eviction": {"kind": "eviction", "name": "lru", "params": {}}}
         self.available: dict[str, str] = {}
         self.strategies: dict[str, str] = {}
@@ -256,6 +255,7 @@ class ScriptedEngine:
 
     async def stats(self, request: web.Request) -> web.Response:
         del request
+        self.stats_asked += 1
         if self.cache is None:
             raise web.HTTPNotFound
         if self.stats_failures > 0:

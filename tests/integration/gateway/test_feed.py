@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import zmq.asyncio
 
-from gateway.http.client import make_client
 from gateway.registry import HealthLoop, InstanceSpec, LoadTracker, Registry
 from gateway.registry.checks import CheckRules
 from gateway.telemetry import Metrics, Telemetry
@@ -18,6 +17,7 @@ from gateway.upstream import EventFeed, SlicedWork, Timeouts
 from kvcontrol.core import BlockHash, BlockRemoved, BlockStored, CacheTier, InstanceId
 from kvcontrol.core.wire import MAX_BATCH_BLOCKS, Decoded, decode_batch
 from kvcontrol.prefix_reuse import FleetIndex
+from tests.support.control_client import control_client
 from tests.support.running_gateway import eventually
 from tests.support.scripted_cache import ScriptedCache
 from tests.support.scripted_engine import ScriptedEngine
@@ -77,7 +77,7 @@ async def following(*names: str, blocks: int) -> AsyncIterator[Following]:
             [InstanceSpec(id=name, url=engine.url) for name, engine in engines.items()],
             rules=CheckRules(unhealthy_after=3),
         )
-        client = await stack.enter_async_context(make_client(connect_s=TIMEOUTS.connect_s))
+        client = await stack.enter_async_context(control_client(connect_s=TIMEOUTS.connect_s))
         context = stack.enter_context(zmq.asyncio.Context())
         index, sliced = FleetIndex(), SlicedWork()
         tasks = []

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from gateway.fleet import InstanceControl, InstanceControlError
-from gateway.http.client import make_client
 from gateway.registry import Instance, InstanceSpec, Registry
 from gateway.registry.checks import CheckRules
 from kvcontrol.core.ids import InstanceId
+from tests.support.control_client import control_client
 from tests.support.running_gateway import eventually
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
@@ -44,7 +44,7 @@ async def calling(server: Dropping) -> AsyncIterator[tuple[InstanceControl, Inst
     async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         registry = Registry([InstanceSpec(id=InstanceId("a"), url=url)], rules=CheckRules(unhealthy_after=3))
-        async with make_client(connect_s=20) as client:
+        async with control_client() as client:
             yield InstanceControl(client, timeout_s=20), registry.get(InstanceId("a"))
         await eventually(lambda: server.open == 0)
 

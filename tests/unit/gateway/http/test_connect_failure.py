@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import httpx2
 import pytest
 
-from gateway.http.client import fetch, make_client
+from gateway.http.client import fetch
 from gateway.http.connect_failure import connect_failure_reason, is_own_fault
-from gateway.http.resolver import SystemResolver
 from kvgate.ports import free_ports
+from tests.support.control_client import control_client
 
 
 async def by_asyncio(port: int) -> None:
@@ -19,16 +19,11 @@ async def by_asyncio(port: int) -> None:
 
 
 async def by_client(port: int) -> None:
-    async with make_client(connect_s=20) as client:
+    async with control_client() as client:
         await fetch(client, "GET", f"http://127.0.0.1:{port}/", limit_bytes=1)
 
 
-async def by_resolving_client(port: int) -> None:
-    async with make_client(connect_s=20, resolver=SystemResolver()) as client:
-        await fetch(client, "GET", f"http://127.0.0.1:{port}/", limit_bytes=1)
-
-
-@pytest.mark.parametrize("connect", [by_asyncio, by_client, by_resolving_client])
+@pytest.mark.parametrize("connect", [by_asyncio, by_client])
 async def test_a_refused_connection_is_told_without_the_address(connect: Callable[[int], Awaitable[None]]) -> None:
     with pytest.raises((OSError, httpx2.ConnectError)) as caught:
         await connect(free_ports(1)[0])
@@ -58,7 +53,7 @@ async def test_a_lack_of_file_descriptors_is_this_process_own_fault(monkeypatch:
     def full(*_: object, **__: object) -> socket.socket:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    async with make_client(connect_s=20) as client:
+    async with control_client() as client:
         with monkeypatch.context() as patch:
             patch.setattr(socket, "socket", full)
             with pytest.raises(httpx2.ConnectError) as caught:
@@ -67,7 +62,7 @@ async def test_a_lack_of_file_descriptors_is_this_process_own_fault(monkeypatch:
 
 
 async def test_a_name_without_an_address_is_told_as_such() -> None:
-    async with make_client(connect_s=20, resolver=SystemResolver()) as client:
+    async with control_client() as client:
         with pytest.raises(httpx2.ConnectError) as caught:
             await fetch(client, "GET", "http://no-such-host.invalid/", limit_bytes=1)
     assert "127" not in connect_failure_reason(caught.value)

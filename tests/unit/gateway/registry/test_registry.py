@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from gateway.http.client import make_client
 from gateway.registry import (
     BreakerState,
     HealthLoop,
@@ -21,6 +20,7 @@ from gateway.upstream import Timeouts
 from kvcontrol.core import CacheIdentity, Epoch, InstanceId
 from kvcontrol.core.control import EventsInfo, InstanceStats, LoadStats, PrefixCacheStats
 from kvcontrol.core.roles import EngineRole
+from tests.support.control_client import control_client
 from tests.support.scripted_engine import ScriptedEngine
 
 A, B = InstanceId("a"), InstanceId("b")
@@ -286,7 +286,7 @@ async def test_one_that_is_not_only_late_is_not_kept() -> None:
 async def test_a_check_that_times_out_by_this_process_own_lag_does_not_count(own_s: float, excused: int) -> None:
     late = iter([1.0, 1.0 + own_s])
     timeouts = Timeouts(connect_s=60, first_byte_s=60, idle_s=60, hung_s=60)
-    async with ScriptedEngine().started() as engine, make_client(connect_s=timeouts.connect_s) as client:
+    async with ScriptedEngine().started() as engine, control_client(connect_s=timeouts.connect_s) as client:
         engine.silent = True
         registry = Registry(
             (InstanceSpec(id=A, url=engine.url),), rules=CheckRules(unhealthy_after=1, panic=PanicRules(share=0))
@@ -304,6 +304,21 @@ async def test_a_check_that_times_out_by_this_process_own_lag_does_not_count(own
         await health.check()
     assert registry.checks.excused[Excuse.OWN_LAG] == excused
     assert len(registry.available.usable()) == excused
+
+
+async def test_an_engine_that_reports_nothing_is_asked_for_its_report_when_it_came_and_seldom_after() -> None:
+    async with ScriptedEngine(kv=False).started() as engine, control_client() as client:
+        registry = Registry((InstanceSpec(id=A, url=engine.url),), rules=CheckRules(unhealthy_after=1))
+        health = HealthLoop(A, registry=registry, load=LoadTracker(), client=client, interval_s=1, timeout_s=60)
+        for _ in range(3):
+            await health.check()
+        assert (engine.stats_asked, registry.get(A).kv) == (1, False)
+        assert "serves no /kv/v1" in registry.get(A).reason
+        engine.healthy = False
+        await health.check()
+        engine.healthy = True
+        await health.check()
+        assert engine.stats_asked == 2
 
 
 async def test_without_a_panic_threshold_nobody_is_kept() -> None:

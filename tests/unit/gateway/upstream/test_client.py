@@ -4,80 +4,20 @@ import asyncio
 import gzip
 import socket
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from gateway.http import connection_pool
+from gateway.http.connection import MOST_HEAD_BYTES
+from gateway.http.connection_pool import ConnectionPool, Origin
 from gateway.http.resolver import Address, Resolver, SystemResolver
-from gateway.upstream import ConnectionPool, FailureKind, Timeouts, UpstreamClient, UpstreamFailureError, pool
-from gateway.upstream.connection import MOST_HEAD_BYTES
-from gateway.upstream.pool import Origin
+from gateway.upstream import FailureKind, Timeouts, UpstreamClient, UpstreamFailureError
+from tests.support.byte_server import CHUNKED, PLAIN, Server, answering, serving
 
-Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 PATIENT = Timeouts(connect_s=10, first_byte_s=20, idle_s=20, hung_s=10)
-PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nContent-Type: text/plain\r\n\r\nhello"
-CHUNKED = (
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\ncontent-type: text/event-stream; charset=utf-8\r\n\r\n"
-    b"5\r\nhello\r\n6;x=y\r\n world\r\n0\r\nx-trailer: 1\r\n\r\n"
-)
-
-
-@dataclass
-class Server:
-    """Counts its connections and keeps what it was sent."""
-
-    url: str = ""
-    connections: int = 0
-    ended: int = 0
-    requests: list[bytes] = field(default_factory=list)
-
-    async def request(self, reader: asyncio.StreamReader) -> bytes:
-        """Read one request; empty when there is none any more."""
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return b""
-        length = next(int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
-        self.requests.append(head + await reader.readexactly(length))
-        return self.requests[-1]
-
-
-@asynccontextmanager
-async def serving(
-    script: Callable[[Server, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> AsyncIterator[Server]:
-    state = Server()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        state.connections += 1
-        try:
-            await script(state, reader, writer)
-        except ConnectionError:
-            pass
-        finally:
-            state.ended += 1
-            writer.close()
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    state.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server:
-        yield state
-
-
-def answering(*answers: bytes) -> Callable[[Server, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """Answer each request of a connection with the next of these, then close."""
-
-    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for answer in answers:
-            if not await server.request(reader):
-                return
-            writer.write(answer)
-            await writer.drain()
-
-    return script
 
 
 @asynccontextmanager
@@ -135,7 +75,7 @@ async def test_a_connection_is_used_again_after_a_whole_answer() -> None:
 async def test_an_answer_that_ends_after_the_client_was_closed_leaves_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool, "_IDLE_S", 3600.0)
+    monkeypatch.setattr(connection_pool, "_IDLE_S", 3600.0)
     async with serving(answering(PLAIN, PLAIN)) as server:
         async with client() as asked:
             response = await asked.open(server.url, b"/v1/x", headers=[], body=b"{}", hung=never)

@@ -33,7 +33,7 @@ class NoAnswerError(ConnectionLostError):
 
 
 class Connection(asyncio.Protocol):
-    """Made by ``loop.create_connection``. Ask, then take what arrives until it has ended, then ask again if
+    """Made by ``loop.create_connection``. Send, then take what arrives until it has ended, then send again if
     ``reusable``.
     """
 
@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         self.waiting_since_s = 0.0
         self.idle_since_s = 0.0
 
-    def ask(self, head: bytes, body: bytes, on_head: Callable[[], object] | None = None) -> None:
+    def send(self, head: bytes, body: bytes, on_head: Callable[[], object] | None = None) -> None:
         """Send a request; the answer before it has been read to its end. ``on_head`` is called when the answer's head
         has come, and nothing of its body with it.
         """

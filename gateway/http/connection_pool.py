@@ -17,9 +17,9 @@ from urllib.parse import unquote, urlsplit
 
 from aiohappyeyeballs import start_connection
 
+from gateway.http.connection import Connection
 from gateway.http.endpoint import DEFAULT_PORTS, address_of
 from gateway.http.resolver import Address, Resolver
-from gateway.upstream.connection import Connection
 
 _IDLE_S = 4.0
 """uvicorn's servers close idle connections after 5 s, and a request must not meet that."""
@@ -62,7 +62,7 @@ class Origin:
 
 
 class ConnectionPool:
-    """Owns all connections for requests. Without a bound on their number: admission bounds what is sent."""
+    """Owns connections to instances. Without a bound on their number: admission bounds what is sent."""
 
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
@@ -90,7 +90,11 @@ class ConnectionPool:
             (each.family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", each.sockaddr)
             for each in await self._addresses(origin)
         ]
-        found = await start_connection(infos, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
+        try:
+            found = await start_connection(infos, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
+        except OSError:
+            self._names.pop((origin.name, origin.port), None)  # the host may have moved
+            raise
         try:
             if not origin.tls:
                 return (await loop.create_connection(Connection, sock=found))[1]
