@@ -1,17 +1,25 @@
 """``kvgate bench served --tiny``: both stacks come up, serve the same trace, and are gone at the end."""
 
 import json
+from pathlib import Path
 
 import psutil
 
-from tests.support.command import typed
+from tests.support.processes import running
+from tests.support.warm_process import Warm
+
+LIMIT_S = 240.0
 
 
-def test_ours_and_stock_serve_the_small_trace_and_leave_nothing_behind() -> None:
+def test_ours_and_stock_serve_the_small_trace_and_leave_nothing_behind(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    Warm.mine()  # it stays, so it is there before
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    said = typed("bench", "served", "--tiny", "--duration", "6", "--limit", "12", "--json")
-    assert said.code == 0, said.err
-    report = json.loads(said.out)
+    words = ["bench", "served", "--tiny", "--duration", "6", "--limit", "12", "--json"]
+    with running(words, tmp_path / "bench.log", environment, warm=2) as bench:
+        assert bench.wait(LIMIT_S) == 0, bench.said
+    report, _ = json.JSONDecoder().raw_decode(bench.said, bench.said.index("{\n"))
     metrics = report["metrics"]
     assert {
         "ours_over_stock_requests_ratio",
