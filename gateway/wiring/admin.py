@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter
 
-from gateway.api.admin import admin_router
+from gateway.api.admin import admin_routers
 from gateway.api.admin.explain import explain_router
 from gateway.api.admin.instances import InstanceViews, instances_router, leases_router
 from gateway.api.admin.own_presets import own_presets_router
@@ -66,7 +66,7 @@ def operator_routers(  # noqa: PLR0913, PLR0917 - called once
             siblings=base.siblings,
         ),
         dashboard_router(base.assets, board, base.operators),
-        admin_router(
+        *admin_routers(
             changes=control.changes,
             authenticator=base.authenticator,
             meter=base.shared.quotas,

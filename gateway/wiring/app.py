@@ -83,7 +83,7 @@ async def _running(app: Gateway, base: Base) -> AsyncIterator[None]:
         leases = build_leases(settings, instances, membership, base.shared.board)
         control = build_control(base, instances, links, observation, config_sync)
         for router in operator_routers(base, instances, serving, control, observation, membership, leases):
-            app.include_router(router)
+            app.router.routes.extend(router.routes)
         app.state.admin_changes = control.changes
         app.inference = serving.api
         loops: Loops = {

@@ -3,6 +3,6 @@
 from gateway.api.admin.access import AdminAccess, AdminRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import Mutation
-from gateway.api.admin.router import add_failure_handlers, admin_router
+from gateway.api.admin.router import add_failure_handlers, admin_routers
 
-__all__ = ["AdminAccess", "AdminRoute", "Changes", "Mutation", "add_failure_handlers", "admin_router"]
+__all__ = ["AdminAccess", "AdminRoute", "Changes", "Mutation", "add_failure_handlers", "admin_routers"]

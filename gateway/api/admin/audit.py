@@ -5,14 +5,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from gateway.api.admin.access import AdminRoute
+from gateway.api.admin.routes import admin_routes
 from gateway.api.admin.views import AuditList, AuditView
 from gateway.state import AuditEntry, Store
 
 
 def audit_router(store: Store) -> APIRouter:
     """Return the route."""
-    router = APIRouter(route_class=AdminRoute, tags=["audit"])
+    router = admin_routes("audit")
 
     @router.get("/audit")
     async def audit(

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field, StringConstraints
 
 from gateway.admission import Authenticator
-from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.prompts import PromptBody, check_model, check_one, fingerprint_of
+from gateway.api.admin.routes import admin_routes
 from gateway.errors import InvalidRequestError
 from gateway.fingerprint import Fingerprint, Fingerprinter, Gap
 from gateway.fingerprint.fingerprint import KnownBlocks
@@ -106,7 +106,7 @@ def explain_router(
     expected_output_tokens: int,
 ) -> APIRouter:
     """Return the routes; answers are taken for ``expected_output_tokens`` long."""
-    router = APIRouter(route_class=AdminRoute, tags=["routing"])
+    router = admin_routes("routing")
 
     async def explained(body: ExplainBody) -> Explanation:
         check_model(body, registry)

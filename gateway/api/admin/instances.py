@@ -11,9 +11,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.admin.access import AdminRoute, RegistrationRoute
+from gateway.api.admin.access import RegistrationRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import Mutation, MutationOf, etag, expected_of, must
+from gateway.api.admin.routes import admin_routes
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.http.endpoint import endpoint_of, serves
 from gateway.placement.planner import Planner
@@ -227,7 +228,7 @@ class InstanceChanges:
 
 def instances_router(changes: Changes, views: InstanceViews) -> APIRouter:
     """Return the routes of operators."""
-    router = APIRouter(route_class=AdminRoute, tags=["instances"])
+    router = admin_routes("instances")
     store = changes.store
 
     documents = InstanceChanges(changes, views)
@@ -311,7 +312,7 @@ def _add_puts(router: APIRouter, changes: Changes, views: InstanceViews, documen
 
 def leases_router(views: InstanceViews) -> APIRouter:
     """Return the routes by which instances register themselves."""
-    router = APIRouter(route_class=RegistrationRoute, tags=["instances"])
+    router = admin_routes("instances", RegistrationRoute)
 
     @router.put("/instances/{name}/lease")
     async def put_lease(name: InstanceName, body: LeaseBody, request: Request) -> InstanceView:

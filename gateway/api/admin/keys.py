@@ -6,9 +6,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 
 from gateway.admission import Authenticator
-from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import MutationOf, etag, must
+from gateway.api.admin.routes import admin_routes
 from gateway.api.admin.tenants import no_tenant
 from gateway.api.admin.views import KeyList, KeyView, NewKeyBody, NewKeyView, key_view, revoked_view
 from gateway.errors import NotFoundError
@@ -22,7 +22,7 @@ KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", description="A key's id, 
 
 def keys_router(changes: Changes, authenticator: Authenticator, *, clock: Callable[[], float]) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(route_class=AdminRoute, tags=["keys"])
+    router = admin_routes("keys")
     store = changes.store
 
     @router.get("/keys")

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Path, Response
 from pydantic import BaseModel, Field
 
-from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import Mutation, MutationOf, etag, must
+from gateway.api.admin.routes import admin_routes
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.fleet.catalogue import RESERVED, PresetCatalogue
 from gateway.state import Document, Kind, Put
@@ -42,7 +42,7 @@ class PresetForm(BaseModel):
 
 def own_presets_router(changes: Changes, *, presets: PresetCatalogue) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(route_class=AdminRoute, tags=["fleet"])
+    router = admin_routes("fleet")
     store = changes.store
 
     @router.get("/presets/{name}")

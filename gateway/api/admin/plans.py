@@ -5,9 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel
 
-from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import MutationOf
+from gateway.api.admin.routes import admin_routes
 from gateway.errors import NotFoundError
 from gateway.execution.running_plans import RunningPlans
 from kvcontrol.scheduler_ir import ExecutionPlan, PlanId, PlanState, PlanStatus, render
@@ -51,7 +51,7 @@ class PlanList(BaseModel):
 
 def plans_router(changes: Changes, plans: RunningPlans) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(route_class=AdminRoute, tags=["routing"])
+    router = admin_routes("routing")
 
     @router.get("/plans")
     async def list_plans(limit: Annotated[int, Query(ge=1, le=_MOST)] = 100) -> PlanList:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import MutationOf, etag, must
+from gateway.api.admin.routes import admin_routes
 from gateway.errors import ApiError, ConflictApiError, InvalidRequestError, NoInstanceError, NotFoundError
 from gateway.fleet import (
     Choice,
@@ -113,7 +113,7 @@ def policies_router(
     changes: Changes, *, registry: Registry, control: InstanceControl, swap: PolicySwap, keeper: FleetKeeper
 ) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(route_class=AdminRoute, tags=["fleet"])
+    router = admin_routes("fleet")
     store = changes.store
 
     @router.get("/policies")

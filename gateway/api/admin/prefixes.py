@@ -5,7 +5,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import MutationOf, must
 from gateway.api.admin.prefix_commands import PinPrefixBody, PrefixCommands
@@ -20,6 +19,7 @@ from gateway.api.admin.prefix_views import (
     UnpinView,
     failures,
 )
+from gateway.api.admin.routes import admin_routes
 from gateway.errors import ConflictApiError, NotFoundError
 from gateway.fleet.undo_note import NotedPin, UndoNote
 from gateway.state import Delete, Kind, Put
@@ -33,7 +33,7 @@ PinId = Annotated[str, Path(pattern=NAME_PATTERN, description="A pin, as the lis
 
 def prefixes_router(changes: Changes, *, names: PrefixNames, commands: PrefixCommands) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(route_class=AdminRoute, tags=["fleet"])
+    router = admin_routes("fleet")
     store = changes.store
 
     @router.get("/prefixes")

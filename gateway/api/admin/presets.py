@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
 
-from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import MutationOf, etag, must
 from gateway.api.admin.policies import turn_of
+from gateway.api.admin.routes import admin_routes
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.fleet import InstanceControlError, Policy, PolicySwap, SwapReport
 from gateway.fleet.catalogue import PresetCatalogue
@@ -72,7 +72,7 @@ class CurrentPresetView(PresetView):
 
 def presets_router(changes: Changes, *, presets: PresetCatalogue, registry: Registry, swap: PolicySwap) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(route_class=AdminRoute, tags=["fleet"])
+    router = admin_routes("fleet")
     store = changes.store
 
     @router.get("/presets")

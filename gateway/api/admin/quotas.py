@@ -5,9 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from gateway.admission import QuotaMeter, QuotaUnavailableError
-from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import MutationOf, etag
+from gateway.api.admin.routes import admin_routes
 from gateway.api.admin.tenants import TenantName
 from gateway.api.admin.views import QuotaList, QuotaView, UsageView, quota_view
 from gateway.errors import NoInstanceError, NotFoundError
@@ -27,7 +27,7 @@ QuotaName = Annotated[
 
 def quotas_router(changes: Changes, meter: QuotaMeter) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(route_class=AdminRoute, tags=["quotas"])
+    router = admin_routes("quotas")
     store = changes.store
 
     @router.get("/quotas")

@@ -1,11 +1,9 @@
 """All of ``/admin/v1``, and how its failures look."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response, Security
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.security import HTTPBearer
 
 from gateway.admission import Authenticator, QuotaMeter
 from gateway.api.admin.audit import audit_router
@@ -13,54 +11,28 @@ from gateway.api.admin.changes import Changes, store_unavailable
 from gateway.api.admin.keys import keys_router
 from gateway.api.admin.quotas import quotas_router
 from gateway.api.admin.tenants import tenants_router
-from gateway.api.admin.views import ErrorView
 from gateway.errors import ApiError, ConflictApiError, InvalidRequestError
 from gateway.state import ActLostError, StoreUnavailableError
 from gateway.state.shared_clock import SharedClock
 from gateway.state.stored import UnreadableDocumentError
 
-_FAILURES: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorView, "description": "The request is wrong; the message says what is allowed."},
-    **{
-        status: {
-            "description": description,
-            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorView.__name__}"}}},
-        }
-        for status, description in {
-            401: "No admin key, or another one.",
-            404: "There is no such thing.",
-            408: "The body did not arrive in time.",
-            409: "Somebody else changed it meanwhile.",
-            412: "If-Match or If-None-Match does not hold.",
-            413: "The body is too long.",
-            422: "The Idempotency-Key was used for another request.",
-            503: "The store, Redis or an instance can't be used now.",
-        }.items()
-    },
-}
-"""One names the model, the others refer to it: FastAPI builds a serializer for each model of each route."""
-_KEY = HTTPBearer(auto_error=False, scheme_name="admin key", description="The admin key; AdminRoute checks it.")
 
-
-def admin_router(
+def admin_routers(
     *,
     changes: Changes,
     authenticator: Authenticator,
     meter: QuotaMeter,
     clock: SharedClock,
     more: Sequence[APIRouter] = (),
-) -> APIRouter:
-    """Return the routes; ``more`` are the resources of other packages, each with ``AdminRoute`` as its route class."""
-    router = APIRouter(prefix="/admin/v1", responses=_FAILURES, dependencies=[Security(_KEY)])
-    for each in (
+) -> Sequence[APIRouter]:
+    """Return the routes of each resource; ``more`` are the resources of other packages."""
+    return (
         tenants_router(changes, clock=clock),
         keys_router(changes, authenticator, clock=clock),
         quotas_router(changes, meter),
         audit_router(changes.store),
         *more,
-    ):
-        router.include_router(each)
-    return router
+    )
 
 
 def add_failure_handlers(app: FastAPI) -> None:
@@ -114,4 +86,4 @@ async def _invalid(request: Request, error: Exception) -> Response:
     return await _refused(request, InvalidRequestError(message, param=problems[0][0]))
 
 
-__all__ = ["add_failure_handlers", "admin_router"]
+__all__ = ["add_failure_handlers", "admin_routers"]

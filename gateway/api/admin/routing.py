@@ -3,9 +3,9 @@
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict
 
-from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import MutationOf, etag
+from gateway.api.admin.routes import admin_routes
 from gateway.errors import NotFoundError
 from gateway.fleet.config_sync import ConfigSync
 from gateway.routing import POLICIES
@@ -29,7 +29,7 @@ class RoutingView(BaseModel):
 
 def routing_router(changes: Changes, keeper: ConfigSync) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(route_class=AdminRoute, tags=["routing"])
+    router = admin_routes("routing")
     store = changes.store
 
     def view(document: Document | None) -> RoutingView:

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from gateway.api.admin.access import AdminRoute
+from gateway.api.admin.routes import admin_routes
 from gateway.fleet import InstanceControl, InstanceControlError
 from gateway.registry import Instance, InstanceState, Registry
 from kvcontrol.core.errors import UNREADABLE
@@ -47,7 +47,7 @@ class ShadowView(BaseModel):
 
 def shadow_router(*, registry: Registry, control: InstanceControl) -> APIRouter:
     """Return the route."""
-    router = APIRouter(route_class=AdminRoute, tags=["fleet"])
+    router = admin_routes("fleet")
 
     @router.get("/policies/shadow")
     async def shadow() -> ShadowView:

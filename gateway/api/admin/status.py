@@ -11,8 +11,8 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.admission import AdmissionController, Authenticator, QuotaMeter, QuotaUnavailableError
-from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.instances import InstanceView, InstanceViews
+from gateway.api.admin.routes import admin_routes
 from gateway.api.admin.views import UsageView
 from gateway.dashboard import FleetBoard
 from gateway.limits import Priority, SloClass
@@ -214,7 +214,7 @@ class StatusBoard:
 
 def status_router(board: StatusBoard) -> APIRouter:
     """Return the route."""
-    router = APIRouter(route_class=AdminRoute, tags=["status"])
+    router = admin_routes("status")
 
     @router.get("/status")
     async def status(

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import MutationOf, etag
+from gateway.api.admin.routes import admin_routes
 from gateway.api.admin.views import TenantList, TenantView, tenant_view
 from gateway.errors import NotFoundError
 from gateway.state import Change, Delete, Kind, Put
@@ -19,7 +19,7 @@ TenantName = Annotated[str, Path(pattern=NAME_PATTERN, description="A tenant's n
 
 def tenants_router(changes: Changes, *, clock: Callable[[], float]) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(route_class=AdminRoute, tags=["tenants"])
+    router = admin_routes("tenants")
     store = changes.store
 
     @router.get("/tenants")
