@@ -4,6 +4,8 @@ SHELL := /bin/sh
 VENV := .venv/bin
 # Processes that share the tests, a file at a time. Each may run an engine: more than cores make all of them slower.
 WORKERS ?= 2
+# What starts a hundred Python processes compiles its modules once, also where images ask for no bytecode.
+TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/pytest
 
 .PHONY: help
 help: ## list the targets
@@ -19,11 +21,11 @@ up: setup ## install, prepare the model, start two engines and the gateway; ARGS
 
 .PHONY: test
 test: setup ## the whole suite, but for the slow lane; ARGS="-k name" are handed on
-	@OMP_NUM_THREADS=1 $(VENV)/pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=3 $(ARGS)
+	@$(TESTS) -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=3 $(ARGS)
 
 .PHONY: slow
 slow: setup ## the slow lane: the real SmolLM2 (downloads 93 MB the first time), and Hypothesis with all of its examples
-	@OMP_NUM_THREADS=1 $(VENV)/pytest -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
+	@$(TESTS) -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
 
 # SCENARIO is one of loadtests/scenarios; TARGET the gateway; ARGS go to locust ("--scale 0.1 --crowd 2 --duration 60").
 SCENARIO ?= chat
