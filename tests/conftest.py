@@ -12,6 +12,11 @@ from tests.support.examples import FULL, QUICK
 ONE_STACK: Final = {"tests/e2e/test_openai_sdk.py", "tests/e2e/test_surface.py"}
 """Files whose tests ask one started stack: one process has them all."""
 
+BEGIN_WITH: Final = ("tests/unit/lab/conformance/test_conformance.py",)
+"""Files that take over a minute, much of it waiting, and whose place in the order is near the end: one process would
+be alone with them there.
+"""
+
 # A busy machine makes any example slow once in a while: what is tested is what comes out, never how soon.
 settings.register_profile(FULL, deadline=None)
 settings.register_profile(QUICK, deadline=None, max_examples=25)
@@ -25,6 +30,10 @@ FIRST_PORT, PORTS_EACH, RANGES = 10000, 2500, 8
 if os.environ.get(WORKER_VARIABLE, "").startswith("gw"):
     first_port = FIRST_PORT + PORTS_EACH * (int(os.environ[WORKER_VARIABLE][2:]) % RANGES)
     os.environ[PORT_RANGE_VARIABLE] = f"{first_port}-{first_port + PORTS_EACH - 1}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in BEGIN_WITH)
 
 
 @pytest.hookimpl(optionalhook=True)
