@@ -17,7 +17,7 @@ from gateway.state.documents import Document, Kind, Revision
 from gateway.state.fleet_bodies import PinBody
 from gateway.state.shared_clock import MOST_SKEW_S, SharedClock
 from gateway.state.store import Store, StoreUnavailableError
-from gateway.state.stored import DocumentReader, UnreadableDocumentError, read
+from gateway.state.stored import DocumentReader, UnreadableDocumentError, read, read_in_part
 from gateway.types import TenantId
 
 _Value = TypeVar("_Value")
@@ -56,8 +56,10 @@ class Directory:
 
 
 class DirectoryReader:
-    """Reads the directory. A document that can't be read fails alone: a key isn't accepted then, a tenant counts as
-    suspended, and of all others what was read here before goes on to hold.
+    """Reads the directory. A document that can't be read fails alone.
+
+    Of tenants, keys and quotas the readable fields hold. A tenant is suspended, and a key refused, where the field in
+    question can't be read. Of all other documents what was read here before goes on to hold.
     """
 
     def __init__(self, store: Store, problems: Problems) -> None:
@@ -71,15 +73,16 @@ class DirectoryReader:
         """
         revision = await self._store.revision()
         keys = await self._store.documents(Kind.KEY)
-        tenants = await self._all(Kind.TENANT, partial(read, TenantBody), otherwise=_suspended)
-        limits = await self._all(Kind.QUOTA, lambda each: read(QuotaBody, each).limits())
+        tenants = await self._all(Kind.TENANT, partial(read, TenantBody), otherwise=_tenant_in_part)
+        quotas = await self._all(Kind.QUOTA, partial(read, QuotaBody), otherwise=partial(read_in_part, QuotaBody))
+        limits = {name: each.limits() for name, each in quotas.items()}
         presets = await self._all(Kind.PRESET, partial(read, PresetBody))
         return Directory(
             revision=revision,
             keys=MappingProxyType(
                 {
                     digest: key
-                    for digest, key in self._reader.read(Kind.KEY, keys, _key, otherwise=lambda _: None).values()
+                    for digest, key in self._reader.read(Kind.KEY, keys, _key, otherwise=_key_in_part).values()
                     if key is not None
                 }
             ),
@@ -100,26 +103,34 @@ class DirectoryReader:
         kind: Kind,
         parse: Callable[[Document], _Value],
         *,
-        otherwise: Callable[[_Value | None], _Value | None] = lambda before: before,
+        otherwise: Callable[[UnreadableDocumentError, _Value | None], _Value | None] = lambda _, before: before,
     ) -> dict[str, _Value]:
         return self._reader.read(kind, await self._store.documents(kind), parse, otherwise=otherwise)
 
 
 def _key(document: Document) -> tuple[bytes, KnownKey | None]:
+    return _known(read(KeyBody, document))
+
+
+def _known(body: KeyBody) -> tuple[bytes, KnownKey | None]:
     """Return a key's digest, and the key unless it is revoked."""
-    body = read(KeyBody, document)
-    try:
-        digest = bytes.fromhex(body.digest)
-    except ValueError:
-        raise UnreadableDocumentError(document, "digest: it is not hexadecimal") from None
+    digest = bytes.fromhex(body.digest)
     if body.revoked_at_s is not None:
         return digest, None
     return digest, KnownKey(tenant=TenantId(body.tenant), expires_at_s=body.expires_at_s)
 
 
-def _suspended(before: TenantBody | None) -> TenantBody:
-    del before
-    return TenantBody(suspended=True)
+def _key_in_part(
+    error: UnreadableDocumentError, before: tuple[bytes, KnownKey | None] | None
+) -> tuple[bytes, KnownKey | None] | None:
+    del before  # it may have been revoked or bound since
+    body = read_in_part(KeyBody, error, instead={"expires_at_s": 0.0, "revoked_at_s": 0.0})
+    return None if body is None else _known(body)
+
+
+def _tenant_in_part(error: UnreadableDocumentError, before: TenantBody | None) -> TenantBody | None:
+    del before  # it may have been suspended since
+    return read_in_part(TenantBody, error, instead={"suspended": True})
 
 
 class DirectoryKeeper:

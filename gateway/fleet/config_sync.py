@@ -18,7 +18,7 @@ from gateway.routing import POLICIES, CostModel
 from gateway.state import Kind, Store
 from gateway.state.documents import Revision
 from gateway.state.fleet_bodies import ROUTING_NAME, InstanceBody, PolicyName, RoutingBody
-from gateway.state.stored import DocumentReader, read
+from gateway.state.stored import DocumentReader, UnreadableDocumentError, read, read_in_part
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole
 
@@ -89,7 +89,7 @@ class ConfigSync:
 
     async def refresh(self) -> None:
         """Apply what the store says if it has changed; raises ``StoreUnavailableError``, and all stays as it was. What
-        an unreadable document said before goes on to hold.
+        an unreadable document, or an unreadable field of an instance's, said before goes on to hold.
         """
         if self._membership is None:
             return
@@ -98,7 +98,7 @@ class ConfigSync:
             return
         documents = await self._store.documents(Kind.INSTANCE)
         routing = await self._store.documents(Kind.ROUTING)
-        said = self._reader.read(Kind.INSTANCE, documents, partial(read, InstanceBody))
+        said = self._reader.read(Kind.INSTANCE, documents, partial(read, InstanceBody), otherwise=_in_part)
         bodies = {InstanceId(name): body for name, body in said.items()}
         self._take_routing(self._reader.read(Kind.ROUTING, routing, partial(read, RoutingBody)).get(ROUTING_NAME))
         self._drained = frozenset(name for name, body in bodies.items() if body.draining)
@@ -134,6 +134,10 @@ class ConfigSync:
         policy, costs = self.routing()
         self._planner.swap(POLICIES[policy](costs))
         _log.info("routing policy is %s now", policy)
+
+
+def _in_part(error: UnreadableDocumentError, before: InstanceBody | None) -> InstanceBody | None:
+    return read_in_part(InstanceBody, error, before, instead={"draining": True})
 
 
 __all__ = ["ConfigSync"]

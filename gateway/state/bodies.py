@@ -112,7 +112,7 @@ class KeyBody(_Body):
     """A stored API key: its digest in hex, never itself. A revoked one stays, so that the audit log can be read."""
 
     tenant: Name
-    digest: str
+    digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2})+$")]
     note: Text = ""
     expires_at_s: float | None = None
     revoked_at_s: float | None = None

@@ -3,12 +3,13 @@
 A store is shared by gateways of two versions while they are upgraded. So what is stored is read tolerantly, apart from
 what ``/admin/v1`` accepts: unknown fields are ignored, and kept when the document is written back. Only what differs
 from the defaults is written, so that an older version meets a new field only where somebody uses it. A document that
-can't be read fails alone.
+can't be read fails alone, and where its fields stand for themselves, a field that can't be read fails alone.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,6 +19,7 @@ from gateway.state.store import StoreError
 
 _Body = TypeVar("_Body", bound=BaseModel)
 _Value = TypeVar("_Value")
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class UnreadableDocumentError(StoreError):
@@ -37,6 +39,32 @@ def read(model: type[_Body], document: Document) -> _Body:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise UnreadableDocumentError(document, f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+def read_in_part(
+    model: type[_Body],
+    error: UnreadableDocumentError,
+    before: _Body | None = None,
+    *,
+    instead: Mapping[str, Any] = _NOTHING,
+) -> _Body | None:
+    """Return a document whose fields can't all be read. Each unreadable field has the value that was read ``before``,
+    else the one of ``instead``, else its default; None where a field that has none of them is needed.
+    """
+    values = {**instead, **({} if before is None else before.model_dump(mode="json"))}
+    try:
+        found = dict(fields(error.document))
+    except UnreadableDocumentError:
+        found = dict(values)
+    for _ in range(2):  # once more, without the unreadable fields
+        try:
+            return model.model_validate_json(json.dumps(found), extra="ignore")
+        except ValidationError as invalid:
+            for name in {each["loc"][0] for each in invalid.errors() if each["loc"]}:
+                found.pop(str(name), None)
+                if name in values:
+                    found[str(name)] = values[str(name)]
+    return None
 
 
 def fields(document: Document) -> Mapping[str, Any]:
@@ -108,10 +136,10 @@ class DocumentReader:
         documents: Sequence[Document],
         parse: Callable[[Document], _Value],
         *,
-        otherwise: Callable[[_Value | None], _Value | None] = lambda before: before,
+        otherwise: Callable[[UnreadableDocumentError, _Value | None], _Value | None] = lambda _, before: before,
     ) -> dict[str, _Value]:
         """Return what ``parse`` makes of each, by name. ``otherwise`` is what counts for one that can't be read: it
-        gets what was read of that document before, and by default that stays. None leaves it out.
+        gets the reason and what was read of that document before, and by default that stays. None leaves it out.
         """
         before: Mapping[str, _Value] = self._before.get(kind, {})
         found: dict[str, _Value] = {}
@@ -121,7 +149,7 @@ class DocumentReader:
                 found[each.name] = parse(each)
             except UnreadableDocumentError as error:
                 unreadable[f"{kind}/{each.name}"] = str(error)
-                if (instead := otherwise(before.get(each.name))) is not None:
+                if (instead := otherwise(error, before.get(each.name))) is not None:
                     found[each.name] = instead
         self._before[kind] = found
         (self._unreadable.add if unreadable else self._unreadable.discard)(kind)
@@ -166,6 +194,7 @@ __all__ = [
     "newer",
     "patched",
     "read",
+    "read_in_part",
     "readable",
     "written",
 ]

@@ -170,6 +170,23 @@ async def test_a_document_that_can_not_be_read_fails_alone_and_is_named(tmp_path
         await eventually(fewer)
 
 
+async def test_the_other_fields_of_a_document_hold_from_the_start_where_one_can_not_be_read(tmp_path: Path) -> None:
+    too_long = "n" * 600  # for this version
+    for name in ("acme", "umbra"):
+        await put(tmp_path, Kind.TENANT, name, note=too_long, suspended=name == "umbra")
+        await put(tmp_path, Kind.KEY, f"{len(name):012}", tenant=name, digest=digest(name), note=too_long)
+    await put(tmp_path, Kind.KEY, "1" * 12, tenant="acme", digest=digest("old"), note=too_long, revoked_at_s=1.0)
+    await put(tmp_path, Kind.KEY, "2" * 12, tenant="acme", digest=digest("bounded"), expires_at_s={"idle_s": 60})
+    await put(tmp_path, Kind.QUOTA, "acme", requests_per_min=2, priority="urgent", kv={"CXL": {"burst_bytes": 7}})
+    await put(tmp_path, Kind.INSTANCE, "a", draining=True, role="of tomorrow")
+    async with with_a_drained(tmp_path) as gateway:
+        assert await answered_by(gateway, "acme") == "b"
+        assert [await status_with(gateway, key) for key in ("umbra", "old", "bounded")] == [403, 401, 401]
+        assert await answered_by(gateway, "acme") == "b"
+        assert await status_with(gateway, "acme") == 429
+        assert await gateway.metric('kvgate_problems{kind="document"}') == 8
+
+
 async def _changes_go_on(admin: Admin, keys: dict[str, Any]) -> None:
     """Lists show the others, unreadable ones are refused with a reason or replaced, keys are revoked in any case."""
     assert [each["id"] for each in (await admin.ok("GET", "/tenants"))["data"]] == ["acme", "gone"]

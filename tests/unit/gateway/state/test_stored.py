@@ -6,7 +6,7 @@ import pytest
 
 from gateway.problems import ProblemKind, Problems
 from gateway.state import Document, Kind
-from gateway.state.bodies import KvBudgetBody, QuotaBody, TenantBody
+from gateway.state.bodies import KeyBody, KvBudgetBody, QuotaBody, TenantBody
 from gateway.state.fleet_bodies import InstanceBody
 from gateway.state.stored import (
     DocumentReader,
@@ -15,9 +15,11 @@ from gateway.state.stored import (
     newer,
     patched,
     read,
+    read_in_part,
     readable,
     written,
 )
+from kvcontrol.core.roles import EngineRole
 
 
 def document(body: str, name: str = "acme", kind: Kind = Kind.QUOTA) -> Document:
@@ -61,6 +63,33 @@ def test_one_that_can_not_be_read_is_named(body: str) -> None:
         read(QuotaBody, document(body))
     assert readable(lambda each: read(QuotaBody, each), [document(body), document("{}", "b")]) == [QuotaBody()]
     assert field(document(body), "priority") is None
+
+
+def unreadable(body: str) -> UnreadableDocumentError:
+    return UnreadableDocumentError(document(body), "of a newer version")
+
+
+def test_an_unreadable_field_has_the_value_of_before_or_a_given_one_or_its_default_and_the_others_hold() -> None:
+    error = unreadable('{"draining": true, "role": "of tomorrow", "zone": 1}')
+    assert read_in_part(InstanceBody, error) == InstanceBody(draining=True)
+    before = InstanceBody(url="http://127.0.0.1:1", role=EngineRole.DECODE)
+    assert read_in_part(InstanceBody, error, before) == InstanceBody(draining=True, role=EngineRole.DECODE)
+    partly = unreadable('{"suspended": "partly", "note": "n"}')
+    assert read_in_part(TenantBody, partly, instead={"suspended": True}) == TenantBody(suspended=True, note="n")
+    quota = unreadable('{"requests_per_min": 6, "priority": "urgent", "kv": {"CXL": {}}}')
+    assert read_in_part(QuotaBody, quota) == QuotaBody(requests_per_min=6)
+
+
+@pytest.mark.parametrize("body", ["", "[1]", "nonsense"])
+def test_a_document_that_is_no_object_is_as_before_or_as_given(body: str) -> None:
+    before = QuotaBody(concurrency=3)
+    assert read_in_part(QuotaBody, unreadable(body), before) == before
+    assert read_in_part(TenantBody, unreadable(body), instead={"suspended": True}) == TenantBody(suspended=True)
+
+
+@pytest.mark.parametrize("body", ["", '{"tenant": "acme"}', '{"tenant": "acme", "digest": "no digits"}'])
+def test_a_document_without_a_field_that_is_needed_can_not_be_read_in_part(body: str) -> None:
+    assert read_in_part(KeyBody, unreadable(body)) is None
 
 
 def test_one_that_can_not_be_read_fails_alone_keeps_what_was_read_before_and_is_a_problem_until_it_is_readable() -> (
