@@ -77,27 +77,24 @@ class DiscoveryLoop:
         try:
             await self._follow()
         finally:
-            self._no_doubt()
+            self._trust()
 
     async def _follow(self) -> None:
         pause_s = _FIRST_PAUSE_S
-        failing = False
         while True:
             try:
                 named = self._watcher.watch()
                 try:
                     async for specs in named:
-                        if failing:
-                            _log.info("%s can be read again", self._watcher.place)
-                        failing, pause_s = False, _FIRST_PAUSE_S
+                        pause_s = _FIRST_PAUSE_S
                         self._take(specs)
                 finally:
                     await named.aclose()
             except DiscoveryError as error:
-                self._no_doubt()
-                if not failing:
-                    _log.warning("%s; the instances named there before stay", error)
-                failing = True
+                self._trust()
+                self._problems.report(
+                    ProblemKind.DISCOVERY, self._watcher.place, f"{error}; the instances named there before stay"
+                )
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
@@ -131,14 +128,15 @@ class DiscoveryLoop:
 
     def _believe(self) -> None:
         """Make the members those that the place names."""
-        self._no_doubt()
+        self._trust()
+        self._problems.clear(ProblemKind.DISCOVERY, self._watcher.place)
         self._become(self._named)
 
-    def _no_doubt(self) -> None:
+    def _trust(self) -> None:
+        """Wait no longer for a loss to last."""
         if self._believed is not None:
             self._believed.cancel()
             self._believed = None
-        self._problems.clear(ProblemKind.DISCOVERY, self._watcher.place)
 
     def _become(self, specs: Sequence[InstanceSpec]) -> None:
         self._members = {each.id: each for each in specs}

@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.dns_server import dns_server
@@ -23,6 +24,17 @@ async def has(gateway: RunningGateway, *names: str) -> None:
         return await members(gateway) == set(names)
 
     await eventually(there)
+
+
+async def has_problem(gateway: RunningGateway, text: str) -> None:
+    """Wait until the problem of a discovery contains this text; "" is none."""
+
+    async def found() -> bool:
+        problems = (await Admin(gateway).ok("GET", "/status"))["problems"]
+        shown = "".join(each["message"] for each in problems if each["kind"] == "discovery")
+        return text in shown if text else not shown
+
+    await eventually(found)
 
 
 async def test_an_instance_that_is_taken_out_of_the_file_finishes_its_streams_and_gets_nothing_new(
@@ -136,6 +148,56 @@ async def test_dns_names_instances(tmp_path: Path) -> None:
                 await gateway.usable(1)
                 zone.broken, zone.lines = False, []
                 await has(gateway)
+
+
+async def test_srv_answers_that_shrink_at_once_are_believed_after_a_while_and_steps_of_half_at_once(
+    tmp_path: Path,
+) -> None:
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(ScriptedEngine().started()) for _ in range(4)]
+        lines = [f"_http._tcp.pool.test. 0 SRV 1 1 {engine.port} localhost." for engine in engines]
+        names = [f"localhost-{engine.port}" for engine in engines]
+        zone = stack.enter_context(dns_server(*lines))
+        settings: dict[str, Any] = {
+            "discovery_dns": [{"name": "_http._tcp.pool.test", "record": "SRV"}],
+            "discovery_dns_servers": [zone.address],
+            "discovery_interval_s": 0.1,
+            "admin_key": ADMIN_KEY,
+        }
+        patient = await stack.enter_async_context(running_gateway(tmp_path / "1", discovery_loss_s=3600, **settings))
+        quick = await stack.enter_async_context(running_gateway(tmp_path / "2", discovery_loss_s=1.0, **settings))
+        for gateway in (patient, quick):
+            await gateway.usable(4)
+        zone.lines = lines[:1]
+        await has_problem(patient, "no longer names 3 of 4 instances")
+        await has(quick, *names[:1])
+        await has(patient, *names)
+        zone.lines = lines[:2]  # half of those that the patient one has
+        await has(patient, *names[:2])
+        await has_problem(patient, "")
+
+
+async def test_a_place_that_can_not_be_read_is_a_problem_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "instances.yaml"
+    async with ScriptedEngine().started() as engine:
+        whole = json.dumps([{"id": "a", "url": engine.url}])
+        path.write_text(whole)
+        settings = {"discovery_file": path, "discovery_interval_s": 0.05, "discovery_loss_s": 0.05}
+        async with running_gateway(tmp_path / "1", admin_key=ADMIN_KEY, **settings) as gateway:
+            await gateway.usable(1)
+            path.write_text(whole[:-20])  # as it is while somebody writes it
+            await has_problem(gateway, "is not YAML")
+            path.unlink()
+            await has_problem(
+                gateway, "can't be read: No such file or directory; the instances named there before stay"
+            )
+            path.mkdir()
+            await has_problem(gateway, "can't be read: Is a directory")
+            await gateway.usable(1)
+            path.rmdir()
+            (tmp_path / "next").write_text(whole)
+            (tmp_path / "next").replace(path)
+            await has_problem(gateway, "")
 
 
 async def test_kubernetes_names_instances_and_a_terminating_pod_drains(tmp_path: Path) -> None:
