@@ -17,6 +17,7 @@ class ProblemKind(StrEnum):
 
     DOCUMENT = "document"  # a stored document can't be read
     STORE = "store"  # the store can't be read
+    REDIS = "redis"  # Redis can't be used, or may forget quotas
     ACT = "act"  # a change that another gateway left half done
     DISCOVERY = "discovery"  # a place suddenly names far fewer instances
     CLOCK = "clock"  # this machine's clock differs from the store's

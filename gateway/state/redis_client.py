@@ -1,6 +1,7 @@
 """The Redis or Valkey that gateways share. The driver is the optional dependency ``kvgate[redis]``."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.errors import StateError
@@ -10,7 +11,7 @@ try:
     import redis.asyncio as redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
-    from redis.exceptions import ConnectionError, NoPermissionError, RedisError  # noqa: A004 - the driver's own
+    from redis.exceptions import ConnectionError, NoPermissionError, ReadOnlyError, RedisError  # noqa: A004 - its own
 except ModuleNotFoundError as error:
     raise StateError("redis_url is set, and the driver is not installed: pip install 'kvgate[redis]'") from error
 
@@ -21,38 +22,48 @@ _log = logging.getLogger(__name__)
 
 
 def check_redis(url: str) -> None:
-    """Raise ``StateError`` when Redis can't be reached, refuses us, or would evict quotas; blocks for some seconds at
-    most.
+    """Raise ``StateError`` when Redis can't be reached, refuses us, would evict quotas, or can't be written; blocks for
+    some seconds at most.
     """
     try:
         with blocking.Redis.from_url(url, socket_timeout=CALL_LIMIT_S, socket_connect_timeout=CALL_LIMIT_S) as client:
             client.ping()
-            _check_memory(client)
+            _check_fitness(client)
     except (RedisError, OSError, ValueError) as error:
         raise StateError(f"redis_url: can't be used for quotas: {error or type(error).__name__}") from None
 
 
-def _check_memory(client: "blocking.Redis") -> None:
+def _check_fitness(client: "blocking.Redis") -> None:
     try:
-        memory: Any = client.info("memory")
+        info: Any = client.info()
     except NoPermissionError:
         _log.warning(
             "redis_url: the INFO command is not allowed, so it is unknown whether Redis evicts quotas; "
             "set maxmemory-policy noeviction"
         )
         return
-    policy = memory.get("maxmemory_policy", _KEEPS_ALL)
-    if memory.get("maxmemory", 0) and policy != _KEEPS_ALL:
-        raise StateError(
-            f"redis_url: Redis evicts keys when its memory is full (maxmemory-policy {policy}), and quotas would be "
+    if (why := unfit(info)) is not None:
+        raise StateError(f"redis_url: {why}")
+
+
+def unfit(info: Mapping[str, Any]) -> str | None:
+    """Return why a Redis with this ``INFO`` can't keep quotas, None where it can."""
+    policy = info.get("maxmemory_policy", _KEEPS_ALL)
+    if info.get("maxmemory", 0) and policy != _KEEPS_ALL:
+        return (
+            f"Redis evicts keys when its memory is full (maxmemory-policy {policy}), and quotas would be "
             f"forgotten: set maxmemory-policy {_KEEPS_ALL}, or give kvgate a Redis of its own"
         )
+    if info.get("role") == "slave" and info.get("slave_read_only"):
+        return "Redis is a read-only replica, and quotas can't be counted there: name the primary"
+    return None
 
 
 def redis_client(url: str, *, connections: int) -> Any:
     """Return a client with so many connections, none of which is opened yet; the driver has no types to speak of.
 
-    A command on a connection that turns out to be dead is sent once more on a new one: all of ours may come twice.
+    A command on a connection that turns out to be dead, or to lead to a replica that was the primary before, is sent
+    once more on a new one: all of ours may come twice.
     """
     pool = redis.BlockingConnectionPool.from_url(
         url,
@@ -61,9 +72,9 @@ def redis_client(url: str, *, connections: int) -> Any:
         socket_timeout=CALL_LIMIT_S,
         socket_connect_timeout=CALL_LIMIT_S,
         health_check_interval=30,
-        retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionError,)),
+        retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionError, ReadOnlyError)),
     )
     return redis.Redis.from_pool(pool)
 
 
-__all__ = ["CALL_LIMIT_S", "RedisError", "check_redis", "redis_client"]
+__all__ = ["CALL_LIMIT_S", "NoPermissionError", "RedisError", "check_redis", "redis_client", "unfit"]

@@ -108,7 +108,9 @@ async def _running(app: Gateway, base: Base) -> AsyncIterator[None]:
 def _own_loops(base: Base, instances: Instances, serving: Serving, observation: Observation, leases: Leases) -> Loops:
     state, telemetry = base.settings.state, observation.telemetry
     folder = None if state.store_url is not None else state.state_dir
+    redis = base.shared.redis
     return {
+        **({} if redis is None else {"redis": partial(redis.run, observation.problems)}),
         "admission": serving.admission.run,
         "quotas": base.shared.quotas.run,
         "leases": leases.run,

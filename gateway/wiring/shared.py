@@ -4,12 +4,15 @@ Redis and PostgreSQL come with optional drivers, so their modules are imported o
 """
 
 from time import monotonic
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.admission import LocalQuotaMeter, QuotaMeter
 from gateway.registry.lease_board import LeaseBoard, NoBoard
 from gateway.settings.state import StateSettings
 from gateway.state import AuditBound, Store, open_sqlite
+
+if TYPE_CHECKING:
+    from gateway.state.redis_watch import RedisWatch
 
 _DAY_S = 86_400.0
 
@@ -20,8 +23,11 @@ class Shared(NamedTuple):
     store: Store
     quotas: QuotaMeter
     board: LeaseBoard
+    redis: "RedisWatch | None" = None
 
     async def close(self) -> None:
+        if self.redis is not None:
+            await self.redis.close()
         await self.board.close()
         await self.quotas.close()
         await self.store.close()
@@ -35,10 +41,11 @@ def open_shared(state: StateSettings) -> Shared:
     from gateway.admission.redis_quota import RedisQuotaMeter
     from gateway.registry.redis_leases import RedisLeaseBoard
     from gateway.state.redis_client import check_redis
+    from gateway.state.redis_watch import RedisWatch
 
     url = state.redis_url.get_secret_value()
     check_redis(url)
-    return Shared(store, RedisQuotaMeter(url), RedisLeaseBoard(url))
+    return Shared(store, RedisQuotaMeter(url), RedisLeaseBoard(url), RedisWatch(url))
 
 
 def _store(state: StateSettings) -> Store:

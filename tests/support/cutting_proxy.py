@@ -7,10 +7,10 @@ from contextlib import contextmanager, suppress
 
 
 class CuttingProxy:
-    """Listens on ``port``, and passes everything on until it is told to cut."""
+    """Listens on ``port``, and passes everything on to ``target_port`` until it is told to cut."""
 
     def __init__(self, target_port: int) -> None:
-        self._target_port = target_port
+        self.target_port = target_port
         self._marker: bytes | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self.port = 0
@@ -26,7 +26,7 @@ class CuttingProxy:
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
         with suppress(ConnectionError, asyncio.CancelledError):
-            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
             cutting = asyncio.Event()
             ways = [
                 asyncio.create_task(self._forth(reader, server_writer, cutting)),

@@ -103,6 +103,61 @@ async def test_a_redis_that_would_evict_quotas_is_refused_at_the_start(tmp_path:
             assert "set maxmemory-policy noeviction" in said
 
 
+async def problem(gateway: RunningGateway) -> str:
+    """Return what operators are shown of Redis, "" where nothing is wrong."""
+    problems = (await Admin(gateway).ok("GET", "/status"))["problems"]
+    return "".join(each["message"] for each in problems if each["kind"] == "redis")
+
+
+async def test_a_redis_that_is_away_or_comes_back_with_another_policy_is_a_problem_while_it_lasts(
+    tmp_path: Path,
+) -> None:
+    with redis_server("--maxmemory", "100mb", "--maxmemory-policy", "noeviction") as server:
+        async with running_fleet(tmp_path, redis_url=url_of(server.port), **SETTINGS) as fleet:
+
+            async def named(text: str) -> None:
+                async def found() -> bool:
+                    shown = await problem(fleet.gateway)
+                    return text in shown if text else not shown
+
+                await eventually(found, 60.0)
+
+            await asyncio.to_thread(server.end)
+            await named("Redis can't be used")
+            await asyncio.to_thread(server.again)
+            await named("")
+            for name, value, shown in (
+                ("maxmemory-policy", "allkeys-lru", "maxmemory-policy allkeys-lru"),
+                ("maxmemory-policy", "noeviction", ""),
+                ("maxmemory", "1kb", "the memory of Redis is full"),
+                ("maxmemory", "100mb", ""),
+            ):
+                with redis.Redis.from_url(url_of(server.port)) as client:
+                    client.config_set(name, value)
+                await named(shown)
+
+
+async def test_an_address_that_leads_to_another_primary_costs_no_request(tmp_path: Path) -> None:
+    await put(tmp_path, Kind.QUOTA, "acme", requests_per_min=10_000)
+    with redis_server() as old, redis_server() as new, cutting_proxy(old.port) as proxy:
+        async with running_fleet(tmp_path, redis_url=url_of(proxy.port), **SETTINGS) as fleet:
+            assert await burst(fleet.gateway, 40) == {200: 40}
+            proxy.target_port = new.port
+            with redis.Redis.from_url(url_of(old.port)) as client:
+                client.execute_command("REPLICAOF", "127.0.0.1", new.port)
+            assert await burst(fleet.gateway, 80) == {200: 80}
+            with redis.Redis.from_url(url_of(new.port)) as client:
+                assert client.keys("kvgate:quota:*")
+
+
+async def test_a_replica_is_refused_at_the_start(tmp_path: Path) -> None:
+    with redis_server() as primary, redis_server("--replicaof", f"127.0.0.1 {primary.port}") as replica:
+        code, said = await refused(await start(tmp_path, KVGATE_REDIS_URL=url_of(replica.port)))
+        assert code == 2
+        assert "Redis is a read-only replica" in said
+        assert "name the primary" in said
+
+
 async def test_a_redis_of_bounded_memory_that_evicts_nothing_is_taken(tmp_path: Path) -> None:
     with redis_server("--maxmemory", "100mb", "--maxmemory-policy", "noeviction") as server:
         async with running_fleet(tmp_path, redis_url=url_of(server.port), **SETTINGS) as fleet:
