@@ -15,6 +15,7 @@ from gateway.state.sql import CALL_LIMIT_S, SqlStore
 
 try:
     import psycopg
+    import psycopg.conninfo
 except ModuleNotFoundError as error:
     raise StateError("store_url names PostgreSQL, whose driver is not installed: pip install 'kvgate[postgres]'") from (
         error
@@ -29,10 +30,14 @@ _KEEPALIVE_S: Final = 5
 class PostgresDatabase:
     """One connection. The server ends a statement that takes longer than ``limit_s``; a server that can't is left by
     ``abort``, and one that is gone without a word is noticed by TCP.
+
+    Unless the URL names its own ``target_session_attrs``, a standby is refused: it lags behind, so a revoked key would
+    be accepted for as long as it does.
     """
 
     def __init__(self, url: str, *, limit_s: float = CALL_LIMIT_S) -> None:
         limit_ms = ceil(limit_s * 1000)
+        server = psycopg.conninfo.conninfo_to_dict(url).get("target_session_attrs", "primary")
         self._connection = psycopg.connect(
             url,
             autocommit=True,
@@ -44,6 +49,7 @@ class PostgresDatabase:
             keepalives_interval=_KEEPALIVE_S,
             keepalives_count=2,
             tcp_user_timeout=limit_ms,
+            target_session_attrs=server,
         )
 
     @property

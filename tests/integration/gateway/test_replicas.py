@@ -7,7 +7,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.integration.gateway.test_process import refused, start
 from tests.support.admin import ADMIN_KEY, Admin
+from tests.support.cutting_proxy import cutting_proxy
 from tests.support.databases import Server, postgres, postgres_pair, postgres_server, postgres_url, redis_server
 from tests.support.fleet import CHAT, chat, instances, running_fleet
 from tests.support.running_gateway import RunningGateway, eventually, running_gateway
@@ -65,7 +67,7 @@ def either_of(primary: Server, standby: Server) -> dict[str, Any]:
     """Return the settings of a gateway that uses whichever of both takes writes."""
     hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
     return {
-        "store_url": f"postgresql://kvgate@{hosts}/postgres?target_session_attrs=read-write",
+        "store_url": f"postgresql://kvgate@{hosts}/postgres",
         "salt_secret": SECRET,
         "admin_key": ADMIN_KEY,
         "store_poll_s": 0.05,
@@ -129,6 +131,35 @@ async def test_gateways_follow_a_standby_that_lacks_the_last_change(tmp_path: Pa
             assert [each["action"] for each in (await admin.ok("GET", "/audit"))["data"]] == ["create", "put"]
             await admin.ok("DELETE", f"/keys/{made['id']}")
             assert await status_with(fleet.gateway, made["key"]) == 401
+
+
+async def test_a_standby_is_refused_as_the_store_at_the_start_and_later(tmp_path: Path) -> None:
+    with postgres_pair() as (primary, standby), cutting_proxy(primary.port) as proxy:
+        code, said = await refused(await start(tmp_path / "second", KVGATE_STORE_URL=postgres_url(standby)))
+        assert code == 2
+        assert "store_url: PostgreSQL can't be used" in said
+        assert "standby" in said
+        shared = either_of(primary, standby) | {"store_url": f"postgresql://kvgate@127.0.0.1:{proxy.port}/postgres"}
+        async with running_fleet(tmp_path, **shared) as fleet:
+            admin = Admin(fleet.gateway)
+            await admin.ok("PUT", "/tenants/acme", {})
+            proxy.target_port = standby.port
+            with psycopg.connect(postgres_url(primary), autocommit=True) as connection:
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'kvgate'"
+                )
+
+            async def named() -> bool:
+                problems = (await admin.ok("GET", "/status"))["problems"]
+                return [each["kind"] for each in problems] == ["store"] and "standby" in problems[0]["message"]
+
+            await eventually(named)
+            proxy.target_port = primary.port
+
+            async def changed() -> bool:
+                return (await admin.call("PUT", "/tenants/other", {}))[0] == 200
+
+            await eventually(changed)
 
 
 async def test_without_the_store_known_keys_are_served_and_changes_are_a_503(tmp_path: Path) -> None:
