@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.errors import StateError
 from gateway.state import (
     ABSENT,
     Action,
@@ -373,6 +374,8 @@ async def test_a_damaged_file_is_unavailable_and_named(tmp_path: Path) -> None:
     (tmp_path / "kvgate.sqlite3").write_bytes(b"not a database at all" * 400)
     for name in ("kvgate.sqlite3-wal", "kvgate.sqlite3-shm"):
         (tmp_path / name).unlink(missing_ok=True)
-    with pytest.raises(StoreUnavailableError, match="not a database"):
+    with pytest.raises(StoreUnavailableError, match="was overwritten while it was in use"):
         await store.revision()
     await store.close()
+    with pytest.raises(StateError, match="not a database"):
+        open_sqlite(tmp_path)
