@@ -16,7 +16,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 
 from kvgate.failure import CommandError
-from kvgate.supervisor import State
+from kvgate.supervision.supervisor import State
 
 _CHOSEN = ("PYTHONUTF8", "PYTHONIOENCODING")
 

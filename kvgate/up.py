@@ -16,7 +16,6 @@ from kvcontrol.core.control import STATS_PATH
 from kvcontrol.core.roles import EngineRole, KVTransport
 from kvgate.api_keys import chosen_keys
 from kvgate.block_size import need_possible_block_size
-from kvgate.child import ChildFailedError
 from kvgate.display import StartBoard, output, plain
 from kvgate.failure import CommandError
 from kvgate.fit import need_fitting_tiers
@@ -27,8 +26,6 @@ from kvgate.model import Model, embedded_model, model_from_folder, tiny_model
 from kvgate.paths import make_run_dir, make_socket_dir, remove_socket_dir, state_dir
 from kvgate.ports import LOOPBACK, need_free, reserved_ports
 from kvgate.presets import preset_line, preset_of_options, with_preset
-from kvgate.probe import HttpProbe
-from kvgate.serving import until_all_serve
 from kvgate.stack import (
     PORTS_PER_INSTANCE,
     GatewayOptions,
@@ -41,7 +38,10 @@ from kvgate.stack import (
     plan_instances,
     with_fair_threads,
 )
-from kvgate.supervisor import Supervisor
+from kvgate.supervision.child import ChildFailedError
+from kvgate.supervision.probe import HttpProbe
+from kvgate.supervision.serving import until_all_serve
+from kvgate.supervision.supervisor import Supervisor
 from kvgate.tenants import shares_of_preset, tenants_of_keys
 from kvgate.tier_flags import (
     DdrOption,

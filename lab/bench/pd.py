@@ -35,9 +35,9 @@ from kvgate.instance import EngineLimits
 from kvgate.model import Model
 from kvgate.paths import make_socket_dir, remove_socket_dir
 from kvgate.ports import reserved_ports
-from kvgate.probe import HttpProbe
 from kvgate.stack import PORTS_PER_INSTANCE, engine_specs, plan_instances
-from kvgate.supervisor import Supervisor
+from kvgate.supervision.probe import HttpProbe
+from kvgate.supervision.supervisor import Supervisor
 from kvgate.topology import Topology
 from lab.bench.timed_chat import BenchmarkError, first_model
 from lab.driver.stream import StreamReader

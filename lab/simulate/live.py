@@ -19,14 +19,14 @@ from typing import Final
 
 import aiohttp
 
-from kvgate.child import ChildSpec
 from kvgate.display import StartBoard, errors
 from kvgate.model import Model
 from kvgate.ports import LOOPBACK, reserved_ports
-from kvgate.probe import HttpProbe
-from kvgate.serving import until_all_serve
 from kvgate.stack import GatewayOptions, Routing, gateway_child
-from kvgate.supervisor import Supervisor
+from kvgate.supervision.child import ChildSpec
+from kvgate.supervision.probe import HttpProbe
+from kvgate.supervision.serving import until_all_serve
+from kvgate.supervision.supervisor import Supervisor
 from lab.driver.options import HttpReplay
 from lab.driver.run import Replayed, drive
 from lab.driver.target import LOOK_UP_S, foreign_errors

@@ -321,7 +321,7 @@ def _fork_the_next_started(count: int) -> None:
     fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
 
     def fork_exec_or_spare(arguments: Sequence[str | bytes], *more: Any) -> int:
-        from kvgate.child import GATE
+        from kvgate.supervision.child import GATE
 
         words = [os.fsdecode(each) for each in arguments]
         gated = tuple(words[: len(GATE)]) == GATE

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from kvgate.child import ChildSpec
 from kvgate.display import StartBoard, errors
 from kvgate.failure import CommandError
 from kvgate.instance import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS
 from kvgate.machine import gpus
 from kvgate.model import Model
 from kvgate.ports import LOOPBACK, reserved_ports
-from kvgate.probe import HttpProbe
-from kvgate.supervisor import State, Supervisor
+from kvgate.supervision.child import ChildSpec
+from kvgate.supervision.probe import HttpProbe
+from kvgate.supervision.supervisor import State, Supervisor
 
 OURS = "ours"
 STOCK = "stock"

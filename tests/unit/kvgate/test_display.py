@@ -6,7 +6,7 @@ from rich.console import Console
 from kvgate import display
 from kvgate.display import PrepareBoard, StartBoard, Terminal, locale_is_utf8, show_failure
 from kvgate.failure import CommandError
-from kvgate.supervisor import State
+from kvgate.supervision.supervisor import State
 from lab.report import Grid, Host, Report
 
 

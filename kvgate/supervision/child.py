@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvgate.failure import CommandError
-from kvgate.watchdog import signal_group
+from kvgate.supervision.watchdog import signal_group
 
 TAIL_LINES = 20
 _TAIL_BYTES = 64 * 1024

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from kvgate.ports import free_ports
-from kvgate.probe import HttpProbe
+from kvgate.supervision.probe import HttpProbe
 
 
 async def serve(status: str) -> asyncio.Server:

@@ -3,8 +3,8 @@
 import asyncio
 
 from kvgate.failure import CommandError
-from kvgate.probe import HttpProbe
-from kvgate.supervisor import PROBE_EVERY_S, Supervisor
+from kvgate.supervision.probe import HttpProbe
+from kvgate.supervision.supervisor import PROBE_EVERY_S, Supervisor
 
 USABLE_LIMIT_S = 120.0
 

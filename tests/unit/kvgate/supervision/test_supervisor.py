@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvgate.child import Child, ChildFailedError, ChildSpec, describe_exit, last_lines
 from kvgate.failure import CommandError
-from kvgate.supervisor import TRIES, State, Supervisor
+from kvgate.supervision.child import Child, ChildFailedError, ChildSpec, describe_exit, last_lines
+from kvgate.supervision.supervisor import TRIES, State, Supervisor
 
 LIMIT_S = 60.0
 STUBBORN = (
@@ -228,8 +228,8 @@ async def test_what_a_child_started_is_stopped_with_it(tmp_path: Path) -> None:
 SUPERVISE = """
 import asyncio, sys
 from pathlib import Path
-from kvgate.child import ChildSpec
-from kvgate.supervisor import Supervisor
+from kvgate.supervision.child import ChildSpec
+from kvgate.supervision.supervisor import Supervisor
 
 async def main(folder, code):
     spec = ChildSpec(name="parent", command=(sys.executable, "-c", code), environment={}, ready_url="")
@@ -263,7 +263,7 @@ async def test_no_orphan_is_left_when_the_supervisor_itself_is_killed(tmp_path: 
 START_AND_WAIT = """
 import asyncio, os, sys
 from pathlib import Path
-from kvgate.child import Child, ChildSpec
+from kvgate.supervision.child import Child, ChildSpec
 
 async def main(folder, code):
     spec = ChildSpec(name="parent", command=(sys.executable, "-c", code), environment={}, ready_url="")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kvgate import watchdog
+from kvgate.supervision import watchdog
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvgate import watchdog
-from kvgate.child import Child, ChildFailedError, ChildSpec
+from kvgate.supervision import watchdog
+from kvgate.supervision.child import Child, ChildFailedError, ChildSpec
 
 PROBE_EVERY_S = 0.2
 ALIVE_EVERY_S = 5.0
