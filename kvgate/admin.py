@@ -26,7 +26,7 @@ from kvgate.admin_prefixes import prefixes
 from kvgate.admin_presets import presets
 from kvgate.display import plain
 from kvgate.failure import CommandError
-from kvgate.paths import state_dir
+from kvgate.host.paths import state_dir
 
 Name = Annotated[str, typer.Argument(help="A tenant's name.")]
 Note = Annotated[str, typer.Option(help="Note for operators.")]

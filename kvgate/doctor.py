@@ -22,9 +22,9 @@ from kvgate.display import output, plain, write_out
 from kvgate.failure import CommandError
 from kvgate.finding import Finding, Verdict, is_fit
 from kvgate.fit import NOT_MEASURED, Machine, examine_preset, unmeasured_keys
-from kvgate.machine import Device, available_memory_bytes, choose_gpus, core_count, gpus, torch_version
-from kvgate.paths import make_socket_dir, remove_socket_dir, state_dir
-from kvgate.ports import LOOPBACK, need_free
+from kvgate.host.machine import Device, available_memory_bytes, choose_gpus, core_count, gpus, torch_version
+from kvgate.host.paths import make_socket_dir, remove_socket_dir, state_dir
+from kvgate.host.ports import LOOPBACK, need_free
 from kvgate.presets import choose_preset
 from kvgate.tier_flags import TierFlags, nvme_root_dir, tier_options
 

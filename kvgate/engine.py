@@ -11,12 +11,12 @@ from kvcontrol.core.roles import EngineRole
 from kvgate.block_size import need_possible_block_size
 from kvgate.display import plain
 from kvgate.fit import need_fitting_tiers
+from kvgate.host.machine import Device, choose_gpus
+from kvgate.host.paths import make_socket_dir, socket_endpoint
+from kvgate.host.ports import LOOPBACK, free_ports, need_free
 from kvgate.instance import EngineLimits, Instance
 from kvgate.itl_target import ItlTargetOption, need_possible_target
-from kvgate.machine import Device, choose_gpus
 from kvgate.model import model_from_folder
-from kvgate.paths import make_socket_dir, socket_endpoint
-from kvgate.ports import LOOPBACK, free_ports, need_free
 from kvgate.presets import preset_line, preset_of_options, with_preset
 from kvgate.stack import need_fitting_memory, need_possible_role
 from kvgate.tenants import shares_of_preset

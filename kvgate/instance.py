@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from engines.models.cache import cache_dir
 from kvcontrol.core.roles import EngineRole
-from kvgate.machine import Gpu
+from kvgate.host.machine import Gpu
+from kvgate.host.ports import LOOPBACK
 from kvgate.model import Model
-from kvgate.ports import LOOPBACK
 from kvgate.tiers import TierOptions
 
 CPU_BLOCK_TOKENS = 16

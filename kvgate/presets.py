@@ -8,8 +8,8 @@ from typing import Final
 
 from kvcontrol.presets import Preset, Presets, UnknownPresetError
 from kvgate.failure import CommandError
+from kvgate.host.machine import Gpu
 from kvgate.instance import EngineLimits
-from kvgate.machine import Gpu
 from kvgate.model import Model
 
 CPU: Final = "cpu"

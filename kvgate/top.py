@@ -18,7 +18,7 @@ from kvgate.admin_client import AdminClient, WrongKeyError, find_key
 from kvgate.admin_desk import GATEWAY_URL, AdminKey, GatewayUrl, StateFolder
 from kvgate.display import draws_unicode, output, plain
 from kvgate.failure import CommandError
-from kvgate.paths import state_dir
+from kvgate.host.paths import state_dir
 from kvgate.terminal_keys import key_within, single_keys
 from kvgate.top_feed import Feed, Known
 from kvgate.top_frame import ASCII, UNICODE, Glyphs, Screen, frame

@@ -19,12 +19,12 @@ from kvgate.block_size import need_possible_block_size
 from kvgate.display import StartBoard, output, plain
 from kvgate.failure import CommandError
 from kvgate.fit import need_fitting_tiers
+from kvgate.host.machine import Device, choose_gpus
+from kvgate.host.paths import make_run_dir, make_socket_dir, remove_socket_dir, state_dir
+from kvgate.host.ports import LOOPBACK, need_free, reserved_ports
 from kvgate.instance import EngineLimits, Instance
 from kvgate.itl_target import ItlTargetOption, need_possible_target
-from kvgate.machine import Device, choose_gpus
 from kvgate.model import Model, embedded_model, model_from_folder, tiny_model
-from kvgate.paths import make_run_dir, make_socket_dir, remove_socket_dir, state_dir
-from kvgate.ports import LOOPBACK, need_free, reserved_ports
 from kvgate.presets import preset_line, preset_of_options, with_preset
 from kvgate.stack import (
     PORTS_PER_INSTANCE,

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from kvgate.machine import gpus
+from kvgate.host.machine import gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import settings
 
-from kvgate.ports import PORT_RANGE_VARIABLE
+from kvgate.host.ports import PORT_RANGE_VARIABLE
 from tests.support.examples import FULL, QUICK
 
 ONE_STACK: Final = {"tests/e2e/test_openai_sdk.py", "tests/e2e/test_surface.py"}

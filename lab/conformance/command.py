@@ -9,7 +9,7 @@ import typer
 
 from kvgate.display import errors, output, write_out
 from kvgate.failure import CommandError
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 
 _STOP_S = 15.0
 

@@ -5,7 +5,7 @@ from typing import Final
 import psutil
 
 from kvgate.failure import CommandError
-from kvgate.machine import core_count
+from kvgate.host.machine import core_count
 from lab.simulate.live import Slice, told, within
 from lab.simulate.study import Study
 from lab.simulate.workload import Workload

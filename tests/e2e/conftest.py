@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from engines.models.tiny import build_tiny
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from tests.support.processes import Running, running
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from tests.support.processes import running
 
 if TYPE_CHECKING:

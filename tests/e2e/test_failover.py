@@ -11,7 +11,7 @@ import httpx2
 import openai
 import pytest
 
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from tests.support.instance import Instance
 from tests.support.processes import Running, eventually, kill_now, running
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from openai.types.chat import ChatCompletion
 
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from tests.support.processes import running
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]

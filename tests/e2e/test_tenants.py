@@ -10,7 +10,7 @@ import pytest
 
 from kvgate.admin_client import AdminClient, find_key
 from kvgate.failure import CommandError
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from tests.support.processes import eventually, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

@@ -11,7 +11,7 @@ import httpx2
 import psutil
 import pytest
 
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from tests.support.command import typed
 from tests.support.processes import Running, all_gone, eventually, kill_now, running
 

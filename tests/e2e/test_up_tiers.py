@@ -19,7 +19,7 @@ from dashboards.panel import Proof
 from dashboards.promql import selected, series_of_samples
 from dashboards.rules import RULES_FILE, load_rules
 from kvcontrol.series import ENGINE, GATEWAY, LMDEPLOY
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from tests.support.browser import browsing
 from tests.support.collector import Collector, running_collector
 from tests.support.panels import finds, queries_of, until_all_find

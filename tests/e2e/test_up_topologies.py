@@ -11,7 +11,7 @@ import pytest
 
 from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.roles import KVTransport
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from tests.support import kv_events
 from tests.support.pd_gateway import body_of
 from tests.support.pd_pair import Answer, at_once, streamed, whole

@@ -13,7 +13,7 @@ from typing import Self
 
 import psutil
 
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from tests.support.warm_process import Warm, WarmProcess
 
 READY_WITHIN_S = 180.0

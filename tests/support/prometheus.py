@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dashboards.rules import RULES_FILE
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from tests.support.processes import answers, eventually
 
 STOP_LIMIT_S = 20.0

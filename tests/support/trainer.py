@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvgate.ports import LOOPBACK, free_ports
+from kvgate.host.ports import LOOPBACK, free_ports
 from tests.support.weights import read_weights
 
 GROUP = "trainer"

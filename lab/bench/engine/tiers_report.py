@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvgate.failure import CommandError
-from kvgate.machine import gpus
+from kvgate.host.machine import gpus
 from lab.bench.engine import tiers
 
 NAME = "tiers"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from lab.bench.gateway.backend import paced_backend, whole_backend
 from lab.bench.gateway.corpus import CORPORA, Ask, chat, conversations, mixed
 from lab.bench.gateway.placement import Placed, affinity, hotspot

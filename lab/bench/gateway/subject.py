@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from lab.bench.gateway.backend import MODEL
 from lab.bench.timed_chat import BenchmarkError
 

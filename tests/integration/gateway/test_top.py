@@ -18,7 +18,7 @@ import pytest
 
 from kvcontrol.core import CacheTier
 from kvcontrol.core.control import TierStats
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from tests.support.admin import ADMIN_KEY
 from tests.support.fleet import CHAT, Fleet, chat, running_fleet
 from tests.support.running_gateway import eventually

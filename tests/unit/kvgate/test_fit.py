@@ -10,8 +10,8 @@ from kvgate import fit
 from kvgate.failure import CommandError
 from kvgate.finding import Finding, Verdict, is_fit
 from kvgate.fit import Machine, examine_preset, need_fitting_tiers, unmeasured_keys
-from kvgate.machine import Gpu
-from kvgate.storage import FileSystem
+from kvgate.host.machine import Gpu
+from kvgate.host.storage import FileSystem
 from kvgate.tier_flags import TierFlags, tier_options
 from kvgate.tiers import TierOptions
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvgate.failure import CommandError
+from kvgate.host.machine import Gpu
 from kvgate.instance import EngineLimits
-from kvgate.machine import Gpu
 from kvgate.model import Model
 from kvgate.presets import (
     choose_preset,

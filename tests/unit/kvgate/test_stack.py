@@ -15,8 +15,8 @@ from kvcontrol.presets import Presets
 from kvcontrol.presets.parts import KV_QUANTISATIONS
 from kvgate.api_keys import ApiKey
 from kvgate.failure import CommandError
+from kvgate.host.machine import Gpu, core_count
 from kvgate.instance import GATEWAY_SECRETS, EngineLimits, Instance
-from kvgate.machine import Gpu, core_count
 from kvgate.model import Model
 from kvgate.presets import with_preset
 from kvgate.stack import (

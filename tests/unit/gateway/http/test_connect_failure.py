@@ -10,7 +10,7 @@ import pytest
 
 from gateway.http.client import fetch
 from gateway.http.connect_failure import connect_failure_reason, is_own_fault
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from tests.support.control_client import control_client
 
 

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from gateway.http.client import AnswerTooLargeError, fetch
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from tests.support.byte_server import CHUNKED, PLAIN, Server, answering, serving
 from tests.support.control_client import control_client
 

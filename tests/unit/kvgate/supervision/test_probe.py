@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from kvgate.supervision.probe import HttpProbe
 
 

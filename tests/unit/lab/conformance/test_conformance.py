@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kvgate.ports import free_ports
+from kvgate.host.ports import free_ports
 from lab.conformance.runner import CASES, make_rig, make_session, outcome_of
 from tests.support.command import typed
 from tests.support.serving import serving

@@ -7,7 +7,7 @@ import pytest
 
 from engines.sim.profile import load_profile
 from kvgate.failure import CommandError
-from kvgate.machine import core_count
+from kvgate.host.machine import core_count
 from lab.plan.live import slice_of
 from lab.simulate.live import spread
 from lab.simulate.study import Study

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgate.storage import direct_io_problem, file_system_of, held_bytes, nearest_existing
+from kvgate.host.storage import direct_io_problem, file_system_of, held_bytes, nearest_existing
 
 
 def test_a_path_that_is_not_there_lies_where_its_nearest_folder_lies(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import zmq
 
 from kvgate.failure import CommandError
-from kvgate.ports import PORT_RANGE_VARIABLE, _quiet_ports, free_ports, is_loopback, need_free, reserved_ports
+from kvgate.host.ports import PORT_RANGE_VARIABLE, _quiet_ports, free_ports, is_loopback, need_free, reserved_ports
 
 
 def test_a_port_in_use_is_named_with_its_holder_and_a_way_out() -> None:

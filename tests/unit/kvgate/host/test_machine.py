@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from kvgate import machine
 from kvgate.failure import CommandError
-from kvgate.machine import Device, choose_gpus, gpus
+from kvgate.host import machine
+from kvgate.host.machine import Device, choose_gpus, gpus
 
 LISTED = (
     "GPU 0: NVIDIA H100 (UUID: GPU-aa)\nGPU 1: NVIDIA H100 (UUID: GPU-bb)\n  MIG 1g.10gb Device 0: (UUID: MIG-cc)\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvgate.failure import CommandError
-from kvgate.paths import KEPT_RUNS, make_run_dir, make_socket_dir, remove_socket_dir, socket_endpoint, state_dir
+from kvgate.host.paths import KEPT_RUNS, make_run_dir, make_socket_dir, remove_socket_dir, socket_endpoint, state_dir
 
 GONE_PID = 2**22 + 1  # above the kernel's largest
 
@@ -68,7 +68,7 @@ def test_where_the_state_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_full_disk_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
-    monkeypatch.setattr("kvgate.paths.shutil.disk_usage", lambda _: full)
+    monkeypatch.setattr("kvgate.host.paths.shutil.disk_usage", lambda _: full)
     with pytest.raises(CommandError, match="is full: 1 MB free, logs and state need 32 MB"):
         make_run_dir(tmp_path, pid=1, now_s=0.0)
     assert list((tmp_path / "runs").iterdir()) == []
