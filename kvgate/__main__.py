@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvgate import __version__
-from kvgate.admin import build_admin
+from kvgate.admin.command import build_admin
 from kvgate.display import errors, locale_is_utf8, plain, show_failure
 from kvgate.doctor import doctor
 from kvgate.engine import engine

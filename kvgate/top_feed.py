@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvgate.admin_client import AdminClient
+from kvgate.admin.client import AdminClient
 from kvgate.failure import CommandError
 
 EVERY_S: Final = 2.0

@@ -27,7 +27,7 @@ LONG_FUNCTIONS = {
     "engines/lmdeploy/hooks/server.py:server_hooks",
     "engines/lmdeploy/hooks/torch.py:torch_hooks",
     "kvcontrol/tier_report.py:offload_stats",
-    "kvgate/admin_prefixes.py:prefixes",
+    "kvgate/admin/prefixes.py:prefixes",
     "kvgate/engine.py:engine",
     "kvgate/up.py:up",
     "lab/plan/command.py:plan",

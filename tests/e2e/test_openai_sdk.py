@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
-from kvgate.admin_client import AdminClient, find_key
+from kvgate.admin.client import AdminClient, find_key
 from tests.support.processes import Running, eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvgate.admin_client import AdminClient, find_key
+from kvgate.admin.client import AdminClient, find_key
 from kvgate.failure import CommandError
 from kvgate.host.ports import free_ports
 from tests.support.processes import eventually, running

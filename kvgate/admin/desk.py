@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from kvgate.admin_client import AdminClient
+from kvgate.admin.client import AdminClient
 from kvgate.display import Terminal, output, plain
 
 _WIDEST: Final = 4096

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import typer
 
-from kvgate.admin_client import AdminClient, find_key
-from kvgate.admin_desk import (
+from kvgate.admin.client import AdminClient, find_key
+from kvgate.admin.desk import (
     GATEWAY_URL,
     AdminKey,
     GatewayUrl,
@@ -21,9 +21,9 @@ from kvgate.admin_desk import (
     table_of,
     told,
 )
-from kvgate.admin_fleet import explain, instances, routing
-from kvgate.admin_prefixes import prefixes
-from kvgate.admin_presets import presets
+from kvgate.admin.fleet import explain, instances, routing
+from kvgate.admin.prefixes import prefixes
+from kvgate.admin.presets import presets
 from kvgate.display import plain
 from kvgate.failure import CommandError
 from kvgate.host.paths import state_dir

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from kvgate.admin_desk import listed, one, table_of, told
+from kvgate.admin.desk import listed, one, table_of, told
 from kvgate.display import plain
 from kvgate.failure import CommandError
 

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import typer
 
-from kvgate.admin_desk import table_of, text_of, told
-from kvgate.admin_fleet import messages_in
+from kvgate.admin.desk import table_of, text_of, told
+from kvgate.admin.fleet import messages_in
 from kvgate.display import plain
 from kvgate.failure import CommandError
 

@@ -1,0 +1,1 @@
+"""``kvgate admin``: the calls to a running gateway's admin API."""
