@@ -17,7 +17,7 @@ from kvgate.failure import CommandError
 from kvgate.gateway import gateway
 from kvgate.register import register
 from kvgate.sim import sim
-from kvgate.top import top
+from kvgate.top.command import top
 from kvgate.up import INTERRUPTED, up
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from kvgate.top_feed import Known
+from kvgate.top.feed import Known
 
 _ROLLING: Final = 5
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")

@@ -19,9 +19,9 @@ from kvgate.admin.desk import GATEWAY_URL, AdminKey, GatewayUrl, StateFolder
 from kvgate.display import draws_unicode, output, plain
 from kvgate.failure import CommandError
 from kvgate.host.paths import state_dir
-from kvgate.terminal_keys import key_within, single_keys
-from kvgate.top_feed import Feed, Known
-from kvgate.top_frame import ASCII, UNICODE, Glyphs, Screen, frame
+from kvgate.top.feed import Feed, Known
+from kvgate.top.frame import ASCII, UNICODE, Glyphs, Screen, frame
+from kvgate.top.keys import key_within, single_keys
 
 _KEY_WAIT_S: Final = 0.2
 _SHOW_EVERY_S: Final = 1.0

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kvgate.failure import CommandError
-from kvgate.top_feed import Known
-from kvgate.top_frame import ASCII, UNICODE, Screen, curve, frame
+from kvgate.top.feed import Known
+from kvgate.top.frame import ASCII, UNICODE, Screen, curve, frame
 
 HBM = {"capacity_blocks": 100, "used_blocks": 61, "cached_blocks": 40, "block_bytes": 4096}
 

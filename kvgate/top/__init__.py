@@ -1,0 +1,1 @@
+"""``kvgate top``: a running gateway at a glance."""
