@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from engines.models import smollm2, tiny
+from kvgate.engine.model import embedded_model, model_from_folder, tiny_model
 from kvgate.failure import CommandError
-from kvgate.model import embedded_model, model_from_folder, tiny_model
 
 
 def main() -> int:

@@ -11,12 +11,12 @@ from kvgate import __version__
 from kvgate.admin.command import build_admin
 from kvgate.display import errors, locale_is_utf8, plain, show_failure
 from kvgate.doctor import doctor
-from kvgate.engine import engine
+from kvgate.engine.command import engine
+from kvgate.engine.sim import sim
 from kvgate.extensions import extensions, none_installed
 from kvgate.failure import CommandError
 from kvgate.gateway import gateway
 from kvgate.register import register
-from kvgate.sim import sim
 from kvgate.top.command import top
 from kvgate.up import INTERRUPTED, up
 

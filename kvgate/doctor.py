@@ -19,14 +19,14 @@ from rich.table import Table
 
 from kvcontrol.presets import Preset, Presets
 from kvgate.display import output, plain, write_out
+from kvgate.engine.finding import Finding, Verdict, is_fit
+from kvgate.engine.fit import NOT_MEASURED, Machine, examine_preset, unmeasured_keys
+from kvgate.engine.presets import choose_preset
+from kvgate.engine.tier_flags import TierFlags, nvme_root_dir, tier_options
 from kvgate.failure import CommandError
-from kvgate.finding import Finding, Verdict, is_fit
-from kvgate.fit import NOT_MEASURED, Machine, examine_preset, unmeasured_keys
 from kvgate.host.machine import Device, available_memory_bytes, choose_gpus, core_count, gpus, torch_version
 from kvgate.host.paths import make_socket_dir, remove_socket_dir, state_dir
 from kvgate.host.ports import LOOPBACK, need_free
-from kvgate.presets import choose_preset
-from kvgate.tier_flags import TierFlags, nvme_root_dir, tier_options
 
 LEAST_DISK_BYTES = 2 * 10**9
 LEAST_MEMORY_BYTES = 4 * 10**9

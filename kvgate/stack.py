@@ -10,12 +10,12 @@ from pathlib import Path
 
 from kvcontrol.core.roles import EngineRole, KVTransport
 from kvgate.api_keys import ApiKey
+from kvgate.engine.instance import HEALTH_PATH, EngineLimits, Instance
+from kvgate.engine.model import Model
 from kvgate.failure import CommandError
 from kvgate.host.machine import Gpu, available_memory_bytes, core_count
 from kvgate.host.paths import socket_endpoint
 from kvgate.host.ports import LOOPBACK, is_loopback
-from kvgate.instance import HEALTH_PATH, EngineLimits, Instance
-from kvgate.model import Model
 from kvgate.supervision.child import ChildSpec
 from kvgate.topology import ALL_HYBRID, Topology
 

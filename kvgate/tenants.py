@@ -12,9 +12,9 @@ from gateway.settings import ApiKeySettings
 from gateway.state import load_salt_secret
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.presets import Preset
+from kvgate.engine.tiers import TenantShares
 from kvgate.failure import CommandError
 from kvgate.stack import GatewayOptions
-from kvgate.tiers import TenantShares
 
 _SALTED_BY: Final = "KVGATE_SALT_SECRET"
 _LEAST_TENANTS: Final = 2

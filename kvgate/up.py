@@ -15,17 +15,30 @@ import typer
 from kvcontrol.core.control import STATS_PATH
 from kvcontrol.core.roles import EngineRole, KVTransport
 from kvgate.api_keys import chosen_keys
-from kvgate.block_size import need_possible_block_size
 from kvgate.display import StartBoard, output, plain
+from kvgate.engine.block_size import need_possible_block_size
+from kvgate.engine.fit import need_fitting_tiers
+from kvgate.engine.instance import EngineLimits, Instance
+from kvgate.engine.itl_target import ItlTargetOption, need_possible_target
+from kvgate.engine.model import Model, embedded_model, model_from_folder, tiny_model
+from kvgate.engine.presets import preset_line, preset_of_options, with_preset
+from kvgate.engine.tier_flags import (
+    DdrOption,
+    DdrPathOption,
+    HardwareOption,
+    NvmeDirOption,
+    NvmeOption,
+    PresetOption,
+    TierFlags,
+    TierWriteOption,
+    nvme_root_dir,
+    tier_options,
+)
+from kvgate.engine.units import with_kv_memory
 from kvgate.failure import CommandError
-from kvgate.fit import need_fitting_tiers
 from kvgate.host.machine import Device, choose_gpus
 from kvgate.host.paths import make_run_dir, make_socket_dir, remove_socket_dir, state_dir
 from kvgate.host.ports import LOOPBACK, need_free, reserved_ports
-from kvgate.instance import EngineLimits, Instance
-from kvgate.itl_target import ItlTargetOption, need_possible_target
-from kvgate.model import Model, embedded_model, model_from_folder, tiny_model
-from kvgate.presets import preset_line, preset_of_options, with_preset
 from kvgate.stack import (
     PORTS_PER_INSTANCE,
     GatewayOptions,
@@ -43,20 +56,7 @@ from kvgate.supervision.probe import HttpProbe
 from kvgate.supervision.serving import until_all_serve
 from kvgate.supervision.supervisor import Supervisor
 from kvgate.tenants import shares_of_preset, tenants_of_keys
-from kvgate.tier_flags import (
-    DdrOption,
-    DdrPathOption,
-    HardwareOption,
-    NvmeDirOption,
-    NvmeOption,
-    PresetOption,
-    TierFlags,
-    TierWriteOption,
-    nvme_root_dir,
-    tier_options,
-)
 from kvgate.topology import Topology
-from kvgate.units import with_kv_memory
 
 DEFAULT_PORT = 8000
 DEFAULT_INSTANCES = 2

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgate.display import errors
+from kvgate.engine.model import Model, embedded_model, model_from_folder, tiny_model
+from kvgate.engine.units import parse_bytes
 from kvgate.failure import CommandError
-from kvgate.model import Model, embedded_model, model_from_folder, tiny_model
-from kvgate.units import parse_bytes
 from lab.bench import revisit
 from lab.bench.commands.fleet import run_fleet
 from lab.bench.commands.host import run_host

@@ -31,10 +31,10 @@ from kvcontrol.core.control import STATS_PATH, InstanceStats
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, new_ticket
 from kvgate.display import StartBoard, errors
+from kvgate.engine.instance import EngineLimits
+from kvgate.engine.model import Model
 from kvgate.host.paths import make_socket_dir, remove_socket_dir
 from kvgate.host.ports import reserved_ports
-from kvgate.instance import EngineLimits
-from kvgate.model import Model
 from kvgate.stack import PORTS_PER_INSTANCE, engine_specs, plan_instances
 from kvgate.supervision.probe import HttpProbe
 from kvgate.supervision.supervisor import Supervisor

@@ -10,9 +10,9 @@ from engines.sim.profile import MOST_BLOCKS, EngineShape, load_profile, shipped
 from gateway.routing import POLICIES as ROUTING
 from kvcontrol.kv_policy import POLICIES as EVICTION
 from kvgate.display import errors, show_failure
+from kvgate.engine.tier_flags import NONE
+from kvgate.engine.units import parse_bytes
 from kvgate.failure import CommandError
-from kvgate.tier_flags import NONE
-from kvgate.units import parse_bytes
 from lab.show import show
 from lab.simulate.limits import LEAST_SPEED, MOST_CHECK_S, MOST_COPIES, MOST_INSTANCES, MOST_SPEED, MOST_USD
 

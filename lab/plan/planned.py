@@ -88,7 +88,7 @@ def _assumptions(sizing: Sizing) -> Grid:
 
 def checked(made: Planned, sizing: Sizing, *, profile: str, seconds: float, board: FleetBoard) -> Planned:
     """Return the plan with what a live run of its fleet, or of a part of it, was like. Raises ``CommandError``."""
-    from kvgate.model import tiny_model
+    from kvgate.engine.model import tiny_model
     from lab.driver.run import say_warnings
     from lab.plan.live import slice_of
     from lab.plan.verdict import goals_grid

@@ -20,8 +20,8 @@ from typing import Final
 import aiohttp
 
 from kvgate.display import StartBoard, errors
+from kvgate.engine.model import Model
 from kvgate.host.ports import LOOPBACK, reserved_ports
-from kvgate.model import Model
 from kvgate.stack import GatewayOptions, Routing, gateway_child
 from kvgate.supervision.child import ChildSpec
 from kvgate.supervision.probe import HttpProbe

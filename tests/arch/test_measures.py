@@ -28,7 +28,7 @@ LONG_FUNCTIONS = {
     "engines/lmdeploy/hooks/torch.py:torch_hooks",
     "kvcontrol/tier_report.py:offload_stats",
     "kvgate/admin/prefixes.py:prefixes",
-    "kvgate/engine.py:engine",
+    "kvgate/engine/command.py:engine",
     "kvgate/up.py:up",
     "lab/plan/command.py:plan",
     "lab/replay/command.py:replay",

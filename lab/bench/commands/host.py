@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from kvgate.display import errors
+from kvgate.engine.model import embedded_model, model_from_folder, tiny_model
 from kvgate.failure import CommandError
-from kvgate.model import embedded_model, model_from_folder, tiny_model
 from kvgate.supervision.child import ChildFailedError
 from lab.bench.engine import host_report as host
 from lab.bench.options import AsJson, AsMarkdown, say

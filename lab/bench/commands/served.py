@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from kvgate.display import errors
+from kvgate.engine.model import model_from_folder, tiny_model
 from kvgate.failure import CommandError
-from kvgate.model import model_from_folder, tiny_model
 from lab.bench.options import AsJson, AsMarkdown, say
 from lab.bench.served import run as served
 from lab.bench.served.subjects import Peer, Pool

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from kvgate.display import errors
+from kvgate.engine.model import Model, model_from_folder, tiny_model
 from kvgate.failure import CommandError
-from kvgate.model import Model, model_from_folder, tiny_model
 from lab.bench.engine import overtaking, steps
 from lab.bench.options import AsJson, AsMarkdown
 from lab.bench.timed_chat import BenchmarkError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
-from kvgate.model import Model
+from kvgate.engine.model import Model
 from lab.bench.served.subjects import OURS, Pool, serving
 from lab.bench.timed_chat import ANSWER_LIMIT_S, chat
 from lab.driver.target import Target

@@ -12,8 +12,8 @@ from typing import Final
 
 from engines.sim.profile import load_profile
 from kvgate.display import errors
+from kvgate.engine.model import tiny_model
 from kvgate.failure import CommandError
-from kvgate.model import tiny_model
 from lab.driver.run import say_warnings
 from lab.report import Grid, Host, Report
 from lab.simulate.board import FleetBoard

@@ -22,8 +22,8 @@ import aiohttp
 import msgspec
 
 from kvcontrol.core.steps import STEPS_PATH, StepsReport, StepTotals
+from kvgate.engine.model import Model
 from kvgate.failure import CommandError
-from kvgate.model import Model
 from lab.bench.served.subjects import OURS, STOCK, Peer, Pool, Served, serving
 from lab.driver.options import HttpReplay
 from lab.driver.run import Replayed, replay_http

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kvgate.display import StartBoard, errors
+from kvgate.engine.instance import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS
+from kvgate.engine.model import Model
 from kvgate.failure import CommandError
 from kvgate.host.machine import gpus
 from kvgate.host.ports import LOOPBACK, reserved_ports
-from kvgate.instance import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS
-from kvgate.model import Model
 from kvgate.supervision.child import ChildSpec
 from kvgate.supervision.probe import HttpProbe
 from kvgate.supervision.supervisor import State, Supervisor

@@ -14,8 +14,8 @@ from engines.models.tiny import build_tiny
 from kvgate import doctor
 from kvgate.api_keys import ApiKey
 from kvgate.doctor import Verdict, examine
+from kvgate.engine.model import Model
 from kvgate.host.ports import free_ports
-from kvgate.model import Model
 from kvgate.stack import GatewayOptions, Routing
 from kvgate.up import QUESTION, curl
 from tests.support.command import typed

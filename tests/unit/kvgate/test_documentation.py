@@ -7,7 +7,7 @@ import typer.main
 
 from engines.models import smollm2
 from kvgate.__main__ import build_app
-from kvgate.model import Model
+from kvgate.engine.model import Model
 from kvgate.stack import GatewayOptions, Routing
 from kvgate.up import DEFAULT_PORT, curl
 

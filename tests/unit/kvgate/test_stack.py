@@ -14,11 +14,12 @@ from gateway.settings import setting_fields
 from kvcontrol.presets import Presets
 from kvcontrol.presets.parts import KV_QUANTISATIONS
 from kvgate.api_keys import ApiKey
+from kvgate.engine.instance import GATEWAY_SECRETS, EngineLimits, Instance
+from kvgate.engine.model import Model
+from kvgate.engine.presets import with_preset
+from kvgate.engine.tiers import TierOptions
 from kvgate.failure import CommandError
 from kvgate.host.machine import Gpu, core_count
-from kvgate.instance import GATEWAY_SECRETS, EngineLimits, Instance
-from kvgate.model import Model
-from kvgate.presets import with_preset
 from kvgate.stack import (
     LEAST_KV_BYTES,
     MOST_KV_BYTES,
@@ -34,7 +35,6 @@ from kvgate.stack import (
     plan_instances,
     with_fair_threads,
 )
-from kvgate.tiers import TierOptions
 from kvgate.up import does
 
 MODEL = Model(folder=Path("/models/m"), name="m")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvcontrol.core.steps import StepTotals
+from kvgate.engine.model import Model
 from kvgate.failure import CommandError
-from kvgate.model import Model
 from lab.bench.served.run import Seen, ServedPlan, figures_of, report_of, run, small_trace
 from lab.bench.served.subjects import Peer, Pool, Served
 from lab.driver.answer import Answer, Ending

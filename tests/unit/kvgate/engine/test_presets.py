@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from kvgate.failure import CommandError
-from kvgate.host.machine import Gpu
-from kvgate.instance import EngineLimits
-from kvgate.model import Model
-from kvgate.presets import (
+from kvgate.engine.instance import EngineLimits
+from kvgate.engine.model import Model
+from kvgate.engine.presets import (
     choose_preset,
     model_context_tokens,
     preset_line,
     preset_of_options,
     with_preset,
 )
+from kvgate.failure import CommandError
+from kvgate.host.machine import Gpu
 
 H100 = Gpu(selector="0", name="NVIDIA H100 80GB HBM3")
 A100 = Gpu(selector="0", name="NVIDIA A100-SXM4-80GB")

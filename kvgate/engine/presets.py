@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from kvcontrol.presets import Preset, Presets, UnknownPresetError
+from kvgate.engine.instance import EngineLimits
+from kvgate.engine.model import Model
 from kvgate.failure import CommandError
 from kvgate.host.machine import Gpu
-from kvgate.instance import EngineLimits
-from kvgate.model import Model
 
 CPU: Final = "cpu"
 LAUNCHABLE: Final = frozenset({"cuda", "cpu"})

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcontrol.presets import Evidence, Preset, Presets
+from kvgate.engine.finding import Finding, Verdict
+from kvgate.engine.presets import LAUNCHABLE
+from kvgate.engine.tiers import TierOptions
 from kvgate.failure import CommandError
-from kvgate.finding import Finding, Verdict
 from kvgate.host.machine import Gpu, available_memory_bytes, core_count, gpu_memory_bytes
 from kvgate.host.storage import direct_io_problem, file_system_of, held_bytes, nearest_existing
-from kvgate.presets import LAUNCHABLE
-from kvgate.tiers import TierOptions
 
 NOT_MEASURED = "not measured"
 SPARE_MEMORY_BYTES = 4 << 30

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from kvcontrol.presets import Preset, Presets
-from kvgate import fit
+from kvgate.engine import fit
+from kvgate.engine.finding import Finding, Verdict, is_fit
+from kvgate.engine.fit import Machine, examine_preset, need_fitting_tiers, unmeasured_keys
+from kvgate.engine.tier_flags import TierFlags, tier_options
+from kvgate.engine.tiers import TierOptions
 from kvgate.failure import CommandError
-from kvgate.finding import Finding, Verdict, is_fit
-from kvgate.fit import Machine, examine_preset, need_fitting_tiers, unmeasured_keys
 from kvgate.host.machine import Gpu
 from kvgate.host.storage import FileSystem
-from kvgate.tier_flags import TierFlags, tier_options
-from kvgate.tiers import TierOptions
 
 GIB = 1 << 30
 H100 = Gpu(selector="0", name="NVIDIA H100 80GB HBM3")

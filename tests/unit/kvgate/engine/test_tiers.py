@@ -7,9 +7,9 @@ import pytest
 from engines.lmdeploy.settings import EngineSettings
 from kvcontrol.kv_runtime import Watermarks, WriteMode
 from kvcontrol.presets import Presets
+from kvgate.engine.tier_flags import TierFlags, tier_options
+from kvgate.engine.tiers import TierOptions
 from kvgate.failure import CommandError
-from kvgate.tier_flags import TierFlags, tier_options
-from kvgate.tiers import TierOptions
 
 DIR = Path("/cache/tiers")
 LONG = Presets.shipped().preset("long-context-128k", "nvidia-h100")

@@ -9,9 +9,9 @@ import typer
 
 from kvcontrol.kv_runtime import Watermarks, WriteMode
 from kvcontrol.presets import Preset, TierPart
+from kvgate.engine.tiers import TierOptions
+from kvgate.engine.units import parse_bytes
 from kvgate.failure import CommandError
-from kvgate.tiers import TierOptions
-from kvgate.units import parse_bytes
 
 NONE: Final = "none"
 """What switches off what a preset asks for."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from engines.models.cache import cache_dir
 from kvcontrol.core.roles import EngineRole
+from kvgate.engine.model import Model
+from kvgate.engine.tiers import TierOptions
 from kvgate.host.machine import Gpu
 from kvgate.host.ports import LOOPBACK
-from kvgate.model import Model
-from kvgate.tiers import TierOptions
 
 CPU_BLOCK_TOKENS = 16
 CUDA_BLOCK_TOKENS = 64

@@ -6,7 +6,7 @@ import pytest
 
 from engines.models.tiny import build_tiny
 from kvcontrol.presets import Presets
-from kvgate.block_size import need_possible_block_size
+from kvgate.engine.block_size import need_possible_block_size
 from kvgate.failure import CommandError
 from tests.support.command import typed
 

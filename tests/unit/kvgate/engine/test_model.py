@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from kvgate.engine.model import model_from_folder, tiny_model
 from kvgate.failure import CommandError
-from kvgate.model import model_from_folder, tiny_model
 
 
 def folder(place: Path, *names: str) -> Path:

@@ -1,8 +1,8 @@
 import pytest
 
+from kvgate.engine.instance import EngineLimits
+from kvgate.engine.units import parse_bytes, parse_share, with_kv_memory
 from kvgate.failure import CommandError
-from kvgate.instance import EngineLimits
-from kvgate.units import parse_bytes, parse_share, with_kv_memory
 
 
 @pytest.mark.parametrize(

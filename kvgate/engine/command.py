@@ -8,19 +8,14 @@ from typing import Annotated
 import typer
 
 from kvcontrol.core.roles import EngineRole
-from kvgate.block_size import need_possible_block_size
 from kvgate.display import plain
-from kvgate.fit import need_fitting_tiers
-from kvgate.host.machine import Device, choose_gpus
-from kvgate.host.paths import make_socket_dir, socket_endpoint
-from kvgate.host.ports import LOOPBACK, free_ports, need_free
-from kvgate.instance import EngineLimits, Instance
-from kvgate.itl_target import ItlTargetOption, need_possible_target
-from kvgate.model import model_from_folder
-from kvgate.presets import preset_line, preset_of_options, with_preset
-from kvgate.stack import need_fitting_memory, need_possible_role
-from kvgate.tenants import shares_of_preset
-from kvgate.tier_flags import (
+from kvgate.engine.block_size import need_possible_block_size
+from kvgate.engine.fit import need_fitting_tiers
+from kvgate.engine.instance import EngineLimits, Instance
+from kvgate.engine.itl_target import ItlTargetOption, need_possible_target
+from kvgate.engine.model import model_from_folder
+from kvgate.engine.presets import preset_line, preset_of_options, with_preset
+from kvgate.engine.tier_flags import (
     DdrOption,
     DdrPathOption,
     HardwareOption,
@@ -32,7 +27,12 @@ from kvgate.tier_flags import (
     nvme_root_dir,
     tier_options,
 )
-from kvgate.units import with_kv_memory
+from kvgate.engine.units import with_kv_memory
+from kvgate.host.machine import Device, choose_gpus
+from kvgate.host.paths import make_socket_dir, socket_endpoint
+from kvgate.host.ports import LOOPBACK, free_ports, need_free
+from kvgate.stack import need_fitting_memory, need_possible_role
+from kvgate.tenants import shares_of_preset
 
 
 def engine(  # noqa: PLR0913 - each is one option

@@ -3,8 +3,8 @@
 import re
 from dataclasses import replace
 
+from kvgate.engine.instance import EngineLimits
 from kvgate.failure import CommandError
-from kvgate.instance import EngineLimits
 
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?\s*$", re.IGNORECASE)

@@ -1,0 +1,1 @@
+"""``kvgate engine``: one instance, its options, its limits and its tiers."""
