@@ -18,7 +18,7 @@ from kvgate.failure import CommandError
 from kvgate.gateway import gateway
 from kvgate.register import register
 from kvgate.top.command import top
-from kvgate.up import INTERRUPTED, up
+from kvgate.up.command import INTERRUPTED, up
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -31,8 +31,8 @@ from kvgate.engine.units import with_kv_memory
 from kvgate.host.machine import Device, choose_gpus
 from kvgate.host.paths import make_socket_dir, socket_endpoint
 from kvgate.host.ports import LOOPBACK, free_ports, need_free
-from kvgate.stack import need_fitting_memory, need_possible_role
-from kvgate.tenants import shares_of_preset
+from kvgate.up.stack import need_fitting_memory, need_possible_role
+from kvgate.up.tenants import shares_of_preset
 
 
 def engine(  # noqa: PLR0913 - each is one option

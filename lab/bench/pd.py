@@ -35,10 +35,10 @@ from kvgate.engine.instance import EngineLimits
 from kvgate.engine.model import Model
 from kvgate.host.paths import make_socket_dir, remove_socket_dir
 from kvgate.host.ports import reserved_ports
-from kvgate.stack import PORTS_PER_INSTANCE, engine_specs, plan_instances
 from kvgate.supervision.probe import HttpProbe
 from kvgate.supervision.supervisor import Supervisor
-from kvgate.topology import Topology
+from kvgate.up.stack import PORTS_PER_INSTANCE, engine_specs, plan_instances
+from kvgate.up.topology import Topology
 from lab.bench.timed_chat import BenchmarkError, first_model
 from lab.driver.stream import StreamReader
 from lab.driver.summary import quantile

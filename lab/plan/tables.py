@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from math import isinf
 from typing import Final
 
-from kvgate.stack import MAX_INSTANCES
+from kvgate.up.stack import MAX_INSTANCES
 from lab.plan.sizing import GIB, Kind, Sized, Trial
 from lab.report import Cell, Grid
 from lab.simulate.study import Study

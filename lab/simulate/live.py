@@ -22,11 +22,11 @@ import aiohttp
 from kvgate.display import StartBoard, errors
 from kvgate.engine.model import Model
 from kvgate.host.ports import LOOPBACK, reserved_ports
-from kvgate.stack import GatewayOptions, Routing, gateway_child
 from kvgate.supervision.child import ChildSpec
 from kvgate.supervision.probe import HttpProbe
 from kvgate.supervision.serving import until_all_serve
 from kvgate.supervision.supervisor import Supervisor
+from kvgate.up.stack import GatewayOptions, Routing, gateway_child
 from lab.driver.options import HttpReplay
 from lab.driver.run import Replayed, drive
 from lab.driver.target import LOOK_UP_S, foreign_errors

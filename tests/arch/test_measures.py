@@ -29,7 +29,7 @@ LONG_FUNCTIONS = {
     "kvcontrol/tier_report.py:offload_stats",
     "kvgate/admin/prefixes.py:prefixes",
     "kvgate/engine/command.py:engine",
-    "kvgate/up.py:up",
+    "kvgate/up/command.py:up",
     "lab/plan/command.py:plan",
     "lab/replay/command.py:replay",
     "lab/simulate/command.py:simulate",

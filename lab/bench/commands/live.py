@@ -7,7 +7,7 @@ import typer
 
 from engines.sim.profile import shipped
 from kvgate.failure import CommandError
-from kvgate.stack import MAX_INSTANCES, Routing
+from kvgate.up.stack import MAX_INSTANCES, Routing
 from lab.bench.options import AsJson, AsMarkdown, say
 from lab.show import show
 from lab.simulate.limits import MOST_INSTANCES

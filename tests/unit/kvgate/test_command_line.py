@@ -12,12 +12,12 @@ import pytest
 
 from engines.models.tiny import build_tiny
 from kvgate import doctor
-from kvgate.api_keys import ApiKey
 from kvgate.doctor import Verdict, examine
 from kvgate.engine.model import Model
 from kvgate.host.ports import free_ports
-from kvgate.stack import GatewayOptions, Routing
-from kvgate.up import QUESTION, curl
+from kvgate.up.api_keys import ApiKey
+from kvgate.up.command import QUESTION, curl
+from kvgate.up.stack import GatewayOptions, Routing
 from tests.support.command import typed
 
 MODEL = Model(folder=Path("/m"), name="it's a model")

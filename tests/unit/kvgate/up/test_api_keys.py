@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvgate.api_keys import ApiKey, chosen_keys
 from kvgate.failure import CommandError
+from kvgate.up.api_keys import ApiKey, chosen_keys
 
 
 def test_api_keys_of_the_environment_are_taken_where_no_option_has_one() -> None:

@@ -14,7 +14,7 @@ from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.presets import Preset
 from kvgate.engine.tiers import TenantShares
 from kvgate.failure import CommandError
-from kvgate.stack import GatewayOptions
+from kvgate.up.stack import GatewayOptions
 
 _SALTED_BY: Final = "KVGATE_SALT_SECRET"
 _LEAST_TENANTS: Final = 2

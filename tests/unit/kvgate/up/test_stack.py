@@ -13,14 +13,15 @@ from pydantic.fields import FieldInfo
 from gateway.settings import setting_fields
 from kvcontrol.presets import Presets
 from kvcontrol.presets.parts import KV_QUANTISATIONS
-from kvgate.api_keys import ApiKey
 from kvgate.engine.instance import GATEWAY_SECRETS, EngineLimits, Instance
 from kvgate.engine.model import Model
 from kvgate.engine.presets import with_preset
 from kvgate.engine.tiers import TierOptions
 from kvgate.failure import CommandError
 from kvgate.host.machine import Gpu, core_count
-from kvgate.stack import (
+from kvgate.up.api_keys import ApiKey
+from kvgate.up.command import does
+from kvgate.up.stack import (
     LEAST_KV_BYTES,
     MOST_KV_BYTES,
     PORTS_PER_INSTANCE,
@@ -35,7 +36,6 @@ from kvgate.stack import (
     plan_instances,
     with_fair_threads,
 )
-from kvgate.up import does
 
 MODEL = Model(folder=Path("/models/m"), name="m")
 TINY = Model(folder=Path("/models/tiny"), name="tiny", is_tiny=True)

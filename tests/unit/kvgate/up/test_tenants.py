@@ -11,11 +11,11 @@ from gateway.settings import ApiKeySettings
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.presets import Preset, Presets
 from kvcontrol.presets.parts import QuotaPart
-from kvgate.api_keys import ApiKey
 from kvgate.engine.tiers import TenantShares, TierOptions
 from kvgate.failure import CommandError
-from kvgate.stack import GatewayOptions, Routing
-from kvgate.tenants import shares_of_preset, tenants_of_keys
+from kvgate.up.api_keys import ApiKey
+from kvgate.up.stack import GatewayOptions, Routing
+from kvgate.up.tenants import shares_of_preset, tenants_of_keys
 
 NAMES = tuple(f"{number:016x}" for number in range(12))
 

@@ -14,7 +14,6 @@ import typer
 
 from kvcontrol.core.control import STATS_PATH
 from kvcontrol.core.roles import EngineRole, KVTransport
-from kvgate.api_keys import chosen_keys
 from kvgate.display import StartBoard, output, plain
 from kvgate.engine.block_size import need_possible_block_size
 from kvgate.engine.fit import need_fitting_tiers
@@ -39,7 +38,12 @@ from kvgate.failure import CommandError
 from kvgate.host.machine import Device, choose_gpus
 from kvgate.host.paths import make_run_dir, make_socket_dir, remove_socket_dir, state_dir
 from kvgate.host.ports import LOOPBACK, need_free, reserved_ports
-from kvgate.stack import (
+from kvgate.supervision.child import ChildFailedError
+from kvgate.supervision.probe import HttpProbe
+from kvgate.supervision.serving import until_all_serve
+from kvgate.supervision.supervisor import Supervisor
+from kvgate.up.api_keys import chosen_keys
+from kvgate.up.stack import (
     PORTS_PER_INSTANCE,
     GatewayOptions,
     Routing,
@@ -51,12 +55,8 @@ from kvgate.stack import (
     plan_instances,
     with_fair_threads,
 )
-from kvgate.supervision.child import ChildFailedError
-from kvgate.supervision.probe import HttpProbe
-from kvgate.supervision.serving import until_all_serve
-from kvgate.supervision.supervisor import Supervisor
-from kvgate.tenants import shares_of_preset, tenants_of_keys
-from kvgate.topology import Topology
+from kvgate.up.tenants import shares_of_preset, tenants_of_keys
+from kvgate.up.topology import Topology
 
 DEFAULT_PORT = 8000
 DEFAULT_INSTANCES = 2

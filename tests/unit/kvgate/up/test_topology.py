@@ -2,8 +2,8 @@ import pytest
 
 from kvcontrol.core.roles import EngineRole, KVTransport
 from kvgate.failure import CommandError
-from kvgate.stack import chosen_transport
-from kvgate.topology import ALL_HYBRID, Topology
+from kvgate.up.stack import chosen_transport
+from kvgate.up.topology import ALL_HYBRID, Topology
 
 P, D = EngineRole.PREFILL, EngineRole.DECODE
 

@@ -9,7 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from kvcontrol.core.roles import EngineRole, KVTransport
-from kvgate.api_keys import ApiKey
 from kvgate.engine.instance import HEALTH_PATH, EngineLimits, Instance
 from kvgate.engine.model import Model
 from kvgate.failure import CommandError
@@ -17,7 +16,8 @@ from kvgate.host.machine import Gpu, available_memory_bytes, core_count
 from kvgate.host.paths import socket_endpoint
 from kvgate.host.ports import LOOPBACK, is_loopback
 from kvgate.supervision.child import ChildSpec
-from kvgate.topology import ALL_HYBRID, Topology
+from kvgate.up.api_keys import ApiKey
+from kvgate.up.topology import ALL_HYBRID, Topology
 
 PORTS_PER_INSTANCE = 3
 MAX_INSTANCES = 64

@@ -1,0 +1,1 @@
+"""``kvgate up``: a whole stack on one machine."""
