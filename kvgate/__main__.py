@@ -15,8 +15,8 @@ from kvgate.engine.command import engine
 from kvgate.engine.sim import sim
 from kvgate.extensions import extensions, none_installed
 from kvgate.failure import CommandError
-from kvgate.gateway import gateway
-from kvgate.register import register
+from kvgate.gateway.command import gateway
+from kvgate.gateway.register import register
 from kvgate.top.command import top
 from kvgate.up.command import INTERRUPTED, up
 

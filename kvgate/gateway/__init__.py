@@ -1,0 +1,1 @@
+"""``kvgate gateway`` and ``kvgate register``: the gateway's process and its instances."""
