@@ -41,6 +41,7 @@ class Loader:
             if block is not None and (_DDR in block.copies or block.readable)
         }
         ticket.held = held
+        ticket.repeats = len({id(block) for block in ticket.blocks}) < len(ticket.blocks)
         self._residency.hold(list(held.values()))
         self._route(ticket, range(len(ticket.blocks)))
 
@@ -55,7 +56,12 @@ class Loader:
                         self._route(waiter, (place,))
                         touched.append(waiter)
         if ticket is not None and ticket.pending:
-            through = [item.block for item in items if ticket.held.pop(item.block.block_id, None) is not None]
+            needed = _unfinished(ticket) if ticket.repeats else ()
+            through = [
+                item.block
+                for item in items
+                if item.block.block_id not in needed and ticket.held.pop(item.block.block_id, None) is not None
+            ]
             self._residency.release(through)
             self._advance(ticket)
         return touched
@@ -167,6 +173,15 @@ class Loader:
         if refusal is not None:
             for item in items:
                 ticket.end(item.place, _FAILED, REASON_OF_REFUSAL[refusal])
+
+
+def _unfinished(ticket: Ticket) -> set[BlockId]:
+    """Return the blocks of a ticket that have no end in one of their places."""
+    return {
+        block.block_id
+        for block, end in zip(ticket.blocks, ticket.ends, strict=True)
+        if block is not None and end is None
+    }
 
 
 def _priority(ticket: Ticket) -> Priority:

@@ -169,6 +169,7 @@ class Ticket:
         "pending",
         "plans",
         "queued",
+        "repeats",
         "slots",
         "ticket_id",
     )
@@ -189,6 +190,8 @@ class Ticket:
         self.slots: list[int] = [0] * size
         """The engine's slots of a load."""
         self.held: dict[BlockId, Block] = {}
+        self.repeats = False
+        """Whether a load or prefetch names a block more than once."""
         self.heads_held = False
         """The caller of a save keeps what comes before its blocks."""
         self.plans: set[PlanId] = set()

@@ -352,3 +352,20 @@ TestHierarchy = Hierarchy.TestCase
 TestHierarchy.settings = settings(
     max_examples=examples(120), stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def test_a_load_that_names_a_block_twice_holds_it_until_both_are_through() -> None:
+    state = Hierarchy()
+    state.start(mode=WriteMode.THROUGH, seed=0, tight=True)
+    state.save(name=10)
+    state.everything_ends()
+    state.save(name=6)
+    state.demote(chosen=[0])
+    state.lend(name=20)
+    state.everything_ends()
+    state.save_to_the_end(name=22)
+    state.the_engine_fails(faults=[BlockStatus.FAILED, BlockStatus.FAILED])
+    state.load_to_the_end(chosen=[0, 90])
+    assert len(set(state.choose([94, 312, 0, 152]))) == 3
+    state.load_to_the_end(chosen=[94, 312, 0, 152])
+    state.teardown()
