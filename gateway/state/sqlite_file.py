@@ -98,7 +98,8 @@ def _follows(file: sqlite3.Connection, before: _Content) -> bool:
     """Whether a file has what was there before: the last entry of the audit log at least, unless that is too old."""
     [[revision]] = file.execute("SELECT revision FROM kvgate_revision")
     [[oldest, at_s]] = file.execute(
-        "SELECT MIN(number), MAX(CASE WHEN number = ? THEN at_s END) FROM kvgate_audit", [before.entry]
+        "SELECT (SELECT MIN(number) FROM kvgate_audit), (SELECT at_s FROM kvgate_audit WHERE number = ?)",
+        [before.entry],
     )
     return bool(revision >= before.revision and (at_s == before.entry_at_s or (oldest or 0) > before.entry))
 
