@@ -1,13 +1,12 @@
 """LMDeploy still has every symbol that kvgate's hooks replace, with the signature that they were written for."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from engines.lmdeploy.cpu.resources import CpuResources
 from tests.support.hook_tables import all_hooks
+from tests.support.own_process import ran
 
 TARGETS = [hook.target for hook in all_hooks(CpuResources(threads=1))]
 
@@ -23,8 +22,8 @@ print(json.dumps({hook.target: problem_of(hook) for hook in all_hooks(CpuResourc
 
 @pytest.fixture(scope="module")
 def problems() -> dict[str, str | None]:
-    done = subprocess.run([sys.executable, "-c", _CHECK], capture_output=True, text=True, timeout=240, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, str | None] = json.loads(ran(_CHECK).splitlines()[-1])
+    return found
 
 
 @pytest.mark.parametrize("target", TARGETS)

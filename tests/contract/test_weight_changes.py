@@ -3,8 +3,6 @@
 import inspect
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from engines.lmdeploy.hooks import interruption_hooks
 from engines.lmdeploy.hooks.names import ENGINE
 from engines.lmdeploy.http.server_sleep import OPERATIONS
+from tests.support.own_process import ran
 
 CHANGES = {"update_params", "update_weights_from_ipc", "update_weights_from_distributed", "sleep", "wakeup"}
 HARMLESS = {
@@ -46,8 +45,7 @@ print(json.dumps({each.__name__: sources(each) for each in (Engine, BaseModelAge
 @pytest.fixture(scope="module")
 def sources() -> dict[str, dict[str, str]]:
     """The methods of LMDeploy's classes with their texts."""
-    done = subprocess.run([sys.executable, "-c", _LIST], capture_output=True, text=True, timeout=240, check=True)
-    found: dict[str, dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, dict[str, str]] = json.loads(ran(_LIST).splitlines()[-1])
     return found
 
 

@@ -1,33 +1,22 @@
 """The CPU back end goes on only where it belongs, and says why when it does not."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from engines.lmdeploy import cpu
+from tests.support.own_process import ran
 
 pytestmark = pytest.mark.engine
 
 
-def _run(code: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False, env=environment
-    )
-
-
 def test_it_is_refused_where_cuda_is_available_and_touches_nothing() -> None:
-    done = _run(
+    said = ran(
         "import torch; torch.cuda.is_available = lambda: True; stream = torch.cuda.Stream\n"
         "from engines.lmdeploy import cpu\n"
         "try: cpu.activate()\n"
         "except cpu.CpuActivationError as refusal: print(refusal, torch.cuda.Stream is stream)"
     )
-    assert done.returncode == 0, done.stderr
-    assert "CUDA is available" in done.stdout
-    assert done.stdout.rstrip().endswith("True")
+    assert "CUDA is available" in said
+    assert said.rstrip().endswith("True")
 
 
 def test_a_second_activation_is_nothing_unless_it_wants_something_else() -> None:
@@ -38,7 +27,7 @@ def test_a_second_activation_is_nothing_unless_it_wants_something_else() -> None
 
 
 def test_a_moved_symbol_stops_the_activation_by_name_and_leaves_torch_alone() -> None:
-    done = _run(
+    said = ran(
         "import torch, warnings; warnings.simplefilter('ignore')\n"
         "import lmdeploy.pytorch.engine.model_agent.agent as agent\n"
         "stream, compile = torch.cuda.Stream, torch.compile\n"
@@ -49,9 +38,8 @@ def test_a_moved_symbol_stops_the_activation_by_name_and_leaves_torch_alone() ->
         "except HookMismatchError as error: print(error.problems)\n"
         "print(torch.cuda.Stream is stream, torch.compile is compile)"
     )
-    assert done.returncode == 0, done.stderr
-    assert "agent:_try_to_cuda is gone" in done.stdout
-    assert done.stdout.rstrip().endswith("True True")
+    assert "agent:_try_to_cuda is gone" in said
+    assert said.rstrip().endswith("True True")
 
 
 def test_auto_is_float32_and_unknown_dtypes_are_refused_with_the_list() -> None:
