@@ -31,11 +31,11 @@ from engines.sim.behaviour import Behaviour
 from engines.sim.counters import Counters
 from engines.sim.gaps import GapHistogram
 from engines.sim.pool import PrefixPool
+from engines.sim.prefill_order import PrefillTurns
 from engines.sim.profile import Profile
 from engines.sim.sequence import Listener, Phase, SimRequest, SimSequence
 from engines.sim.sink import BlockSink, SilentSink
 from engines.sim.tiers import MakePolicy, SimTiers
-from engines.sim.turns import PrefillTurns
 from engines.sim.waiting import SimWaiting
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.integrity import must

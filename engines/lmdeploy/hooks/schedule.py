@@ -10,7 +10,7 @@ _STATUS = "lmdeploy.pytorch.messages.MessageStatus"
 
 def schedule_hooks() -> list[Hook]:
     """In both processes: how urgent a request is travels with it, and decides when it is tried."""
-    from engines.lmdeploy.schedule import chunk_room, chunked_again, handles, prefill_gate, scheduler, urgency
+    from engines.lmdeploy.schedule import chunk_space, chunked_again, handles, prefill_gate, scheduler, urgency
 
     return [
         Hook(
@@ -60,7 +60,7 @@ def schedule_hooks() -> list[Hook]:
         Hook(
             target="lmdeploy.pytorch.engine.inputs_maker:_ForwardInputsTask._try_active_chunk",
             signature="(self)",
-            replace=chunk_room.task_try_active_chunk,
+            replace=chunk_space.task_try_active_chunk,
             why="a chunk without room and a loaded prompt that waits would wait for each other for ever",
         ),
         Hook(

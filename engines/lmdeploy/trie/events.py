@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from engines.events.log import EventLog
-from engines.lmdeploy.trie.put_off import TellsLater
+from engines.lmdeploy.trie.deferral import TellsLater
 from engines.lmdeploy.trie.tenancy import salt_of_identity, without_salt
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, child_hash, root_hash

@@ -13,7 +13,7 @@ so those that it may choose are the ones that only the trie holds, always, and c
 is the policy's; that a node goes only as a leaf is ``TailsFirst``'s, which stands before any policy, and is checked
 here once more, with the reference counts: a block that can't go after all is inserted anew.
 
-While a request waits for its first token, telling may be put off for a moment (``put_off.py``); the policy is asked for
+While a request waits for its first token, telling may be put off for a moment (``deferral.py``); the policy is asked for
 nothing before it knows all.
 
 A ``TrieEviction`` belongs to one trie and to the engine's thread. Nothing here raises into the engine's loop: at the
@@ -30,7 +30,7 @@ import numpy as np
 
 from engines.lmdeploy.schedule.urgency import urgency_of_sequence
 from engines.lmdeploy.trie.contents import content_above, content_of, prompt_contents, tenant_of
-from engines.lmdeploy.trie.put_off import TellsLater
+from engines.lmdeploy.trie.deferral import TellsLater
 from engines.lmdeploy.trie.shadow_feed import ShadowFeed
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId

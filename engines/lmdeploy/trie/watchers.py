@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from engines.lmdeploy.trie.deferral import TellsLater
 from engines.lmdeploy.trie.events import tracker_of
 from engines.lmdeploy.trie.eviction import eviction_of
-from engines.lmdeploy.trie.put_off import TellsLater
 
 
 def watchers_of(trie: Any) -> Iterator[TellsLater]:

@@ -9,7 +9,7 @@
 - *Acts.* What is done outside of the store (a plan is cancelled, instances are told) is written as ``begun`` before it
   is done, so that a store which can't be written keeps it from being done; its end takes the entry's place. Where the
   store went away in between, what was done with nothing to store beside is answered as done, and its end is written
-  later (``acts.py``); who had something to store takes it back. An act whose gateway dies is undone by another one.
+  later (``operations.py``); who had something to store takes it back. An act whose gateway dies is undone by another one.
 """
 
 import json
@@ -23,8 +23,8 @@ from typing import Any, Final
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from gateway.api.admin.acts import Act, Acts
 from gateway.api.admin.mutation import Mutation, OvertakenError, etag, expected_of, must, refusal
+from gateway.api.admin.operations import Act, Acts
 from gateway.errors import (
     ApiError,
     IdempotencyError,

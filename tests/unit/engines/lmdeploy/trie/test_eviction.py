@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engines.lmdeploy.hooks import eviction_hooks
 from engines.lmdeploy.patching import install
 from engines.lmdeploy.trie.contents import content_of
+from engines.lmdeploy.trie.deferral import PutOff
 from engines.lmdeploy.trie.eviction import TrieEviction, eviction_of
 from engines.lmdeploy.trie.prefixes import take_out
-from engines.lmdeploy.trie.put_off import PutOff
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import (
     POLICIES,

@@ -12,10 +12,10 @@ from engines.control.guard import Guard
 from engines.events.log import EventLog
 from engines.lmdeploy.hooks import event_hooks, eviction_hooks, tenant_hooks, tier_hooks
 from engines.lmdeploy.patching import install
+from engines.lmdeploy.trie.deferral import MOST_S, PutOff
 from engines.lmdeploy.trie.events import TrieTracker
 from engines.lmdeploy.trie.eviction import eviction_of
 from engines.lmdeploy.trie.path import SLICE_BLOCKS, PathMaker
-from engines.lmdeploy.trie.put_off import MOST_S, PutOff
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from tests.support.block_trie import BLOCK_TOKENS, Paging, prompt
 

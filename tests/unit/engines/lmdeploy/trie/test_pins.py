@@ -11,10 +11,10 @@ from engines.events.log import EventLog
 from engines.lmdeploy.hooks import event_hooks, eviction_hooks, tenant_hooks
 from engines.lmdeploy.offload.tiers import EngineTiers
 from engines.lmdeploy.patching import install
+from engines.lmdeploy.trie.deferral import PutOff
 from engines.lmdeploy.trie.events import TrieTracker, forget_cache
 from engines.lmdeploy.trie.eviction import eviction_of
 from engines.lmdeploy.trie.pins import TriePins
-from engines.lmdeploy.trie.put_off import PutOff
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, root_hash, token_bytes
 from kvcontrol.core.ids import BlockHash
