@@ -18,7 +18,7 @@ class ProblemKind(StrEnum):
     DOCUMENT = "document"  # a stored document can't be read
     STORE = "store"  # the store can't be read
     REDIS = "redis"  # Redis can't be used, or may forget quotas
-    ACT = "act"  # a change that another gateway left half done
+    OPERATION = "act"  # an unfinished operation of a gateway that ended
     DISCOVERY = "discovery"  # a place suddenly names far fewer instances
     CLOCK = "clock"  # this machine's clock differs from the store's
     FILES = "files"  # this process has no file descriptor left, or soon

@@ -1,8 +1,8 @@
-"""Undoes what a gateway had begun that died in the middle.
+"""Undoes the operations of gateways that died.
 
-An act is open in the store from before it is done until it ends, and its gateway says every second that it is still
-there. Where it does not for ``LEASE_S``, the first other gateway that notices takes the act over: instances go back to
-what they ran before, or to what the store says by now, and the audit log says that it was undone.
+An operation is pending in the store until it ends, and its gateway renews its lease every second. When a lease of
+``LEASE_S`` has expired, the first other gateway that notices takes the operation over: instances return to their
+previous state, or to the state in the store, and the audit log records the undo.
 """
 
 import json
@@ -17,19 +17,19 @@ from gateway.fleet.policies import Policy, PolicySwap
 from gateway.fleet.undo_note import UndoNote, read_note
 from gateway.problems import ProblemKind, Problems
 from gateway.registry import Registry
-from gateway.state import ActLostError, OpenAct, Store
+from gateway.state import OperationLostError, PendingOperation, Store
 from kvcontrol.core.ids import InstanceId
 
 LEASE_S: Final = 5.0
 _AWAITED_S: Final = 600.0
-"""For so long an instance is waited for that nobody names: it may register itself again."""
+"""Longest wait for an instance that left the registry: it may register itself again."""
 _UNDONE: Final = "undone"
 _INTERRUPTED: Final = "interrupted"
-"""Outcomes of an act that could be undone, and of one of which nobody knows what it did."""
+"""Outcome of an undone operation, and of one whose effect is unknown."""
 
 
 class _Taken(NamedTuple):
-    act: OpenAct
+    operation: PendingOperation
     at_s: float
 
 
@@ -55,26 +55,28 @@ class Rescue:
         self._taken: dict[int, _Taken] = {}
 
     async def round(self, own: Collection[int]) -> None:
-        """Take over acts whose gateways are gone, but for our own, and end those that are undone; raises
+        """Take over operations of other gateways whose lease expired, and end those that are undone; raises
         ``StoreUnavailableError``.
         """
-        for act in await self._store.acts():
-            if act.left_s < 0 and act.number not in own and act.number not in self._taken:
-                await self._take(act)
+        for operation in await self._store.operations():
+            if operation.left_s < 0 and operation.number not in own and operation.number not in self._taken:
+                await self._take(operation)
         if self._taken:
             await self._store.hold(list(self._taken), lease_s=LEASE_S)
         for taken in list(self._taken.values()):
             await self._end(taken)
 
-    async def _take(self, act: OpenAct) -> None:
-        if not await self._store.take(act.number, lease_s=LEASE_S):
+    async def _take(self, operation: PendingOperation) -> None:
+        if not await self._store.take(operation.number, lease_s=LEASE_S):
             return
-        self._taken[act.number] = _Taken(act, self._clock())
-        what = f"{act.action.action} {act.action.target}"
+        self._taken[operation.number] = _Taken(operation, self._clock())
+        what = f"{operation.action.action} {operation.action.target}"
         self._problems.report(
-            ProblemKind.ACT, _subject(act), f"the gateway that began to {what} is gone; this one undoes what it did"
+            ProblemKind.OPERATION,
+            _subject(operation),
+            f"the gateway that began to {what} has ended; this gateway undoes the change",
         )
-        note = read_note(act.note)
+        note = read_note(operation.note)
         for each in note.policies:
             policy = Policy(kind=each.kind, name=each.name, params=each.params)
             self._swap.owe(InstanceId(each.instance), policy)
@@ -87,28 +89,32 @@ class Rescue:
                     continue
                 instance = self._registry.get(InstanceId(each.instance))
                 if each.name not in self._pins.wishes(instance):
-                    with suppress(InstanceControlError):  # it ends there by itself, as the lease of every pin does
+                    with suppress(InstanceControlError):  # the lease of the pin ends there by itself
                         await self._pins.unpin(instance, each.name)
 
     async def _end(self, taken: _Taken) -> None:
-        """Write the end of an act once no instance owes anything for it, but for those that did not come for long."""
-        act = taken.act
-        note = read_note(act.note)
+        """End an operation when no instance owes a policy for it, except instances that stay away for too long."""
+        operation = taken.operation
+        note = read_note(operation.note)
         awaited = self._clock() - taken.at_s < _AWAITED_S
         for each in note.policies:
             instance = InstanceId(each.instance)
             if each.kind in self._swap.owed(instance) and (awaited or self._registry.knows(instance)):
                 return
         outcome = _UNDONE if note.policies or note.pins else _INTERRUPTED
-        detail = json.dumps({**json.loads(act.action.detail), "interrupted": "the gateway that began it is gone"})
-        with suppress(ActLostError):  # then it has ended otherwise, and nothing is left to be done
-            await self._store.apply([], action=replace(act.action, outcome=outcome, detail=detail), begun=act.number)
-        self._problems.clear(ProblemKind.ACT, _subject(act))
-        del self._taken[act.number]
+        detail = json.dumps(
+            {**json.loads(operation.action.detail), "interrupted": "the gateway that began it has ended"}
+        )
+        with suppress(OperationLostError):  # another gateway has ended it
+            await self._store.apply(
+                [], action=replace(operation.action, outcome=outcome, detail=detail), completes=operation.number
+            )
+        self._problems.clear(ProblemKind.OPERATION, _subject(operation))
+        del self._taken[operation.number]
 
 
-def _subject(act: OpenAct) -> str:
-    return f"act {act.number}"
+def _subject(operation: PendingOperation) -> str:
+    return f"operation {operation.number}"
 
 
 __all__ = ["LEASE_S", "Rescue"]

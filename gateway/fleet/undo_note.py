@@ -23,7 +23,7 @@ class NotedPin(msgspec.Struct, frozen=True):
 
 
 class UndoNote(msgspec.Struct, frozen=True):
-    """All that an act is going to change."""
+    """Everything that an operation will change."""
 
     policies: list[NotedPolicy] = []
     pins: list[NotedPin] = []

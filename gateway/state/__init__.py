@@ -11,15 +11,15 @@ from gateway.state.documents import (
     Delete,
     Document,
     Kind,
-    OpenAct,
+    PendingOperation,
     Put,
     Remembered,
 )
 from gateway.state.salt import load_salt_secret
 from gateway.state.sqlite import open_sqlite
 from gateway.state.store import (
-    ActLostError,
     ConflictError,
+    OperationLostError,
     OutcomeUnknownError,
     Remember,
     RepeatedKeyError,
@@ -30,7 +30,6 @@ from gateway.state.store import (
 
 __all__ = [
     "ABSENT",
-    "ActLostError",
     "Action",
     "AuditBound",
     "AuditEntry",
@@ -41,8 +40,9 @@ __all__ = [
     "KeyDigest",
     "Kind",
     "NewKey",
-    "OpenAct",
+    "OperationLostError",
     "OutcomeUnknownError",
+    "PendingOperation",
     "Put",
     "Remember",
     "Remembered",

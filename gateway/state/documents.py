@@ -91,7 +91,7 @@ class AuditEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAct:
+class PendingOperation:
     """Something outside of the store that was begun and has not ended. ``number`` is that of its audit entry.
 
     ``note`` is JSON text with what it takes to undo it, "" while nothing was done. Once ``left_s`` is below 0, whoever
@@ -133,7 +133,7 @@ __all__ = [
     "Delete",
     "Document",
     "Kind",
-    "OpenAct",
+    "PendingOperation",
     "Put",
     "Remembered",
     "Revision",

@@ -16,7 +16,7 @@ from gateway.state.documents import (
     Change,
     Document,
     Kind,
-    OpenAct,
+    PendingOperation,
     Remembered,
     Revision,
 )
@@ -61,16 +61,21 @@ class SqlStore:
     async def hold(self, numbers: Sequence[int], *, lease_s: float) -> None:
         await self._thread.run(lambda database: statements.hold(database, numbers, lease_s))
 
-    async def acts(self) -> Sequence[OpenAct]:
-        return await self._thread.run(statements.acts)
+    async def operations(self) -> Sequence[PendingOperation]:
+        return await self._thread.run(statements.operations)
 
     async def take(self, number: int, *, lease_s: float) -> bool:
         return await self._thread.run(lambda database: statements.take(database, number, lease_s))
 
     async def apply(
-        self, changes: Sequence[Change], *, action: Action, remember: Remember | None = None, begun: int | None = None
+        self,
+        changes: Sequence[Change],
+        *,
+        action: Action,
+        remember: Remember | None = None,
+        completes: int | None = None,
     ) -> Sequence[Document | None]:
-        record = Record(action, self._bound, begun)
+        record = Record(action, self._bound, completes)
         return await self._thread.run(lambda database: statements.apply(database, changes, record, remember))
 
     async def remembered(self, key: str) -> Remembered | None:

@@ -16,11 +16,11 @@ from gateway.state.documents import (
     Delete,
     Document,
     Kind,
-    OpenAct,
+    PendingOperation,
     Remembered,
     Revision,
 )
-from gateway.state.store import ActLostError, ConflictError, Remember, RepeatedKeyError
+from gateway.state.store import ConflictError, OperationLostError, Remember, RepeatedKeyError
 
 _REMEMBERED_S: Final = 24 * 3600.0
 _MOST_FORGOTTEN: Final = 100
@@ -74,12 +74,12 @@ class Record(NamedTuple):
 
     action: Action
     bound: AuditBound
-    begun: int | None = None
+    completes: int | None = None
     """The entry that ends with it; None is a new one."""
 
 
 def begin(database: Database, record: Record, lease_s: float) -> int:
-    """Write an entry of the audit log and an open act, and return their number."""
+    """Write an entry of the audit log and a pending operation, and return their number."""
     with database.transaction():
         now_s = database.now()
         number = _entry(database, record, now_s)
@@ -90,7 +90,7 @@ def begin(database: Database, record: Record, lease_s: float) -> int:
 
 
 def note(database: Database, number: int, text: str, lease_s: float) -> None:
-    """Write what it takes to undo an act; raises ``ActLostError``."""
+    """Write how to undo an operation; raises ``OperationLostError``."""
     with database.transaction():
         if not database.rows(
             "UPDATE kvgate_acts SET note = ?, until_s = ? WHERE number = ? AND abandoned = 0 RETURNING number",
@@ -100,22 +100,22 @@ def note(database: Database, number: int, text: str, lease_s: float) -> None:
 
 
 def hold(database: Database, numbers: Sequence[int], lease_s: float) -> None:
-    """Keep open acts for another ``lease_s``."""
+    """Keep pending operations for another ``lease_s``."""
     with database.transaction():
         until_s = database.now() + lease_s
         for number in numbers:
             database.execute("UPDATE kvgate_acts SET until_s = ? WHERE number = ?", [until_s, number])
 
 
-def acts(database: Database) -> list[OpenAct]:
-    """Return the open acts of all gateways, the oldest first."""
+def operations(database: Database) -> list[PendingOperation]:
+    """Return the pending operations of all gateways, the oldest first."""
     found = database.rows(
         "SELECT kvgate_acts.number, note, until_s, abandoned, actor, action, target, outcome, detail, request_id "
         "FROM kvgate_acts JOIN kvgate_audit ON kvgate_audit.number = kvgate_acts.number ORDER BY kvgate_acts.number"
     )
     now_s = database.now() if found else 0.0
     return [
-        OpenAct(
+        PendingOperation(
             number=number,
             action=Action(
                 actor=actor, action=action, target=target, outcome=outcome, detail=detail, request_id=request_id
@@ -129,7 +129,7 @@ def acts(database: Database) -> list[OpenAct]:
 
 
 def take(database: Database, number: int, lease_s: float) -> bool:
-    """Take over an act whose time is over; return whether nobody else did."""
+    """Take over an operation whose time is over; return whether nobody else did."""
     with database.transaction():
         now_s = database.now()
         return bool(
@@ -140,8 +140,8 @@ def take(database: Database, number: int, lease_s: float) -> bool:
         )
 
 
-def _lost(number: int) -> ActLostError:
-    return ActLostError(f"act {number} has ended or is undone by another gateway: its lease expired")
+def _lost(number: int) -> OperationLostError:
+    return OperationLostError(f"operation {number} has ended or is undone by another gateway: its lease expired")
 
 
 def _entry(database: Database, record: Record, now_s: float) -> int:
@@ -162,20 +162,20 @@ def _entry(database: Database, record: Record, now_s: float) -> int:
 def apply(
     database: Database, changes: Sequence[Change], record: Record, remember: Remember | None
 ) -> list[Document | None]:
-    """Make all changes or none; raises ``ConflictError``, ``RepeatedKeyError``, ``ActLostError``."""
+    """Make all changes or none; raises ``ConflictError``, ``RepeatedKeyError``, ``OperationLostError``."""
     with database.transaction():
         now_s = database.now()
         after = [_change(database, change, now_s) for change in changes]
         if changes:
             database.execute("UPDATE kvgate_revision SET revision = revision + 1")
-        if record.begun is None:
+        if record.completes is None:
             _entry(database, record, now_s)
-        elif not database.rows("DELETE FROM kvgate_acts WHERE number = ? RETURNING number", [record.begun]):
-            raise _lost(record.begun)
+        elif not database.rows("DELETE FROM kvgate_acts WHERE number = ? RETURNING number", [record.completes]):
+            raise _lost(record.completes)
         else:
             database.execute(
                 "UPDATE kvgate_audit SET outcome = ?, detail = ? WHERE number = ?",
-                [record.action.outcome, record.action.detail, record.begun],
+                [record.action.outcome, record.action.detail, record.completes],
             )
         if remember is not None:
             _remember(database, remember(after), now_s)
@@ -262,7 +262,6 @@ def audit(database: Database, limit: int, before: int | None, bound: AuditBound)
 
 __all__ = [
     "Record",
-    "acts",
     "apply",
     "audit",
     "begin",
@@ -270,6 +269,7 @@ __all__ = [
     "documents",
     "hold",
     "note",
+    "operations",
     "remembered",
     "revision",
     "skew_s",

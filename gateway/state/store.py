@@ -11,7 +11,7 @@ StoreError
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gateway.state.documents import Action, AuditEntry, Change, Document, Kind, OpenAct, Remembered, Revision
+from gateway.state.documents import Action, AuditEntry, Change, Document, Kind, PendingOperation, Remembered, Revision
 
 Remember = Callable[[Sequence[Document | None]], Remembered]
 """Makes of the documents after a change what was answered to it."""
@@ -36,8 +36,8 @@ class RepeatedKeyError(StoreError):
     """Another request with the same idempotency key came first."""
 
 
-class ActLostError(StoreError):
-    """The act is another gateway's now, or has ended."""
+class OperationLostError(StoreError):
+    """The operation is another gateway's now, or has ended."""
 
 
 class StoreUnavailableError(StoreError):
@@ -70,36 +70,41 @@ class Store(Protocol):
     async def document(self, kind: Kind, name: str) -> Document | None: ...
 
     async def begin(self, action: Action, *, lease_s: float) -> int:
-        """Write an entry of the audit log before what it tells of is done, and return its number.
+        """Write an audit entry before the change that it records, and return its number.
 
-        It is an open act until ``apply`` ends it; its owner says again within ``lease_s`` that it is still there.
+        It is a pending operation until ``apply`` ends it; its owner renews the lease within ``lease_s``.
         """
         ...
 
     async def note(self, number: int, note: str, *, lease_s: float) -> None:
-        """Write what it takes to undo an act, before it is done; raises ``ActLostError``."""
+        """Write how to undo an operation, before it is done; raises ``OperationLostError``."""
         ...
 
     async def hold(self, numbers: Sequence[int], *, lease_s: float) -> None:
-        """Keep open acts for another ``lease_s``."""
+        """Keep pending operations for another ``lease_s``."""
         ...
 
-    async def acts(self) -> Sequence[OpenAct]:
-        """Return the open acts of all gateways, the oldest first."""
+    async def operations(self) -> Sequence[PendingOperation]:
+        """Return the pending operations of all gateways, the oldest first."""
         ...
 
     async def take(self, number: int, *, lease_s: float) -> bool:
-        """Take over an act whose owner is taken for dead; return whether nobody else did."""
+        """Take over an operation whose owner is taken for dead; return whether nobody else did."""
         ...
 
     async def apply(
-        self, changes: Sequence[Change], *, action: Action, remember: Remember | None = None, begun: int | None = None
+        self,
+        changes: Sequence[Change],
+        *,
+        action: Action,
+        remember: Remember | None = None,
+        completes: int | None = None,
     ) -> Sequence[Document | None]:
         """Make all changes or none; return the documents in their order, None for those that are gone. The action is
-        a new entry of the audit log, or the end of the act that was ``begun``.
+        a new entry of the audit log, or the end of the operation that it ``completes``.
 
         ``remember`` makes the answer that is to be remembered from them; it waits for nothing and runs elsewhere.
-        Raises ``ConflictError``, ``RepeatedKeyError``, ``ActLostError``. Without changes only the audit entry is
+        Raises ``ConflictError``, ``RepeatedKeyError``, ``OperationLostError``. Without changes only the audit entry is
         written.
         """
         ...
@@ -118,8 +123,8 @@ class Store(Protocol):
 
 
 __all__ = [
-    "ActLostError",
     "ConflictError",
+    "OperationLostError",
     "OutcomeUnknownError",
     "Remember",
     "RepeatedKeyError",

@@ -44,7 +44,7 @@ class Control:
             "pins": self.pins.run,
             "directory": partial(self.directory.run, poll_s),
             "roster": partial(self.config_sync.run, poll_s),
-            "acts": partial(self.changes.acts.run, self.rescue.round),
+            "operations": partial(self.changes.operations.run, self.rescue.round),
         }
 
 
@@ -130,7 +130,7 @@ def _settled(directory: DirectoryKeeper, changes: Changes) -> Callable[[], Await
     async def settled() -> bool:
         try:
             await directory.refresh()
-            return not await changes.acts.policies_change()
+            return not await changes.operations.policies_change()
         except StoreUnavailableError:
             return False
 

@@ -15,11 +15,11 @@ from gateway.errors import StateError
 from gateway.state import (
     ABSENT,
     Action,
-    ActLostError,
     AuditBound,
     ConflictError,
     Delete,
     Kind,
+    OperationLostError,
     Put,
     Remembered,
     RepeatedKeyError,
@@ -200,10 +200,10 @@ async def test_an_entry_that_was_begun_ends_in_its_place_with_the_changes_or_not
     number = await store.begin(replace(ACT, outcome="begun"), lease_s=60)
     await store.apply([], action=replace(ACT, target="another"))
     with pytest.raises(ConflictError):
-        await store.apply([Delete(kind=Kind.TENANT, name="acme")], action=ACT, begun=number)
+        await store.apply([Delete(kind=Kind.TENANT, name="acme")], action=ACT, completes=number)
     assert [each.action.outcome for each in await store.audit(limit=10)] == ["done", "begun"]
     await store.apply(
-        [Put(kind=Kind.TENANT, name="acme", body="1")], action=replace(ACT, detail='{"n": 1}'), begun=number
+        [Put(kind=Kind.TENANT, name="acme", body="1")], action=replace(ACT, detail='{"n": 1}'), completes=number
     )
     assert [(each.number, each.action.target, each.action.detail) for each in await store.audit(limit=10)] == [
         (number + 1, "another", "{}"),
@@ -216,22 +216,23 @@ async def test_an_act_is_open_until_it_ends_and_whoever_takes_it_over_ends_it_in
     owner, other = opener(), opener()
     number = await owner.begin(replace(ACT, outcome="begun"), lease_s=3600)
     await owner.note(number, "what to undo", lease_s=3600)
-    [act] = await other.acts()
-    assert (act.number, act.action.target, act.note, act.abandoned) == (number, ACT.target, "what to undo", False)
-    assert 0 < act.left_s <= 3600
+    [operation] = await other.operations()
+    seen = (operation.number, operation.action.target, operation.note, operation.abandoned)
+    assert seen == (number, ACT.target, "what to undo", False)
+    assert 0 < operation.left_s <= 3600
     assert not await other.take(number, lease_s=60)  # its owner is there
     await owner.hold([number], lease_s=-1)
-    assert (await other.acts())[0].left_s < 0
+    assert (await other.operations())[0].left_s < 0
     assert await other.take(number, lease_s=60)
     assert not await owner.take(number, lease_s=60)
-    with pytest.raises(ActLostError):
+    with pytest.raises(OperationLostError):
         await owner.note(number, "more", lease_s=60)
-    await other.apply([], action=replace(ACT, outcome="undone"), begun=number)
-    with pytest.raises(ActLostError):
-        await owner.apply([Put(kind=Kind.TENANT, name="acme", body="1")], action=ACT, begun=number)
+    await other.apply([], action=replace(ACT, outcome="undone"), completes=number)
+    with pytest.raises(OperationLostError):
+        await owner.apply([Put(kind=Kind.TENANT, name="acme", body="1")], action=ACT, completes=number)
     assert await owner.document(Kind.TENANT, "acme") is None
     assert [each.action.outcome for each in await owner.audit(limit=10)] == ["undone"]
-    assert list(await owner.acts()) == []
+    assert list(await owner.operations()) == []
     await owner.close()
     await other.close()
 

@@ -13,8 +13,8 @@ so those that it may choose are the ones that only the trie holds, always, and c
 is the policy's; that a node goes only as a leaf is ``TailsFirst``'s, which stands before any policy, and is checked
 here once more, with the reference counts: a block that can't go after all is inserted anew.
 
-While a request waits for its first token, telling may be put off for a moment (``deferral.py``); the policy is asked for
-nothing before it knows all.
+While a request waits for its first token, reports to the policy may be deferred (``deferral.py``); the policy chooses
+no victim before the deferred reports have reached it.
 
 A ``TrieEviction`` belongs to one trie and to the engine's thread. Nothing here raises into the engine's loop: at the
 first failure it is counted, logged, and LMDeploy's own eviction does the work from then on; the set of leaves and the

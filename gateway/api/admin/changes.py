@@ -6,10 +6,10 @@
 - *Idempotency.* A request with an ``Idempotency-Key`` is carried out once within a day. Sent again it gets the
   same answer (with ``idempotency-replayed: true``) but for what is shown once; another request with that key is a 422.
 - *Audit.* A change and its entry in the log are one transaction. Refused changes are not in it, failed ones are.
-- *Acts.* What is done outside of the store (a plan is cancelled, instances are told) is written as ``begun`` before it
-  is done, so that a store which can't be written keeps it from being done; its end takes the entry's place. Where the
-  store went away in between, what was done with nothing to store beside is answered as done, and its end is written
-  later (``operations.py``); who had something to store takes it back. An act whose gateway dies is undone by another one.
+- *Operations.* A change outside of the store (a cancelled plan, a policy on instances) is written as ``begun`` before
+  it is made, so it is not made while the store can't be written; its outcome replaces the entry. If the store becomes
+  unavailable in between, an operation with nothing to store is answered as done and its outcome is written later
+  (``operations.py``); one with something to store is rolled back. If its gateway dies, another gateway undoes it.
 """
 
 import json
@@ -24,7 +24,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from gateway.api.admin.mutation import Mutation, OvertakenError, etag, expected_of, must, refusal
-from gateway.api.admin.operations import Act, Acts
+from gateway.api.admin.operations import Operation, Operations
 from gateway.errors import (
     ApiError,
     IdempotencyError,
@@ -32,12 +32,12 @@ from gateway.errors import (
 )
 from gateway.state import (
     Action,
-    ActLostError,
     Change,
     ConflictError,
     Delete,
     Document,
     Kind,
+    OperationLostError,
     OutcomeUnknownError,
     Put,
     Remembered,
@@ -67,7 +67,7 @@ class Changes:
     def __init__(self, store: Store, refresh: Callable[[], Awaitable[None]]) -> None:
         self._store = store
         self._refresh = refresh
-        self.acts = Acts(store)
+        self.operations = Operations(store)
 
     @property
     def store(self) -> Store:
@@ -91,7 +91,7 @@ class Changes:
         """Return what was answered to this request before, if it has been carried out; raises ``IdempotencyError``."""
         if mutation.idempotency_key is None:
             return None
-        before = self.acts.remembered(mutation.idempotency_key)
+        before = self.operations.remembered(mutation.idempotency_key)
         before = before or await self._store.remembered(mutation.idempotency_key)
         if before is None:
             return None
@@ -114,7 +114,7 @@ class Changes:
             return None
 
     @asynccontextmanager
-    async def act(
+    async def operation(
         self,
         mutation: Mutation,
         verb: str,
@@ -122,35 +122,35 @@ class Changes:
         detail: Mapping[str, Any] | None = None,
         *,
         undone: str = "failed",
-    ) -> AsyncIterator[Act]:
-        """Let the block do something outside of the store, which ``apply`` with the act ends; ``undone`` is the outcome
-        when it raises instead. Raises ``StoreUnavailableError`` before anything is done.
+    ) -> AsyncIterator[Operation]:
+        """Let the block make a change outside of the store, which ``apply`` with the operation ends; ``undone`` is the
+        outcome if the block raises. Raises ``StoreUnavailableError`` before the block runs.
         """
-        act = await self.acts.begin(mutation.action(verb, target, detail, outcome=_BEGUN))
+        operation = await self.operations.begin(mutation.action(verb, target, detail, outcome=_BEGUN))
         try:
-            yield act
+            yield operation
         except BaseException as error:
-            if not act.ended:
+            if not operation.ended:
                 action = mutation.action(verb, target, detail, outcome=undone)
                 if isinstance(error, ApiError):
-                    await self.end(act, action)
+                    await self.end(operation, action)
                 else:
-                    self.acts.keep(act, action)
+                    self.operations.keep(operation, action)
             raise
 
-    async def end(self, act: Act, action: Action) -> None:
-        """Write how an act ended that stores nothing and is not answered as done."""
+    async def end(self, operation: Operation, action: Action) -> None:
+        """Write the outcome of an operation that stores nothing and is not answered as done."""
         try:
-            await self._store.apply([], action=action, begun=act.number)
+            await self._store.apply([], action=action, completes=operation.number)
         except StoreUnavailableError as error:
             _log_later(action, error)
-            self.acts.keep(act, action)
+            self.operations.keep(operation, action)
             return
-        except ActLostError as error:
+        except OperationLostError as error:
             _log.warning(
                 "the result of %s %s was not written to the audit log: %s", action.action, action.target, error
             )
-        self.acts.over(act)
+        self.operations.over(operation)
 
     async def apply(  # noqa: PLR0913 - each call names them
         self,
@@ -161,14 +161,14 @@ class Changes:
         status: int,
         shown: Shown,
         secret: Mapping[str, Any] | None = None,
-        act: Act | None = None,
+        operation: Operation | None = None,
     ) -> Response:
         """Make the changes and answer with ``shown``; ``secret`` is added to this answer and to no replayed one.
 
-        The first document's version is the ``ETag``. With an ``act`` the action is its end. Raises ``ApiError``,
-        ``ActLostError``, and ``StoreUnavailableError`` unless an act without changes has been done.
+        The first document's version is the ``ETag``. With an ``operation`` the action is its end. Raises ``ApiError``,
+        ``OperationLostError``, and ``StoreUnavailableError`` unless an operation without changes has been done.
         """
-        if act is None and (replayed := await self.replayed(mutation)) is not None:
+        if operation is None and (replayed := await self.replayed(mutation)) is not None:
             return replayed
         digest = await mutation.digest()
 
@@ -187,11 +187,11 @@ class Changes:
                 changes,
                 action=action,
                 remember=None if mutation.idempotency_key is None else remember,
-                begun=None if act is None else act.number,
+                completes=None if operation is None else operation.number,
             )
         except RepeatedKeyError:  # the same request came twice at once, and the other one was first
-            if act is not None:
-                await self.end(act, action)
+            if operation is not None:
+                await self.end(operation, action)
             if (replayed := await self.replayed(mutation)) is not None:
                 return replayed
             raise
@@ -199,13 +199,13 @@ class Changes:
             meant = (conflict.kind, conflict.name) == (changes[0].kind, changes[0].name)
             raise refusal(conflict, conditional=meant and mutation.conditional) from None
         except StoreUnavailableError as error:
-            if act is None or changes:
+            if operation is None or changes:
                 raise
             _log_later(action, error)
             documents = []
-            self.acts.keep(act, action, remember(documents) if mutation.idempotency_key else None)
-        if act is not None and not act.ended:
-            self.acts.over(act)
+            self.operations.keep(operation, action, remember(documents) if mutation.idempotency_key else None)
+        if operation is not None and not operation.ended:
+            self.operations.over(operation)
         done = remember(documents)
         headers = {"x-kvgate-in-force": "later"} if changes and not await self._in_force() else {}
         headers |= {"etag": done.etag} if done.etag else {}

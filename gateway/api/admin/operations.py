@@ -1,7 +1,7 @@
-"""What operators do outside of the store: open there from before it is done until it has ended.
+"""Operations of operators outside of the store: pending in the store from before they start until they have ended.
 
-Its gateway says every second that it is still there; where it does not, another one undoes it (``fleet/rescue.py``). An
-end that the store could not take at once is written later.
+Each gateway renews the lease of its operations every second; another gateway undoes those whose lease has expired
+(``fleet/rescue.py``). An outcome that the store could not take at once is written later.
 """
 
 import asyncio
@@ -12,7 +12,15 @@ from typing import Final
 
 from gateway.fleet.rescue import LEASE_S
 from gateway.fleet.undo_note import UndoNote
-from gateway.state import Action, ActLostError, Remember, Remembered, RepeatedKeyError, Store, StoreUnavailableError
+from gateway.state import (
+    Action,
+    OperationLostError,
+    Remember,
+    Remembered,
+    RepeatedKeyError,
+    Store,
+    StoreUnavailableError,
+)
 
 _EVERY_S: Final = 1.0
 _CHANGES_POLICIES: Final = frozenset({"swap", "apply"})
@@ -21,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Act:
-    """Something that is being done: the number of its entry in the audit log, and whether its end is known there."""
+class Operation:
+    """An operation in progress: the number of its audit entry, and whether the store knows its outcome."""
 
     number: int
     ended: bool = field(default=False, kw_only=True)
@@ -35,51 +43,56 @@ class _End:
     remember: Remembered | None
 
 
-class Acts:
-    """The acts of this process. Where it dies, other gateways end those that are left."""
+class Operations:
+    """The operations of this process. If it dies, other gateways end those that are left."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._open: set[int] = set()
         self._ends: list[_End] = []
 
-    async def begin(self, action: Action) -> Act:
-        """Open an act; raises ``StoreUnavailableError``."""
-        act = Act(await self._store.begin(action, lease_s=LEASE_S))
-        self._open.add(act.number)
-        return act
+    async def begin(self, action: Action) -> Operation:
+        """Begin an operation; raises ``StoreUnavailableError``."""
+        operation = Operation(await self._store.begin(action, lease_s=LEASE_S))
+        self._open.add(operation.number)
+        return operation
 
-    async def note(self, act: Act, note: UndoNote) -> None:
-        """Write what it takes to undo an act, before it is done; raises ``StoreUnavailableError``, ``ActLostError``."""
-        await self._store.note(act.number, note.text(), lease_s=LEASE_S)
+    async def note(self, operation: Operation, note: UndoNote) -> None:
+        """Write how to undo an operation, before its change is made.
 
-    def over(self, act: Act) -> None:
-        """Note that the store knows the end of an act."""
-        act.ended = True
-        self._open.discard(act.number)
+        Raises ``StoreUnavailableError``, ``OperationLostError``.
+        """
+        await self._store.note(operation.number, note.text(), lease_s=LEASE_S)
 
-    def keep(self, act: Act, action: Action, remember: Remembered | None = None) -> None:
-        """Write this end, and what was answered to its idempotency key, as soon as that can be done."""
-        act.ended = True
-        self._ends.append(_End(number=act.number, action=action, remember=remember))
+    def over(self, operation: Operation) -> None:
+        """Note that the store knows the outcome of an operation."""
+        operation.ended = True
+        self._open.discard(operation.number)
+
+    def keep(self, operation: Operation, action: Action, remember: Remembered | None = None) -> None:
+        """Write this outcome, and the answer to its idempotency key, as soon as the store is available."""
+        operation.ended = True
+        self._ends.append(_End(number=operation.number, action=action, remember=remember))
 
     def remembered(self, key: str) -> Remembered | None:
-        """Return what was answered to an idempotency key, if that is not written yet."""
+        """Return the answer to an idempotency key, if it is not written yet."""
         return next((each.remember for each in self._ends if each.remember and each.remember.key == key), None)
 
     async def policies_change(self) -> bool:
-        """Whether some gateway is in the middle of a change of policies; raises ``StoreUnavailableError``."""
-        return any(each.action.action in _CHANGES_POLICIES and not each.abandoned for each in await self._store.acts())
+        """Whether some gateway is changing policies; raises ``StoreUnavailableError``."""
+        return any(
+            each.action.action in _CHANGES_POLICIES and not each.abandoned for each in await self._store.operations()
+        )
 
     async def write(self) -> None:
-        """Write what is left; raises ``StoreUnavailableError``."""
+        """Write the outcomes that are not in the store yet; raises ``StoreUnavailableError``."""
         while self._ends:
             end = self._ends[0]
             try:
-                await self._store.apply([], action=end.action, remember=_said(end.remember), begun=end.number)
+                await self._store.apply([], action=end.action, remember=_remember(end.remember), completes=end.number)
             except RepeatedKeyError:  # another gateway has carried out the same request
-                await self._store.apply([], action=end.action, begun=end.number)
-            except ActLostError as error:
+                await self._store.apply([], action=end.action, completes=end.number)
+            except OperationLostError as error:
                 _log.warning(
                     "the result of %s %s was not written to the audit log: %s",
                     end.action.action,
@@ -90,7 +103,7 @@ class Acts:
             self._open.discard(end.number)
 
     async def run(self, rescue: Callable[[Collection[int]], Awaitable[None]]) -> None:
-        """Say that they are still there, write ends, and let ``rescue`` see to those of others, for ever."""
+        """Renew the leases, write outcomes, and let ``rescue`` undo abandoned operations of others, for ever."""
         while True:
             try:
                 if self._open:
@@ -107,8 +120,8 @@ class Acts:
             await asyncio.sleep(_EVERY_S)
 
 
-def _said(remembered: Remembered | None) -> Remember | None:
+def _remember(remembered: Remembered | None) -> Remember | None:
     return None if remembered is None else lambda _: remembered
 
 
-__all__ = ["Act", "Acts"]
+__all__ = ["Operation", "Operations"]

@@ -80,7 +80,7 @@ def plans_router(changes: Changes, plans: RunningPlans) -> APIRouter:
         if not plans.knows(PlanId(plan_id)):
             raise _unknown(plan_id)
         target = f"plans/{plan_id}"
-        async with changes.act(mutation, "cancel", target, {"reason": reason}) as act:
+        async with changes.operation(mutation, "cancel", target, {"reason": reason}) as operation:
             try:
                 plan, status = plans.plan(PlanId(plan_id)), plans.cancel(PlanId(plan_id), reason)
             except KeyError:
@@ -91,7 +91,7 @@ def plans_router(changes: Changes, plans: RunningPlans) -> APIRouter:
                 action=mutation.action("cancel", target, {"reason": reason, "state": status.state}),
                 status=200,
                 shown=lambda _: _view(plan, status).model_dump(mode="json"),
-                act=act,
+                operation=operation,
             )
 
     return router

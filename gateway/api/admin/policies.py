@@ -172,15 +172,15 @@ def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: Pol
             if not instances:
                 raise NoInstanceError("no instance with /kv/v1 is usable now", retry_after_s=2)
             said, target = body.model_dump(mode="json"), f"policies/{kind}"
-            async with changes.act(mutation, "swap", target, said, undone="rolled_back") as act:
+            async with changes.operation(mutation, "swap", target, said, undone="rolled_back") as operation:
 
                 async def noted(before: Mapping[InstanceId, Policy]) -> None:
-                    await changes.acts.note(act, UndoNote(policies=policies_noted(before)))
+                    await changes.operations.note(operation, UndoNote(policies=policies_noted(before)))
 
                 report = await swap.swap(instances, policy, noted=noted)
                 detail = said | {"instances": _steps(report)}
                 if not report.done:
-                    await changes.end(act, mutation.action("swap", target, detail, outcome="rolled_back"))
+                    await changes.end(operation, mutation.action("swap", target, detail, outcome="rolled_back"))
                     raise _not_swapped(kind, body.name, report)
                 steps = {name: StepView(**each) for name, each in _steps(report).items()}
                 try:
@@ -190,7 +190,7 @@ def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: Pol
                         action=mutation.action("swap", target, detail),
                         status=200,
                         shown=lambda documents: _view(must(documents[0]), steps).model_dump(mode="json"),
-                        act=act,
+                        operation=operation,
                     )
                 except Exception:
                     await swap.roll_back(instances, report)  # somebody else's change came first, or the store is away
@@ -205,7 +205,7 @@ def _add_reset(router: APIRouter, changes: Changes, registry: Registry, control:
             return replayed
         instances = _chosen(registry, body.instances)
         meant = {"instances": [each.id for each in instances]}
-        async with changes.act(mutation, "reset", "prefix-cache", meant) as act:
+        async with changes.operation(mutation, "reset", "prefix-cache", meant) as operation:
             done = await reset_prefix_caches(control, instances)
             view = ResetView(
                 instances={
@@ -226,7 +226,7 @@ def _add_reset(router: APIRouter, changes: Changes, registry: Registry, control:
                 action=mutation.action("reset", "prefix-cache", detail, outcome=outcome),
                 status=200,
                 shown=lambda _: detail,
-                act=act,
+                operation=operation,
             )
 
 

@@ -68,11 +68,11 @@ def _add_pin(router: APIRouter, changes: Changes, names: PrefixNames, commands: 
             before = None if present is None else read(PinBody, present)
             detail = {"model": body.model, "tenant": body.tenant, "tokens": prefix.tokens, "ttl_s": body.ttl_s}
             target = f"prefixes/{prefix.name}"
-            names.candidates(body, prefix)  # a refusal is no act
-            async with changes.act(mutation, "pin", target, detail) as act:
+            names.candidates(body, prefix)  # a refusal is no operation
+            async with changes.operation(mutation, "pin", target, detail) as operation:
 
                 async def noted(pins: list[NotedPin]) -> None:
-                    await changes.acts.note(act, UndoNote(pins=pins))
+                    await changes.operations.note(operation, UndoNote(pins=pins))
 
                 done = await commands.pin(body, prefix, before, noted=noted)
                 outcome = "partly" if failures(done.places.values()) else "done"
@@ -83,7 +83,7 @@ def _add_pin(router: APIRouter, changes: Changes, names: PrefixNames, commands: 
                         action=mutation.action("pin", target, detail | _outcomes(done.places), outcome=outcome),
                         status=200,
                         shown=lambda documents: commands.view(must(documents[0]), done.places).model_dump(mode="json"),
-                        act=act,
+                        operation=operation,
                     )
                 except Exception:  # somebody else's change came first, or the store is away
                     await commands.take_back(done)
@@ -106,7 +106,9 @@ def _add_unpin(router: APIRouter, changes: Changes, commands: PrefixCommands) ->
             if expected is not None and expected != present.version:
                 raise mutation.stale(Kind.PIN, pin_id, present.version)
             target = f"prefixes/{pin_id}"
-            async with changes.act(mutation, "unpin", target) as act:  # where it fails, the keeper pins it again
+            async with changes.operation(
+                mutation, "unpin", target
+            ) as operation:  # where it fails, the keeper pins it again
                 places = await commands.unpin(pin_id, read(PinBody, present))
                 view = UnpinView(id=pin_id, instances=places, failed=failures(places.values()))
                 outcome = "partly" if view.failed else "done"
@@ -116,7 +118,7 @@ def _add_unpin(router: APIRouter, changes: Changes, commands: PrefixCommands) ->
                     action=mutation.action("unpin", target, _outcomes(places), outcome=outcome),
                     status=200,
                     shown=lambda _: view.model_dump(mode="json"),
-                    act=act,
+                    operation=operation,
                 )
 
 
@@ -133,9 +135,11 @@ def _add_invalidate(router: APIRouter, changes: Changes, names: PrefixNames, com
         prefix = await names.read(body, whole=False)
         async with commands.lock:
             stored = await store.documents(Kind.PIN)
-            names.candidates(body, prefix)  # a refusal is no act
+            names.candidates(body, prefix)  # a refusal is no operation
             target, meant = f"prefixes/{prefix.name}", {"model": body.model, "tenant": body.tenant}
-            async with changes.act(mutation, "invalidate", target, meant, undone="partly") as act:  # pins would stay
+            async with changes.operation(
+                mutation, "invalidate", target, meant, undone="partly"
+            ) as operation:  # pins would stay
                 views, ended = await commands.invalidate(body, prefix, stored)
                 failed = failures(views.values())
                 view = InvalidateView(instances=views, unpinned=[each.name for each in ended], failed=failed)
@@ -151,7 +155,7 @@ def _add_invalidate(router: APIRouter, changes: Changes, names: PrefixNames, com
                     ),
                     status=200,
                     shown=lambda _: view.model_dump(mode="json"),
-                    act=act,
+                    operation=operation,
                 )
 
 

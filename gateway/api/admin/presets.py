@@ -126,12 +126,12 @@ def _add_apply(
             if wanted is not None and wanted != (0 if present is None else present.version):
                 raise mutation.stale(Kind.PRESET, CURRENT_PRESET, 0 if present is None else present.version)
             said, target = body.model_dump(mode="json"), f"presets/{body.name}"
-            async with changes.act(mutation, "apply", target, said, undone="rolled_back") as act:
+            async with changes.operation(mutation, "apply", target, said, undone="rolled_back") as operation:
                 before: list[NotedPolicy] = []
 
                 async def noted(more: Mapping[InstanceId, Policy]) -> None:
                     before.extend(policies_noted(more))
-                    await changes.acts.note(act, UndoNote(policies=before))
+                    await changes.operations.note(operation, UndoNote(policies=before))
 
                 swapped = await _swap_all(swap, _reporting(registry), wanted_policies(preset), noted=noted)
                 puts: list[Change] = [
@@ -148,7 +148,7 @@ def _add_apply(
                         action=mutation.action("apply", target, said),
                         status=200,
                         shown=lambda documents: _current(presets, registry, must(documents[0])).model_dump(mode="json"),
-                        act=act,
+                        operation=operation,
                     )
                 except Exception:
                     await _roll_back(swap, swapped)

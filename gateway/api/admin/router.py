@@ -12,7 +12,7 @@ from gateway.api.admin.keys import keys_router
 from gateway.api.admin.quotas import quotas_router
 from gateway.api.admin.tenants import tenants_router
 from gateway.errors import ApiError, ConflictApiError, InvalidRequestError
-from gateway.state import ActLostError, StoreUnavailableError
+from gateway.state import OperationLostError, StoreUnavailableError
 from gateway.state.shared_clock import SharedClock
 from gateway.state.stored import UnreadableDocumentError
 
@@ -40,7 +40,7 @@ def add_failure_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(StoreUnavailableError, _unavailable)
     app.add_exception_handler(UnreadableDocumentError, _unreadable)
-    app.add_exception_handler(ActLostError, _lost)
+    app.add_exception_handler(OperationLostError, _lost)
     app.add_exception_handler(RequestValidationError, _invalid)
 
 
@@ -65,7 +65,7 @@ async def _unavailable(request: Request, error: Exception) -> Response:
 
 
 async def _lost(request: Request, error: Exception) -> Response:
-    if not isinstance(error, ActLostError):
+    if not isinstance(error, OperationLostError):
         raise error
     return await _refused(request, ConflictApiError(f"{error}; read what holds now and try again", code="act_lost"))
 

@@ -212,8 +212,8 @@ async def test_an_act_is_taken_over_when_its_lease_ends_by_the_stores_clock(tmp_
     with stores(kind, tmp_path, right) as (opened, tick):
         ahead, behind = (Gateway(opened(), right, days * DAY_S) for days in (400, -400))
         try:
-            begun = Action(actor="admin", action="swap", target="t", outcome="begun")
-            number = await ahead.store.begin(begun, lease_s=LEASE_S)
+            completes = Action(actor="admin", action="swap", target="t", outcome="begun")
+            number = await ahead.store.begin(completes, lease_s=LEASE_S)
             for _ in range(200):  # as long as its gateway is there nobody takes it
                 right.now_s += LEASE_S - 1
                 tick()
@@ -221,8 +221,8 @@ async def test_an_act_is_taken_over_when_its_lease_ends_by_the_stores_clock(tmp_
                 await ahead.store.hold([number], lease_s=LEASE_S)
             right.now_s += LEASE_S + 1
             tick()
-            [act] = await behind.store.acts()
-            assert act.left_s == pytest.approx(-1.0, abs=0.01)
+            [operation] = await behind.store.operations()
+            assert operation.left_s == pytest.approx(-1.0, abs=0.01)
             assert await behind.store.take(number, lease_s=LEASE_S)
             assert not await ahead.store.take(number, lease_s=LEASE_S)
         finally:

@@ -111,7 +111,7 @@ async def test_a_swap_whose_gateway_is_killed_in_the_middle_is_undone_by_another
             await eventually(undone, WITHIN_S)
             assert [a.policies["eviction"], b.policies["eviction"]] == [LRU, LRU]
             [(action, _, detail)] = await audited(admin)
-            assert (action, detail["interrupted"]) == ("swap", "the gateway that began it is gone")
+            assert (action, detail["interrupted"]) == ("swap", "the gateway that began it has ended")
             assert (await admin.call("GET", "/policies/eviction"))[0] == 404
             assert (await admin.ok("GET", "/status"))["problems"] == []
 

@@ -10,7 +10,7 @@ from gateway.state import Action, Kind, Put, StoreUnavailableError
 from gateway.state.sqlite import open_sqlite
 from tests.support.small_disk import small_disk
 
-ACT = Action(actor="admin", action="put", target="tenant", outcome="done", detail="{}", request_id="")
+OPERATION = Action(actor="admin", action="put", target="tenant", outcome="done", detail="{}", request_id="")
 
 
 @pytest.fixture
@@ -36,13 +36,13 @@ async def test_on_a_full_disk_what_is_refused_was_not_done_what_was_done_stays_a
 ) -> None:
     store = open_sqlite(disk / "state")
     try:
-        await store.apply([Put(kind=Kind.TENANT, name="before", body="{}")], action=ACT)
+        await store.apply([Put(kind=Kind.TENANT, name="before", body="{}")], action=OPERATION)
         other = fill(disk)
         kept, refused = {"before"}, 0
         for number in range(60):  # after a failure SQLite gives back the room of its log, so that a few still fit
             name = f"t{number}"
             try:
-                await store.apply([Put(kind=Kind.TENANT, name=name, body='"' + "x" * 5_000 + '"')], action=ACT)
+                await store.apply([Put(kind=Kind.TENANT, name=name, body='"' + "x" * 5_000 + '"')], action=OPERATION)
             except StoreUnavailableError as error:
                 assert "full" in str(error)  # noqa: PT017 - that some of them fail is counted
                 refused += 1
@@ -52,7 +52,7 @@ async def test_on_a_full_disk_what_is_refused_was_not_done_what_was_done_stays_a
         assert {each.name for each in await store.documents(Kind.TENANT)} == kept
         assert len(await store.audit(limit=100)) == (await store.revision()).number == len(kept)
         other.unlink()
-        await store.apply([Put(kind=Kind.TENANT, name="after", body="{}")], action=ACT)
+        await store.apply([Put(kind=Kind.TENANT, name="after", body="{}")], action=OPERATION)
     finally:
         await store.close()
     again = open_sqlite(disk / "state")
