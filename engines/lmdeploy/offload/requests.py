@@ -1,4 +1,4 @@
-"""What the connector's scheduler half asks of the tiers for a request, from its arrival to its end."""
+"""Calls of the connector's scheduler half for a request, from its arrival to its end."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -10,10 +10,10 @@ from engines.lmdeploy.trie.events import tracker_of
 from engines.lmdeploy.trie.path import PathMaker
 from engines.lmdeploy.trie.watchers import watchers_of
 
-PUT_OFF_START_S: Final = 0.05
-"""For how long nobody is told what was evicted to make room for a load: until it has begun."""
-PUT_OFF_FORWARD_S: Final = 0.15
-"""For how long nobody is told of the blocks that a load brought: until their prompt's forward has been launched."""
+DEFER_START_S: Final = 0.05
+"""Deferral of reports about blocks evicted for a load, until the load has begun."""
+DEFER_FORWARD_S: Final = 0.15
+"""Deferral of reports about loaded blocks, until their prompt's forward has been launched."""
 
 
 class OffloadRequests:
@@ -39,7 +39,7 @@ class OffloadRequests:
         """Return how many tokens after the computed ones can be loaded; None: ask again."""
         tokens = 0 if self._planner is None else self._planner.external_tokens(seq, computed_tokens)
         if tokens and (tracker := tracker_of(self._scheduler.block_trie)) is not None:
-            tracker.put_off_telling(PUT_OFF_START_S)
+            tracker.defer(DEFER_START_S)
         return tokens
 
     def lookup_cancelled(self, request_id: int) -> None:
@@ -71,7 +71,7 @@ class OffloadRequests:
         """Return each load's end and whether it succeeded."""
         invalid = set(invalid_slots)
         if request_ids := sorted(request_ids):
-            self._guard("put off telling", None, self._put_off_watchers)
+            self._guard("defer reports", None, self._defer_watchers)
         return [(request_id, self._is_usable(request_id, invalid)) for request_id in request_ids]
 
     def saves_ended(self, save_ids: Iterable[int]) -> frozenset[int]:
@@ -84,10 +84,10 @@ class OffloadRequests:
         for watcher in watchers_of(self._scheduler.block_trie):
             watcher.settle()
 
-    def _put_off_watchers(self) -> None:
+    def _defer_watchers(self) -> None:
         """Have them told of what a load brought after its prompt's forward has been launched."""
         for watcher in watchers_of(self._scheduler.block_trie):
-            watcher.put_off_telling(PUT_OFF_FORWARD_S)
+            watcher.defer(DEFER_FORWARD_S)
 
     def _is_usable(self, request_id: int, invalid: set[int]) -> bool:
         self._paths.end(request_id)

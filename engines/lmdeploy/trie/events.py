@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from engines.events.log import EventLog
-from engines.lmdeploy.trie.deferral import TellsLater
+from engines.lmdeploy.trie.deferral import DeferringWatcher
 from engines.lmdeploy.trie.tenancy import salt_of_identity, without_salt
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, child_hash, root_hash
@@ -52,12 +52,12 @@ class StoredWitness(Protocol):
         """Follow nodes that hang in the trie now, by their hashes."""
 
 
-class TrieTracker(TellsLater):
+class TrieTracker(DeferringWatcher):
     """Turns changes of one trie's shape into events of one log, on the engine's thread.
 
-    LMDeploy changes the trie a path at a time, while a request waits for it. So each change is only noted, and a path's
-    changes are named and told together when it is done (``settle``): a third of what it takes one by one; a moment
-    later where that is asked for (``put_off``).
+    LMDeploy changes the trie a path at a time, while a request waits. So the tracker only notes each change, and names
+    and reports the changes of a path together when the path is complete (``settle``): a third of the cost of one by
+    one. A deferral delays the reports (``deferral.py``).
     """
 
     def __init__(self, log: EventLog, identity: CacheIdentity) -> None:
@@ -65,9 +65,9 @@ class TrieTracker(TellsLater):
         self._log = log
         self._roots: dict[tuple[str, str], BlockHash] = {}
         self._changes: list[tuple[Any, Any]] = []
-        """Nodes with the parent that they hang under from now on, None for those that hang no more."""
+        """Nodes with their new parent, None for removed nodes."""
         self._gained = False
-        """Whether some of all that is untold hangs now."""
+        """Whether pending changes contain inserted nodes."""
         self.witness: StoredWitness | None = None
         self.identity = identity
         self.errors = 0
@@ -83,14 +83,14 @@ class TrieTracker(TellsLater):
         self._changes.append((node, parent))
 
     def detached(self, node: Any) -> None:
-        """Note a node that hangs no more; O(1)."""
+        """Note a removed node; O(1)."""
         self._changes.append((node, None))
 
     def named(self, nodes: list[Any], parent: Any) -> NamedPath | None:
-        """Name a path that may be hung below ``parent`` later, so that it is told quickly then; None where that fails.
+        """Name a path that may be inserted below ``parent`` later, so that its report is quick; None if that fails.
 
-        Each node is the parent of the next, and gets its name and its way to this tracker; the trie isn't touched.
-        What was to be told before is told. Never raises.
+        Each node is the parent of the next, and gets its name and a reference to this tracker. The trie is unchanged.
+        Pending reports are made first. Never raises.
         """
         self.settle_now()
         try:
@@ -104,28 +104,28 @@ class TrieTracker(TellsLater):
         return named
 
     def hung(self, nodes: list[Any], parent: Any, named: NamedPath | None) -> None:
-        """Note a whole path that hangs below ``parent`` now. Never raises."""
+        """Note a whole path that was inserted below ``parent``. Never raises."""
         if named is None or named.identity is not self.identity:
             named = None
-            for node in nodes:  # a name that was given ahead, under an identity that has passed, is none
+            for node in nodes:  # drop a name under a former identity
                 node.__dict__.pop(_HASH, None)
                 setattr(node, _TRACKER, self)
         self._gained = True
         self._set_down()
-        self._untold.append(partial(self._guarded, self._tell_hung, nodes, parent, named))
+        self._pending.append(partial(self._guarded, self._report_linked, nodes, parent, named))
         self.settle()
 
     @property
-    def has_untold(self) -> bool:
-        return bool(self._changes or self._untold)
+    def has_pending(self) -> bool:
+        return bool(self._changes or self._pending)
 
     def settle_before_eviction(self) -> None:
-        """Record what has come to hang since the last call: the witness may keep it from being evicted."""
+        """Record nodes inserted since the last call: the witness may protect them from eviction."""
         if self._gained:
             self.settle_now()
 
     def settle_now(self) -> None:
-        """Record what has changed since the last call, put off or not; O(changed blocks). Never raises."""
+        """Record all changes since the last call, deferred or not; O(changed blocks). Never raises."""
         self._set_down()
         self._gained = False
         super().settle_now()
@@ -141,40 +141,40 @@ class TrieTracker(TellsLater):
         self._roots = {}
         self.identity = identity
 
-    def _tell_gone(self, nodes: list[Any]) -> None:
+    def _report_removed(self, nodes: list[Any]) -> None:
         known = [block for node in nodes if (block := getattr(node, _HASH, None)) is not None]
         if known:
             self._log.removed_all(known, tier=CacheTier.HBM)
 
     def _set_down(self) -> None:
-        """Make of the changes noted what is to be told of them, in order."""
+        """Turn the noted changes into pending reports, in order."""
         changes, self._changes = self._changes, []
         for is_gone, run in groupby(changes, key=lambda change: change[1] is None):
             if is_gone:
-                self._untold.append(partial(self._guarded, self._tell_gone, [node for node, _ in run]))
+                self._pending.append(partial(self._guarded, self._report_removed, [node for node, _ in run]))
             else:
-                self._untold += [partial(self._guarded, self._tell_stored, path) for path in _paths(run)]
+                self._pending += [partial(self._guarded, self._report_stored, path) for path in _paths(run)]
 
-    def _guarded(self, tell: Callable[..., None], *args: Any) -> None:
+    def _guarded(self, report: Callable[..., None], *args: Any) -> None:
         try:
-            tell(*args)
+            report(*args)
         except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
             self._failed()
 
-    def _tell_hung(self, nodes: list[Any], parent: Any, named: NamedPath | None) -> None:
+    def _report_linked(self, nodes: list[Any], parent: Any, named: NamedPath | None) -> None:
         if named is None:
             named = self._named(nodes, parent)
         if named is not None:
-            self._tell_named(nodes, named)
+            self._report_named(nodes, named)
 
-    def _tell_stored(self, path: list[tuple[Any, Any]]) -> None:
+    def _report_stored(self, path: list[tuple[Any, Any]]) -> None:
         """Record a run of nodes, each the parent of the next."""
         nodes = [node for node, _ in path]
         named = self._named(nodes, path[0][1])
         if named is not None:
-            self._tell_named(nodes, named)
+            self._report_named(nodes, named)
 
-    def _tell_named(self, nodes: list[Any], named: NamedPath) -> None:
+    def _report_named(self, nodes: list[Any], named: NamedPath) -> None:
         self._log.stored_all(named.blocks, tier=CacheTier.HBM, adapter=named.adapter)
         for node, (key, _, _) in zip(nodes, named.blocks, strict=True):
             setattr(node, _HASH, key)

@@ -30,7 +30,7 @@ import numpy as np
 
 from engines.lmdeploy.schedule.urgency import urgency_of_sequence
 from engines.lmdeploy.trie.contents import content_above, content_of, prompt_contents, tenant_of
-from engines.lmdeploy.trie.deferral import TellsLater
+from engines.lmdeploy.trie.deferral import DeferringWatcher
 from engines.lmdeploy.trie.shadow_feed import ShadowFeed
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
@@ -47,15 +47,15 @@ from kvcontrol.kv_policy import (
 
 EVICTION = "kvgate_eviction"
 
-_TURN = "kvgate_turn"
-"""On a sequence: the turn of which the policy was told."""
+_STEP = "kvgate_step"
+"""On a sequence: the last step that was reported to the policy."""
 _MATCHED = "kvgate_matched"
-"""On a sequence: the turn whose match the policy was told of."""
+"""On a sequence: the last step whose match was reported to the policy."""
 
 _log = logging.getLogger(__name__)
 
 
-class TrieEviction(TellsLater):
+class TrieEviction(DeferringWatcher):
     """Keeps one policy informed about one trie and carries out what it chooses."""
 
     def __init__(self, allocator: Any, policy: EvictionPolicy) -> None:
@@ -133,17 +133,17 @@ class TrieEviction(TellsLater):
         start = state.match_start_step
         if self.failed or start < 0 or state.suppress_match_stats or not self._policy.follows_prompts:
             return
-        turn = (start, sequence.input_end_pos)
-        if getattr(sequence, _TURN, None) == turn:
+        step = (start, sequence.input_end_pos)
+        if getattr(sequence, _STEP, None) == step:
             return
-        setattr(sequence, _TURN, turn)
+        setattr(sequence, _STEP, step)
         try:
             contents = prompt_contents(trie, sequence)
         except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
             self._fail("reading a prompt")
             return
         size = sequence.block_size
-        self._tell(
+        self._report(
             "following a prompt",
             lambda: self._policy.requested(contents, block_tokens=size, prompt_tokens=size * len(contents)),
         )
@@ -153,19 +153,19 @@ class TrieEviction(TellsLater):
         priority = self._priority
         fresh = node
         while fresh.parent is not None and getattr(fresh, EVICTION, None) is not self:
-            setattr(fresh, EVICTION, self)  # so that a match of them that comes before they are told of is told too
+            setattr(fresh, EVICTION, self)  # a match before their report is reported too
             fresh = fresh.parent
-        self._tell("following a new path", lambda: self._committed(node, priority))
+        self._report("following a new path", lambda: self._committed(node, priority))
 
     def references_changed(self, blocks: Any) -> None:
         """Follow the reference counts of ``blocks``, in prompt order; O(blocks). Never raises."""
         blocks = np.atleast_1d(blocks)
-        if self._untold or self.put_off:
+        if self._pending or self.deferral:
             if bool((self._allocator.get_ref_count(blocks) <= 0).any()):
-                self.settle_now()  # before their numbers come again, for other blocks
+                self.settle_now()  # before their numbers are reused for other blocks
             else:
-                blocks = blocks.copy()  # a sequence's own list, which may have others until it is told
-        self._tell("following reference counts", lambda: self._references_changed(blocks))
+                blocks = blocks.copy()  # the sequence may change its own list before the report
+        self._report("following reference counts", lambda: self._references_changed(blocks))
 
     def matched(self, sequence: Any) -> None:
         """Follow the prefix that an accepted request begins with, once for a prompt: LMDeploy accepts a match for what
@@ -173,16 +173,16 @@ class TrieEviction(TellsLater):
         """
         state = sequence.prefix_cache
         start = state.match_start_step
-        turn = (start, sequence.input_end_pos)
-        if start >= 0 and getattr(sequence, _MATCHED, None) == turn:
+        step = (start, sequence.input_end_pos)
+        if start >= 0 and getattr(sequence, _MATCHED, None) == step:
             return
-        setattr(sequence, _MATCHED, turn)
+        setattr(sequence, _MATCHED, step)
         tail, size = state.trie_cursor, sequence.block_size
         if self.failed or start < 0:
             self.shadows.matched(tail)
             return
         path = sequence.logical_blocks.get_real_blocks()[start // size : sequence.num_history_ids // size].copy()
-        self._tell("following a match", lambda: self._matched(tail, path))
+        self._report("following a match", lambda: self._matched(tail, path))
 
     def evict(self, leaves: set[Any], wanted_blocks: int) -> int:
         """Free up to ``wanted_blocks`` blocks of the trie and keep ``leaves`` right; fewer only when the rest is in use
@@ -218,24 +218,24 @@ class TrieEviction(TellsLater):
         counts = self._allocator.get_ref_count(np.arange(len(self._resident)))
         _require(bool(np.array_equal(self._held, self._resident & (counts > 1))), "held are not those in use")
 
-    def _tell(self, what: str, tell: Callable[[], None]) -> None:
-        """Do it now, or after what waits."""
+    def _report(self, what: str, report: Callable[[], None]) -> None:
+        """Make a report now, or after the pending ones."""
         if self.failed:
             return
 
-        def told() -> None:
+        def guarded() -> None:
             if self.failed:
                 return
             try:
-                tell()
+                report()
             except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
                 self._fail(what)
 
-        if self._untold or self.put_off:
-            self._untold.append(told)
+        if self._pending or self.deferral:
+            self._pending.append(guarded)
             self.settle()
         else:
-            told()
+            guarded()
 
     def _committed(self, node: Any, priority: int) -> None:
         fresh: list[Any] = []
@@ -344,7 +344,7 @@ class TrieEviction(TellsLater):
 
     def _fail(self, what: str) -> None:
         self.errors += 1
-        self._untold.clear()
+        self._pending.clear()
         _log.exception("%s failed; LMDeploy's own eviction takes over from the %s policy", what, self._policy.name)
         self._nodes = {}
 

@@ -16,9 +16,9 @@ _FIRST = "kvgate_first_match"
 
 
 class FirstMatch(NamedTuple):
-    """What of the prompt that begins at ``turn`` was cached."""
+    """What of the prompt that begins at ``step_start`` was cached."""
 
-    turn: int
+    step_start: int
     cached_tokens: int
 
 
@@ -33,7 +33,7 @@ def settle(seq: Any, cached_tokens: int) -> None:
 
 def _first_of(seq: Any) -> FirstMatch | None:
     first: FirstMatch | None = getattr(seq, _FIRST, None)
-    return first if first is not None and first.turn == int(seq.input_start_pos) else None
+    return first if first is not None and first.step_start == int(seq.input_start_pos) else None
 
 
 def _restate(seq: Any, first: FirstMatch) -> None:

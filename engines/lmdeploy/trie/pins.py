@@ -11,7 +11,7 @@ from engines.control.pin_book import PinBook, PinRules, TakenOut
 from engines.control.pin_ledger import PinLedger
 from engines.lmdeploy.trie.events import evict_unused, hash_of
 from engines.lmdeploy.trie.prefixes import find_nodes, path_above, take_out, with_what_follows
-from engines.lmdeploy.trie.watchers import tell_watchers
+from engines.lmdeploy.trie.watchers import settle_watchers
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockHash
 from kvcontrol.core.integrity import must
@@ -73,7 +73,7 @@ class TrieMemory:
             self._scheduler.block_manager.release_logical_blocks(_blocks(nodes))
 
     def release_all(self) -> None:
-        tell_watchers(self._trie)  # or the pins would take references to what is new just before it is to go
+        settle_watchers(self._trie)  # or pins would take references to new blocks just before their eviction
         self.release(list(self._held))
 
     def reset(self) -> int:
@@ -100,7 +100,7 @@ class TrieMemory:
             del self._doomed[node]
 
     def forget_doomed(self) -> set[BlockHash]:
-        tell_watchers(self._trie)
+        settle_watchers(self._trie)
         gone: set[BlockHash] = set()
         for node, followed in list(self._doomed.items()):
             followed.update(_hashes(with_what_follows((node,))))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from engines.lmdeploy.trie.events import hash_of
-from engines.lmdeploy.trie.watchers import tell_watchers
+from engines.lmdeploy.trie.watchers import settle_watchers
 from kvcontrol.core.ids import BlockHash
 
 
@@ -18,7 +18,7 @@ def find_nodes(trie: Any, keys: Collection[BlockHash]) -> dict[BlockHash, Any]:
     """Return the nodes of those blocks that the trie has. O(blocks of the trie)."""
     if not keys:
         return {}
-    tell_watchers(trie)
+    settle_watchers(trie)
     return {key: node for node in _all(trie._roots.values()) if (key := hash_of(node)) in keys and key is not None}  # noqa: SLF001
 
 
@@ -39,7 +39,7 @@ def take_out(trie: Any, nodes: Iterable[Any]) -> tuple[int, int]:
     Returns how many were freed and how many stay. Each is announced, and whoever chooses victims is told: first of what
     hangs, since that is followed up from its tail, and some of it may be to stay.
     """
-    tell_watchers(trie)
+    settle_watchers(trie)
     lifecycle = trie._kv_lifecycle  # noqa: SLF001
     states, leaves, references = lifecycle.state_checkpoints, lifecycle.leaves, trie.allocator.get_ref_count
     sought = with_what_follows(nodes)
@@ -56,7 +56,7 @@ def take_out(trie: Any, nodes: Iterable[Any]) -> tuple[int, int]:
         freed.append(node.block_id)
     if freed:
         trie.allocator.free(np.array(freed))
-    tell_watchers(trie)
+    settle_watchers(trie)
     return len(freed), sum(node.is_attached() for node in sought)
 
 

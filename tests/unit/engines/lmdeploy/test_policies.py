@@ -99,7 +99,7 @@ def test_shadows_count_from_when_they_are_named() -> None:
     policies = operations(paging, AtOnce())
     eviction = eviction_of(paging.trie)
     assert eviction is not None
-    eviction.put_off_telling(60.0)
+    eviction.defer(60.0)
     paging.serve(prompt(1, 3))
     change(policies, kind="shadow", name="lru")
     eviction.settle_now()

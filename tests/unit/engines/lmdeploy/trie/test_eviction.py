@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engines.lmdeploy.hooks import eviction_hooks
 from engines.lmdeploy.patching import install
 from engines.lmdeploy.trie.contents import content_of
-from engines.lmdeploy.trie.deferral import PutOff
+from engines.lmdeploy.trie.deferral import Deferral
 from engines.lmdeploy.trie.eviction import TrieEviction, eviction_of
 from engines.lmdeploy.trie.prefixes import take_out
 from kvcontrol.core.ids import BlockId
@@ -421,7 +421,7 @@ def test_a_match_of_blocks_that_are_told_of_later_counts() -> None:
     paging = Paging(32)
     watched = ShadowPolicies(parse_specs("lru"), capacity_blocks=32)
     eviction(paging).shadows.policies = watched
-    eviction(paging).put_off_telling(60.0)
+    eviction(paging).defer(60.0)
     paging.serve(prompt(1, 3))  # as a load's blocks
     paging.serve(prompt(1, 3))
     eviction(paging).settle_now()
@@ -444,8 +444,8 @@ def test_a_model_with_recurrent_state_keeps_lmdeploys_own(caplog: pytest.LogCapt
 def late(paging: Paging) -> TrieEviction:
     """Have the policy of a pool told later, of all that comes from now on."""
     of = eviction(paging)
-    of.put_off = PutOff(lambda: 0.0)
-    of.put_off_telling(0.1)
+    of.deferral = Deferral(lambda: 0.0)
+    of.defer(0.1)
     return of
 
 
@@ -564,11 +564,11 @@ class LateWorkload(Workload):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        eviction(self.ours).put_off = PutOff(lambda: self.now_s)
+        eviction(self.ours).deferral = Deferral(lambda: self.now_s)
 
     @rule(for_s=st.sampled_from((0.01, 0.1, 0.25)))
-    def put_off(self, for_s: float) -> None:
-        eviction(self.ours).put_off_telling(for_s)
+    def deferral(self, for_s: float) -> None:
+        eviction(self.ours).defer(for_s)
 
     @rule()
     def time_passes(self) -> None:
@@ -577,7 +577,7 @@ class LateWorkload(Workload):
 
     @invariant()
     def the_books_are_right(self) -> None:
-        if not eviction(self.ours).put_off:  # looking into them settles them
+        if not eviction(self.ours).deferral:  # looking into them settles them
             super().the_books_are_right()
 
     def teardown(self) -> None:

@@ -12,7 +12,7 @@ from engines.control.guard import Guard
 from engines.events.log import EventLog
 from engines.lmdeploy.hooks import event_hooks, eviction_hooks, tenant_hooks, tier_hooks
 from engines.lmdeploy.patching import install
-from engines.lmdeploy.trie.deferral import MOST_S, PutOff
+from engines.lmdeploy.trie.deferral import MOST_S, Deferral
 from engines.lmdeploy.trie.events import TrieTracker
 from engines.lmdeploy.trie.eviction import eviction_of
 from engines.lmdeploy.trie.path import SLICE_BLOCKS, PathMaker
@@ -41,14 +41,14 @@ class Told:
         self.maker = PathMaker(self.guard, grace_s=0.0)
         self.sequences: list[Any] = []
 
-    def begin(self, tokens: list[int], *, ahead: int | None = None, salt: str = "", put_off: bool = False) -> Any:
+    def begin(self, tokens: list[int], *, ahead: int | None = None, salt: str = "", deferral: bool = False) -> Any:
         """A request; ``ahead``: so many of its blocks are made ahead, None: as LMDeploy does."""
 
         def between(seq: Any) -> None:
             if ahead is not None:
                 self.make(seq, ahead)
-            if put_off:
-                self.tracker.put_off.begin(0.1)
+            if deferral:
+                self.tracker.deferral.begin(0.1)
 
         seq = self.paging.begin(tokens, salt=salt, between=between)
         assert seq is not None
@@ -199,14 +199,14 @@ def test_a_path_that_can_not_be_fitted_is_counted_and_lmdeploy_does_it(caplog: p
     assert told.paging.held_prefix(prompt(1, 8)) == 8
 
 
-def test_what_is_put_off_is_told_later_and_alike() -> None:
+def test_deferred_reports_equal_immediate_ones() -> None:
     plain, late = Told(), Told()
     for told in (plain, late):
         told.begin(prompt(1, 5))
-    late.tracker.put_off = PutOff(lambda: 0.0)
+    late.tracker.deferral = Deferral(lambda: 0.0)
     before = late.resident()
     for told in (plain, late):
-        told.begin(prompt(2, 20), ahead=20, put_off=told is late)
+        told.begin(prompt(2, 20), ahead=20, deferral=told is late)
         told.begin(prompt(2, 20) + prompt(3, 2))
     assert late.paging.held_prefix(prompt(2, 20)) == 20, "the trie itself has it at once"
     assert late.resident() == before
@@ -215,11 +215,11 @@ def test_what_is_put_off_is_told_later_and_alike() -> None:
     late.check()
 
 
-def test_a_path_that_is_named_ahead_has_what_was_put_off_told_first() -> None:
+def test_naming_a_path_ahead_makes_deferred_reports_first() -> None:
     plain, late = Told(), Told()
-    late.tracker.put_off = PutOff(lambda: 0.0)
+    late.tracker.deferral = Deferral(lambda: 0.0)
     for told in (plain, late):
-        told.begin(prompt(2, 20), ahead=20, put_off=told is late)
+        told.begin(prompt(2, 20), ahead=20, deferral=told is late)
         told.begin(prompt(2, 20) + prompt(3, 2), ahead=22)
     assert late.resident() == plain.resident()
 
@@ -227,13 +227,13 @@ def test_a_path_that_is_named_ahead_has_what_was_put_off_told_first() -> None:
 def test_what_hangs_is_told_before_anything_is_evicted_and_what_has_gone_when_the_moment_is_over() -> None:
     now_s = 0.0
     told = Told(40)
-    told.tracker.put_off = PutOff(lambda: now_s)
+    told.tracker.deferral = Deferral(lambda: now_s)
     told.end(told.begin(prompt(1, 10)))
-    told.begin(prompt(2, 10), ahead=10, put_off=True)
+    told.begin(prompt(2, 10), ahead=10, deferral=True)
     assert len(told.resident()[CacheTier.HBM]) == 10
     told.paging.trie.evict(4)
     assert len(told.resident()[CacheTier.HBM]) == 16, "told in full: that ended the moment"
-    told.tracker.put_off.begin(0.1)
+    told.tracker.deferral.begin(0.1)
     told.paging.trie.evict(3)
     assert len(told.resident()[CacheTier.HBM]) == 16
     now_s = 0.2
@@ -242,43 +242,43 @@ def test_what_hangs_is_told_before_anything_is_evicted_and_what_has_gone_when_th
     told.check()
 
 
-def test_nothing_is_put_off_for_long_however_often_it_is_asked_for() -> None:
+def test_a_deferral_is_bounded_however_often_it_is_prolonged() -> None:
     now_s = 0.0
-    put_off = PutOff(lambda: now_s)
-    assert not put_off
+    deferral = Deferral(lambda: now_s)
+    assert not deferral
     for step in range(100):
         now_s = step * 0.01
-        put_off.begin(0.1)
-        assert put_off
-        put_off.begin(0.02)
+        deferral.begin(0.1)
+        assert deferral
+        deferral.begin(0.02)
         if now_s >= MOST_S - 0.1:
             break
     now_s = MOST_S
-    assert not put_off
-    put_off.begin(0.1)
-    assert not put_off, "what waits is to be told first"
-    put_off.end()
-    put_off.begin(0.1)
-    assert put_off
-    put_off.end()
-    assert not put_off
+    assert not deferral
+    deferral.begin(0.1)
+    assert not deferral, "pending reports come first"
+    deferral.end()
+    deferral.begin(0.1)
+    assert deferral
+    deferral.end()
+    assert not deferral
 
 
 def test_loads_that_follow_each_other_keep_nothing_from_being_told() -> None:
     now_s = 0.0
     told = Told()
-    told.tracker.put_off = PutOff(lambda: now_s)
+    told.tracker.deferral = Deferral(lambda: now_s)
     chooses = eviction_of(told.paging.trie)
     assert chooses is not None
-    chooses.put_off = PutOff(lambda: now_s)
+    chooses.deferral = Deferral(lambda: now_s)
     watchers = told.tracker, chooses
     for watcher in watchers:
-        watcher.put_off_telling(0.1)
+        watcher.defer(0.1)
     told.begin(prompt(1, 5))
     for step in range(1, 100):
         now_s = step * 0.02
         for watcher in watchers:
-            watcher.put_off_telling(0.1)
+            watcher.defer(0.1)
             watcher.settle()
         if told.resident() and chooses.resident_blocks:
             break
@@ -289,10 +289,10 @@ def test_loads_that_follow_each_other_keep_nothing_from_being_told() -> None:
 def test_a_moment_in_which_nothing_changed_takes_nothing_from_the_next() -> None:
     now_s = 0.0
     told = Told()
-    told.tracker.put_off = PutOff(lambda: now_s)
-    told.tracker.put_off_telling(0.1)
+    told.tracker.deferral = Deferral(lambda: now_s)
+    told.tracker.defer(0.1)
     now_s = 2 * MOST_S
-    told.tracker.put_off_telling(0.1)
+    told.tracker.defer(0.1)
     told.begin(prompt(1, 5))
     assert not told.resident()
 

@@ -11,7 +11,7 @@ from engines.events.log import EventLog
 from engines.lmdeploy.hooks import event_hooks, eviction_hooks, tenant_hooks
 from engines.lmdeploy.offload.tiers import EngineTiers
 from engines.lmdeploy.patching import install
-from engines.lmdeploy.trie.deferral import PutOff
+from engines.lmdeploy.trie.deferral import Deferral
 from engines.lmdeploy.trie.events import TrieTracker, forget_cache
 from engines.lmdeploy.trie.eviction import eviction_of
 from engines.lmdeploy.trie.pins import TriePins
@@ -336,8 +336,8 @@ def late(engine: Engine) -> None:
     eviction = eviction_of(engine.paging.trie)
     assert eviction is not None
     for watcher in (engine.tracker, eviction):
-        watcher.put_off = PutOff(lambda: 0.0)
-        watcher.put_off_telling(0.1)
+        watcher.deferral = Deferral(lambda: 0.0)
+        watcher.defer(0.1)
 
 
 def test_what_is_to_be_forgotten_is_found_though_nobody_was_told_of_it_yet(engine: Engine) -> None:
