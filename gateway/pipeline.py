@@ -34,7 +34,7 @@ from gateway.telemetry import Outcome, RequestRecord, Telemetry
 from gateway.telemetry.trace_context import begin_trace
 from gateway.types import Operation, RequestId, Tenant
 from gateway.upstream import Opening
-from gateway.upstream.relay import Asked, scanner_for
+from gateway.upstream.relay import AnswerShape, scanner_for
 
 if TYPE_CHECKING:
     from gateway.telemetry.tracing import RequestTracer
@@ -155,11 +155,11 @@ class Pipeline:
                 deadline.check()
                 record.admitted_s = monotonic()
                 record.limits = slot.headers
-                asked = Asked(call.operation, call.stream, call.answers, call.hide_usage)
-                opening = exchange.opening = self._opening(exchange, asked) if call.stream else None
+                shape = AnswerShape(call.operation, call.stream, call.answers, call.hide_usage)
+                opening = exchange.opening = self._opening(exchange, shape) if call.stream else None
                 size = size_of(call, request, record.request_id)
                 due_s = record.started_s + self._limits.waits_s[tenant.limits.slo]
-                admitted = Admitted(tenant, fingerprint, slot, deadline, size, asked, due_s, opening)
+                admitted = Admitted(tenant, fingerprint, slot, deadline, size, shape, due_s, opening)
                 await self._forwarder.forward(exchange, call, admitted, record)
 
     async def _answer_here(  # noqa: PLR0913, PLR0917 - one place calls it
@@ -181,10 +181,10 @@ class Pipeline:
             record.status, record.outcome = HTTPStatus.OK, Outcome.OK
             await exchange.reply(HTTPStatus.OK, answer, [(b"x-request-id", record.request_id.encode()), *record.limits])
 
-    def _opening(self, exchange: Exchange, asked: Asked) -> Opening:
+    def _opening(self, exchange: Exchange, shape: AnswerShape) -> Opening:
         """Return what shows a streaming client that the gateway waits for an instance."""
         return Opening(
-            exchange, scanner_for(asked), dialect=asked.operation.dialect, after_s=self._limits.stream_ping_s
+            exchange, scanner_for(shape), dialect=shape.operation.dialect, after_s=self._limits.stream_ping_s
         )
 
     def _request_id(self, exchange: Exchange) -> RequestId:

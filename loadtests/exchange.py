@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvcontrol.traces.synthesis import Ask, SynthesisError, Told, Words, learn_words
+from kvcontrol.traces.synthesis import Ask, SynthesisError, TokenCount, Words, learn_words
 from kvcontrol.traces.usage import UsageError, used
 
 Message = dict[str, str]
@@ -200,14 +200,16 @@ def words_of(url: str, model: str, *, api_key: str | None) -> Words:
     """Learn from ``/tokenize`` what is one token; raises ``TargetError``."""
     client = Client(url, api_key=api_key, timeout_s=_LOOK_UP_S)
 
-    def told(ask: Ask) -> Told:
+    def told(ask: Ask) -> TokenCount:
         asked: dict[str, object] = {"model": model}
         if ask.as_message:
             asked["messages"] = [{"role": "user", "content": ask.text}]
         else:
             asked |= {"prompt": ask.text, "add_special_tokens": False, "return_token_strs": True}
         said = client.look_up("POST", "/tokenize", asked)
-        return Told(count=said["count"], spelled=said.get("token_strs") or (), context_tokens=said.get("max_model_len"))
+        return TokenCount(
+            count=said["count"], spelled=said.get("token_strs") or (), context_tokens=said.get("max_model_len")
+        )
 
     learning = learn_words()
     try:

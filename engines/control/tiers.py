@@ -65,7 +65,7 @@ class TierControl:
         self._forget_all = reset
         self._remedy = remedy
         self._unit_bytes = unit_bytes
-        self._asked: dict[tuple[str, CacheTier], QuotaBody] = {}
+        self._changed_quotas: dict[tuple[str, CacheTier], QuotaBody] = {}
         """Quotas as they were set, before they were rounded to the runtime's unit."""
 
     def table(self) -> dict[bytes, Operation]:
@@ -102,7 +102,7 @@ class TierControl:
         hierarchy = self._hierarchy()
         exact = {
             key: body
-            for key, body in self._asked.copy().items()
+            for key, body in self._changed_quotas.copy().items()
             if hierarchy.quotas.get(*key) == quota_of(body, self._unit_bytes)
         }
         return msgspec.json.encode(quotas(hierarchy, unit_bytes=self._unit_bytes, exact=exact))
@@ -116,9 +116,9 @@ class TierControl:
         except QuotaError as error:
             raise RefusedError(str(error)) from error
         if change.quota is None:
-            self._asked.pop((change.tenant, change.tier), None)
+            self._changed_quotas.pop((change.tenant, change.tier), None)
         else:
-            self._asked[change.tenant, change.tier] = change.quota
+            self._changed_quotas[change.tenant, change.tier] = change.quota
         return self._quotas(b"")
 
     def _reset(self, _: bytes) -> bytes:

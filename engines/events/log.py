@@ -255,7 +255,7 @@ class EventLog:
             self._resyncs += resync
             copy = with_resident or resync
             mirror = {tier: dict(blocks) for tier, blocks in self._resident.items()} if copy else {}
-        records = _told_anew(mirror) if resync else iter(pending)
+        records = _snapshot_records(mirror) if resync else iter(pending)
         return [self._number(events) for events in _batched(_coalesced(records, self._block_size_tokens))], mirror
 
     def _number(self, events: list[KvEvent]) -> Published:
@@ -266,7 +266,7 @@ class EventLog:
         return published
 
 
-def _told_anew(mirror: _Mirror) -> Iterator[_Record]:
+def _snapshot_records(mirror: _Mirror) -> Iterator[_Record]:
     yield _Cleared()
     for tier, blocks in mirror.items():
         for block, place in _parents_first(blocks):

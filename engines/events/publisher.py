@@ -183,7 +183,7 @@ class EventPublisher:
         while True:
             closing = self._closing.is_set()  # read before the last publish: what was recorded earlier still goes out
             try:
-                self._turn(poller, wait_ms=0 if closing else _IDLE_POLL_MS)
+                self._poll(poller, wait_ms=0 if closing else _IDLE_POLL_MS)
             except Exception:  # noqa: BLE001  # supervised: one bad turn must not end the stream of events
                 self._errors += 1
                 _log.exception("the KV event publisher failed in one turn; it goes on")
@@ -191,7 +191,7 @@ class EventPublisher:
             if closing:
                 return
 
-    def _turn(self, poller: Any, *, wait_ms: int) -> None:
+    def _poll(self, poller: Any, *, wait_ms: int) -> None:
         ready = dict(poller.poll(wait_ms if self._due_s is None else min(wait_ms, self._gathering_ms())))
         if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
@@ -200,8 +200,8 @@ class EventPublisher:
                 # The first event of a burst woke us: leave the interpreter to the engine, which has a prompt to compute
                 # just now, and the blocks of one prompt go out as one chain.
                 self._due_s = time.monotonic() + _GATHER_S
-        asked = bool(self._calls) or self._router in ready or (self._control is not None and self._control in ready)
-        if self._gathering_ms() and wait_ms and not asked:
+        requested = bool(self._calls) or self._router in ready or (self._control is not None and self._control in ready)
+        if self._gathering_ms() and wait_ms and not requested:
             return
         self._due_s = None
         self._send(self.log.publish())
@@ -238,7 +238,7 @@ class EventPublisher:
 
     def _answer_control(self, control: Any, frames: list[bytes]) -> None:
         match frames:
-            case [client, b"", request_id, name, asked]:
+            case [client, b"", request_id, name, requested]:
                 pass
             case _:
                 _log.warning(
@@ -251,7 +251,7 @@ class EventPublisher:
             status, body = ERROR, f"unknown operation {name!r}; known are {known}".encode()
         else:
             try:
-                status, body = OK, operation(self, asked)
+                status, body = OK, operation(self, requested)
             except RefusedError as error:
                 status, body = REFUSED, str(error).encode()
             except Exception as error:  # noqa: BLE001  # becomes an error answer: the client must not wait in vain

@@ -51,7 +51,7 @@ def engine_sleep(original: Callable[..., Awaitable[None]]) -> Callable[..., Awai
 
     async def sleep(self: Any, level: int = 1) -> None:
         agent = _agent(self)
-        async with agent.pauses.turn:
+        async with agent.pauses.lock:
             try:
                 await original(self, level)
             finally:
@@ -70,7 +70,7 @@ def engine_wakeup(original: Callable[[Any, Any], None]) -> Callable[..., None]:
     """
 
     def wakeup(self: Any, tags: list[str] | None = None) -> None:
-        if _agent(self).pauses.turn.locked():
+        if _agent(self).pauses.lock.locked():
             raise EngineBusyError("the engine can't be woken while it is put to sleep or its weights change; ask again")
         asleep = set(self._sleeping_tags)
         wanted = sorted(asleep if tags is None else asleep.intersection(tags))

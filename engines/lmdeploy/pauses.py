@@ -25,7 +25,7 @@ class StepPauses:
     def __init__(self, engine: Any, tiers: EngineTiers | None) -> None:
         self._engine = engine
         self._tiers = tiers
-        self.turn = asyncio.Lock()
+        self.lock = asyncio.Lock()
         """Held by the operation that interrupts the engine's steps now."""
 
     @property
@@ -37,7 +37,7 @@ class StepPauses:
     @asynccontextmanager
     async def pause(self) -> AsyncIterator[None]:
         """Pause for the length of a block; waits for its turn first. An engine that sleeps goes on sleeping."""
-        async with self.turn:
+        async with self.lock:
             if self.is_paused:
                 yield
                 return

@@ -220,9 +220,9 @@ class _EngineLoop:
 async def _answers(manager: Any, wave: Wave) -> None:
     """Wait for the answers to all prompts of a wave; raises ``WarmUpError``."""
     sender = manager.build_sender()
-    async with asyncio.TaskGroup() as asked:
+    async with asyncio.TaskGroup() as answers:
         for session_id, (tokens, how) in enumerate(wave.prompts):
-            asked.create_task(_answer(sender, session_id, tokens, _sampling(how)))
+            answers.create_task(_answer(sender, session_id, tokens, _sampling(how)))
 
 
 async def _answer(sender: Any, session_id: int, tokens: list[int], sampling: Any) -> None:

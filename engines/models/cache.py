@@ -84,7 +84,7 @@ def cached(folder: Path, build: Callable[[Path], None], *, recipe: str, needed_b
             progress.note(f"{folder} can't be used ({problem}); making it again")
             shutil.rmtree(folder)
         _sweep(folder)
-        need_room(folder.parent, needed_bytes)
+        require_space(folder.parent, needed_bytes)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=_scratch_prefix(folder)) as scratch:
             built = Path(scratch) / "model"
             built.mkdir()
@@ -121,7 +121,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def need_room(folder: Path, needed_bytes: int) -> None:
+def require_space(folder: Path, needed_bytes: int) -> None:
     """Raise ``CacheError`` unless the disk of ``folder`` has so much free."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
@@ -160,15 +160,15 @@ def _locked(folder: Path, progress: Progress) -> Iterator[None]:
     """Hold the folder's lock; the kernel frees it when its holder dies. Waits at most ``LOCK_LIMIT_S``."""
     deadline_s = time.monotonic() + LOCK_LIMIT_S
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
-        told = False
+        logged = False
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told:
+                if not logged:
                     progress.note(f"another process is making {folder}; waiting for it")
-                    told = True
+                    logged = True
                 if time.monotonic() > deadline_s:
                     raise CacheError(
                         f"another process has been making {folder} for {LOCK_LIMIT_S / 60:.0f} min"
@@ -195,7 +195,7 @@ __all__ = [
     "Silent",
     "cache_dir",
     "cached",
-    "need_room",
     "problem_of",
+    "require_space",
     "sha256_of",
 ]

@@ -87,10 +87,10 @@ def fetch(folder: Path, progress: Progress, index_arguments: tuple[str, ...] = (
                 if pip.poll() is None:
                     pip.kill()
         log.seek(0)
-        said = log.read()
+        output = log.read()
     wheels = list(folder.glob("*.whl"))
     if pip.returncode or not wheels:
-        raise _fetch_error(said)
+        raise _fetch_error(output)
     return wheels[0]
 
 
@@ -115,13 +115,13 @@ def _verify(path: Path, expected: str) -> None:
         )
 
 
-def _fetch_error(said: str) -> CacheError:
-    last = said.strip().splitlines()[-1:] or ["pip said nothing"]
-    if "No module named pip" in said:
+def _fetch_error(output: str) -> CacheError:
+    last = output.strip().splitlines()[-1:] or ["pip said nothing"]
+    if "No module named pip" in output:
         return CacheError(f"{sys.executable} has no pip to fetch the model with", "add it: python -m ensurepip")
-    if "No space left" in said:
+    if "No space left" in output:
         return CacheError("the disk is full", "free some space, or name another folder with KVGATE_CACHE_DIR")
-    if _NO_NETWORK.search(said):
+    if _NO_NETWORK.search(output):
         return CacheError(
             f"{REQUIREMENT} can't be fetched: {last[0]}",
             "check the network or the index that pip is configured for; a downloaded wheel is found with "

@@ -89,8 +89,8 @@ def single(headers: Headers, name: str, refusal: type[HeaderError]) -> bytes | N
 
 
 async def _send_400(send: _Send, error: HeaderError) -> None:
-    said = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}
-    body = json.dumps({"error": said}).encode()
+    error_body = {"message": str(error), "type": "invalid_request_error", "param": error.param, "code": error.code}
+    body = json.dumps({"error": error_body}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 400, "headers": headers})
     await send({"type": "http.response.body", "body": body})

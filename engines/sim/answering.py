@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from engines.sim.dialects import Dialect, Served, Told
+from engines.sim.dialects import Dialect, Served, WholeAnswer
 from engines.sim.driver import Answer
 from engines.sim.faults import InjectedFaultError
 from engines.sim.instance import SimInstance
@@ -32,7 +32,7 @@ class Answering:
         self._tokenizer = tokenizer
         self._metrics = metrics
 
-    async def whole(self, jobs: Sequence[Job]) -> list[Told]:
+    async def whole(self, jobs: Sequence[Job]) -> list[WholeAnswer]:
         """Return the answers, which are made beside each other."""
         if len(jobs) == 1:
             return [await self._collected(jobs[0])]
@@ -40,13 +40,13 @@ class Answering:
             tasks = [group.create_task(self._collected(job)) for job in jobs]
         return [task.result() for task in tasks]
 
-    async def _collected(self, job: Job) -> Told:
+    async def _collected(self, job: Job) -> WholeAnswer:
         served = job.served
         async with self._instance.driver.answering(job.request) as answer:
             async for _ in self._paced(answer):
                 pass
             cached_tokens = answer.sequence.cached_tokens
-        return Told(served, self._tokenizer.decode(served.words) + served.last_text, cached_tokens)
+        return WholeAnswer(served, self._tokenizer.decode(served.words) + served.last_text, cached_tokens)
 
     async def streamed(self, jobs: Sequence[Job], dialect: Dialect, *, together: bool) -> AsyncIterator[bytes]:
         """The events of all answers: mixed, as they come, or one answer after the other."""
@@ -55,28 +55,28 @@ class Answering:
                 yield events
         else:
             for job in jobs:
-                async for events in self._told(job, dialect):
+                async for events in self._stream_events(job, dialect):
                     yield events
-        if events := dialect.over([Told(job.served, "", job.cached_tokens) for job in jobs]):
+        if events := dialect.over([WholeAnswer(job.served, "", job.cached_tokens) for job in jobs]):
             yield events
 
     async def _mixed(self, jobs: Sequence[Job], dialect: Dialect) -> AsyncIterator[bytes]:
-        said: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
 
-        async def tell(job: Job) -> None:
+        async def stream_events(job: Job) -> None:
             try:
-                async for events in self._told(job, dialect):
-                    said.put_nowait(events)
+                async for events in self._stream_events(job, dialect):
+                    queue.put_nowait(events)
             except Exception as error:  # noqa: BLE001 - raised where the answer is told
-                said.put_nowait(error)
+                queue.put_nowait(error)
             else:
-                said.put_nowait(None)
+                queue.put_nowait(None)
 
-        tasks = [asyncio.create_task(tell(job)) for job in jobs]
+        tasks = [asyncio.create_task(stream_events(job)) for job in jobs]
         running = len(tasks)
         try:
             while running:
-                match await said.get():
+                match await queue.get():
                     case None:
                         running -= 1
                     case bytes(events):
@@ -88,7 +88,7 @@ class Answering:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _told(self, job: Job, dialect: Dialect) -> AsyncIterator[bytes]:
+    async def _stream_events(self, job: Job, dialect: Dialect) -> AsyncIterator[bytes]:
         """One answer's events."""
         instance, served = self._instance, job.served
         words, generated = served.words, job.request.output_tokens

@@ -94,8 +94,8 @@ class DecodeBatch:
                 yield sequence
 
     def _full_at(self, sequence: SimSequence) -> int:
-        room = (sequence.attached + len(sequence.own)) * self._block_tokens
-        return sequence.joined_at + room - sequence.context
+        capacity = (sequence.attached + len(sequence.own)) * self._block_tokens
+        return sequence.joined_at + capacity - sequence.context
 
 
 def _ends_at(sequence: SimSequence) -> int:

@@ -43,7 +43,7 @@ class NotServedError(ValueError):
         self.param = param
 
 
-class _Asked(Penalised, frozen=True, kw_only=True):
+class _Sampled(Penalised, frozen=True, kw_only=True):
     model: str
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -69,7 +69,7 @@ class _Asked(Penalised, frozen=True, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-class ChatBody(_Asked, frozen=True, kw_only=True):
+class ChatBody(_Sampled, frozen=True, kw_only=True):
     """``POST /v1/chat/completions``."""
 
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
@@ -139,7 +139,7 @@ class ChatBody(_Asked, frozen=True, kw_only=True):
             raise NotServedError(_NO_EXPERTS)
 
 
-class CompletionBody(_Asked, frozen=True, kw_only=True):
+class CompletionBody(_Sampled, frozen=True, kw_only=True):
     """``POST /v1/completions``: a prompt as text or as tokens, or several. Each has ``n`` answers."""
 
     prompt: str | list[int | str | list[int]]

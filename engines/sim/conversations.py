@@ -99,11 +99,11 @@ def _function(tool: Mapping[str, Any], parameters: str) -> dict[str, Any]:
     return {"description": tool.get("description"), "name": tool.get("name"), "parameters": tool.get(parameters)}
 
 
-def _system(said: str | Sequence[Mapping[str, Any]] | None) -> Chat:
-    if not isinstance(said, str):
-        texts = [str(block.get("text") or "") for block in said or () if block.get("type") == "text"]
-        said = "".join(text for text in texts if not text.startswith(_BILLING))
-    return [{"role": "system", "content": said}] if said else []
+def _system(turn_message: str | Sequence[Mapping[str, Any]] | None) -> Chat:
+    if not isinstance(turn_message, str):
+        texts = [str(block.get("text") or "") for block in turn_message or () if block.get("type") == "text"]
+        turn_message = "".join(text for text in texts if not text.startswith(_BILLING))
+    return [{"role": "system", "content": turn_message}] if turn_message else []
 
 
 def _merged(chat: Chat) -> Chat:
@@ -129,15 +129,15 @@ def _blocks(role: str, blocks: Sequence[Mapping[str, Any]]) -> Chat:
                 thoughts.append(str(block.get("thinking") or ""))
             case _:
                 parts += _part(block)
-    said: dict[str, Any] = {"role": role}
+    turn_message: dict[str, Any] = {"role": role}
     if any(thoughts):
-        said["reasoning_content"] = "".join(thoughts)
+        turn_message["reasoning_content"] = "".join(thoughts)
     if calls:
-        said["tool_calls"] = calls
+        turn_message["tool_calls"] = calls
     if parts:
         alone = len(parts) == 1 and parts[0]["type"] == "text"
-        said["content"] = parts[0]["text"] if alone else parts
-    return [*results, said] if len(said) > 1 else results
+        turn_message["content"] = parts[0]["text"] if alone else parts
+    return [*results, turn_message] if len(turn_message) > 1 else results
 
 
 def _part(block: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ class Served:
     """One answer's constants. ``words`` are told as they come; ``last``, with the end, a token that ended it."""
 
     name: str
-    asked: Generated
+    request: Generated
     model: str
     prompt_tokens: int
     words: list[int]
@@ -37,7 +37,7 @@ class Served:
         return len(self.words) + len(self.last)
 
 
-class Told(NamedTuple):
+class WholeAnswer(NamedTuple):
     """A whole answer."""
 
     served: Served
@@ -72,13 +72,13 @@ class Dialect(Protocol):
 
     prefix: str
 
-    def whole(self, told: Sequence[Told]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
         """Return answers that aren't streamed; chat and completions alone may have more than one."""
 
     def stream(self, served: Served) -> Stream:
         """Return what tells an answer as it comes."""
 
-    def over(self, told: Sequence[Told]) -> bytes:
+    def over(self, answers: Sequence[WholeAnswer]) -> bytes:
         """Return what follows the last of the streamed answers, whose texts may be left out."""
 
     def refusal(self, why: Refusal) -> dict[str, Any]:
@@ -94,32 +94,35 @@ class OpenAi:
         self._whole = "chat.completion" if chat else "text_completion"
         self._chunk = "chat.completion.chunk" if chat else "text_completion"
 
-    def whole(self, told: Sequence[Told]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
         """See ``Dialect``."""
-        usage = self._usage(told) | {"completion_tokens_details": None}
-        said = _head(told[0].served, self._whole) | {"choices": [self._choice(each) for each in told], "usage": usage}
-        return said | ({"service_tier": None} if self._chat else {})
+        usage = self._usage(answers) | {"completion_tokens_details": None}
+        body = _head(answers[0].served, self._whole) | {
+            "choices": [self._choice(each) for each in answers],
+            "usage": usage,
+        }
+        return body | ({"service_tier": None} if self._chat else {})
 
-    def _choice(self, told: Told) -> dict[str, Any]:
-        served = told.served
+    def _choice(self, answers: WholeAnswer) -> dict[str, Any]:
+        served = answers.served
         choice: dict[str, Any] = {"index": served.index, "logprobs": None, "finish_reason": served.reason}
         if not self._chat:
-            return choice | {"text": told.text}
+            return choice | {"text": answers.text}
         message = {
             "role": "assistant",
-            "content": told.text or None,
+            "content": answers.text or None,
             "reasoning_content": None,
             "tool_calls": None,
         }
         ids = [*served.words, *served.last] if _wants_ids(served) else None
         return choice | {"message": message, "output_token_logprobs": None, "output_ids": ids, "routed_experts": None}
 
-    def _usage(self, told: Sequence[Told]) -> dict[str, Any]:
+    def _usage(self, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
         """What answers came to together: choices of a chat have one prompt."""
-        prompts = told[:1] if self._chat else told
+        prompts = answers[:1] if self._chat else answers
         prompt_tokens = sum(each.served.prompt_tokens for each in prompts)
-        tokens = sum(each.served.tokens for each in told)
-        cached = {"cached_tokens": told[0].cached_tokens} if self._chat else None
+        tokens = sum(each.served.tokens for each in answers)
+        cached = {"cached_tokens": answers[0].cached_tokens} if self._chat else None
         return {
             "prompt_tokens": prompt_tokens,
             "total_tokens": prompt_tokens + tokens,
@@ -131,13 +134,13 @@ class OpenAi:
         """See ``Dialect``."""
         return _OpenAiStream(served, _head(served, self._chunk), chat=self._chat)
 
-    def over(self, told: Sequence[Told]) -> bytes:
+    def over(self, answers: Sequence[WholeAnswer]) -> bytes:
         """See ``Dialect``."""
-        served = told[0].served
+        served = answers[0].served
         if not _tells_usage(served):
             return _DONE
-        usage = self._usage(told)
-        if len(told) > 1 and self._chat:
+        usage = self._usage(answers)
+        if len(answers) > 1 and self._chat:
             usage["completion_tokens_details"] = None
         if not self._chat:
             del usage["prompt_tokens_details"]
@@ -182,25 +185,25 @@ class Generate:
 
     prefix = ""
 
-    def whole(self, told: Sequence[Told]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
         """See ``Dialect``."""
-        [(served, text, _)] = told
-        return self.said(served, text, [*served.words, *served.last], served.tokens, served.reason)
+        [(served, text, _)] = answers
+        return self.body(served, text, [*served.words, *served.last], served.tokens, served.reason)
 
     def stream(self, served: Served) -> Stream:
         """See ``Dialect``."""
         return _GenerateStream(self, served)
 
-    def over(self, told: Sequence[Told]) -> bytes:
+    def over(self, answers: Sequence[WholeAnswer]) -> bytes:
         """See ``Dialect``."""
-        del told
+        del answers
         return _DONE
 
     def refusal(self, why: Refusal) -> dict[str, Any]:
         """See ``Dialect``."""
         return flat_refusal(why)
 
-    def said(self, served: Served, text: str, tokens: list[int], done: int, reason: str | None) -> dict[str, Any]:
+    def body(self, served: Served, text: str, tokens: list[int], done: int, reason: str | None) -> dict[str, Any]:
         """Return an answer, or what an event adds to it."""
         meta = {
             "prompt_tokens": served.prompt_tokens,
@@ -224,11 +227,11 @@ class _GenerateStream:
         return b""
 
     def more(self, text: str, done: int, tokens: list[int]) -> bytes:
-        return data(self._dialect.said(self._served, text, tokens, done, None))
+        return data(self._dialect.body(self._served, text, tokens, done, None))
 
     def end(self) -> bytes:
         served = self._served
-        return data(self._dialect.said(served, served.last_text, served.last, served.tokens, served.reason))
+        return data(self._dialect.body(served, served.last_text, served.last, served.tokens, served.reason))
 
 
 def _head(served: Served, kind: str) -> dict[str, Any]:
@@ -236,11 +239,11 @@ def _head(served: Served, kind: str) -> dict[str, Any]:
 
 
 def _wants_ids(served: Served) -> bool:
-    return isinstance(served.asked, ChatBody) and bool(served.asked.return_token_ids)
+    return isinstance(served.request, ChatBody) and bool(served.request.return_token_ids)
 
 
 def _tells_usage(served: Served) -> bool:
-    return isinstance(served.asked, ChatBody | CompletionBody) and served.asked.usage_in_stream
+    return isinstance(served.request, ChatBody | CompletionBody) and served.request.usage_in_stream
 
 
 def flat_refusal(why: Refusal) -> dict[str, Any]:
@@ -250,9 +253,9 @@ def flat_refusal(why: Refusal) -> dict[str, Any]:
     return {"message": str(why), "type": kind, "code": int(why.status), "param": why.param, "object": "error"}
 
 
-def data(said: dict[str, Any]) -> bytes:
+def data(body: dict[str, Any]) -> bytes:
     """Return an event without a type."""
-    return b"data: " + msgspec.json.encode(said) + b"\n\n"
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-__all__ = ["Dialect", "Generate", "OpenAi", "Refusal", "Served", "Stream", "Told", "data", "flat_refusal"]
+__all__ = ["Dialect", "Generate", "OpenAi", "Refusal", "Served", "Stream", "WholeAnswer", "data", "flat_refusal"]

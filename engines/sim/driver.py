@@ -69,12 +69,12 @@ class RealTime:
     def produced(self, sequence: SimSequence, tokens: int, now_s: float) -> None:
         """See ``Listener``."""
         del now_s
-        self._tell(sequence, tokens)
+        self._report(sequence, tokens)
 
     def ended(self, sequence: SimSequence, now_s: float) -> None:
         """See ``Listener``."""
         del now_s
-        self._tell(sequence, 0)
+        self._report(sequence, 0)
 
     def close(self) -> None:
         """Stop the timer, end the answers and let go of the engine."""
@@ -84,7 +84,7 @@ class RealTime:
             answer.put(0)
         self.engine.close()
 
-    def _tell(self, sequence: SimSequence, count: int) -> None:
+    def _report(self, sequence: SimSequence, count: int) -> None:
         answer = self._answers.get(sequence)
         if answer is None:
             self._early.append((sequence, count))

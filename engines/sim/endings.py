@@ -39,17 +39,17 @@ class Drawn(NamedTuple):
 
 
 class Answers:
-    """Draws them. ``answer_tokens`` is an answer's length where the client says none, ``room_tokens`` that of the
+    """Draws them. ``answer_tokens`` is an answer's length where the client says none, ``capacity_tokens`` that of the
     longest prompt with its answer.
     """
 
-    def __init__(self, tokenizer: SimTokenizer, *, seed: int, answer_tokens: int, room_tokens: int) -> None:
+    def __init__(self, tokenizer: SimTokenizer, *, seed: int, answer_tokens: int, capacity_tokens: int) -> None:
         self._tokenizer = tokenizer
         self._seed = seed
         self._answer_tokens = answer_tokens
         self._limits = EngineLimits(
             vocab_tokens=tokenizer.vocab_tokens,
-            context_tokens=room_tokens,
+            context_tokens=capacity_tokens,
             repetition_window_tokens=_REPETITION_WINDOW,
         )
 
@@ -57,13 +57,13 @@ class Answers:
         """Return an answer; the same to the same prompt. Raises ``RefusedError`` or ``TextError``."""
         stop = self._stop(ending)
         check_prompt(prompt, self._limits)
-        room = self._limits.context_tokens - len(prompt)
-        if room < 1:
+        capacity = self._limits.context_tokens - len(prompt)
+        if capacity < 1:
             raise RefusedError(
                 f"Input length ({len(prompt)}) must be smaller than the model context length"
                 f" ({self._limits.context_tokens})."
             )
-        sampling = _sampling(ending, stop, most_tokens=room if ending.most_tokens is None else ending.most_tokens)
+        sampling = _sampling(ending, stop, most_tokens=capacity if ending.most_tokens is None else ending.most_tokens)
         settle(sampling, self._limits, prompt_tokens=len(prompt))
         most = length = sampling.max_new_tokens
         ends = ending.most_tokens is None and not ending.ignores_eos

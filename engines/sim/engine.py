@@ -31,7 +31,7 @@ from engines.sim.behaviour import Behaviour
 from engines.sim.counters import Counters
 from engines.sim.gaps import GapHistogram
 from engines.sim.pool import PrefixPool
-from engines.sim.prefill_order import PrefillTurns
+from engines.sim.prefill_order import PrefillOrder
 from engines.sim.profile import Profile
 from engines.sim.sequence import Listener, Phase, SimRequest, SimSequence
 from engines.sim.sink import BlockSink, SilentSink
@@ -121,7 +121,7 @@ class SimEngine:
         self._leaving: list[SimSequence] = []
         self._work: _Prefill | _Span | _Wait | None = None
         self._decode_next = False
-        self._turns = PrefillTurns(shape.max_prefill_tokens)
+        self._prefill_order = PrefillOrder(shape.max_prefill_tokens)
         self._last_token_s = self._joined_s = 0.0
         self._joined = 0
         """Sequences whose first token came since the last decode step, the last of them at ``_joined_s``."""
@@ -156,10 +156,10 @@ class SimEngine:
                 f"a prompt of {prompt_tokens} tokens and an answer of {output_tokens}; there must be 1 of each"
             )
         total = prompt_tokens + output_tokens
-        room = min(shape.context_tokens, shape.hbm_blocks * shape.block_tokens)
-        if total > room:
+        capacity = min(shape.context_tokens, shape.hbm_blocks * shape.block_tokens)
+        if total > capacity:
             raise DoesNotFitError(
-                f"{prompt_tokens} prompt tokens and {output_tokens} to answer; at most {room} together"
+                f"{prompt_tokens} prompt tokens and {output_tokens} to answer; at most {capacity} together"
             )
 
     def submit(self, request: SimRequest, now_s: float) -> SimSequence:
@@ -332,7 +332,7 @@ class SimEngine:
 
     def _prefill(self, now_s: float) -> _Prefill:
         """Begin a step that computes prompts, or a part of one."""
-        chunks = self._turns.take(self._prefilling)
+        chunks = self._prefill_order.take(self._prefilling)
         seconds = self._time.step_s
         for sequence, tokens in chunks:
             seconds += self._time.chunk_s(tokens, sequence.computed)

@@ -178,8 +178,8 @@ class PrefixPool:
         self._policy.hold(fresh)
         self._hold(names)
         width = self._width
-        told = [tokens[place] if len(tokens[place]) == width else b"" for place in new]
-        self._sink.stored_all(list(zip(names, parents, told, strict=True)), tier=_HBM)
+        known_tokens = [tokens[place] if len(tokens[place]) == width else b"" for place in new]
+        self._sink.stored_all(list(zip(names, parents, known_tokens, strict=True)), tier=_HBM)
         if self.witness is not None:
             self.witness(names)
 

@@ -12,18 +12,18 @@ from engines.sim.sequence import SimSequence
 
 Chunk = tuple[SimSequence, int]
 """So many tokens of a sequence's prompt."""
-SHORT_TURNS: Final = 3
+SHORT_STEPS: Final = 3
 """What ``LMDEPLOY_PT_TTFT_SHORT_TURNS`` is where nobody sets it."""
 
 
-class PrefillTurns:
+class PrefillOrder:
     """Whose turn it is among prompts that have their places and blocks."""
 
     def __init__(self, most_tokens: int) -> None:
         self._most = most_tokens
         self._chunked: SimSequence | None = None
         """The long prompt that is under way."""
-        self._short_turns = 0
+        self._short_steps = 0
         """Since its last chunk, or since one waits."""
 
     def take(self, prompts: Iterable[SimSequence]) -> list[Chunk]:
@@ -43,10 +43,10 @@ class PrefillTurns:
                 long = each
         if long is None:
             return self._together(shorts, passing=False)
-        if shorts and self._short_turns < SHORT_TURNS:
-            self._short_turns += 1
+        if shorts and self._short_steps < SHORT_STEPS:
+            self._short_steps += 1
             return self._together(shorts, passing=True)
-        self._chunked, self._short_turns = long, 0
+        self._chunked, self._short_steps = long, 0
         return [(long, self._most)]
 
     def _together(self, shorts: Sequence[Chunk], *, passing: bool) -> list[Chunk]:
@@ -62,4 +62,4 @@ class PrefillTurns:
         return found
 
 
-__all__ = ["SHORT_TURNS", "Chunk", "PrefillTurns"]
+__all__ = ["SHORT_STEPS", "Chunk", "PrefillOrder"]

@@ -151,12 +151,12 @@ def load_profile(name: str) -> Profile:
     """Read a profile that ships by its name, or any other by the path of its file; raises ``ProfileError``."""
     path = FOLDER / f"{name}.toml" if name in shipped() else Path(name)
     try:
-        said = tomllib.loads(_text(path))
+        raw = tomllib.loads(_text(path))
     except FileNotFoundError:
         raise ProfileError(f"unknown profile {name!r}; known: {', '.join(shipped())}, or a file's path") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ProfileError(f"{path}: it can't be read as a profile: {error}") from error
-    return parse_profile(said, path=path)
+    return parse_profile(raw, path=path)
 
 
 def _text(path: Path) -> str:
@@ -167,20 +167,20 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def parse_profile(said: Mapping[str, Any], *, path: Path) -> Profile:
+def parse_profile(raw: Mapping[str, Any], *, path: Path) -> Profile:
     """Return what a file said; raises ``ProfileError``."""
-    _known(path, "", said, _SECTIONS)
-    about = _section(path, said, "about")
+    _known(path, "", raw, _SECTIONS)
+    about = _section(path, raw, "about")
     _known(path, "about", about, ("summary", "source"))
-    measured = _section(path, said, "measured") if "measured" in said else {}
+    measured = _section(path, raw, "measured") if "measured" in raw else {}
     _known(path, "measured", measured, ("prefill", "decode", "fixed"))
     return Profile(
         name=path.stem,
         summary=str(about.get("summary", "")),
         source=str(about.get("source", "")),
-        engine=_read(path, "engine", EngineShape, _section(path, said, "engine")),
-        links=_read(path, "links", Links, _section(path, said, "links")),
-        time=_read(path, "time", TimeModel, _section(path, said, "time")),
+        engine=_read(path, "engine", EngineShape, _section(path, raw, "engine")),
+        links=_read(path, "links", Links, _section(path, raw, "links")),
+        time=_read(path, "time", TimeModel, _section(path, raw, "time")),
         measured=Measured(
             prefill=_rows(path, "measured.prefill", MeasuredPrefill, measured.get("prefill", ())),
             decode=_rows(path, "measured.decode", MeasuredDecode, measured.get("decode", ())),
@@ -189,15 +189,15 @@ def parse_profile(said: Mapping[str, Any], *, path: Path) -> Profile:
     )
 
 
-def _section(path: Path, said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = said.get(name)
+def _section(path: Path, raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = raw.get(name)
     if not isinstance(section, dict):
         raise ProfileError(f"{path}: there is no section [{name}]; a profile has {', '.join(_SECTIONS)}")
     return section
 
 
-def _known(path: Path, where: str, said: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    for name in said:
+def _known(path: Path, where: str, raw: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    for name in raw:
         if name not in allowed:
             place = f"[{where}]" if where else "the file"
             raise ProfileError(f"{path}: {place} has no {name!r}; allowed are {', '.join(allowed)}")
@@ -207,12 +207,12 @@ def _rows(path: Path, where: str, kind: type[Any], rows: Sequence[Mapping[str, A
     return tuple(_read(path, where, kind, row) for row in rows)
 
 
-def _read(path: Path, where: str, kind: type[Any], said: Mapping[str, Any]) -> Any:
+def _read(path: Path, where: str, kind: type[Any], raw: Mapping[str, Any]) -> Any:
     """Make a dataclass of what a section says: numbers where it has numbers, and nothing that it doesn't know."""
     known = {each.name: each for each in fields(kind)}
-    _known(path, where, said, tuple(known))
+    _known(path, where, raw, tuple(known))
     values: dict[str, Any] = {}
-    for name, value in said.items():
+    for name, value in raw.items():
         wanted = known[name].type
         good = (
             isinstance(value, str)

@@ -64,7 +64,7 @@ class Server:
             tokenizer,
             seed=instance.spec.seed,
             answer_tokens=answer_tokens,
-            room_tokens=min(shape.context_tokens, shape.hbm_blocks * shape.block_tokens),
+            capacity_tokens=min(shape.context_tokens, shape.hbm_blocks * shape.block_tokens),
         )
         self._metrics = SimMetrics(instance)
         self._answering = Answering(instance, tokenizer, self._metrics)
@@ -120,7 +120,7 @@ class Server:
         async def handle(request: Request) -> Response:
             try:
                 body = await read_body(request)
-                return await self._answer(self._asked(request, body, kind), len(body), dialect)
+                return await self._answer(self._parsed(request, body, kind), len(body), dialect)
             except RefusedRequestError as refusal:
                 return JSONResponse(dialect.refusal(refusal), status_code=refusal.status)
 
@@ -129,44 +129,44 @@ class Server:
     async def _count(self, request: Request) -> Response:
         try:
             body = await read_body(request)
-            asked = self._asked(request, body, CountBody)
-            tokens = await self._worked_out(self._prompt, asked, len(body))
+            parsed = self._parsed(request, body, CountBody)
+            tokens = await self._worked_out(self._prompt, parsed, len(body))
         except RefusedRequestError as refusal:
             return JSONResponse(_MESSAGES.refusal(refusal), status_code=refusal.status)
         return JSONResponse({"input_tokens": len(tokens)})
 
-    def _asked(self, request: Request, body: bytes, kind: type[_Kind]) -> _Kind:
+    def _parsed(self, request: Request, body: bytes, kind: type[_Kind]) -> _Kind:
         """Return what a body asks for; raises ``RefusedRequestError``."""
         spec = self._instance.spec
         if kind is not CountBody and spec.faults.refuse and self._instance.rng.random() < spec.faults.refuse:
             raise RefusedRequestError(HTTPStatus.SERVICE_UNAVAILABLE, "refused, as was asked for")
         try:
-            asked = msgspec.json.decode(body, type=kind, strict=False)
+            parsed = msgspec.json.decode(body, type=kind, strict=False)
         except UNREADABLE as error:
             raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"the body is not what is allowed: {error}") from error
-        if isinstance(asked, MessagesBody | CountBody) and not request.headers.get(_VERSION_HEADER):
+        if isinstance(parsed, MessagesBody | CountBody) and not request.headers.get(_VERSION_HEADER):
             raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"Missing required header: {_VERSION_HEADER}")
-        if asked.model is not None and asked.model != spec.model:
-            message = f"The model {asked.model!r} does not exist; there is {spec.model!r}."
+        if parsed.model is not None and parsed.model != spec.model:
+            message = f"The model {parsed.model!r} does not exist; there is {spec.model!r}."
             raise RefusedRequestError(
-                HTTPStatus.NOT_FOUND, message, param="model" if isinstance(asked, ResponsesBody) else None
+                HTTPStatus.NOT_FOUND, message, param="model" if isinstance(parsed, ResponsesBody) else None
             )
         try:
-            asked.check()
+            parsed.check()
         except NotServedError as error:
             raise RefusedRequestError(HTTPStatus.BAD_REQUEST, str(error), param=error.param) from error
-        return asked
+        return parsed
 
-    async def _answer(self, asked: Generated, length: int, dialect: Dialect) -> Response:
-        jobs = self._jobs(asked, await self._worked_out(self._drawn, asked, length), dialect)
-        if asked.stream:
-            together = isinstance(asked, ChatBody)
+    async def _answer(self, parsed: Generated, length: int, dialect: Dialect) -> Response:
+        jobs = self._jobs(parsed, await self._worked_out(self._drawn, parsed, length), dialect)
+        if parsed.stream:
+            together = isinstance(parsed, ChatBody)
             events = self._answering.streamed(jobs, dialect, together=together)
             return StreamingResponse(events, media_type="text/event-stream")
         said = dialect.whole(await self._answering.whole(jobs))
         return Response(msgspec.json.encode(said), media_type="application/json")
 
-    def _jobs(self, asked: Generated, drawn: Sequence[tuple[list[int], Drawn]], dialect: Dialect) -> list[Job]:
+    def _jobs(self, parsed: Generated, drawn: Sequence[tuple[list[int], Drawn]], dialect: Dialect) -> list[Job]:
         """Return what is to be made for each prompt and its answer."""
         instance, salt, urgency = self._instance, SALT.current, URGENCY.current
         self._number += 1
@@ -176,7 +176,7 @@ class Server:
         for index, (prompt, answer) in enumerate(drawn):
             served = Served(
                 name=name,
-                asked=asked,
+                request=parsed,
                 model=instance.spec.model,
                 prompt_tokens=len(prompt),
                 words=answer.words,
@@ -191,36 +191,36 @@ class Server:
             jobs.append(Job(served, request))
         return jobs
 
-    async def _worked_out(self, work: Callable[[_Kind], _Result], asked: _Kind, length: int) -> _Result:
-        """Return ``work(asked)``, done beside the event loop for a long body; raises ``RefusedRequestError``."""
+    async def _worked_out(self, work: Callable[[_Kind], _Result], parsed: _Kind, length: int) -> _Result:
+        """Return ``work(parsed)``, done beside the event loop for a long body; raises ``RefusedRequestError``."""
         try:
-            return work(asked) if length <= _INLINE_BYTES else await asyncio.to_thread(work, asked)
+            return work(parsed) if length <= _INLINE_BYTES else await asyncio.to_thread(work, parsed)
         except RefusedError as error:
             raise RefusedRequestError(HTTPStatus.BAD_REQUEST, str(error)) from error
         except (TextError, RecursionError) as error:
-            param = "input" if isinstance(asked, ResponsesBody) else None
+            param = "input" if isinstance(parsed, ResponsesBody) else None
             raise RefusedRequestError(HTTPStatus.BAD_REQUEST, str(error), param=param) from error
 
-    def _drawn(self, asked: Generated) -> list[tuple[list[int], Drawn]]:
+    def _drawn(self, parsed: Generated) -> list[tuple[list[int], Drawn]]:
         """Return the prompts, each as often as it is to be answered, with their answers."""
-        draw, ending = self._answers.draw, asked.ending
-        if isinstance(asked, CompletionBody):
-            prompts = [self._encoded(each) for each in prompts_of(asked.prompt)]
-            each = range(asked.n or 1)
+        draw, ending = self._answers.draw, parsed.ending
+        if isinstance(parsed, CompletionBody):
+            prompts = [self._encoded(each) for each in prompts_of(parsed.prompt)]
+            each = range(parsed.n or 1)
             return [(prompt, draw(prompt, ending, choice=choice)) for prompt in prompts for choice in each]
-        prompt = self._prompt(asked)
-        choices = asked.choices if isinstance(asked, ChatBody) else 1
+        prompt = self._prompt(parsed)
+        choices = parsed.choices if isinstance(parsed, ChatBody) else 1
         return [(prompt, draw(prompt, ending, choice=choice)) for choice in range(choices)]
 
-    def _prompt(self, asked: ChatBody | GenerateBody | MessagesBody | CountBody | ResponsesBody) -> list[int]:
+    def _prompt(self, parsed: ChatBody | GenerateBody | MessagesBody | CountBody | ResponsesBody) -> list[int]:
         prompt: Any
-        match asked:
+        match parsed:
             case GenerateBody():
-                prompt = asked.input_ids or asked.prompt or ""
+                prompt = parsed.input_ids or parsed.prompt or ""
             case MessagesBody(input_ids=list(tokens)):
                 prompt = tokens
             case _:
-                return self._tokenizer.chat(*chat_of(asked, merge=not self._tokenizer.has_inline_system))
+                return self._tokenizer.chat(*chat_of(parsed, merge=not self._tokenizer.has_inline_system))
         return self._encoded(prompt)
 
     def _encoded(self, prompt: str | list[int]) -> list[int]:

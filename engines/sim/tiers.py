@@ -299,7 +299,7 @@ class SimTiers:
         return max(0.0, until_s - self._clock.now_s)
 
     def _poll(self) -> None:
-        def told(tokens: bytes) -> bytes:
+        def content(tokens: bytes) -> bytes:
             return tokens if len(tokens) == self._width else b""  # what only stands for tokens is told nobody
 
         progress = self.hierarchy.poll()
@@ -308,7 +308,7 @@ class SimTiers:
         for (tier, gained), run in groupby(progress.changes, key=lambda change: (change.tier, change.gained)):
             if gained:
                 self._sink.stored_all(
-                    [(each.record.key, each.record.parent, told(each.record.tokens)) for each in run], tier=tier
+                    [(each.record.key, each.record.parent, content(each.record.tokens)) for each in run], tier=tier
                 )
             else:
                 self._sink.removed_all([each.record.key for each in run], tier=tier)

@@ -5,7 +5,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from engines.sim.bodies import MessagesBody
-from engines.sim.dialects import Refusal, Served, Stream, Told, data, flat_refusal
+from engines.sim.dialects import Refusal, Served, Stream, WholeAnswer, data, flat_refusal
 
 _STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens"}
 _TOLD_AGAIN: Final = (
@@ -35,9 +35,9 @@ class Messages:
 
     prefix = "msg_"
 
-    def whole(self, told: Sequence[Told]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
         """See ``Dialect``."""
-        [(served, text, _)] = told
+        [(served, text, _)] = answers
         return {
             "id": served.name,
             "type": "message",
@@ -56,9 +56,9 @@ class Messages:
         """See ``Dialect``."""
         return _MessagesStream(served)
 
-    def over(self, told: Sequence[Told]) -> bytes:
+    def over(self, answers: Sequence[WholeAnswer]) -> bytes:
         """See ``Dialect``."""
-        del told
+        del answers
         return b""
 
     def refusal(self, why: Refusal) -> dict[str, Any]:
@@ -131,11 +131,11 @@ class Responses:
 
     prefix = "resp_"
 
-    def whole(self, told: Sequence[Told]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
         """See ``Dialect``."""
-        [(served, text, _)] = told
+        [(served, text, _)] = answers
         cut = served.reason == "length"
-        said = self.begun(served) | {
+        body = self.begun(served) | {
             "status": "incomplete" if cut else "completed",
             "output": [self.item(served, text)],
             "output_text": text,
@@ -157,15 +157,15 @@ class Responses:
                 "total_tokens": served.prompt_tokens + served.tokens,
             },
         }
-        return said | ({"incomplete_details": {"reason": "max_output_tokens"}} if cut else {})
+        return body | ({"incomplete_details": {"reason": "max_output_tokens"}} if cut else {})
 
     def stream(self, served: Served) -> Stream:
         """See ``Dialect``."""
         return _ResponsesStream(self, served)
 
-    def over(self, told: Sequence[Told]) -> bytes:
+    def over(self, answers: Sequence[WholeAnswer]) -> bytes:
         """See ``Dialect``."""
-        del told
+        del answers
         return b""
 
     def refusal(self, why: Refusal) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class Responses:
 
     def begun(self, served: Served) -> dict[str, Any]:
         """Return a response of which there is nothing yet."""
-        told = {name: getattr(served.asked, name, None) for name in _TOLD_AGAIN}
+        answers = {name: getattr(served.request, name, None) for name in _TOLD_AGAIN}
         return {
             "id": served.name,
             "object": "response",
@@ -186,7 +186,7 @@ class Responses:
             "output_text": "",
             "background": False,
             "store": False,
-        } | {name: value for name, value in told.items() if value is not None}
+        } | {name: value for name, value in answers.items() if value is not None}
 
     def item(self, served: Served, text: str) -> dict[str, Any]:
         """Return the message."""
@@ -234,7 +234,7 @@ class _ResponsesStream:
         if not self._text:
             last = self._start()
         text = "".join(self._text)
-        whole = self._dialect.whole([Told(self._served, text, 0)])
+        whole = self._dialect.whole([WholeAnswer(self._served, text, 0)])
         return (
             last
             + self._event("response.output_text.done", **self._part, text=text)
@@ -249,7 +249,7 @@ class _ResponsesStream:
 
 
 def _wants_ids(served: Served) -> bool:
-    return isinstance(served.asked, MessagesBody) and bool(served.asked.return_token_ids)
+    return isinstance(served.request, MessagesBody) and bool(served.request.return_token_ids)
 
 
 def _message_name(served: Served) -> str:

@@ -60,7 +60,7 @@ class SimWaiting:
         if self._queue is None:
             self._line.append(sequence)
         else:
-            self._queue.add(self._asked(sequence))
+            self._queue.add(self._waiting_request(sequence))
             self._queued[_name(sequence)] = sequence
         self._counts.came(sequence.request.urgency.priority)
 
@@ -75,8 +75,8 @@ class SimWaiting:
         if self._line:
             return self._line[0]
         assert self._queue is not None  # noqa: S101 - somebody waits
-        (asked,) = self._queue.peek(1, now_s, EngineView(running=running))
-        return self._queued[asked.request_id]
+        (chosen,) = self._queue.peek(1, now_s, EngineView(running=running))
+        return self._queued[chosen.request_id]
 
     def started(self, sequence: SimSequence, now_s: float) -> None:
         """One goes on now."""
@@ -103,7 +103,7 @@ class SimWaiting:
         is_fifo = queue.name == FIFO
         if not is_fifo:
             for each in by_arrival:
-                queue.add(self._asked(each))
+                queue.add(self._waiting_request(each))
         if self._queue is not None:
             self._promotions += self._queue.promotions
         self._ageing_bound_s = queue.ageing_bound_s
@@ -155,7 +155,7 @@ class SimWaiting:
         del self._queued[_name(sequence)]
         return self._queue
 
-    def _asked(self, sequence: SimSequence) -> WaitingRequest:
+    def _waiting_request(self, sequence: SimSequence) -> WaitingRequest:
         request = sequence.request
         due_s = request.urgency.first_token_s
         is_whole = request.prompt_tokens > self._block_tokens

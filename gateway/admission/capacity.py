@@ -34,7 +34,7 @@ class Capacity:
             ]
         return places
 
-    def has_room(self, instances: Sequence[Instance], *, unplaced: int) -> list[bool]:
+    def has_slot(self, instances: Sequence[Instance], *, unplaced: int) -> list[bool]:
         """Return whether one more request may be admitted, by its claim, beside ``unplaced`` places."""
         return [sum(of_claim) > unplaced for of_claim in zip(*self.free_places(instances), strict=True)]
 

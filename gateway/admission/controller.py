@@ -150,7 +150,7 @@ class AdmissionController:
                 claim = await self._wait(queue, request, awaiting_trial=not usable)
                 usable = self.usable(request.model)
                 free = [each[claim] for each in self.capacity.free_places(usable)]
-            slot.begin(queue.queue, _with_room(usable, free), queue, class_of(claim), self.capacity.urgent)
+            slot.begin(queue.queue, _with_slot(usable, free), queue, class_of(claim), self.capacity.urgent)
         except BaseException:
             slot.close()
             raise
@@ -229,8 +229,8 @@ class AdmissionController:
         if queue.awaiting_trial and self._trial_failed(model):
             queue.end_waits_for_trial()
         while queue.queue:
-            has_room = self.capacity.has_room(self._available.usable(model), unplaced=queue.unplaced)
-            if not any(has_room) or not queue.admit_next(self._clock(), has_room):
+            has_slot = self.capacity.has_slot(self._available.usable(model), unplaced=queue.unplaced)
+            if not any(has_slot) or not queue.admit_next(self._clock(), has_slot):
                 return
 
     def _trial_failed(self, model: str) -> bool:
@@ -259,7 +259,7 @@ class AdmissionController:
         )
 
 
-def _with_room(usable: tuple[Instance, ...], free: list[int]) -> tuple[Instance, ...]:
+def _with_slot(usable: tuple[Instance, ...], free: list[int]) -> tuple[Instance, ...]:
     """Return the instances that have room, or all when none has: a slot that was given is kept."""
     return usable if all(free) else tuple(compress(usable, free)) or usable
 

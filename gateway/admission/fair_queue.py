@@ -84,7 +84,7 @@ class FairQueue:
         self._size += 1
         return loser
 
-    def pop(self, now_s: float, has_room: Sequence[bool] = _ANY) -> Waiting | None:
+    def pop(self, now_s: float, has_slot: Sequence[bool] = _ANY) -> Waiting | None:
         """Take the next request out and charge its tenant, among those for whose claim there is room; None when
         there are none.
         """
@@ -94,7 +94,7 @@ class FairQueue:
         for line in self._lines.values():
             head = line[0]
             level = max(0, _LEVELS[head.priority] - int((now_s - head.arrived_s) / ageing_s))
-            if not has_room[level]:
+            if not has_slot[level]:
                 continue
             rank = (level, counters[head.tenant], head.number)
             if best_rank is None or rank < best_rank:

@@ -77,14 +77,14 @@ class FairThreads:
             work=float(max(1, size_bytes)),
             arrived_s=self._clock(),
         )
-        if not lane.queue and self._has_room(lane):
+        if not lane.queue and self._has_thread(lane):
             lane.queue.let_in(tenant.id, limits.weight, waiting.work)
             self._take(lane)
         else:
-            await self._turn(lane, waiting)
+            await self._wait_for_thread(lane, waiting)
         return await asyncio.wrap_future(self._begun(lane, work))
 
-    async def _turn(self, lane: _Lane, waiting: Waiting) -> None:
+    async def _wait_for_thread(self, lane: _Lane, waiting: Waiting) -> None:
         """Return when this work may begin; a thread is taken for it then."""
         loser = lane.queue.push(waiting)
         if loser is waiting:
@@ -116,7 +116,7 @@ class FairThreads:
         job.add_done_callback(ended)
         return job
 
-    def _has_room(self, lane: _Lane) -> bool:
+    def _has_thread(self, lane: _Lane) -> bool:
         return lane.running < lane.most and self._short.running + self._long.running < self._count
 
     def _take(self, lane: _Lane) -> None:
@@ -126,15 +126,15 @@ class FairThreads:
     def _ended(self, lane: _Lane) -> None:
         """Give the thread back, and begin work that waits as long as there are threads."""
         lane.running -= 1
-        while any(self._give_turn(each) for each in self._in_turn()):
+        while any(self._give_thread(each) for each in self._lanes_in_order()):
             pass
 
-    def _in_turn(self) -> tuple[_Lane, _Lane]:
+    def _lanes_in_order(self) -> tuple[_Lane, _Lane]:
         """The kinds of work, the one first that did not begin last."""
         return (self._long, self._short) if self._last is self._short else (self._short, self._long)
 
-    def _give_turn(self, lane: _Lane) -> bool:
-        while lane.queue and self._has_room(lane):
+    def _give_thread(self, lane: _Lane) -> bool:
+        while lane.queue and self._has_thread(lane):
             waiting = lane.queue.pop(self._clock())
             if waiting is None:
                 return False

@@ -73,10 +73,10 @@ class ConcurrencyLimiter:
         limit, low, more = self._bounds(instance)
         taken = in_flight + instance.foreign_requests
         if taken <= limit - more:
-            room = limit - taken
-            return room, room, low - taken
-        room, most = max(0, limit - taken), self._most_of(instance) - in_flight
-        return max(room, min(more - urgent, most)), room, max(0, low - taken)
+            free = limit - taken
+            return free, free, low - taken
+        free, most = max(0, limit - taken), self._most_of(instance) - in_flight
+        return max(free, min(more - urgent, most)), free, max(0, low - taken)
 
     def _bounds(self, instance: Instance) -> tuple[int, int, int]:
         """The limit, that for requests of the lowest class, and how many of the highest may wait for an answer there

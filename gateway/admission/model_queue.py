@@ -69,9 +69,9 @@ class ModelQueue:
         self.waiters[waiting] = asyncio.get_running_loop().create_future()
         return waiting
 
-    def admit_next(self, now_s: float, has_room: Sequence[bool]) -> bool:
+    def admit_next(self, now_s: float, has_slot: Sequence[bool]) -> bool:
         """Admit the next request, of a claim for which there is room; return False when there is none."""
-        waiting = self.queue.pop(now_s, has_room)
+        waiting = self.queue.pop(now_s, has_slot)
         if waiting is None:
             return False
         waiter = self.waiters.pop(waiting)

@@ -191,10 +191,10 @@ def _exceeded(
     counters: _Counters, limits: TenantLimits, demand: Demand, now_s: float
 ) -> tuple[Dimension, int, float] | None:
     limit = limits.requests_per_min
-    if limit is not None and (wait_s := counters.requests.room_in_s(demand.requests, limit, now_s)):
+    if limit is not None and (wait_s := counters.requests.free_in_s(demand.requests, limit, now_s)):
         return Dimension.REQUESTS, limit, wait_s
     limit = limits.tokens_per_min
-    if limit is not None and (wait_s := counters.tokens.room_in_s(demand.tokens, limit, now_s)):
+    if limit is not None and (wait_s := counters.tokens.free_in_s(demand.tokens, limit, now_s)):
         return Dimension.TOKENS, limit, wait_s
     limit = limits.concurrency
     if limit is not None and counters.running + demand.places > limit:

@@ -200,7 +200,7 @@ class RedisQuotaMeter:
             self._held.pop(instead_of.number, None)
             earlier = (instead_of.number, instead_of.slot, *instead_of.demand)
         try:
-            said = await self._call(
+            reply = await self._call(
                 self._reserve,
                 tenant,
                 [*(-1 if each is None else each for each in bounds), *demand, number, LEASE_S, *earlier],
@@ -211,7 +211,7 @@ class RedisQuotaMeter:
             if instead_of is not None:
                 self.settle(instead_of, requests=0, tokens=0)
             raise
-        granted, which, wait, used_r, newest_r, used_t, newest_t, now = said
+        granted, which, wait, used_r, newest_r, used_t, newest_t, now = reply
         now_s = float(now)
         standings = _standings(limits, {"r": (used_r, newest_r), "t": (used_t, newest_t)}, now_s)
         if not granted:

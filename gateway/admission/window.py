@@ -43,7 +43,7 @@ class SlidingWindow:
             self._slots[slot] += by
             self._used += by
 
-    def room_in_s(self, amount: int, limit: int, now_s: float) -> float:
+    def free_in_s(self, amount: int, limit: int, now_s: float) -> float:
         """Return the seconds until ``amount`` (at most ``limit``) fits, 0 when it does now."""
         excess = self.used(now_s) + amount - limit
         if excess <= 0:

@@ -113,11 +113,11 @@ class Browsers:
 
     def _preflight(self, origin: bytes, headers: dict[bytes, bytes]) -> tuple[Header, ...]:
         """A listed page may send any header: what counts is the key, and it has to know that."""
-        asked = headers.get(b"access-control-request-headers", b"").strip()
+        requested = headers.get(b"access-control-request-headers", b"").strip()
         return (
             *self._allowed(origin),
             (b"access-control-allow-methods", b"GET, POST"),
-            *([(b"access-control-allow-headers", asked)] if _NAMES.fullmatch(asked) else []),
+            *([(b"access-control-allow-headers", requested)] if _NAMES.fullmatch(requested) else []),
             (b"access-control-max-age", b"600"),
         )
 

@@ -42,29 +42,29 @@ class ContextLength(NamedTuple):
     answer_tokens: int | None = None
     maximum_tokens: int | None = None
 
-    def for_openai(self, said: str) -> str:
+    def for_openai(self, text: str) -> str:
         """Return a message with OpenAI's phrase, from one without."""
-        if "maximum context length" in said.lower():
-            return said
+        if "maximum context length" in text.lower():
+            return text
         if self.maximum_tokens is None or self.prompt_tokens is None:
-            return f"This model's maximum context length is exceeded: {said}"
+            return f"This model's maximum context length is exceeded: {text}"
         return (
-            f"This model's maximum context length is {self.maximum_tokens} tokens. However, {self._asked()}. "
+            f"This model's maximum context length is {self.maximum_tokens} tokens. However, {self._requested()}. "
             "Please reduce the length of the messages or completion."
         )
 
-    def for_anthropic(self, said: str) -> str:
+    def for_anthropic(self, text: str) -> str:
         """Return a message with Anthropic's phrase, from one without."""
         prompt, most = self.prompt_tokens, self.maximum_tokens
-        if "prompt is too long" in said:
-            return said
+        if "prompt is too long" in text:
+            return text
         if prompt is None or most is None:
-            return f"prompt is too long: {said}"
+            return f"prompt is too long: {text}"
         if self.answer_tokens is not None:
             return f"input length and `max_tokens` exceed context limit: {prompt} + {self.answer_tokens} > {most}"
         return f"prompt is too long: {prompt} tokens > {min(most, prompt - 1)} maximum"
 
-    def _asked(self) -> str:
+    def _requested(self) -> str:
         if self.answer_tokens is None:
             return f"your messages resulted in {self.prompt_tokens} tokens"
         return (

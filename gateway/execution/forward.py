@@ -37,7 +37,7 @@ from gateway.upstream import (
     UpstreamFailureError,
     relay,
 )
-from gateway.upstream.relay import OURS, Asked
+from gateway.upstream.relay import OURS, AnswerShape
 from gateway.upstream.urgency import urgency_headers
 from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.ids import InstanceId
@@ -46,7 +46,7 @@ _SALT_HEADER = CACHE_SALT_HEADER.lower().encode()
 
 
 class Admitted(NamedTuple):
-    """A request that has its admission slot. ``asked`` is what the relay reads answers by, ``due_s`` the end of its
+    """A request that has its admission slot. ``shape`` is what the relay reads answers by, ``due_s`` the end of its
     class's wait, ``opening`` the early head of a stream.
     """
 
@@ -55,7 +55,7 @@ class Admitted(NamedTuple):
     slot: AdmissionSlot
     deadline: Deadline
     size: RequestSize
-    asked: Asked
+    shape: AnswerShape
     due_s: float
     opening: Opening | None
 
@@ -158,7 +158,7 @@ class Forwarder:
         """Count a plan at its instances while it is attempted."""
         own = _own_headers(plan, record)
         if admitted.opening is not None:
-            admitted.opening.asked(own)
+            admitted.opening.attempted(own)
         for each in (plan.instance.id, *plan.others):
             self._breakers.picked(each)
         with self._load.placed(
@@ -212,7 +212,7 @@ class Forwarder:
                 relayed = await relay(
                     response,
                     exchange,
-                    asked=admitted.asked,
+                    shape=admitted.shape,
                     own_headers=this.own_headers,
                     deadline=admitted.deadline,
                     paused=self._telemetry.paused,

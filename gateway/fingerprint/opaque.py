@@ -27,11 +27,11 @@ class Opaque:
         O(its bytes).
         """
         try:
-            said = as_json(self.value)
+            text = as_json(self.value)
         except RecursionError:  # what could be read need not be shallow enough to be written again
             return f"<{self.gap}>"
-        digest = xxh3_128_hexdigest(said)
-        return f"<{self.gap} {digest * max(1, min(len(said), _MOST_CHARS) // len(digest))}>"
+        digest = xxh3_128_hexdigest(text)
+        return f"<{self.gap} {digest * max(1, min(len(text), _MOST_CHARS) // len(digest))}>"
 
 
 def spelled_out(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:

@@ -35,7 +35,7 @@ async def ask_budgets(control: InstanceControl, instance: Instance) -> ReportedB
     return _read(await control.call(instance, "GET", QUOTAS_PATH))
 
 
-async def tell_budget(
+async def send_budget(
     control: InstanceControl, instance: Instance, key: BudgetKey, budget: KvBudget | None
 ) -> ReportedBudgets:
     """Set one budget, None for what the instance was started with, and return what it keeps then; raises
@@ -97,6 +97,6 @@ __all__ = [
     "ask_budgets",
     "budget_of",
     "quota_of",
+    "send_budget",
     "share_of",
-    "tell_budget",
 ]

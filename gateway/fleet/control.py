@@ -85,7 +85,7 @@ class InstanceControl:
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if data is None else {"content-type": "application/json"}
         try:
-            status, said = await fetch(
+            status, reply = await fetch(
                 self._client,
                 method,
                 instance.url + path,
@@ -105,13 +105,13 @@ class InstanceControl:
             raise InstanceControlError(f"{path}: {error or type(error).__name__}", status=None, sure=False) from None
         if status >= HTTPStatus.MULTIPLE_CHOICES:
             refused = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
-            raise InstanceControlError(_message(status, path, said), status=status, sure=refused)
-        return said
+            raise InstanceControlError(_message(status, path, reply), status=status, sure=refused)
+        return reply
 
 
-def _message(status: int, path: str, said: bytes) -> str:
+def _message(status: int, path: str, reply: bytes) -> str:
     try:
-        match msgspec.json.decode(said):
+        match msgspec.json.decode(reply):
             case {"error": {"message": str(message)}}:
                 return message[:_MAX_SHOWN]
     except UNREADABLE:

@@ -21,8 +21,8 @@ from gateway.fleet.budgets import (
     ask_budgets,
     budget_of,
     quota_of,
+    send_budget,
     share_of,
-    tell_budget,
 )
 from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.fleet.policies import Policy, PolicySwap, SwapBusyError
@@ -66,7 +66,7 @@ class InstanceReport:
 
 
 @dataclass(slots=True)
-class _Told:
+class _Sent:
     epoch: Epoch
     budgets: dict[BudgetKey, KvBudget] = field(default_factory=dict)
     given: dict[BudgetKey, QuotaBody] = field(default_factory=dict)
@@ -99,12 +99,12 @@ class FleetKeeper:
         self._registry = registry
         self._control = control
         self._swap = swap
-        self._wishes = desired
+        self._desired = desired
         self._salt = salt
         self._clock = clock
         self._settled = settled
         self._looked_s = clock()
-        self._told: dict[InstanceId, _Told] = {}
+        self._sent: dict[InstanceId, _Sent] = {}
 
     async def run(self) -> None:
         """Keep them at it, for ever."""
@@ -116,25 +116,25 @@ class FleetKeeper:
         """Tell every instance what it does not know yet."""
         try:
             async with self._swap.turn():  # what holds is read in it: who had it before may have changed that
-                await self._tell()
+                await self._send()
         except SwapBusyError as error:
             _log.warning("policies and KV budgets can't be sent to instances now: %s; they are sent later", error)
 
-    async def _tell(self) -> None:
+    async def _send(self) -> None:
         present = [each for each in self._registry.all() if each.state is InstanceState.HEALTHY and each.stats]
         due = self._clock() - self._looked_s >= _LOOK_EVERY_S or any(map(self._is_new, present))
         look = due and await self._settled()
         if look:
             self._looked_s = self._clock()
-        desired = self._wishes()
+        desired = self._desired()
         budgets = {
             (tenant_of_salt(self._salt(tenant)), tier): budget
             for tenant, limits in desired.limits.items()
             for tier, budget in limits.kv.items()
         }
-        for gone in self._told.keys() - {each.id for each in self._registry.all()}:
-            del self._told[gone]
-            self._swap.paid(gone)
+        for removed in self._sent.keys() - {each.id for each in self._registry.all()}:
+            del self._sent[removed]
+            self._swap.paid(removed)
         await asyncio.gather(
             *(self._keep(each, self._shares(each, desired) | budgets, desired, look=look) for each in present)
         )
@@ -143,16 +143,16 @@ class FleetKeeper:
         """Return what each instance was told."""
         return {
             name: InstanceReport(
-                budgets=len(told.budgets),
-                policies=len(told.policies),
-                problems=tuple(reason for _, reason, _ in told.refused.values()),
+                budgets=len(sent.budgets),
+                policies=len(sent.policies),
+                problems=tuple(reason for _, reason, _ in sent.refused.values()),
             )
-            for name, told in self._told.items()
+            for name, sent in self._sent.items()
         }
 
     def _is_new(self, instance: Instance) -> bool:
-        told = self._told.get(instance.id)
-        return told is None or instance.stats is None or told.epoch != instance.stats.epoch
+        sent = self._sent.get(instance.id)
+        return sent is None or instance.stats is None or sent.epoch != instance.stats.epoch
 
     def _shares(self, instance: Instance, desired: DesiredState) -> dict[BudgetKey, KvBudget]:
         """The preset's shares of this instance's tiers, for tenants that have no budget of their own there."""
@@ -169,98 +169,98 @@ class FleetKeeper:
     async def _keep(self, instance: Instance, budgets: Budgets, desired: DesiredState, *, look: bool) -> None:
         if instance.stats is None:
             return
-        told = self._told.get(instance.id)
-        if told is None or told.epoch != instance.stats.epoch:
-            if told is not None:
+        sent = self._sent.get(instance.id)
+        if sent is None or sent.epoch != instance.stats.epoch:
+            if sent is not None:
                 self._swap.paid(instance.id)
-            told = self._told[instance.id] = _Told(epoch=instance.stats.epoch)
+            sent = self._sent[instance.id] = _Sent(epoch=instance.stats.epoch)
         owed = self._swap.owed(instance.id)
-        of_budgets = told.budgets.keys() | budgets.keys() | {QUOTAS_PATH}
-        for key in told.refused.keys() - of_budgets - desired.policies.keys() - owed.keys():
-            del told.refused[key]
+        of_budgets = sent.budgets.keys() | budgets.keys() | {QUOTAS_PATH}
+        for key in sent.refused.keys() - of_budgets - desired.policies.keys() - owed.keys():
+            del sent.refused[key]
         for kind, policy in {**owed, **desired.policies}.items():
-            if look or told.policies.get(kind) != policy or kind in owed:
-                await self._tell_policy(instance, told, policy)
+            if look or sent.policies.get(kind) != policy or kind in owed:
+                await self._send_policy(instance, sent, policy)
         if look and (of_budgets - {QUOTAS_PATH} or not instance.stats.tiers.keys().isdisjoint(LOWER_TIERS)):
-            await self._look_at_budgets(instance, told, budgets, whole=desired.whole)
-        for key in told.budgets.keys() | budgets.keys():
-            if told.budgets.get(key) != budgets.get(key):
-                await self._tell_budget(instance, told, key, budgets.get(key))
+            await self._look_at_budgets(instance, sent, budgets, whole=desired.whole)
+        for key in sent.budgets.keys() | budgets.keys():
+            if sent.budgets.get(key) != budgets.get(key):
+                await self._send_budget(instance, sent, key, budgets.get(key))
 
-    async def _look_at_budgets(self, instance: Instance, told: _Told, budgets: Budgets, *, whole: bool) -> None:
+    async def _look_at_budgets(self, instance: Instance, sent: _Sent, budgets: Budgets, *, whole: bool) -> None:
         """Compare what an instance keeps with what it should: what differs is told after that."""
-        if not self._due(told, QUOTAS_PATH, None):
+        if not self._due(sent, QUOTAS_PATH, None):
             return
         try:
             reported = await ask_budgets(self._control, instance)
         except InstanceControlError as error:
-            self._refused(instance, told, QUOTAS_PATH, (None, f"KV budgets can't be read: {error}"), error)
+            self._refused(instance, sent, QUOTAS_PATH, (None, f"KV budgets can't be read: {error}"), error)
             return
-        told.refused.pop(QUOTAS_PATH, None)
-        for key in [key for key in told.budgets if reported.quotas.get(key) != told.given.get(key)]:
-            del told.budgets[key]
+        sent.refused.pop(QUOTAS_PATH, None)
+        for key in [key for key in sent.budgets if reported.quotas.get(key) != sent.given.get(key)]:
+            del sent.budgets[key]
         for key, quota in reported.quotas.items():
             wanted = budgets.get(key)
             if (wanted is not None and quota == quota_of(wanted)) or (
                 wanted is None and whole and key in reported.changed
             ):
-                told.budgets[key], told.given[key] = budget_of(quota), quota
+                sent.budgets[key], sent.given[key] = budget_of(quota), quota
 
-    async def _tell_budget(self, instance: Instance, told: _Told, key: BudgetKey, budget: KvBudget | None) -> None:
-        if not self._due(told, key, budget):
+    async def _send_budget(self, instance: Instance, sent: _Sent, key: BudgetKey, budget: KvBudget | None) -> None:
+        if not self._due(sent, key, budget):
             return
         try:
-            reported = await tell_budget(self._control, instance, key, budget)
+            reported = await send_budget(self._control, instance, key, budget)
         except InstanceControlError as error:
-            self._refused(instance, told, key, (budget, f"KV budget in {key[1]}: {error}"), error)
+            self._refused(instance, sent, key, (budget, f"KV budget in {key[1]}: {error}"), error)
             return
-        told.refused.pop(key, None)
-        told.budgets.pop(key, None)
-        told.given.pop(key, None)
+        sent.refused.pop(key, None)
+        sent.budgets.pop(key, None)
+        sent.given.pop(key, None)
         if budget is not None:
-            told.budgets[key] = budget
+            sent.budgets[key] = budget
             if (given := reported.quotas.get(key)) is not None:
-                told.given[key] = given
+                sent.given[key] = given
 
-    async def _tell_policy(self, instance: Instance, told: _Told, policy: Policy) -> None:
-        if not self._due(told, policy.kind, policy):
+    async def _send_policy(self, instance: Instance, sent: _Sent, policy: Policy) -> None:
+        if not self._due(sent, policy.kind, policy):
             return
         try:
             shown = (await self._swap.running(instance)).get(policy.kind)
-            known = told.policies.get(policy.kind) == policy and shown is not None
-            right = shown == policy or (known and shown == told.shown.get(policy.kind))
+            known = sent.policies.get(policy.kind) == policy and shown is not None
+            right = shown == policy or (known and shown == sent.shown.get(policy.kind))
             if not right:
-                await self._swap.tell(instance, policy)
+                await self._swap.send(instance, policy)
                 shown = (await self._swap.running(instance)).get(policy.kind)
         except InstanceControlError as error:
-            told.seen.pop(policy.kind, None)
+            sent.seen.pop(policy.kind, None)
             why = f"policy {policy.name!r} of kind {policy.kind}: {error}"
-            self._refused(instance, told, policy.kind, (policy, why), error)
+            self._refused(instance, sent, policy.kind, (policy, why), error)
             return
-        told.refused.pop(policy.kind, None)
-        told.policies[policy.kind] = policy
-        told.shown[policy.kind] = shown
+        sent.refused.pop(policy.kind, None)
+        sent.policies[policy.kind] = policy
+        sent.shown[policy.kind] = shown
         if policy.kind in self._swap.owed(instance.id):
-            told.seen[policy.kind] = told.seen.get(policy.kind, 0) + 1 if right else 0
-            if told.seen[policy.kind] >= _SEEN:
+            sent.seen[policy.kind] = sent.seen.get(policy.kind, 0) + 1 if right else 0
+            if sent.seen[policy.kind] >= _SEEN:
                 self._swap.paid(instance.id, policy.kind)
-                del told.seen[policy.kind]
+                del sent.seen[policy.kind]
 
-    def _due(self, told: _Told, key: object, wish: object) -> bool:
+    def _due(self, sent: _Sent, key: object, target: object) -> bool:
         now_s = self._clock()
-        before = told.refused.get(key)
-        return now_s >= told.silent_until_s and (before is None or before[0] != wish or now_s >= before[2])
+        before = sent.refused.get(key)
+        return now_s >= sent.silent_until_s and (before is None or before[0] != target or now_s >= before[2])
 
     def _refused(
-        self, instance: Instance, told: _Told, key: object, what: tuple[object, str], error: InstanceControlError
+        self, instance: Instance, sent: _Sent, key: object, what: tuple[object, str], error: InstanceControlError
     ) -> None:
-        wish, reason = what
-        if (before := told.refused.get(key)) is None or before[1] != reason:
+        target, reason = what
+        if (before := sent.refused.get(key)) is None or before[1] != reason:
             _log.warning("instance %s differs from the stored policies and KV budgets: %s", instance.id, reason)
         again_s = self._clock() + _AGAIN_AFTER_S
         if error.silent:
-            again_s = told.silent_until_s = self._clock() + self._swap.longest_s
-        told.refused[key] = (wish, reason, again_s)
+            again_s = sent.silent_until_s = self._clock() + self._swap.longest_s
+        sent.refused[key] = (target, reason, again_s)
 
 
 __all__ = ["DesiredState", "FleetKeeper", "InstanceReport"]

@@ -58,7 +58,7 @@ class NoPrefixesError(InstanceControlError):
     """The instance has no ``/kv/v1/prefixes``."""
 
 
-class Wish(NamedTuple):
+class DesiredPin(NamedTuple):
     """What an instance is to keep, and until when (seconds since 1970; None is for good)."""
 
     chain: Chain
@@ -66,7 +66,7 @@ class Wish(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Told:
+class _Sent:
     epoch: Epoch
     pins: dict[str, tuple[float | None, float]] = field(default_factory=dict)
     """By name: until when, and when it is told anew."""
@@ -105,7 +105,7 @@ class PinKeeper:
         self._expired = expired
         self._clock = clock
         self._now = now
-        self._told: dict[InstanceId, _Told] = {}
+        self._sent: dict[InstanceId, _Sent] = {}
         self.lock = asyncio.Lock()
 
     async def run(self) -> None:
@@ -122,17 +122,17 @@ class PinKeeper:
             if over:
                 await self._expired(over)
             every = self._registry.all()
-            for gone in self._told.keys() - {each.id for each in every}:
-                del self._told[gone]
-            if pins or any(told.pins for told in self._told.values()):
+            for removed in self._sent.keys() - {each.id for each in every}:
+                del self._sent[removed]
+            if pins or any(sent.pins for sent in self._sent.values()):
                 present = [each for each in every if each.state is InstanceState.HEALTHY and each.stats is not None]
-                await asyncio.gather(*(self._keep(each, self.wishes(each)) for each in present))
+                await asyncio.gather(*(self._keep(each, self.desired(each)) for each in present))
 
-    def wishes(self, instance: Instance, *, without: str | None = None) -> dict[str, Wish]:
+    def desired(self, instance: Instance, *, without: str | None = None) -> dict[str, DesiredPin]:
         """Return what an instance is to keep, by what it calls it; ``without`` one pin of the store."""
-        wishes: dict[str, Wish] = {}
+        desired: dict[str, DesiredPin] = {}
         if instance.stats is None:
-            return wishes
+            return desired
         now_s = self._now()
         for name, pin in self._pins().items():
             over = pin.expires_at_s is not None and pin.expires_at_s <= now_s
@@ -141,32 +141,32 @@ class PinKeeper:
             chain = pin.chain(layout_of(instance.stats.identity, pin.model))
             if not chain:
                 continue
-            before = wishes.get(chain[-1])
+            before = desired.get(chain[-1])
             if before is None or _longer(pin.expires_at_s, before.expires_at_s):
-                wishes[chain[-1]] = Wish(chain, pin.expires_at_s)
-        return wishes
+                desired[chain[-1]] = DesiredPin(chain, pin.expires_at_s)
+        return desired
 
     def why_not(self, instance: InstanceId, name: str) -> str:
         """Return why an instance doesn't keep what it is to keep, "" where nothing is known against it."""
-        told = self._told.get(instance)
-        return "" if told is None or name not in told.refused else told.refused[name][0]
+        sent = self._sent.get(instance)
+        return "" if sent is None or name not in sent.refused else sent.refused[name][0]
 
-    async def pin(self, instance: Instance, wish: Wish) -> Pin:
+    async def pin(self, instance: Instance, target: DesiredPin) -> Pin:
         """Tell an instance to keep a prefix from now on; raises ``InstanceControlError``."""
-        left_s = LEASE_S if wish.expires_at_s is None else min(LEASE_S, max(0.001, wish.expires_at_s - self._now()))
-        request = PinRequest(hashes=list(wish.chain), ttl_s=left_s)
+        left_s = LEASE_S if target.expires_at_s is None else min(LEASE_S, max(0.001, target.expires_at_s - self._now()))
+        request = PinRequest(hashes=list(target.chain), ttl_s=left_s)
         done = await self._ask(instance, "POST", PIN_PATH, request, Pin)
-        if (told := self._told_of(instance)) is not None:
-            told.pins[wish.chain[-1]] = (wish.expires_at_s, self._clock() + _RENEW_AFTER_S)
-            told.refused.pop(wish.chain[-1], None)
+        if (sent := self._sent_to(instance)) is not None:
+            sent.pins[target.chain[-1]] = (target.expires_at_s, self._clock() + _RENEW_AFTER_S)
+            sent.refused.pop(target.chain[-1], None)
         return done
 
     async def unpin(self, instance: Instance, name: str) -> bool:
         """Tell an instance to keep a prefix no longer, and return whether it did; raises ``InstanceControlError``."""
         done = await self._ask(instance, "POST", UNPIN_PATH, UnpinRequest(hash=name), Unpinned)
-        if (told := self._told_of(instance)) is not None:
-            told.pins.pop(name, None)
-            told.refused.pop(name, None)
+        if (sent := self._sent_to(instance)) is not None:
+            sent.pins.pop(name, None)
+            sent.refused.pop(name, None)
         return done.unpinned
 
     async def look(self, instance: Instance) -> Pins:
@@ -177,9 +177,9 @@ class PinKeeper:
         """Make an instance forget blocks and what follows them; raises ``InstanceControlError``."""
         request = InvalidateRequest(hashes=list(chain))
         done = await self._ask(instance, "POST", INVALIDATE_PATH, request, Invalidation)
-        if (told := self._told_of(instance)) is not None:
+        if (sent := self._sent_to(instance)) is not None:
             for name in done.unpinned:
-                told.pins.pop(name, None)
+                sent.pins.pop(name, None)
         return done
 
     async def _ask(self, instance: Instance, method: str, path: str, body: Any, kind: type[_Answer]) -> _Answer:
@@ -192,58 +192,58 @@ class PinKeeper:
                 raise NoPrefixesError(f"it has no {PREFIXES_PATH}", status=error.status, sure=True) from None
             raise
 
-    def _told_of(self, instance: Instance) -> _Told | None:
+    def _sent_to(self, instance: Instance) -> _Sent | None:
         if instance.stats is None:
             return None
-        told = self._told.get(instance.id)
-        if told is None or told.epoch != instance.stats.epoch:
-            told = self._told[instance.id] = _Told(epoch=instance.stats.epoch, looked_s=self._clock())
-        return told
+        sent = self._sent.get(instance.id)
+        if sent is None or sent.epoch != instance.stats.epoch:
+            sent = self._sent[instance.id] = _Sent(epoch=instance.stats.epoch, looked_s=self._clock())
+        return sent
 
-    async def _keep(self, instance: Instance, wishes: Mapping[str, Wish]) -> None:
-        told = self._told_of(instance)
-        if told is None or (told.silent_at_s is not None and self._clock() - told.silent_at_s < _AGAIN_AFTER_S):
+    async def _keep(self, instance: Instance, desired: Mapping[str, DesiredPin]) -> None:
+        sent = self._sent_to(instance)
+        if sent is None or (sent.silent_at_s is not None and self._clock() - sent.silent_at_s < _AGAIN_AFTER_S):
             return
-        told.silent_at_s = None
-        for name in told.refused.keys() - wishes.keys() - told.pins.keys() - {PREFIXES_PATH}:
-            del told.refused[name]
-        due = self._clock() - told.looked_s >= _LOOK_EVERY_S and self._due(told, PREFIXES_PATH)
-        if told.pins and due:
-            told.looked_s = self._clock()
-            if not await self._try(instance, told, PREFIXES_PATH, self._forget_lost(instance, told)):
+        sent.silent_at_s = None
+        for name in sent.refused.keys() - desired.keys() - sent.pins.keys() - {PREFIXES_PATH}:
+            del sent.refused[name]
+        due = self._clock() - sent.looked_s >= _LOOK_EVERY_S and self._due(sent, PREFIXES_PATH)
+        if sent.pins and due:
+            sent.looked_s = self._clock()
+            if not await self._try(instance, sent, PREFIXES_PATH, self._forget_lost(instance, sent)):
                 return
-        for name in told.pins.keys() - wishes.keys():
-            if self._due(told, name) and not await self._try(instance, told, name, self.unpin(instance, name)):
+        for name in sent.pins.keys() - desired.keys():
+            if self._due(sent, name) and not await self._try(instance, sent, name, self.unpin(instance, name)):
                 return
-        for name, wish in wishes.items():
-            expires_at_s, renew_at_s = told.pins.get(name, (None, 0.0))
-            known = name in told.pins and expires_at_s == wish.expires_at_s and self._clock() < renew_at_s
-            due = not known and self._due(told, name)
-            if due and not await self._try(instance, told, name, self.pin(instance, wish)):
+        for name, target in desired.items():
+            expires_at_s, renew_at_s = sent.pins.get(name, (None, 0.0))
+            known = name in sent.pins and expires_at_s == target.expires_at_s and self._clock() < renew_at_s
+            due = not known and self._due(sent, name)
+            if due and not await self._try(instance, sent, name, self.pin(instance, target)):
                 return
 
-    async def _forget_lost(self, instance: Instance, told: _Told) -> None:
+    async def _forget_lost(self, instance: Instance, sent: _Sent) -> None:
         """Forget that an instance was told of pins that it doesn't keep any more."""
         kept = {each.hash for each in (await self.look(instance)).pins}
-        for name in told.pins.keys() - kept:
-            del told.pins[name]
-        told.refused.pop(PREFIXES_PATH, None)
+        for name in sent.pins.keys() - kept:
+            del sent.pins[name]
+        sent.refused.pop(PREFIXES_PATH, None)
 
-    async def _try(self, instance: Instance, told: _Told, name: str, call: Awaitable[object]) -> bool:
+    async def _try(self, instance: Instance, sent: _Sent, name: str, call: Awaitable[object]) -> bool:
         """Return whether there was an answer."""
         try:
             await call
         except InstanceControlError as error:
-            if (before := told.refused.get(name)) is None or before[0] != str(error):
+            if (before := sent.refused.get(name)) is None or before[0] != str(error):
                 _log.warning("instance %s does not keep its pinned prefixes: %s", instance.id, error)
-            told.refused[name] = (str(error), self._clock())
+            sent.refused[name] = (str(error), self._clock())
             if error.status is None:
-                told.silent_at_s = self._clock()
+                sent.silent_at_s = self._clock()
                 return False
         return True
 
-    def _due(self, told: _Told, name: str) -> bool:
-        before = told.refused.get(name)
+    def _due(self, sent: _Sent, name: str) -> bool:
+        before = sent.refused.get(name)
         return before is None or self._clock() - before[1] >= _AGAIN_AFTER_S
 
 
@@ -251,4 +251,4 @@ def _longer(first: float | None, second: float | None) -> bool:
     return second is not None and (first is None or first > second)
 
 
-__all__ = ["LEASE_S", "Chain", "NoPrefixesError", "PinKeeper", "Wish", "layout_of"]
+__all__ = ["LEASE_S", "Chain", "DesiredPin", "NoPrefixesError", "PinKeeper", "layout_of"]

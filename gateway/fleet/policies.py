@@ -31,7 +31,7 @@ class Step(StrEnum):
     CHANGED = "changed"
     UNCHANGED = "unchanged"  # it ran this already
     REFUSED = "refused"
-    NOT_ASKED = "not_asked"  # another one could not be asked, or this one could not
+    NOT_READ = "not_asked"  # another one could not be asked, or this one could not
     ROLLED_BACK = "rolled_back"
     ROLLBACK_FAILED = "rollback_failed"
 
@@ -155,7 +155,7 @@ class PolicySwap:
         """Return what an instance runs and could run; raises ``InstanceControlError``."""
         return read_policies(await self._control.call(instance, "GET", POLICY_PATH))
 
-    async def tell(self, instance: Instance, policy: Policy) -> None:
+    async def send(self, instance: Instance, policy: Policy) -> None:
         """Tell one instance; raises ``InstanceControlError``."""
         await self._control.call(instance, "PUT", POLICY_PATH, policy.change())
 
@@ -164,11 +164,11 @@ class PolicySwap:
 
         Before any instance is told, ``noted`` gets what each runs; what it raises ends the change.
         """
-        asked = await asyncio.gather(*(self._ask(each) for each in instances))
+        reports = await asyncio.gather(*(self._ask(each) for each in instances))
         before: dict[InstanceId, Policy] = {}
         problems: dict[InstanceId, str] = {}
         lacking: set[InstanceId] = set()
-        for instance, answer in zip(instances, asked, strict=True):
+        for instance, answer in zip(instances, reports, strict=True):
             if isinstance(answer, InstanceControlError):
                 problems[instance.id] = str(answer)
             elif (found := answer.get(policy.kind)) is None:
@@ -181,7 +181,7 @@ class PolicySwap:
             return SwapReport(
                 steps={
                     each.id: InstanceStep(
-                        step=Step.NOT_ASKED,
+                        step=Step.NOT_READ,
                         reason=problems.get(each.id, ""),
                         before=before.get(each.id),
                         mistaken=each.id in lacking,
@@ -190,8 +190,8 @@ class PolicySwap:
                 }
             )
         await noted(before)
-        told = await asyncio.gather(*(self._change(each, policy, before[each.id]) for each in instances))
-        steps = dict(zip((each.id for each in instances), told, strict=True))
+        results = await asyncio.gather(*(self._change(each, policy, before[each.id]) for each in instances))
+        steps = dict(zip((each.id for each in instances), results, strict=True))
         report = SwapReport(steps=steps)
         return report if report.done else await self.roll_back(instances, report)
 
@@ -206,7 +206,7 @@ class PolicySwap:
             if unknown:
                 self.owe(instance.id, done.before)
             try:
-                await self.tell(instance, done.before)
+                await self.send(instance, done.before)
             except InstanceControlError as error:
                 self.owe(instance.id, done.before)
                 return InstanceStep(step=Step.ROLLBACK_FAILED, reason=done.reason or str(error), before=done.before)
@@ -225,7 +225,7 @@ class PolicySwap:
         if before == policy:
             return InstanceStep(step=Step.UNCHANGED, reason="", before=before)
         try:
-            await self.tell(instance, policy)
+            await self.send(instance, policy)
         except InstanceControlError as error:
             step = Step.REFUSED if error.sure else Step.ROLLBACK_FAILED
             mistaken = error.status == HTTPStatus.BAD_REQUEST
@@ -245,11 +245,11 @@ class _AllRunning(msgspec.Struct, frozen=True):
 def read_policies(body: bytes) -> Choice:
     """Read an answer to ``GET /kv/v1/policy``; raises ``InstanceControlError``."""
     try:
-        said = msgspec.json.decode(body, type=_AllRunning)
+        reply = msgspec.json.decode(body, type=_AllRunning)
     except UNREADABLE as error:
         raise InstanceControlError(f"{POLICY_PATH} can't be read: {error}", status=None, sure=True) from None
     return Choice(
-        policies={each.kind: each for each in said.policies}, available=said.available, strategies=said.strategies
+        policies={each.kind: each for each in reply.policies}, available=reply.available, strategies=reply.strategies
     )
 
 

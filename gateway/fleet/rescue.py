@@ -88,7 +88,7 @@ class Rescue:
                 if not self._registry.knows(InstanceId(each.instance)):
                     continue
                 instance = self._registry.get(InstanceId(each.instance))
-                if each.name not in self._pins.wishes(instance):
+                if each.name not in self._pins.desired(instance):
                     with suppress(InstanceControlError):  # the lease of the pin ends there by itself
                         await self._pins.unpin(instance, each.name)
 

@@ -49,7 +49,7 @@ class Connection(asyncio.Protocol):
         """What has come since the last request."""
         self._head_bytes = self._unread_bytes = 0
         self._paused = False
-        self._asked = False
+        self._requested = False
         self._in_head = True
         self._interim = False
         self._nudged = self._quiet = False
@@ -60,7 +60,7 @@ class Connection(asyncio.Protocol):
         self._linger_timer: asyncio.TimerHandle | None = None
         self.status = 0
         self.headers: list[Header] = []
-        self.head_told = False
+        self.head_reported = False
         self.ended = False
         self.waiting = False
         """Whether somebody waits in ``arrival``, since ``waiting_since_s``."""
@@ -77,10 +77,10 @@ class Connection(asyncio.Protocol):
             return
         self.status = 0
         self.headers = []
-        self.head_told = False
+        self.head_reported = False
         self._parts = []
         self.held_bytes = self.arrived_bytes = self._head_bytes = self._unread_bytes = 0
-        self._in_head = self._asked = True
+        self._in_head = self._requested = True
         self.ended = self._interim = self._until_eof = self._keep = self._nudged = self._quiet = False
         self._on_head = on_head
         transport.writelines((head, body))
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
         return (
             self.ended
             and self._keep
-            and not self._asked
+            and not self._requested
             and self._failure is None
             and self._transport is not None
             and not self._transport.is_closing()
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._asked and self._until_eof and exc is None and self._transport is not None:
+        if self._requested and self._until_eof and exc is None and self._transport is not None:
             self._end()
         self._transport = None
         self._parser = None
@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
         except (HttpParserError, HttpParserUpgrade) as error:
             self.fail(NoAnswerError(f"the response is not valid HTTP: {error}"))
             return
-        if self._asked and self._unread_bytes > MOST_HEAD_BYTES:  # the parser keeps a line until it has an end
+        if self._requested and self._unread_bytes > MOST_HEAD_BYTES:  # the parser keeps a line until it has an end
             self.fail(_header_too_long())
         elif self._parts or self.ended:
             if self.held_bytes > _MOST_HELD_BYTES and not self._paused and self._transport is not None:
@@ -207,11 +207,11 @@ class Connection(asyncio.Protocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        if not self._asked:
+        if not self._requested:
             self.fail(NoAnswerError("a response came without a request"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._asked:
+        if not self._requested:
             return
         self._unread_bytes = 0
         self._head_bytes += len(name) + len(value) + 4
@@ -221,7 +221,7 @@ class Connection(asyncio.Protocol):
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._parser is None or not self._asked:
+        if self._parser is None or not self._requested:
             return
         status = self._parser.get_status_code()
         if not 100 <= status < 600:  # noqa: PLR2004 - RFC 9110, section 15
@@ -235,7 +235,7 @@ class Connection(asyncio.Protocol):
         self._until_eof = not any(name in _FRAMING for name, _ in self.headers)
 
     def on_body(self, body: bytes) -> None:
-        if self._parser is None or not self._asked:
+        if self._parser is None or not self._requested:
             return
         if self._lingering is None:
             self._parts.append(body)
@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
         self._unread_bytes = 0
 
     def on_message_complete(self) -> None:
-        if self._parser is None or not self._asked:
+        if self._parser is None or not self._requested:
             return
         if self._interim:
             self._interim = False
@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         self.ended = True
-        self._asked = False
+        self._requested = False
         self.idle_since_s = self.loop.time()
         if self._lingering is not None:
             self.loop.call_soon(self._lingered)

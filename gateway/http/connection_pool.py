@@ -50,8 +50,8 @@ class Origin:
             shown += f":{port}"
         lines = f"host: {shown}\r\n"
         if parts.username is not None:
-            said = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            lines += f"authorization: Basic {base64.b64encode(said.encode()).decode()}\r\n"
+            credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            lines += f"authorization: Basic {base64.b64encode(credentials.encode()).decode()}\r\n"
         return cls(
             name=name,
             port=port,

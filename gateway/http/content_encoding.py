@@ -104,9 +104,9 @@ def coding_of(headers: Iterable[Header]) -> bytes | None:
     if not codings:
         return None
     if len(codings) > 1 or codings[0] not in _DECODERS:
-        said = b", ".join(codings).decode("latin-1")
+        header = b", ".join(codings).decode("latin-1")
         raise UnsupportedMediaTypeError(
-            f"content-encoding {said!r} is not decoded here; allowed is one of gzip, deflate, zstd",
+            f"content-encoding {header!r} is not decoded here; allowed is one of gzip, deflate, zstd",
             headers=((b"accept-encoding", b"gzip, deflate, zstd"),),
         )
     return codings[0]

@@ -85,17 +85,17 @@ class Deadline:
             raise self._stopped or self.error from None
 
 
-def limit_of(said: bytes | None, *, longest_s: float) -> float:
+def limit_of(value: bytes | None, *, longest_s: float) -> float:
     """Return the seconds that a request may take, by its own header and at most ``longest_s``.
 
     Raises ``InvalidRequestError``.
     """
-    if said is None:
+    if value is None:
         return longest_s
     name = HEADER.decode()
-    if not _SECONDS.fullmatch(said) or not float(said):
+    if not _SECONDS.fullmatch(value) or not float(value):
         raise InvalidRequestError(f"{name}: is a number of seconds above 0, like 30 or 2.5", param=name)
-    return min(float(said), longest_s)
+    return min(float(value), longest_s)
 
 
 __all__ = ["HEADER", "Deadline", "limit_of"]

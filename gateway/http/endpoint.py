@@ -78,8 +78,8 @@ def serves(host: str, port: int, place: Endpoint) -> bool:
     listening = endpoint_of(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
     if listening.port != place.port or place.path:
         return False
-    address, asked = address_of(listening.host), address_of(place.host)
-    everywhere = address is not None and address.is_unspecified and asked is not None and asked.is_loopback
+    address, requested = address_of(listening.host), address_of(place.host)
+    everywhere = address is not None and address.is_unspecified and requested is not None and requested.is_loopback
     return everywhere or listening.host == place.host
 
 

@@ -42,24 +42,24 @@ class Inflate:
         if not self._begun:
             self._begun, self.members = True, 1
         left = self._left + data
-        view, place, room = memoryview(left), 0, MOST_AT_ONCE_BYTES
+        view, place, budget = memoryview(left), 0, MOST_AT_ONCE_BYTES
         parts: list[bytes] = []
         try:
-            while room > 0:
+            while budget > 0:
                 if self._inflate.eof:
                     if place == len(left):
                         break
                     self._inflate = zlib.decompressobj(wbits=_ANY_HEADER)
                     self.members += 1
                 inflate, piece = self._inflate, view[place : place + _READ_AT_ONCE_BYTES]
-                parts.append(inflate.decompress(piece, room))
-                room -= len(parts[-1])
+                parts.append(inflate.decompress(piece, budget))
+                budget -= len(parts[-1])
                 place += len(piece) - len(inflate.unused_data if inflate.eof else inflate.unconsumed_tail)
                 if place == len(left):
                     break
         except zlib.error as error:
             raise DamagedError(str(error)) from error
-        self._full = room == 0 and not self._inflate.eof
+        self._full = budget == 0 and not self._inflate.eof
         self._left = left[place:]
         return b"".join(parts)
 

@@ -241,7 +241,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 f"the request's line and headers are longer than {self.max_header_bytes} bytes, the most allowed",
             )
         body = envelope(refusal.message, kind="invalid_request_error", code=refusal.code)
-        said = (
+        last_words = (
             STATUS_LINE[refusal.status]
             + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             + body
@@ -249,18 +249,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         broken, self._reading = self._reading, None
         if broken is not None and broken is self._active:
-            self._end(b"" if broken.response_started else said)
+            self._end(b"" if broken.response_started else last_words)
             return
         if broken is not None and self.pipeline:
             self.pipeline.popleft()  # the latest: its body is no body
         if self._answering:
-            self._last_words = said
+            self._last_words = last_words
         else:
-            self._end(said)
+            self._end(last_words)
 
-    def _end(self, said: bytes) -> None:
-        if said:
-            self._writer.write(said)
+    def _end(self, last_words: bytes) -> None:
+        if last_words:
+            self._writer.write(last_words)
         self.transport.close()
 
     def _arm(self, seconds: float) -> None:

@@ -18,7 +18,7 @@ _SINCE_AT_MOST_S: Final = 600.0
 """Then work is said as of another moment: the numbers double every half-life that has passed since."""
 _AGES_S: Final = 0.2
 """After this long the work that was given lately counts for half a percent less."""
-_NO_TURN: Final = -1
+_NO_REQUEST: Final = -1
 _MOST_PLACES: Final = 4096
 
 _Places = dict[tuple[InstanceId, ...], tuple[int, ...]]
@@ -26,14 +26,16 @@ _Places = dict[tuple[InstanceId, ...], tuple[int, ...]]
 
 
 class CandidateTable(CandidateColumns):
-    """The columns of a list of instances. ``asked`` is the tuple that they were last asked for by, which is as they are
-    still, None where it was none. ``identities`` are those of their caches, one object for equal ones, and ``kinds``
-    the different ones, each with the places of those among some names who have it, as far as anybody has asked;
-    ``version`` is the calibration's whose speeds they have.
+    """The columns of a list of instances.
+
+    ``source`` is the tuple of the last request for them, None if it was no tuple. ``identities`` are those of the
+    instances' caches, one object for equal ones. ``kinds`` are the different identities, each with the places of its
+    instances for the sets of names that were looked up. ``version`` is that of the calibration behind the speeds.
     """
 
     __slots__ = (
         "_kinds",
+        "_last_requests",
         "_load",
         "_load_epoch",
         "_read",
@@ -42,22 +44,21 @@ class CandidateTable(CandidateColumns):
         "_since_s",
         "_stale",
         "_tallies",
-        "_turns",
-        "asked",
         "identities",
         "instances",
+        "source",
         "version",
     )
 
     def __init__(self, instances: Sequence[Instance], load: LoadTracker) -> None:
         super().__init__([each.id for each in instances])
         self.instances = list(instances)
-        self.asked: tuple[Instance, ...] | None = None
+        self.source: tuple[Instance, ...] | None = None
         self.identities: list[CacheIdentity | None] = [None] * len(instances)
         self._kinds: list[tuple[CacheIdentity | None, _Places]] = []  # none until somebody asks
         self.version = 0
         self._load = load
-        self._turns = [_NO_TURN] * len(instances)  # the last of each whose work is in ``recent``
+        self._last_requests = [_NO_REQUEST] * len(instances)  # the last of each whose work is in ``recent``
         self._tallies: list[Tally] = [load.tally(each.id) for each in instances]
         self._load_epoch = load.epoch
         self._read = len(load.changed)
@@ -78,7 +79,7 @@ class CandidateTable(CandidateColumns):
             self.paces = ()
         self.slots[at] = 0 if instance.stats is None else instance.stats.load.max_batch_size
         self._tallies[at] = self._load.tally(instance.id)
-        self._turns[at] = _NO_TURN
+        self._last_requests[at] = _NO_REQUEST
         self._stale.add(at)
 
     @property
@@ -100,7 +101,7 @@ class CandidateTable(CandidateColumns):
             places = known[names] = tuple([at for at in here if self.identities[at] is identity])
         return places
 
-    def tell(self, at: int, speeds: Speeds | None) -> None:
+    def set_speeds(self, at: int, speeds: Speeds | None) -> None:
         """One has other speeds from now on."""
         if speeds is not self.speeds[at]:
             self.speeds[at] = speeds
@@ -108,7 +109,7 @@ class CandidateTable(CandidateColumns):
             self._seats[at] = None
             self.note([at])
 
-    def tell_all(self, speeds: list[Speeds | None], version: int, paces: tuple[Speeds | None, ...] = ()) -> None:
+    def set_all_speeds(self, speeds: list[Speeds | None], version: int, paces: tuple[Speeds | None, ...] = ()) -> None:
         """All have other speeds from now on; ``paces`` are the different ones, where that is known."""
         self.speeds = speeds
         self.paces = paces
@@ -125,7 +126,7 @@ class CandidateTable(CandidateColumns):
             self._since_s = now_s
             since_s = 0.0
             stale.update(range(len(self.names)))
-            self._turns = [_NO_TURN] * len(self.names)
+            self._last_requests = [_NO_REQUEST] * len(self.names)
         self.scale = faded(since_s)
         changed = load.changed
         if self._load_epoch != load.epoch:
@@ -144,7 +145,7 @@ class CandidateTable(CandidateColumns):
     def _fill(self, places: set[int]) -> None:
         recent, least, since_s = self.recent, self.least, self._since_s
         running, queued, soon, seats = self.running, self.queued, self.soon, self._seats
-        tallies, turns, instances = self._tallies, self._turns, self.instances
+        tallies, last_requests, instances = self._tallies, self._last_requests, self.instances
         is_known = True
         for at in places:
             tally = tallies[at]
@@ -155,10 +156,10 @@ class CandidateTable(CandidateColumns):
                 tokens -= long - CHUNK_TOKENS  # it is LMDeploy's way
             soon[at] = tokens
             seats[at] = None
-            if turns[at] == tally.last_turn:
+            if last_requests[at] == tally.last_request:
                 continue  # it got nothing since
-            turns[at] = tally.last_turn
-            self.cold_turns[at] = tally.last_cold_turn
+            last_requests[at] = tally.last_request
+            self.last_cold_requests[at] = tally.last_cold_request
             work = tally.recent_tokens
             now = work * faded(since_s - tally.recent_at_s) if work else 0.0
             if recent[at] == least < now:
@@ -179,8 +180,8 @@ class CandidateTable(CandidateColumns):
                 foreign,
                 self.slots[place],
                 self.recent[place] * self.scale,
-                tally.last_turn,
-                self.cold_turns[place],
+                tally.last_request,
+                self.last_cold_requests[place],
                 self.speeds[place],
                 self.queued[place] - self.soon[place],
             )

@@ -51,7 +51,7 @@ class _Reload:
         return self.speeds
 
 
-class Asked(Field):
+class PromptField(Field):
     """The field of one prompt, and what of it is cached where."""
 
     __slots__ = ("_identities", "_lookups")
@@ -102,7 +102,7 @@ class Candidates:
         """Return what will say who holds what of a prompt; valid until the index changes."""
         return Lookups(fingerprint, self._index, recent=self._recent, homes=self._homes, now_s=self._clock())
 
-    def of(self, instances: Sequence[Instance], lookups: Lookups) -> Asked:
+    def of(self, instances: Sequence[Instance], lookups: Lookups) -> PromptField:
         """Return instances, at least one, as candidates for a prompt, in their order; valid until anything changes."""
         columns = self._table_of(instances)
         held: dict[int, Held] = {}
@@ -115,7 +115,7 @@ class Candidates:
                 for name, tokens in cached.apart.items():
                     for place in columns.find((name,), identity, places):
                         held[place] = tokens
-        return Asked(columns, held, lookups)
+        return PromptField(columns, held, lookups)
 
     def speeds(self, instance: Instance) -> Speeds | None:
         """Return how fast an instance is; None before anything is known."""
@@ -129,7 +129,7 @@ class Candidates:
         for columns in self._tables.values():
             at = columns.places.get(instance)
             if at is not None:
-                columns.tell(at, self.speeds(columns.instances[at]))
+                columns.set_speeds(at, self.speeds(columns.instances[at]))
 
     def forget(self, instance: InstanceId) -> None:
         """An instance is gone. All tables are made anew, which is as seldom."""
@@ -144,7 +144,7 @@ class Candidates:
         """
         key = (instances[0].id, len(instances))
         columns = self._tables.get(key)
-        if columns is None or columns.asked is not instances:
+        if columns is None or columns.source is not instances:
             others = () if columns is None else list(compress(count(), map(is_not, columns.instances, instances)))
             if columns is None or any(instances[at].id != columns.names[at] for at in others):
                 if len(self._tables) >= _MOST_TABLES:
@@ -155,10 +155,10 @@ class Candidates:
             else:
                 for at in others:
                     self._seat(columns, instances[at])
-            columns.asked = instances if isinstance(instances, tuple) else None
+            columns.source = instances if isinstance(instances, tuple) else None
         columns.refresh()
         if columns.version != self._calibration.version:
-            self._tell_all(columns)
+            self._set_all_speeds(columns)
         return columns
 
     def _seat(self, columns: CandidateTable, instance: Instance) -> None:
@@ -175,7 +175,7 @@ class Candidates:
             self._ups[instance.id] = self._reload(instance.id, stats)
         columns.seat(instance, identity, self.speeds(instance))
 
-    def _tell_all(self, columns: CandidateTable) -> None:
+    def _set_all_speeds(self, columns: CandidateTable) -> None:
         """All get the new speeds together."""
         fleet = self._calibration.fleet
         paces: tuple[Speeds | None, ...] = (fleet,)
@@ -194,7 +194,7 @@ class Candidates:
             if at is not None:
                 told[at] = self.speeds(columns.instances[at])
                 paces = ()
-        columns.tell_all(told, self._calibration.version, paces)
+        columns.set_all_speeds(told, self._calibration.version, paces)
 
     def _interned(self, identity: CacheIdentity) -> CacheIdentity:
         """One object for equal identities: to compare them costs nothing then."""
@@ -231,4 +231,4 @@ def _times_up(stats: InstanceStats) -> dict[CacheTier, float]:
     return times
 
 
-__all__ = ["Asked", "Candidates"]
+__all__ = ["Candidates", "PromptField"]

@@ -37,7 +37,7 @@ class _Word:
 
     url: str
     ttl_s: float
-    said_s: float
+    renewed_s: float
 
 
 class Leases:
@@ -62,7 +62,7 @@ class Leases:
         self._leases: dict[InstanceId, _Lease] = {}
         self._blind = False
         self._refused: dict[InstanceId, str] = {}
-        self._untold: dict[InstanceId, _Word] = {}
+        self._unposted: dict[InstanceId, _Word] = {}
         self._taking = asyncio.Lock()
 
     async def renew(self, instance: InstanceId, url: str, *, ttl_s: float) -> Instance:
@@ -71,7 +71,7 @@ class Leases:
         Raises ``ValueError`` when its id or address is somebody else's.
         """
         taken = await self._take(instance, Posted(url=url, ttl_s=ttl_s, left_s=ttl_s))
-        await self._tell(instance, url, ttl_s)
+        await self._post(instance, url, ttl_s)
         return taken
 
     async def end(self, instance: InstanceId) -> None:
@@ -79,7 +79,7 @@ class Leases:
         lease = self._leases.get(instance)
         self._forget(instance)
         if lease is not None:
-            await self._tell(instance, "", lease.ttl_s)
+            await self._post(instance, "", lease.ttl_s)
 
     def left_s(self, instance: InstanceId) -> float | None:
         """Return for how long an instance's lease still holds, None when it has none."""
@@ -124,8 +124,8 @@ class Leases:
         if self._leases.pop(instance, None) is not None and self._registry.knows(instance):
             self._membership.retire(instance, drain_s=self._drain_s)
 
-    async def _tell(self, instance: InstanceId, url: str, ttl_s: float) -> None:
-        word = self._untold[instance] = _Word(url, ttl_s, self._clock())
+    async def _post(self, instance: InstanceId, url: str, ttl_s: float) -> None:
+        word = self._unposted[instance] = _Word(url, ttl_s, self._clock())
         try:
             await self._pass_on(instance, word)
         except BoardUnavailableError as error:
@@ -133,14 +133,14 @@ class Leases:
 
     async def _pass_on(self, instance: InstanceId, word: _Word) -> None:
         """Raises ``BoardUnavailableError``, and then it is still to be told."""
-        age_s = max(0.0, self._clock() - word.said_s)
+        age_s = max(0.0, self._clock() - word.renewed_s)
         await self._board.post(instance, word.url, ttl_s=word.ttl_s, age_s=age_s)
-        if self._untold.get(instance) is word:
-            del self._untold[instance]
+        if self._unposted.get(instance) is word:
+            del self._unposted[instance]
 
     async def _hear(self) -> None:
         try:
-            for instance, word in list(self._untold.items()):
+            for instance, word in list(self._unposted.items()):
                 await self._pass_on(instance, word)
             posted = await self._board.read()
         except BoardUnavailableError as error:

@@ -18,14 +18,14 @@ _MOST_LOGGED = 4096
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """One instance's share. ``prefill_tokens`` are those of requests whose first byte is still awaited, without the
-    cached ones, ``recent_tokens`` those of all lately (each counts half after 30 s). ``last_turn`` and
-    ``last_cold_turn`` number the requests over the whole gateway; 0 is "never".
+    cached ones, ``recent_tokens`` those of all lately (each counts half after 30 s). ``last_request`` and
+    ``last_cold_request`` number the requests over the whole gateway; 0 is "never".
     """
 
     in_flight: int
     prefill_tokens: int
-    last_turn: int
-    last_cold_turn: int
+    last_request: int
+    last_cold_request: int
     recent_tokens: float = 0.0
 
 
@@ -41,8 +41,8 @@ class Tally:
     prefill_tokens: int = 0
     chunked_tokens: int = 0
     """As many of them as are of prompts that are computed in several chunks."""
-    last_turn: int = 0
-    last_cold_turn: int = 0
+    last_request: int = 0
+    last_cold_request: int = 0
     recent_tokens: float = 0.0
     recent_at_s: float = 0.0
     """When ``recent_tokens`` were so many."""
@@ -118,15 +118,15 @@ class LoadTracker:
         self.epoch = 0
         self._counters = {instance: Tally(instance, self.changed) for instance in instances}
         self._clock = clock
-        self._turn = 0
+        self._request_number = 0
 
     def of(self, instance: InstanceId) -> Load:
         counters = self._counters.get(instance) or _NOTHING
         return Load(
             in_flight=counters.in_flight,
             prefill_tokens=counters.prefill_tokens,
-            last_turn=counters.last_turn,
-            last_cold_turn=counters.last_cold_turn,
+            last_request=counters.last_request,
+            last_cold_request=counters.last_cold_request,
             recent_tokens=self.recent_tokens(counters),
         )
 
@@ -155,12 +155,12 @@ class LoadTracker:
     def placed(self, instance: InstanceId, *, uncached_tokens: int, cold: bool, places: int = 1) -> Permit:
         """Count a request at an instance from now on, until its permit is given back; it has so many ``places``."""
         counters = self.tally(instance)
-        self._turn += 1
-        counters.last_turn = self._turn
+        self._request_number += 1
+        counters.last_request = self._request_number
         counters.recent_tokens = self.recent_tokens(counters) + uncached_tokens
         counters.recent_at_s = self._clock()
         if cold:
-            counters.last_cold_turn = self._turn
+            counters.last_cold_request = self._request_number
         if len(self.changed) > _MOST_LOGGED:
             self.changed.clear()
             self.epoch += 1

@@ -52,10 +52,10 @@ class OutlierDetector:
     def verdict(self, instance: InstanceId, now_s: float) -> str | None:
         """Return why an instance is an outlier, None when it isn't."""
         own = self._decayed(instance, now_s)
-        asked = own.good + own.bad
-        if asked < self._rules.requests or own.bad < self._rules.share * asked:
+        total = own.good + own.bad
+        if total < self._rules.requests or own.bad < self._rules.share * total:
             return None
-        share = own.bad / asked
+        share = own.bad / total
         good = bad = 0.0
         for each in tuple(self._counts):
             if each != instance:

@@ -68,8 +68,8 @@ class RedisLeaseBoard:
         except (RedisError, OSError, TimeoutError) as error:
             raise BoardUnavailableError(f"Redis can't be used: {error or type(error).__name__}") from error
         posted: dict[InstanceId, Posted] = {}
-        for name, left_s, said in found:
-            ttl_s, _, url = said.decode().partition(" ")
+        for name, left_s, value in found:
+            ttl_s, _, url = value.decode().partition(" ")
             posted[InstanceId(name.decode())] = Posted(url=url, ttl_s=float(ttl_s), left_s=float(left_s))
         return posted
 

@@ -92,32 +92,32 @@ def parse_call(
 def _parsed(operation: Operation, body: bytes, models: Callable[[], list[str]], most_answers: int) -> Call:
     """``parse_call``, but for what msgspec raises: any step that follows a body inwards may find it too deep."""
     check_shape(body)
-    said: Body = _DECODERS[operation].decode(body)
-    if isinstance(said, ChatBody):
-        for number, message in enumerate(said.messages):
+    parsed: Body = _DECODERS[operation].decode(body)
+    if isinstance(parsed, ChatBody):
+        for number, message in enumerate(parsed.messages):
             _check_message(message, number)
-    said.check_fan_out(most_answers)
-    model = said.model or _only_model(operation, models)
+    parsed.check_fan_out(most_answers)
+    model = parsed.model or _only_model(operation, models)
     _refuse_duplicates(body)
     for name in _INTERNAL:
-        if getattr(said, name) is not msgspec.UNSET:
+        if getattr(parsed, name) is not msgspec.UNSET:
             raise InvalidRequestError(f"{name}: is for engines among themselves, not for clients", param=name)
-    if said.session_id is not msgspec.UNSET:
+    if parsed.session_id is not msgspec.UNSET:
         body = _without(body, _SESSION)
-    stream = bool(said.stream)
-    asked = isinstance(said.stream_options, StreamOptions) and bool(said.stream_options.include_usage)
-    inject = stream and said.counts_usage and not asked
+    stream = bool(parsed.stream)
+    wants_usage = isinstance(parsed.stream_options, StreamOptions) and bool(parsed.stream_options.include_usage)
+    inject = stream and parsed.counts_usage and not wants_usage
     return Call(
         operation=operation,
         model=model,
-        prompt=said.prompt_of(),
-        body=_with_usage(body, said) if inject else body,
+        prompt=parsed.prompt_of(),
+        body=_with_usage(body, parsed) if inject else body,
         stream=stream,
         hide_usage=inject,
-        answer_tokens=said.answer_tokens,
-        prompts=said.prompts,
-        answers=said.answers,
-        streams_logprobs=stream and said.asks_logprobs,
+        answer_tokens=parsed.answer_tokens,
+        prompts=parsed.prompts,
+        answers=parsed.answers,
+        streams_logprobs=stream and parsed.asks_logprobs,
     )
 
 
@@ -213,9 +213,9 @@ def _given_twice(body: bytes) -> str | None:
     return None
 
 
-def _with_usage(body: bytes, said: Body) -> bytes:
+def _with_usage(body: bytes, parsed: Body) -> bytes:
     """The same body, asking for usage in the stream; all other bytes stay as they came."""
-    if said.stream_options is msgspec.UNSET:
+    if parsed.stream_options is msgspec.UNSET:
         start = body.index(b"{") + 1
         return body[:start] + b'"stream_options":{"include_usage":true},' + body[start:]
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])

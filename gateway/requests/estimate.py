@@ -36,12 +36,12 @@ def admission_of(
         prompt_tokens = call.prompt.tokens
     else:
         prompt_tokens = max(1, len(call.body) // _BYTES_PER_TOKEN)
-    asked = max(0, call.answer_tokens or 0) * call.answers
+    requested = max(0, call.answer_tokens or 0) * call.answers
     return AdmissionRequest(
         tenant=tenant,
         model=call.model,
         prompt_tokens=prompt_tokens,
-        output_tokens=min(asked, _MOST_TOKENS),
+        output_tokens=min(requested, _MOST_TOKENS),
         expected_output_tokens=expected_output_tokens * call.answers if call.operation in _ANSWERING else 0,
         prompts=call.prompts,
         answers=call.answers,

@@ -41,13 +41,13 @@ class MessagesBody(Body, frozen=True, kw_only=True):
         )
 
 
-def _system(said: Any) -> list[dict[str, Any]]:
-    if isinstance(said, list):
-        texts = [block.get("text") for block in said if isinstance(block, Mapping) and block.get("type") == "text"]
-        said = "".join(
+def _system(turn: Any) -> list[dict[str, Any]]:
+    if isinstance(turn, list):
+        texts = [block.get("text") for block in turn if isinstance(block, Mapping) and block.get("type") == "text"]
+        turn = "".join(
             text for text in texts if isinstance(text, str) and not text.startswith("x-anthropic-billing-header")
         )
-    return [{"role": "system", "content": said}] if said and isinstance(said, str) else []
+    return [{"role": "system", "content": turn}] if turn and isinstance(turn, str) else []
 
 
 def _converted(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -93,31 +93,31 @@ class _Blocks:
                 self._parts.append(Opaque(block, "unknown_parts"))
 
     def as_chat(self, role: Any) -> list[dict[str, Any]]:
-        said: dict[str, Any] = {"role": role}
+        turn: dict[str, Any] = {"role": role}
         if self._thoughts:
-            said["reasoning_content"] = "".join(self._thoughts)
+            turn["reasoning_content"] = "".join(self._thoughts)
         if self._calls:
-            said["tool_calls"] = self._calls
+            turn["tool_calls"] = self._calls
         if self._parts:
             match self._parts:
                 case [{"text": text}]:
-                    said["content"] = text
+                    turn["content"] = text
                 case parts:
-                    said["content"] = parts
-        return [*self._results, said] if len(said) > 1 else self._results
+                    turn["content"] = parts
+        return [*self._results, turn] if len(turn) > 1 else self._results
 
 
 def _result(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     content = block.get("content")
     items = [each for each in content if isinstance(each, Mapping)] if isinstance(content, list) else []
     texts = [str(each.get("text", "")) for each in items if each.get("type") == "text"]
-    said = {
+    turn = {
         "role": "tool",
         "tool_call_id": block.get("tool_use_id") or block.get("id") or "",
         "content": content if isinstance(content, str) else "\n".join(texts),
     }
     images = [Opaque(each, "multimodal") for each in items if each.get("type") == "image"]
-    return [said, {"role": "user", "content": images}] if images else [said]
+    return [turn, {"role": "user", "content": images}] if images else [turn]
 
 
 def _functions(tools: list[Any] | None) -> list[dict[str, Any]]:

@@ -55,14 +55,14 @@ class TokenApi:
         return await self._threads.run(partial(work, body), tenant=tenant, size_bytes=len(body))
 
     def _tokenize(self, body: bytes) -> tuple[str | None, bytes]:
-        said = _parsed(body, _Tokenize)
-        self._check_model(said.model)
-        if (said.prompt is None) == (said.messages is None):
+        parsed = _parsed(body, _Tokenize)
+        self._check_model(parsed.model)
+        if (parsed.prompt is None) == (parsed.messages is None):
             raise InvalidRequestError("give either prompt or messages", param="prompt")
-        if said.prompt is not None:
-            text, special = said.prompt, said.add_special_tokens
+        if parsed.prompt is not None:
+            text, special = parsed.prompt, parsed.add_special_tokens
         else:
-            text, special = self._rendered(said), True
+            text, special = self._rendered(parsed), True
         try:
             ids = self._tokenizer.token_ids(text, special=special)
         except UnicodeEncodeError:
@@ -71,17 +71,17 @@ class TokenApi:
             "count": len(ids),
             "max_model_len": self._context_length(),
             "tokens": ids,
-            "token_strs": self._tokenizer.token_texts(ids) if said.return_token_strs else None,
+            "token_strs": self._tokenizer.token_texts(ids) if parsed.return_token_strs else None,
         }
-        return said.model, msgspec.json.encode(found)
+        return parsed.model, msgspec.json.encode(found)
 
-    def _rendered(self, said: _Tokenize) -> str:
+    def _rendered(self, parsed: _Tokenize) -> str:
         if not self._tokenizer.has_chat_template:
             raise InvalidRequestError("messages: this model has no chat template", param="messages")
-        if not said.messages:
+        if not parsed.messages:
             raise InvalidRequestError("messages: is empty; at least one message is needed", param="messages")
-        check_template_kwargs(said.chat_template_kwargs)
-        prompt = canonical_chat(said.messages, tools=said.tools, template_kwargs=said.chat_template_kwargs)
+        check_template_kwargs(parsed.chat_template_kwargs)
+        prompt = canonical_chat(parsed.messages, tools=parsed.tools, template_kwargs=parsed.chat_template_kwargs)
         if prompt.gap is not None:
             raise InvalidRequestError("messages: only text can be tokenized here", param="messages")
         try:
@@ -90,15 +90,15 @@ class TokenApi:
             raise InvalidRequestError(f"messages: the chat template refuses them: {error}", param="messages") from error
 
     def _detokenize(self, body: bytes) -> tuple[str | None, bytes]:
-        said = _parsed(body, _Detokenize)
-        self._check_model(said.model)
-        if said.tokens:
-            check_tokens(said.tokens, "tokens")
+        parsed = _parsed(body, _Detokenize)
+        self._check_model(parsed.model)
+        if parsed.tokens:
+            check_tokens(parsed.tokens, "tokens")
         try:
-            text = self._tokenizer.text_of(said.tokens)
+            text = self._tokenizer.text_of(parsed.tokens)
         except (OverflowError, IndexError):
             raise InvalidRequestError("tokens: an id is beyond the vocabulary", param="tokens") from None
-        return said.model, msgspec.json.encode({"prompt": text})
+        return parsed.model, msgspec.json.encode({"prompt": text})
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and not self._registry.models.knows(model):

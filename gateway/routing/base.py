@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
     and ``prefill_tokens`` are this gateway's own requests there, ``foreign_requests`` those of others; ``slots`` is how
     many it runs at once, 0 when it doesn't say. ``recent_tokens`` is the uncached work it was given lately.
     ``passed_tokens`` are those of ``prefill_tokens`` that a prompt of ``CHUNK_TOKENS`` or less needn't wait for.
-    ``last_turn`` and ``last_cold_turn`` order the candidates by when they last got any, or an unmatched, request
+    ``last_request`` and ``last_cold_request`` order the candidates by when they last got any, or an unmatched, request
     (0: never). ``speeds`` is None where nothing is known: the policy's own assumptions hold.
 
     A tuple, as many are made for each request: a frozen dataclass takes four times as long to make.
@@ -55,8 +55,8 @@ class Candidate(NamedTuple):
     foreign_requests: int = 0
     slots: int = 0
     recent_tokens: float = 0.0
-    last_turn: int = 0
-    last_cold_turn: int = 0
+    last_request: int = 0
+    last_cold_request: int = 0
     speeds: Speeds | None = None
     passed_tokens: int = 0
 

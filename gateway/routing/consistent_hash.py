@@ -28,7 +28,7 @@ class ConsistentHash:
     def choose(self, query: Query) -> Decision:
         key = query.key
         if key is None:
-            chosen = min(query.candidates, key=lambda each: (each.running, each.last_turn, each.instance))
+            chosen = min(query.candidates, key=lambda each: (each.running, each.last_request, each.instance))
             return Decision(candidate=chosen, basis="load", reason=query.gap or "no_key")
 
         def weight(each: Candidate) -> int:

@@ -121,7 +121,7 @@ def _first(tied: Mapping[int, float], standings: Standings, holding: Mapping[int
     least = min(excesses)
     return min(
         [at for at, each in zip(places, excesses, strict=True) if each == least],
-        key=lambda at: (columns.cold_turns[at], tied[at], columns.names[at]),
+        key=lambda at: (columns.last_cold_requests[at], tied[at], columns.names[at]),
     )
 
 

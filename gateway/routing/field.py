@@ -37,8 +37,8 @@ class CandidateColumns:
 
     __slots__ = (
         "changed",
-        "cold_turns",
         "epoch",
+        "last_cold_requests",
         "least",
         "names",
         "paces",
@@ -61,7 +61,7 @@ class CandidateColumns:
         self.soon = [0] * count
         self.slots = [0] * count
         self.recent = [0.0] * count
-        self.cold_turns = [0] * count
+        self.last_cold_requests = [0] * count
         self.speeds: list[Speeds | None] = [None] * count
         self.paces: tuple[Speeds | None, ...] = ()
         self.least = 0.0
@@ -159,7 +159,7 @@ class _Given(CandidateColumns):
         self.slots = [each.slots for each in candidates]
         self.recent = [each.recent_tokens for each in candidates]
         self.least = min(self.recent)
-        self.cold_turns = [each.last_cold_turn for each in candidates]
+        self.last_cold_requests = [each.last_cold_request for each in candidates]
         self.speeds = [each.speeds for each in candidates]
 
     def seats(self) -> Sequence[Candidate]:

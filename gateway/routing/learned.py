@@ -65,20 +65,20 @@ class _Memory:
     a prompt's blocks are noted together, where a linked list would have each of them moved, all over the memory.
     """
 
-    __slots__ = ("_logged", "_uses", "blocks", "capacity", "turn")
+    __slots__ = ("_logged", "_uses", "blocks", "capacity", "tick")
 
     def __init__(self, capacity: int) -> None:
         self.blocks: dict[BlockHash, int] = {}
         self.capacity = capacity
-        self.turn = 0
+        self.tick = 0
         self._uses: deque[tuple[int, Sequence[BlockHash], int]] = deque()  # turn, prompt, how many are left of it
         self._logged = 0
 
     def use(self, hashes: Sequence[BlockHash]) -> None:
         """Note that a prompt with these blocks was computed. O(blocks), over many calls."""
-        self.turn = turn = self.turn + 1
-        self.blocks.update(dict.fromkeys(hashes, turn))
-        self._uses.append((turn, hashes, len(hashes)))
+        self.tick = tick = self.tick + 1
+        self.blocks.update(dict.fromkeys(hashes, tick))
+        self._uses.append((tick, hashes, len(hashes)))
         self._logged += len(hashes)
         if self._logged > 2 * len(self.blocks) + _LOGGED_AT_LEAST:
             self._compact()
@@ -90,25 +90,25 @@ class _Memory:
             self._give_up_of_first(count, gone)
         return gone
 
-    def give_up_unused_since(self, turn: int) -> list[BlockHash]:
+    def give_up_unused_since(self, tick: int) -> list[BlockHash]:
         """Forget all that has not been used since a turn."""
         gone: list[BlockHash] = []
         more = len(self.blocks) + 1  # than can be given up
-        while self._uses and self._uses[0][0] <= turn:
+        while self._uses and self._uses[0][0] <= tick:
             self._give_up_of_first(more, gone)
         return gone
 
     def _give_up_of_first(self, count: int, gone: list[BlockHash]) -> None:
         """Add to ``gone`` what was used last in the oldest use, until there are ``count``."""
-        turn, hashes, end = self._uses[0]
+        tick, hashes, end = self._uses[0]
         blocks = self.blocks
         while end and len(gone) < count:
             end -= 1
-            if blocks.get(hashes[end]) == turn:
+            if blocks.get(hashes[end]) == tick:
                 del blocks[hashes[end]]
                 gone.append(hashes[end])
         if end:
-            self._uses[0] = turn, hashes, end
+            self._uses[0] = tick, hashes, end
         else:
             self._uses.popleft()
             self._logged -= len(hashes)
@@ -116,9 +116,9 @@ class _Memory:
     def _compact(self) -> None:
         blocks = self.blocks
         valid = (
-            (turn, [block for block in hashes[:end] if blocks.get(block) == turn]) for turn, hashes, end in self._uses
+            (tick, [block for block in hashes[:end] if blocks.get(block) == tick]) for tick, hashes, end in self._uses
         )
-        self._uses = deque((turn, kept, len(kept)) for turn, kept in valid if kept)
+        self._uses = deque((tick, kept, len(kept)) for tick, kept in valid if kept)
         self._logged = len(blocks)
 
 

@@ -17,7 +17,7 @@ class LeastLoad:
     def choose(self, query: Query) -> Decision:
         assumed = self._assumed
         chosen = min(
-            query.candidates, key=lambda each: (load_s(each, each.speeds or assumed), each.last_turn, each.instance)
+            query.candidates, key=lambda each: (load_s(each, each.speeds or assumed), each.last_request, each.instance)
         )
         costs = Costs(query.candidates, lambda each: load_terms(each, each.speeds or assumed))
         wait_s = None if query.prompt_tokens is None else load_s(chosen, chosen.speeds or assumed)

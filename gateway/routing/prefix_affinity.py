@@ -26,8 +26,8 @@ class PrefixAffinity:
 
         def rank(each: Candidate) -> tuple[int, int, int, int, str]:
             if query.gap is not None or not each.expected_tokens:
-                return 0, each.running, each.last_cold_turn, each.last_turn, each.instance
-            return -each.expected_tokens, each.running, each.last_cold_turn, each.last_turn, each.instance
+                return 0, each.running, each.last_cold_request, each.last_request, each.instance
+            return -each.expected_tokens, each.running, each.last_cold_request, each.last_request, each.instance
 
         chosen = min(open_to_it, key=rank)
         most = max(each.expected_tokens for each in query.candidates)

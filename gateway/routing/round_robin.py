@@ -16,7 +16,7 @@ class RoundRobin:
         del costs
 
     def choose(self, query: Query) -> Decision:
-        chosen = min(query.candidates, key=lambda each: (each.last_turn, each.instance))
+        chosen = min(query.candidates, key=lambda each: (each.last_request, each.instance))
         return Decision(candidate=chosen, basis="round_robin", reason=query.gap or "in_turn")
 
 

@@ -77,15 +77,15 @@ class Slowness:
         total, count = self._since
         others = field.count - count - self._count
         if others:
-            self._judge(self._total / self._count - (field.total - total - self._total) / others)
+            self._update(self._total / self._count - (field.total - total - self._total) / others)
 
-    def _judge(self, said: float) -> None:
+    def _update(self, measured: float) -> None:
         """End a round that said this."""
         field = self._field
         self._begin()
         self._rounds += 1
         gain = max(_GAIN, 1 / (self._rounds + 1))
-        surprise = _bounded(said) - self._lead
+        surprise = _bounded(measured) - self._lead
         field.surprise(surprise)
         self._lead += surprise * gain
         self._spread = (1 - gain) ** 2 * self._spread + gain**2

@@ -88,11 +88,11 @@ def field(document: Document, name: str) -> Any:
 
 def written(body: BaseModel, before: Document | None = None) -> str:
     """Return what is to be stored of a body, with the fields of the document ``before`` that its model doesn't know."""
-    said = body.model_dump(mode="json", exclude_defaults=True)
+    dumped = body.model_dump(mode="json", exclude_defaults=True)
     if before is not None:
         raw, known = _raw_and_known(type(body), before)
-        said = _with_unknown(said, raw, known)
-    return json.dumps(said)
+        dumped = _with_unknown(dumped, raw, known)
+    return json.dumps(dumped)
 
 
 def patched(document: Document, **changes: Any) -> str:
@@ -176,8 +176,8 @@ def _has_unknown(raw: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
     )
 
 
-def _with_unknown(said: Mapping[str, Any], raw: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(said)
+def _with_unknown(dumped: Mapping[str, Any], raw: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(dumped)
     for name, value in raw.items():
         if name not in known:
             merged[name] = value

@@ -49,8 +49,8 @@ class Siblings:
         """
         others = [number for number in range(self.count) if number != self.own]
         headers = {"accept": accept or "*/*", "authorization": authorization}
-        asked = asyncio.gather(*(self._ask(each, headers) for each in others))
-        texts = dict(zip(others, await asked, strict=True))
+        answers = asyncio.gather(*(self._ask(each, headers) for each in others))
+        texts = dict(zip(others, await answers, strict=True))
         texts[self.own] = own.decode()
         return merged({number: texts[number] for number in sorted(texts)}).encode()
 

@@ -49,7 +49,7 @@ class Telemetry:
             metrics.matched_tokens.inc(by=record.plan.matched_tokens)
             for tier, tokens in decision.candidate.tokens_by_tier.items():
                 metrics.matched_tier_tokens.inc(tier, by=tokens)
-            self._judge(record, record.plan.predicted_s)
+            self._score_prediction(record, record.plan.predicted_s)
             metrics.overestimated_tokens.inc(by=record.overestimated_tokens)
         if record.usage is not None:
             self._used(record, record.usage, tenant, now_s)
@@ -95,7 +95,7 @@ class Telemetry:
     def shed(self, reason: str) -> None:
         self._metrics.shed.inc(reason)
 
-    def _judge(self, record: RequestRecord, predicted_s: float | None) -> None:
+    def _score_prediction(self, record: RequestRecord, predicted_s: float | None) -> None:
         """Compare the predicted time to the first token with what it was: only of streams that have one."""
         answered = record.status is not None and record.status < BAD_REQUEST
         if predicted_s is None or record.first_byte_s is None or not (record.stream and answered):

@@ -180,7 +180,7 @@ class RequestTrace:
 
 
 def _decision(plan: Plan, record: RequestRecord) -> dict[str, AttributeValue]:
-    said: dict[str, AttributeValue] = {
+    fields: dict[str, AttributeValue] = {
         "kvgate.policy": plan.policy,
         "kvgate.basis": plan.decision.basis,
         "kvgate.reason": plan.decision.reason,
@@ -189,23 +189,23 @@ def _decision(plan: Plan, record: RequestRecord) -> dict[str, AttributeValue]:
         "kvgate.route": record.route,
     }
     if plan.predicted_s is not None:
-        said["kvgate.predicted_first_byte_s"] = plan.predicted_s
-    return said
+        fields["kvgate.predicted_first_byte_s"] = plan.predicted_s
+    return fields
 
 
 def _request(record: RequestRecord, outcome: Outcome) -> dict[str, AttributeValue]:
-    said: dict[str, AttributeValue] = {
+    fields: dict[str, AttributeValue] = {
         "kvgate.request_id": record.request_id,
         "kvgate.outcome": outcome.value,
         "kvgate.attempts": record.attempts,
     }
     if record.status is not None:
-        said["http.response.status_code"] = record.status
+        fields["http.response.status_code"] = record.status
     elif outcome is Outcome.GATEWAY_ERROR:
-        said["http.response.status_code"] = int(HTTPStatus.INTERNAL_SERVER_ERROR)
+        fields["http.response.status_code"] = int(HTTPStatus.INTERNAL_SERVER_ERROR)
     if record.tenant is not None:
-        said["kvgate.tenant"] = record.tenant
-    return said
+        fields["kvgate.tenant"] = record.tenant
+    return fields
 
 
 def _server(url: str) -> dict[str, AttributeValue]:

@@ -36,7 +36,7 @@ class UpstreamResponse:
         self._silence = silence
         self._watch = watch
         self._give_back: Callable[[Connection], None] | None = give_back
-        self._all_said = False
+        self._all_read = False
         self.status = connection.status
         headers = connection.headers
         self.is_event_stream = False
@@ -96,7 +96,7 @@ class UpstreamResponse:
 
     def expect_end(self) -> None:
         """Note that all has been read that will be: its connection need not be closed for what is left of it."""
-        self._all_said = True
+        self._all_read = True
 
     def close(self) -> None:
         """Idempotent. A fully read answer gives its connection back, as does one whose end is expected when it comes
@@ -106,7 +106,7 @@ class UpstreamResponse:
         if give_back is None:
             return
         self._watch.stop()
-        if self._all_said and not self._connection.ended:
+        if self._all_read and not self._connection.ended:
             self._connection.linger(_LINGER_S, give_back)
         else:
             give_back(self._connection)
@@ -336,8 +336,8 @@ async def _arrived(connection: Connection, silence: Silence | None) -> None:
     while not await connection.arrival():
         if silence is None:
             continue
-        if connection.status and not connection.head_told:
-            connection.head_told = True
+        if connection.status and not connection.head_reported:
+            connection.head_reported = True
             await silence.headed(connection.status, connection.headers)
         else:
             await silence.silent()

@@ -47,8 +47,8 @@ class Opening:
     def waiting(self) -> bool:
         return self.begun and not self._answering
 
-    def asked(self, own_headers: Sequence[Header]) -> None:
-        """Note the headers that name the instance which is asked now."""
+    def attempted(self, own_headers: Sequence[Header]) -> None:
+        """Note the headers that name the instance of this attempt."""
         self._own = own_headers
 
     async def headed(self, status: int, headers: Sequence[Header]) -> None:
@@ -72,8 +72,8 @@ class Opening:
         if not self.begun:
             await self._reply.start(status, headers)
         elif self._own != self._named:
-            said = "; ".join(f"{name.decode()}: {value.decode()}" for name, value in self._own if name in _NAMES)
-            await self._reply.send(f": {said}\n\n".encode())
+            text = "; ".join(f"{name.decode()}: {value.decode()}" for name, value in self._own if name in _NAMES)
+            await self._reply.send(f": {text}\n\n".encode())
 
     async def end(self, fault: Fault) -> None:
         """End a stream whose answer never began."""

@@ -64,7 +64,7 @@ class RefusalKind(StrEnum):
 _OF_THE_REQUEST = frozenset({RefusalKind.CONTEXT, RefusalKind.UNSUPPORTED, RefusalKind.SCHEMA})
 
 
-class _Said(NamedTuple):
+class _ErrorText(NamedTuple):
     """What a foreign answer says."""
 
     message: str
@@ -74,8 +74,9 @@ class _Said(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """An engine's error. ``message``, ``param`` and ``reason`` are as for an ``ApiError``; ``as_said`` is the body that
-    came where it fits its dialect as it is.
+    """An engine's error. ``message``, ``param`` and ``reason`` are as for an ``ApiError``.
+
+    ``original`` is the engine's body, if it already has the form of its dialect.
     """
 
     status: int
@@ -85,7 +86,7 @@ class Refusal(NamedTuple):
     param: str | None
     reason: str
     context: ContextLength
-    as_said: bytes | None = None
+    original: bytes | None = None
 
     @property
     def of_the_request(self) -> bool:
@@ -94,8 +95,8 @@ class Refusal(NamedTuple):
 
     def body(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
         """Return it in the envelope of a dialect."""
-        if self.as_said is not None:
-            return self.as_said
+        if self.original is not None:
+            return self.original
         if dialect is Dialect.ANTHROPIC:
             return anthropic_envelope(self.status, self.message)
         return envelope(self.message, kind=self.type, param=self.param, code=self.reason)
@@ -103,8 +104,8 @@ class Refusal(NamedTuple):
 
 def refusal_of_answer(status: int, body: bytes, dialect: Dialect = Dialect.OPENAI) -> Refusal:
     """Return what an engine said with an error status. A request's own fault is never a 5xx to its client."""
-    said = _decoded(body)
-    return _refusal(status, said, dialect, body, is_event=False)
+    payload = _decoded(body)
+    return _refusal(status, payload, dialect, body, is_event=False)
 
 
 def refusal_of_event(data: bytes, dialect: Dialect = Dialect.OPENAI) -> Refusal | None:
@@ -113,17 +114,17 @@ def refusal_of_event(data: bytes, dialect: Dialect = Dialect.OPENAI) -> Refusal 
     LMDeploy's own has a number for a ``code``, which is the status that it would have answered with.
     """
     try:
-        said: Any = msgspec.json.decode(data)
+        payload: Any = msgspec.json.decode(data)
     except UNREADABLE:
         return None
-    match said:
+    match payload:
         case {"error": {"code": int(status)}} if HTTPStatus.BAD_REQUEST <= status < _BEYOND_STATUSES:
-            return _refusal(status, said, dialect, data, is_event=True)
-    return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, said, dialect, data, is_event=True)
+            return _refusal(status, payload, dialect, data, is_event=True)
+    return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, payload, dialect, data, is_event=True)
 
 
-def _refusal(status: int, said: Any, dialect: Dialect, body: bytes, *, is_event: bool) -> Refusal:
-    read = _read(said) or _Said(f"the engine answered with status {status} and no message")
+def _refusal(status: int, payload: Any, dialect: Dialect, body: bytes, *, is_event: bool) -> Refusal:
+    read = _read(payload) or _ErrorText(f"the engine answered with status {status} and no message")
     context = None if status in _BUSY else context_length_in(read.message)
     if context is None and read.code in _CONTEXT_CODES:
         context = ContextLength()
@@ -131,7 +132,7 @@ def _refusal(status: int, said: Any, dialect: Dialect, body: bytes, *, is_event:
     if kind in _OF_THE_REQUEST and status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         status = HTTPStatus.BAD_REQUEST
     types = ANTHROPIC_TYPES if is_event else frozenset({anthropic_type(status)})
-    right = body if _right(said, dialect, types) else None
+    right = body if _right(payload, dialect, types) else None
     if context is not None:
         return _too_long(status, read, context, dialect, right)
     usual, code = _of_status(status)
@@ -145,11 +146,11 @@ def _refusal(status: int, said: Any, dialect: Dialect, body: bytes, *, is_event:
         param=read.param,
         reason=read.code or code,
         context=ContextLength(),
-        as_said=right,
+        original=right,
     )
 
 
-def _too_long(status: int, read: _Said, context: ContextLength, dialect: Dialect, right: bytes | None) -> Refusal:
+def _too_long(status: int, read: _ErrorText, context: ContextLength, dialect: Dialect, right: bytes | None) -> Refusal:
     """What clients know by a code, or by a phrase."""
     if dialect is Dialect.ANTHROPIC:
         message = context.for_anthropic(read.message)
@@ -165,11 +166,11 @@ def _too_long(status: int, read: _Said, context: ContextLength, dialect: Dialect
         param=read.param,
         reason=CONTEXT_CODE,
         context=context,
-        as_said=right if known else None,
+        original=right if known else None,
     )
 
 
-def _kind(status: int, read: _Said, context: ContextLength | None) -> RefusalKind | None:
+def _kind(status: int, read: _ErrorText, context: ContextLength | None) -> RefusalKind | None:
     """A 500 is the request's fault only where the engine says so itself: a failing device is "not supported", too."""
     if context is not None:
         return RefusalKind.CONTEXT
@@ -194,9 +195,9 @@ def _decoded(body: bytes) -> Any:
         return body[:_MAX_FOREIGN_CHARS].decode("utf-8", "replace").strip()
 
 
-def _right(said: Any, dialect: Dialect, types: frozenset[str]) -> bool:
+def _right(payload: Any, dialect: Dialect, types: frozenset[str]) -> bool:
     """Whether it is its dialect's envelope, with one of these ``types`` where it is Anthropic's."""
-    match said:
+    match payload:
         case {"type": "error", "error": {"type": str(kind), "message": str()}} if dialect is Dialect.ANTHROPIC:
             return kind in types
         case {"error": {"message": str(), **rest}} if dialect is not Dialect.ANTHROPIC:
@@ -204,17 +205,17 @@ def _right(said: Any, dialect: Dialect, types: frozenset[str]) -> bool:
     return False
 
 
-def _read(said: Any) -> _Said | None:
-    match said:
+def _read(payload: Any) -> _ErrorText | None:
+    match payload:
         case {"error": {"message": str(message), **rest}} | {"message": str(message), **rest}:
-            return _Said(message, _text(rest.get("type")), _text(rest.get("param")), _text(rest.get("code")))
+            return _ErrorText(message, _text(rest.get("type")), _text(rest.get("param")), _text(rest.get("code")))
         case {"error": str(message)} | {"detail": str(message)}:
-            return _Said(message)
+            return _ErrorText(message)
         case {"detail": list(details)} if details:
             message, param = _validation(details)
-            return _Said(message, param=param)
-        case str() if said:
-            return _Said(said)
+            return _ErrorText(message, param=param)
+        case str() if payload:
+            return _ErrorText(payload)
     return None
 
 

@@ -62,7 +62,7 @@ class Relayed:
         return BAD_REQUEST if self.refused else HTTPStatus.BAD_GATEWAY
 
 
-class Asked(NamedTuple):
+class AnswerShape(NamedTuple):
     """What the request was: ``answers`` is how many choices it wants, ``hide_usage`` says that the gateway asked for
     usage which its client did not ask for.
     """
@@ -77,7 +77,7 @@ async def relay(  # noqa: PLR0913 - called at one place, by name
     response: UpstreamResponse,
     reply: Reply,
     *,
-    asked: Asked,
+    shape: AnswerShape,
     own_headers: Sequence[Header],
     deadline: Deadline,
     paused: Callable[[float], None],
@@ -93,38 +93,38 @@ async def relay(  # noqa: PLR0913 - called at one place, by name
     headers = [*(each for each in towards_client(response.headers) if each[0] not in own), *own_headers]
     if opening is not None:
         if opening.begun:
-            return await _under_head(response, reply, headers, asked, _Watched(opening, deadline, paused))
+            return await _under_head(response, reply, headers, shape, _Watched(opening, deadline, paused))
         if _is_no_stream(response, headers):
             response.hush()
     if not response.readable:
         return await _pass(response, reply, headers)
     if response.status >= BAD_REQUEST:
-        return await _error(response, reply, headers, asked.operation.dialect)
+        return await _error(response, reply, headers, shape.operation.dialect)
     first = await response.read()
     if not first and response.status != NO_CONTENT:
         raise UpstreamFailureError(FailureKind.EMPTY, f"the engine answered {response.status} with nothing")
-    if response.is_event_stream or (asked.stream and _BEGINS_EVENTS.match(first)):
+    if response.is_event_stream or (shape.stream and _BEGINS_EVENTS.match(first)):
         if not any(name == b"content-type" for name, _ in headers):
             headers.append((b"content-type", b"text/event-stream"))
-        opening = opening or Opening(reply, scanner_for(asked), dialect=asked.operation.dialect, after_s=0)
+        opening = opening or Opening(reply, scanner_for(shape), dialect=shape.operation.dialect, after_s=0)
         return await _stream(response, reply, headers, first, _Watched(opening, deadline, paused))
     response.hush()
-    if asked.stream and not _is_json(headers):
+    if shape.stream and not _is_json(headers):
         return await _pass(response, reply, headers, first=first)
     return await _whole(response, reply, headers, first)
 
 
-def scanner_for(asked: Asked) -> EventScanner:
+def scanner_for(shape: AnswerShape) -> EventScanner:
     """Return what watches a stream of this operation."""
-    match asked.operation.dialect:
+    match shape.operation.dialect:
         case Dialect.ANTHROPIC:
             return MessagesScanner()
         case Dialect.RESPONSES:
             return ResponsesScanner()
-        case Dialect.OPENAI if asked.operation is Operation.GENERATE:
+        case Dialect.OPENAI if shape.operation is Operation.GENERATE:
             return GenerateScanner()
         case Dialect.OPENAI:
-            return EventScanner(hide_usage=asked.hide_usage, answers=asked.answers)
+            return EventScanner(hide_usage=shape.hide_usage, answers=shape.answers)
 
 
 def _is_no_stream(response: UpstreamResponse, headers: Sequence[Header]) -> bool:
@@ -190,13 +190,13 @@ def _ending(scanner: EventScanner) -> tuple[bytes, str | None]:
     rest = scanner.rest()
     if scanner.done:
         return rest, "error_event" if scanner.failed else None
-    said = rest + _BLANK if is_whole(rest) else _parted(scanner)
+    received = rest + _BLANK if is_whole(rest) else _parted(scanner)
     if scanner.failed:
-        return said + scanner.after_error(), "error_event"
+        return received + scanner.after_error(), "error_event"
     if (last := scanner.finish()) is not None:
-        return said + last, None
+        return received + last, None
     cut = UpstreamFailureError(FailureKind.CUT, "the engine ended its stream without finishing it")
-    return said + scanner.ending(_ended(cut)), FailureKind.CUT
+    return received + scanner.ending(_ended(cut)), FailureKind.CUT
 
 
 def _broken_off(scanner: EventScanner, error: UpstreamFailureError) -> bytes:
@@ -226,10 +226,10 @@ async def _whole(response: UpstreamResponse, reply: Reply, headers: Sequence[Hea
 
 
 async def _error(response: UpstreamResponse, reply: Reply, headers: Sequence[Header], dialect: Dialect) -> Relayed:
-    said, complete = await _read(response, await response.read())
-    refusal = refusal_of_answer(response.status, said if complete else b"", dialect)
+    received, complete = await _read(response, await response.read())
+    refusal = refusal_of_answer(response.status, received if complete else b"", dialect)
     body = refusal.body(dialect)
-    if body is not said:
+    if body is not received:
         headers = [(name, value) for name, value in headers if name != b"content-type"]
         headers.append((b"content-type", b"application/json"))
     await reply.start(refusal.status, [*headers, (b"content-length", str(len(body)).encode())])
@@ -238,21 +238,21 @@ async def _error(response: UpstreamResponse, reply: Reply, headers: Sequence[Hea
 
 
 async def _under_head(
-    response: UpstreamResponse, reply: Reply, headers: Sequence[Header], asked: Asked, watched: "_Watched"
+    response: UpstreamResponse, reply: Reply, headers: Sequence[Header], shape: AnswerShape, watched: "_Watched"
 ) -> Relayed:
     """Go on with a stream whose head has gone before; what is no stream ends it as an error event."""
-    opening, dialect = watched.opening, asked.operation.dialect
+    opening, dialect = watched.opening, shape.operation.dialect
     if _is_no_stream(response, headers):
         response.hush()
     first = await response.read()
     if response.status == HTTPStatus.OK and response.readable and _BEGINS_EVENTS.match(first):
         return await _stream(response, reply, headers, first, watched)
     response.hush()
-    said, complete = await _read(response, first)
+    received, complete = await _read(response, first)
     if response.status < BAD_REQUEST:
         await opening.end(UpstreamFailedError("the engine answered a request for a stream with something else"))
         return Relayed(status=response.status, usage=None, failure=FailureKind.NO_HTTP)
-    refusal = refusal_of_answer(response.status, said if complete and response.readable else b"", dialect)
+    refusal = refusal_of_answer(response.status, received if complete and response.readable else b"", dialect)
     await opening.end(refusal)
     return Relayed(status=refusal.status, usage=None, failure=None, refused=refusal.of_the_request)
 
@@ -303,4 +303,4 @@ def _ended(failure: UpstreamFailureError) -> ApiError:
     return UpstreamFailedError(str(failure), code="upstream_cut")
 
 
-__all__ = ["DEADLINE", "Asked", "Relayed", "Reply", "relay"]
+__all__ = ["DEADLINE", "AnswerShape", "Relayed", "Reply", "relay"]

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gateway.types import Dialect, Usage
 from gateway.upstream.refusal import refusal_of_event
-from gateway.upstream.usage import has_finished, is_json, read_said, usage_of_answer
+from gateway.upstream.usage import has_finished, is_json, parse_chunk, usage_of_answer
 
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _USAGE = b'"usage"'
@@ -110,18 +110,18 @@ class EventScanner:
             self._latest = event
             return event
         data = data_of(event)
-        said = read_said(data)
-        if said is None:
+        parsed = parse_chunk(data)
+        if parsed is None:
             return event
-        if said.is_error:
+        if parsed.is_error:
             return self._failure(event, data)
-        if said.choices:
+        if parsed.choices:
             self._latest = event
-        usage = said.tokens()
+        usage = parsed.tokens()
         if usage is None:
             return event
         self.usage = usage
-        return b"" if self._hide_usage and said.choices == [] else event
+        return b"" if self._hide_usage and parsed.choices == [] else event
 
     def _failure(self, event: bytes, data: bytes) -> bytes:
         """Return an engine's error as its client is to have it."""
@@ -130,7 +130,7 @@ class EventScanner:
         if refusal is None:
             return event
         self.refused = refusal.of_the_request
-        if refusal.as_said is not None:
+        if refusal.original is not None:
             return event
         return b"data: " + refusal.body() + event[len(event.rstrip(b"\r\n")) :]
 

@@ -12,7 +12,7 @@ from gateway.errors.context_length import CODE as CONTEXT_CODE
 from gateway.types import Dialect, Usage
 from gateway.upstream.refusal import Refusal, RefusalKind, refusal_of_event
 from gateway.upstream.sse import EventScanner, Fault, data_of
-from gateway.upstream.usage import Said
+from gateway.upstream.usage import ParsedChunk
 from kvcontrol.core.errors import UNREADABLE
 
 _TEXT_EVENTS = (
@@ -33,7 +33,7 @@ class _Delta(msgspec.Struct, frozen=True):
     stop_reason: str | None = None
 
 
-class TypedEvent(Said, frozen=True):
+class TypedEvent(ParsedChunk, frozen=True):
     """What is read of an event besides."""
 
     delta: _Delta | str | None = None
@@ -78,36 +78,36 @@ class TypedScanner(EventScanner):
     def _look(self, event: bytes) -> bytes:
         if event.startswith(_TEXT_EVENTS):
             return event
-        said = _read(event)
-        if said is None:
+        parsed = _read(event)
+        if parsed is None:
             return event
-        usage = said.tokens()
+        usage = parsed.tokens()
         if usage is not None:
             self.usage = usage if self.usage is None else _joined(self.usage, usage)
-        if said.type in _FAILURES or (said.type is None and said.is_error):
-            return self._typed_failure(said, event)
-        self.done = self.done or said.type in _ENDS
-        self._note(said, event)
+        if parsed.type in _FAILURES or (parsed.type is None and parsed.is_error):
+            return self._typed_failure(parsed, event)
+        self.done = self.done or parsed.type in _ENDS
+        self._note(parsed, event)
         return event
 
-    def _note(self, said: TypedEvent, event: bytes) -> None:
+    def _note(self, parsed: TypedEvent, event: bytes) -> None:
         """Note what an event opens and closes."""
         raise NotImplementedError
 
-    def _typed_failure(self, said: TypedEvent, event: bytes) -> bytes:
+    def _typed_failure(self, parsed: TypedEvent, event: bytes) -> bytes:
         """Pass an engine's error on, or end the stream where its shape or its words are not the dialect's."""
         self.failed = True
-        refusal = refusal_of_event(_error_in(said, event), self.dialect)
+        refusal = refusal_of_event(_error_in(parsed, event), self.dialect)
         if refusal is None:
             return event
         self.refused = refusal.of_the_request
-        if self._right(said, refusal):
-            self.done = said.type in _ENDS
+        if self._right(parsed, refusal):
+            self.done = parsed.type in _ENDS
             return event
         self.done = True
         return self.ending(refusal)
 
-    def _right(self, said: TypedEvent, refusal: Refusal) -> bool:
+    def _right(self, parsed: TypedEvent, refusal: Refusal) -> bool:
         raise NotImplementedError
 
     def after_error(self) -> bytes:
@@ -128,23 +128,23 @@ class MessagesScanner(TypedScanner):
         self._open: dict[int, None] = {}
         self._stopped = False
 
-    def _note(self, said: TypedEvent, event: bytes) -> None:
+    def _note(self, parsed: TypedEvent, event: bytes) -> None:
         del event
-        if said.type == "message_delta":
-            self._stopped = isinstance(said.delta, _Delta) and said.delta.stop_reason is not None
-        elif said.type == "content_block_start" and said.index is not None:
-            self._open[said.index] = None
-        elif said.type == "content_block_stop" and said.index is not None:
-            self._open.pop(said.index, None)
+        if parsed.type == "message_delta":
+            self._stopped = isinstance(parsed.delta, _Delta) and parsed.delta.stop_reason is not None
+        elif parsed.type == "content_block_start" and parsed.index is not None:
+            self._open[parsed.index] = None
+        elif parsed.type == "content_block_stop" and parsed.index is not None:
+            self._open.pop(parsed.index, None)
 
     def finish(self) -> bytes | None:
         """The message is whole when it has the reason why it ends, and its blocks have ended."""
         whole = self._stopped and not self._open
         return _event("message_stop", {"type": "message_stop"}) if whole else None
 
-    def _right(self, said: TypedEvent, refusal: Refusal) -> bool:
-        del said
-        return refusal.as_said is not None
+    def _right(self, parsed: TypedEvent, refusal: Refusal) -> bool:
+        del parsed
+        return refusal.original is not None
 
     def ending(self, error: Fault) -> bytes:
         stops = [_event("content_block_stop", {"type": "content_block_stop", "index": index}) for index in self._open]
@@ -183,29 +183,29 @@ class ResponsesScanner(TypedScanner):
     def _read_texts(self) -> None:
         for event in self._unread:
             try:
-                said = _decode_text(data_of(event))
+                parsed = _decode_text(data_of(event))
             except UNREADABLE:
                 continue
-            self._texts.setdefault((said.output_index, said.content_index), []).append(said.delta)
+            self._texts.setdefault((parsed.output_index, parsed.content_index), []).append(parsed.delta)
         self._unread.clear()
 
-    def _note(self, said: TypedEvent, event: bytes) -> None:
-        if said.type == "response.created":
+    def _note(self, parsed: TypedEvent, event: bytes) -> None:
+        if parsed.type == "response.created":
             self._begun = event
-        elif said.type == "response.output_item.added" and said.output_index is not None:
-            self._open[said.output_index] = said.item.copy()
-        elif said.type == "response.output_item.done" and said.output_index is not None:
-            self._open.pop(said.output_index, None)
+        elif parsed.type == "response.output_item.added" and parsed.output_index is not None:
+            self._open[parsed.output_index] = parsed.item.copy()
+        elif parsed.type == "response.output_item.done" and parsed.output_index is not None:
+            self._open.pop(parsed.output_index, None)
             self._read_texts()
             for kept in (self._parts, self._texts):
-                for place in [place for place in kept if place[0] == said.output_index]:
+                for place in [place for place in kept if place[0] == parsed.output_index]:
                     del kept[place]
-        elif said.type == "response.content_part.added" and said.output_index is not None:
-            self._parts[said.output_index, said.content_index or 0] = said.part.copy()
+        elif parsed.type == "response.content_part.added" and parsed.output_index is not None:
+            self._parts[parsed.output_index, parsed.content_index or 0] = parsed.part.copy()
 
     def _so_far(self, index: int, item: dict[str, object]) -> dict[str, object]:
         """Return an open item as it is closed."""
-        texts = {place: "".join(said) for (of, place), said in self._texts.items() if of == index}
+        texts = {place: "".join(parsed) for (of, place), parsed in self._texts.items() if of == index}
         item = item | {"status": "incomplete"}
         if item.get("type") == "function_call":
             return item | {"arguments": texts.get(0, "")}
@@ -216,34 +216,34 @@ class ResponsesScanner(TypedScanner):
             return item
         return item | {"content": [parts[place] | {"text": texts.get(place, "")} for place in sorted(parts)]}
 
-    def _right(self, said: TypedEvent, refusal: Refusal) -> bool:
+    def _right(self, parsed: TypedEvent, refusal: Refusal) -> bool:
         """``response.failed`` ends a response whatever its words are."""
-        if said.type == "error":
-            return refusal.kind is not RefusalKind.CONTEXT or said.code == CONTEXT_CODE
-        return said.type is not None
+        if parsed.type == "error":
+            return refusal.kind is not RefusalKind.CONTEXT or parsed.code == CONTEXT_CODE
+        return parsed.type is not None
 
     def ending(self, error: Fault) -> bytes:
         self._read_texts()
-        told: list[tuple[str, dict[str, object]]] = [
+        events: list[tuple[str, dict[str, object]]] = [
             ("response.output_item.done", {"output_index": index, "item": self._so_far(index, item)})
             for index, raw in sorted(self._open.items())
             if (item := _object(raw)) is not None
         ]
         why = {"code": error.reason, "message": error.message}
-        told.append(("error", {**why, "param": error.param}))
+        events.append(("error", {**why, "param": error.param}))
         if (response := _response(self._begun)) is not None:
             failed = response | {"status": "failed", "error": why, "output": response.get("output") or []}
-            told.append(("response.failed", {"response": failed}))
+            events.append(("response.failed", {"response": failed}))
         before = _read(self._last)
         number = 0 if before is None or before.sequence_number is None else before.sequence_number + 1
         return b"".join(
             _event(kind, {"type": kind, "sequence_number": number + place, **fields})
-            for place, (kind, fields) in enumerate(told)
+            for place, (kind, fields) in enumerate(events)
         )
 
 
-def _event(kind: str, said: dict[str, object]) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(said) + b"\n\n"
+def _event(kind: str, parsed: dict[str, object]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(parsed) + b"\n\n"
 
 
 class _Errored(msgspec.Struct, frozen=True):
@@ -254,10 +254,10 @@ class _Failed(msgspec.Struct, frozen=True):
     response: _Errored
 
 
-def _error_in(said: TypedEvent, event: bytes) -> bytes:
+def _error_in(parsed: TypedEvent, event: bytes) -> bytes:
     """Return the part of an event that is its error."""
     data = data_of(event)
-    if said.type != "response.failed":
+    if parsed.type != "response.failed":
         return data
     try:
         return b'{"error":%b}' % bytes(msgspec.json.decode(data, type=_Failed).response.error)

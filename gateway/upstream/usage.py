@@ -30,7 +30,7 @@ class _Holder(msgspec.Struct, frozen=True):
     usage: _Usage | None = None
 
 
-class Said(msgspec.Struct, frozen=True):
+class ParsedChunk(msgspec.Struct, frozen=True):
     """One answer or event, as far as anybody looks."""
 
     type: str | None = None
@@ -47,18 +47,18 @@ class Said(msgspec.Struct, frozen=True):
 
     def tokens(self) -> Usage | None:
         """Return its usage, wherever its dialect puts it."""
-        said = self.usage
-        if said is None:
+        reported = self.usage
+        if reported is None:
             holder = self.response or (self.message if isinstance(self.message, _Holder) else None)
-            said = self.meta_info if holder is None else holder.usage
-        return None if said is None else _usage(said)
+            reported = self.meta_info if holder is None else holder.usage
+        return None if reported is None else _usage(reported)
 
 
-_decode = msgspec.json.Decoder(Said).decode
+_decode = msgspec.json.Decoder(ParsedChunk).decode
 _decode_any = msgspec.json.Decoder(msgspec.Raw).decode
 
 
-def read_said(data: bytes) -> Said | None:
+def parse_chunk(data: bytes) -> ParsedChunk | None:
     """Return what a JSON text says, None where it can't be read."""
     try:
         return _decode(data)
@@ -70,7 +70,7 @@ class _Finish(msgspec.Struct, frozen=True):
     finish_reason: msgspec.Raw = msgspec.Raw()
 
     @property
-    def said(self) -> bool:
+    def reported(self) -> bool:
         return bytes(self.finish_reason) not in {b"", b"null"}
 
 
@@ -85,11 +85,11 @@ _decode_ended = msgspec.json.Decoder(_Ended).decode
 def has_finished(data: bytes) -> bool:
     """Whether an event gives the reason why an answer ends."""
     try:
-        said = _decode_ended(data)
+        reported = _decode_ended(data)
     except UNREADABLE:
         return False
-    found = said.choices or ([] if said.meta_info is None else [said.meta_info])
-    return bool(found) and all(each.said for each in found)
+    found = reported.choices or ([] if reported.meta_info is None else [reported.meta_info])
+    return bool(found) and all(each.reported for each in found)
 
 
 def is_json(data: bytes) -> bool:
@@ -103,19 +103,19 @@ def is_json(data: bytes) -> bool:
 
 def usage_of_answer(body: bytes) -> Usage | None:
     """Return the usage in a whole (not streamed) answer, where it has one."""
-    said = read_said(body)
-    return None if said is None else said.tokens()
+    reported = parse_chunk(body)
+    return None if reported is None else reported.tokens()
 
 
-def _usage(said: _Usage) -> Usage:
-    details = said.prompt_tokens_details or said.input_tokens_details
-    cached = _sane(said.cache_read_input_tokens if details is None else details.cached_tokens)
-    prompt_tokens = _sane(said.prompt_tokens or said.input_tokens) or 0
+def _usage(reported: _Usage) -> Usage:
+    details = reported.prompt_tokens_details or reported.input_tokens_details
+    cached = _sane(reported.cache_read_input_tokens if details is None else details.cached_tokens)
+    prompt_tokens = _sane(reported.prompt_tokens or reported.input_tokens) or 0
     if details is not None and cached is not None and cached > prompt_tokens:
         cached = None  # they are a part of the prompt's; Anthropic's own are beside them
     return Usage(
         prompt_tokens=prompt_tokens,
-        completion_tokens=_sane(said.completion_tokens or said.output_tokens) or 0,
+        completion_tokens=_sane(reported.completion_tokens or reported.output_tokens) or 0,
         cached_tokens=cached,
     )
 
@@ -125,4 +125,4 @@ def _sane(tokens: int | None) -> int | None:
     return tokens if tokens is not None and 0 <= tokens <= _MOST_TOKENS else None
 
 
-__all__ = ["Said", "has_finished", "is_json", "read_said", "usage_of_answer"]
+__all__ = ["ParsedChunk", "has_finished", "is_json", "parse_chunk", "usage_of_answer"]

@@ -85,26 +85,26 @@ class _Order:
 
     def __init__(self, tier: CacheTier) -> None:
         self._tier = tier
-        self._told: set[BlockHash] = set()
-        self._not_yet_told: set[BlockHash] = set()
+        self._reported: set[BlockHash] = set()
+        self._unreported: set[BlockHash] = set()
 
     def checked(
         self, held: list[tuple[BlockHash | None, BlockHash | None]]
     ) -> list[tuple[BlockHash, BlockHash | None]]:
-        told, not_yet_told = self._told, self._not_yet_told
+        reported, unreported = self._reported, self._unreported
         checked: list[tuple[BlockHash, BlockHash | None]] = []
         for block, parent in held:
             if block is None:
                 raise WireError(f"snapshot: a block in tiers.{self._tier} has an empty name")
-            if parent is not None and parent not in told:
-                not_yet_told.add(parent)
-            if block in told:
+            if parent is not None and parent not in reported:
+                unreported.add(parent)
+            if block in reported:
                 raise WireError(f"snapshot: block {block.hex()} comes twice in tiers.{self._tier}")
-            if block in not_yet_told:
+            if block in unreported:
                 raise WireError(
                     f"snapshot: block {block.hex()} comes after its child in tiers.{self._tier}; parents come first"
                 )
-            told.add(block)
+            reported.add(block)
             checked.append((block, parent))
         return checked
 

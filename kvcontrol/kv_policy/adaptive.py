@@ -124,7 +124,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         self._lru = LruGhost(capacity_blocks)
         self._shift = max(sampling_shift(capacity_blocks, _SAMPLE_BLOCKS), capacity_blocks >= _SPARSE_BLOCKS)
         self._candidates = tuple(WeightShadow(weights, ghosts=_GHOSTS) for weights in WEIGHTS)
-        self._room = 0
+        self._capacity = 0
         self._uses = 0
         self._chosen = 0
         self._switches = 0
@@ -174,8 +174,8 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         if parent is not None:
             self._tails[parent] = self._tails.get(parent, 0) + 1
         self._lines.put(block, uses)
-        self._room = max(self._room, len(self._entries))
-        self._lru.came(key, self._room)
+        self._capacity = max(self._capacity, len(self._entries))
+        self._lru.came(key, self._capacity)
         self._count(key)
 
     def _touch(self, block: BlockId) -> None:
@@ -186,7 +186,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         if block not in self._holds:
             self._lines.drop(block, uses)
             self._lines.put(block, entry.uses)
-        self._lru.used(entry.key, self._room)
+        self._lru.used(entry.key, self._capacity)
         self._count(entry.key)
 
     def _park(self, block: BlockId) -> None:
@@ -196,7 +196,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         for block in reversed(path):
             entry = self._entries[block]
             self._lines.put(block, entry.uses)
-            self._lru.refreshed(entry.key, self._room)
+            self._lru.refreshed(entry.key, self._capacity)
 
     def _drop(self, block: BlockId) -> None:
         entry = self._entries[block]
@@ -208,7 +208,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         self._lru.lost(entry.key)
 
     def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
-        self._room = len(self._entries)  # whoever makes room has none: that is how many fit
+        self._capacity = len(self._entries)  # whoever makes room has none: that is how many fit
         lru, chosen = self._lru, self._chosen
         most_behind = math.inf if chosen == _LRU else lru.most_behind(RISK)
         victims: list[BlockId] = []
@@ -263,17 +263,17 @@ class AdaptivePolicy(PathPolicy[_Entry]):
     def _count(self, key: ContentKey) -> None:
         self._uses += 1
         if not self._shift or sampled(key, self._shift):
-            room = max(1, self._room >> self._shift)
+            capacity = max(1, self._capacity >> self._shift)
             first, *others = self._candidates
-            baseline = first.use(key, room)
+            baseline = first.use(key, capacity)
             if self._told:
                 for shadow in others:
-                    shadow.use(key, room)
+                    shadow.use(key, capacity)
             else:
                 self._baseline += baseline
                 for shadow in others:
-                    shadow.lead += shadow.use(key, room) - baseline
-        if self._uses >= max(_LEAST_PERIOD, self._room // _PERIODS):
+                    shadow.lead += shadow.use(key, capacity) - baseline
+        if self._uses >= max(_LEAST_PERIOD, self._capacity // _PERIODS):
             self._uses = 0
             self._decide()
 
@@ -281,8 +281,8 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         chosen, best = 0, 0.0
         for place, shadow in enumerate(self._candidates):
             shadow.end_period(_FADE)
-            asked = 0.0 if place == self._chosen else _SPREADS * shadow.spread + _MARGIN * self._baseline
-            if shadow.won > max(asked, best):
+            threshold = 0.0 if place == self._chosen else _SPREADS * shadow.spread + _MARGIN * self._baseline
+            if shadow.won > max(threshold, best):
                 chosen, best = place, shadow.won
         present = self._candidates[self._chosen]
         if present.won > 0 and best <= _STAY * present.won:

@@ -92,9 +92,9 @@ class ArcPolicy(PathPolicy[_Entry]):
         victims: list[BlockId] = []
         once, often, gone_once, gone_often = self._once, self._often, self._gone_once, self._gone_often
         entries, c, once_size = self._entries, self._c, self._once_size
-        said = len(incoming) if wanted <= 1 else _said(incoming)
+        known = len(incoming) if wanted <= 1 else _known_count(incoming)
         for place in range(wanted):
-            coming = incoming[place] if place < said else None
+            coming = incoming[place] if place < known else None
             came_from = None
             if coming in gone_once or coming in gone_often:
                 came_from = self._learn(coming)
@@ -149,7 +149,7 @@ class ArcPolicy(PathPolicy[_Entry]):
             often.popitem(OLDEST)
 
 
-def _said(incoming: Sequence[ContentKey]) -> int:
+def _known_count(incoming: Sequence[ContentKey]) -> int:
     """Return how many keys come, which can all be looked for; where one does, that is seen before anything changes."""
     check_keys(incoming)
     return len(incoming)

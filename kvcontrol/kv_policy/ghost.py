@@ -10,12 +10,12 @@ Value = TypeVar("Value")
 
 
 class GhostList(Generic[Value]):
-    """At most ``room`` keys, the one put in longest ago leaves first. Every call is O(1)."""
+    """At most ``capacity`` keys, the one put in longest ago leaves first. Every call is O(1)."""
 
-    __slots__ = ("_line", "room")
+    __slots__ = ("_line", "capacity")
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self._line: OrderedDict[ContentKey, Value] = OrderedDict()
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class GhostList(Generic[Value]):
         line[key] = value
         if len(line) == before:
             line.move_to_end(key)
-        elif before >= self.room:
+        elif before >= self.capacity:
             return line.popitem(OLDEST)[1]
         return None
 

@@ -103,7 +103,7 @@ class LruGhost:
             self._lost.update(missing)
             self.behind -= len(self._lost)
 
-    def came(self, key: ContentKey, room: int) -> None:
+    def came(self, key: ContentKey, capacity: int) -> None:
         """A key that was not resident is now, in a cache with room for so many."""
         if self._shift and not sampled(key, self._shift):
             return
@@ -118,9 +118,9 @@ class LruGhost:
             self._line.move_to_end(key)
         else:
             self._line[key] = None
-            self._fit(room)
+            self._fit(capacity)
 
-    def used(self, key: ContentKey, room: int) -> None:
+    def used(self, key: ContentKey, capacity: int) -> None:
         """A resident key was used."""
         if self._shift and not sampled(key, self._shift):
             return
@@ -130,14 +130,14 @@ class LruGhost:
         else:
             self._count(1, 0)
             self._line[key] = None
-            self._fit(room)
+            self._fit(capacity)
 
-    def refreshed(self, key: ContentKey, room: int) -> None:
+    def refreshed(self, key: ContentKey, capacity: int) -> None:
         """A resident key became recent without a use, as when it is held no more: LRU would have it too."""
         if key in self._resident:
             self._line[key] = None
             self._line.move_to_end(key)
-            self._fit(room)
+            self._fit(capacity)
 
     def went(self, keys: Iterable[ContentKey]) -> None:
         """The real cache chose keys to go; each may be one more that it is behind."""
@@ -160,9 +160,9 @@ class LruGhost:
             self.hits += hits
             self.lru_hits += lru_hits
 
-    def _fit(self, room: int) -> None:
+    def _fit(self, capacity: int) -> None:
         line = self._line
-        while len(line) > max(1, room >> self._shift):
+        while len(line) > max(1, capacity >> self._shift):
             key, _ = line.popitem(last=False)
             if key in self._lost:
                 self._lost.remove(key)

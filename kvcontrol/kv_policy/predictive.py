@@ -64,7 +64,7 @@ class PredictivePolicy(PathPolicy[_Entry]):
         """The first of these."""
         self._version = 0
         self._versions = [0] * CLASSES
-        self._unasked: set[int] = set()
+        self._unqueried: set[int] = set()
         """Lines that may have a first block of which nobody has asked."""
         self._ages = [(0, 0, 0.0)] * CLASSES
         """Of each line: ages from and below, that share a bucket of the table, and what is expected of them."""
@@ -148,7 +148,7 @@ class PredictivePolicy(PathPolicy[_Entry]):
             self._look()
         entries, expected, part, now = self._entries, self._expected, self._parted.append, self._now
         while len(victims) < wanted:
-            if self._unasked:
+            if self._unqueried:
                 self._ask_all()
             least = min(expected)
             if least == _NONE_THERE:
@@ -167,31 +167,31 @@ class PredictivePolicy(PathPolicy[_Entry]):
                     break  # of the next in line something else is to be expected
             self._fronts[klass] = None
             expected[klass] = _NONE_THERE
-            self._unasked.add(klass)
+            self._unqueried.add(klass)
         return victims
 
     def _is_outdated(self) -> bool:
-        return bool(self._unasked) or self._now >= self._until or self._version != self._table.version
+        return bool(self._unqueried) or self._now >= self._until or self._version != self._table.version
 
     def _look(self) -> None:
         """Find out what is to be expected of each line's front, as far as that isn't known."""
         now, version = self._now, self._table.version
         if self._version != version:
             self._version = version
-            for klass, (asked, worked_out) in enumerate(zip(self._versions, self._table.versions, strict=True)):
-                if asked != worked_out:
+            for klass, (queried, worked_out) in enumerate(zip(self._versions, self._table.versions, strict=True)):
+                if queried != worked_out:
                     self._versions[klass] = worked_out
                     self._ages[klass] = (0, 0, 0.0)
-                    self._unasked.add(klass)
+                    self._unqueried.add(klass)
         if now >= self._until:
-            self._unasked.update([klass for klass, until in enumerate(self._untils) if now >= until])
+            self._unqueried.update([klass for klass, until in enumerate(self._untils) if now >= until])
         self._ask_all()
         self._until = min(self._untils)
 
     def _ask_all(self) -> None:
-        for klass in self._unasked:
+        for klass in self._unqueried:
             self._ask(klass)
-        self._unasked.clear()
+        self._unqueried.clear()
 
     def _ask(self, klass: int) -> None:
         """Find out what is to be expected of the front of a line."""
@@ -216,14 +216,14 @@ class PredictivePolicy(PathPolicy[_Entry]):
     def _stand(self, block: BlockId, entry: _Entry, klass: int) -> None:
         self._lines[klass][block] = entry
         if self._fronts[klass] is None:
-            self._unasked.add(klass)
+            self._unqueried.add(klass)
 
     def _leave(self, block: BlockId, klass: int) -> None:
         del self._lines[klass][block]
         if self._fronts[klass] == block:
             self._fronts[klass] = None
             self._expected[klass] = self._untils[klass] = _NONE_THERE
-            self._unasked.add(klass)
+            self._unqueried.add(klass)
 
 
 def class_of(uses: int) -> int:

@@ -59,14 +59,14 @@ class QosPolicy(PathPolicy[tuple[_Account, int]]):
         self._changed: set[str] = set()
 
     def _add(self, block: BlockId, key: ContentKey | None) -> None:
-        said = described(key)
-        account = self._accounts.get(said.tenant)
+        labels = described(key)
+        account = self._accounts.get(labels.tenant)
         if account is None:
-            account = self._accounts[said.tenant] = _Account(said.tenant)
-        self._entries[block] = (account, said.priority)
+            account = self._accounts[labels.tenant] = _Account(labels.tenant)
+        self._entries[block] = (account, labels.priority)
         account.blocks += 1
-        account.weight += _UNIT >> said.priority
-        self._join(block, account, said.priority)
+        account.weight += _UNIT >> labels.priority
+        self._join(block, account, labels.priority)
         self._hear_of(account)
 
     def _touch(self, block: BlockId) -> None:

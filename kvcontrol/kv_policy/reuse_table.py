@@ -72,7 +72,7 @@ class ReuseTable:
         self._hazards: list[list[float] | None] = [None] * classes
         """None before anything is known: what was used last is worth most."""
         self._worths: list[dict[int, float]] = [{} for _ in range(classes)]
-        self._asked: list[set[int]] = [set() for _ in range(classes)]
+        self._queried: list[set[int]] = [set() for _ in range(classes)]
         """Buckets asked for since the class was last worked out: they and the next will be, and are kept at hand."""
 
     def begun(self, klass: int, now: int) -> None:
@@ -103,7 +103,7 @@ class ReuseTable:
         if hazards is None:
             return 1.0 / (1 + start_of(bucket))
         worths = self._worths[klass]
-        self._asked[klass].add(bucket)
+        self._queried[klass].add(bucket)
         worth = worths.get(bucket)
         if worth is None:
             worth = worths[bucket] = index_of(hazards, bucket, self._patience)
@@ -153,10 +153,10 @@ class ReuseTable:
 
     def _work_out(self, klass: int, now: int) -> None:
         hazards = self._hazards[klass] = self.hazards(klass, now)
-        wanted = self._asked[klass]
+        wanted = self._queried[klass]
         wanted.update([bucket + 1 for bucket in wanted if bucket + 1 < BUCKETS])  # for what grows older
         self._worths[klass] = {bucket: index_of(hazards, bucket, self._patience) for bucket in wanted}
-        self._asked[klass] = set()
+        self._queried[klass] = set()
         self.version += 1
         self.versions[klass] += 1
 

@@ -46,8 +46,8 @@ class S3FifoPolicy(PathPolicy[_Entry]):
         check_whole("threshold", threshold, least=1)
         super().__init__()
         self._threshold = threshold
-        self._small_room = max(1, int(small * capacity_blocks))
-        self._main_room = capacity_blocks - self._small_room
+        self._small_blocks = max(1, int(small * capacity_blocks))
+        self._main_blocks = capacity_blocks - self._small_blocks
         self._small: OrderedDict[BlockId, _Entry] = OrderedDict()
         self._main: OrderedDict[BlockId, _Entry] = OrderedDict()
         self._aside_small: set[BlockId] = set()
@@ -89,7 +89,7 @@ class S3FifoPolicy(PathPolicy[_Entry]):
         small, aside, entries = self._small, self._aside_small, self._entries
         while (left := wanted - len(victims)) > 0:
             gone: list[BlockId] = []
-            if len(small) + len(aside) < self._small_room:
+            if len(small) + len(aside) < self._small_blocks:
                 gone = self._from_main(left)
             # What small had may have gone to main.
             gone = gone or self._from_small(left) or self._from_main(left)
@@ -118,14 +118,14 @@ class S3FifoPolicy(PathPolicy[_Entry]):
                 entry.uses = 0
                 entry.main = True
                 main[block] = entry
-                if len(main) + len(self._aside_main) > self._main_room:
+                if len(main) + len(self._aside_main) > self._main_blocks:
                     given = self._from_main(1)
                     if given:
                         return victims + given
             else:
                 part(entry)
                 victims.append(block)
-                if len(victims) == most or len(small) + len(aside) < self._small_room:
+                if len(victims) == most or len(small) + len(aside) < self._small_blocks:
                     break
         return victims
 

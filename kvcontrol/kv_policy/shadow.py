@@ -80,8 +80,10 @@ class ShadowPolicies:
         self._shift = sampling_shift(capacity_blocks, SAMPLE_BLOCKS)
         if capacity_blocks >= SAMPLE_BLOCKS:
             self._shift = max(self._shift, _LEAST_SHIFT)
-        room = max(1, capacity_blocks >> self._shift)
-        self._ghosts = tuple(_GhostCache(choice.text, choice.make(capacity_blocks=room), room) for choice in candidates)
+        capacity = max(1, capacity_blocks >> self._shift)
+        self._ghosts = tuple(
+            _GhostCache(choice.text, choice.make(capacity_blocks=capacity), capacity) for choice in candidates
+        )
         self._clock, self._timer = clock, timer
         self._window_s = window_s
         self._began_s = self._window_began_s = self._refilled_s = clock()
@@ -161,10 +163,10 @@ class ShadowPolicies:
 class _GhostCache:
     """One policy over keys."""
 
-    def __init__(self, text: str, policy: EvictionPolicy, room: int) -> None:
+    def __init__(self, text: str, policy: EvictionPolicy, capacity: int) -> None:
         self.text = text
         self._policy = policy
-        self._room = room
+        self._capacity = capacity
         self._places: dict[ContentKey, BlockId] = {}
         self._keys: dict[BlockId, ContentKey] = {}
         self._next = 0
@@ -196,12 +198,12 @@ class _GhostCache:
             if place is not None:
                 policy.access((place,))
                 continue
-            if len(places) >= self._room:
+            if len(places) >= self._capacity:
                 context = PolicyContext(
                     tier=CacheTier.HBM,
                     wanted_blocks=1,
                     used_blocks=len(places),
-                    capacity_blocks=self._room,
+                    capacity_blocks=self._capacity,
                     incoming=(key,),
                 )
                 for victim in policy.select_victims(context).victims:

@@ -33,38 +33,38 @@ class Succession:
         self._first = iter(list(links))
         """Those that were there at the start; of the rest, ``_late``, the one used longest ago comes first."""
         self._late: OrderedDict[BlockId, None] = OrderedDict()
-        self._told: set[BlockId] = set()
+        self._reported: set[BlockId] = set()
 
     @property
     def missing(self) -> int:
         """How many blocks the successor hasn't been told of."""
-        return len(self._links) - len(self._told)
+        return len(self._links) - len(self._reported)
 
     def advance(self, blocks: int) -> None:
         """Tell of up to so many blocks more. What the policy raises is raised, and it is of no use then."""
-        late, told, links = self._late, self._told, self._links
+        late, reported, links = self._late, self._reported, self._links
         path = list(islice((each for each in self._first if each in links and each not in late), blocks))
         while late and len(path) < blocks:
             path.append(late.popitem(last=False)[0])
         if path:
             path.reverse()  # within a path tails count as older
             self.policy.insert(path, [links[block][0] for block in path])
-            told.update(path)
+            reported.update(path)
 
     def used(self, path: Sequence[BlockId]) -> None:
         """Follow blocks that came or were used, tail first, in paths."""
-        late, told, take_back = self._late, self._told, self.policy.remove
+        late, reported, take_back = self._late, self._reported, self.policy.remove
         for block in reversed(path):
-            if block in told:
-                told.remove(block)
+            if block in reported:
+                reported.remove(block)
                 take_back((block,))
             late[block] = None
             late.move_to_end(block)
 
     def gone(self, block: BlockId) -> None:
         """Follow a block that left."""
-        if block in self._told:
-            self._told.remove(block)
+        if block in self._reported:
+            self._reported.remove(block)
             self.policy.remove((block,))
         else:
             self._late.pop(block, None)
@@ -78,10 +78,13 @@ class Succession:
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when it knows other blocks than there are, or in another order. O(blocks)."""
-        must(len(self.policy) == len(self._told), "the successor knows other blocks than it was told of")
-        must(self._told <= self._links.keys(), "the successor knows blocks that have gone")
+        must(len(self.policy) == len(self._reported), "the successor knows other blocks than it was told of")
+        must(self._reported <= self._links.keys(), "the successor knows blocks that have gone")
         order = list(self._links)
-        must(set(order[: len(self._told)]) == self._told, "the successor was told of younger blocks before older ones")
+        must(
+            set(order[: len(self._reported)]) == self._reported,
+            "the successor was told of younger blocks before older ones",
+        )
         late = len(self._late)
         must(order[len(order) - late :] == list(self._late), "what came or was used since isn't in its order")
 

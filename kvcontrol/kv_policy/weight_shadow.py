@@ -45,7 +45,7 @@ class WeightShadow:
                 return place
         return len(prompt)
 
-    def use(self, key: ContentKey, room: int) -> bool:
+    def use(self, key: ContentKey, capacity: int) -> bool:
         """Use a key in a cache of so much room, and return whether it was there. O(1) amortised."""
         once, again, often = self._once, self._again, self._often
         self._now = now = self._now + 1
@@ -63,7 +63,7 @@ class WeightShadow:
             del once[key]
             again[key] = now
             return True
-        self._make_room(room)
+        self._evict_to(capacity)
         uses = self._left.pop(key, 0)
         if not uses:
             once[key] = now
@@ -73,10 +73,10 @@ class WeightShadow:
             again[key] = now if uses == 1 else -now
         return False
 
-    def _make_room(self, room: int) -> None:
+    def _evict_to(self, capacity: int) -> None:
         once, again, often, left = self._once, self._again, self._often, self._left
         now = self._now - 1
-        while len(once) + len(again) + len(often) >= room:
+        while len(once) + len(again) + len(often) >= capacity:
             line, most = once, -1.0
             if once:
                 most = now - once[next(iter(once))]
@@ -88,7 +88,7 @@ class WeightShadow:
                 line = often
             gone, at = line.popitem(last=False)
             left[gone] = 1 if line is once else OFTEN if line is often else 3 if at < 0 else 2
-            if len(left) > self._ghosts * room:
+            if len(left) > self._ghosts * capacity:
                 left.popitem(last=False)
 
     def end_period(self, fade: float) -> None:

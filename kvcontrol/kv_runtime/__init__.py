@@ -32,7 +32,7 @@ from kvcontrol.kv_runtime.plan import BatchReport, BlockResult, MigrationPlan, P
 from kvcontrol.kv_runtime.prompt import Prompt
 from kvcontrol.kv_runtime.quota import NO_QUOTA, QuotaManager, TenantQuota, TenantUsage
 from kvcontrol.kv_runtime.record import BlockRecord, BlockSeal, Recovered, checksum
-from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
+from kvcontrol.kv_runtime.refusal import NoSpace, Shortage
 from kvcontrol.kv_runtime.residency import Loss
 from kvcontrol.kv_runtime.slab import SlabAllocator
 from kvcontrol.kv_runtime.ticket import (
@@ -82,7 +82,7 @@ __all__ = [
     "MigrationPlan",
     "MigratorConfig",
     "Move",
-    "NoRoom",
+    "NoSpace",
     "Outcome",
     "PlanId",
     "PlanRefusal",

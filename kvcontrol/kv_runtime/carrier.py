@@ -42,7 +42,7 @@ class _Ahead(NamedTuple):
 class Carrier:
     """See the module's text; called by any number of workers, each with a batch of its own.
 
-    ``tell_queued`` hears of blocks that were verified and queued on the engine's device, if it keeps an order.
+    ``report_queued`` hears of blocks that were verified and queued on the engine's device, if it keeps an order.
     """
 
     def __init__(  # noqa: PLR0913 - wired once, by name
@@ -53,7 +53,7 @@ class Carrier:
         durable: DurableBackendProtocol | None,
         crew: Crew,
         checksums: Checksums,
-        tell_queued: Callable[[PlanId, int], None],
+        report_queued: Callable[[PlanId, int], None],
         ahead_bytes: int,
     ) -> None:
         self._ordered = engine if isinstance(engine, OrderedBackendProtocol) else None
@@ -61,7 +61,7 @@ class Carrier:
         self._durable = durable
         self._crew = crew
         self._sum = checksums
-        self._tell_queued = tell_queued
+        self._report_queued = report_queued
         self._ahead_bytes = ahead_bytes
         self._ahead: _Ahead | None = None
 
@@ -112,7 +112,7 @@ class Carrier:
         if lane.name is not LaneName.DDR_TO_HBM:
             return lane.backend.write(moves, self._arena)
         if batch.hop > 0:  # the durable tier has compared them
-            return self._write_engine(lane, moves, lambda: self._tell_queued(batch.plan_id, len(moves)))
+            return self._write_engine(lane, moves, lambda: self._report_queued(batch.plan_id, len(moves)))
         wanted = [batch.checksums[place] for place in places]
         sums = self._begun([move.host for move in moves])
         found: list[int] = []
@@ -120,7 +120,7 @@ class Carrier:
         def compare() -> None:
             found.extend(sums())
             if found == wanted:
-                self._tell_queued(batch.plan_id, len(moves))
+                self._report_queued(batch.plan_id, len(moves))
 
         statuses = self._write_engine(lane, moves, compare)
         return [

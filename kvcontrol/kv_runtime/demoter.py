@@ -37,7 +37,7 @@ _STEP_BLOCKS: Final = 256
 """What one call takes away at most, so that no call takes long."""
 
 
-NO_ROOM: Final = "no_room"
+NO_SPACE: Final = "no_room"
 NOT_WORTH: Final = "not_worth"
 
 
@@ -115,17 +115,17 @@ class Demoter:
             if self._gate.plan((_DDR, _NVME), records, [block.block_id for _, block in blocks]).plan is None:
                 self.skipped[NOT_WORTH] += len(blocks)
                 return set()
-        room = self._migrator.room(_DDR, _NVME, Priority.DEMOTION)
-        if isinstance(room, PlanRefusal):
-            self.skipped[room] += len(blocks)
+        free_slots = self._migrator.free_slots(_DDR, _NVME, Priority.DEMOTION)
+        if isinstance(free_slots, PlanRefusal):
+            self.skipped[free_slots] += len(blocks)
             return set()
         items = []
-        wanted = blocks[:room]
+        wanted = blocks[:free_slots]
         self.skipped[PlanRefusal.QUEUE_FULL] += len(blocks) - len(wanted)
         for tenant, run in groupby(wanted, key=lambda placed: placed[1].record.tenant):
             placed = list(run)
             landings = self._residency.reserve(_NVME, tenant, len(placed))
-            self.skipped[NO_ROOM] += len(placed) - len(landings)
+            self.skipped[NO_SPACE] += len(placed) - len(landings)
             for (place, block), landing in zip(placed, landings, strict=False):
                 items.append(Item(block, block.copies[_DDR], landing, place))
         if not items:

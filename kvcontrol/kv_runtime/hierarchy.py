@@ -228,7 +228,7 @@ class HierarchyManager(Directory):
         started = self._demoter.write(alone, ticket)
         for place, _ in alone:
             if place not in started:
-                ticket.end(place, BlockStatus.FAILED, Reason.NO_ROOM)
+                ticket.end(place, BlockStatus.FAILED, Reason.NO_SPACE)
         self._book.settle(ticket)
         return ticket.ticket_id
 
@@ -276,7 +276,7 @@ class HierarchyManager(Directory):
 
     def poll(self) -> Progress:
         """Follow what the workers have done, start what is due, and return what ended and changed. Never waits."""
-        self._turn()
+        self._advance()
         queued = tuple([ticket.ticket_id for ticket in self._flights.queued()])
         finished, changes = self._book.take_finished(), self._residency.take_changes()
         if not (finished or changes or queued):
@@ -309,10 +309,10 @@ class HierarchyManager(Directory):
         if flush:
             self._demoter.flush()
         until_s = time.monotonic() + timeout_s
-        self._turn()
+        self._advance()
         while not self._at_rest and time.monotonic() < until_s:
             time.sleep(_DRAIN_STEP_S)
-            self._turn()
+            self._advance()
         if not self._at_rest:
             self._book.end_all(BlockStatus.CANCELLED)
             self._flights.abandon_all()
@@ -394,7 +394,7 @@ class HierarchyManager(Directory):
     def _at_rest(self) -> bool:
         return not (len(self._book) or len(self._flights) or self._demoter.waiting or self._residency.to_erase)
 
-    def _turn(self) -> None:
+    def _advance(self) -> None:
         self._book.expire()
         self._follow()
         self._demoter.work()

@@ -106,11 +106,11 @@ class Loader:
     def _load(self, ticket: Ticket, items: list[Item]) -> None:
         if not items:
             return
-        room = self._migrator.room(_DDR, _HBM, Priority.DEMAND)
-        if isinstance(room, PlanRefusal):
-            reason, taken = REASON_OF_REFUSAL[room], 0
+        free_slots = self._migrator.free_slots(_DDR, _HBM, Priority.DEMAND)
+        if isinstance(free_slots, PlanRefusal):
+            reason, taken = REASON_OF_REFUSAL[free_slots], 0
         else:
-            reason, taken = Reason.QUEUE_FULL, room
+            reason, taken = Reason.QUEUE_FULL, free_slots
             self._send(ticket, (_DDR, _HBM), items[:taken])
         for item in items[taken:]:
             ticket.end(item.place, _FAILED, reason)
@@ -119,17 +119,17 @@ class Loader:
         """Bring up as many of the blocks that wait for a slot as get one."""
         way = (_NVME, _DDR if ticket.kind is TicketKind.PREFETCH else _HBM)
         while ticket.pending:
-            room = self._migrator.room(*way, _priority(ticket))
-            if isinstance(room, PlanRefusal):
-                self._wait_or_end(ticket, REASON_OF_REFUSAL[room])
+            free_slots = self._migrator.free_slots(*way, _priority(ticket))
+            if isinstance(free_slots, PlanRefusal):
+                self._wait_or_end(ticket, REASON_OF_REFUSAL[free_slots])
                 return
-            run = self._take_run(ticket, room)
+            run = self._take_run(ticket, free_slots)
             if not run:
                 continue
             landings = self._residency.reserve(_DDR, run[0][1].record.tenant, len(run))
             ticket.pending.extendleft(place for place, _ in reversed(run[len(landings) :]))
             if not landings:
-                self._wait_or_end(ticket, Reason.NO_ROOM)
+                self._wait_or_end(ticket, Reason.NO_SPACE)
                 return
             items = [
                 Item(block, block.copies[_NVME], landing, place)
@@ -137,12 +137,12 @@ class Loader:
             ]
             self._send(ticket, way, items)
 
-    def _take_run(self, ticket: Ticket, room: int) -> list[tuple[int, Block]]:
-        """Take the next blocks of one tenant off those that wait, at most ``room``; those that moved since go on."""
+    def _take_run(self, ticket: Ticket, free_slots: int) -> list[tuple[int, Block]]:
+        """Take the next waiting blocks of one tenant, at most ``free_slots``; blocks that moved since continue."""
         run: list[tuple[int, Block]] = []
         chosen: set[BlockId] = set()
         direct: list[Item] = []
-        while ticket.pending and len(run) < room:
+        while ticket.pending and len(run) < free_slots:
             place = ticket.pending[0]
             block = ticket.blocks[place]
             if (

@@ -64,7 +64,7 @@ class KVMigrator:
             durable=durable,
             crew=crew,
             checksums=checksums or fastest(),
-            tell_queued=self._tell_queued,
+            report_queued=self._report_queued,
             ahead_bytes=config.check_ahead_bytes,
         )
         self._ids = count()
@@ -93,10 +93,10 @@ class KVMigrator:
 
     # The caller's side: nothing here waits for a device.
 
-    def room(self, src_tier: CacheTier, dst_tier: CacheTier, priority: Priority) -> int | PlanRefusal:
+    def free_slots(self, src_tier: CacheTier, dst_tier: CacheTier, priority: Priority) -> int | PlanRefusal:
         """Return how many more blocks may queue on that way, > 0, or why none."""
         with self._lock:
-            return self._room(self._way(src_tier, dst_tier), priority)
+            return self._free_slots(self._way(src_tier, dst_tier), priority)
 
     def migrate(self, plan: MigrationPlan) -> PlanId | PlanRefusal:
         """Queue a plan, all of it or nothing; the end of each of its routes comes with ``poll``.
@@ -107,10 +107,10 @@ class KVMigrator:
             raise ValueError("a plan without routes moves nothing; it must have at least one")
         with self._lock:
             way = self._way(plan.src_tier, plan.dst_tier)
-            room = self._room(way, plan.priority)
-            if isinstance(room, PlanRefusal):
-                return room
-            if room < len(plan.routes):
+            free_slots = self._free_slots(way, plan.priority)
+            if isinstance(free_slots, PlanRefusal):
+                return free_slots
+            if free_slots < len(plan.routes):
                 return PlanRefusal.QUEUE_FULL
             plan_id = PlanId(next(self._ids))
             size = (
@@ -135,9 +135,9 @@ class KVMigrator:
         if not slots:
             raise ValueError("no slots to erase; there must be at least one")
         with self._lock:
-            room = self._room((self._lanes[LaneName.DDR_TO_NVME],), Priority.DEMOTION)
-            if isinstance(room, PlanRefusal):
-                return room
+            free_slots = self._free_slots((self._lanes[LaneName.DDR_TO_NVME],), Priority.DEMOTION)
+            if isinstance(free_slots, PlanRefusal):
+                return free_slots
             plan_id = PlanId(next(self._ids))
             self._queue([Batch(plan_id=plan_id, plan=None, start=0, routes=(), erase=tuple(slots))])
         return plan_id
@@ -274,7 +274,7 @@ class KVMigrator:
             return True
         return True if plan.fence.wait(min(left_s, self._config.fence_slice_s)) else None
 
-    def _tell_queued(self, plan_id: PlanId, blocks: int) -> None:
+    def _report_queued(self, plan_id: PlanId, blocks: int) -> None:
         self._queued.append((plan_id, blocks))
         self._reported.set()
 
@@ -286,14 +286,14 @@ class KVMigrator:
         except KeyError:
             raise KeyError(f"there is no way from {src_tier} to {dst_tier} here") from None
 
-    def _room(self, way: tuple[Lane, ...], priority: Priority) -> int | PlanRefusal:
+    def _free_slots(self, way: tuple[Lane, ...], priority: Priority) -> int | PlanRefusal:
         if self._closed:
             return PlanRefusal.CLOSED
         now_s = self._clock()
         if any(lane.oldest_running_s(now_s) > self._config.stall_after_s for lane in way):
             return PlanRefusal.STALLED
-        room = min(self._config.queue_blocks - lane.queued_blocks[priority] for lane in way)
-        return room if room > 0 else PlanRefusal.QUEUE_FULL
+        free_slots = min(self._config.queue_blocks - lane.queued_blocks[priority] for lane in way)
+        return free_slots if free_slots > 0 else PlanRefusal.QUEUE_FULL
 
     def _queue(self, batches: list[Batch]) -> None:
         self._open[batches[0].plan_id] = {batch.start: batch for batch in batches}

@@ -14,7 +14,7 @@ class Shortage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoRoom:
+class NoSpace:
     """Nothing was allocated: ``wanted`` blocks were asked for, ``available`` could have been given."""
 
     wanted: int
@@ -22,4 +22,4 @@ class NoRoom:
     shortage: Shortage = Shortage.FULL
 
 
-__all__ = ["NoRoom", "Shortage"]
+__all__ = ["NoSpace", "Shortage"]

@@ -37,12 +37,12 @@ class Saver:
         if fresh and self._gate.plan((_HBM, _DDR), [records[place] for place in fresh], ()).plan is None:
             _refuse(ticket, fresh, Reason.NOT_WORTH)
             return
-        room = self._migrator.room(_HBM, _DDR, Priority.SAVE)
-        if isinstance(room, PlanRefusal):
-            _refuse(ticket, fresh, REASON_OF_REFUSAL[room])
+        free_slots = self._migrator.free_slots(_HBM, _DDR, Priority.SAVE)
+        if isinstance(free_slots, PlanRefusal):
+            _refuse(ticket, fresh, REASON_OF_REFUSAL[free_slots])
             return
-        _refuse(ticket, fresh[room:], Reason.QUEUE_FULL)
-        self._save(ticket, records, fresh[:room])
+        _refuse(ticket, fresh[free_slots:], Reason.QUEUE_FULL)
+        self._save(ticket, records, fresh[:free_slots])
 
     def _sort(self, ticket: Ticket, records: Sequence[BlockRecord]) -> list[int]:
         """End what needs no copy and mark what is to be held; return the places of the rest, in order."""
@@ -75,7 +75,7 @@ class Saver:
                 items.append(Item(block, None, landing, place))
             if len(landings) < len(places):
                 break  # what comes after a gap could never be found
-        _refuse(ticket, fresh[len(items) :], Reason.NO_ROOM)
+        _refuse(ticket, fresh[len(items) :], Reason.NO_SPACE)
         if not items:
             return
         added = [item.block for item in items]

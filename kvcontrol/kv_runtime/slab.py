@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from kvcontrol.core.integrity import must
 from kvcontrol.kv_runtime.errors import AllocationError
-from kvcontrol.kv_runtime.refusal import NoRoom
+from kvcontrol.kv_runtime.refusal import NoSpace
 
 
 class SlabAllocator:
@@ -44,7 +44,7 @@ class SlabAllocator:
         """Whether all of them are handed out."""
         return self._used.issuperset(slots)
 
-    def allocate(self, count: int) -> list[int] | NoRoom:
+    def allocate(self, count: int) -> list[int] | NoSpace:
         """Hand out ``count`` distinct slots, or none at all and say why. ``AllocationError`` for a negative count."""
         if count <= 0:
             if count < 0:
@@ -54,7 +54,7 @@ class SlabAllocator:
             self._settle()
         free = self._free
         if count > len(free):
-            return NoRoom(wanted=count, available=len(free))
+            return NoSpace(wanted=count, available=len(free))
         slots = free[: -count - 1 : -1]
         del free[-count:]
         self._used.update(slots)

@@ -38,7 +38,7 @@ class Reason(StrEnum):
     """Another block has the same key and other tokens, or this one comes after such a one in its path."""
     NOT_RESIDENT = "not_resident"
     """It isn't in any tier (any more)."""
-    NO_ROOM = "no_room"
+    NO_SPACE = "no_room"
     """No slot could be had: what is there is held, guaranteed to others, or the tenant's burst is reached."""
     NOT_WORTH = "not_worth"
     """Keeping it is expected to cost more than it saves (``MigrationMode.WORTHWHILE``)."""

@@ -17,7 +17,7 @@ from kvcontrol.kv_policy.eviction import EvictionPolicy, PolicyContext
 from kvcontrol.kv_policy.tails_first import TailsFirst
 from kvcontrol.kv_runtime.prompt import Prompt
 from kvcontrol.kv_runtime.quota import Allowance, QuotaManager
-from kvcontrol.kv_runtime.refusal import NoRoom
+from kvcontrol.kv_runtime.refusal import NoSpace
 from kvcontrol.kv_runtime.resident import Block, Copy
 from kvcontrol.kv_runtime.slab import SlabAllocator
 
@@ -99,7 +99,7 @@ class TierSpace:
                 if len(victims) < blocks:
                     spent.add(donor)
         slots = self.slots.allocate(min(wanted, self.slots.available))
-        if isinstance(slots, NoRoom):
+        if isinstance(slots, NoSpace):
             raise TypeError(f"{self.tier}: {slots.available} slots are free and {slots.wanted} can't be had")
         if slots:
             self._quotas.charge(tenant, self.tier, len(slots))

@@ -288,7 +288,7 @@ class FleetIndex:
         self._mark(block, holder.bit)
         if holder.holes and block in holder.holes:
             held[block] += holder.holes.pop(block) * ONE_CHILD
-            self._judge(holder)
+            self._check(holder)
         if self._parent.setdefault(block, parent) != parent:
             holder.own_parents[block] = parent
         if parent is None:
@@ -296,7 +296,7 @@ class FleetIndex:
         above = held.get(parent)
         if above is None:
             holder.holes[parent] = holder.holes.get(parent, 0) + 1
-            self._judge(holder)
+            self._check(holder)
         else:
             held[parent] = above + ONE_CHILD
 
@@ -327,10 +327,10 @@ class FleetIndex:
             else:
                 del holder.holes[parent]
         if value or self._ragged & holder.bit:
-            self._judge(holder)
+            self._check(holder)
         self._unmark(block, holder.bit)
 
-    def _judge(self, holder: Holder) -> None:
+    def _check(self, holder: Holder) -> None:
         if holder.holes:
             self._ragged |= holder.bit
         else:

@@ -99,8 +99,8 @@ def merge(workload: WorkloadPart, hardware: HardwarePart) -> Preset:
     def lowered(key: str, wanted: int, bound: int | None, *, is_size: bool = False) -> int:
         if bound is None or wanted <= bound:
             return wanted
-        said = (size_text(wanted), size_text(bound)) if is_size else (str(wanted), str(bound))
-        notes.append(f"{key} is {said[1]}, the most for {hardware.name}; {workload.name} asks for {said[0]}")
+        texts = (size_text(wanted), size_text(bound)) if is_size else (str(wanted), str(bound))
+        notes.append(f"{key} is {texts[1]}, the most for {hardware.name}; {workload.name} asks for {texts[0]}")
         return bound
 
     ddr, nvme = workload.ddr, workload.nvme

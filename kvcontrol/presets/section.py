@@ -21,10 +21,10 @@ class Section:
     def __init__(self, document: Document, value: Value, path: str) -> None:
         self._document = document
         self._path = path
-        self._asked: list[str] = []
+        self._read_keys: list[str] = []
         if not isinstance(value, dict):
-            said = "is missing" if value is None else f"is {value!r}"
-            document.complain(path, f" {said}; it must be a mapping of keys to values")
+            state = "is missing" if value is None else f"is {value!r}"
+            document.complain(path, f" {state}; it must be a mapping of keys to values")
             value = {}
         self._values = value
 
@@ -98,7 +98,7 @@ class Section:
 
     def has(self, key: str) -> bool:
         """Tell whether a key that may be left out or null has a value."""
-        self._asked.append(key)
+        self._read_keys.append(key)
         return self._values.get(key) is not None
 
     def refuse(self, key: str, what: str) -> None:
@@ -111,20 +111,20 @@ class Section:
     def finish(self) -> None:
         """Note every key that was never asked for."""
         for key in self._values:
-            if key not in self._asked:
-                allowed = ", ".join(dict.fromkeys(self._asked))
+            if key not in self._read_keys:
+                allowed = ", ".join(dict.fromkeys(self._read_keys))
                 self._document.complain(self._join(key), f" is not a known key; allowed: {allowed}")
 
     def _take(self, key: str) -> Value:
-        self._asked.append(key)
+        self._read_keys.append(key)
         return self._values.get(key)
 
     def _join(self, key: str) -> str:
         return f"{self._path}.{key}" if self._path else key
 
     def _refuse(self, key: str, value: Value, what: str) -> None:
-        said = f"is {value!r}" if key.partition(".")[0] in self._values else "is missing"
-        self._document.complain(self._join(key), f" {said}; {what}")
+        state = f"is {value!r}" if key.partition(".")[0] in self._values else "is missing"
+        self._document.complain(self._join(key), f" {state}; {what}")
 
 
 __all__ = ["Section"]

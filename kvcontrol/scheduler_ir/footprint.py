@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from kvcontrol.scheduler_ir.nodes import Device
-from kvcontrol.scheduler_ir.pieces import Piece
 from kvcontrol.scheduler_ir.request import IRRequest
+from kvcontrol.scheduler_ir.spans import KvSpan
 
 _Segment = tuple[bytes | str, int]
 
@@ -19,15 +19,15 @@ _NOTHING: Counter[_Segment] = Counter()
 
 
 class Footprint:
-    """``pieces`` are all that will ever be added. O(segments of a piece) a call."""
+    """``spans`` are all that will ever be added. O(segments of a piece) a call."""
 
-    def __init__(self, requests: Iterable[IRRequest], pieces: Iterable[Piece]) -> None:
+    def __init__(self, requests: Iterable[IRRequest], spans: Iterable[KvSpan]) -> None:
         self._requests = {each.request_id: each for each in requests}
         self._held: dict[Device, Counter[_Segment]] = {}
         self._tokens: dict[Device, int] = {}
         cuts: dict[bytes | str, set[int]] = {}
-        for piece in pieces:
-            for key, start, end in self._contents(piece):
+        for span in spans:
+            for key, start, end in self._contents(span):
                 cuts.setdefault(key, set()).update((start, end))
         self._cuts = {key: sorted(each) for key, each in cuts.items()}
 
@@ -35,43 +35,43 @@ class Footprint:
         """How many tokens a device holds."""
         return self._tokens.get(device, 0)
 
-    def added(self, piece: Piece) -> int:
+    def added(self, span: KvSpan) -> int:
         """How many more its device would hold with a piece."""
-        counts = self._held.get(piece.device, _NOTHING)
-        return sum(tokens for segment, tokens in self._segments(piece) if not counts.get(segment))
+        counts = self._held.get(span.device, _NOTHING)
+        return sum(tokens for segment, tokens in self._segments(span) if not counts.get(segment))
 
-    def add(self, piece: Piece) -> None:
+    def add(self, span: KvSpan) -> None:
         """Its device holds a piece from now on, besides any other of the same content."""
-        self._tokens[piece.device] = self.held(piece.device) + self.added(piece)
-        counts = self._held.setdefault(piece.device, Counter())
-        for segment, _ in self._segments(piece):
+        self._tokens[span.device] = self.held(span.device) + self.added(span)
+        counts = self._held.setdefault(span.device, Counter())
+        for segment, _ in self._segments(span):
             counts[segment] += 1
 
-    def drop(self, piece: Piece) -> None:
+    def drop(self, span: KvSpan) -> None:
         """Its device holds a piece no more, that it held."""
-        counts = self._held[piece.device]
-        for segment, tokens in self._segments(piece):
+        counts = self._held[span.device]
+        for segment, tokens in self._segments(span):
             counts[segment] -= 1
             if not counts[segment]:
                 del counts[segment]
-                self._tokens[piece.device] -= tokens
+                self._tokens[span.device] -= tokens
 
-    def _segments(self, piece: Piece) -> Iterable[tuple[_Segment, int]]:
-        for key, start, end in self._contents(piece):
+    def _segments(self, span: KvSpan) -> Iterable[tuple[_Segment, int]]:
+        for key, start, end in self._contents(span):
             cuts = self._cuts[key]
             first, last = bisect_left(cuts, start), bisect_left(cuts, end)
             for place in range(first, last):
                 yield (key, cuts[place]), cuts[place + 1] - cuts[place]
 
-    def _contents(self, piece: Piece) -> Iterable[tuple[bytes | str, int, int]]:
+    def _contents(self, span: KvSpan) -> Iterable[tuple[bytes | str, int, int]]:
         """The stretches of a piece by what they were computed from."""
-        start = piece.start
-        for prefix in self._requests[piece.request].shared:
-            if start < min(prefix.end, piece.end):
-                yield prefix.key, start, min(prefix.end, piece.end)
-                start = min(prefix.end, piece.end)
-        if start < piece.end:
-            yield piece.request, start, piece.end
+        start = span.start
+        for prefix in self._requests[span.request].shared:
+            if start < min(prefix.end, span.end):
+                yield prefix.key, start, min(prefix.end, span.end)
+                start = min(prefix.end, span.end)
+        if start < span.end:
+            yield span.request, start, span.end
 
 
 __all__ = ["Footprint"]

@@ -45,7 +45,7 @@ class NodeType(StrEnum):
 
 MOST_SECONDS = 2**53
 """Integers up to it are times: as floats they are what they were."""
-_MOST_SAID = 1000
+_MOST_CHARS = 1000
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
@@ -56,7 +56,7 @@ class IRError(KvControlError, ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(message if len(message) <= _MOST_SAID else f"{message[:_MOST_SAID]}...")
+        super().__init__(message if len(message) <= _MOST_CHARS else f"{message[:_MOST_CHARS]}...")
 
 
 def is_of(value: object, kind: type) -> bool:

@@ -55,8 +55,8 @@ def render_node(node: IRNode) -> str:
     """Return one node's line, without its end."""
     head = ", ".join(_value(each) for each in node.outputs) + " = " if node.outputs else ""
     taken = "(" + ", ".join(_value(each) for each in node.inputs) + ")" if node.inputs else ""
-    said = ", ".join(f"{name}={_word(value)}" for name, value in _said(node.config))
-    return f"{head}{node.node_type}{taken} @{_word(node.device)} {{{said}}}"
+    words = ", ".join(f"{name}={_word(value)}" for name, value in _parameters(node.config))
+    return f"{head}{node.node_type}{taken} @{_word(node.device)} {{{words}}}"
 
 
 def parse(text: str) -> IRGraph:
@@ -100,11 +100,11 @@ def _node(number: int, match: re.Match[str]) -> IRNode:
     )
 
 
-def _config(number: int, kind: NodeType, said: str) -> NodeConfig:
+def _config(number: int, kind: NodeType, words: str) -> NodeConfig:
     config = CONFIGS[kind]
     known = [each.name for each in fields(config)]
     values: dict[str, Any] = {}
-    for name, word in _FIELD.findall(said):
+    for name, word in _FIELD.findall(words):
         if name not in known:
             raise IRError(f"line {number}: a {kind} has no {shown(name)}; it has {', '.join(known)}")
         if name in values:
@@ -119,17 +119,17 @@ def _config(number: int, kind: NodeType, said: str) -> NodeConfig:
         raise IRError(f"line {number}: a {kind} lacks something: {error}") from None
 
 
-def _said(config: NodeConfig) -> list[tuple[str, str]]:
-    said = []
+def _parameters(config: NodeConfig) -> list[tuple[str, str]]:
+    words = []
     for each in fields(config):
         value = getattr(config, each.name)
         if value is not None:
-            said.append((each.name, value.value if isinstance(value, StrEnum) else str(value)))
-    return said
+            words.append((each.name, value.value if isinstance(value, StrEnum) else str(value)))
+    return words
 
 
-def _names(said: str | None) -> list[ValueName]:
-    return [ValueName(_unquoted(word)) for word in _VALUE.findall(said or "")]
+def _names(words: str | None) -> list[ValueName]:
+    return [ValueName(_unquoted(word)) for word in _VALUE.findall(words or "")]
 
 
 def _value(name: ValueName) -> str:

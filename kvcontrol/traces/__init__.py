@@ -1,6 +1,15 @@
 """Text that stands for the blocks of a trace, exact to the token, and the usage that an answer reports."""
 
-from kvcontrol.traces.synthesis import OPENER, Ask, BlockTexts, SynthesisError, TextMaker, Told, Words, learn_words
+from kvcontrol.traces.synthesis import (
+    OPENER,
+    Ask,
+    BlockTexts,
+    SynthesisError,
+    TextMaker,
+    TokenCount,
+    Words,
+    learn_words,
+)
 from kvcontrol.traces.usage import UsageError, Used, header_tokens, used
 
 __all__ = [
@@ -9,7 +18,7 @@ __all__ = [
     "BlockTexts",
     "SynthesisError",
     "TextMaker",
-    "Told",
+    "TokenCount",
     "UsageError",
     "Used",
     "Words",

@@ -57,7 +57,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class TokenCount:
     """The answer: how many tokens, their spelling (needed for plain texts alone), and the model's context if known."""
 
     count: int
@@ -77,7 +77,7 @@ class Words:
     context_tokens: int | None = None
 
 
-def learn_words() -> Generator[Ask, Told, Words]:
+def learn_words() -> Generator[Ask, TokenCount, Words]:
     """Ask a tokenizer what it takes as one token; raises ``SynthesisError`` where too little is, or sums don't hold."""
     sample = yield Ask(text=f" {_SAMPLE}", as_message=False)
     words = tuple(dict.fromkeys(_words_of(sample.spelled)))
@@ -96,8 +96,8 @@ def learn_words() -> Generator[Ask, Told, Words]:
             raise SynthesisError(
                 f"the tokenizer makes {plain.count} tokens of {tokens} words that are one token each: it merges words"
             )
-        told = yield Ask(text=OPENER + text, as_message=True)
-        overheads[tokens] = told.count - tokens
+        counted = yield Ask(text=OPENER + text, as_message=True)
+        overheads[tokens] = counted.count - tokens
     if min(overheads.values()) < 1:
         raise SynthesisError(
             f"a message has no more tokens than the words in it (words: tokens beside them): {overheads}"
@@ -132,9 +132,9 @@ class TextMaker:
 
     def digits(self, count: int) -> int:
         """Return how many tokens tell ``count`` numbers apart; a block needs as many at least."""
-        digits, told_apart = 1, len(self._digits)
-        while told_apart < count:
-            digits, told_apart = digits + 1, told_apart * len(self._digits)
+        digits, distinct = 1, len(self._digits)
+        while distinct < count:
+            digits, distinct = digits + 1, distinct * len(self._digits)
         return digits
 
     def text(self, number: int, tokens: int, *, digits: int = 0) -> str:
@@ -194,4 +194,14 @@ class BlockTexts:
         return "".join(parts)
 
 
-__all__ = ["MIN_WORDS", "OPENER", "Ask", "BlockTexts", "SynthesisError", "TextMaker", "Told", "Words", "learn_words"]
+__all__ = [
+    "MIN_WORDS",
+    "OPENER",
+    "Ask",
+    "BlockTexts",
+    "SynthesisError",
+    "TextMaker",
+    "TokenCount",
+    "Words",
+    "learn_words",
+]

@@ -19,18 +19,18 @@ class Used(NamedTuple):
     cached_tokens: int
 
 
-def used(said: object) -> Used:
+def used(value: object) -> Used:
     """Return what a usage says, 0 for what it leaves out; raises ``UsageError``."""
-    if not isinstance(said, Mapping):
+    if not isinstance(value, Mapping):
         raise UsageError("usage is no object")
-    details = said.get("prompt_tokens_details")
+    details = value.get("prompt_tokens_details")
     if not isinstance(details, Mapping | None):
         raise UsageError("prompt_tokens_details is no object")
-    prompt_tokens = _tokens(said, "prompt_tokens")
+    prompt_tokens = _tokens(value, "prompt_tokens")
     cached_tokens = 0 if details is None else _tokens(details, "cached_tokens")
     if cached_tokens > prompt_tokens:
         raise UsageError("cached_tokens is more than prompt_tokens")
-    return Used(prompt_tokens, _tokens(said, "completion_tokens"), cached_tokens)
+    return Used(prompt_tokens, _tokens(value, "completion_tokens"), cached_tokens)
 
 
 def header_tokens(text: str) -> int:
@@ -38,8 +38,8 @@ def header_tokens(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 
-def _tokens(said: Mapping[str, object], name: str) -> int:
-    tokens = said.get(name)
+def _tokens(value: Mapping[str, object], name: str) -> int:
+    tokens = value.get(name)
     if tokens is None:
         return 0
     if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 <= tokens <= _MOST_TOKENS:

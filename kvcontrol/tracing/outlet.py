@@ -67,7 +67,7 @@ class _BoundedProcessor(SpanProcessor):
     def __init__(self, exporter: SpanExporter, collector: Collector, counts: SpanCounts) -> None:
         self._counts = counts
         self._exporter = _CountingExporter(exporter, counts)
-        self._room = collector.queue_spans
+        self._capacity = collector.queue_spans
         self._let_in = 0
         self._inner = BatchSpanProcessor(
             self._exporter,
@@ -82,7 +82,7 @@ class _BoundedProcessor(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         if span.context is None or not span.context.trace_flags.sampled:
             return
-        if self._let_in - self._exporter.taken >= self._room:
+        if self._let_in - self._exporter.taken >= self._capacity:
             self._counts.dropped += 1
             return
         self._let_in += 1

@@ -17,7 +17,7 @@ _LIMIT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Reply:
     """An answer: its body, None when it has none, and the version to change it from."""
 
     body: Any
@@ -40,7 +40,7 @@ class AdminClient:
         is_tls = parts.scheme == "https"  # to load certificates takes some 30 ms: once, and only where they are used
         self._tls = ssl.create_default_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
-    def call(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Said:
+    def call(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
         """Return a success; raises ``CommandError`` for anything else."""
         try:
             with httpx2.Client(verify=self._tls, trust_env=False, timeout=_LIMIT_S) as client:
@@ -52,7 +52,7 @@ class AdminClient:
                 )
             if not answer.is_success:
                 raise _refused(answer)
-            return Said(body=answer.json() if answer.content else None, etag=answer.headers.get("etag"))
+            return Reply(body=answer.json() if answer.content else None, etag=answer.headers.get("etag"))
         except (httpx2.ProtocolError, ValueError) as error:
             raise CommandError(f"{self._base} does not answer like a kvgate gateway: {error}", "check --url") from None
         except httpx2.HTTPError as error:
@@ -86,4 +86,4 @@ def _refused(answer: httpx2.Response) -> CommandError:
     return CommandError(str(message))
 
 
-__all__ = ["AdminClient", "Said", "WrongKeyError", "find_key"]
+__all__ = ["AdminClient", "Reply", "WrongKeyError", "find_key"]

@@ -14,12 +14,12 @@ from kvgate.admin.desk import (
     GatewayUrl,
     Operator,
     StateFolder,
+    fetched,
     listed,
     one,
     operator_of,
     show,
     table_of,
-    told,
 )
 from kvgate.admin.fleet import explain, instances, routing
 from kvgate.admin.prefixes import prefixes
@@ -197,24 +197,24 @@ def _policies() -> typer.Typer:
     @policies.command("list")
     def list_policies(context: typer.Context) -> None:
         """List what is chosen, and what each instance runs."""
-        if (said := told(context, "GET", "/policies")) is None:
+        if (answer := fetched(context, "GET", "/policies")) is None:
             return
-        table_of(said["data"], ("kind", "name", "params", "version"))
+        table_of(answer["data"], ("kind", "name", "params", "version"))
         running = [
             {"instance": instance, "kind": one["kind"], "runs": one["name"], "params": one["params"]}
-            for instance, each in said["instances"].items()
+            for instance, each in answer["instances"].items()
             for one in each["running"]
         ]
         table_of(running, ("instance", "kind", "runs", "params"))
-        for instance, each in said["instances"].items():
+        for instance, each in answer["instances"].items():
             for problem in filter(None, [each["problem"], *each["problems"]]):
                 plain(f"{instance}: {problem}")
 
     @policies.command("shadow")
     def shadow(context: typer.Context) -> None:
         """Compare the candidates of kind shadow: what each would have found in HBM, over all instances."""
-        if (said := told(context, "GET", "/policies/shadow")) is not None:
-            table_of(said["candidates"], ("policy", "lookups", "hits", "hit_ratio"))
+        if (answer := fetched(context, "GET", "/policies/shadow")) is not None:
+            table_of(answer["candidates"], ("policy", "lookups", "hits", "hit_ratio"))
 
     @policies.command("set")
     def change(

@@ -57,31 +57,31 @@ def one(
     show(operator, operator.client.call(method, path, body, headers).body)
 
 
-def show(operator: Operator, said: Any) -> None:
+def show(operator: Operator, answer: Any) -> None:
     """Show an answer, field by field or as JSON."""
     if operator.as_json:
-        plain(json.dumps(said))
-    elif said is None:
+        plain(json.dumps(answer))
+    elif answer is None:
         plain("done")
     else:
-        for name, value in said.items():
+        for name, value in answer.items():
             plain(f"{name}: {text_of(value)}")
 
 
-def told(context: typer.Context, method: str, path: str, body: Any = None) -> Any:
+def fetched(context: typer.Context, method: str, path: str, body: Any = None) -> Any:
     """Make one call and return its answer for whoever shows it; None where it has been printed as JSON already."""
     operator = operator_of(context)
-    said = operator.client.call(method, path, body).body
+    answer = operator.client.call(method, path, body).body
     if operator.as_json:
-        plain(json.dumps(said))
+        plain(json.dumps(answer))
         return None
-    return said
+    return answer
 
 
 def listed(context: typer.Context, path: str, columns: Sequence[str]) -> None:
     """Show a list of the API as a table or as JSON."""
-    if (said := told(context, "GET", path)) is not None:
-        table_of(said["data"], columns)
+    if (answer := fetched(context, "GET", path)) is not None:
+        table_of(answer["data"], columns)
 
 
 def table_of(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
@@ -136,11 +136,11 @@ __all__ = [
     "GatewayUrl",
     "Operator",
     "StateFolder",
+    "fetched",
     "listed",
     "one",
     "operator_of",
     "show",
     "table_of",
     "text_of",
-    "told",
 ]

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from kvgate.admin.desk import listed, one, table_of, told
+from kvgate.admin.desk import listed, one, table_of, fetched
 from kvgate.display import plain
 from kvgate.failure import CommandError
 
@@ -98,7 +98,7 @@ def explain(  # noqa: PLR0913 - each is one option
     body: dict[str, Any] = {"model": model, "tenant": tenant, "prompt": prompt, "hashes": block or None}
     if messages is not None:
         body["messages"] = messages_in(messages)
-    if (said := told(context, "POST", "/explain", body)) is None:
+    if (answer := fetched(context, "POST", "/explain", body)) is None:
         return
     table_of(
         [
@@ -111,13 +111,15 @@ def explain(  # noqa: PLR0913 - each is one option
                 "cost_s": _seconds(each["total_s"]),
                 "terms": " ".join(f"{name}={value:.3f}" for name, value in each["cost_s"].items()),
             }
-            for each in said["candidates"]
+            for each in answer["candidates"]
         ],
         ("instance", "matched", "expected", "in_flight", "ttft_s", "cost_s", "terms"),
     )
-    for each in said["left_out"]:
+    for each in answer["left_out"]:
         plain(f"left out {each['instance']}: {each['why']}")
-    plain(f"{said['policy']}: {said['instance'] or 'nowhere'}, {said['reason']} (known by {said['fingerprint']})")
+    plain(
+        f"{answer['policy']}: {answer['instance'] or 'nowhere'}, {answer['reason']} (known by {answer['fingerprint']})"
+    )
 
 
 def messages_in(path: Path) -> Any:

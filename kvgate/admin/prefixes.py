@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from kvgate.admin.desk import table_of, text_of, told
+from kvgate.admin.desk import table_of, text_of, fetched
 from kvgate.admin.fleet import messages_in
 from kvgate.display import plain
 from kvgate.failure import CommandError
@@ -27,20 +27,20 @@ def prefixes() -> typer.Typer:
     @group.command("list")
     def list_pins(context: typer.Context) -> None:
         """List pins, where their blocks are, and what instances have room for."""
-        if (said := told(context, "GET", "/prefixes")) is None:
+        if (answer := fetched(context, "GET", "/prefixes")) is None:
             return
         rows = [
             {**pin, "instance": name, **place, "left_s": _rounded(pin["left_s"])}
-            for pin in said["data"]
+            for pin in answer["data"]
             for name, place in pin["instances"].items()
         ]
         table_of(
             rows,
             ("id", "model", "tenant", "tokens", "left_s", "instance", "outcome", "tiers", "missing_blocks", "note"),
         )
-        room = [{"instance": name, **each} for name, each in said["instances"].items()]
+        room = [{"instance": name, **each} for name, each in answer["instances"].items()]
         table_of(room, ("instance", "pinned_blocks", "limit_blocks", "problem"))
-        _reasons({f"{pin['id']} {name}": place for pin in said["data"] for name, place in pin["instances"].items()})
+        _reasons({f"{pin['id']} {name}": place for pin in answer["data"] for name, place in pin["instances"].items()})
 
     @group.command("pin")
     def pin(  # noqa: PLR0913 - each is one option
@@ -57,18 +57,18 @@ def prefixes() -> typer.Typer:
     ) -> None:
         """Keep a prefix where it is held, or on the instances that are named."""
         body = _prefix(model, prompt, messages, block) | {"tenant": tenant, "instances": instance or None}
-        said = told(context, "POST", "/prefixes", body | {"ttl_s": ttl_s, "note": note})
-        if said is not None:
-            plain(f"id: {said['id']}")
-            _places(said)
+        answer = fetched(context, "POST", "/prefixes", body | {"ttl_s": ttl_s, "note": note})
+        if answer is not None:
+            plain(f"id: {answer['id']}")
+            _places(answer)
 
     @group.command("unpin")
     def unpin(
         context: typer.Context, pin_id: Annotated[str, typer.Argument(help="Id of a pin, as in prefixes list.")]
     ) -> None:
         """Keep it no longer; its blocks go as others do."""
-        if (said := told(context, "DELETE", f"/prefixes/{quote(pin_id, safe='')}")) is not None:
-            _places(said)
+        if (answer := fetched(context, "DELETE", f"/prefixes/{quote(pin_id, safe='')}")) is not None:
+            _places(answer)
 
     @group.command("invalidate")
     def invalidate(  # noqa: PLR0913 - each is one option
@@ -83,13 +83,13 @@ def prefixes() -> typer.Typer:
     ) -> None:
         """Forget a prompt, or a block by its hash, with all that follows, in all tiers."""
         body = _prefix(model, prompt, messages, block) | {"tenant": tenant, "instances": instance or None}
-        if (said := told(context, "POST", "/prefixes/invalidate", body)) is None:
+        if (answer := fetched(context, "POST", "/prefixes/invalidate", body)) is None:
             return
-        rows = [{"instance": name, **each} for name, each in said["instances"].items()]
+        rows = [{"instance": name, **each} for name, each in answer["instances"].items()]
         table_of(rows, ("instance", "outcome", "dropped", "in_use_blocks"))
-        _reasons(said["instances"])
-        if said["unpinned"]:
-            plain(f"unpinned: {', '.join(said['unpinned'])}")
+        _reasons(answer["instances"])
+        if answer["unpinned"]:
+            plain(f"unpinned: {', '.join(answer['unpinned'])}")
 
     return group
 
@@ -107,12 +107,12 @@ def _prefix(model: str, prompt: str | None, messages: Path | None, block: str | 
     }
 
 
-def _places(said: Any) -> None:
+def _places(answer: Any) -> None:
     table_of(
-        [{"instance": name, **each} for name, each in said["instances"].items()],
+        [{"instance": name, **each} for name, each in answer["instances"].items()],
         ("instance", "outcome", "tiers", "missing_blocks"),
     )
-    _reasons(said["instances"])
+    _reasons(answer["instances"])
 
 
 def _reasons(places: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import typer
 import yaml
 
 from kvcontrol.core.yaml_text import load_yaml
-from kvgate.admin.desk import one, table_of, text_of, told
+from kvgate.admin.desk import one, table_of, text_of, fetched
 from kvgate.display import plain
 from kvgate.failure import CommandError
 
@@ -22,10 +22,10 @@ def presets() -> typer.Typer:
     @group.command("list")
     def list_presets(context: typer.Context) -> None:
         """List them, and the hardware that they can be merged with."""
-        if (said := told(context, "GET", "/presets")) is None:
+        if (answer := fetched(context, "GET", "/presets")) is None:
             return
-        table_of(said["data"], ("name", "shipped", "summary"))
-        plain(f"hardware: {', '.join(said['hardware'])}")
+        table_of(answer["data"], ("name", "shipped", "summary"))
+        plain(f"hardware: {', '.join(answer['hardware'])}")
 
     @group.command("apply")
     def apply(
@@ -33,13 +33,13 @@ def presets() -> typer.Typer:
         name: Annotated[str, typer.Argument(help="Name as in presets list.")],
         hardware: Annotated[str, typer.Argument(help="Name as in presets list.")],
     ) -> None:
-        """Tell the fleet what can be told, and say which instances would have to be started again for the rest."""
-        if (said := told(context, "PUT", "/presets/current", {"name": name, "hardware": hardware})) is None:
+        """Apply a preset to the fleet, and list the settings that need a restart, by instance."""
+        if (answer := fetched(context, "PUT", "/presets/current", {"name": name, "hardware": hardware})) is None:
             return
-        plain(f"told: {', '.join(f'{key} {text_of(value)}' for key, value in said['hot'].items())}")
+        plain(f"sent: {', '.join(f'{key} {text_of(value)}' for key, value in answer['hot'].items())}")
         rows = [
             {"instance": instance, "needs a restart for": key, "has": value["present"], "preset": value["wanted"]}
-            for instance, each in said["restart"].items()
+            for instance, each in answer["restart"].items()
             for key, value in each.items()
         ]
         table_of(rows, ("instance", "needs a restart for", "has", "preset"))
@@ -47,8 +47,8 @@ def presets() -> typer.Typer:
     @group.command("show")
     def show_preset(context: typer.Context, name: Preset) -> None:
         """Print a preset as it is written: the beginning of one of your own."""
-        if (said := told(context, "GET", f"/presets/{quote(name, safe='')}")) is not None:
-            plain(yaml.safe_dump(said["form"], sort_keys=False, allow_unicode=True).rstrip())
+        if (answer := fetched(context, "GET", f"/presets/{quote(name, safe='')}")) is not None:
+            plain(yaml.safe_dump(answer["form"], sort_keys=False, allow_unicode=True).rstrip())
 
     @group.command("put")
     def put(

@@ -143,18 +143,18 @@ def check_memory(own: Sequence[TierOptions], available_bytes: int) -> Finding:
         return Finding(check="memory", verdict=Verdict.OK, found="no DDR tier")
     held = sum(_memory_held(each.ddr_path) for each in own if each.ddr_path is not None)
     have = available_bytes + held
-    said = f"{_gib(wanted)} for DDR, {_gib(have)} available"
+    text = f"{_gib(wanted)} for DDR, {_gib(have)} available"
     if wanted + SPARE_MEMORY_BYTES > have:
         most = max(0, have - SPARE_MEMORY_BYTES) // len(own) >> 30
         return Finding(
             check="memory",
             verdict=Verdict.FAIL if wanted > have else Verdict.WARN,
-            found=f"{said}; engines take about {_gib(SPARE_MEMORY_BYTES)} beside it",
+            found=f"{text}; engines take about {_gib(SPARE_MEMORY_BYTES)} beside it",
             advice=f"--ddr {most}GiB for each engine"
             if most
             else "use --ddr none, a machine with more memory, or fewer engines",
         )
-    return Finding(check="memory", verdict=Verdict.OK, found=said)
+    return Finding(check="memory", verdict=Verdict.OK, found=text)
 
 
 def check_shared_memory(own: Sequence[TierOptions]) -> Finding:
@@ -165,18 +165,18 @@ def check_shared_memory(own: Sequence[TierOptions]) -> Finding:
     system = file_system_of(first)
     free = system.free_bytes + sum(held_bytes(each.ddr_path) for each in own if each.ddr_path is not None)
     wanted = sum(each.ddr_bytes for each in own)
-    said = f"{_gib(wanted)} of {_gib(free)} free on {system.mounted_on} ({system.kind or 'unknown'}) for {first}"
+    text = f"{_gib(wanted)} of {_gib(free)} free on {system.mounted_on} ({system.kind or 'unknown'}) for {first}"
     if wanted > free:
         advice = "enlarge it (mount -o remount,size=...; docker run --shm-size), lower --ddr, or use --ddr-path none"
-        return Finding(check="shared memory", verdict=Verdict.FAIL, found=said, advice=advice)
+        return Finding(check="shared memory", verdict=Verdict.FAIL, found=text, advice=advice)
     if not system.is_memory:
         return Finding(
             check="shared memory",
             verdict=Verdict.WARN,
-            found=f"{said}: a disk, to which every block would be written",
+            found=f"{text}: a disk, to which every block would be written",
             advice="choose a file in /dev/shm with --ddr-path",
         )
-    return Finding(check="shared memory", verdict=Verdict.OK, found=said)
+    return Finding(check="shared memory", verdict=Verdict.OK, found=text)
 
 
 def check_disk(own: Sequence[TierOptions]) -> Finding:
@@ -188,16 +188,16 @@ def check_disk(own: Sequence[TierOptions]) -> Finding:
     wanted = sum(each.nvme_bytes for each in own)
     held = sum(_held_in(each.nvme_dir) for each in own if each.nvme_dir is not None)
     free = system.free_bytes + held
-    said = f"{_gib(wanted)} of {_gib(free)} free on {system.mounted_on} ({system.kind or 'unknown'}) for {folder}"
+    text = f"{_gib(wanted)} of {_gib(free)} free on {system.mounted_on} ({system.kind or 'unknown'}) for {folder}"
     if wanted > free:
         most = free * 9 // 10 // len(own) >> 30
         smaller = f"--nvme {most}GiB for each engine" if most else "--nvme none"
         advice = f"{smaller}, or another disk with --nvme-dir"
-        return Finding(check="disk", verdict=Verdict.FAIL, found=said, advice=advice)
+        return Finding(check="disk", verdict=Verdict.FAIL, found=text, advice=advice)
     if system.is_memory:
         advice = "choose a folder on a disk with --nvme-dir"
-        return Finding(check="disk", verdict=Verdict.WARN, found=f"{said}: main memory, not a disk", advice=advice)
-    return Finding(check="disk", verdict=Verdict.OK, found=said)
+        return Finding(check="disk", verdict=Verdict.WARN, found=f"{text}: main memory, not a disk", advice=advice)
+    return Finding(check="disk", verdict=Verdict.OK, found=text)
 
 
 def check_direct_io(own: Sequence[TierOptions]) -> Finding:

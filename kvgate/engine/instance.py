@@ -115,7 +115,7 @@ class Instance:
 
     def environment(self, base: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Return the process's environment: ``base`` without the gateway's secrets, and the instance's own settings."""
-        told = {
+        settings = {
             "KVGATE_ENGINE_EVENTS_ENDPOINT": f"tcp://{self.events_host}:{self.events_port}",
             "KVGATE_ENGINE_REPLAY_ENDPOINT": f"tcp://{self.events_host}:{self.replay_port}",
             "KVGATE_ENGINE_CONTROL_ENDPOINT": self.control_endpoint,
@@ -125,15 +125,15 @@ class Instance:
             "PYTHONUNBUFFERED": "1",
         }
         if self.limits.cpu_threads is not None:
-            told["KVGATE_ENGINE_CPU_THREADS"] = str(self.limits.cpu_threads)
+            settings["KVGATE_ENGINE_CPU_THREADS"] = str(self.limits.cpu_threads)
         if self.limits.kv_bytes is not None:
-            told["KVGATE_ENGINE_CPU_KV_BYTES"] = str(int(self.limits.kv_bytes / CPU_KV_SHARE))
+            settings["KVGATE_ENGINE_CPU_KV_BYTES"] = str(int(self.limits.kv_bytes / CPU_KV_SHARE))
         if self.limits.itl_target_ms is not None:
-            told["KVGATE_ENGINE_ITL_TARGET_MS"] = f"{self.limits.itl_target_ms:g}"
+            settings["KVGATE_ENGINE_ITL_TARGET_MS"] = f"{self.limits.itl_target_ms:g}"
         if self.shares_tiers:
-            told["KVGATE_ENGINE_PD_TRANSPORT"] = "tiers"
-        told |= self.limits.tiers.environment()
-        return {name: value for name, value in base.items() if name not in GATEWAY_SECRETS} | told
+            settings["KVGATE_ENGINE_PD_TRANSPORT"] = "tiers"
+        settings |= self.limits.tiers.environment()
+        return {name: value for name, value in base.items() if name not in GATEWAY_SECRETS} | settings
 
 
 __all__ = ["CPU_BLOCK_TOKENS", "CUDA_BLOCK_TOKENS", "GATEWAY_SECRETS", "HEALTH_PATH", "EngineLimits", "Instance"]

@@ -92,8 +92,8 @@ def model_context_tokens(folder: Path) -> int | None:
         return None
     text = config.get("text_config")
     places = [config, text] if isinstance(text, dict) else [config]
-    said = [place.get("max_position_embeddings") for place in places]
-    return next((tokens for tokens in said if isinstance(tokens, int) and tokens > 0), None)
+    lengths = [place.get("max_position_embeddings") for place in places]
+    return next((tokens for tokens in lengths if isinstance(tokens, int) and tokens > 0), None)
 
 
 __all__ = [

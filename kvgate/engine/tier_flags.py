@@ -74,14 +74,14 @@ def tier_options(flags: TierFlags, preset: Preset | None, model_name: str, nvme_
     Files whose place nobody named carry the model's name: a file of one model's blocks is refused to another's engine.
     """
     ddr_bytes = _size(flags.ddr, "--ddr", preset.ddr.size_bytes if preset else 0)
-    asked = {
+    requested = {
         "--ddr-path": flags.ddr_path,
         "--nvme-dir": flags.nvme_dir,
         "--nvme": flags.nvme,
         "--tier-write": flags.write_mode,
     }
     if not ddr_bytes:
-        extra = [name for name, value in asked.items() if value is not None]
+        extra = [name for name, value in requested.items() if value is not None]
         if extra:
             raise CommandError(
                 f"{', '.join(extra)}: no DDR tier is configured",
@@ -90,7 +90,7 @@ def tier_options(flags: TierFlags, preset: Preset | None, model_name: str, nvme_
         return TierOptions()
     nvme_bytes = _size(flags.nvme, "--nvme", preset.nvme.size_bytes if preset and preset.nvme else 0)
     if not nvme_bytes:
-        extra = [name for name in ("--nvme-dir", "--tier-write") if asked[name] is not None]
+        extra = [name for name in ("--nvme-dir", "--tier-write") if requested[name] is not None]
         if extra:
             raise CommandError(
                 f"{', '.join(extra)}: no NVMe tier is configured",

@@ -46,7 +46,7 @@ class TierOptions:
         """Return the engine's variables; empty without tiers."""
         if not self.ddr_bytes:
             return {}
-        told: dict[str, object | None] = {
+        settings: dict[str, object | None] = {
             "KVGATE_ENGINE_DDR_BYTES": self.ddr_bytes,
             "KVGATE_ENGINE_DDR_PATH": self.ddr_path,
             "KVGATE_ENGINE_NVME_PATH": self.nvme_dir,
@@ -63,7 +63,7 @@ class TierOptions:
             "KVGATE_ENGINE_TENANT_GUARANTEED_SHARE": self.shares.guaranteed or None,
             "KVGATE_ENGINE_GUARANTEED_TENANTS": ",".join(self.shares.tenants) or None,
         }
-        return {name: str(value) for name, value in told.items() if value is not None}
+        return {name: str(value) for name, value in settings.items() if value is not None}
 
     def __str__(self) -> str:
         if not self.ddr_bytes:

@@ -56,7 +56,7 @@ class Registration:
         self._health = health
         self._ttl_s = ttl_s
         self._held = False
-        self._said = ""
+        self._last_text = ""
 
     async def run(self) -> None:
         """Renew until a stop signal; raises ``CommandError`` when the gateway will never take this engine."""
@@ -107,8 +107,8 @@ class Registration:
 
     def _say(self, text: str) -> None:
         """Once for each change, not at every renewal."""
-        if text != self._said:
-            self._said = text
+        if text != self._last_text:
+            self._last_text = text
             plain(text)
 
 

@@ -159,7 +159,7 @@ class Supervisor:
             on_end(ended, pause_s)
             await stage[place].stop(grace_s=self._grace_s)  # and all that it started
             self._owned.discard(stage[place].pid)
-            await self._tell_watchdog(f"-{stage[place].pid}")
+            await self._notify_watchdog(f"-{stage[place].pid}")
             await asyncio.sleep(pause_s)
             child = stage[place] = await self._born(stage[place].spec)
             await self._let_go(child)
@@ -201,7 +201,7 @@ class Supervisor:
         return child
 
     async def _let_go(self, child: Child) -> None:
-        await self._tell_watchdog(f"+{child.pid}")
+        await self._notify_watchdog(f"+{child.pid}")
         await child.let_go()
         self._report(child, State.STARTING)
 
@@ -229,12 +229,12 @@ class Supervisor:
                 if child.pid not in self._owned:
                     continue
                 watchdog.signal_group(child.pid, signal.SIGKILL)
-                await self._tell_watchdog(f"-{child.pid}")
+                await self._notify_watchdog(f"-{child.pid}")
             if self._watchdog is not None and self._watchdog.stdin is not None:
                 self._watchdog.stdin.close()
                 await self._watchdog.wait()
 
-    async def _tell_watchdog(self, line: str) -> None:
+    async def _notify_watchdog(self, line: str) -> None:
         """Return when the line is in the watchdog's pipe, where it outlives this process."""
         if self._watchdog is not None and self._watchdog.stdin is not None:
             # Someone may have killed the watchdog; the children are still stopped in order.

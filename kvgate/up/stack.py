@@ -92,16 +92,18 @@ def need_possible_role(role: EngineRole, *, on_gpu: bool, tiers: bool) -> None:
         )
 
 
-def chosen_transport(topology: Topology, asked: KVTransport | None, *, on_gpu: bool, tiers: bool) -> KVTransport | None:
+def chosen_transport(
+    topology: Topology, requested: KVTransport | None, *, on_gpu: bool, tiers: bool
+) -> KVTransport | None:
     """Return how prompts are handed over, None where they aren't; raises ``CommandError`` where that can't be done."""
     if not topology.separated:
-        if asked is not None:
+        if requested is not None:
             raise CommandError(
                 "--pd-transport needs prefill and decode instances, and there are none",
                 "add them with --topology, for example --topology pd",
             )
         return None
-    transport = asked or (KVTransport.TIERS if tiers else KVTransport.MIGRATION)
+    transport = requested or (KVTransport.TIERS if tiers else KVTransport.MIGRATION)
     if transport is KVTransport.TIERS:
         if not tiers:
             raise CommandError(
@@ -216,7 +218,7 @@ def gateway_spec(
     options: GatewayOptions, instances: Sequence[Instance], base: Mapping[str, str] = os.environ
 ) -> ChildSpec:
     """Return the gateway's process; it is ready when it has a usable instance."""
-    told = [
+    settings = [
         {"id": f"engine-{index}", "url": instance.url}
         | ({"role": instance.role.value} if instance.shares_tiers else {})  # else it says so itself
         for index, instance in enumerate(instances)
@@ -224,14 +226,14 @@ def gateway_spec(
     on_cpu = instances[0].gpu is None and not instances[0].model.is_tiny
     if on_cpu and "KVGATE_PREFILL_TOKENS_PER_S" not in base:
         base = {**base, "KVGATE_PREFILL_TOKENS_PER_S": str(CPU_PREFILL_TOKENS_PER_S)}
-    return gateway_child(options, told, tokenizer=instances[0].model.folder, base=base)
+    return gateway_child(options, settings, tokenizer=instances[0].model.folder, base=base)
 
 
 def gateway_child(
     options: GatewayOptions, instances: Sequence[Mapping[str, str]], *, tokenizer: Path, base: Mapping[str, str]
 ) -> ChildSpec:
     """Return the process of a gateway for any instances, which are told as its settings have them."""
-    told = {
+    settings = {
         "KVGATE_HOST": options.host,
         "KVGATE_PORT": str(options.port),
         "KVGATE_INSTANCES": json.dumps(list(instances)),
@@ -242,11 +244,11 @@ def gateway_child(
         "PYTHONUNBUFFERED": "1",
     }
     if options.api_keys:
-        told["KVGATE_API_KEYS"] = json.dumps([{"key": key.key, "tenant": key.tenant} for key in options.api_keys])
+        settings["KVGATE_API_KEYS"] = json.dumps([{"key": key.key, "tenant": key.tenant} for key in options.api_keys])
     return ChildSpec(
         name="gateway",
         command=(sys.executable, "-m", "gateway"),
-        environment={"KVGATE_SHUTDOWN_NOTICE_S": "0"} | dict(base) | told,  # nobody can go elsewhere
+        environment={"KVGATE_SHUTDOWN_NOTICE_S": "0"} | dict(base) | settings,  # nobody can go elsewhere
         ready_url=f"{options.url}/readyz",
         start_limit_s=START_LIMIT_S,
         alive_url=f"{options.url}/healthz",

@@ -38,12 +38,12 @@ class Topology:
         """Whether prompts may be computed by one instance and answered by another."""
         return bool(self.roles)
 
-    def count(self, asked: int | None, default: int) -> int:
-        """Return how many instances there are; raises ``CommandError`` when ``asked`` says otherwise."""
+    def count(self, requested: int | None, default: int) -> int:
+        """Return how many instances there are; raises ``CommandError`` when ``requested`` says otherwise."""
         if not self.roles:
-            return default if asked is None else asked
-        if asked is not None and asked != len(self.roles):
-            raise CommandError(f"--topology has {len(self.roles)} instances, --instances is {asked}", "omit one")
+            return default if requested is None else requested
+        if requested is not None and requested != len(self.roles):
+            raise CommandError(f"--topology has {len(self.roles)} instances, --instances is {requested}", "omit one")
         return len(self.roles)
 
     def role(self, index: int) -> EngineRole:

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 
 from gateway.errors import SettingsError
-from kvcontrol.traces import Ask, SynthesisError, Told, Words, learn_words
+from kvcontrol.traces import Ask, SynthesisError, TokenCount, Words, learn_words
 from kvgate.display import errors
 from kvgate.failure import CommandError
 from lab.driver.answer import Answer
@@ -184,10 +184,10 @@ def _local_words(folder: Path) -> Words:
 
     context_tokens = _context_of(folder)
 
-    def told(ask: Ask) -> Told:
+    def told(ask: Ask) -> TokenCount:
         text = tokenizer.render([{"role": "user", "content": ask.text}], {}) if ask.as_message else ask.text
         ids = tokenizer.token_ids(text, special=ask.as_message)
-        return Told(count=len(ids), spelled=tokenizer.token_texts(ids), context_tokens=context_tokens)
+        return TokenCount(count=len(ids), spelled=tokenizer.token_texts(ids), context_tokens=context_tokens)
 
     learning = learn_words()
     try:

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from kvcontrol.core.errors import UNREADABLE
-from kvcontrol.traces import Ask, SynthesisError, Told, Words, learn_words
+from kvcontrol.traces import Ask, SynthesisError, TokenCount, Words, learn_words
 from kvgate.failure import CommandError
 
 LOOK_UP_S = 30.0
@@ -72,7 +72,7 @@ async def named_model(session: aiohttp.ClientSession, target: Target) -> str:
 async def words_of(session: aiohttp.ClientSession, target: Target) -> Words:
     """Learn from the target's ``/tokenize`` what is one token; raises ``CommandError``."""
 
-    async def asked(ask: Ask) -> Told:
+    async def asked(ask: Ask) -> TokenCount:
         body: dict[str, object] = {"model": target.model}
         if ask.as_message:
             body["messages"] = [{"role": "user", "content": ask.text}]
@@ -147,13 +147,13 @@ async def _get(session: aiohttp.ClientSession, target: Target, path: str) -> dic
     return said if isinstance(said, dict) else {}
 
 
-def _told(said: Any) -> Told | None:
+def _told(said: Any) -> TokenCount | None:
     """What a tokenizer's answer says; None where that is no count of tokens, their spelling, and a context if any."""
     match said:
         case {"count": int(count)} if count >= 0:
             spelled, context = said.get("token_strs") or [], said.get("max_model_len")
             if _is_spelled(spelled) and (context is None or (isinstance(context, int) and context > 0)):
-                return Told(count=count, spelled=spelled, context_tokens=context)
+                return TokenCount(count=count, spelled=spelled, context_tokens=context)
     return None
 
 

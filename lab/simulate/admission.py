@@ -20,7 +20,7 @@ _TENANT: Final = TenantId("simulated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoorRules:
+class AdmissionRules:
     """As the gateway's settings: ``bound`` requests may wait, each for ``longest_s``."""
 
     bound: int = 1024
@@ -30,11 +30,11 @@ class DoorRules:
     slow_s: float = 60.0
 
 
-class Door:
+class SimAdmission:
     """See the module's text; O(1) a request where nobody waits and nobody is full."""
 
     def __init__(
-        self, instances: Sequence[Instance], *, load: LoadTracker, rules: DoorRules, clock: Callable[[], float]
+        self, instances: Sequence[Instance], *, load: LoadTracker, rules: AdmissionRules, clock: Callable[[], float]
     ) -> None:
         self.shed = 0
         self._instances = {each.id: each for each in instances}
@@ -46,7 +46,7 @@ class Door:
         self._waiting: dict[int, object] = {}
         self._expiries: deque[tuple[float, Waiting]] = deque()
         self._full: set[InstanceId] = set()
-        self._with_room: tuple[Instance, ...] | None = None
+        self._with_slot: tuple[Instance, ...] | None = None
         self._all = tuple(instances)
 
     @property
@@ -56,10 +56,10 @@ class Door:
 
     def usable(self) -> tuple[Instance, ...]:
         """Return the instances that have room, all when none has."""
-        if self._with_room is None:
+        if self._with_slot is None:
             full = self._full
-            self._with_room = tuple([each for each in self._all if each.id not in full]) or self._all
-        return self._with_room
+            self._with_slot = tuple([each for each in self._all if each.id not in full]) or self._all
+        return self._with_slot
 
     def enter(self, request: object, work: float) -> bool:
         """Whether a request may go on at once; else it waits, or is refused where too many do."""
@@ -91,7 +91,7 @@ class Door:
         is_full = in_flight >= self._limiter.limit(instance)
         if is_full != (instance.id in self._full):
             (self._full.add if is_full else self._full.discard)(instance.id)
-            self._with_room = None
+            self._with_slot = None
 
     def answered(self, instance: Instance, *, after_s: float) -> None:
         """An answer began."""
@@ -108,7 +108,7 @@ class Door:
             self._instances[each.id] = each
         if changed:
             self._all = tuple(self._instances.values())
-            self._with_room = None
+            self._with_slot = None
         self._limiter.watch(self._all)
         for each in self._all:
             self.placed(each)
@@ -123,4 +123,4 @@ class Door:
                 self.shed += 1
 
 
-__all__ = ["Door", "DoorRules"]
+__all__ = ["AdmissionRules", "SimAdmission"]

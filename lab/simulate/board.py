@@ -42,21 +42,21 @@ class FleetBoard:
             yield lambda virtual_s: bars.update(task, completed=min(virtual_s, lasts_s))
 
     def _lines(self, what: str, lasts_s: float) -> Told:
-        began_s = told_s = self._clock()
+        began_s = shown_s = self._clock()
 
-        def told(virtual_s: float) -> None:
-            nonlocal told_s
+        def show(virtual_s: float) -> None:
+            nonlocal shown_s
             now_s = self._clock()
-            if now_s - told_s < _LINE_EVERY_S:
+            if now_s - shown_s < _LINE_EVERY_S:
                 return
-            told_s = now_s
+            shown_s = now_s
             share = min(1.0, virtual_s / lasts_s) if lasts_s else 1.0
             took_s = now_s - began_s
             left = f", about {took_s * (1 - share) / share:.0f} s to go" if share else ""
             come = f"{virtual_s:,.0f} of {lasts_s:,.0f} s of virtual time ({share:.0%}) after {took_s:.0f} s"
             self._console.print(f"  {what}: {come}{left}", markup=False, soft_wrap=True)
 
-        return told
+        return show
 
 
 __all__ = ["FleetBoard", "Told"]

@@ -40,7 +40,7 @@ from kvcontrol.core.control import (
 )
 from kvcontrol.core.ids import BlockHash, Epoch, InstanceId
 from kvcontrol.prefix_reuse import FleetIndex, PromptChain
-from lab.simulate.admission import Door, DoorRules
+from lab.simulate.admission import AdmissionRules, SimAdmission
 from lab.simulate.clock import SimClock
 from lab.simulate.index_sink import IndexSink
 from lab.simulate.outcome import FleetOutcome, Tally, quantile
@@ -65,7 +65,7 @@ class FleetPlan:
     make_policy: Callable[[CostModel], RoutingPolicy]
     costs: CostModel = field(default_factory=lambda: CostModel(prefill_tokens_per_s=2000.0, decode_load_s=0.02))
     route_memory_s: float = 10.0
-    rules: DoorRules = field(default_factory=DoorRules)
+    rules: AdmissionRules = field(default_factory=AdmissionRules)
     behaviour: Behaviour = field(default_factory=Behaviour)
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class Fleet:
         profile = replace(plan.profile, engine=shape)
         self._members = [self._member(place, profile) for place in range(plan.instances)]
         self._by_id = {each.instance.id: each for each in self._members}
-        self._door = Door(
+        self._admission = SimAdmission(
             [each.instance for each in self._members], load=self._load, rules=plan.rules, clock=self._clock
         )
         self._agenda: list[tuple[float, int, _Member]] = []
@@ -159,18 +159,18 @@ class Fleet:
         report_s = _REPORT_S
         for arrival in self._workload.arrivals(self._identity):
             while agenda and agenda[0][0] <= arrival.at_s:
-                self._turn()
+                self._wait_for_thread()
             clock.now_s = arrival.at_s
             if arrival.at_s >= report_s:
                 self._report()
                 progress(arrival.at_s)
-                self._tally.shed = self._door.shed
+                self._tally.shed = self._admission.shed
                 if hopeless(self._tally):
                     return self._outcome(complete=False)
                 report_s = arrival.at_s + _REPORT_S
             self._arrived(arrival)
         while agenda:
-            self._turn()
+            self._wait_for_thread()
         return self._outcome(complete=True)
 
     def check_integrity(self) -> None:
@@ -193,7 +193,7 @@ class Fleet:
 
     # Events.
 
-    def _turn(self) -> None:
+    def _wait_for_thread(self) -> None:
         """Let the engine that has something to do next do it."""
         at_s, _, member = heapq.heappop(self._agenda)
         if at_s != member.planned_s:
@@ -212,7 +212,7 @@ class Fleet:
 
     def _arrived(self, arrival: Arrival) -> None:
         request = _Request(arrival)
-        if self._door.enter(request, arrival.prompt_tokens):
+        if self._admission.enter(request, arrival.prompt_tokens):
             self._route(request)
         self._pump()
 
@@ -225,16 +225,16 @@ class Fleet:
         fingerprint.tokens = arrival.prompt_tokens
         self._decisions += 1
         if self._decisions % _TIMED:
-            plan = self._planner.plan(fingerprint, self._door.usable())
+            plan = self._planner.plan(fingerprint, self._admission.usable())
         else:
             began_s = thread_time()
-            plan = self._planner.plan(fingerprint, self._door.usable())
+            plan = self._planner.plan(fingerprint, self._admission.usable())
             self._tally.decision_s.append(thread_time() - began_s)
         member = self._by_id[plan.instance.id]
         now_s = self._clock.now_s
         request.plan, request.member, request.sent_s = plan, member, now_s
         request.permit = self._load.placed(plan.instance.id, uncached_tokens=plan.uncached_tokens, cold=plan.cold)
-        self._door.placed(member.instance)
+        self._admission.placed(member.instance)
         chain = PromptChain(BlockHash(b""), block_size_tokens=size, source=_no_tokens)
         chain.keys = list(arrival.keys)
         chain.block_tokens = list(arrival.keys)  # names stand for the tokens that they are of
@@ -258,7 +258,7 @@ class Fleet:
     def began(self, member: _Member, request: _Request, now_s: float) -> None:
         """A request's first token has come."""
         took_s = now_s - request.sent_s
-        self._door.answered(member.instance, after_s=took_s)
+        self._admission.answered(member.instance, after_s=took_s)
         request.permit.first_byte()
         self._planner.computed(request.plan)
         self._planner.began(request.plan, took_s=took_s)
@@ -282,11 +282,11 @@ class Fleet:
 
     def _leave(self, request: _Request) -> None:
         request.permit.release()
-        self._door.placed(request.member.instance)
+        self._admission.placed(request.member.instance)
 
     def _pump(self) -> None:
         """Route those whose turn it is."""
-        while self._door.waiting and isinstance(request := self._door.next_in(), _Request):
+        while self._admission.waiting and isinstance(request := self._admission.next_in(), _Request):
             self._route(request)
 
     def _report(self) -> None:
@@ -296,7 +296,7 @@ class Fleet:
             if stats is not None and stats.load.waiting != waiting:
                 load = replace_struct(stats.load, running=each.engine.running, waiting=waiting)
                 each.instance = replace(each.instance, stats=replace_struct(stats, load=load))
-        self._door.reported([each.instance for each in self._members])
+        self._admission.reported([each.instance for each in self._members])
 
     # The beginning and the end.
 
@@ -353,7 +353,7 @@ class Fleet:
             policy=self._policy,
             instances=len(engines),
             requests=self._workload.size,
-            shed=self._door.shed,
+            shed=self._admission.shed,
             refused=tally.refused,
             ttft_s=tally.ttft_s,
             answer_s=tally.answer_s,

@@ -13,7 +13,7 @@ from kvcontrol.kv_policy import make_policy
 from kvcontrol.kv_runtime import ArenaError
 from kvgate.failure import CommandError
 from lab.report import Cell, Grid
-from lab.simulate.admission import DoorRules
+from lab.simulate.admission import AdmissionRules
 from lab.simulate.fleet import Fleet, FleetPlan
 from lab.simulate.limits import MOST_FLEET_BLOCKS, MOST_TIMES_HBM
 from lab.simulate.outcome import FleetOutcome, Tally
@@ -60,7 +60,7 @@ class Study:
     seed: int = 0
     jitter: float = 0.0
     slow: float = 1.0
-    rules: DoorRules = field(default_factory=DoorRules)
+    rules: AdmissionRules = field(default_factory=AdmissionRules)
 
     def __post_init__(self) -> None:
         for name in self.routers:

@@ -31,7 +31,7 @@ class PagedAttention:
         shape = (tuple(q.shape[1:]), tuple(k_cache.shape[1:]), v_cache.shape[3], q.dtype, q.device)
         if shape not in self._verdicts:
             self._verdicts[shape] = _problem(self._stock, q, k_cache, v_cache)
-            _tell(shape, self._verdicts[shape])
+            _log_verdict(shape, self._verdicts[shape])
         if self._verdicts[shape] is not None:
             return self._stock(q, k_cache, v_cache, **options)
         from engines.lmdeploy.attention.decode import attend
@@ -110,7 +110,7 @@ def _problem(stock: Callable[..., Any], q: Any, k_cache: Any, v_cache: Any) -> s
     return None
 
 
-def _tell(shape: tuple[Any, ...], problem: str | None) -> None:
+def _log_verdict(shape: tuple[Any, ...], problem: str | None) -> None:
     heads, dim = shape[0]
     what = f"{heads} query heads of {dim}, pages of {shape[1][0]} tokens"
     if problem is None:

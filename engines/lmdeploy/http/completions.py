@@ -19,14 +19,14 @@ async def numbered(events: AsyncIterator[str]) -> AsyncIterator[str]:
     """Give each of the answers in a stream its index; an answer ends with its finish reason."""
     index = 0
     async for event in events:
-        said = None if event.startswith(_DONE) else json.loads(event.removeprefix(_DATA))
-        if said is None or not said.get("choices"):
+        chunk = None if event.startswith(_DONE) else json.loads(event.removeprefix(_DATA))
+        if chunk is None or not chunk.get("choices"):
             yield event
             continue
-        for choice in said["choices"]:
+        for choice in chunk["choices"]:
             choice["index"] = index
-        yield f"{_DATA}{json.dumps(said)}\n\n"
-        index += any(choice.get("finish_reason") for choice in said["choices"])
+        yield f"{_DATA}{json.dumps(chunk)}\n\n"
+        index += any(choice.get("finish_reason") for choice in chunk["choices"])
 
 
 # What takes the place of LMDeploy's symbols (the tables are in hooks/).
@@ -56,8 +56,8 @@ def with_request_cleanup(original: Callable[..., AsyncIterator[Any]]) -> Callabl
     def with_request_cleanup(
         generator: AsyncIterator[Any], result_generators: Any, sessions: Sequence[Any], session_mgr: Any
     ) -> AsyncIterator[Any]:
-        told = numbered(generator) if len(sessions) > 1 else generator
-        return original(told, result_generators, sessions, session_mgr)
+        chunks = numbered(generator) if len(sessions) > 1 else generator
+        return original(chunks, result_generators, sessions, session_mgr)
 
     return with_request_cleanup
 

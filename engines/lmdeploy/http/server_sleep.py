@@ -32,13 +32,13 @@ class OperationOrderMiddleware:
 
     def __init__(self, app: _App) -> None:
         self._app = app
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         if scope["type"] != "http" or scope["path"] not in OPERATIONS or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        async with self._turn:
+        async with self._lock:
             await self._app(scope, receive, send)
 
 

@@ -46,18 +46,18 @@ class _Generation:
     def note(self, outputs: Any) -> None:
         """Take in some tokens; ``outputs`` is an ``EngineOutput``."""
         self.tokens += len(outputs.token_ids)
-        told = outputs.req_metrics
-        if told is None:  # it was aborted
+        metrics = outputs.req_metrics
+        if metrics is None:  # it was aborted
             return
         if not self.first_s:
-            self.first_s = float(told.token_timestamp)
-            self.cached = int(told.cached_tokens)
-            for event in told.engine_events:
+            self.first_s = float(metrics.token_timestamp)
+            self.cached = int(metrics.cached_tokens)
+            for event in metrics.engine_events:
                 if event.type.name == "QUEUED":
                     self.queued_s = self.queued_s or float(event.timestamp)
                 elif event.type.name == "SCHEDULED":
                     self.scheduled_s = self.scheduled_s or float(event.timestamp)
-        self.last_s = float(told.token_timestamp)
+        self.last_s = float(metrics.token_timestamp)
 
 
 class _Request:

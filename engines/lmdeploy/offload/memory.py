@@ -33,7 +33,7 @@ class EngineMemory:
         self._pages = pages_per_block
         self._pool: TorchBackend | None = TorchBackend(rows, pages=pages_per_block)
         self._moving = 0
-        self._door = threading.Condition()
+        self._moves_changed = threading.Condition()
         self.block_bytes = self._pool.block_bytes
         self.capacity_blocks = self._pool.capacity_blocks
         self.layout = ";".join(f"{name}:{row.dtype}:{tuple(row.shape[1:])}" for name, row in rows.items())
@@ -52,7 +52,7 @@ class EngineMemory:
                 f"the engine's new KV pool has {pool.capacity_blocks} blocks of {pool.block_bytes} bytes; "
                 f"the runtime was built for {self.capacity_blocks} of {self.block_bytes}"
             )
-        with self._door:
+        with self._moves_changed:
             self._pool = pool
 
     def unregister(self, within_s: float = LEAVE_WITHIN_S) -> bool:
@@ -60,9 +60,9 @@ class EngineMemory:
 
         Moves that come later fail. Better is not to have any: ``HierarchyManager.drain``.
         """
-        with self._door:
+        with self._moves_changed:
             pool, self._pool = self._pool, None
-            left = self._door.wait_for(lambda: not self._moving, within_s)
+            left = self._moves_changed.wait_for(lambda: not self._moving, within_s)
         if not left:
             _log.error("block transfers still use the engine's KV pool %.1f s after it was to go", within_s)
         elif pool is not None:
@@ -77,19 +77,19 @@ class EngineMemory:
     def read(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
         """See ``KVBackendProtocol``."""
         with self._through() as pool:
-            return self._closed(moves) if pool is None else self._told(pool, pool.read(moves, arena))
+            return self._closed(moves) if pool is None else self._checked(pool, pool.read(moves, arena))
 
     def write(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:
         """See ``KVBackendProtocol``."""
         with self._through() as pool:
-            return self._closed(moves) if pool is None else self._told(pool, pool.write(moves, arena))
+            return self._closed(moves) if pool is None else self._checked(pool, pool.write(moves, arena))
 
     def write_in_order(self, moves: Sequence[Move], arena: HostArena, queued: Callable[[], None]) -> list[BlockStatus]:
         """See ``OrderedBackendProtocol``."""
         with self._through() as pool:
             if pool is None:
                 return self._closed(moves)
-            return self._told(pool, pool.write_in_order(moves, arena, queued))
+            return self._checked(pool, pool.write_in_order(moves, arena, queued))
 
     def join(self) -> None:
         """See ``OrderedBackendProtocol``; nothing while closed."""
@@ -100,22 +100,22 @@ class EngineMemory:
     @contextmanager
     def _through(self) -> Iterator[TorchBackend | None]:
         """Keep the pool of this moment for the length of a block."""
-        with self._door:
+        with self._moves_changed:
             pool = self._pool
             self._moving += pool is not None
         try:
             yield pool
         finally:
             if pool is not None:
-                with self._door:
+                with self._moves_changed:
                     self._moving -= 1
-                    self._door.notify_all()
+                    self._moves_changed.notify_all()
 
     def _closed(self, moves: Sequence[Move]) -> list[BlockStatus]:
         self.last_error = "the engine has no KV pool now: it sleeps"
         return [BlockStatus.FAILED] * len(moves)
 
-    def _told(self, pool: TorchBackend, statuses: list[BlockStatus]) -> list[BlockStatus]:
+    def _checked(self, pool: TorchBackend, statuses: list[BlockStatus]) -> list[BlockStatus]:
         self.last_error = pool.last_error
         return statuses
 

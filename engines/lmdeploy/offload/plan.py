@@ -53,7 +53,7 @@ class _Request:
     offered_blocks: int = 0
     plan: LoadPlan | None = None
     load_failed: bool = False
-    is_told: bool = False
+    is_reported: bool = False
     """The tiers know of its prompt."""
     is_counted: bool = False
     """A look-up of its prompt was counted: later ones, after a preemption, find what it has computed itself."""
@@ -138,8 +138,8 @@ class OffloadPlanner:
         size = self.identity.block_size_tokens
         limit = int(seq.clamp_prefix_cache_match_step(seq.get_prefix_cache_max_candidate_step())) // size
         first = computed_tokens // size
-        if not request.is_told:
-            request.is_told = True
+        if not request.is_reported:
+            request.is_reported = True
             request.chain.grow(limit)  # what isn't loaded is saved, which asks for the same hashes
             self.agent.requested(request.chain, limit, request.tenant)
         if request.plan is not None:

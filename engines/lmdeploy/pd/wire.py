@@ -140,8 +140,8 @@ def ask(connection: Connection, ticket: Ticket) -> Offer:
 
 def reason_of(body: bytearray) -> str:
     """Return why a peer refuses, in its words, as far as they fit a line of a log."""
-    said = body[:MAX_REASON_BYTES].decode(errors="replace")
-    return "".join(letter if letter.isprintable() else "?" for letter in said)
+    reason = body[:MAX_REASON_BYTES].decode(errors="replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in reason)
 
 
 def read_ticket(connection: Connection) -> Ticket:
@@ -160,11 +160,11 @@ def answer(connection: Connection, found: Offer | TransferError) -> None:
     connection.send(word + _LENGTH.pack(len(body)) + body)
 
 
-def send_frames(connection: Connection, pieces: Iterable[memoryview]) -> None:
+def send_frames(connection: Connection, parts: Iterable[memoryview]) -> None:
     """Send pieces of KV, each with its checksum, and the end."""
-    for piece in pieces:
-        connection.send(_FRAME.pack(piece.nbytes, checksum(piece)))
-        connection.send(piece)
+    for part in parts:
+        connection.send(_FRAME.pack(part.nbytes, checksum(part)))
+        connection.send(part)
     connection.send(_FRAME.pack(0, 0))
 
 
@@ -177,10 +177,10 @@ def receive_frames(connection: Connection, total_bytes: int) -> bytearray:
             break
         if size > min(MAX_FRAME_BYTES, total_bytes - len(data)):
             raise TransferError("protocol", "the peer sends more than it offered")
-        piece = connection.receive(size)
-        if checksum(piece) != expected:
+        part = connection.receive(size)
+        if checksum(part) != expected:
             raise TransferError("checksum", "bytes changed on their way")
-        data += piece
+        data += part
     if len(data) != total_bytes:
         raise TransferError("protocol", f"the peer sent {len(data)} of {total_bytes} bytes")
     return data

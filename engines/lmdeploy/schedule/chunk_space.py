@@ -23,13 +23,13 @@ def task_try_active_chunk(original: Callable[[Any], None]) -> Callable[[Any], No
 
     def _try_active_chunk(self: Any) -> None:
         original(self)
-        while self.state.active_chunk_blocked_by_kv and guard("make room", False, _make_room, self):  # noqa: FBT003
+        while self.state.active_chunk_blocked_by_kv and guard("make room", False, _free_blocks, self):  # noqa: FBT003
             original(self)
 
     return _try_active_chunk
 
 
-def _make_room(task: Any) -> bool:
+def _free_blocks(task: Any) -> bool:
     """Take the blocks from the youngest loaded prompt that waits, if no answer runs; return whether there was one."""
     if answering(task.maker):
         return False

@@ -34,7 +34,7 @@ from kvcontrol.scheduler_ir.pacing import (
 )
 
 _PACER: Final = "kvgate_pacer"
-NO_ROOM: Final = "no_room"
+NO_SPACE: Final = "no_room"
 """A step that was to compute prompts, for which there was no room."""
 _FADING: Final = 1 / 8
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Pacer:
         self._decode_s: float | None = None
         self._usual_history = 0.0
         self._reasons: Counter[str] = Counter()
-        self._said = ""
+        self._last_unmet = ""
         self._shown = _Shown()
         self.errors = 0
         self.failed = False
@@ -102,7 +102,7 @@ class Pacer:
     def swap(self, pace: Pace | None) -> None:
         """Put a pace in charge, None for LMDeploy's own rule. What was measured stays."""
         self._pace, self.failed = pace, False
-        self._said, self._shown = "", _Shown(chunk_tokens=self._bounds.most_tokens)
+        self._last_unmet, self._shown = "", _Shown(chunk_tokens=self._bounds.most_tokens)
         self._costs.forget_pauses()
         self.forget()
 
@@ -205,7 +205,7 @@ class Pacer:
 
     def _sent(self, step: SentStep, command: StepCommand, is_continued: bool) -> SentStep:  # noqa: FBT001
         is_decode = step.kind == "decode"
-        reason = str(command.reason) if command.is_prefill is not is_decode else NO_ROOM
+        reason = str(command.reason) if command.is_prefill is not is_decode else NO_SPACE
         self._reasons[reason] += 1
         if is_decode:
             self._debt = max(0, self._debt - 1)
@@ -251,8 +251,8 @@ class Pacer:
             chunk_s=costs.chunk_s(tokens, history),
             unmet=found.unmet if costs.is_late else "",
         )
-        if self._shown.unmet and not self._said:
-            self._said = found.unmet
+        if self._shown.unmet and not self._last_unmet:
+            self._last_unmet = found.unmet
             _log.warning("the ITL target of %g ms can't be kept: %s", pace.target_s * 1e3, found.unmet)
 
     def _guarded(self, work: Callable[..., Any], *args: Any) -> Any:
@@ -376,7 +376,7 @@ def maker_has_pending_chunk(original: Callable[[Any], bool]) -> Callable[[Any], 
 
 
 __all__ = [
-    "NO_ROOM",
+    "NO_SPACE",
     "Pacer",
     "maker_has_pending_chunk",
     "maker_init_do_prefill",

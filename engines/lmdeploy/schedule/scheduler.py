@@ -104,9 +104,9 @@ class EngineQueue:
         finally:
             self._alone = None
 
-    def arranged(self, reorderer: Any, waiting: list[Any], turn_policy: Any) -> list[Any] | None:
+    def arranged(self, reorderer: Any, waiting: list[Any], order_policy: Any) -> list[Any] | None:
         """Return what ``front`` gave, lane by lane; None where LMDeploy's own order is in charge."""
-        return None if self.failed else self._guarded(_in_lanes, reorderer, waiting, turn_policy)
+        return None if self.failed else self._guarded(_in_lanes, reorderer, waiting, order_policy)
 
     def swap(self, queue: WaitingQueue) -> None:
         """Put another strategy's empty queue in charge, with all that wait. When it raises nothing has changed."""
@@ -249,17 +249,17 @@ def _name(seq: Any) -> WaitingId:
     return WaitingId(str(int(seq.seq_id)))
 
 
-def _in_lanes(reorderer: Any, waiting: list[Any], turn_policy: Any) -> list[Any]:
+def _in_lanes(reorderer: Any, waiting: list[Any], order_policy: Any) -> list[Any]:
     """Keep the order within each of LMDeploy's lanes; every sequence is in exactly one."""
     is_loaded = reorderer.prefill_scheduler.load_coordinator.is_remote_ready
     loaded = [seq for seq in waiting if is_loaded(seq)]
     others = [seq for seq in waiting if not is_loaded(seq)] if loaded else waiting
-    if not turn_policy.prefers_long_prefill and turn_policy.allows_nonfinal_long_prefill:
+    if not order_policy.prefers_long_prefill and order_policy.allows_nonfinal_long_prefill:
         return loaded + others
     short, long = reorderer._split_by_prefill_kind(others)  # noqa: SLF001
-    if turn_policy.prefers_long_prefill and long:
+    if order_policy.prefers_long_prefill and long:
         return [*loaded, long[0], *short, *long[1:]]
-    return loaded + others if turn_policy.allows_nonfinal_long_prefill else loaded + short + long
+    return loaded + others if order_policy.allows_nonfinal_long_prefill else loaded + short + long
 
 
 # What takes the place of LMDeploy's symbols (the tables are in hooks/).
@@ -331,10 +331,10 @@ def manager_update(original: Callable[[Any, Any, Any], None]) -> Callable[[Any, 
 def reorder(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
     """``_PrefillReorderer.reorder``: the strategy's order within LMDeploy's lanes."""
 
-    def reorder(self: Any, waiting: Any, turn_policy: Any) -> Any:
+    def reorder(self: Any, waiting: Any, order_policy: Any) -> Any:
         queue = getattr(self.prefill_scheduler, _QUEUE, None)
-        arranged = None if queue is None else queue.arranged(self, waiting, turn_policy)
-        return original(self, waiting, turn_policy) if arranged is None else arranged
+        arranged = None if queue is None else queue.arranged(self, waiting, order_policy)
+        return original(self, waiting, order_policy) if arranged is None else arranged
 
     return reorder
 

@@ -164,15 +164,15 @@ class InstanceViews:
             ),
         )
 
-    async def vetted(self, url: str, asked: Server | None) -> str:
+    async def vetted(self, url: str, requested: Server | None) -> str:
         """Return a URL as the origin that it is; raises ``InvalidRequestError`` for one that may not be used.
-        ``asked`` is the address of ours that it was said at.
+        ``requested`` is the address of ours that it was said at.
         """
         try:
             origin = await self.rules.vetted(url)
         except AddressError as error:
             raise InvalidRequestError(f"url: {error}", param="url", code="address_not_allowed") from None
-        for own in (self._own, asked):
+        for own in (self._own, requested):
             if own is not None and own[1] and serves(own[0], own[1], endpoint_of(origin)):
                 raise InvalidRequestError(
                     f"url: {origin} is this gateway itself", param="url", code="address_not_allowed"
@@ -219,8 +219,8 @@ class InstanceChanges:
         def made(present: Document | None) -> InstanceBody:
             if present is None:
                 self._views.get(name)
-            said = InstanceBody() if present is None else read(InstanceBody, present)
-            return said.model_copy(update={"draining": draining})
+            changed = InstanceBody() if present is None else read(InstanceBody, present)
+            return changed.model_copy(update={"draining": draining})
 
         verb = "drain" if draining else "resume"
         return await self.put(name, made, mutation, verb=verb, expected=mutation.expected_as_read)

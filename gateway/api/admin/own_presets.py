@@ -71,8 +71,8 @@ def own_presets_router(changes: Changes, *, presets: PresetCatalogue) -> APIRout
         except UnicodeEncodeError:
             raise InvalidRequestError("the preset holds half a surrogate pair", code="invalid_preset") from None
         except PresetFileError as error:
-            said = "; ".join(line.removeprefix(f"{name}:1: ") for line in str(error).splitlines())
-            raise InvalidRequestError(said, code="invalid_preset") from None
+            reason = "; ".join(line.removeprefix(f"{name}:1: ") for line in str(error).splitlines())
+            raise InvalidRequestError(reason, code="invalid_preset") from None
         present = await store.document(Kind.WORKLOAD, name)
         return await changes.apply(
             [Put(kind=Kind.WORKLOAD, name=name, body=text, expected=mutation.expected(present))],

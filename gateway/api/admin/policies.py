@@ -123,15 +123,15 @@ def policies_router(
         asked = await asyncio.gather(*(_ask(swap, each) for each in present))
         reports = keeper.report()
         instances = {}
-        for each, said in zip(present, asked, strict=True):
+        for each, each_report in zip(present, asked, strict=True):
             report = reports.get(each.id)
-            choice = _NOTHING if isinstance(said, InstanceControlError) else said
+            choice = _NOTHING if isinstance(each_report, InstanceControlError) else each_report
             running = choice.policies.values()
             instances[each.id] = InstancePolicies(
                 running=[RunningPolicy(kind=one.kind, name=one.name, params=one.params) for one in running],
                 available=dict(choice.available),
                 strategies=dict(choice.strategies),
-                problem=str(said) if isinstance(said, InstanceControlError) else None,
+                problem=str(each_report) if isinstance(each_report, InstanceControlError) else None,
                 problems=[] if report is None else list(report.problems),
             )
         return PolicyList(data=readable(_view, await store.documents(Kind.POLICY)), instances=instances)
@@ -163,7 +163,7 @@ def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: Pol
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         policy = Policy(kind=kind, name=body.name, params=body.params)
-        async with turn_of(swap):
+        async with exclusively(swap):
             present = await store.document(Kind.POLICY, kind)
             expected = mutation.expected_as_read(present)
             if expected != (0 if present is None else present.version):
@@ -171,14 +171,14 @@ def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: Pol
             instances = _reporting(registry)
             if not instances:
                 raise NoInstanceError("no instance with /kv/v1 is usable now", retry_after_s=2)
-            said, target = body.model_dump(mode="json"), f"policies/{kind}"
-            async with changes.operation(mutation, "swap", target, said, undone="rolled_back") as operation:
+            each_report, target = body.model_dump(mode="json"), f"policies/{kind}"
+            async with changes.operation(mutation, "swap", target, each_report, undone="rolled_back") as operation:
 
                 async def noted(before: Mapping[InstanceId, Policy]) -> None:
                     await changes.operations.note(operation, UndoNote(policies=policies_noted(before)))
 
                 report = await swap.swap(instances, policy, noted=noted)
-                detail = said | {"instances": _steps(report)}
+                detail = each_report | {"instances": _steps(report)}
                 if not report.done:
                     await changes.end(operation, mutation.action("swap", target, detail, outcome="rolled_back"))
                     raise _not_swapped(kind, body.name, report)
@@ -231,7 +231,7 @@ def _add_reset(router: APIRouter, changes: Changes, registry: Registry, control:
 
 
 @asynccontextmanager
-async def turn_of(swap: PolicySwap) -> AsyncIterator[None]:
+async def exclusively(swap: PolicySwap) -> AsyncIterator[None]:
     """Let nobody else change policies while the block runs; raises ``ConflictApiError`` when somebody does for long."""
     try:
         async with swap.turn():
@@ -294,4 +294,4 @@ def _not_swapped(kind: str, name: str, report: SwapReport) -> ApiError:
     )
 
 
-__all__ = ["policies_router", "turn_of"]
+__all__ = ["exclusively", "policies_router"]

@@ -23,7 +23,7 @@ from gateway.api.admin.prefix_views import (
 )
 from gateway.errors import ConflictApiError
 from gateway.fleet.control import InstanceControlError
-from gateway.fleet.pins import LEASE_S, PinKeeper, Wish, layout_of
+from gateway.fleet.pins import LEASE_S, DesiredPin, PinKeeper, layout_of
 from gateway.fleet.undo_note import NotedPin
 from gateway.registry import Instance, InstanceState, Registry
 from gateway.state import Change, Delete, Document, Kind, Put
@@ -100,10 +100,10 @@ class PrefixCommands:
         named = body.instances is not None
         targets = meant.able if named else self._names.holders(prefix, meant.able)
         expires_at_s = None if body.ttl_s is None else self._now() + body.ttl_s
-        fresh = [each for each in targets if prefix.chain(each)[-1] not in self._keeper.wishes(each)]
+        fresh = [each for each in targets if prefix.chain(each)[-1] not in self._keeper.desired(each)]
         await noted([NotedPin(instance=each.id, name=prefix.chain(each)[-1]) for each in fresh])
         done = await _each(
-            targets, [self._keeper.pin(each, Wish(prefix.chain(each), expires_at_s)) for each in targets]
+            targets, [self._keeper.pin(each, DesiredPin(prefix.chain(each), expires_at_s)) for each in targets]
         )
         places = {name: pinned_view(each) for name, each in done.items()}
         if named:
@@ -144,8 +144,8 @@ class PrefixCommands:
         done = await _each(meant.able, [self._keeper.invalidate(each, prefix.chain(each)) for each in meant.able])
         views = {name: invalidated_view(each) for name, each in done.items()}
         views |= {name: InvalidatedView(outcome=Outcome.SKIPPED, reason=why) for name, why in meant.skipped.items()}
-        told = [each for each in meant.able if views[str(each.id)].outcome is Outcome.INVALIDATED]
-        return views, _ended(documents, prefix, told)
+        invalidated = [each for each in meant.able if views[str(each.id)].outcome is Outcome.INVALIDATED]
+        return views, _ended(documents, prefix, invalidated)
 
     def _places(self, document: Document, looks: Mapping[str, Pins | InstanceControlError]) -> dict[str, PlaceView]:
         pin = read(PinBody, document)
@@ -174,7 +174,7 @@ class PrefixCommands:
         chain = pin.chain(layout_of(instance.stats.identity, pin.model))
         if not chain:
             return PlaceView(outcome=Outcome.SKIPPED, reason="it names blocks otherwise than when this was pinned")
-        if chain[-1] in self._keeper.wishes(instance, without=pin_id):
+        if chain[-1] in self._keeper.desired(instance, without=pin_id):
             return PlaceView(outcome=Outcome.KEPT, reason="another pin has the same blocks")
         try:
             await self._keeper.unpin(instance, chain[-1])
@@ -202,13 +202,13 @@ def _over(document: Document, now_s: float) -> bool:
     return isinstance(expires_at_s, int | float) and expires_at_s <= now_s
 
 
-def _ended(documents: Sequence[Document], prefix: NamedPrefix, told: Sequence[Instance]) -> list[Change]:
+def _ended(documents: Sequence[Document], prefix: NamedPrefix, invalidated: Sequence[Instance]) -> list[Change]:
     """Take the instances that forgot blocks of pins out of these; a pin that is nowhere else is gone."""
     ended: list[Change] = []
     for document, pin in readable(lambda each: (each, read(PinBody, each)), documents):
         forgot = {
             str(each.id)
-            for each in told
+            for each in invalidated
             if each.stats is not None
             and not set(pin.chain(layout_of(each.stats.identity, pin.model))).isdisjoint(prefix.chain(each))
         }

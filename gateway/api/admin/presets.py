@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import MutationOf, etag, must
-from gateway.api.admin.policies import turn_of
+from gateway.api.admin.policies import exclusively
 from gateway.api.admin.routes import admin_routes
 from gateway.errors import ConflictApiError, InvalidRequestError, NotFoundError
 from gateway.fleet import InstanceControlError, Policy, PolicySwap, SwapReport
@@ -120,13 +120,13 @@ def _add_apply(
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         preset = _merged(presets, body)
-        async with turn_of(swap):
+        async with exclusively(swap):
             present = await store.document(Kind.PRESET, CURRENT_PRESET)
             wanted = mutation.expected(present)
             if wanted is not None and wanted != (0 if present is None else present.version):
                 raise mutation.stale(Kind.PRESET, CURRENT_PRESET, 0 if present is None else present.version)
-            said, target = body.model_dump(mode="json"), f"presets/{body.name}"
-            async with changes.operation(mutation, "apply", target, said, undone="rolled_back") as operation:
+            detail, target = body.model_dump(mode="json"), f"presets/{body.name}"
+            async with changes.operation(mutation, "apply", target, detail, undone="rolled_back") as operation:
                 before: list[NotedPolicy] = []
 
                 async def noted(more: Mapping[InstanceId, Policy]) -> None:
@@ -145,7 +145,7 @@ def _add_apply(
                     return await changes.apply(
                         puts,
                         mutation=mutation,
-                        action=mutation.action("apply", target, said),
+                        action=mutation.action("apply", target, detail),
                         status=200,
                         shown=lambda documents: _current(presets, registry, must(documents[0])).model_dump(mode="json"),
                         operation=operation,

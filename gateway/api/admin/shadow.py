@@ -53,8 +53,8 @@ def shadow_router(*, registry: Registry, control: InstanceControl) -> APIRouter:
     async def shadow() -> ShadowView:
         """How candidates would have done on the requests that instances had."""
         instances = [each for each in registry.all() if each.state is InstanceState.HEALTHY and each.stats is not None]
-        told = await asyncio.gather(*(_ask(control, each) for each in instances))
-        by_instance = {str(each.id): view for each, view in zip(instances, told, strict=True)}
+        reports = await asyncio.gather(*(_ask(control, each) for each in instances))
+        by_instance = {str(each.id): view for each, view in zip(instances, reports, strict=True)}
         return ShadowView(candidates=_together(by_instance.values()), instances=by_instance)
 
     return router

@@ -214,10 +214,10 @@ class KubernetesWatcher:
 
     def _refused(self, status: int, body: bytes) -> DiscoveryError:
         try:
-            said = msgspec.json.decode(body, type=_Status).message
+            detail = msgspec.json.decode(body, type=_Status).message
         except UNREADABLE:
-            said = ""
-        return DiscoveryError(f"{self.place}: the API server answered {status} {said}".rstrip())
+            detail = ""
+        return DiscoveryError(f"{self.place}: the API server answered {status} {detail}".rstrip())
 
 
 async def _lines(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -20,7 +20,7 @@ from kvcontrol.scheduler_ir.nodes import (
     ValueName,
 )
 from kvcontrol.scheduler_ir.optimizer import DeviceLimits, PassContext, Rewritten
-from kvcontrol.scheduler_ir.pieces import Namer
+from kvcontrol.scheduler_ir.spans import Namer
 
 
 class BatchingEfficiencyPass:

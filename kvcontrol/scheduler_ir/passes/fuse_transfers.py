@@ -12,7 +12,7 @@ from kvcontrol.scheduler_ir.nodes import (
     ValueName,
 )
 from kvcontrol.scheduler_ir.optimizer import PassContext, Rewritten
-from kvcontrol.scheduler_ir.pieces import Namer, joining, pieces_of
+from kvcontrol.scheduler_ir.spans import Namer, joining, spans_of
 
 
 class FuseTransfersPass:
@@ -36,14 +36,14 @@ class FuseTransfersPass:
 
 def _fusable(graph: IRGraph) -> list[IRNode] | None:
     """The first transfers that can be one; None when there are none."""
-    pieces = pieces_of(graph)
+    spans = spans_of(graph)
     groups: dict[object, list[IRNode]] = {}
     for node in graph:
         config = node.config
         if not isinstance(config, TransferConfig) or node.outputs[0] in graph.results:
             continue
-        piece = pieces[node.inputs[0]]
-        if (piece.start, piece.end) != (config.start, config.end) or node.inputs[0] in graph.results:
+        span = spans[node.inputs[0]]
+        if (span.start, span.end) != (config.start, config.end) or node.inputs[0] in graph.results:
             continue
         others = tuple(each for each in graph.takers(node.inputs[0]) if each.node_type is not NodeType.TRANSFER)
         transfers = [each for each in graph.takers(node.inputs[0]) if each.node_type is NodeType.TRANSFER]
@@ -51,9 +51,9 @@ def _fusable(graph: IRGraph) -> list[IRNode] | None:
             key = (config.request, node.device, config.target, config.transport, others, graph.takers(node.outputs[0]))
             groups.setdefault(key, []).append(node)
     for group in groups.values():
-        group.sort(key=lambda node: pieces[node.inputs[0]].start)
-        starts = [pieces[node.inputs[0]].start for node in group]
-        ends = [pieces[node.inputs[0]].end for node in group]
+        group.sort(key=lambda node: spans[node.inputs[0]].start)
+        starts = [spans[node.inputs[0]].start for node in group]
+        ends = [spans[node.inputs[0]].end for node in group]
         for first in range(len(group) - 1):
             last = first
             while last + 1 < len(group) and ends[last] == starts[last + 1]:

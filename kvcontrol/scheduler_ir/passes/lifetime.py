@@ -37,20 +37,20 @@ class LifetimeAwarePass:
             if not isinstance(node.config, DecodeConfig):
                 continue
             reuse_s = context.request(node.request).reuse_s
-            pieces = tuple(
+            spans = tuple(
                 each
                 for each in (*node.inputs, node.outputs[1])
                 if not any(taker.node_type in _ENDINGS for taker in graph.takers(each))
             )
-            if reuse_s is None or not pieces:
+            if reuse_s is None or not spans:
                 continue
             keep = reuse_s <= context.keep_for_s
             if not keep:
-                gone.update(pieces)
+                gone.update(spans)
             nodes.append(
                 IRNode(
                     node_type=NodeType.PIN if keep else NodeType.EVICT,
-                    inputs=pieces,
+                    inputs=spans,
                     outputs=(),
                     config=PinConfig(request=node.request, ttl_s=max(_LEAST_TTL_S, reuse_s))
                     if keep

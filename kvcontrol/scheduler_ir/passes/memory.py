@@ -34,7 +34,7 @@ from kvcontrol.scheduler_ir.nodes import (
     ValueName,
 )
 from kvcontrol.scheduler_ir.optimizer import PassContext, Rewritten
-from kvcontrol.scheduler_ir.pieces import Namer, Piece, pieces_of
+from kvcontrol.scheduler_ir.spans import KvSpan, Namer, spans_of
 
 _BACK = 1 << 62
 """Later than every step."""
@@ -61,7 +61,7 @@ class MemoryAwarePreemptionPass:
 class _Held:
     """A piece of the old graph: what it is called now, None while it is away; where it is needed, how it comes back."""
 
-    piece: Piece
+    span: KvSpan
     giver: IRNode
     uses: list[int]  # places of the steps that still take it, the last one first
     name: ValueName | None = None
@@ -77,8 +77,8 @@ class _Sweep:
         self._old = graph
         self._context = context
         self._namer = Namer(graph)
-        self._pieces = pieces_of(graph)
-        self._footprint = Footprint(context.requests.values(), _with_beginnings(self._pieces.values()))
+        self._spans = spans_of(graph)
+        self._footprint = Footprint(context.requests.values(), _with_beginnings(self._spans.values()))
         self._held: dict[ValueName, _Held] = {}
         self._nodes: list[IRNode] = []
         self._results = set(graph.results)
@@ -97,7 +97,7 @@ class _Sweep:
     def take(self, place: int, node: IRNode) -> None:
         """Make room for a step and write it."""
         if node.node_type is NodeType.EVICT:
-            self._evict_as_told(node)
+            self._evict_as_given(node)
             return
         taken = [self._held[each] for each in node.inputs]
         device = _grows(node)
@@ -106,7 +106,7 @@ class _Sweep:
             self._bring_back(each, protected)
         given = self._given(node)
         if given is not None and node.node_type is not NodeType.JOIN and device is not None:
-            self._make_room(device, given.piece, protected, node.describe())
+            self._make_room(device, given.span, protected, node.describe())
         names = tuple(each.name for each in taken if each.name is not None)
         self._write(node if names == node.inputs else replace(node, inputs=names))
         for each in taken:
@@ -115,32 +115,32 @@ class _Sweep:
             if node.node_type is NodeType.PIN:
                 each.pinned = True
             if node.node_type in CONSUMING:
-                self._footprint.drop(each.piece)
+                self._footprint.drop(each.span)
                 each.name = None
-                del self._held[each.piece.name]
+                del self._held[each.span.name]
         if given is not None:
-            given.name = given.piece.name
-            self._held[given.piece.name] = given
-            self._footprint.add(given.piece)
+            given.name = given.span.name
+            self._held[given.span.name] = given
+            self._footprint.add(given.span)
 
     def _given(self, node: IRNode) -> _Held | None:
         for value in node.outputs:
-            if value in self._pieces:
-                return _Held(piece=self._pieces[value], giver=node, uses=list(self._uses.get(value, ())))
+            if value in self._spans:
+                return _Held(span=self._spans[value], giver=node, uses=list(self._uses.get(value, ())))
         return None
 
-    def _evict_as_told(self, node: IRNode) -> None:
+    def _evict_as_given(self, node: IRNode) -> None:
         """Write an evict of the old graph for those of its pieces that are still there."""
         names = []
         for value in node.inputs:
             held = self._held.pop(value)
             if held.name is not None:
                 names.append(held.name)
-                self._footprint.drop(held.piece)
+                self._footprint.drop(held.span)
         if names:
             self._write(node if tuple(names) == node.inputs else replace(node, inputs=tuple(names)))
 
-    def _make_room(self, device: Device, coming: Piece, protected: set[int], what: str) -> None:
+    def _make_room(self, device: Device, coming: KvSpan, protected: set[int], what: str) -> None:
         """Let pieces leave a device until another one fits."""
         capacity = self._context.limits(device).capacity_tokens
         if not capacity:
@@ -156,7 +156,7 @@ class _Sweep:
         free = [
             each
             for each in self._held.values()
-            if each.piece.device == device
+            if each.span.device == device
             and each.name is not None
             and id(each) not in protected
             and (not self._needed(each) or self._can_come_back(each))
@@ -167,8 +167,8 @@ class _Sweep:
         def worth(each: _Held) -> tuple[bool, bool, int, int, int, str]:
             needed = self._needed(each)
             next_use = each.uses[-1] if needed else _BACK
-            priority = self._context.request(each.piece.request).priority
-            return each.pinned, needed, priority if needed else 0, -next_use, -each.piece.start, each.piece.name
+            priority = self._context.request(each.span.request).priority
+            return each.pinned, needed, priority if needed else 0, -next_use, -each.span.start, each.span.name
 
         return min(free, key=worth)
 
@@ -181,7 +181,7 @@ class _Sweep:
 
     def _can_come_back(self, each: _Held) -> bool:
         """Any piece of a prompt can be computed again; what an answer added can't."""
-        spill = self._context.limits(each.piece.device).spill
+        spill = self._context.limits(each.span.device).spill
         return spill is not None or each.saved is not None or not isinstance(each.giver.config, DecodeConfig)
 
     def _preceding(self, each: _Held) -> list[_Held]:
@@ -189,26 +189,26 @@ class _Sweep:
         not been loaded or moved there yet), a piece for it that is away.
         """
         chain: list[_Held] = []
-        start = each.piece.start
+        start = each.span.start
         while start:
             before = [
                 other
                 for other in self._held.values()
-                if (other.piece.device, other.piece.request) == (each.piece.device, each.piece.request)
-                and other.piece.end <= start
+                if (other.span.device, other.span.request) == (each.span.device, each.span.request)
+                and other.span.end <= start
             ]
-            last = max(before, key=lambda other: (other.piece.end, -other.piece.start, other.piece.name), default=None)
-            if last is None or last.piece.end < start:
-                last = self._missing(each, 0 if last is None else last.piece.end, start)
+            last = max(before, key=lambda other: (other.span.end, -other.span.start, other.span.name), default=None)
+            if last is None or last.span.end < start:
+                last = self._missing(each, 0 if last is None else last.span.end, start)
             chain.append(last)
-            start = last.piece.start
+            start = last.span.start
         return chain[::-1]
 
     def _missing(self, each: _Held, start: int, end: int) -> _Held:
-        piece = replace(each.piece, name=self._namer.fresh(f"{each.piece.name}.before"), start=start, end=end)
-        config = PrefillConfig(request=piece.request, start=start, end=end)
-        giver = IRNode(node_type=NodeType.PREFILL, inputs=(), outputs=(piece.name,), config=config, device=piece.device)
-        self._held[piece.name] = held = _Held(piece=piece, giver=giver, uses=[])
+        span = replace(each.span, name=self._namer.fresh(f"{each.span.name}.before"), start=start, end=end)
+        config = PrefillConfig(request=span.request, start=start, end=end)
+        giver = IRNode(node_type=NodeType.PREFILL, inputs=(), outputs=(span.name,), config=config, device=span.device)
+        self._held[span.name] = held = _Held(span=span, giver=giver, uses=[])
         return held
 
     def _leave(self, each: _Held) -> None:
@@ -217,20 +217,18 @@ class _Sweep:
         if each.pinned:
             self._unpin(each.name)
             each.pinned = False
-        keep = self._context.limits(each.piece.device).spill if needed else None
-        config = EvictConfig(request=each.piece.request, reason="room", keep=keep)
-        self._interruptions[each.piece.device] += 1
+        keep = self._context.limits(each.span.device).spill if needed else None
+        config = EvictConfig(request=each.span.request, reason="room", keep=keep)
+        self._interruptions[each.span.device] += 1
         self._nodes.append(
-            IRNode(node_type=NodeType.EVICT, inputs=(each.name,), outputs=(), config=config, device=each.piece.device)
+            IRNode(node_type=NodeType.EVICT, inputs=(each.name,), outputs=(), config=config, device=each.span.device)
         )
-        self._footprint.drop(each.piece)
-        self._results.discard(each.piece.name)
+        self._footprint.drop(each.span)
+        self._results.discard(each.span.name)
         self._results.discard(each.name)
         each.name, each.saved = None, keep or each.saved
         how = f"to {keep}" if keep is not None else "to come back" if needed else "for good"
-        self.notes.append(
-            f"{each.piece.request}: [{each.piece.start}, {each.piece.end}) leaves {each.piece.device} {how}"
-        )
+        self.notes.append(f"{each.span.request}: [{each.span.start}, {each.span.end}) leaves {each.span.device} {how}")
 
     def _unpin(self, name: ValueName) -> None:
         """What was to be kept is not."""
@@ -244,7 +242,7 @@ class _Sweep:
         """Have a piece there (again) that a step takes."""
         if each.name is not None:
             return
-        piece = each.piece
+        span = each.span
         node = self._reload(each)
         if node is None:
             preceding = self._preceding(each)
@@ -254,15 +252,15 @@ class _Sweep:
             node = IRNode(
                 node_type=NodeType.PREFILL,
                 inputs=tuple(other.name for other in preceding if other.name is not None),
-                outputs=(self._namer.fresh(piece.name),),
-                config=PrefillConfig(request=piece.request, start=piece.start, end=piece.end),
-                device=piece.device,
+                outputs=(self._namer.fresh(span.name),),
+                config=PrefillConfig(request=span.request, start=span.start, end=span.end),
+                device=span.device,
             )
-        self._make_room(piece.device, piece, protected, node.describe())
-        self._interruptions[piece.device] += 1
+        self._make_room(span.device, span, protected, node.describe())
+        self._interruptions[span.device] += 1
         self._nodes.append(node)
         each.name = node.outputs[0]
-        self._footprint.add(piece)
+        self._footprint.add(span)
 
     def _reload(self, each: _Held) -> IRNode | None:
         """The load that brings a piece back; None when it has to be computed."""
@@ -280,9 +278,9 @@ class _Sweep:
         return IRNode(
             node_type=NodeType.LOAD,
             inputs=(),
-            outputs=(self._namer.fresh(each.piece.name),),
-            config=LoadConfig(request=each.piece.request, start=each.piece.start, end=each.piece.end, tier=tier),
-            device=each.piece.device,
+            outputs=(self._namer.fresh(each.span.name),),
+            config=LoadConfig(request=each.span.request, start=each.span.start, end=each.span.end, tier=tier),
+            device=each.span.device,
         )
 
     def _write(self, node: IRNode) -> None:
@@ -299,12 +297,12 @@ class _Sweep:
         self._nodes.append(node)
 
 
-def _with_beginnings(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def _with_beginnings(spans: Iterable[KvSpan]) -> Iterator[KvSpan]:
     """Pieces, and for each what precedes it: it may have to be computed again."""
-    for piece in pieces:
-        yield piece
-        if piece.start:
-            yield replace(piece, start=0, end=piece.start)
+    for span in spans:
+        yield span
+        if span.start:
+            yield replace(span, start=0, end=span.start)
 
 
 def _batch(node: IRNode) -> int | None:

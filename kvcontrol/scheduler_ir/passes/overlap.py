@@ -6,7 +6,7 @@ from typing import ClassVar
 from kvcontrol.scheduler_ir.graph import IRGraph
 from kvcontrol.scheduler_ir.nodes import IRNode, NodeType, TransferConfig, ValueName
 from kvcontrol.scheduler_ir.optimizer import PassContext, Rewritten
-from kvcontrol.scheduler_ir.pieces import Namer, Piece, joining, pieces_of
+from kvcontrol.scheduler_ir.spans import KvSpan, Namer, joining, spans_of
 
 
 class OverlapPass:
@@ -41,10 +41,10 @@ def _splittable(graph: IRGraph) -> IRNode | None:
 
 
 def _overlapped(graph: IRGraph, transfer: IRNode) -> IRGraph:
-    namer, pieces, join = Namer(graph), pieces_of(graph), graph.giver(transfer.inputs[0])
+    namer, spans, join = Namer(graph), spans_of(graph), graph.giver(transfer.inputs[0])
     config = transfer.config
     assert isinstance(config, TransferConfig)  # noqa: S101 - what it was chosen for
-    parts = [pieces[each] for each in join.inputs]
+    parts = [spans[each] for each in join.inputs]
     moving = [each for each in parts if each.end > config.start and each.start < config.end]
     arriving = {each.name: namer.fresh(f"{transfer.outputs[0]}.part") for each in moving}
     if len(moving) == 1:
@@ -75,9 +75,7 @@ def _overlapped(graph: IRGraph, transfer: IRNode) -> IRGraph:
             nodes.append(node)
         if node == first:
             nodes += earlier
-        nodes += [
-            _part(transfer, config, pieces[value], arriving[value]) for value in node.outputs if value in arriving
-        ]
+        nodes += [_part(transfer, config, spans[value], arriving[value]) for value in node.outputs if value in arriving]
     return IRGraph(nodes, graph.results)
 
 
@@ -94,9 +92,9 @@ def _siblings(graph: IRGraph, transfer: IRNode, chunk: ValueName) -> list[IRNode
     ]
 
 
-def _part(transfer: IRNode, config: TransferConfig, piece: Piece, name: ValueName) -> IRNode:
-    part = replace(config, start=max(config.start, piece.start), end=min(config.end, piece.end))
-    return replace(transfer, inputs=(piece.name,), outputs=(name,), config=part)
+def _part(transfer: IRNode, config: TransferConfig, span: KvSpan, name: ValueName) -> IRNode:
+    part = replace(config, start=max(config.start, span.start), end=min(config.end, span.end))
+    return replace(transfer, inputs=(span.name,), outputs=(name,), config=part)
 
 
 __all__ = ["OverlapPass"]

@@ -25,8 +25,8 @@ from kvcontrol.scheduler_ir.nodes import (
 )
 from kvcontrol.scheduler_ir.optimizer import PassContext, Rewritten
 from kvcontrol.scheduler_ir.passes.batching import batched
-from kvcontrol.scheduler_ir.pieces import Namer, Piece
 from kvcontrol.scheduler_ir.request import IRRequest
+from kvcontrol.scheduler_ir.spans import KvSpan, Namer
 
 
 class PrefixCacheAwarePass:
@@ -66,8 +66,8 @@ class _Rewriting:
         """Values that stay one: results, and what others load from already (whose prompts may have changed places)."""
         self._whole.update(node.inputs[0] for node in graph if node.node_type is NodeType.LOAD and node.inputs)
         self._namer = Namer(graph)
-        self._became: dict[ValueName, tuple[Piece, ...]] = {}
-        self._there: dict[tuple[Device, bytes, int], tuple[Piece, ...]] = {}
+        self._became: dict[ValueName, tuple[KvSpan, ...]] = {}
+        self._there: dict[tuple[Device, bytes, int], tuple[KvSpan, ...]] = {}
 
     def take(self, node: IRNode) -> None:
         config = node.config
@@ -83,46 +83,46 @@ class _Rewriting:
 
     def _names(self, value: ValueName) -> tuple[ValueName, ...]:
         became = self._became.get(value)
-        return (value,) if became is None else tuple(piece.name for piece in became)
+        return (value,) if became is None else tuple(span.name for span in became)
 
     def _prefill(self, node: IRNode, config: PrefillConfig) -> None:
         request, most = self._context.request(config.request), config.end - 1
-        pieces = self._held(request, node.device, most)
-        held = pieces[-1].end if pieces else 0
-        pieces += self._shared(request, node.device, held, most)
-        start = pieces[-1].end if pieces else 0
+        spans = self._held(request, node.device, most)
+        held = spans[-1].end if spans else 0
+        spans += self._shared(request, node.device, held, most)
+        start = spans[-1].end if spans else 0
         if start:
             self.notes.append(
                 f"{config.request} @{node.device}: {held} tokens are cached, {start - held} computed for another, "
                 f"{config.end - start} left"
             )
-            node = replace(node, inputs=tuple(piece.name for piece in pieces), config=replace(config, start=start))
+            node = replace(node, inputs=tuple(span.name for span in spans), config=replace(config, start=start))
         self.nodes.append(node)
-        pieces.append(
-            Piece(name=node.outputs[0], request=config.request, device=node.device, start=start, end=config.end)
+        spans.append(
+            KvSpan(name=node.outputs[0], request=config.request, device=node.device, start=start, end=config.end)
         )
-        self._became[node.outputs[0]] = tuple(pieces)
-        self._remember(request, node.device, pieces)
+        self._became[node.outputs[0]] = tuple(spans)
+        self._remember(request, node.device, spans)
 
-    def _remember(self, request: IRRequest, device: Device, pieces: list[Piece]) -> None:
+    def _remember(self, request: IRRequest, device: Device, spans: list[KvSpan]) -> None:
         """Others may load from these what they share with them."""
-        if pieces[0].start == 0:
+        if spans[0].start == 0:
             for prefix in request.shared:
-                if prefix.end <= pieces[-1].end:
-                    self._there.setdefault((device, prefix.key, prefix.end), tuple(pieces))
+                if prefix.end <= spans[-1].end:
+                    self._there.setdefault((device, prefix.key, prefix.end), tuple(spans))
 
-    def _held(self, request: IRRequest, device: Device, most: int) -> list[Piece]:
+    def _held(self, request: IRRequest, device: Device, most: int) -> list[KvSpan]:
         """Load what lies on a device, up to ``most`` tokens."""
-        pieces: list[Piece] = []
+        spans: list[KvSpan] = []
         start = 0
         for run in request.cached_on(device):
             end = min(run.end, most)
             if end > start:
-                pieces.append(self._load(request, device, start, end, tier=run.tier))
+                spans.append(self._load(request, device, start, end, tier=run.tier))
                 start = end
-        return pieces
+        return spans
 
-    def _shared(self, request: IRRequest, device: Device, start: int, most: int) -> list[Piece]:
+    def _shared(self, request: IRRequest, device: Device, start: int, most: int) -> list[KvSpan]:
         """Load from pieces of an earlier prompt with which most is shared, beyond ``start``."""
         for prefix in reversed(request.shared):
             theirs = self._there.get((device, prefix.key, prefix.end))
@@ -133,7 +133,7 @@ class _Rewriting:
                 break
             self.shares = True
             return [
-                self._load(request, device, max(start, each.start), min(end, each.end), piece=each.name)
+                self._load(request, device, max(start, each.start), min(end, each.end), span=each.name)
                 for each in theirs
                 if each.end > start and each.start < end
             ]
@@ -147,24 +147,24 @@ class _Rewriting:
         end: int,
         *,
         tier: CacheTier = CacheTier.HBM,
-        piece: ValueName | None = None,
-    ) -> Piece:
-        name = self._namer.fresh("cached" if piece is None else "shared")
+        span: ValueName | None = None,
+    ) -> KvSpan:
+        name = self._namer.fresh("cached" if span is None else "shared")
         self.nodes.append(
             IRNode(
                 node_type=NodeType.LOAD,
-                inputs=() if piece is None else (piece,),
+                inputs=() if span is None else (span,),
                 outputs=(name,),
                 config=LoadConfig(request=request.request_id, start=start, end=end, tier=tier),
                 device=device,
             )
         )
-        return Piece(name=name, request=request.request_id, device=device, start=start, end=end)
+        return KvSpan(name=name, request=request.request_id, device=device, start=start, end=end)
 
     def _transfer(self, node: IRNode, config: TransferConfig) -> None:
         """Move what the target doesn't hold, piece by piece; the last keeps the name."""
         request = self._context.request(config.request)
-        arrived: list[Piece] = []
+        arrived: list[KvSpan] = []
         if config.start == 0:
             arrived = self._held(request, config.target, config.end - 1)
             arrived += self._shared(request, config.target, arrived[-1].end if arrived else 0, config.end - 1)
@@ -177,7 +177,7 @@ class _Rewriting:
             part = replace(config, start=max(start, each.start), end=min(config.end, each.end))
             self.nodes.append(replace(node, inputs=(each.name,), outputs=(name,), config=part))
             arrived.append(
-                Piece(name=name, request=config.request, device=config.target, start=part.start, end=part.end)
+                KvSpan(name=name, request=config.request, device=config.target, start=part.start, end=part.end)
             )
         self._became[node.outputs[0]] = tuple(arrived)
         self._remember(request, config.target, arrived)

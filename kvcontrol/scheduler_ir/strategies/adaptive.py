@@ -54,7 +54,7 @@ class AdaptiveOrder:
         self._all = tuple(self._orders.values())
         self._followed = State.CALM
         self._waiting = 0
-        self._judged_s: float | None = None
+        self._evaluated_s: float | None = None
         self._started_s: float | None = None
         self._gap_s = 0.0
         self._missed = 0.0
@@ -94,11 +94,11 @@ class AdaptiveOrder:
         self._started_s = now_s
         if request.deadline_s is not None:
             self._missed += _MEMORY * ((request.deadline_s < now_s) - self._missed)
-        if self._judged_s is None or now_s - self._judged_s >= self._dwell_s:
-            self._judged_s = now_s
-            self._followed = self._judge(now_s)
+        if self._evaluated_s is None or now_s - self._evaluated_s >= self._dwell_s:
+            self._evaluated_s = now_s
+            self._followed = self._evaluate(now_s)
 
-    def _judge(self, now_s: float) -> State:
+    def _evaluate(self, now_s: float) -> State:
         if self._missed > _MISSED_AT_MOST:
             return State.DROWNING
         nearest_s = self._deadlines.nearest_after(now_s)

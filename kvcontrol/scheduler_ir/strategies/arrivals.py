@@ -22,46 +22,46 @@ class Arrivals(Generic[Item]):
     ``add`` and ``remove`` are O(1) for what comes in order, else as in a ``Line``.
     """
 
-    __slots__ = ("_in_turn", "_late", "_late_items", "_newest")
+    __slots__ = ("_in_order", "_late", "_late_items", "_newest")
 
     def __init__(self) -> None:
-        self._in_turn: OrderedDict[WaitingId, Item] = OrderedDict()
+        self._in_order: OrderedDict[WaitingId, Item] = OrderedDict()
         self._late: Line[Item] = Line()
         self._late_items: dict[WaitingId, Item] = {}
         self._newest: Item | None = None
 
     def __len__(self) -> int:
-        return len(self._in_turn) + len(self._late_items)
+        return len(self._in_order) + len(self._late_items)
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._in_turn or request_id in self._late_items
+        return request_id in self._in_order or request_id in self._late_items
 
     def __iter__(self) -> Iterator[Item]:
         if self._late_items:
-            return merge(self._in_turn.values(), self._late)
-        return iter(self._in_turn.values())
+            return merge(self._in_order.values(), self._late)
+        return iter(self._in_order.values())
 
     @property
     def first(self) -> Item | None:
         """None when there is none."""
         if self._late_items:
             first = self._late.first
-            return min(first, next(iter(self._in_turn.values()), first))
-        for item in self._in_turn.values():
+            return min(first, next(iter(self._in_order.values()), first))
+        for item in self._in_order.values():
             return item
         return None
 
     def add(self, request_id: WaitingId, item: Item) -> None:
         """Put an item in its place; its request has none yet."""
         if self._newest is None or item > self._newest:
-            self._in_turn[request_id] = self._newest = item
+            self._in_order[request_id] = self._newest = item
         else:
             self._late_items[request_id] = item
             self._late.add(item)
 
     def remove(self, request_id: WaitingId) -> Item:
         """Take a request's item out; raises ``KeyError`` when it has none."""
-        item = self._in_turn.pop(request_id, None)
+        item = self._in_order.pop(request_id, None)
         if item is None:
             item = self._late_items.pop(request_id)
             self._late.remove(item)
@@ -75,7 +75,7 @@ class Arrivals(Generic[Item]):
             sorted(whole) != whole
             or len(whole) != len(self)
             or sorted(self._late_items.values()) != list(self._late)
-            or self._in_turn.keys() & self._late_items.keys()
+            or self._in_order.keys() & self._late_items.keys()
         ):
             raise AssertionError("arrivals are out of order or not whole")
 

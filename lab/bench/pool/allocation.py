@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from kvcontrol.core.blocks import CacheTier, KVFormat
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy.lru import LruPolicy
-from kvcontrol.kv_runtime.refusal import NoRoom
+from kvcontrol.kv_runtime.refusal import NoSpace
 from lab.bench.pool.lengths import Workload
 from lab.research.pool.block_manager import BlockManager, Extension
 from lab.research.pool.pool import AllocationResult, KVPool
@@ -75,7 +75,7 @@ class _PoolCalls:
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
 
-    def allocate(self, running: "_Running", count: int) -> AllocationResult | NoRoom:
+    def allocate(self, running: "_Running", count: int) -> AllocationResult | NoSpace:
         del running
         return self.pool.allocate(count)
 
@@ -90,7 +90,7 @@ class _ManagerCalls:
         self.pool = pool
         self._manager = BlockManager(pool)
 
-    def allocate(self, running: "_Running", count: int) -> AllocationResult | Extension | NoRoom:
+    def allocate(self, running: "_Running", count: int) -> AllocationResult | Extension | NoSpace:
         if running.blocks:
             return self._manager.append(running.name, count * BLOCK_TOKENS)
         return self._manager.allocate(running.name, count * BLOCK_TOKENS)
@@ -160,7 +160,7 @@ def _stream(requests: Iterator[_Running], plan: AllocationPlan, calls: _PoolCall
         result = allocate(chosen, count)
         took_s = clock() - started
         cpu_s = (cpu() - cpu_started) / 1e9
-        if isinstance(result, NoRoom):
+        if isinstance(result, NoSpace):
             raise AssertionError(f"{result} in a pool with room for what runs")  # noqa: TRY004 - the benchmark is wrong
         chosen.blocks += result.block_ids
         if full:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kvcontrol.core.blocks import CacheTier, KVFormat
 from kvcontrol.kv_policy.lru import LruPolicy
-from kvcontrol.kv_runtime.refusal import NoRoom
+from kvcontrol.kv_runtime.refusal import NoSpace
 from lab.bench.pool.lengths import Workload
 from lab.research.pool.defrag import Compactor
 from lab.research.pool.pool import KVPool
@@ -64,7 +64,7 @@ def run(workload: Workload, plan: CompactionPlan) -> Compaction:
         return min(_LONGEST_BLOCKS, -(-sum(next(lengths)) // BLOCK_TOKENS))
 
     paths = []
-    while not isinstance(path := pool.allocate(blocks_of_next(), rng.choice(SPECS)), NoRoom):
+    while not isinstance(path := pool.allocate(blocks_of_next(), rng.choice(SPECS)), NoSpace):
         paths.append(path.block_ids)
     for blocks in paths:
         if rng.random() < _PINNED_SHARE:
@@ -112,7 +112,7 @@ def _allocations(pool: KVPool, rng: random.Random, counts: list[int]) -> tuple[l
         started = time.perf_counter()
         path = pool.allocate(count, spec)
         ended = time.perf_counter()
-        if isinstance(path, NoRoom):
+        if isinstance(path, NoSpace):
             refused += 1
             continue
         if full:

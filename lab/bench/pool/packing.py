@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_policy.lru import LruPolicy
-from kvcontrol.kv_runtime.refusal import NoRoom
+from kvcontrol.kv_runtime.refusal import NoSpace
 from lab.bench.pool.allocation import SPEC
 from lab.bench.pool.lengths import Length, Workload
 from lab.research.pool.block_manager import BlockManager
@@ -85,10 +85,10 @@ class _Blocks:
         taken = round(self._manager.get_utilization().pinned_ratio * self._blocks)
         if -(-tokens // self._spec.tokens) > self._blocks - taken - self._watermark:
             return False
-        return not isinstance(self._manager.allocate(active.name, tokens), NoRoom)
+        return not isinstance(self._manager.allocate(active.name, tokens), NoSpace)
 
     def grow(self, active: _Active) -> bool:
-        return not isinstance(self._manager.append(active.name), NoRoom)
+        return not isinstance(self._manager.append(active.name), NoSpace)
 
     def end(self, active: _Active, *, written_tokens: int) -> None:
         self._manager.free(active.name, written_tokens=written_tokens)
@@ -110,7 +110,7 @@ class _Slots:
 
     def begin(self, active: _Active) -> bool:
         reserve = active.length.prompt + self._longest
-        return not isinstance(self._layout.allocate(active.name, active.tokens, reserve=reserve), NoRoom)
+        return not isinstance(self._layout.allocate(active.name, active.tokens, reserve=reserve), NoSpace)
 
     def grow(self, active: _Active) -> bool:
         self._layout.append(active.name)

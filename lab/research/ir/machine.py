@@ -27,8 +27,8 @@ from kvcontrol.scheduler_ir.nodes import (
     ValueName,
 )
 from kvcontrol.scheduler_ir.optimizer import DeviceLimits
-from kvcontrol.scheduler_ir.pieces import Piece, covered, given_piece
 from kvcontrol.scheduler_ir.request import IRRequest
+from kvcontrol.scheduler_ir.spans import KvSpan, covered, given_span
 
 Symbol = tuple[bytes | str, int]
 """What a token's KV was computed from: a shared prefix or a request of its own, and its place."""
@@ -54,7 +54,7 @@ class Outcome:
     computed_tokens: int
     loaded_tokens: int
     moved_tokens: int
-    left: tuple[Piece, ...]
+    left: tuple[KvSpan, ...]
     pinned: frozenset[ValueName]
 
 
@@ -80,7 +80,7 @@ class Machine:
     def __init__(self, requests: Iterable[IRRequest], limits: Mapping[Device, DeviceLimits] | None = None) -> None:
         self._requests = {each.request_id: each for each in requests}
         self._limits = limits or {}
-        self._pieces: dict[ValueName, Piece] = {}
+        self._spans: dict[ValueName, KvSpan] = {}
         self._memory: dict[Device, _Memory] = {}
         self._pinned: set[ValueName] = set()
         self._answers: dict[str, Answer] = {}
@@ -96,7 +96,7 @@ class Machine:
     def step(self, node: IRNode) -> None:
         """Carry out one node."""
         taken = self._taken(node)
-        given = given_piece(node, taken)
+        given = given_span(node, taken)
         self._check(node, taken)
         if given is not None and node.node_type is not NodeType.JOIN:
             self._hold(given, node.describe())
@@ -106,17 +106,17 @@ class Machine:
                 prompt = tuple(_symbol(self._request(node), place) for place in range(start))
                 self._answers[request] = Answer(device=node.device, prompt=prompt, max_tokens=most)
             case EvictConfig(keep=keep):
-                for piece in taken:
-                    self._let_go(piece, keep)
+                for span in taken:
+                    self._let_go(span, keep)
             case JoinConfig():
-                for piece in taken:
-                    del self._pieces[piece.name]
+                for span in taken:
+                    del self._spans[span.name]
             case PinConfig():
                 self._pinned.update(node.inputs)
             case _:
                 pass
         if given is not None:
-            self._pieces[given.name] = given
+            self._spans[given.name] = given
 
     def outcome(self) -> Outcome:
         """Return what has become of all so far."""
@@ -126,7 +126,7 @@ class Machine:
             computed_tokens=self._counts.computed,
             loaded_tokens=self._counts.loaded,
             moved_tokens=self._counts.moved,
-            left=tuple(self._pieces.values()),
+            left=tuple(self._spans.values()),
             pinned=frozenset(self._pinned),
         )
 
@@ -136,24 +136,24 @@ class Machine:
 
     def release(self) -> None:
         """Let go of everything that isn't pinned, as when a plan ends early."""
-        for piece in [each for each in self._pieces.values() if each.name not in self._pinned]:
-            self._let_go(piece, None)
+        for span in [each for each in self._spans.values() if each.name not in self._pinned]:
+            self._let_go(span, None)
 
-    def _taken(self, node: IRNode) -> list[Piece]:
+    def _taken(self, node: IRNode) -> list[KvSpan]:
         """Return the pieces that a node takes, which are on its device."""
         what = node.describe()
-        missing = [f"%{each}" for each in node.inputs if each not in self._pieces]
+        missing = [f"%{each}" for each in node.inputs if each not in self._spans]
         if missing:
             raise IRError(f"{what}: {', '.join(missing)} is not there (any more)")
-        taken = [self._pieces[each] for each in node.inputs]
-        for piece in taken:
-            if piece.device != node.device:
-                raise IRError(f"{what}: %{piece.name} lies on {piece.device}, not on {node.device}")
-            if piece.name in self._pinned and node.node_type in CONSUMING:
-                raise IRError(f"{what}: %{piece.name} is pinned")
+        taken = [self._spans[each] for each in node.inputs]
+        for span in taken:
+            if span.device != node.device:
+                raise IRError(f"{what}: %{span.name} lies on {span.device}, not on {node.device}")
+            if span.name in self._pinned and node.node_type in CONSUMING:
+                raise IRError(f"{what}: %{span.name} is pinned")
         return taken
 
-    def _check(self, node: IRNode, taken: Sequence[Piece]) -> None:
+    def _check(self, node: IRNode, taken: Sequence[KvSpan]) -> None:
         """Refuse a step whose tokens aren't there."""
         config, what = node.config, node.describe()
         match config:
@@ -171,7 +171,7 @@ class Machine:
             case _:
                 pass
 
-    def _check_prompt(self, node: IRNode, taken: Sequence[Piece], until: int) -> None:
+    def _check_prompt(self, node: IRNode, taken: Sequence[KvSpan], until: int) -> None:
         """What is computed or answered stands on its request's tokens [0, until), all of them and in order."""
         what = node.describe()
         start, end = covered(taken, of=what) if taken else (0, 0)
@@ -190,7 +190,7 @@ class Machine:
         if config.request in self._answers:
             raise IRError(f"{node.describe()}: {config.request} has been answered before")
 
-    def _check_load(self, node: IRNode, config: LoadConfig, taken: Sequence[Piece]) -> None:
+    def _check_load(self, node: IRNode, config: LoadConfig, taken: Sequence[KvSpan]) -> None:
         there: set[Symbol]
         if taken:
             owner = self._requests[taken[0].request]
@@ -214,26 +214,26 @@ class Machine:
             case _:
                 pass
 
-    def _hold(self, piece: Piece, what: str) -> None:
-        memory = self._of(piece.device)
-        symbols = [_symbol(self._requests[piece.request], place) for place in range(piece.start, piece.end)]
+    def _hold(self, span: KvSpan, what: str) -> None:
+        memory = self._of(span.device)
+        symbols = [_symbol(self._requests[span.request], place) for place in range(span.start, span.end)]
         after = len(memory.held) + sum(each not in memory.held for each in symbols)
-        limits = self._limits.get(piece.device)
+        limits = self._limits.get(span.device)
         if limits is not None and limits.capacity_tokens and after > limits.capacity_tokens:
-            raise IRError(f"{what}: {piece.device} would hold {after} tokens; its capacity is {limits.capacity_tokens}")
+            raise IRError(f"{what}: {span.device} would hold {after} tokens; its capacity is {limits.capacity_tokens}")
         memory.held.update(symbols)
         memory.peak = max(memory.peak, after)
 
-    def _let_go(self, piece: Piece, keep: CacheTier | None) -> None:
-        memory, request = self._of(piece.device), self._requests[piece.request]
-        for place in range(piece.start, piece.end):
+    def _let_go(self, span: KvSpan, keep: CacheTier | None) -> None:
+        memory, request = self._of(span.device), self._requests[span.request]
+        for place in range(span.start, span.end):
             symbol = _symbol(request, place)
             memory.held[symbol] -= 1
             if not memory.held[symbol]:
                 del memory.held[symbol]
             if keep is not None:
                 memory.kept.setdefault(keep, set()).add(symbol)
-        del self._pieces[piece.name]
+        del self._spans[span.name]
 
     def _request(self, node: IRNode) -> IRRequest:
         if node.request not in self._requests:
@@ -244,10 +244,10 @@ class Machine:
         return self._memory.setdefault(device, _Memory())
 
 
-def _check_transfer(what: str, config: TransferConfig, piece: Piece) -> None:
-    if piece.request != config.request or not piece.start <= config.start < config.end <= piece.end:
+def _check_transfer(what: str, config: TransferConfig, span: KvSpan) -> None:
+    if span.request != config.request or not span.start <= config.start < config.end <= span.end:
         raise IRError(
-            f"{what}: %{piece.name} has tokens [{piece.start}, {piece.end}) of {piece.request}, not "
+            f"{what}: %{span.name} has tokens [{span.start}, {span.end}) of {span.request}, not "
             f"[{config.start}, {config.end}) of {config.request}"
         )
 

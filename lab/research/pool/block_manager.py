@@ -24,7 +24,7 @@ from typing import NamedTuple
 from kvcontrol.core.ids import BlockId
 from kvcontrol.core.integrity import must
 from kvcontrol.kv_runtime.errors import AllocationError, RequestError
-from kvcontrol.kv_runtime.refusal import NoRoom
+from kvcontrol.kv_runtime.refusal import NoSpace
 from lab.research.pool.pool import AllocationResult, KVPool, Mark
 from lab.research.pool.space import BlockSpec
 from lab.research.pool.usage import Fragmentation, Utilization
@@ -91,7 +91,7 @@ class BlockManager:
     """Tables of the requests whose blocks are of one kind, in one pool. Not thread-safe.
 
     Misuse raises ``RequestError`` (the request) or ``AllocationError`` (the blocks) and changes nothing; lack of room
-    is a ``NoRoom`` and changes nothing either, but for what the pool evicted.
+    is a ``NoSpace`` and changes nothing either, but for what the pool evicted.
     """
 
     def __init__(self, pool: KVPool, *, spec: BlockSpec | None = None) -> None:
@@ -108,7 +108,7 @@ class BlockManager:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def allocate(self, request_id: str, tokens: int, *, reuse: Sequence[BlockId] = ()) -> AllocationResult | NoRoom:
+    def allocate(self, request_id: str, tokens: int, *, reuse: Sequence[BlockId] = ()) -> AllocationResult | NoSpace:
         """Begin a request with room for ``tokens``; the result is its whole table.
 
         ``reuse`` are full resident blocks that hold the beginning of its tokens (whoever names them has compared the
@@ -125,7 +125,7 @@ class BlockManager:
             self._must_be_alike(reuse)
             self.pool.hold(reuse)
         result = self.pool.allocate(-(-tokens // self._block_tokens) - reused, self.spec)
-        if isinstance(result, NoRoom):
+        if isinstance(result, NoSpace):
             self.pool.release(reuse)
             return result
         if reused:
@@ -133,7 +133,7 @@ class BlockManager:
         self._requests[request_id] = _Request(list(result.block_ids), tokens, reused)
         return result
 
-    def append(self, request_id: str, tokens: int = 1) -> Extension | NoRoom:
+    def append(self, request_id: str, tokens: int = 1) -> Extension | NoSpace:
         """Make room for further tokens. O(1) while the last block has room and no fork shares it."""
         request = self._get(request_id, RequestState.RUNNING)
         if tokens < 1:
@@ -148,7 +148,7 @@ class BlockManager:
             request.tokens = grown
             return IN_PLACE
         result = self.pool.allocate(new + shared, self.spec)
-        if isinstance(result, NoRoom):
+        if isinstance(result, NoSpace):
             return result
         request.tokens = grown
         if not shared:
@@ -207,7 +207,7 @@ class BlockManager:
         request.blocks = keep
         request.state = RequestState.PREEMPTED
 
-    def resume(self, request_id: str) -> Resumption | NoRoom:
+    def resume(self, request_id: str) -> Resumption | NoSpace:
         """Give a preempted request a table again, with those of its first blocks that have stayed as they were."""
         request = self._get(request_id, RequestState.PREEMPTED)
         kept = []
@@ -217,7 +217,7 @@ class BlockManager:
             kept.append(block)
         self.pool.hold(kept)
         result = self.pool.allocate(-(-request.tokens // self._block_tokens) - len(kept), self.spec)
-        if isinstance(result, NoRoom):
+        if isinstance(result, NoSpace):
             self.pool.release(kept)
             return result
         request.blocks = [*kept, *result.block_ids]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from kvcontrol.core.integrity import must
 from kvcontrol.kv_runtime.errors import AllocationError
-from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
+from kvcontrol.kv_runtime.refusal import NoSpace, Shortage
 
 
 class BuddyAllocator:
@@ -46,7 +46,7 @@ class BuddyAllocator:
         self._merge(self.max_order)
         return self._count(order)
 
-    def allocate(self, count: int, *, order: int) -> list[int] | NoRoom:
+    def allocate(self, count: int, *, order: int) -> list[int] | NoSpace:
         """Hand out ``count`` runs of an order, by their first units, or none and say why.
 
         A refusal is ``FRAGMENTED`` where the free units would do if they lay together. Runs of the very size are taken
@@ -60,7 +60,7 @@ class BuddyAllocator:
             self._merge(order)
             if count > self._count(order):
                 shortage = Shortage.FRAGMENTED if count << order <= self.free_units else Shortage.FULL
-                return NoRoom(wanted=count, available=self._count(order), shortage=shortage)
+                return NoSpace(wanted=count, available=self._count(order), shortage=shortage)
             self._split(order, count)
         if count == 0:
             return []

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_runtime.errors import AllocationError
-from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
+from kvcontrol.kv_runtime.refusal import NoSpace, Shortage
 from lab.research.pool.space import BlockRegion, BlockSpec, PlacedBlock
 
 IsFree = Callable[[BlockId], bool]
@@ -74,10 +74,10 @@ def plan_moves(
 
 def plan_clearing(
     blocks: Iterable[PlacedBlock], *, units: int, order: int, count: int, evictable: IsFree
-) -> list[BlockId] | NoRoom:
+) -> list[BlockId] | NoSpace:
     """Return the blocks whose eviction makes ``count`` runs of an order free, those first that cost the fewest units.
 
-    ``NoRoom`` where pinned blocks leave no such runs, however many others go. O(units).
+    ``NoSpace`` where pinned blocks leave no such runs, however many others go. O(units).
     """
     size = 1 << order
     windows = _windows(blocks, units=units, order=order, movable=evictable)
@@ -94,7 +94,7 @@ def plan_clearing(
         cleared.update(gone)
         chosen += gone
     if missing > 0:
-        return NoRoom(wanted=count, available=count - missing, shortage=Shortage.FRAGMENTED)
+        return NoSpace(wanted=count, available=count - missing, shortage=Shortage.FRAGMENTED)
     return chosen
 
 

@@ -23,7 +23,7 @@ from kvcontrol.core.ids import BlockId
 from kvcontrol.core.integrity import must
 from kvcontrol.kv_policy.eviction import EvictionPolicy, PolicyContext
 from kvcontrol.kv_runtime.errors import AllocationError
-from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
+from kvcontrol.kv_runtime.refusal import NoSpace, Shortage
 from kvcontrol.kv_runtime.slab import SlabAllocator
 from lab.research.pool.defrag import plan_clearing
 from lab.research.pool.space import BlockSpace, BlockSpec, SlotSpace
@@ -101,7 +101,7 @@ class KVPool:
         self._marks: dict[BlockId, Mark] = {}
         self._next_mark = 0
 
-    def allocate(self, count: int, spec: BlockSpec | None = None) -> AllocationResult | NoRoom:
+    def allocate(self, count: int, spec: BlockSpec | None = None) -> AllocationResult | NoSpace:
         """Pin ``count`` new blocks (of the space's first kind by default), evicting cached ones as far as needed.
 
         All or nothing. A refusal that is ``FULL`` evicted nothing, unless the policy gave up less than it holds;
@@ -112,7 +112,7 @@ class KVPool:
         slab = self._slab
         blocks = self._allocate_mixed(kind, count) if slab is None else self._allocate_alike(slab, kind, count)
         counters = self.counters
-        if isinstance(blocks, NoRoom):
+        if isinstance(blocks, NoSpace):
             counters.refusals += 1
             return blocks
         counters.allocations += 1
@@ -315,7 +315,7 @@ class KVPool:
             self._questions[wanted] = context
         return context
 
-    def _allocate_alike(self, slab: SlabAllocator, spec: BlockSpec, count: int) -> Sequence[BlockId] | NoRoom:
+    def _allocate_alike(self, slab: SlabAllocator, spec: BlockSpec, count: int) -> Sequence[BlockId] | NoSpace:
         """Blocks are alike: the evicted ones are the new ones, without a detour over the free."""
         if spec is not self._default:
             self.space.order(spec)  # which refuses what isn't equal to it
@@ -325,7 +325,7 @@ class KVPool:
             return self.space.allocate(spec, count)
         evictable = len(self._cached)
         if missing > evictable:
-            return NoRoom(wanted=count, available=available + evictable)
+            return NoSpace(wanted=count, available=available + evictable)
         least = self._evict_at_least
         victims = self._evict(missing if missing >= least else max(missing, min(least, evictable)))
         if len(victims) != missing:
@@ -334,12 +334,12 @@ class KVPool:
         if not available:
             return victims
         blocks = self.space.allocate(spec, available)
-        return blocks if isinstance(blocks, NoRoom) else [*blocks, *victims]
+        return blocks if isinstance(blocks, NoSpace) else [*blocks, *victims]
 
-    def _allocate_mixed(self, spec: BlockSpec, count: int) -> list[BlockId] | NoRoom:
+    def _allocate_mixed(self, spec: BlockSpec, count: int) -> list[BlockId] | NoSpace:
         """Evict by the policy until the bytes suffice, then, if they lie scattered, what stands in the way."""
         blocks = self.space.allocate(spec, count)
-        if not isinstance(blocks, NoRoom):
+        if not isinstance(blocks, NoSpace):
             return blocks
         if count * _run_bytes(self.space, spec) > self.space.free_bytes + self._cached_bytes:
             return blocks
@@ -349,11 +349,11 @@ class KVPool:
                 return blocks
             self.space.free(victims)
             blocks = self.space.allocate(spec, count)
-            if not isinstance(blocks, NoRoom):
+            if not isinstance(blocks, NoSpace):
                 return blocks
         return self._clear(spec, blocks)
 
-    def _clear(self, spec: BlockSpec, refused: NoRoom) -> list[BlockId] | NoRoom:
+    def _clear(self, spec: BlockSpec, refused: NoSpace) -> list[BlockId] | NoSpace:
         """Make runs for blocks that are larger than the holes.
 
         What the policy gives up next goes with all that stands in the same place, unless something there is pinned:
@@ -377,7 +377,7 @@ class KVPool:
             self._free_for_place(cleared, reason)
             self.space.free(victims)
             blocks = self.space.allocate(spec, refused.wanted)
-            if not isinstance(blocks, NoRoom):
+            if not isinstance(blocks, NoSpace):
                 return blocks
             refused = blocks
         planned = plan_clearing(
@@ -387,7 +387,7 @@ class KVPool:
             count=refused.wanted,
             evictable=self.is_cached,
         )
-        if isinstance(planned, NoRoom):
+        if isinstance(planned, NoSpace):
             return planned
         self._free_for_place(planned, reason)
         return self.space.allocate(spec, refused.wanted)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvcontrol.core.integrity import must
 from kvcontrol.kv_runtime.errors import RequestError
-from kvcontrol.kv_runtime.refusal import NoRoom, Shortage
+from kvcontrol.kv_runtime.refusal import NoSpace, Shortage
 from lab.research.pool.usage import Fragmentation
 
 
@@ -36,7 +36,7 @@ class SlotLayout:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def allocate(self, request_id: str, tokens: int, *, reserve: int) -> int | NoRoom:
+    def allocate(self, request_id: str, tokens: int, *, reserve: int) -> int | NoSpace:
         """Reserve room for ``reserve`` tokens, of which ``tokens`` are written now; return where it begins."""
         if request_id in self._slots:
             raise RequestError(f"request {request_id} has a slot already")
@@ -51,7 +51,7 @@ class SlotLayout:
                 return start
         free = self.capacity_tokens - self.reserved_tokens
         shortage = Shortage.FRAGMENTED if reserve <= free else Shortage.FULL
-        return NoRoom(wanted=1, available=0, shortage=shortage)
+        return NoSpace(wanted=1, available=0, shortage=shortage)
 
     def append(self, request_id: str, tokens: int = 1) -> None:
         """Write further tokens; ``RequestError`` beyond the reservation, which can't grow."""

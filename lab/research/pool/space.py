@@ -12,7 +12,7 @@ from kvcontrol.core.blocks import KVFormat
 from kvcontrol.core.ids import BlockId
 from kvcontrol.core.integrity import must
 from kvcontrol.kv_runtime.errors import AllocationError
-from kvcontrol.kv_runtime.refusal import NoRoom
+from kvcontrol.kv_runtime.refusal import NoSpace
 from kvcontrol.kv_runtime.slab import SlabAllocator
 from lab.research.pool.buddy import BuddyAllocator
 
@@ -51,7 +51,7 @@ class BlockSpace(Protocol):
     def available(self, spec: BlockSpec) -> int:
         """Return how many blocks could be allocated now."""
 
-    def allocate(self, spec: BlockSpec, count: int) -> list[BlockId] | NoRoom:
+    def allocate(self, spec: BlockSpec, count: int) -> list[BlockId] | NoSpace:
         """Make blocks resident, all or none. ``AllocationError`` for a spec that isn't one of ``specs``."""
 
     def free(self, blocks: Sequence[BlockId]) -> None:
@@ -128,10 +128,10 @@ class SlotSpace:
             self.order(spec)
         return self.slab.available
 
-    def allocate(self, spec: BlockSpec, count: int) -> list[BlockId] | NoRoom:
+    def allocate(self, spec: BlockSpec, count: int) -> list[BlockId] | NoSpace:
         if spec is not self._spec:
             self.order(spec)
-        return cast("list[BlockId] | NoRoom", self.slab.allocate(count))
+        return cast("list[BlockId] | NoSpace", self.slab.allocate(count))
 
     def free(self, blocks: Sequence[BlockId]) -> None:
         self.slab.free(blocks)
@@ -214,12 +214,12 @@ class BlockRegion:
     def available(self, spec: BlockSpec) -> int:
         return self._buddy.available(self.order(spec))
 
-    def allocate(self, spec: BlockSpec, count: int) -> list[BlockId] | NoRoom:
+    def allocate(self, spec: BlockSpec, count: int) -> list[BlockId] | NoSpace:
         starts = self._buddy.allocate(count, order=self.order(spec))
-        if isinstance(starts, NoRoom):
+        if isinstance(starts, NoSpace):
             return starts
         names = self._names.allocate(count)
-        if isinstance(names, NoRoom):
+        if isinstance(names, NoSpace):
             raise AssertionError("a region has more blocks than units")  # noqa: TRY004 - no caller can cause it
         blocks = cast("list[BlockId]", names)
         self._places.update(zip(blocks, zip(starts, repeat(spec)), strict=False))
@@ -282,7 +282,7 @@ class BlockRegion:
             raise AllocationError(f"block {block} is being moved already")
         self._buddy.take(start, order=self._orders[spec])
         names = self._names.allocate(1)
-        if isinstance(names, NoRoom):
+        if isinstance(names, NoSpace):
             raise AssertionError("a region has more blocks than units")  # noqa: TRY004 - no caller can cause it
         target = BlockId(names[0])
         self._places[target] = (start, spec)

@@ -33,12 +33,12 @@ class AibrixPrefixCache:
         matched = [each for each in candidates if each.expected_tokens and each.running <= bound]
         if matched:
             return Decision(candidate=min(matched, key=_by_match), basis="prefix", reason="longest_match")
-        chosen = min(candidates, key=lambda each: (each.running, each.last_turn))
+        chosen = min(candidates, key=lambda each: (each.running, each.last_request))
         return Decision(candidate=chosen, basis="load", reason="cold")
 
 
 def _by_match(each: Candidate) -> tuple[int, int, int]:
-    return -each.expected_tokens, each.running, each.last_turn
+    return -each.expected_tokens, each.running, each.last_request
 
 
 __all__ = ["DEVIATIONS", "IMBALANCE", "AibrixPrefixCache"]

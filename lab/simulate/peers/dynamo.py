@@ -31,7 +31,7 @@ class DynamoCost:
             credit = sum(CREDIT[tier] * tokens for tier, tokens in each.tokens_by_tier.items())
             credit += max(0, each.expected_tokens - each.matched_tokens)  # what it predicts of its own routes
             prefill = max(each.prefill_tokens + prompt - credit, 0.0)
-            return prefill + self._held.tokens(each) + prompt, each.last_turn
+            return prefill + self._held.tokens(each) + prompt, each.last_request
 
         chosen = min(query.candidates, key=cost)
         self._held.placed(chosen.instance, prompt)

@@ -41,7 +41,7 @@ class LlmDScorers:
             queue = (longest - _queued(each)) / spread if spread else 1.0
             use = min(1.0, self._held.tokens(each) / self._capacity_tokens)
             prefix = each.expected_tokens / prompt if prompt else 0.0
-            return QUEUE * queue + KV_USE * (1 - use) + PREFIX * prefix, -each.last_turn
+            return QUEUE * queue + KV_USE * (1 - use) + PREFIX * prefix, -each.last_request
 
         chosen = max(query.candidates, key=score)
         self._held.placed(chosen.instance, prompt)

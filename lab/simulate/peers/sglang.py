@@ -35,7 +35,7 @@ class SglangCacheAware:
 
 
 def _load(each: Candidate) -> tuple[int, int]:
-    return each.running, each.last_turn
+    return each.running, each.last_request
 
 
 __all__ = ["BALANCE_ABS", "BALANCE_REL", "CACHE_THRESHOLD", "SglangCacheAware"]

@@ -41,7 +41,7 @@ class Terminal:
 
     async def __aenter__(self) -> Self:
         self._number, other = pty.openpty()
-        self.resize(*self._size, tell=False)
+        self.resize(*self._size, send=False)
         self.process = await asyncio.create_subprocess_exec(
             *self._arguments, stdin=other, stdout=other, stderr=other, env=self._environment, start_new_session=True
         )
@@ -65,9 +65,9 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._number, keys.encode())
 
-    def resize(self, width: int, height: int, *, tell: bool = True) -> None:
+    def resize(self, width: int, height: int, *, send: bool = True) -> None:
         fcntl.ioctl(self._number, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-        if tell:
+        if send:
             self.process.send_signal(signal.SIGWINCH)
 
     @property

@@ -43,19 +43,19 @@ def options(*keys: ApiKey) -> GatewayOptions:
 
 @pytest.mark.parametrize("command", ["up", "engine", "doctor", "replay", "simulate"])
 def test_each_command_explains_itself(command: str) -> None:
-    said = typed(command, "--help")
-    assert said.code == 0
-    assert f"Usage: kvgate {command}" in said.out
+    answer = typed(command, "--help")
+    assert answer.code == 0
+    assert f"Usage: kvgate {command}" in answer.out
 
 
 def test_help_of_up_names_every_option() -> None:
-    said = in_a_process("up", "--help", LC_ALL="C", PYTHONIOENCODING="", PYTHONUTF8="")
-    assert said.isascii(), "a terminal of the locale C shows nothing else"
+    answer = in_a_process("up", "--help", LC_ALL="C", PYTHONIOENCODING="", PYTHONUTF8="")
+    assert answer.isascii(), "a terminal of the locale C shows nothing else"
     for option in (
         *("--model", "--tiny", "--instances", "--host", "--port", "--device", "--block-size", "--kv-blocks"),
         *("--kv-memory", "--max-batch-size", "--threads", "--itl-target", "--routing", "--api-key", "--state-dir"),
     ):
-        assert option in said
+        assert option in answer
 
 
 @pytest.mark.parametrize("form", ["--json", "--markdown", ""])
@@ -63,8 +63,8 @@ def test_a_report_that_can_not_be_printed_is_said_in_one_line(tmp_path: Path, fo
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"hash_ids": [1, 2], "input_length": 1024, "output_length": 4, "timestamp": 0}\n')
     with Path("/dev/full").open("w") as full:
-        said = typed("simulate", str(trace), *filter(None, [form]), into=full)
-    assert (said.code, said.err) == (1, "kvgate: cannot write to standard output: No space left on device\n")
+        answer = typed("simulate", str(trace), *filter(None, [form]), into=full)
+    assert (answer.code, answer.err) == (1, "kvgate: cannot write to standard output: No space left on device\n")
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -81,23 +81,23 @@ def test_the_gateways_help_is_its_own() -> None:
 
 
 def test_an_unknown_option_is_named() -> None:
-    said = typed("up", "--tinny")
-    assert said.code == 2
-    assert "--tinny" in said.err
+    answer = typed("up", "--tinny")
+    assert answer.code == 2
+    assert "--tinny" in answer.err
 
 
 def test_an_engine_on_a_cpu_takes_no_share_of_a_gpus_memory(tmp_path: Path) -> None:
     folder = build_tiny(tmp_path / "tiny")
-    said = typed("engine", "--model", str(folder), "--device", "cpu", "--kv-memory", "40%")
-    assert said.code == 1
-    assert "--kv-memory on a CPU is an amount, for example 2GiB" in said.err
+    answer = typed("engine", "--model", str(folder), "--device", "cpu", "--kv-memory", "40%")
+    assert answer.code == 1
+    assert "--kv-memory on a CPU is an amount, for example 2GiB" in answer.err
 
 
 def test_an_engine_needs_a_model_folder(tmp_path: Path) -> None:
-    said = typed("engine", "--model", str(tmp_path / "absent"))
-    assert said.code == 1
-    assert "no such folder" in said.err
-    assert "Traceback" not in said.err
+    answer = typed("engine", "--model", str(tmp_path / "absent"))
+    assert answer.code == 1
+    assert "no such folder" in answer.err
+    assert "Traceback" not in answer.err
 
 
 def test_the_curl_is_one_shell_command_whatever_the_models_name() -> None:
@@ -126,9 +126,9 @@ def test_the_curl_presents_a_key_where_an_earlier_run_stored_some() -> None:
 
 
 def test_doctor_as_json_is_one_object(tmp_path: Path) -> None:
-    said = typed("doctor", "--json", "--port", str(free_ports(1)[0]), KVGATE_CACHE_DIR=str(tmp_path))
-    report = json.loads(said.out)
-    assert said.code == 0, report
+    answer = typed("doctor", "--json", "--port", str(free_ports(1)[0]), KVGATE_CACHE_DIR=str(tmp_path))
+    report = json.loads(answer.out)
+    assert answer.code == 0, report
     assert report["ok"] is True
     checks = {finding["check"]: finding for finding in report["checks"]}
     assert set(checks) == {
@@ -172,12 +172,12 @@ def test_doctor_sees_a_damaged_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_doctor_says_what_of_a_preset_fits(tmp_path: Path) -> None:
-    said = typed(
+    answer = typed(
         *("doctor", "--preset", "low-latency", "--hardware", "ascend-910b", "--json"),
         KVGATE_CACHE_DIR=str(tmp_path),
     )
-    report = json.loads(said.out)
-    assert said.code == 1
+    report = json.loads(answer.out)
+    assert answer.code == 1
     assert report["ok"] is False
     assert (report["preset"], report["hardware"]) == ("low-latency", "ascend-910b")
     assert report["values"]["ddr.size"] == "32GiB"
@@ -188,32 +188,32 @@ def test_doctor_says_what_of_a_preset_fits(tmp_path: Path) -> None:
 
 
 def test_doctor_prints_beside_each_value_whether_it_was_measured(tmp_path: Path) -> None:
-    said = typed("doctor", "--preset", "low-latency", "--hardware", "nvidia-h100", KVGATE_CACHE_DIR=str(tmp_path))
-    lines = {line.split()[0]: line for line in said.out.splitlines() if line.strip()}
+    answer = typed("doctor", "--preset", "low-latency", "--hardware", "nvidia-h100", KVGATE_CACHE_DIR=str(tmp_path))
+    lines = {line.split()[0]: line for line in answer.out.splitlines() if line.strip()}
     assert lines["quota.burst_share"].rstrip().endswith("not measured, of each tier, for one tenant")
     assert lines["ddr.size"].rstrip().endswith("not measured")
     assert lines["max_batch_size"].split() == ["max_batch_size", "16"]
 
 
 def test_doctor_answers_an_unknown_preset_with_the_known_ones() -> None:
-    said = typed("doctor", "--preset", "fast")
-    assert said.code == 1
-    assert "unknown preset 'fast'; known: long-context-32k" in said.err
-    assert "Traceback" not in said.err
+    answer = typed("doctor", "--preset", "fast")
+    assert answer.code == 1
+    assert "unknown preset 'fast'; known: long-context-32k" in answer.err
+    assert "Traceback" not in answer.err
 
 
 def test_doctor_refuses_what_only_goes_with_a_preset() -> None:
-    said = typed("doctor", "--hardware", "cpu")
-    assert said.code == 1
-    assert "need --preset" in said.err
+    answer = typed("doctor", "--hardware", "cpu")
+    assert answer.code == 1
+    assert "need --preset" in answer.err
 
 
 @pytest.mark.parametrize("command", ["up", "engine"])
 def test_engines_can_be_given_presets_and_tiers(command: str) -> None:
-    said = typed(command, "--help").out
+    answer = typed(command, "--help").out
     for option in ("--preset", "--hardware", "--ddr", "--ddr-path", "--nvme", "--nvme-dir", "--tier-write"):
-        assert option in said
-    assert "write_on_second_use" in said
+        assert option in answer
+    assert "write_on_second_use" in answer
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_tiers_that_can_not_be_are_refused_before_anything_starts(
     tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     folder = build_tiny(tmp_path / "tiny")
-    said = typed("engine", "--model", str(folder), "--device", "cpu", *options)
-    assert said.code == 1
-    assert message in said.err
-    assert "Traceback" not in said.err
+    answer = typed("engine", "--model", str(folder), "--device", "cpu", *options)
+    assert answer.code == 1
+    assert message in answer.err
+    assert "Traceback" not in answer.err

@@ -64,24 +64,24 @@ def test_a_command_that_can_not_be_imported_is_listed_as_such_and_refused(
     installed(tmp_path, "no_such_package:other")
     monkeypatch.syspath_prepend(tmp_path)
     assert "Not available: No module named 'no_such_package'" in typed("--help").out
-    said = typed("other")
-    assert said.code == 1
-    assert said.err.startswith("kvgate: kvgate other cannot be loaded: No module named 'no_such_package'\n")
+    answer = typed("other")
+    assert answer.code == 1
+    assert answer.err.startswith("kvgate: kvgate other cannot be loaded: No module named 'no_such_package'\n")
 
 
 def test_an_installation_without_the_group_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvgate.extensions.entry_points", lambda **_: importlib.metadata.EntryPoints())
-    said = typed("bench", "pool")
-    assert said.code == 1
-    assert "unknown command 'bench'; no command of the entry-point group kvgate.commands is installed" in said.err
-    assert "reinstall kvgate" in said.err
+    answer = typed("bench", "pool")
+    assert answer.code == 1
+    assert "unknown command 'bench'; no command of the entry-point group kvgate.commands is installed" in answer.err
+    assert "reinstall kvgate" in answer.err
     assert typed("doctor", "--help").code == 0
 
 
 def test_a_slip_of_the_pen_is_answered_with_the_command_that_was_meant() -> None:
-    said = typed("simulat")
-    assert said.code == 2
-    assert "Did you mean 'simulate'" in said.err
+    answer = typed("simulat")
+    assert answer.code == 2
+    assert "Did you mean 'simulate'" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -35,16 +35,16 @@ ASKED = st.builds(
 )
 
 
-@given(asked=ASKED, places=st.sets(st.integers(0, 40), max_size=4), choice=st.integers(0, 2))
+@given(request=ASKED, places=st.sets(st.integers(0, 40), max_size=4), choice=st.integers(0, 2))
 @settings(max_examples=examples(60), deadline=None)
 def test_an_answer_ends_at_the_first_stop_token_that_may_come(
-    tokenizer: SimTokenizer, answers: Answers, asked: Ending, places: set[int], choice: int
+    tokenizer: SimTokenizer, answers: Answers, request: Ending, places: set[int], choice: int
 ) -> None:
     plain = answers.draw(PROMPT, Ending(most_tokens=60), choice=choice).words
     stop = {plain[place] for place in places}
-    room = min(ROOM - len(PROMPT), asked.most_tokens or ROOM)
-    least = min(asked.least_tokens, room)
-    ending = replace(asked, least_tokens=least, stop_ids=tuple(stop))
+    room = min(ROOM - len(PROMPT), request.most_tokens or ROOM)
+    least = min(request.least_tokens, room)
+    ending = replace(request, least_tokens=least, stop_ids=tuple(stop))
     drawn = answers.draw(PROMPT, ending, choice=choice)
     assert drawn == answers.draw(PROMPT, ending, choice=choice)
     end = tokenizer.end_token
@@ -52,16 +52,16 @@ def test_an_answer_ends_at_the_first_stop_token_that_may_come(
     assert drawn.words == drawn.generated[: len(drawn.words)]
     if drawn.reason == "stop":
         assert drawn.generated[-1] in ends
-        assert (len(drawn.generated), not asked.ignores_eos) == (len(drawn.words) + 1, True)
-        assert drawn.last == ([drawn.generated[-1]] if asked.shows_stop else [])
+        assert (len(drawn.generated), not request.ignores_eos) == (len(drawn.words) + 1, True)
+        assert drawn.last == ([drawn.generated[-1]] if request.shows_stop else [])
         if drawn.generated[-1] == end:  # its own
-            assert (asked.most_tokens, len(drawn.words)) == (None, max(20, least))
+            assert (request.most_tokens, len(drawn.words)) == (None, max(20, least))
     else:
         assert (drawn.generated, drawn.last) == (drawn.words, [])
         assert len(drawn.words) == room
     assert least <= len(drawn.words) <= room
     assert not ends & set(drawn.words)
-    if not asked.ignores_eos:  # what may be said is what would have been said
+    if not request.ignores_eos:  # what may be said is what would have been said
         assert drawn.words[least:] == plain[least : len(drawn.words)] or len(drawn.words) > 60
 
 

@@ -22,7 +22,7 @@ from tests.support.simulated import Listening, engine, finish, request, run
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 
 
-def asked(
+def requested(
     name: str, priority: Priority = NORMAL, due_s: float | None = None, *, blocks: int = 1, output: int = 4
 ) -> SimRequest:
     urgency = Urgency(priority=priority, first_token_s=due_s)
@@ -33,7 +33,7 @@ def busy() -> tuple[SimEngine, Listening, SimPolicies]:
     """An engine with one place, taken by ``running``."""
     heard = Listening()
     one = engine(heard, max_batch=1)
-    one.submit(asked("running", output=20), 0.0)
+    one.submit(requested("running", output=20), 0.0)
     return one, heard, SimPolicies(one)
 
 
@@ -56,7 +56,7 @@ def order(heard: Listening) -> list[str]:
 def test_the_strategy_says_who_is_next(strategy: str, expected: list[str]) -> None:
     one, heard, policies = busy()
     put(policies, strategy)
-    for each in (asked("a", LOW), asked("b"), asked("c", due_s=5.0), asked("d", HIGH, 9.0)):
+    for each in (requested("a", LOW), requested("b"), requested("c", due_s=5.0), requested("d", HIGH, 9.0)):
         one.submit(each, 0.01)
     finish(one)
     assert order(heard) == expected
@@ -72,7 +72,7 @@ def test_among_equals_priority_is_the_order_of_arrival(waves: list[tuple[float, 
         one = engine(Listening(), hbm_blocks=16, max_batch=2)
         one.queue.swap(make_strategy(name, {"ageing_bound_s": bound_s}))
         comes = sorted(waves)
-        sequences = run(one, [(at_s, asked("", blocks=blocks, output=output)) for at_s, blocks, output in comes])
+        sequences = run(one, [(at_s, requested("", blocks=blocks, output=output)) for at_s, blocks, output in comes])
         return [(each.preempted, each.first_token_s, each.ended_s) for each in sequences]
 
     assert served("priority") == served("fifo")
@@ -80,12 +80,12 @@ def test_among_equals_priority_is_the_order_of_arrival(waves: list[tuple[float, 
 
 def test_an_exchange_takes_over_all_that_wait_and_counts_go_on() -> None:
     one, heard, policies = busy()
-    for each in (asked("a", LOW), asked("b", LOW), asked("c", HIGH)):
+    for each in (requested("a", LOW), requested("b", LOW), requested("c", HIGH)):
         one.submit(each, 0.01)
-    gone = one.submit(asked("gone", HIGH), 0.02)
+    gone = one.submit(requested("gone", HIGH), 0.02)
     assert put(policies, "priority", params={"ageing_bound_s": 30}).effective_params == {"ageing_bound_s": 30}
     one.cancel(gone, 0.03)
-    one.submit(asked("d"), 0.04)
+    one.submit(requested("d"), 0.04)
     shown = put(policies, "hybrid", params={"class_s": 5})
     assert (shown.name, shown.params) == ("hybrid", {"class_s": 5})
     assert shown.effective_params == STRATEGIES["hybrid"].values({"class_s": 5})
@@ -109,7 +109,7 @@ def test_an_exchange_takes_over_all_that_wait_and_counts_go_on() -> None:
 def test_who_has_waited_for_long_is_started_for_its_age(strategy: str) -> None:
     one, heard, policies = busy()
     put(policies, strategy, params={"ageing_bound_s": 0.01})
-    for each in (asked("a", LOW), asked("b", HIGH)):
+    for each in (requested("a", LOW), requested("b", HIGH)):
         one.submit(each, 0.02)
     finish(one)
     assert order(heard) == ["running", "a", "b"]
@@ -121,11 +121,11 @@ def test_one_that_was_preempted_goes_before_more_important_ones() -> None:
     tight = engine(heard, hbm_blocks=16)
     tight.queue.swap(make_strategy("priority"))
     for number in range(3):
-        tight.submit(asked(str(number), LOW, blocks=number and 1, output=40), 0.0)
+        tight.submit(requested(str(number), LOW, blocks=number and 1, output=40), 0.0)
     while not tight.counters.preemptions:
         tight.advance(tight.next_event_s)
         tight.check_integrity()
-    tight.submit(asked("late", HIGH, output=40), tight.now_s)
+    tight.submit(requested("late", HIGH, output=40), tight.now_s)
     tight.queue.swap(make_strategy("slo_aware"))
     returned = tight.queue.first(tight.now_s, tight.running)
     assert returned.preempted
@@ -152,7 +152,7 @@ def test_one_that_was_preempted_goes_before_more_important_ones() -> None:
 )
 def test_what_can_not_be_is_refused_and_changes_nothing(change: dict[str, Any], words: str) -> None:
     one, _, policies = busy()
-    one.submit(asked("a"), 0.01)
+    one.submit(requested("a"), 0.01)
     with pytest.raises(RefusedError, match=words):
         policies.swap(msgspec.json.encode({"kind": "schedule"} | change))
     shown = policies.report().policies[-1]
@@ -187,7 +187,7 @@ def test_nobody_is_lost_whatever_comes_leaves_and_is_exchanged(operations: list[
     for number, operation in enumerate(operations):
         match operation:
             case "submit", priority, due_s, blocks, output:
-                each = asked(str(number), priority, due_s, blocks=blocks, output=output)
+                each = requested(str(number), priority, due_s, blocks=blocks, output=output)
                 sequences.append(tight.submit(each, now_s))
             case "cancel", place if sequences:
                 tight.cancel(sequences[place % len(sequences)], now_s)

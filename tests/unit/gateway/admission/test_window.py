@@ -16,10 +16,10 @@ def test_room_comes_when_enough_of_the_oldest_has_gone() -> None:
     window = SlidingWindow()
     for second in (10, 20, 30):
         window.add(5, second)
-    assert window.room_in_s(5, 20, 31) == 0
-    assert window.room_in_s(6, 20, 31) == 40
-    assert window.room_in_s(11, 20, 31) == 50
-    assert window.room_in_s(20, 20, 31) == 60
+    assert window.free_in_s(5, 20, 31) == 0
+    assert window.free_in_s(6, 20, 31) == 40
+    assert window.free_in_s(11, 20, 31) == 50
+    assert window.free_in_s(20, 20, 31) == 60
     assert window.empty_in_s(31) == 60
 
 
@@ -40,10 +40,10 @@ def test_no_minute_sees_more_than_the_limit_and_waiting_as_told_is_enough(
     window, now_s, taken = SlidingWindow(), 0.0, list[tuple[float, int]]()
     for pause_s, amount in steps:
         now_s += pause_s
-        wait_s = window.room_in_s(amount, limit, now_s)
+        wait_s = window.free_in_s(amount, limit, now_s)
         if wait_s:
             now_s += wait_s
-        assert window.room_in_s(amount, limit, now_s) == 0
+        assert window.free_in_s(amount, limit, now_s) == 0
         window.add(amount, now_s)
         taken.append((now_s, amount))
         assert sum(each for at_s, each in taken if now_s - 60 < at_s) <= limit

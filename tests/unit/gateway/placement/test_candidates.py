@@ -73,8 +73,8 @@ class NaiveCandidates:
             foreign_requests=instance.foreign_requests,
             slots=0 if instance.stats is None else instance.stats.load.max_batch_size,
             recent_tokens=load.recent_tokens,
-            last_turn=load.last_turn,
-            last_cold_turn=load.last_cold_turn,
+            last_request=load.last_request,
+            last_cold_request=load.last_cold_request,
             speeds=world.candidates.speeds(instance),
             passed_tokens=0 if instance.stats is None else max(0, world.load.tally(name).chunked_tokens - 8192),
         )
@@ -130,28 +130,28 @@ class World:
             foreign_requests=foreign,
         )
 
-    def send(self, asked: Fingerprint | Gap, at: Instance, number: int, identity: CacheIdentity | None) -> None:
+    def send(self, source: Fingerprint | Gap, at: Instance, number: int, identity: CacheIdentity | None) -> None:
         place = ExitStack()
         permit = place.enter_context(self.load.placed(at.id, uncached_tokens=number * 1500, cold=number % 2 == 0))
         self.permits.append(permit)
         self.places.append(place)
-        if isinstance(asked, Fingerprint) and identity is not None:
-            hashes = asked.hashes(identity)
+        if isinstance(source, Fingerprint) and identity is not None:
+            hashes = source.hashes(identity)
             self.recent.remember(hashes[: number + 1], at.id, self.now_s)
-            if asked.gap is not None:
+            if source.gap is not None:
                 self.homes.remember(hashes[: 2 * number + 1], at.id, self.now_s)
             if at.stats is None:
                 self.learned.computed(self.learned.guess(at.id, hashes, 0))
 
-    def store(self, asked: Fingerprint | Gap, at: Instance, number: int) -> None:
-        if at.stats is None or isinstance(asked, Gap) or asked.textual:
+    def store(self, source: Fingerprint | Gap, at: Instance, number: int) -> None:
+        if at.stats is None or isinstance(source, Gap) or source.textual:
             return
-        hashes = tuple(asked.hashes(at.stats.identity))[: number + 1]
+        hashes = tuple(source.hashes(at.stats.identity))[: number + 1]
         tier = CacheTier.HBM if number % 2 else CacheTier.DDR
         event = BlockStored(block_hashes=hashes, parent=None, token_ids=(), block_size_tokens=BLOCK, tier=tier)
         self.index.apply(at.id, event)
 
-    def happen(self, step: str, asked: Fingerprint | Gap, at: Instance, number: int) -> None:
+    def happen(self, step: str, source: Fingerprint | Gap, at: Instance, number: int) -> None:
         match step:
             case "began" if self.permits:
                 self.permits[number % len(self.permits)].first_byte()
@@ -161,7 +161,7 @@ class World:
             case "ends" if self.places:
                 self.places.pop(number % len(self.places)).close()
             case "stored":
-                self.store(asked, at, number)
+                self.store(source, at, number)
             case "took":
                 self.calibration.observe(at.id, tokens=number * 50, running=number, took_s=0.01 + number / 50)
                 self.candidates.observed(at.id)
@@ -203,27 +203,27 @@ def walk(steps: list[tuple[str, int]], count: int) -> None:
     naive = NaiveCandidates(world)
     kept = CostAware(COSTS)
     for step, number in [*steps, ("ask", 2), ("ask", 0), ("ask some", 1)]:
-        asked, at = prompt(number % 4), world.instances[number % count]
+        source, at = prompt(number % 4), world.instances[number % count]
         if step == "ask":
-            compare(world, naive, kept, asked, world.instances)
+            compare(world, naive, kept, source, world.instances)
         elif step == "ask some":
-            compare(world, naive, kept, asked, world.instances[number % count :: -1])
+            compare(world, naive, kept, source, world.instances[number % count :: -1])
         elif step == "sent":
-            world.send(asked, at, number, naive.identity(asked, at))
+            world.send(source, at, number, naive.identity(source, at))
         else:
-            world.happen(step, asked, at, number)
+            world.happen(step, source, at, number)
     for place in world.places:
         place.close()
 
 
 def compare(
-    world: World, naive: NaiveCandidates, kept: CostAware, asked: Fingerprint | Gap, some: Sequence[Instance]
+    world: World, naive: NaiveCandidates, kept: CostAware, source: Fingerprint | Gap, some: Sequence[Instance]
 ) -> None:
     """The policy that looks at columns, and keeps what it has worked out, decides as on paper."""
-    field = world.candidates.of(some, world.candidates.lookups(asked))
-    tokens = asked.tokens if isinstance(asked, Fingerprint) else None
+    field = world.candidates.of(some, world.candidates.lookups(source))
+    tokens = source.tokens if isinstance(source, Fingerprint) else None
     now = [field.at(place) for place in range(len(field))]
-    expected = [near(each) for each in naive.of(asked, some)]
+    expected = [near(each) for each in naive.of(source, some)]
     assert [near(each) for each in field] == expected
     assert [near(each) for each in now] == expected
     decision = kept.choose(Query(prompt_tokens=tokens, gap=None, candidates=field))
@@ -244,7 +244,7 @@ def on_paper(candidates: Sequence[Candidate], tokens: int | None) -> InstanceId:
         if any(held):
             return 0, -each.expected_tokens, cost_s, each.recent_tokens, each.instance
         excess = min(COSTS.spread * (each.recent_tokens - least), 8192)
-        return each.running, excess, each.last_cold_turn, cost_s, each.instance
+        return each.running, excess, each.last_cold_request, cost_s, each.instance
 
     return min(tied, key=order)[0].instance
 
@@ -324,8 +324,8 @@ CANDIDATES = st.builds(
     foreign_requests=st.integers(0, 9),
     slots=st.integers(0, 8),
     recent_tokens=st.floats(0, 1e6),
-    last_turn=st.integers(0, 3),
-    last_cold_turn=st.integers(0, 3),
+    last_request=st.integers(0, 3),
+    last_cold_request=st.integers(0, 3),
     speeds=SPEEDS,
     passed_tokens=st.just(0) | st.integers(1, 10**5),
 ).map(lambda each: each._replace(prefill_tokens=each.prefill_tokens + each.passed_tokens))
@@ -352,7 +352,7 @@ def test_the_cheapest_by_the_sum_is_the_cheapest_by_its_named_terms(found: list[
 @settings(deadline=None, max_examples=examples(60))
 @given(
     found=st.lists(CANDIDATES, min_size=1, max_size=6),
-    asked=st.lists(
+    source=st.lists(
         st.tuples(st.none() | st.integers(900, 10**5), st.lists(st.tuples(st.integers(0, 5), CANDIDATES), max_size=3)),
         min_size=1,
         max_size=6,
@@ -360,12 +360,12 @@ def test_the_cheapest_by_the_sum_is_the_cheapest_by_its_named_terms(found: list[
     fewer=st.integers(0, 5),
 )
 def test_what_is_kept_of_the_last_decisions_decides_nothing(
-    found: list[Candidate], asked: list[tuple[int | None, list[tuple[int, Candidate]]]], fewer: int
+    found: list[Candidate], source: list[tuple[int | None, list[tuple[int, Candidate]]]], fewer: int
 ) -> None:
     """Some candidates change between two requests, the others are the same objects."""
     kept = CostAware(COSTS)
     now = [each._replace(instance=InstanceId(f"i{number}")) for number, each in enumerate(found)]
-    for tokens, changes in asked:
+    for tokens, changes in source:
         for place, other in changes:
             now[place % len(now)] = other._replace(instance=now[place % len(now)].instance)
         for candidates in (tuple(now), tuple(now[: fewer % len(now) + 1])):

@@ -38,5 +38,5 @@ def test_turns_number_all_requests_and_cold_ones_apart() -> None:
     for instance, cold in ((A, True), (B, False), (A, False)):
         with load.placed(instance, uncached_tokens=0, cold=cold):
             pass
-    assert (load.of(A).last_turn, load.of(A).last_cold_turn) == (3, 1)
-    assert (load.of(B).last_turn, load.of(B).last_cold_turn) == (2, 0)
+    assert (load.of(A).last_request, load.of(A).last_cold_request) == (3, 1)
+    assert (load.of(B).last_request, load.of(B).last_cold_request) == (2, 0)

@@ -51,8 +51,8 @@ def queries(draw: st.DrawFn) -> Query:
                 slots=draw(st.integers(0, 8)),
                 recent_tokens=draw(st.floats(0, 1e5)),
                 speeds=draw(st.none() | SPEEDS),
-                last_turn=draw(st.integers(0, 9)),
-                last_cold_turn=draw(st.integers(0, 9)),
+                last_request=draw(st.integers(0, 9)),
+                last_cold_request=draw(st.integers(0, 9)),
             )
         )
     return Query(
@@ -91,9 +91,9 @@ def test_a_prompt_without_a_fingerprint_says_so(name: str) -> None:
 
 def test_round_robin_takes_whoever_waited_longest() -> None:
     candidates = (
-        Candidate(instance=A, last_turn=3),
-        Candidate(instance=B, last_turn=1),
-        Candidate(instance=C, last_turn=2),
+        Candidate(instance=A, last_request=3),
+        Candidate(instance=B, last_request=1),
+        Candidate(instance=C, last_request=2),
     )
     assert RoundRobin(COSTS).choose(Query(prompt_tokens=1, gap=None, candidates=candidates)).candidate.instance == B
 
@@ -149,7 +149,8 @@ def test_what_was_just_routed_attracts_siblings_until_the_queue_is_too_long() ->
 
 def test_cold_prompts_go_to_whoever_got_none_for_longest_whatever_warm_ones_came_between() -> None:
     assert prefix(
-        Candidate(instance=A, last_cold_turn=7, last_turn=7), Candidate(instance=B, last_cold_turn=3, last_turn=9)
+        Candidate(instance=A, last_cold_request=7, last_request=7),
+        Candidate(instance=B, last_cold_request=3, last_request=9),
     ) == ("b", "load", "cold")
 
 
@@ -197,13 +198,15 @@ def test_blocks_on_a_slow_disk_are_worth_less_than_computing_them_anew() -> None
 
 def test_a_fast_instance_gets_cold_prompts_that_a_slow_one_would_take_longer_for() -> None:
     fast, slow = (Speeds(prefill_tokens_per_s=speed, decode_load_s=0) for speed in (5000, 500))
-    candidates = (Candidate(instance=A, speeds=slow), Candidate(instance=B, speeds=fast, last_cold_turn=9))
+    candidates = (Candidate(instance=A, speeds=slow), Candidate(instance=B, speeds=fast, last_cold_request=9))
     assert prefix(*candidates)[0] == "b"
 
 
 def test_nearly_equal_costs_tie_and_who_got_least_work_lately_is_next() -> None:
     nearly = Speeds(prefill_tokens_per_s=1001, decode_load_s=0.02)
-    assert prefix(Candidate(instance=A, speeds=nearly, last_cold_turn=2), Candidate(instance=B, last_cold_turn=1)) == (
+    assert prefix(
+        Candidate(instance=A, speeds=nearly, last_cold_request=2), Candidate(instance=B, last_cold_request=1)
+    ) == (
         "b",
         "load",
         "cold",
@@ -262,7 +265,7 @@ def test_prefix_affinity_takes_the_longest_match_within_a_window_of_load() -> No
     assert affine(held(A, 100, in_flight=8), held(B, 50)) == ("a", "prefix", "longest_match")
     assert affine(held(A, 100, in_flight=9), held(B, 50)) == ("b", "prefix", "busy_holder")
     assert affine(held(A, 100, in_flight=9), Candidate(instance=B)) == ("b", "load", "busy_holder")
-    assert affine(Candidate(instance=A, last_cold_turn=2), Candidate(instance=B, last_cold_turn=1))[0] == "b"
+    assert affine(Candidate(instance=A, last_cold_request=2), Candidate(instance=B, last_cold_request=1))[0] == "b"
 
 
 def hashed(key: bytes | None, *candidates: Candidate) -> tuple[str, str]:

@@ -42,7 +42,7 @@ class World:
                     in_flight=number,
                     prefill_tokens=number * tokens,
                     recent_tokens=number * tokens,
-                    last_cold_turn=last[each],
+                    last_cold_request=last[each],
                     speeds=self.calibration.speeds(each),
                 )
                 for each, number in given.items()

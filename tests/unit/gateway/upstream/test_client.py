@@ -34,10 +34,10 @@ def never() -> asyncio.Future[None]:
 
 
 async def ask(
-    asked: UpstreamClient, url: str, body: bytes = b"{}", hung: Callable[[], asyncio.Future[None]] = never
+    shape: UpstreamClient, url: str, body: bytes = b"{}", hung: Callable[[], asyncio.Future[None]] = never
 ) -> tuple[int, bytes]:
     """Return status and body."""
-    response = await asked.open(url, b"/v1/x", headers=[(b"x-a", b"\xff")], body=body, hung=hung)
+    response = await shape.open(url, b"/v1/x", headers=[(b"x-a", b"\xff")], body=body, hung=hung)
     parts = []
     try:
         while part := await response.read():
@@ -47,15 +47,15 @@ async def ask(
     return response.status, b"".join(parts)
 
 
-async def failure_of(asked: UpstreamClient, url: str, **more: Callable[[], asyncio.Future[None]]) -> FailureKind:
+async def failure_of(shape: UpstreamClient, url: str, **more: Callable[[], asyncio.Future[None]]) -> FailureKind:
     with pytest.raises(UpstreamFailureError) as caught:
-        await ask(asked, url, **more)
+        await ask(shape, url, **more)
     return caught.value.kind
 
 
 async def test_a_request_leaves_as_it_is_meant() -> None:
-    async with serving(answering(PLAIN)) as server, client() as asked:
-        assert await ask(asked, server.url, b'{"a": 1}') == (200, b"hello")
+    async with serving(answering(PLAIN)) as server, client() as shape:
+        assert await ask(shape, server.url, b'{"a": 1}') == (200, b"hello")
     host = server.url.removeprefix("http://").encode()
     assert server.requests == [
         b"POST /v1/x HTTP/1.1\r\nhost: " + host + b"\r\nx-a: \xff\r\ncontent-length: 8\r\n\r\n" + b'{"a": 1}'
@@ -65,9 +65,9 @@ async def test_a_request_leaves_as_it_is_meant() -> None:
 async def test_a_connection_is_used_again_after_a_whole_answer() -> None:
     async with (
         serving(answering(PLAIN, CHUNKED, PLAIN, b"HTTP/1.1 204 No Content\r\n\r\n", PLAIN)) as server,
-        client() as asked,
+        client() as shape,
     ):
-        said = [await ask(asked, server.url) for _ in range(5)]
+        said = [await ask(shape, server.url) for _ in range(5)]
     assert said == [(200, b"hello"), (200, b"hello world"), (200, b"hello"), (204, b""), (200, b"hello")]
     assert server.connections == 1
 
@@ -77,8 +77,8 @@ async def test_an_answer_that_ends_after_the_client_was_closed_leaves_no_connect
 ) -> None:
     monkeypatch.setattr(connection_pool, "_IDLE_S", 3600.0)
     async with serving(answering(PLAIN, PLAIN)) as server:
-        async with client() as asked:
-            response = await asked.open(server.url, b"/v1/x", headers=[], body=b"{}", hung=never)
+        async with client() as shape:
+            response = await shape.open(server.url, b"/v1/x", headers=[], body=b"{}", hung=never)
             assert await response.read() == b"hello"
         assert server.ended == 0
         response.close()
@@ -97,8 +97,8 @@ async def test_an_answer_that_ends_after_the_client_was_closed_leaves_no_connect
     ],
 )
 async def test_a_connection_that_is_to_be_closed_is_not_used_again(answer: bytes) -> None:
-    async with serving(answering(answer)) as server, client() as asked:
-        assert [await ask(asked, server.url) for _ in range(2)] == [(200, b"hello")] * 2
+    async with serving(answering(answer)) as server, client() as shape:
+        assert [await ask(shape, server.url) for _ in range(2)] == [(200, b"hello")] * 2
         assert server.connections == 2
 
 
@@ -115,16 +115,16 @@ async def test_an_answer_is_the_same_however_the_network_cuts_it(answer: bytes) 
                 await writer.drain()
                 await asyncio.sleep(0)
 
-    async with serving(script) as server, client() as asked:
-        said = {await ask(asked, server.url) for _ in range(1, len(answer))}
+    async with serving(script) as server, client() as shape:
+        said = {await ask(shape, server.url) for _ in range(1, len(answer))}
     assert said == {(200, b"hello world" if answer is CHUNKED else b"hello")}
     assert server.connections == 1
 
 
 async def test_headers_and_trailers_are_kept_apart_and_interim_ones_are_dropped() -> None:
     interim = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
-    async with serving(answering(interim + CHUNKED)) as server, client() as asked:
-        response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+    async with serving(answering(interim + CHUNKED)) as server, client() as shape:
+        response = await shape.open(server.url, b"/", headers=[], body=b"", hung=never)
         assert response.is_event_stream
         assert [name for name, _ in response.headers] == [b"transfer-encoding", b"content-type"]
         while await response.read():
@@ -135,12 +135,12 @@ async def test_headers_and_trailers_are_kept_apart_and_interim_ones_are_dropped(
 
 async def test_what_comes_behind_an_answer_is_no_answer_to_the_next_request() -> None:
     forged = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\nx-forged: 1\r\n\r\nforged"
-    async with serving(answering(PLAIN + forged, PLAIN)) as server, client() as asked:
-        response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+    async with serving(answering(PLAIN + forged, PLAIN)) as server, client() as shape:
+        response = await shape.open(server.url, b"/", headers=[], body=b"", hung=never)
         assert await response.read() == b"hello"
         assert b"x-forged" not in dict(response.headers)
         response.close()
-        assert await ask(asked, server.url) == (200, b"hello")
+        assert await ask(shape, server.url) == (200, b"hello")
         assert server.connections == 2
 
 
@@ -169,8 +169,8 @@ async def test_what_comes_behind_an_answer_is_no_answer_to_the_next_request() ->
     ],
 )
 async def test_an_answer_that_is_none_says_how(answer: bytes, kind: FailureKind) -> None:
-    async with serving(answering(answer)) as server, client() as asked:
-        assert await failure_of(asked, server.url) is kind
+    async with serving(answering(answer)) as server, client() as shape:
+        assert await failure_of(shape, server.url) is kind
 
 
 @pytest.mark.parametrize("piece", [1 << 20, 1000])
@@ -193,10 +193,10 @@ async def test_a_header_may_be_as_long_as_the_bound_says_and_no_byte_longer(line
                 writer.write(said[start : start + piece])
                 await writer.drain()
 
-    async with serving(in_pieces) as server, client() as asked:
-        assert await ask(asked, server.url) == (200, b"hello")
+    async with serving(in_pieces) as server, client() as shape:
+        assert await ask(shape, server.url) == (200, b"hello")
         with pytest.raises(UpstreamFailureError, match=f"longer than {MOST_HEAD_BYTES} bytes") as caught:
-            await ask(asked, server.url)
+            await ask(shape, server.url)
         assert caught.value.kind is FailureKind.NO_HTTP
 
 
@@ -213,14 +213,14 @@ async def test_a_header_without_an_end_is_not_collected(line: bytes) -> None:
             await writer.drain()
             sent += len(line)
 
-    async with serving(endless) as server, client() as asked:
-        assert await failure_of(asked, server.url) is FailureKind.NO_HTTP
+    async with serving(endless) as server, client() as shape:
+        assert await failure_of(shape, server.url) is FailureKind.NO_HTTP
     assert sent < 64 << 20
 
 
 async def test_bytes_that_came_before_a_cut_are_given_out() -> None:
-    async with serving(answering(b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\nhello")) as server, client() as asked:
-        response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+    async with serving(answering(b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\nhello")) as server, client() as shape:
+        response = await shape.open(server.url, b"/", headers=[], body=b"", hung=never)
         while not server.ended:
             await asyncio.sleep(0.01)
         assert await response.read() == b"hello"
@@ -232,9 +232,9 @@ async def test_bytes_that_came_before_a_cut_are_given_out() -> None:
 async def test_nobody_there() -> None:
     async with serving(answering()) as server:
         url = server.url
-    async with client() as asked:
+    async with client() as shape:
         with pytest.raises(UpstreamFailureError) as caught:
-            await ask(asked, url)
+            await ask(shape, url)
     failure = caught.value
     assert failure.kind is FailureKind.CONNECT
     assert str(failure) == "the engine could not be reached: Connection refused"  # with no address
@@ -247,12 +247,12 @@ async def test_a_silent_instance_is_given_up() -> None:
         await reader.read()
 
     short = Timeouts(connect_s=5, first_byte_s=0.05, idle_s=0.3, hung_s=0.05)
-    async with serving(silent) as server, client(short) as asked:
-        assert await failure_of(asked, server.url) is FailureKind.FIRST_BYTE_TIMEOUT
+    async with serving(silent) as server, client(short) as shape:
+        assert await failure_of(shape, server.url) is FailureKind.FIRST_BYTE_TIMEOUT
     patient = Timeouts(connect_s=5, first_byte_s=20, idle_s=0.1, hung_s=0.05)
-    async with serving(silent) as server, client(patient) as asked:
+    async with serving(silent) as server, client(patient) as shape:
         with pytest.raises(UpstreamFailureError) as caught:
-            await ask(asked, server.url, b"begin")
+            await ask(shape, server.url, b"begin")
         assert caught.value.kind is FailureKind.IDLE_TIMEOUT
 
 
@@ -264,11 +264,11 @@ async def test_an_instance_that_hangs_is_given_up_at_once_before_its_answer_and_
 
     times = Timeouts(connect_s=5, first_byte_s=600, idle_s=600, hung_s=0.05)
     hung = never()
-    async with serving(silent) as server, client(times) as asked:
+    async with serving(silent) as server, client(times) as shape:
         asyncio.get_running_loop().call_later(0.05, hung.set_result, None)
-        assert await failure_of(asked, server.url, hung=lambda: hung) is FailureKind.HUNG
+        assert await failure_of(shape, server.url, hung=lambda: hung) is FailureKind.HUNG
         now = never()
-        response = await asked.open(server.url, b"/", headers=[], body=b"begin", hung=lambda: now)
+        response = await shape.open(server.url, b"/", headers=[], body=b"begin", hung=lambda: now)
         assert await response.read() == b"hello"
         asyncio.get_running_loop().call_later(0.05, now.set_result, None)
         with pytest.raises(UpstreamFailureError, match="stopped answering within"):
@@ -282,11 +282,11 @@ async def test_leaving_early_drops_the_connection() -> None:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello")
         await reader.read()
 
-    async with serving(endless) as server, client() as asked:
-        response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+    async with serving(endless) as server, client() as shape:
+        response = await shape.open(server.url, b"/", headers=[], body=b"", hung=never)
         response.close()
         response.close()
-        cancelled = asyncio.create_task(asked.open(server.url, b"/never", headers=[], body=b"", hung=never))
+        cancelled = asyncio.create_task(shape.open(server.url, b"/never", headers=[], body=b"", hung=never))
         while server.ended < 1 or len(server.requests) < 2:
             await asyncio.sleep(0.01)
         cancelled.cancel()
@@ -310,8 +310,8 @@ async def test_a_reader_that_does_not_keep_up_holds_the_instance_back() -> None:
             await writer.drain()
             sent += 1 << 20
 
-    async with serving(flood) as server, client() as asked:
-        response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+    async with serving(flood) as server, client() as shape:
+        response = await shape.open(server.url, b"/", headers=[], body=b"", hung=never)
         before = -1
         while before != sent:  # until nothing moves any more
             before = sent
@@ -327,19 +327,19 @@ async def test_a_reader_that_does_not_keep_up_holds_the_instance_back() -> None:
 async def test_a_compressed_answer_is_opened_and_a_damaged_one_is_a_failure() -> None:
     packed = gzip.compress(b"hello" * 100)
     head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
-    async with serving(answering(head % len(packed) + packed, head % 5 + b"wrong")) as server, client() as asked:
-        assert await ask(asked, server.url) == (200, b"hello" * 100)
-        assert await failure_of(asked, server.url) is FailureKind.BAD_ENCODING
+    async with serving(answering(head % len(packed) + packed, head % 5 + b"wrong")) as server, client() as shape:
+        assert await ask(shape, server.url) == (200, b"hello" * 100)
+        assert await failure_of(shape, server.url) is FailureKind.BAD_ENCODING
 
 
 async def test_a_compressed_answer_of_several_members_is_whole_and_one_that_is_cut_is_a_failure() -> None:
     packed = gzip.compress(b"hello" * 100)
     head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
     answers = (head % (2 * len(packed)) + 2 * packed, head % 0, head % 20 + packed[:20])
-    async with serving(answering(*answers)) as server, client() as asked:
-        assert await ask(asked, server.url) == (200, b"hello" * 200)
-        assert await ask(asked, server.url) == (200, b"")
-        assert await failure_of(asked, server.url) is FailureKind.BAD_ENCODING
+    async with serving(answering(*answers)) as server, client() as shape:
+        assert await ask(shape, server.url) == (200, b"hello" * 200)
+        assert await ask(shape, server.url) == (200, b"")
+        assert await failure_of(shape, server.url) is FailureKind.BAD_ENCODING
 
 
 class CopiesCounted:
@@ -365,17 +365,17 @@ async def test_thousands_of_empty_members_are_not_copied_thousands_of_times(monk
     monkeypatch.setattr(zlib, "decompressobj", lambda wbits: CopiesCounted(made(wbits=wbits)))
     packed = gzip.compress(b"") * 50_000 + gzip.compress(b"hello")
     head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed)
-    async with serving(answering(head + packed)) as server, client() as asked:
-        assert await ask(asked, server.url) == (200, b"hello")
+    async with serving(answering(head + packed)) as server, client() as shape:
+        assert await ask(shape, server.url) == (200, b"hello")
     assert CopiesCounted.copied < 1_000 * len(packed)
 
 
 async def test_an_answer_that_was_encoded_twice_is_left_as_it_is_whatever_lines_say_so() -> None:
     head = b"HTTP/1.1 200 OK\r\n%bcontent-length: 4\r\n\r\nabcd"
     twice = (b"content-encoding: gzip\r\ncontent-encoding: gzip\r\n", b"content-encoding: gzip, gzip\r\n")
-    async with serving(answering(*(head % each for each in twice))) as server, client() as asked:
+    async with serving(answering(*(head % each for each in twice))) as server, client() as shape:
         for lines in (2, 1):
-            response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+            response = await shape.open(server.url, b"/", headers=[], body=b"", hung=never)
             assert not response.readable
             assert sum(name == b"content-encoding" for name, _ in response.headers) == lines
             assert await response.read() == b"abcd"
@@ -386,8 +386,8 @@ async def test_a_compressed_answer_is_opened_a_piece_at_a_time() -> None:
     size = 20 << 20
     packed = gzip.compress(bytes(size))
     head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed)
-    async with serving(answering(head + packed)) as server, client() as asked:
-        response = await asked.open(server.url, b"/", headers=[], body=b"", hung=never)
+    async with serving(answering(head + packed)) as server, client() as shape:
+        response = await shape.open(server.url, b"/", headers=[], body=b"", hung=never)
         sizes = []
         while part := await response.read():
             sizes.append(len(part))
@@ -407,12 +407,12 @@ async def test_a_kept_connection_that_closes_as_the_request_goes_out_is_replaced
         await writer.drain()
         await server.request(reader)  # and no answer to it
 
-    async with serving(script) as server, client() as asked:
-        assert await ask(asked, server.url) == (200, b"hello")
-        assert await ask(asked, server.url, b"again") == (200, b"hello")
+    async with serving(script) as server, client() as shape:
+        assert await ask(shape, server.url) == (200, b"hello")
+        assert await ask(shape, server.url, b"again") == (200, b"hello")
         assert server.connections == 2
         assert [request.rpartition(b"\r\n")[2] for request in server.requests] == [b"{}", b"again", b"again"]
-        assert await failure_of(asked, server.url) is FailureKind.NO_ANSWER, "the new one closes too"
+        assert await failure_of(shape, server.url) is FailureKind.NO_ANSWER, "the new one closes too"
         assert server.connections == 3
 
 
@@ -421,39 +421,39 @@ TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length
 
 async def test_a_kept_connection_that_a_server_gives_up_with_a_408_is_replaced_once() -> None:
     """It says so of the silence before, as the request goes out; on a new connection it is an answer."""
-    async with serving(answering(PLAIN, TOO_SLOW)) as server, client() as asked:
+    async with serving(answering(PLAIN, TOO_SLOW)) as server, client() as shape:
         for _ in range(3):
-            assert await ask(asked, server.url) == (200, b"hello")
+            assert await ask(shape, server.url) == (200, b"hello")
         assert server.connections == 3
-    async with serving(answering(TOO_SLOW)) as server, client() as asked:
-        assert await ask(asked, server.url) == (408, b"")
+    async with serving(answering(TOO_SLOW)) as server, client() as shape:
+        assert await ask(shape, server.url) == (408, b"")
         assert server.connections == 1
 
 
 async def test_an_idle_connection_that_was_closed_is_not_used() -> None:
-    async with serving(answering(PLAIN)) as server, client() as asked:
-        assert await ask(asked, server.url) == (200, b"hello")
+    async with serving(answering(PLAIN)) as server, client() as shape:
+        assert await ask(shape, server.url) == (200, b"hello")
         while server.ended < 1:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
-        assert await ask(asked, server.url) == (200, b"hello")
+        assert await ask(shape, server.url) == (200, b"hello")
         assert server.connections == 2
 
 
 async def test_a_header_with_a_line_break_is_never_sent() -> None:
-    async with serving(answering(PLAIN)) as server, client() as asked:
+    async with serving(answering(PLAIN)) as server, client() as shape:
         with pytest.raises(ValueError, match="line break"):
-            await asked.open(server.url, b"/", headers=[(b"x", b"1\r\nevil: 1")], body=b"", hung=never)
+            await shape.open(server.url, b"/", headers=[(b"x", b"1\r\nevil: 1")], body=b"", hung=never)
         assert not server.requests
 
 
 class Names:
     def __init__(self, *found: str) -> None:
         self.found = found
-        self.asked = 0
+        self.shape = 0
 
     async def resolve(self, host: str, port: int) -> list[Address]:
-        self.asked += 1
+        self.shape += 1
         if not self.found:
             raise OSError(None, f"{host} has no address")
         return [Address(family=socket.AF_INET, sockaddr=(each, port)) for each in self.found]
@@ -462,13 +462,13 @@ class Names:
 async def test_a_name_is_looked_up_under_the_rules_and_each_of_its_addresses_is_tried() -> None:
     closing = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello"
     names = Names("127.0.0.2", "127.0.0.1")
-    async with serving(answering(closing)) as server, client(resolver=names) as asked:
+    async with serving(answering(closing)) as server, client(resolver=names) as shape:
         url = server.url.replace("127.0.0.1", "engine.example")
-        assert [await ask(asked, url) for _ in range(2)] == [(200, b"hello")] * 2
+        assert [await ask(shape, url) for _ in range(2)] == [(200, b"hello")] * 2
         assert b"host: engine.example:" in server.requests[0]
-        assert names.asked == 1
-    async with client(resolver=Names()) as asked:
-        assert await failure_of(asked, "http://engine.example:9000") is FailureKind.CONNECT
+        assert names.shape == 1
+    async with client(resolver=Names()) as shape:
+        assert await failure_of(shape, "http://engine.example:9000") is FailureKind.CONNECT
 
 
 def test_where_an_instance_is() -> None:

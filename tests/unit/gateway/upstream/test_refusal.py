@@ -10,7 +10,7 @@ from gateway.errors import ContextLengthError
 from gateway.errors.context_length import ContextLength, context_length_in
 from gateway.types import Dialect, Operation
 from gateway.upstream.refusal import RefusalKind, refusal_of_answer, refusal_of_event
-from gateway.upstream.relay import Asked, scanner_for
+from gateway.upstream.relay import AnswerShape, scanner_for
 
 PROMPT_TOO_LONG = [
     "Input length ({n}) must be smaller than the model context length ({m}).",  # LMDeploy
@@ -184,7 +184,7 @@ LONG = "Input length (9) must be smaller than the model context length (5)."
 def test_a_refusal_within_a_stream_has_the_same_words_and_is_the_requests_fault(
     operation: Operation, event: bytes, expected: str
 ) -> None:
-    scanner = scanner_for(Asked(operation, stream=True))
+    scanner = scanner_for(AnswerShape(operation, stream=True))
     out = scanner.feed(event % LONG.encode()).decode()
     assert expected in out
     assert (scanner.failed, scanner.refused) == (True, True)
@@ -194,7 +194,7 @@ def test_a_refusal_within_a_stream_has_the_same_words_and_is_the_requests_fault(
 
 @pytest.mark.parametrize("operation", [Operation.CHAT, Operation.MESSAGES, Operation.RESPONSES])
 def test_an_engine_that_breaks_within_a_stream_is_at_fault(operation: Operation) -> None:
-    scanner = scanner_for(Asked(operation, stream=True))
+    scanner = scanner_for(AnswerShape(operation, stream=True))
     scanner.feed(b'data: {"error": {"message": "out of memory", "type": "server_error"}}\n\n')
     assert (scanner.failed, scanner.refused) == (True, False)
 

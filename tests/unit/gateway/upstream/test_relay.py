@@ -13,12 +13,12 @@ from gateway.http.headers import Header
 from gateway.types import Operation
 from gateway.upstream import FailureKind, Relayed, UpstreamFailureError, relay
 from gateway.upstream.client import UpstreamResponse
-from gateway.upstream.relay import Asked
+from gateway.upstream.relay import AnswerShape
 
 ONE = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 DONE = "[DONE]"
 EVENTS: Header = (b"content-type", b"text/event-stream")
-CHAT = Asked(Operation.CHAT, stream=True)
+CHAT = AnswerShape(Operation.CHAT, stream=True)
 
 
 class Answer:
@@ -91,13 +91,13 @@ async def relayed(
     answer: Answer | None = None,
     own: Sequence[Header] = (),
     limit_s: float = 60,
-    asked: Asked = CHAT,
+    shape: AnswerShape = CHAT,
 ) -> Relayed:
     with (deadline := Deadline(started_s=monotonic(), limit_s=limit_s)):
         return await relay(
             cast("UpstreamResponse", answer or Answer(pieces)),
             client,
-            asked=asked,
+            shape=shape,
             own_headers=own,
             deadline=deadline,
             paused=lambda _: None,
@@ -238,7 +238,7 @@ async def test_an_answer_that_is_whole_but_for_its_last_event_is_given_it(
 ) -> None:
     client = Client()
     answer = Answer(pieces, lost=lost)
-    relayed_ = await relayed(client, answer=answer, asked=Asked(operation, stream=True))
+    relayed_ = await relayed(client, answer=answer, shape=AnswerShape(operation, stream=True))
     assert client.body.startswith(b"".join(pieces))
     assert client.events()[-1] == last
     assert "error" not in client.body.decode()
@@ -252,15 +252,18 @@ async def test_an_answer_that_is_whole_but_for_its_last_event_is_given_it(
         ((STOP, ONE), CHAT),
         ((STOP.replace(b'"stop"', b"null"), USAGE), CHAT),
         ((STOP.replace(b'"stop"', b"null"),), CHAT),
-        ((ONE, STOP), Asked(Operation.CHAT, stream=True, answers=2)),
-        ((META % b"null",), Asked(Operation.GENERATE, stream=True)),
-        ((MESSAGE,), Asked(Operation.MESSAGES, stream=True)),
-        ((MESSAGE, MESSAGE_END[MESSAGE_END.index(b"event: message_delta") :]), Asked(Operation.MESSAGES, stream=True)),
+        ((ONE, STOP), AnswerShape(Operation.CHAT, stream=True, answers=2)),
+        ((META % b"null",), AnswerShape(Operation.GENERATE, stream=True)),
+        ((MESSAGE,), AnswerShape(Operation.MESSAGES, stream=True)),
+        (
+            (MESSAGE, MESSAGE_END[MESSAGE_END.index(b"event: message_delta") :]),
+            AnswerShape(Operation.MESSAGES, stream=True),
+        ),
     ],
 )
-async def test_an_answer_that_lacks_more_ends_in_an_error(pieces: tuple[bytes, ...], asked: Asked) -> None:
+async def test_an_answer_that_lacks_more_ends_in_an_error(pieces: tuple[bytes, ...], shape: AnswerShape) -> None:
     client = Client()
-    assert (await relayed(client, *pieces, asked=asked)).failure == FailureKind.CUT
+    assert (await relayed(client, *pieces, shape=shape)).failure == FailureKind.CUT
     assert "the engine ended its stream" in client.body.decode()
 
 
@@ -291,7 +294,7 @@ async def test_other_streams_go_out_as_they_come_and_json_as_a_whole() -> None:
 async def test_a_success_without_a_body_is_the_engines_failure(headers: list[Header], *, stream: bool) -> None:
     client = Client()
     with pytest.raises(UpstreamFailureError, match="answered 200 with nothing") as failure:
-        await relayed(client, answer=Answer((), headers), asked=Asked(Operation.CHAT, stream=stream))
+        await relayed(client, answer=Answer((), headers), shape=AnswerShape(Operation.CHAT, stream=stream))
     assert failure.value.kind is FailureKind.EMPTY
     assert client.status == 0, "its client has been sent nothing, and gets an error"
 

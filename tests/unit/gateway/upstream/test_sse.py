@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.types import Operation, Usage
-from gateway.upstream.relay import Asked, scanner_for
+from gateway.upstream.relay import AnswerShape, scanner_for
 from gateway.upstream.sse import EventScanner
 from gateway.upstream.usage import usage_of_answer
 
@@ -126,7 +126,7 @@ def event(name: str, **data: object) -> bytes:
 
 
 def scanned(operation: Operation, stream: bytes, size: int) -> EventScanner:
-    scanner = scanner_for(Asked(operation, stream=True))
+    scanner = scanner_for(AnswerShape(operation, stream=True))
     assert feed(scanner, stream, [size]) == stream
     return scanner
 
@@ -186,7 +186,7 @@ BAD_TEXT = b'{"type": "\xff", "choices": [], "usage": {"prompt_tokens": 5}}'
 def test_what_is_no_text_is_passed_on_and_counts_nothing() -> None:
     assert usage_of_answer(BAD_TEXT) is None
     for operation in Operation:
-        scanner = scanner_for(Asked(operation, stream=True))
+        scanner = scanner_for(AnswerShape(operation, stream=True))
         event = b"data: " + BAD_TEXT.replace(b"choices", b"message_start") + b"\n\n"
         assert scanner.feed(event) == event
         assert scanner.usage is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import UpstreamFailedError
 from gateway.types import Operation, Usage
-from gateway.upstream.relay import Asked, scanner_for
+from gateway.upstream.relay import AnswerShape, scanner_for
 from lab.conformance.dialects import disorder, messages_events, responses_events
 
 ERROR = UpstreamFailedError("the engine's connection ended within its answer", code="upstream_cut")
@@ -23,7 +23,7 @@ DIALECTS: list[tuple[Operation, Stream]] = [
 
 def ended(operation: Operation, events: Sequence[bytes], size: int) -> str:
     """The stream as its client has it, of which these bytes came in chunks of this size."""
-    scanner = scanner_for(Asked(operation, stream=True))
+    scanner = scanner_for(AnswerShape(operation, stream=True))
     data = b"".join(events)
     out = b"".join(scanner.feed(data[start : start + size]) for start in range(0, len(data), size))
     return (out + scanner.ending(ERROR)).decode()
@@ -129,7 +129,7 @@ def test_events_that_can_not_be_read_are_passed_on_and_continued_as_far_as_they_
 
 @pytest.mark.parametrize(("operation", "stream"), DIALECTS)
 def test_a_whole_stream_counts_its_usage_and_is_over(operation: Operation, stream: Stream) -> None:
-    scanner = scanner_for(Asked(operation, stream=True))
+    scanner = scanner_for(AnswerShape(operation, stream=True))
     data = b"".join(stream("m", "tok", 3, USAGE))
     assert scanner.feed(data) == data
     assert (scanner.done, scanner.failed) == (True, False)

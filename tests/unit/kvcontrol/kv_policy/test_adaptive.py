@@ -18,8 +18,8 @@ ROOM = 64
 class Cache:
     """A cache of single blocks; a block's id is its content."""
 
-    def __init__(self, policy: AdaptivePolicy | LruPolicy, room: int = ROOM) -> None:
-        self.policy, self.room = policy, room
+    def __init__(self, policy: AdaptivePolicy | LruPolicy, capacity: int = ROOM) -> None:
+        self.policy, self.capacity = policy, capacity
         self.resident: set[int] = set()
         self.hits = 0
 
@@ -29,9 +29,13 @@ class Cache:
             self.hits += 1
             self.policy.access(path)
             return
-        if len(self.resident) >= self.room:
+        if len(self.resident) >= self.capacity:
             context = PolicyContext(
-                tier=CacheTier.HBM, wanted_blocks=1, used_blocks=self.room, capacity_blocks=self.room, incoming=path
+                tier=CacheTier.HBM,
+                wanted_blocks=1,
+                used_blocks=self.capacity,
+                capacity_blocks=self.capacity,
+                incoming=path,
             )
             self.resident.difference_update(self.policy.select_victims(context).victims)
         self.policy.insert(path, path)
@@ -93,9 +97,11 @@ def bursts(rng: random.Random, uses: int) -> Iterator[int]:
 @pytest.mark.parametrize("workload", [scan_and_popular, loops, once_again, changing, bursts])
 @pytest.mark.parametrize("room", [16, ROOM, 200])
 @pytest.mark.parametrize("seed", range(3))
-def test_it_never_falls_behind_lru_by_more_than_its_risk_at_any_moment(workload: object, room: int, seed: int) -> None:
+def test_it_never_falls_behind_lru_by_more_than_its_risk_at_any_moment(
+    workload: object, capacity: int, seed: int
+) -> None:
     assert callable(workload)
-    lru, ours = Cache(LruPolicy(), room), Cache(AdaptivePolicy(room), room)
+    lru, ours = Cache(LruPolicy(), capacity), Cache(AdaptivePolicy(capacity), capacity)
     for block in workload(random.Random(seed), 12_000):  # noqa: S311 - reproducible, not secret
         lru.use(block)
         ours.use(block)

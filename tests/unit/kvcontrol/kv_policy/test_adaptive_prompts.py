@@ -19,8 +19,8 @@ from tests.support.examples import examples
 class Cache:
     """Serves prompts as a replay does, and counts the tokens found."""
 
-    def __init__(self, policy: EvictionPolicy, room: int) -> None:
-        self.policy, self.room = policy, room
+    def __init__(self, policy: EvictionPolicy, capacity: int) -> None:
+        self.policy, self.capacity = policy, capacity
         self.resident: set[int] = set()
         self.found = 0
 
@@ -34,19 +34,23 @@ class Cache:
             if block in self.resident:
                 self.policy.access(path)
                 continue
-            if len(self.resident) >= self.room:
+            if len(self.resident) >= self.capacity:
                 context = PolicyContext(
-                    tier=CacheTier.HBM, wanted_blocks=1, used_blocks=self.room, capacity_blocks=self.room, incoming=path
+                    tier=CacheTier.HBM,
+                    wanted_blocks=1,
+                    used_blocks=self.capacity,
+                    capacity_blocks=self.capacity,
+                    incoming=path,
                 )
                 self.resident.difference_update(self.policy.select_victims(context).victims)
             self.policy.insert(path, path)
             self.resident.add(block)
 
 
-def side_by_side(requests: Sequence[Request], room: int) -> tuple[Cache, Cache]:
+def side_by_side(requests: Sequence[Request], capacity: int) -> tuple[Cache, Cache]:
     """Serve all, hold it to its promise at every prompt and its ghost to a real LRU cache."""
-    policy = AdaptivePolicy(room)
-    lru, ours = Cache(LruPolicy(), room), Cache(policy, room)
+    policy = AdaptivePolicy(capacity)
+    lru, ours = Cache(LruPolicy(), capacity), Cache(policy, capacity)
     for request in requests:
         lru.serve(request)
         ours.serve(request)
@@ -59,30 +63,30 @@ def side_by_side(requests: Sequence[Request], room: int) -> tuple[Cache, Cache]:
 
 @pytest.mark.parametrize("habit", HABITS)
 @pytest.mark.parametrize("room", [8, 60])
-def test_in_every_habit_it_keeps_its_promise_at_every_prompt(habit: str, room: int) -> None:
-    workload = Workload(Random(room), room)  # noqa: S311 - reproducible, not secret
-    workload.popular = [workload._new(max(1, room // 10)) for _ in range(20)]
-    side_by_side([workload.request(HABITS[habit](workload)) for _ in range(150)], room)
+def test_in_every_habit_it_keeps_its_promise_at_every_prompt(habit: str, capacity: int) -> None:
+    workload = Workload(Random(capacity), capacity)  # noqa: S311 - reproducible, not secret
+    workload.popular = [workload._new(max(1, capacity // 10)) for _ in range(20)]
+    side_by_side([workload.request(HABITS[habit](workload)) for _ in range(150)], capacity)
 
 
 @settings(max_examples=examples(30), deadline=None)
-@given(seed=st.integers(0, 1 << 32), room=st.sampled_from([1, 3, 8, 20, 50]), count=st.integers(1, 120))
-def test_whatever_habits_follow_each_other_it_keeps_its_promise(seed: int, room: int, count: int) -> None:
-    side_by_side(Workload(Random(seed), room).requests(count), room)  # noqa: S311
+@given(seed=st.integers(0, 1 << 32), capacity=st.sampled_from([1, 3, 8, 20, 50]), count=st.integers(1, 120))
+def test_whatever_habits_follow_each_other_it_keeps_its_promise(seed: int, capacity: int, count: int) -> None:
+    side_by_side(Workload(Random(seed), capacity).requests(count), capacity)  # noqa: S311
 
 
 @pytest.mark.slow
 @settings(max_examples=examples(400), deadline=None)
-@given(seed=st.integers(0, 1 << 32), room=st.sampled_from([3, 8, 20, 50, 100, 200, 400]), count=st.integers(1, 900))
-def test_whatever_habits_follow_each_other_for_long_it_keeps_its_promise(seed: int, room: int, count: int) -> None:
-    side_by_side(Workload(Random(seed), room).requests(count), room)  # noqa: S311
+@given(seed=st.integers(0, 1 << 32), capacity=st.sampled_from([3, 8, 20, 50, 100, 200, 400]), count=st.integers(1, 900))
+def test_whatever_habits_follow_each_other_for_long_it_keeps_its_promise(seed: int, capacity: int, count: int) -> None:
+    side_by_side(Workload(Random(seed), capacity).requests(count), capacity)  # noqa: S311
 
 
 def test_it_gains_tokens_where_few_prompts_are_popular() -> None:
-    room = 60
-    workload = Workload(Random(2), room)  # noqa: S311
+    capacity = 60
+    workload = Workload(Random(2), capacity)  # noqa: S311
     workload.popular = [workload._new(6) for _ in range(20)]
-    lru, ours = side_by_side([workload.request(workload.few()) for _ in range(1_500)], room)
+    lru, ours = side_by_side([workload.request(workload.few()) for _ in range(1_500)], capacity)
     assert ours.found > 1.1 * lru.found
 
 
@@ -96,9 +100,9 @@ def test_a_prompt_that_pushes_its_own_blocks_out_is_lrus_to_the_token() -> None:
 
 def test_prompts_whose_blocks_are_not_chained_make_it_careful() -> None:
     rng = Random(5)  # noqa: S311
-    room = 30
-    workload = Workload(rng, room)
-    lru, ours = Cache(LruPolicy(), room), Cache(AdaptivePolicy(room), room)
+    capacity = 30
+    workload = Workload(rng, capacity)
+    lru, ours = Cache(LruPolicy(), capacity), Cache(AdaptivePolicy(capacity), capacity)
     for request in workload.requests(600):
         ids = request.block_ids.tolist()
         rng.shuffle(ids)

@@ -51,9 +51,9 @@ class Lines:
 
 
 class Shadow:
-    def __init__(self, weights: tuple[float, ...], room: int) -> None:
+    def __init__(self, weights: tuple[float, ...], capacity: int) -> None:
         self.weights = weights
-        self.lines = Lines(4 * room)
+        self.lines = Lines(4 * capacity)
         self.now = 0
         self.lead = 0
         self.won = self.squares = 0.0
@@ -61,10 +61,10 @@ class Shadow:
     def find(self, prompt: list[int]) -> int:
         return next((place for place, key in enumerate(prompt) if key not in self.lines.at), len(prompt))
 
-    def use(self, key: int, room: int) -> None:
+    def use(self, key: int, capacity: int) -> None:
         self.now += 1
-        self.lines.ghosts = 4 * room
-        while key not in self.lines.at and len(self.lines.at) >= room:
+        self.lines.ghosts = 4 * capacity
+        while key not in self.lines.at and len(self.lines.at) >= capacity:
             self.lines.drop(self.lines.first(self.weights, self.now - 1))
         self.lines.use(key, self.now)
 
@@ -72,10 +72,10 @@ class Shadow:
 class NaiveAdaptive:
     """One block a prompt's place, found by its key; serves a prompt and says who went."""
 
-    def __init__(self, room: int) -> None:
-        self.most = room
-        self.room = 0
-        self.lines = Lines(4 * room)
+    def __init__(self, capacity: int) -> None:
+        self.most = capacity
+        self.capacity = 0
+        self.lines = Lines(4 * capacity)
         self.parents: dict[int, int | None] = {}
         self.lru: list[int] = []
         self.lost: set[int] = set()
@@ -83,7 +83,7 @@ class NaiveAdaptive:
         self.block_tokens = 1
         self.severity = 1.0
         self.baseline = 0.0
-        self.shadows = [Shadow(weights, room) for weights in WEIGHTS]
+        self.shadows = [Shadow(weights, capacity) for weights in WEIGHTS]
 
     @property
     def behind(self) -> int:
@@ -104,11 +104,11 @@ class NaiveAdaptive:
                 self.now += 1
                 self.lines.use(key, self.now)
                 self.parents[key] = before[key]
-                self.room = max(self.room, len(self.lines.at))
+                self.capacity = max(self.capacity, len(self.lines.at))
                 self.lost.discard(key)
             self.lru = [*(each for each in self.lru if each != key), key]
-            self.lost -= set(self.lru[: -self.room])
-            self.lru = self.lru[-self.room :]
+            self.lost -= set(self.lru[: -self.capacity])
+            self.lru = self.lru[-self.capacity :]
             self.count(key)
         return victims
 
@@ -130,7 +130,7 @@ class NaiveAdaptive:
             shadow.lead += own - found[0]
 
     def evict(self) -> int:
-        self.room = len(self.lines.at)
+        self.capacity = len(self.lines.at)
         allowed = self.hits - self.lru_hits + RISK * self.lru_hits
         most = math.floor(allowed / (self.severity * self.block_tokens))
         weights = WEIGHTS[LRU]
@@ -145,9 +145,9 @@ class NaiveAdaptive:
 
     def count(self, key: int) -> None:
         for shadow in self.shadows:
-            shadow.use(key, max(1, self.room))
+            shadow.use(key, max(1, self.capacity))
         self.uses += 1
-        if self.uses < max(64, self.room // 8):
+        if self.uses < max(64, self.capacity // 8):
             return
         self.uses = 0
         fade = 1 - 1 / 32
@@ -170,7 +170,7 @@ class NaiveAdaptive:
         self.baseline *= fade
 
 
-def victims(policy: AdaptivePolicy, resident: set[int], room: int, request: Request) -> list[int]:
+def victims(policy: AdaptivePolicy, resident: set[int], capacity: int, request: Request) -> list[int]:
     prompt = request.block_ids.tolist()
     policy.requested(prompt, block_tokens=request.block_tokens, prompt_tokens=request.prompt_tokens)
     gone: list[int] = []
@@ -179,8 +179,8 @@ def victims(policy: AdaptivePolicy, resident: set[int], room: int, request: Requ
         if key in resident:
             policy.access(path)
             continue
-        if len(resident) >= room:
-            context = PolicyContext(tier=CacheTier.HBM, wanted_blocks=1, used_blocks=room, capacity_blocks=room)
+        if len(resident) >= capacity:
+            context = PolicyContext(tier=CacheTier.HBM, wanted_blocks=1, used_blocks=capacity, capacity_blocks=capacity)
             gone += policy.select_victims(context).victims
             resident.discard(gone[-1])
         policy.insert(path, path)
@@ -189,12 +189,12 @@ def victims(policy: AdaptivePolicy, resident: set[int], room: int, request: Requ
 
 
 @pytest.mark.parametrize(("room", "seed"), [(8, 1), (30, 2), (60, 3), (60, 4)])
-def test_it_chooses_whom_its_naive_twin_chooses(room: int, seed: int) -> None:
-    workload = Workload(Random(seed), room)  # noqa: S311 - reproducible, not secret
-    policy, twin, resident = AdaptivePolicy(room), NaiveAdaptive(room), set[int]()
+def test_it_chooses_whom_its_naive_twin_chooses(capacity: int, seed: int) -> None:
+    workload = Workload(Random(seed), capacity)  # noqa: S311 - reproducible, not secret
+    policy, twin, resident = AdaptivePolicy(capacity), NaiveAdaptive(capacity), set[int]()
     weights, reasons, chosen = set[float](), set[str](), 0
     for request in workload.requests(250):
-        gone = victims(policy, resident, room, request)
+        gone = victims(policy, resident, capacity, request)
         assert gone == twin.serve(request)
         state = policy.state()
         assert (state.hits, state.lru_hits, state.behind_blocks) == (twin.hits, twin.lru_hits, twin.behind)
@@ -203,5 +203,5 @@ def test_it_chooses_whom_its_naive_twin_chooses(room: int, seed: int) -> None:
         reasons.add(policy.reason)
         chosen += len(gone)
     assert chosen > 100
-    assert room < 30 or len(weights) > 1, "it left LRU's order somewhere"
-    assert room < 60 or any("used 4 times" in reason for reason in reasons), "it was sparing somewhere"
+    assert capacity < 30 or len(weights) > 1, "it left LRU's order somewhere"
+    assert capacity < 60 or any("used 4 times" in reason for reason in reasons), "it was sparing somewhere"

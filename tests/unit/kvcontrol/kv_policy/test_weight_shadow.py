@@ -13,26 +13,26 @@ from kvcontrol.kv_policy.weight_shadow import WeightShadow
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("room", [1, 7, 30])
-def test_it_holds_what_three_lines_would_hold(weights: Weights, room: int) -> None:
-    rng = Random(room)  # noqa: S311 - reproducible, not secret
+def test_it_holds_what_three_lines_would_hold(weights: Weights, capacity: int) -> None:
+    rng = Random(capacity)  # noqa: S311 - reproducible, not secret
     shadow = WeightShadow(weights, ghosts=2)
     lines: ThreeLines[int] = ThreeLines()
     uses: dict[int, int] = {}
-    left: GhostList[int] = GhostList(2 * room)
+    left: GhostList[int] = GhostList(2 * capacity)
     for _ in range(1_500):
-        key = int(rng.expovariate(1 / room)) if rng.random() < 0.7 else rng.randrange(10_000)
+        key = int(rng.expovariate(1 / capacity)) if rng.random() < 0.7 else rng.randrange(10_000)
         there = key in lines
         if there:
             lines.drop(key, uses[key])
         else:
-            while len(lines) >= room and (victim := lines.first(weights)) is not None:
+            while len(lines) >= capacity and (victim := lines.first(weights)) is not None:
                 lines.drop(victim, uses[victim])
                 left.put(victim, uses.pop(victim))
             uses[key] = left.take(key) or 0
         uses[key] = min(OFTEN, uses[key] + 1)
         lines.put(key, uses[key])
-        assert shadow.use(key, room) is there
-        prompt = [rng.randrange(2 * room) for _ in range(3)]
+        assert shadow.use(key, capacity) is there
+        prompt = [rng.randrange(2 * capacity) for _ in range(3)]
         assert shadow.find(prompt) == next((place for place, each in enumerate(prompt) if each not in lines), 3)
 
 

@@ -67,12 +67,12 @@ def test_what_is_being_written_below_is_not_evicted_for_what_has_to_be_refused(
     assert rig.disk is not None
     save(rig, A)
     assert rig.hierarchy.stats().lanes[LaneName.DDR_TO_NVME].queued_blocks == 4
-    assert save(rig, B, 8) == [Reason.NO_ROOM] * 4
+    assert save(rig, B, 8) == [Reason.NO_SPACE] * 4
     assert (where(rig, A), where(rig, B)) == ({"DDR"}, {""})
     rig.disk.fail_writes = [] if fault is None else [fault] * 4
     rig.run()
     assert where(rig, A) == {"DDR NVME" if fault is None else "DDR"}
-    assert Reason.NO_ROOM not in save(rig, B, 8)
+    assert Reason.NO_SPACE not in save(rig, B, 8)
     assert (where(rig, A), where(rig, B)) == ({"NVME" if fault is None else ""}, {"DDR"})
 
 
@@ -81,7 +81,7 @@ def test_of_what_is_being_written_and_what_is_not_the_latter_makes_way(make: Mak
     save(rig, A)
     rig.run()
     demotion = rig.hierarchy.demote(rig.ids(A[:2]))
-    assert save(rig, B, 8) == [Reason.MOVED, Reason.MOVED, Reason.NO_ROOM, Reason.NO_ROOM]
+    assert save(rig, B, 8) == [Reason.MOVED, Reason.MOVED, Reason.NO_SPACE, Reason.NO_SPACE]
     assert [rig.tiers(one) for one in A] == ["DDR", "DDR", "", ""]
     assert not rig.end_of(demotion).failed
     assert where(rig, A[:2]) == {"DDR NVME"}
@@ -91,7 +91,7 @@ def test_what_a_peer_reads_is_not_evicted_for_what_has_to_be_refused(make: Make)
     rig = make(ddr=64, nvme=0)
     save(rig, A)
     lent = rig.hierarchy.exchange.lend([one.key for one in A])
-    assert save(rig, B, 8) == [Reason.NO_ROOM] * 4
+    assert save(rig, B, 8) == [Reason.NO_SPACE] * 4
     assert where(rig, A) == {"DDR"}
     rig.hierarchy.exchange.back(lent)
     assert save(rig, B, 8) == [Reason.MOVED] * 4

@@ -91,7 +91,7 @@ def test_a_path_gets_room_from_its_head_on(make: Make) -> None:
     rig.hierarchy.hold(rig.ids(path(range(5))))
     ticket = rig.hierarchy.save([SaveRequest(one, slot) for slot, one in enumerate(path(range(10, 15)))])
     end = rig.end_of(ticket.ticket_id)
-    assert [outcome.reason for outcome in end.outcomes] == [Reason.MOVED] * 3 + [Reason.NO_ROOM] * 2
+    assert [outcome.reason for outcome in end.outcomes] == [Reason.MOVED] * 3 + [Reason.NO_SPACE] * 2
 
 
 def test_a_load_of_what_was_evicted_in_between_is_a_miss(make: Make) -> None:

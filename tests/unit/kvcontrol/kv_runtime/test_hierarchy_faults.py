@@ -197,8 +197,8 @@ def test_a_tier_full_of_held_blocks_refuses_at_once(make: Make) -> None:
     full = path(range(1000, 1008))
     held = rig.hierarchy.hold(rig.ids(full))
     ticket = rig.hierarchy.save(_requests(path([1, 50])))
-    assert _reasons(rig, ticket.ticket_id) == [Reason.RESIDENT, Reason.NO_ROOM]
-    assert _reasons(rig, rig.hierarchy.load(below, range(4))) == [Reason.NO_ROOM] * 4
+    assert _reasons(rig, ticket.ticket_id) == [Reason.RESIDENT, Reason.NO_SPACE]
+    assert _reasons(rig, rig.hierarchy.load(below, range(4))) == [Reason.NO_SPACE] * 4
     assert not any(what == "read" and slots == (50,) for what, slots in rig.engine.log)
     rig.hierarchy.release(held)
     assert rig.end_of(rig.hierarchy.load(below, range(4))).leading_ok == 4

@@ -218,13 +218,13 @@ def test_the_disk_reads_on_while_the_link_carries(make: Make) -> None:
 def test_queues_are_bounded_and_say_so(make: Make) -> None:
     bench = make(queue_blocks=10)
     bench.start(HBM, DDR, range(8))
-    assert bench.migrator.room(HBM, DDR, Priority.SAVE) == 2
+    assert bench.migrator.free_slots(HBM, DDR, Priority.SAVE) == 2
     assert bench.migrator.migrate(bench.plan(HBM, DDR, range(10, 13))) is PlanRefusal.QUEUE_FULL
     bench.start(HBM, DDR, range(8, 10))
-    assert bench.migrator.room(HBM, DDR, Priority.SAVE) is PlanRefusal.QUEUE_FULL
-    assert bench.migrator.room(HBM, DDR, Priority.DEMAND) == 10
+    assert bench.migrator.free_slots(HBM, DDR, Priority.SAVE) is PlanRefusal.QUEUE_FULL
+    assert bench.migrator.free_slots(HBM, DDR, Priority.DEMAND) == 10
     bench.crew.run()
-    assert bench.migrator.room(HBM, DDR, Priority.SAVE) == 10
+    assert bench.migrator.free_slots(HBM, DDR, Priority.SAVE) == 10
 
 
 def test_what_waits_past_its_deadline_is_late(make: Make) -> None:
@@ -349,10 +349,12 @@ def test_a_device_that_does_not_answer_takes_nothing_new(make: Make) -> None:
     bench.start(DDR, NVME, range(4))
     assert bench.disk.write_gate.wait_for_arrival()
     eventually(
-        lambda: bench.migrator.room(DDR, NVME, Priority.DEMOTION) is PlanRefusal.STALLED, 30, "the stall was noticed"
+        lambda: bench.migrator.free_slots(DDR, NVME, Priority.DEMOTION) is PlanRefusal.STALLED,
+        30,
+        "the stall was noticed",
     )
     assert bench.migrator.migrate(bench.plan(DDR, NVME, range(4))) is PlanRefusal.STALLED
-    assert bench.migrator.room(NVME, DDR, Priority.DEMAND) == 4096
+    assert bench.migrator.free_slots(NVME, DDR, Priority.DEMAND) == 4096
     assert not bench.migrator.close(0.05)
     bench.disk.write_gate.open()
 

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvcontrol.kv_runtime import AllocationError, NoRoom, SlabAllocator
+from kvcontrol.kv_runtime import AllocationError, NoSpace, SlabAllocator
 from tests.support.examples import examples
 
 
@@ -22,7 +22,7 @@ def test_what_was_freed_last_is_given_first() -> None:
 
 def test_fewer_slots_than_asked_for_is_a_refusal_that_changes_nothing() -> None:
     slab = SlabAllocator(2)
-    assert slab.allocate(3) == NoRoom(wanted=3, available=2)
+    assert slab.allocate(3) == NoSpace(wanted=3, available=2)
     assert (slab.used, slab.available) == (0, 2)
 
 
@@ -86,7 +86,7 @@ class SlabMachine(RuleBasedStateMachine):
         free = self.slab.capacity - len(self.out)
         slots = self.slab.allocate(count)
         if count > free:
-            assert slots == NoRoom(wanted=count, available=free)
+            assert slots == NoSpace(wanted=count, available=free)
             return
         assert isinstance(slots, list)
         assert len(set(slots)) == count

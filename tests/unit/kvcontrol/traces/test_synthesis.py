@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engines.models.tiny import write_tokenizer
 from gateway.fingerprint.tokenizer import ModelTokenizer, load_tokenizer
-from kvcontrol.traces import OPENER, Ask, BlockTexts, SynthesisError, TextMaker, Told, Words, learn_words
+from kvcontrol.traces import OPENER, Ask, BlockTexts, SynthesisError, TextMaker, TokenCount, Words, learn_words
 from kvcontrol.traces.synthesis import MIN_WORDS
 
 BLOCK = 8
@@ -20,7 +20,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     return load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("models") / "tiny-llama"))
 
 
-def learned(tell: Callable[[Ask], Told]) -> Words:
+def learned(tell: Callable[[Ask], TokenCount]) -> Words:
     learning = learn_words()
     try:
         ask = next(learning)
@@ -30,10 +30,10 @@ def learned(tell: Callable[[Ask], Told]) -> Words:
         return done.value
 
 
-def telling(tokenizer: ModelTokenizer) -> Callable[[Ask], Told]:
-    def tell(ask: Ask) -> Told:
+def telling(tokenizer: ModelTokenizer) -> Callable[[Ask], TokenCount]:
+    def tell(ask: Ask) -> TokenCount:
         ids = message(tokenizer, ask.text) if ask.as_message else tokenizer.token_ids(ask.text, special=False)
-        return Told(count=len(ids), spelled=tokenizer.token_texts(ids), context_tokens=8192)
+        return TokenCount(count=len(ids), spelled=tokenizer.token_texts(ids), context_tokens=8192)
 
     return tell
 
@@ -97,28 +97,28 @@ def test_a_block_too_short_to_tell_all_of_them_apart_is_refused(words: Words) ->
         BlockTexts(TextMaker(words.words), {block: block for block in range(1000)}, block_tokens=1)
 
 
-def spelling(ask: Ask) -> Told:
+def spelling(ask: Ask) -> TokenCount:
     pieces = [f"Ġ{word}" for word in ask.text.split()]
-    return Told(count=len(pieces), spelled=pieces)
+    return TokenCount(count=len(pieces), spelled=pieces)
 
 
 @pytest.mark.parametrize(
     ("tell", "why"),
     [
-        (lambda _: Told(count=3), f"0 words of one token among .* {MIN_WORDS} are needed"),
+        (lambda _: TokenCount(count=3), f"0 words of one token among .* {MIN_WORDS} are needed"),
         (
-            lambda ask: Told(count=len(ask.text.split()) // 2, spelled=spelling(ask).spelled),
+            lambda ask: TokenCount(count=len(ask.text.split()) // 2, spelled=spelling(ask).spelled),
             "makes 3 tokens of 7 words .* it merges words",
         ),
         (
-            lambda ask: Told(
+            lambda ask: TokenCount(
                 count=len(ask.text) if ask.as_message else spelling(ask).count, spelled=spelling(ask).spelled
             ),
             "a message's own tokens depend on its length",
         ),
     ],
 )
-def test_a_tokenizer_that_sums_dont_hold_for_is_refused(tell: Callable[[Ask], Told], why: str) -> None:
+def test_a_tokenizer_that_sums_dont_hold_for_is_refused(tell: Callable[[Ask], TokenCount], why: str) -> None:
     with pytest.raises(SynthesisError, match=why):
         learned(tell)
 
@@ -133,9 +133,9 @@ def test_a_real_tokenizer_with_other_spaces_is_learned_too() -> None:
     sample = "the of and to in is that it was for on are as with his they at be this from have or by one " * 3
     built.train_from_iterator([f" {sample}{text}"], trainers.BpeTrainer(vocab_size=600))
 
-    def tell(ask: Ask) -> Told:
+    def tell(ask: Ask) -> TokenCount:
         encoded = built.encode(ask.text, add_special_tokens=False)
-        return Told(count=len(encoded.ids), spelled=encoded.tokens)
+        return TokenCount(count=len(encoded.ids), spelled=encoded.tokens)
 
     words = learned(tell)
     content = TextMaker(words.words).text(3, 50)

@@ -44,6 +44,6 @@ def test_the_sizes_of_shipped_presets_are_run() -> None:
 def test_the_commands_refuse_them(tmp_path: Path, tokens: str) -> None:
     model = build_tiny(tmp_path / "tiny")
     for command in (["engine", "--model", str(model)], ["up", "--model", str(model)]):
-        said = typed(*command, "--block-size", tokens, KVGATE_STATE_DIR=str(tmp_path))
-        assert said.code == 1, said.err
-        assert f"--block-size is {tokens}; the engine runs" in said.err
+        answer = typed(*command, "--block-size", tokens, KVGATE_STATE_DIR=str(tmp_path))
+        assert answer.code == 1, answer.err
+        assert f"--block-size is {tokens}; the engine runs" in answer.err

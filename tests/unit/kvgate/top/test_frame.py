@@ -12,20 +12,20 @@ HBM = {"capacity_blocks": 100, "used_blocks": 61, "cached_blocks": 40, "block_by
 
 
 def instance(number: int, **more: Any) -> dict[str, Any]:
-    said = {"id": f"engine-{number}", "state": "healthy", "reason": "", "draining": False, "role": "hybrid"}
-    said |= {"breaker": "closed", "breaker_reason": "", "in_flight": 2, "running": 1, "waiting": 0}
-    return said | {"tiers": {"HBM": HBM}} | more
+    answer = {"id": f"engine-{number}", "state": "healthy", "reason": "", "draining": False, "role": "hybrid"}
+    answer |= {"breaker": "closed", "breaker_reason": "", "in_flight": 2, "running": 1, "waiting": 0}
+    return answer | {"tiers": {"HBM": HBM}} | more
 
 
 def tenant(name: str, **more: Any) -> dict[str, Any]:
-    said = {"tenant": name, "suspended": False, "requests_per_min": 100, "tokens_per_min": None, "concurrency": 8}
-    return said | {"slo": "standard", "usage": {"requests": 99, "tokens": 5, "running": 8}, "problem": None} | more
+    answer = {"tenant": name, "suspended": False, "requests_per_min": 100, "tokens_per_min": None, "concurrency": 8}
+    return answer | {"slo": "standard", "usage": {"requests": 99, "tokens": 5, "running": 8}, "problem": None} | more
 
 
 def interval(number: int, **more: Any) -> dict[str, Any]:
-    said = {"number": number, "span_s": 2.0, "outcomes": {"ok": 4}, "ttft_p50_s": 0.12, "ttft_p99_s": 1.5}
-    said |= {"known_tokens": 100, "cached_tokens": 60, "expected_tokens": 50, "in_flight": number % 7}
-    return said | more
+    answer = {"number": number, "span_s": 2.0, "outcomes": {"ok": 4}, "ttft_p50_s": 0.12, "ttft_p99_s": 1.5}
+    answer |= {"known_tokens": 100, "cached_tokens": 60, "expected_tokens": 50, "in_flight": number % 7}
+    return answer | more
 
 
 def known(instances: int = 2, tenants: int = 1, intervals: int = 300, **more: Any) -> Known:
@@ -39,14 +39,14 @@ def known(instances: int = 2, tenants: int = 1, intervals: int = 300, **more: An
         "tenants": [tenant(f"tenant-{number}") for number in range(tenants)],
     }
     candidates = [{"policy": "adaptive", "hit_ratio": 0.59}, {"policy": "lru", "hit_ratio": None}]
-    said: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "status": status,
         "shadows": {"instances": {"engine-0": {"in_charge": "lru"}}, "candidates": candidates},
         "shadows_problem": None,
         "intervals": tuple(interval(number) for number in range(intervals)),
         "at_s": 10.0,
     }
-    return Known(**said | more)
+    return Known(**answer | more)
 
 
 def lines(what: Known, *, width: int = 80, height: int | None = 24, ascii_only: bool = False) -> list[str]:
@@ -55,28 +55,28 @@ def lines(what: Known, *, width: int = 80, height: int | None = 24, ascii_only: 
 
 
 def test_all_of_it_is_on_80_by_24() -> None:
-    said = lines(known())
-    assert len(said) <= 24
-    assert max(map(len, said)) <= 80
-    text = "\n".join(said)
+    answer = lines(known())
+    assert len(answer) <= 24
+    assert max(map(len, answer)) <= 80
+    text = "\n".join(answer)
     for word in ("2 of 2 usable", "cost_aware", "2.0/s", "120 ms", "p99 1.5 s", "60 %", "expected 50 %", "waiting 3"):
         assert word in text
     assert "engine-1       healthy   hybrid     2    1    0 ███░░ 61%" in text
     assert "tenant-0         99 of 100        -                    8 of 8      standard" in text
     assert "adaptive 59 %, lru -" in text
-    assert said[-1] == "q quits"
+    assert answer[-1] == "q quits"
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 80, 200])
 @pytest.mark.parametrize("height", [1, 5, 12, 24, 60])
 def test_it_fits_every_window_and_says_what_was_left_out(width: int, height: int) -> None:
-    said = lines(known(instances=40, tenants=30), width=width, height=height)
-    assert len(said) <= height
-    assert max(map(len, said)) <= width
+    answer = lines(known(instances=40, tenants=30), width=width, height=height)
+    assert len(answer) <= height
+    assert max(map(len, answer)) <= width
     if width >= 80 and height >= 24:
-        assert any("more lines of instances" in each for each in said)
-        assert any("more lines of tenants" in each for each in said)
-        assert said[-1] == "q quits"
+        assert any("more lines of instances" in each for each in answer)
+        assert any("more lines of tenants" in each for each in answer)
+        assert answer[-1] == "q quits"
 
 
 def test_a_terminal_of_plain_ascii_gets_plain_ascii() -> None:
@@ -97,11 +97,11 @@ def test_why_an_instance_is_not_used_stands_below_it() -> None:
         instance(1, breaker="open", breaker_reason="5 failures"),
         instance(2, draining=True, running=None, waiting=None, tiers={}),
     ]
-    said = lines(what)
-    at = next(place for place, each in enumerate(said) if each.startswith("engine-0"))
-    assert said[at + 1] == "  connection refused"
-    assert said[at + 3] == "  breaker open: 5 failures"
-    assert said[at + 4].split()[:6] == ["engine-2", "draining", "hybrid", "2", "-", "-"]
+    answer = lines(what)
+    at = next(place for place, each in enumerate(answer) if each.startswith("engine-0"))
+    assert answer[at + 1] == "  connection refused"
+    assert answer[at + 3] == "  breaker open: 5 failures"
+    assert answer[at + 4].split()[:6] == ["engine-2", "draining", "hybrid", "2", "-", "-"]
 
 
 def test_what_is_old_says_so_and_why() -> None:

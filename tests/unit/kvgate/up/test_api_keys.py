@@ -9,8 +9,8 @@ from kvgate.up.api_keys import ApiKey, chosen_keys
 
 
 def test_api_keys_of_the_environment_are_taken_where_no_option_has_one() -> None:
-    told = {"KVGATE_API_KEYS": '[{"key": "sk-1", "tenant": "acme"}]'}
-    assert ApiKey.from_environment(told) == (ApiKey(key="sk-1", tenant="acme", shown=False),)
+    fetched = {"KVGATE_API_KEYS": '[{"key": "sk-1", "tenant": "acme"}]'}
+    assert ApiKey.from_environment(fetched) == (ApiKey(key="sk-1", tenant="acme", shown=False),)
     assert ApiKey.from_environment({}) == ()
     for bad in ("sk-1", '["sk-1"]', '[{"key": "sk-1"}]', "7"):
         with pytest.raises(CommandError, match="KVGATE_API_KEYS is not a list of keys") as failure:

@@ -80,9 +80,9 @@ def test_gpus_are_dealt_round_robin_and_those_on_one_share_its_memory() -> None:
 def test_a_tiny_model_on_a_gpu_gets_a_fixed_number_of_blocks_unless_told_otherwise() -> None:
     tiny = plan_instances(TINY, ports(1), GPUS, EngineLimits(), SOCKETS)[0]
     assert after(tiny.command(), "--num-gpu-blocks") == str(TINY_KV_BLOCKS)
-    told = plan_instances(TINY, ports(1), GPUS, EngineLimits(kv_share=0.1), SOCKETS)[0]
-    assert after(told.command(), "--cache-max-entry-count") == "0.1"
-    assert "--num-gpu-blocks" not in told.command()
+    fetched = plan_instances(TINY, ports(1), GPUS, EngineLimits(kv_share=0.1), SOCKETS)[0]
+    assert after(fetched.command(), "--cache-max-entry-count") == "0.1"
+    assert "--num-gpu-blocks" not in fetched.command()
 
 
 def test_without_a_gpu_none_is_visible_and_blocks_are_small() -> None:
@@ -101,8 +101,8 @@ def test_cpu_memory_is_shared_out_within_bounds() -> None:
 
 def test_what_the_user_says_about_memory_is_what_the_engine_is_told() -> None:
     by_bytes = plan_instances(MODEL, ports(1), [], EngineLimits(kv_bytes=800), SOCKETS)[0]
-    told = int(by_bytes.environment({})["KVGATE_ENGINE_CPU_KV_BYTES"])
-    assert told * float(after(by_bytes.command(), "--cache-max-entry-count")) == 800
+    fetched = int(by_bytes.environment({})["KVGATE_ENGINE_CPU_KV_BYTES"])
+    assert fetched * float(after(by_bytes.command(), "--cache-max-entry-count")) == 800
     by_blocks = plan_instances(MODEL, ports(1), [], EngineLimits(kv_blocks=99), SOCKETS)[0]
     assert after(by_blocks.command(), "--num-gpu-blocks") == "99"
     assert "KVGATE_ENGINE_CPU_KV_BYTES" not in by_blocks.environment({})
@@ -120,14 +120,14 @@ def test_engines_on_a_cpu_share_its_cores_unless_told_otherwise() -> None:
 
 
 def test_the_itl_target_is_what_the_engine_is_told() -> None:
-    def told(limits: EngineLimits) -> str | None:
+    def fetched(limits: EngineLimits) -> str | None:
         return (
             plan_instances(MODEL, ports(1), [], limits, SOCKETS)[0].environment({}).get("KVGATE_ENGINE_ITL_TARGET_MS")
         )
 
-    assert told(EngineLimits(itl_target_ms=42.5)) == "42.5"
-    assert told(EngineLimits(itl_target_ms=0)) == "0"
-    assert told(EngineLimits()) is None
+    assert fetched(EngineLimits(itl_target_ms=42.5)) == "42.5"
+    assert fetched(EngineLimits(itl_target_ms=0)) == "0"
+    assert fetched(EngineLimits()) is None
 
 
 def test_an_amount_on_a_gpu_and_a_share_on_a_cpu_are_refused() -> None:
@@ -265,10 +265,10 @@ def test_api_keys_as_people_type_them() -> None:
 def test_each_instance_keeps_its_tiers_in_files_of_its_own() -> None:
     tiers = TierOptions(ddr_bytes=1 << 30, ddr_path=Path("/dev/shm/kv"), nvme_dir=Path("/data/kv"), nvme_bytes=1 << 31)
     planned = plan_instances(MODEL, ports(2), [], EngineLimits(kv_bytes=1 << 20, tiers=tiers), SOCKETS)
-    told = [each.environment({}) for each in planned]
-    assert [each["KVGATE_ENGINE_DDR_PATH"] for each in told] == ["/dev/shm/kv-0", "/dev/shm/kv-1"]
-    assert [each["KVGATE_ENGINE_NVME_PATH"] for each in told] == ["/data/kv/engine-0", "/data/kv/engine-1"]
-    assert [each["KVGATE_ENGINE_DDR_BYTES"] for each in told] == [str(1 << 30)] * 2
+    fetched = [each.environment({}) for each in planned]
+    assert [each["KVGATE_ENGINE_DDR_PATH"] for each in fetched] == ["/dev/shm/kv-0", "/dev/shm/kv-1"]
+    assert [each["KVGATE_ENGINE_NVME_PATH"] for each in fetched] == ["/data/kv/engine-0", "/data/kv/engine-1"]
+    assert [each["KVGATE_ENGINE_DDR_BYTES"] for each in fetched] == [str(1 << 30)] * 2
 
 
 def test_an_instance_without_tiers_is_told_of_none() -> None:

@@ -74,12 +74,12 @@ def test_tenants_of_a_gateway_get_what_the_preset_says() -> None:
 
 
 def test_what_cannot_be_applied_is_said() -> None:
-    shares, said = shares_of_preset(preset(), NAMES[:11])
+    shares, answer = shares_of_preset(preset(), NAMES[:11])
     assert shares == TenantShares(burst=0.6)
-    assert said[0].startswith("quota.guaranteed_share (0.1) is not applied: 11 tenants with that share exceed")
-    shares, said = shares_of_preset(preset(), None)
+    assert answer[0].startswith("quota.guaranteed_share (0.1) is not applied: 11 tenants with that share exceed")
+    shares, answer = shares_of_preset(preset(), None)
     assert shares == TenantShares(burst=0.6)
-    assert "this engine knows no tenants at its start" in said[0]
+    assert "this engine knows no tenants at its start" in answer[0]
     assert shares_of_preset(preset(), ())[1][0].startswith("its quotas are not applied: no API key names a tenant")
     assert shares_of_preset(preset(), NAMES[:1])[1][0].startswith(
         "its quotas are not applied: one tenant has an API key"

@@ -9,7 +9,7 @@ import pytest
 from engines.sim.behaviour import Behaviour
 from gateway.routing import POLICIES
 from kvcontrol.core.blocks import CacheTier
-from lab.simulate.admission import DoorRules
+from lab.simulate.admission import AdmissionRules
 from lab.simulate.fleet import Fleet, FleetPlan
 from lab.simulate.outcome import FleetOutcome, quantile
 from lab.simulate.workload import Workload
@@ -38,7 +38,7 @@ def serve(  # noqa: PLR0913 - what a fleet may differ in
     router: str = "cost_aware",
     instances: int = 4,
     copies: int = 1,
-    rules: DoorRules | None = None,
+    rules: AdmissionRules | None = None,
     jitter: float = 0.0,
     seed: int = 0,
     **shape: object,
@@ -48,7 +48,7 @@ def serve(  # noqa: PLR0913 - what a fleet may differ in
             profile=small_profile(**shape),
             instances=instances,
             make_policy=POLICIES[router],
-            rules=rules or DoorRules(),
+            rules=rules or AdmissionRules(),
             behaviour=Behaviour(seed=seed, jitter=jitter),
         ),
         Workload(requests=requests, copies=copies, spread_s=1.0),
@@ -107,10 +107,10 @@ def test_copies_of_a_trace_share_nothing() -> None:
 
 def test_what_finds_no_room_in_time_is_turned_away() -> None:
     requests = conversations(60, 1, every_s=0.0, output=30)
-    patient = serve(requests, instances=1, rules=DoorRules(bound=1000, longest_s=1000.0))
+    patient = serve(requests, instances=1, rules=AdmissionRules(bound=1000, longest_s=1000.0))
     assert patient.shed_rate == 0.0
-    hurried = serve(requests, instances=1, rules=DoorRules(bound=1000, longest_s=2.0))
-    crowded = serve(requests, instances=1, rules=DoorRules(bound=5, longest_s=1000.0))
+    hurried = serve(requests, instances=1, rules=AdmissionRules(bound=1000, longest_s=2.0))
+    crowded = serve(requests, instances=1, rules=AdmissionRules(bound=5, longest_s=1000.0))
     for outcome in (hurried, crowded):
         assert outcome.shed > 0
         assert len(outcome.answer_s) + outcome.shed == outcome.requests

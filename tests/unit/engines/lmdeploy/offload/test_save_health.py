@@ -31,7 +31,7 @@ def test_a_save_that_could_not_be_begun_says_why() -> None:
     assert health.failure == "the KV tiers failed to start a save: too long"
 
 
-@pytest.mark.parametrize("reason", [Reason.NO_ROOM, Reason.NOT_WORTH, Reason.QUEUE_FULL, Reason.CANCELLED])
+@pytest.mark.parametrize("reason", [Reason.NO_SPACE, Reason.NOT_WORTH, Reason.QUEUE_FULL, Reason.CANCELLED])
 def test_what_was_refused_says_nothing_of_the_tier(reason: Reason) -> None:
     health = SaveHealth()
     health.ended(ended(DEVICE))

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvcontrol.core.blocks import CacheTier, KVFormat
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import LruPolicy
-from kvcontrol.kv_runtime import AllocationError, NoRoom, RequestError
+from kvcontrol.kv_runtime import AllocationError, NoSpace, RequestError
 from lab.research.pool.block_manager import BlockCopy, BlockManager, BlockTable, Extension, RequestState, Resumption
 from lab.research.pool.pool import AllocationResult, KVPool, OnEnded, ignore
 from lab.research.pool.space import BlockRegion, BlockSpec, SlotSpace
@@ -43,7 +43,7 @@ def test_appending_takes_a_block_only_when_the_last_one_is_full() -> None:
     assert manager.append("a") == Extension(block_ids=(), copies=())
     assert manager.append("a") == Extension(block_ids=(BlockId(1),), copies=())
     assert manager.append("a", 4) == Extension(block_ids=(BlockId(2),), copies=())
-    assert manager.append("a", 4) == NoRoom(wanted=1, available=0)
+    assert manager.append("a", 4) == NoSpace(wanted=1, available=0)
     assert manager.table("a") == BlockTable(
         request_id="a", state=RequestState.RUNNING, tokens=9, block_ids=(BlockId(0), BlockId(1), BlockId(2))
     )
@@ -71,7 +71,7 @@ def test_a_copy_that_finds_no_room_changes_nothing() -> None:
     manager = make(1)
     begun(manager, "a", 2)
     manager.fork("a", "b")
-    assert manager.append("b") == NoRoom(wanted=1, available=0)
+    assert manager.append("b") == NoSpace(wanted=1, available=0)
     assert manager.table("b") == BlockTable(
         request_id="b", state=RequestState.RUNNING, tokens=2, block_ids=(BlockId(0),)
     )
@@ -85,7 +85,7 @@ def test_full_blocks_of_an_ended_request_can_be_reused_and_are_shared_while_in_u
     assert begun(manager, "b", 10, reuse=blocks[:2])[:2] == blocks[:2]
     begun(manager, "c", 8, reuse=blocks[:2])
     assert manager.pool.references(blocks[0]) == 2
-    assert manager.allocate("d", 16, reuse=blocks[:1]) == NoRoom(wanted=3, available=1)
+    assert manager.allocate("d", 16, reuse=blocks[:1]) == NoSpace(wanted=3, available=1)
     assert manager.pool.references(blocks[0]) == 2
     assert "d" not in manager
 
@@ -133,7 +133,7 @@ def test_a_preempted_request_finds_again_what_was_not_evicted() -> None:
     manager.preempt("a")
     assert manager.table("a") == BlockTable(request_id="a", state=RequestState.PREEMPTED, tokens=14, block_ids=())
     begun(manager, "b", 8)
-    assert manager.resume("a") == NoRoom(wanted=2, available=0)
+    assert manager.resume("a") == NoSpace(wanted=2, available=0)
     manager.free("b", written_tokens=0)
     resumed = manager.resume("a")
     assert isinstance(resumed, Resumption)
@@ -262,7 +262,7 @@ class ManagerMachine(RuleBasedStateMachine):
         newly = needed - sum(not self.manager.pool.is_cached(block) for block in reuse)
         result = self.manager.allocate(name, len(tokens), reuse=reuse)
         if newly > free:
-            assert isinstance(result, NoRoom)
+            assert isinstance(result, NoSpace)
             assert name not in self.manager
             return
         assert isinstance(result, AllocationResult)
@@ -278,7 +278,7 @@ class ManagerMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.said)))
         before = len(self.said[name])
         extension = self.manager.append(name, len(more))
-        if isinstance(extension, NoRoom):
+        if isinstance(extension, NoSpace):
             assert self.manager.table(name).tokens == before
             return
         for copy in extension.copies:
@@ -323,7 +323,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def resume(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.preempted)))
         resumed = self.manager.resume(name)
-        if isinstance(resumed, NoRoom):
+        if isinstance(resumed, NoSpace):
             assert self.manager.table(name).state is RequestState.PREEMPTED
             return
         tokens = self.said[name] = self.preempted.pop(name)

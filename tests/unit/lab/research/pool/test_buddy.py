@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvcontrol.kv_runtime import AllocationError, NoRoom, Shortage
+from kvcontrol.kv_runtime import AllocationError, NoSpace, Shortage
 from lab.research.pool.buddy import BuddyAllocator
 from lab.research.pool.naive import NaiveUnits
 from tests.support.examples import examples
@@ -45,8 +45,8 @@ def test_enough_units_that_do_not_lie_together_are_a_refusal_that_says_so() -> N
     buddy = BuddyAllocator(4)
     starts = given_out(buddy, 4, 0)
     buddy.free([starts[0], starts[2]], order=0)
-    assert buddy.allocate(1, order=1) == NoRoom(wanted=1, available=0, shortage=Shortage.FRAGMENTED)
-    assert buddy.allocate(3, order=0) == NoRoom(wanted=3, available=2, shortage=Shortage.FULL)
+    assert buddy.allocate(1, order=1) == NoSpace(wanted=1, available=0, shortage=Shortage.FRAGMENTED)
+    assert buddy.allocate(3, order=0) == NoSpace(wanted=3, available=2, shortage=Shortage.FULL)
 
 
 def test_a_region_that_is_no_power_of_two_is_used_to_its_end() -> None:
@@ -102,7 +102,7 @@ class BuddyMachine(RuleBasedStateMachine):
         if count > fits:
             together = count << order <= self.naive.free_units
             shortage = Shortage.FRAGMENTED if together else Shortage.FULL
-            assert starts == NoRoom(wanted=count, available=fits, shortage=shortage)
+            assert starts == NoSpace(wanted=count, available=fits, shortage=shortage)
             return
         assert isinstance(starts, list)
         assert len(starts) == count

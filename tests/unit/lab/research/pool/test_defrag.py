@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_runtime import NoRoom, Shortage
+from kvcontrol.kv_runtime import NoSpace, Shortage
 from lab.research.pool.defrag import Relocation, plan_clearing, plan_moves
 from lab.research.pool.naive import NaiveUnits
 from lab.research.pool.space import PlacedBlock
@@ -48,7 +48,7 @@ def test_clearing_takes_the_windows_that_hold_least() -> None:
     assert plan_clearing(blocks, units=12, order=2, count=1, evictable=anything) == [4]
     assert plan_clearing(blocks, units=12, order=2, count=2, evictable=anything) == [4, 0, 1]
     refused = plan_clearing(blocks, units=12, order=2, count=3, evictable=lambda block: block != 9)
-    assert refused == NoRoom(wanted=3, available=2, shortage=Shortage.FRAGMENTED)
+    assert refused == NoSpace(wanted=3, available=2, shortage=Shortage.FRAGMENTED)
 
 
 layouts = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), max_size=30)
@@ -92,12 +92,12 @@ def test_clearing_gives_the_room_or_says_how_much_there_could_be(
 ) -> None:
     blocks, naive = laid(layout, units)
     found = plan_clearing(blocks, units=units, order=order, count=count, evictable=lambda b: b not in pinned)
-    gone = [block for block in blocks if block.block not in pinned] if isinstance(found, NoRoom) else found
+    gone = [block for block in blocks if block.block not in pinned] if isinstance(found, NoSpace) else found
     for block in blocks:
         if block.block in {b.block if isinstance(b, PlacedBlock) else b for b in gone}:
             assert block.block not in pinned
             naive.free([block.start], order=block.order)
-    if isinstance(found, NoRoom):
+    if isinstance(found, NoSpace):
         assert naive.available(order) == found.available < count
     else:
         assert naive.available(order) >= count

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvcontrol.core.blocks import CacheTier, KVFormat
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import LruPolicy
-from kvcontrol.kv_runtime import NoRoom, RequestError
+from kvcontrol.kv_runtime import NoSpace, RequestError
 from lab.research.pool.block_manager import BlockManager
 from lab.research.pool.defrag import Compactor, Relocation
 from lab.research.pool.pool import AllocationResult, KVPool
@@ -71,7 +71,7 @@ class MixedMachine(RuleBasedStateMachine):
             reuse.append(block)
         references = [self.pool.references(block) for block in reuse]
         result = self.managers[kind].allocate(name, len(tokens), reuse=reuse)
-        if isinstance(result, NoRoom):
+        if isinstance(result, NoSpace):
             assert name not in self.managers[kind]
             assert [self.pool.references(block) for block in reuse] == references
             return
@@ -90,7 +90,7 @@ class MixedMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.said)))
         before = len(self.said[name])
         extension = self.of(name).append(name, len(more))
-        if isinstance(extension, NoRoom):
+        if isinstance(extension, NoSpace):
             assert self.of(name).table(name).tokens == before
             return
         for copy in extension.copies:
@@ -136,7 +136,7 @@ class MixedMachine(RuleBasedStateMachine):
     def resume(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.preempted)))
         resumed = self.of(name).resume(name)
-        if not isinstance(resumed, NoRoom):
+        if not isinstance(resumed, NoSpace):
             self.said[name] = self.preempted.pop(name)
             self.write(name, resumed.kept_tokens)
 

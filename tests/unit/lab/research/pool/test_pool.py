@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvcontrol.core.blocks import CacheTier, KVFormat
 from kvcontrol.core.ids import BlockId
 from kvcontrol.kv_policy import LruPolicy
-from kvcontrol.kv_runtime import AllocationError, NoRoom, Shortage
+from kvcontrol.kv_runtime import AllocationError, NoSpace, Shortage
 from lab.research.pool.defrag import Compactor, Relocation
 from lab.research.pool.naive import NaivePool, NaiveUnits
 from lab.research.pool.pool import DISCARDED, FREED, AllocationResult, KVPool
@@ -95,7 +95,7 @@ def test_held_blocks_are_safe_from_eviction_and_count_as_used_when_they_are_rele
     pool.release(first)
     pool.release(second)
     pool.hold(first)
-    assert pool.allocate(3) == NoRoom(wanted=3, available=2)
+    assert pool.allocate(3) == NoSpace(wanted=3, available=2)
     assert evictions.blocks == []
     pool.release(first)
     given_out(pool, 2)
@@ -132,7 +132,7 @@ def test_a_refusal_evicts_nothing() -> None:
     pool = make(slots(4), evictions)
     pool.release(given_out(pool, 2))
     given_out(pool, 1)
-    assert pool.allocate(4) == NoRoom(wanted=4, available=3)
+    assert pool.allocate(4) == NoSpace(wanted=4, available=3)
     assert evictions.blocks == []
     assert pool.counters.refusals == 1
 
@@ -221,7 +221,7 @@ def test_scattered_free_bytes_are_external_fragmentation() -> None:
     assert pool.get_fragmentation().external_ratio == 0
     pool.free(small[::2])
     assert pool.get_fragmentation().external_ratio == 1
-    assert pool.allocate(1, BF16) == NoRoom(wanted=1, available=0, shortage=Shortage.FRAGMENTED)
+    assert pool.allocate(1, BF16) == NoSpace(wanted=1, available=0, shortage=Shortage.FRAGMENTED)
 
 
 def test_a_large_block_takes_the_place_of_what_the_policy_gives_up_and_of_its_neighbours() -> None:
@@ -246,7 +246,7 @@ def test_a_large_block_finds_the_one_place_where_nothing_is_pinned() -> None:
     assert isinstance(result, AllocationResult)
     assert pool.space.offset_bytes(result.block_ids[0]) == 36 * KIB
     assert pool.counters.evicted_blocks <= 4 + 4 + 4
-    assert pool.allocate(1, BF16) == NoRoom(wanted=1, available=0, shortage=Shortage.FRAGMENTED)
+    assert pool.allocate(1, BF16) == NoSpace(wanted=1, available=0, shortage=Shortage.FRAGMENTED)
 
 
 def test_a_region_needs_room_for_each_kind_of_block() -> None:
@@ -322,7 +322,7 @@ class PoolMachine(RuleBasedStateMachine):
         before = len(self.evictions.blocks)
         result = self.pool.allocate(count)
         if expected is None:
-            assert isinstance(result, NoRoom)
+            assert isinstance(result, NoSpace)
             assert result.available == self.naive.free_blocks + len(self.naive.cached)
         else:
             assert isinstance(result, AllocationResult)
@@ -427,7 +427,7 @@ class RegionMachine(RuleBasedStateMachine):
             del self.contents[block]
         fits = pinned.available(order)
         if fits < count:
-            assert isinstance(result, NoRoom)
+            assert isinstance(result, NoSpace)
             if result.shortage is Shortage.FULL:
                 assert len(self.evictions.blocks) == before
             return

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvcontrol.kv_runtime import NoRoom, RequestError, Shortage
+from kvcontrol.kv_runtime import NoSpace, RequestError, Shortage
 from lab.research.pool.naive import NaiveTokens
 from lab.research.pool.slot_layout import SlotLayout
 from tests.support.examples import examples
@@ -26,8 +26,8 @@ def test_free_tokens_outside_of_the_largest_hole_are_external_fragmentation() ->
     layout.free("b")
     layout.free("d")
     assert layout.get_fragmentation().external_ratio == 0.5
-    assert layout.allocate("f", 1, reserve=30) == NoRoom(wanted=1, available=0, shortage=Shortage.FRAGMENTED)
-    assert layout.allocate("f", 1, reserve=41) == NoRoom(wanted=1, available=0, shortage=Shortage.FULL)
+    assert layout.allocate("f", 1, reserve=30) == NoSpace(wanted=1, available=0, shortage=Shortage.FRAGMENTED)
+    assert layout.allocate("f", 1, reserve=41) == NoSpace(wanted=1, available=0, shortage=Shortage.FULL)
     layout.free("c")
     assert layout.get_fragmentation().external_ratio == 0
     assert layout.allocate("f", 1, reserve=60) == 20
@@ -66,7 +66,7 @@ class SlotMachine(RuleBasedStateMachine):
         start = self.layout.allocate(name, tokens, reserve=reserve)
         expected = self.naive.allocate(name, reserve)
         if expected is None:
-            assert isinstance(start, NoRoom)
+            assert isinstance(start, NoSpace)
         else:
             assert start == expected
             self.room[name] = (tokens, reserve)

@@ -20,7 +20,7 @@ from kvcontrol.scheduler_ir.nodes import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class KvSpan:
     """The KV of tokens ``[start, end)`` of one request on one device, under the name of its value."""
 
     name: ValueName
@@ -34,7 +34,7 @@ class Piece:
         return self.end - self.start
 
 
-def given_piece(node: IRNode, taken: list[Piece]) -> Piece | None:
+def given_span(node: IRNode, taken: list[KvSpan]) -> KvSpan | None:
     """Return the piece that a node gives, from those that it takes; None when it gives none.
 
     Raises ``IRError`` for a join of pieces that aren't adjacent, in order and on its device.
@@ -42,15 +42,15 @@ def given_piece(node: IRNode, taken: list[Piece]) -> Piece | None:
     config = node.config
     match config:
         case LoadConfig() | PrefillConfig():
-            return Piece(
+            return KvSpan(
                 name=node.outputs[0], request=config.request, device=node.device, start=config.start, end=config.end
             )
         case TransferConfig():
-            return Piece(
+            return KvSpan(
                 name=node.outputs[0], request=config.request, device=config.target, start=config.start, end=config.end
             )
         case DecodeConfig():
-            return Piece(
+            return KvSpan(
                 name=node.outputs[1],
                 request=config.request,
                 device=node.device,
@@ -61,16 +61,16 @@ def given_piece(node: IRNode, taken: list[Piece]) -> Piece | None:
             start, end = covered(taken, of=node.describe())
             if any(each.device != node.device for each in taken):
                 raise IRError(f"{node.describe()}: its pieces lie on other devices than {node.device}")
-            return Piece(name=node.outputs[0], request=config.request, device=node.device, start=start, end=end)
+            return KvSpan(name=node.outputs[0], request=config.request, device=node.device, start=start, end=end)
         case _:
             return None
 
 
-def covered(pieces: Iterable[Piece], *, of: str) -> tuple[int, int]:
+def covered(spans: Iterable[KvSpan], *, of: str) -> tuple[int, int]:
     """Return the tokens that adjacent pieces, in their order, cover together; raises ``IRError`` for a hole, an overlap
     or two requests, in the name of ``of``.
     """
-    whole = list(pieces)
+    whole = list(spans)
     for left, right in pairwise(whole):
         if left.end != right.start or left.request != right.request:
             raise IRError(
@@ -80,13 +80,13 @@ def covered(pieces: Iterable[Piece], *, of: str) -> tuple[int, int]:
     return whole[0].start, whole[-1].end
 
 
-def pieces_of(graph: IRGraph) -> dict[ValueName, Piece]:
+def spans_of(graph: IRGraph) -> dict[ValueName, KvSpan]:
     """Return all pieces of a graph by name. O(nodes)."""
-    known: dict[ValueName, Piece] = {}
+    known: dict[ValueName, KvSpan] = {}
     for node in graph:
-        piece = given_piece(node, [known[each] for each in node.inputs if each in known])
-        if piece is not None:
-            known[piece.name] = piece
+        span = given_span(node, [known[each] for each in node.inputs if each in known])
+        if span is not None:
+            known[span.name] = span
     return known
 
 
@@ -117,4 +117,4 @@ class Namer:
         return name
 
 
-__all__ = ["Namer", "Piece", "covered", "given_piece", "joining", "pieces_of"]
+__all__ = ["KvSpan", "Namer", "covered", "given_span", "joining", "spans_of"]
