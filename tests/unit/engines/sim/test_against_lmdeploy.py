@@ -77,7 +77,7 @@ def theirs(name: str) -> Any:
 def served(asked: Generated, name: str, *, pieces: int = len(PIECES), last: str = "", reason: str = "length") -> Served:
     return Served(
         name=name,
-        asked=asked,
+        request=asked,
         model="m",
         prompt_tokens=5,
         words=list(range(pieces)),

@@ -36,6 +36,6 @@ def test_an_integrity_check_finds_what_is_wrong() -> None:
     line: Arrivals[tuple[float, int]] = Arrivals()
     for number in range(3):
         line.add(WaitingId(str(number)), (float(number), number))
-    line._in_turn.move_to_end(WaitingId("0"))
+    line._in_order.move_to_end(WaitingId("0"))
     with pytest.raises(AssertionError, match="out of order"):
         line.check_integrity()
