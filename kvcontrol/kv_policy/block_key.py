@@ -45,7 +45,7 @@ class BlockKey:
 
     @property
     def loss_s(self) -> float | None:
-        """Return what losing the block costs if it is asked for again: the cheaper way back, as far as known."""
+        """Return the cost of losing the block if it is used again: the cheaper known way to restore it."""
         known = [seconds for seconds in (self.recompute_s, self.reload_s) if seconds is not None]
         return min(known) if known else None
 

@@ -1,4 +1,4 @@
-"""Cost-aware: the block that costs least to get back, by how often it is used, goes first; what isn't used gets cheap.
+"""Cost-aware: evicts the block with the lowest product of restore cost and use frequency; unused blocks age.
 
 GreedyDual-Size-Frequency (Cherkasova 1998, after Young 1994) for blocks of one size. A block's worth is L + uses x
 cost: ``cost`` is the seconds of its cheaper way back, recomputing or reloading (``BlockKey``), in units of the mean; a

@@ -39,7 +39,7 @@ _MEMORY_BLOCKS = 1 << 16
 
 
 class Quantity(StrEnum):
-    """What is predicted and then seen, in seconds."""
+    """A quantity that is predicted and later observed, in seconds."""
 
     LOAD = "load"
     COMPUTE = "compute"
@@ -81,7 +81,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a move is expected to save and to cost, in seconds."""
+    """Expected savings and costs of a move, in seconds."""
 
     saved_s: float
     spent_s: float
@@ -171,7 +171,7 @@ class CostBenefitModel:
     def evaluate_migration(
         self, migration: Migration, *, transfer_s: float | None, load_s: float | None, probability: float | None = None
     ) -> Estimate | None:
-        """Return what moving blocks is worth; None where something was not measured.
+        """Return the net benefit of moving blocks; None if a measurement is missing.
 
         ``transfer_s`` is how long the move takes, ``load_s`` how long a load from where they are then. ``probability``
         of a reuse is the destination's own where none is given.

@@ -1,4 +1,4 @@
-"""What every eviction policy answers to: hooks that keep it informed, and the one question.
+"""The interface of eviction policies: hooks for changes of a tier, and the choice of victims.
 
 Question and answer are tuples with names: an allocation in a full cache makes one of each, and a frozen dataclass takes
 three times as long to make.
@@ -41,7 +41,7 @@ class EvictionDecision(NamedTuple):
 
 
 class EvictionPolicy(Protocol):
-    """Chooses which blocks leave one tier. Not thread-safe: it belongs to whoever owns the tier.
+    """Chooses which blocks leave one tier. Not thread-safe: it belongs to the owner of the tier.
 
     Blocks come in *paths*: sequences in prompt order, heads before tails, because a block is of no use without those
     before it. A block is inserted once, and told of only while it is resident (``KeyError`` otherwise); a path names a

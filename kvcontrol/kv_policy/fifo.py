@@ -1,4 +1,4 @@
-"""FIFO: the block that came first goes first, however often it was used.
+"""FIFO: evicts the oldest block, however often it was used.
 
 All blocks stand in one line in the order in which they came, the tail of a path before its head. Uses change nothing.
 The victim is the first in line. A held block that has come to the front steps aside, so that nobody looks at it twice,

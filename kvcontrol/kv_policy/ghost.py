@@ -1,4 +1,4 @@
-"""What a policy remembers of blocks that have left: the newest so many keys, each with a value."""
+"""Ghost list: the newest keys of evicted blocks, each with a value."""
 
 from collections import OrderedDict
 from typing import Generic, TypeVar

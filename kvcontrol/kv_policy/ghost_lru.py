@@ -1,4 +1,4 @@
-"""What an LRU cache in a policy's place would hold and find, so that the policy knows what it risks and what it gains.
+"""A ghost LRU cache beside a policy: the hits that LRU would have had, so that the policy knows its gain and risk.
 
 The ghost gets the same uses and the same room as the real cache. LRU has a property that makes this a guarantee: what
 it holds are the blocks used last, so a cache that begins to evict in LRU's order first loses all that LRU would not
@@ -46,7 +46,7 @@ def sampled(key: ContentKey, shift: int) -> bool:
 
 
 class LruGhost:
-    """See the module's text. It is told of what the real cache does, each call O(1) amortised a block."""
+    """See the module's text. It follows the changes of the real cache, each call O(1) amortised a block."""
 
     __slots__ = (
         "_block_tokens",

@@ -40,7 +40,7 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefetchPlan:
-    """What to bring up, likeliest first; why, in words."""
+    """The blocks to prefetch, likeliest first, and the reason."""
 
     prefetches: tuple[Prefetch, ...]
     reason: str
@@ -66,7 +66,7 @@ class _Run:
 
     @property
     def klass(self) -> int:
-        """Who came back after so long comes back after about so long; who came once is another matter."""
+        """Class of a run by the time since its last return; runs that never returned are a class of their own."""
         return 0 if self.gap is None else min(_CLASSES - 1, 1 + self.gap.bit_length())
 
 
@@ -128,7 +128,7 @@ class HotspotLineage:
             self._forget(now)
 
     def followers(self, path: Sequence[ContentKey]) -> list[tuple[ContentKey, float]]:
-        """Return what came after a prompt that ends where a run does: first keys, and each one's share of the uses."""
+        """Return the runs that followed a prompt ending in a run: first keys, and each one's share of the uses."""
         check_keys(path)
         place, run, siblings = 0, None, self._first
         while place < len(path):
@@ -149,7 +149,7 @@ class HotspotLineage:
         least_probability: float,
         wanted: Callable[[ContentKey], bool],
     ) -> PrefetchPlan:
-        """Return what a request will probably come for within the horizon; ``wanted`` says which blocks aren't there.
+        """Return the blocks that a request will probably use within the horizon; ``wanted`` selects the missing ones.
 
         ``wanted`` is asked of at most a few keys a block of the budget. Nothing changes but whose turn it is.
         """

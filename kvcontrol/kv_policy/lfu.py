@@ -1,4 +1,4 @@
-"""LFU: the block that was used least often since it came goes first; among equals, the one used longest ago.
+"""LFU: evicts the block with the fewest uses; among equals, the least recently used.
 
 Blocks with equally many uses stand in one line, youngest use last. A use moves a block to the young end of the next
 line. The victim is the first of the lowest line that has anybody in it. Held blocks stand outside and return to the

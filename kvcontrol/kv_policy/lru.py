@@ -1,4 +1,4 @@
-"""LRU: the block whose last use lies furthest back goes first.
+"""LRU: evicts the least recently used block.
 
 All blocks that nobody holds stand in one line, oldest first. Inserting, using or releasing a path takes its blocks out
 of the line and puts them at the young end, tail first: so a head is always younger than the tails that were told with
@@ -134,7 +134,7 @@ class LruPolicy:
         return EvictionDecision(tuple(victims), _REASON)
 
     def _walk(self, wanted: int) -> list[BlockId]:
-        """Take so many off the line's front, past places that are nobody's."""
+        """Take blocks off the front of the line, past empty places."""
         places, stale, place = self._places, self._stale, self._first
         end = len(places)
         victims: list[BlockId] = []
@@ -152,7 +152,7 @@ class LruPolicy:
         return victims
 
     def _tidy(self) -> None:
-        """Have somebody stand at the front, so that whoever waits for a victim needn't look; keep the list short."""
+        """Keep a valid block at the front, so that choosing a victim needs no search; keep the list short."""
         places, stale = self._places, self._stale
         while stale and self._first < len(places) and places[self._first] in stale:
             block = places[self._first]

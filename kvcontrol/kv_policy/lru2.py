@@ -1,4 +1,4 @@
-"""LRU-2 (O'Neil, O'Neil and Weikum, SIGMOD 1993): the block whose second-last use lies furthest back goes first.
+"""LRU-2 (O'Neil, O'Neil and Weikum, SIGMOD 1993): evicts the block whose second-last use is oldest.
 
 A block that was used once has no second-last use, and counts as if it were before all time; among equals the last use
 decides. So a block has to prove by a second use, however late, that it is worth keeping. The time of the last use is

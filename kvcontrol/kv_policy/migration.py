@@ -1,4 +1,4 @@
-"""Which moves are made: a policy on top of what the cost model expects of them, and its reason."""
+"""Decides which moves are made, from the estimates of the cost model, with a reason."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _TRY_EVERY: Final = 16
 
 
 class MigrationMode(StrEnum):
-    """What becomes of a move that is expected to cost more than it saves."""
+    """How to treat a move whose expected cost exceeds its benefit."""
 
     ALWAYS = "always"
     """It is made all the same, and counted."""
@@ -25,7 +25,7 @@ class MigrationMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationDecision:
-    """``plan`` is what is to be moved, None for nothing; ``net_benefit_s`` None where nothing was measured yet."""
+    """``plan`` is the plan to carry out, None for no move; ``net_benefit_s`` is None without measurements."""
 
     plan: Migration | None
     net_benefit_s: float | None
@@ -43,7 +43,7 @@ class PathBenefits:
 
 
 class MigrationPolicy:
-    """Makes what is worth it, what nobody can judge yet, and otherwise as the mode says. O(1) a decision."""
+    """Makes moves that pay or that cannot be estimated yet; treats others by its mode. O(1) a decision."""
 
     def __init__(self, mode: MigrationMode = MigrationMode.ALWAYS) -> None:
         try:
@@ -76,7 +76,7 @@ class MigrationPolicy:
         return MigrationDecision(plan=None, net_benefit_s=net_s, reason="not worth it")
 
     def benefits(self) -> dict[tuple[CacheTier, CacheTier], PathBenefits]:
-        """Return what was decided for each path; any thread (then numbers may be a moment apart)."""
+        """Return the decisions for each path; any thread (numbers may then be a moment apart)."""
         return {
             path: PathBenefits(
                 worth_blocks=self._worth[path],

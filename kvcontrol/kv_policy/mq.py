@@ -1,4 +1,4 @@
-"""MQ (Zhou, Philbin and Li, USENIX 2001): lines for 1, 2-3, 4-7, ... uses; who isn't used for a while falls.
+"""MQ (Zhou, Philbin and Li, USENIX 2001): queues for 1, 2-3, 4-7, ... uses; unused blocks descend.
 
 There are eight LRU lines. A block with f uses stands in line log2(f), at most the last, and may stay ``lifetime``
 accesses there without being used. After each access the first of every line but the lowest whose time is over moves to

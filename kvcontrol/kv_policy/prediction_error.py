@@ -1,4 +1,4 @@
-"""How wrong predictions of one kind were, measured against what came."""
+"""Errors of one kind of prediction against the observed values."""
 
 import math
 import sys

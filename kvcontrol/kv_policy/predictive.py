@@ -1,4 +1,4 @@
-"""Predictive: the block of which a use is to be expected least goes first, by how long blocks like it lived till now.
+"""Predictive: evicts the block with the lowest expected use, by the lifetimes of similar blocks.
 
 Blocks are of a class by how often they were used: once, twice, three or four times and so on. Each class has an LRU
 line. How long its blocks go without a use is learnt from every use, and from those that stayed away (``ReuseTable``);
@@ -174,7 +174,7 @@ class PredictivePolicy(PathPolicy[_Entry]):
         return bool(self._unqueried) or self._now >= self._until or self._version != self._table.version
 
     def _look(self) -> None:
-        """Find out what is to be expected of each line's front, as far as that isn't known."""
+        """Compute the expected use of each line's front, where it is unknown."""
         now, version = self._now, self._table.version
         if self._version != version:
             self._version = version
@@ -194,7 +194,7 @@ class PredictivePolicy(PathPolicy[_Entry]):
         self._unqueried.clear()
 
     def _ask(self, klass: int) -> None:
-        """Find out what is to be expected of the front of a line."""
+        """Compute the expected use of the front of a line."""
         line = self._lines[klass]
         if not line:
             self._fronts[klass] = None

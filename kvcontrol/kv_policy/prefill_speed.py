@@ -10,7 +10,7 @@ SHORT_PREFILL_TOKENS = 128
 
 
 class PrefillSpeed:
-    """What computing costs: a moving average of prompt tokens per second, None until the first measurement.
+    """Prefill speed: a moving average of prompt tokens per second, None until the first measurement.
 
     A prefill of a few tokens, as after a restored context, takes as long as a step takes at least: it says nothing of
     the speed. Such measurements count only until there is a longer one.
@@ -21,7 +21,7 @@ class PrefillSpeed:
         self._is_rough = True
 
     def measured(self, tokens: int, seconds: float) -> bool:
-        """Follow one prefill of ``tokens`` that took ``seconds``; False where it says nothing."""
+        """Follow one prefill of ``tokens`` that took ``seconds``; False if the measurement is unusable."""
         if not (0 < tokens <= MOST_TOKENS and 0 < seconds < math.inf):
             return False
         speed, known = tokens / seconds, self.tokens_per_s

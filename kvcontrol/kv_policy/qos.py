@@ -1,4 +1,4 @@
-"""QoS: the tenant whose blocks weigh most gives first, of its own the least important, and of those the oldest.
+"""QoS: evicts from the tenant with the largest weighted use, there the lowest priority, then the oldest block.
 
 A block weighs 1 / 2^priority on its tenant (``BlockKey`` says whose it is and how important; a bare key: nobody's, 0).
 So tenants that want more than there is end up with equal weights: equal blocks where priorities are equal (Jain's index
@@ -41,7 +41,7 @@ class _Account:
 
 
 class QosPolicy(PathPolicy[tuple[_Account, int]]):
-    """See the module's text; an entry is whose a block is, and its priority."""
+    """See the module's text; an entry is the tenant of a block and its priority."""
 
     name = "qos"
     reason = "qos: least important and oldest of the tenant that has most"
@@ -147,7 +147,7 @@ class QosPolicy(PathPolicy[tuple[_Account, int]]):
         return self._top()
 
     def _rival(self) -> tuple[int, str] | None:
-        """Return who comes after the heaviest, which is found anew when it has given."""
+        """Return the second-heaviest tenant, which is computed again after each eviction."""
         heappop(self._richest)
         return self._richest[0] if self._top() else None
 

@@ -25,7 +25,7 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """``least`` and ``most`` are allowed themselves; ``whole`` numbers only, where it says so."""
+    """A numeric parameter; ``least`` and ``most`` are inclusive, ``whole`` allows integers only."""
 
     default: float
     least: float
@@ -36,7 +36,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyKind:
-    """One policy that ships: how it is made for so many blocks, and what may be set."""
+    """One shipped policy: its constructor for a number of blocks, and its parameters."""
 
     name: str
     summary: str
@@ -49,7 +49,7 @@ class PolicyKind:
 
 
 def checked(whose: str, parameters: Mapping[str, Parameter], given: Mapping[str, float]) -> Values:
-    """Return all of ``parameters``, defaults where nothing is given; raises ``PolicyError``, which says ``whose``."""
+    """Return all of ``parameters`` with defaults filled in; raises ``PolicyError`` in the name of ``whose``."""
     for name, value in given.items():
         if name not in parameters:
             there = f"it has {', '.join(parameters)}" if parameters else "it has none"

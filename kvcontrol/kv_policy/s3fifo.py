@@ -1,4 +1,4 @@
-"""S3-FIFO (Yang and others, SOSP 2023): a small FIFO sorts out what is used once, a main FIFO keeps the rest.
+"""S3-FIFO (Yang and others, SOSP 2023): a small FIFO filters blocks that are used once, a main FIFO keeps the rest.
 
 A newcomer enters the small queue (a tenth of the room), or main if its key is still in the ghost list of what small
 gave up. A use only counts, to at most 3. When room is wanted, small gives if it has reached its size, else main. What

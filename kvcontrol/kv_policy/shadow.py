@@ -1,4 +1,4 @@
-"""Shadow policies: what share of the prompts each candidate would have found, on the requests as they come.
+"""Shadow policies: the hit ratio of each candidate on sampled live requests.
 
 Every candidate runs a *ghost cache*: the policy over keys alone, no memory behind them. It follows every 2^n-th key,
 by hash, in a cache that is as much smaller (spatial sampling: Waldspurger and others, FAST 2015), with at most
@@ -41,7 +41,7 @@ _MOST_WAITING: Final = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowStanding:
-    """One candidate: sampled blocks asked for and found, ever and in the last whole window (None before its end)."""
+    """One candidate: sampled blocks looked up and found, in total and in the last full window (None before its end)."""
 
     policy: str
     lookups: int
@@ -51,7 +51,7 @@ class ShadowStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowReport:
-    """All candidates beside each other. ``sampled_ratio`` of all keys is followed; the load is of one core."""
+    """All candidates. ``sampled_ratio`` is the share of keys that are followed; the load is of one core."""
 
     standings: tuple[ShadowStanding, ...]
     window_s: float
@@ -107,12 +107,12 @@ class ShadowPolicies:
             self._waiting.extend(partial(ghost.follow, keys) for ghost in self._ghosts)
 
     def stored(self, keys: Sequence[ContentKey]) -> None:
-        """Note blocks that became resident without having been asked for: what a request decoded, in prompt order."""
+        """Note blocks that became resident without a look-up: those that a request decoded, in prompt order."""
         if self._ghosts and self._affordable() and (found := self._sampled(keys)):
             self._waiting.extend(partial(ghost.touch, found) for ghost in self._ghosts)
 
     def work(self) -> bool:
-        """Follow the next piece of what was noted and return whether more waits; O(sampled keys of one request)."""
+        """Follow the next part of the notes and return whether more is pending; O(sampled keys of one request)."""
         if self._waiting:
             started = self._timer()
             self._waiting.popleft()()

@@ -14,7 +14,9 @@ _SIGNS = re.compile(r"[(),]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:
-    """``text`` is how it was written, without spaces. Whether there is such a policy only ``make`` says."""
+    """A policy with its parameters; ``text`` is the notation without spaces. Only ``make`` checks that the policy
+    exists.
+    """
 
     text: str
     name: str
@@ -65,7 +67,7 @@ def parse_specs(text: str) -> tuple[PolicySpec, ...]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yield what stands between the commas that are not inside of parentheses."""
+    """Yield the parts between commas outside of parentheses."""
     begin, is_inside = 0, False
     for sign in _SIGNS.finditer(text):
         if sign[0] != ",":

@@ -1,4 +1,4 @@
-"""A policy on its way to another's place: told of all blocks a part at a time, while the other goes on choosing.
+"""Succession of a policy: the successor learns all blocks in parts, while the predecessor chooses victims.
 
 What the successor has been told of are always the blocks used longest ago, in the order of their last uses: first those
 that were there at the start, oldest first, then what has come or was used since. A block that is used after it was told
@@ -23,7 +23,7 @@ Link: TypeAlias = tuple[ContentKey, ContentKey | None]
 
 
 class Succession:
-    """See the module's text. ``links`` are the present blocks; whoever changes them tells of it."""
+    """See the module's text. ``links`` are the present blocks; their owner reports changes."""
 
     def __init__(self, policy: EvictionPolicy, links: Mapping[BlockId, Link]) -> None:
         if len(policy):
@@ -37,11 +37,11 @@ class Succession:
 
     @property
     def missing(self) -> int:
-        """How many blocks the successor hasn't been told of."""
+        """Number of blocks that the successor has not received yet."""
         return len(self._links) - len(self._reported)
 
     def advance(self, blocks: int) -> None:
-        """Tell of up to so many blocks more. What the policy raises is raised, and it is of no use then."""
+        """Report up to so many more blocks. Errors of the policy are raised; it must not be used then."""
         late, reported, links = self._late, self._reported, self._links
         path = list(islice((each for each in self._first if each in links and each not in late), blocks))
         while late and len(path) < blocks:
@@ -70,7 +70,7 @@ class Succession:
             self._late.pop(block, None)
 
     def end(self, held: Iterable[BlockId]) -> EvictionPolicy:
-        """Tell of what is missing and of what is held, and return the policy, which may take the other's place."""
+        """Report missing and held blocks, and return the policy, which may replace its predecessor."""
         self.advance(self.missing)
         if holds := list(held):
             self.policy.hold(holds)

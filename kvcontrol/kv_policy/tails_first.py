@@ -1,4 +1,4 @@
-"""Any policy, made to give up tails before heads: whoever owns prefix-chained blocks asks it through this.
+"""Any policy, restricted to evict tails before heads: the interface for owners of prefix-chained blocks.
 
 A block is of no use without those before it, so a head must stay while any tail of it is there. LRU, LFU and MQ keep to
 that where paths are used as wholes; FIFO, ARC, S3-FIFO and LRU-2 are defined by more than the last use and don't. Here
@@ -81,7 +81,7 @@ class TailsFirst:
 
     @property
     def aside_blocks(self) -> int:
-        """Heads whose turn had come, that stay for their tails' sake."""
+        """Heads that were chosen as victims and stay because of their tails."""
         return len(self._set_aside)
 
     @property
@@ -95,7 +95,7 @@ class TailsFirst:
         return self.policy.counts_uses
 
     def parent_of(self, block: BlockId) -> ContentKey | None:
-        """Return what comes before a resident block, as it was told."""
+        """Return the parent of a resident block."""
         return self._links[block][1]
 
     def requested(self, prompt: Sequence[ContentKey], *, block_tokens: int, prompt_tokens: int) -> None:
@@ -103,7 +103,7 @@ class TailsFirst:
         self.policy.requested(prompt, block_tokens=block_tokens, prompt_tokens=prompt_tokens)
 
     def insert(self, path: Sequence[BlockId], keys: Sequence[ContentKey], parents: Sequence[ContentKey | None]) -> None:
-        """Follow blocks that became resident, heads before tails, with what each holds and what comes before that.
+        """Follow blocks that became resident, heads before tails, each with its content and its parent's.
 
         ``ValueError`` for one that is resident already or named twice, or where the numbers differ.
         """
@@ -165,7 +165,7 @@ class TailsFirst:
         self._tails[key] = self._tails.get(key, 0) + 1
 
     def let_go(self, key: ContentKey) -> None:
-        """Undo one ``keep``; one whose turn has come meanwhile is the next to go. ``ValueError`` if it isn't kept."""
+        """Undo one ``keep``; a block chosen meanwhile is the next victim. ``ValueError`` if it isn't kept."""
         times = self._kept.get(key)
         if times is None:
             raise ValueError("a content is let go that is not kept")
@@ -216,7 +216,7 @@ class TailsFirst:
         )
 
     def begin_hand_over(self, policy: EvictionPolicy) -> None:
-        """Let an empty ``policy`` succeed, as soon as ``continue_hand_over`` has told it of all blocks.
+        """Begin a succession by an empty ``policy``; ``continue_hand_over`` reports all blocks to it.
 
         Another one that had begun is given up. Nothing changes for whoever asks this one. ``ValueError`` when the
         policy isn't empty.
@@ -229,7 +229,7 @@ class TailsFirst:
         return self._succession is not None
 
     def continue_hand_over(self, blocks: int) -> int:
-        """Tell the successor of up to so many blocks more, and return how many are missing. O(``blocks``).
+        """Report up to so many more blocks to the successor, and return how many are missing. O(``blocks``).
 
         When it raises, the hand-over has been given up.
         """
@@ -243,7 +243,7 @@ class TailsFirst:
         return succession.missing
 
     def end_hand_over(self, held: Iterable[BlockId]) -> "TailsFirst":
-        """Return the successor, told of all blocks, the one used longest ago first, and of the held. O(missing + held).
+        """Return the successor with all blocks, least recently used first, and the held ones. O(missing + held).
 
         This one must not be used any more after that, unless it raises: then the hand-over has been given up, and
         nothing has changed.

@@ -1,4 +1,4 @@
-"""Three LRU lines, of what was used once, two or three times, and more often, and a weight for each.
+"""Three weighted LRU lines: blocks used once, two or three times, and more often.
 
 The victim is the first of the line whose first is oldest, where ages count ``1 / weight`` of the line; of two as old,
 the one used less often. With weights of 1 that is LRU over all three, exactly; with ``ENDLESS`` ones what was used once
@@ -48,7 +48,7 @@ class ThreeLines(Generic[Key]):
         return any(key in line for line in self.lines)
 
     def put(self, key: Key, uses: int) -> None:
-        """Put what stands nowhere at the young end of the line of those used so often."""
+        """Append a new block to the line of its number of uses."""
         self._now += 1
         self.lines[LINE_OF[uses]][key] = self._now
 
@@ -57,7 +57,7 @@ class ThreeLines(Generic[Key]):
         del self.lines[LINE_OF[uses]][key]
 
     def first(self, weights: Weights) -> Key | None:
-        """Return who goes next; None when nobody is there."""
+        """Return the next victim; None if the lines are empty."""
         # Written out, as this is asked for each victim.
         once, again, often = self.lines
         now = self._now

@@ -1,4 +1,4 @@
-"""A cache of keys alone in three lines at certain weights (``three_lines``), and what it won over another's of late.
+"""A cache of keys in three lines at certain weights (``three_lines``), and its recent lead over a baseline.
 
 ``adaptive`` asks four of them at every sampled use, so ``use`` is ``ThreeLines``'s steps written out in one function. A
 test holds it to ``ThreeLines``.
@@ -92,7 +92,7 @@ class WeightShadow:
                 left.popitem(last=False)
 
     def end_period(self, fade: float) -> None:
-        """Add this period's lead to what was won; earlier periods count ``fade`` times as much."""
+        """Add this period's lead to the total; earlier periods are multiplied by ``fade``."""
         self.won = (self.won + self.lead) * fade
         self._squares = (self._squares + self.lead * self.lead) * fade
         self.lead = 0

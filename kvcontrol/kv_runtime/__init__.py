@@ -1,4 +1,4 @@
-"""KV blocks in tiers: pools of slots, what lies where, and the transfers between."""
+"""KV blocks in tiers: pools of slots, residency, and transfers between tiers."""
 
 from kvcontrol.kv_runtime.arena import HostArena
 from kvcontrol.kv_runtime.backend_protocol import (

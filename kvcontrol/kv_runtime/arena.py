@@ -13,7 +13,7 @@ from kvcontrol.kv_runtime.record import BlockSeal, Recovered
 
 
 class HostArena:
-    """``slots`` slots of ``block_bytes`` in one mapping. Who may use which slot is the caller's to know.
+    """``slots`` slots of ``block_bytes`` in one mapping. The caller manages the use of slots.
 
     Slot ``n`` begins ``n * pitch_bytes`` after slot 0, at a multiple of ``PAGE_BYTES``, and owns its last page whole.
 
@@ -77,7 +77,7 @@ class HostArena:
 
     @property
     def address(self) -> int:
-        """Where slot 0 lies in this process's memory; hold a view of the slots in use for as long as it is used."""
+        """Address of slot 0 in this process's memory; hold a view of the used slots while you use it."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + self._first
 
     def view(self, slot: int) -> memoryview:
@@ -95,7 +95,7 @@ class HostArena:
         return self._view[self._first :]
 
     def seal(self, slot: int, seal: BlockSeal) -> None:
-        """Say that a slot now holds this block, all of it. What recovery finds is what was sealed last.
+        """Mark a slot as holding this whole block. Recovery finds the last seal.
 
         Does nothing in memory of the process's own. ``ValueError`` as ``encode_header``.
         """
@@ -106,7 +106,7 @@ class HostArena:
             )
 
     def unseal(self, slot: int) -> None:
-        """Say that a slot holds nothing: before its bytes change, and when its block is given up."""
+        """Mark a slot as empty: before its bytes change, and when its block is dropped."""
         header = self._header(slot)
         if self._file is not None:
             self._view[header] = self._blank
@@ -124,11 +124,11 @@ class HostArena:
         return found
 
     def on_close(self, action: Callable[[], None]) -> None:
-        """Have ``action`` called before the memory is given back: whoever has told a device about it takes it back."""
+        """Call ``action`` before the memory is released, so that device registrations can be undone."""
         self._on_close.append(action)
 
     def close(self) -> None:
-        """Give the memory back; views must be gone (``BufferError`` otherwise). Idempotent. A file stays."""
+        """Release the memory; no views may exist (``BufferError`` otherwise). Idempotent. A file stays."""
         while self._on_close:
             self._on_close.pop()()
         self._view.release()

@@ -80,7 +80,7 @@ class KVBackendProtocol(Protocol):
 
 
 class EngineBackendProtocol(KVBackendProtocol, Protocol):
-    """The engine's own memory, which kernels read and write beside us."""
+    """The engine's own memory, which kernels read and write concurrently."""
 
     def fence(self, *, grace_s: float = 0.0) -> Fence:
         """Return the end of all work that the engine has queued by now; called on the engine's thread, never waits.
@@ -94,7 +94,7 @@ class EngineBackendProtocol(KVBackendProtocol, Protocol):
 
 @runtime_checkable
 class OrderedBackendProtocol(EngineBackendProtocol, Protocol):
-    """Engine memory on a device that works through queues: what is queued can be counted on before it is done."""
+    """Engine memory on a device with queues: queued transfers are ordered before later kernels."""
 
     def write_in_order(self, moves: Sequence[Move], arena: HostArena, queued: Callable[[], None]) -> list[BlockStatus]:
         """As ``write``, and call ``queued`` in between: all of it is queued, so that ``join`` covers it.
@@ -111,18 +111,18 @@ class OrderedBackendProtocol(EngineBackendProtocol, Protocol):
 
 
 class DurableBackendProtocol(KVBackendProtocol, Protocol):
-    """A tier whose contents outlive the process; ``record_bytes`` is what it keeps of a block's tokens and tenant."""
+    """A tier whose contents outlive the process; ``record_bytes`` bounds a block's tokens and tenant name."""
 
     record_bytes: int
 
     def recover(self) -> list[Recovered]:
-        """Return what is found at the start; slots with a torn or foreign record are empty.
+        """Return the blocks found at the start; slots with a torn or foreign record are empty.
 
         A key may be found in more than one slot. Not to be called beside ``read`` and ``write``.
         """
 
     def erase(self, slots: Sequence[int]) -> list[BlockStatus]:
-        """Make sure that slots are not found by a later ``recover``, and say whether that worked."""
+        """Keep slots from being found by a later ``recover``; return whether that succeeded."""
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""How fast a lane has been lately, so that a device that turns slow is seen within a load or two.
+"""Recent bandwidth of a lane: a device that turns slow is noticed within a load or two.
 
 Bytes are divided by busy time, both fading with busy time: a transfer that takes long outweighs at once what was
 quick before it. An average of speeds, sample by sample, would need twenty slow samples to forget a fast device. Time in

@@ -1,4 +1,4 @@
-"""A file of block slots: what a disk tier writes to, and what shared host memory maps.
+"""A file of block slots, for disk tiers and for shared host memory.
 
     superblock | header 0 | payload 0 | header 1 | payload 1 | ...
 
@@ -54,7 +54,7 @@ def aligned_pages(count: int) -> mmap.mmap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFileSpec:
-    """Which file, and what it is to hold.
+    """Path and layout of a block file.
 
     ``identity`` (1 to 32 bytes, with ``owner``) is a digest of all that makes bytes of equal tokens interchangeable:
     model, weights, configuration, KV format and layout. ``owner`` names whose file it is, the served model for
@@ -95,7 +95,7 @@ class BlockFileSpec:
 
     @property
     def record_bytes(self) -> int:
-        """What a block's tokens and its tenant's name may take together."""
+        """Largest size of a block's tokens and its tenant's name together."""
         return variable_bytes(self.header_bytes)
 
     @property
@@ -113,7 +113,7 @@ class BlockFileSpec:
 
 
 class BlockFile:
-    """The open, locked file of a ``BlockFileSpec``. ``fresh`` says that it was made now and holds nothing.
+    """The open, locked file of a ``BlockFileSpec``. ``fresh``: the file was created now and is empty.
 
     The number of slots follows the spec from one opening to the next: blocks in slots that went are gone.
     Raises ``BlockFileError`` for a file that is somebody else's, in use, of another owner's blocks or damaged, and for
@@ -190,7 +190,7 @@ class BlockFile:
                 return
 
     def _slots_inside(self) -> int | None:
-        """Return how many slots the file has, None for one of ours to begin anew; ``BlockFileError`` for others'."""
+        """Return the slots of the file, None for one of ours to clear; ``BlockFileError`` for other files."""
         remedy = "remove the file, or name another place"
         page = os.pread(self.fd, PAGE_BYTES, 0)
         body = page[_CHECKSUM.size : _CHECKSUM.size + _SUPERBLOCK.size]

@@ -143,7 +143,7 @@ class Carrier:
         return self._durable.erase(slots)
 
     def _begun(self, hosts: list[int]) -> Callable[[], list[int]]:
-        """Return what ``check_ahead`` has begun for these very slots just now, else begin."""
+        """Return the transfer that ``check_ahead`` began for these slots, else begin one."""
         ahead = self._ahead
         if ahead is not None and ahead.hosts == hosts and time.monotonic() - ahead.begun_s <= _AHEAD_S:
             self._ahead = None
@@ -163,7 +163,7 @@ class Carrier:
 
 
 def _moves(name: LaneName, routes: Sequence[Route], checksums: Sequence[int | None]) -> list[Move]:
-    """Return what a lane's backend is told; seals are for durable tiers alone."""
+    """Return the moves for a lane's backend; only durable tiers get seals."""
     new = tuple.__new__  # a third of what the constructor takes, which is Python
     match name:
         case LaneName.HBM_TO_DDR:

@@ -52,7 +52,7 @@ class NativeChecksums:
 
 @cache
 def fastest() -> Checksums:
-    """Return the native one where it can be had and computes what the xxhash package does; else say why, once."""
+    """Return the native checksum if it is available and equals xxhash's; otherwise log the reason once."""
     try:
         found = NativeChecksums(native())
     except NativeError as error:

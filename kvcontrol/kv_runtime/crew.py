@@ -1,4 +1,4 @@
-"""Who carries the batches: threads, or whoever calls.
+"""Workers that carry batches: threads, or the caller.
 
 ``ThreadCrew`` is what runs; ``SteppedCrew`` is its reference, in which nothing happens until it is asked to.
 """
@@ -34,7 +34,7 @@ class Crew(Protocol):
         """Begin work: so many workers a lane."""
 
     def compute(self, work: Callable[[], list[int]]) -> Callable[[], list[int]]:
-        """Begin ``work`` beside the caller; what is returned waits for its result."""
+        """Begin ``work`` concurrently; the returned function waits for its result."""
 
     def mend(self) -> None:
         """Replace workers that died. O(workers)."""
@@ -44,7 +44,7 @@ class Crew(Protocol):
 
 
 class ThreadCrew:
-    """Daemon threads, so that a device which never answers can't keep the process from ending.
+    """Daemon threads, so that a device that never answers cannot keep the process from ending.
 
     ``helpers`` more threads compute checksums. Each block's is a call without the GIL and a way back to it, and beside
     a loop that never stops running Python every way back waits for Python's switch interval, 5 ms, unless others wait
@@ -120,7 +120,7 @@ class ThreadCrew:
 
 
 class SteppedCrew:
-    """Nobody works until ``run`` is called: on the caller's thread, in an order that the caller chooses."""
+    """Works only within ``run``: on the caller's thread, in the caller's order."""
 
     def __init__(self) -> None:
         self.helpers = 1
@@ -156,7 +156,7 @@ class SteppedCrew:
             return True
 
     def run(self) -> int:
-        """Carry batches, one of each lane in turn, until nothing waits; returns how many."""
+        """Carry batches, one of each lane in rotation, until none waits; returns how many."""
         carried = 0
         while ran := sum(self.run_one(lane) for lane in self._lanes):
             carried += ran

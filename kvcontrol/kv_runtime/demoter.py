@@ -1,4 +1,4 @@
-"""What goes down from DDR to NVMe, and when: the one writer of the durable tier, always in the background.
+"""Demotes blocks from DDR to NVMe in the background: the only writer of the durable tier.
 
 Three ways (``WriteMode``): at once, when a block is about to leave DDR, or once it has proved useful. What is due waits
 in a list that costs nothing, and only a few batches at a time are given to the device: a block that must make way in
@@ -96,7 +96,7 @@ class Demoter:
             self._await(blocks)
 
     def used(self, blocks: Iterable[Block | None]) -> None:
-        """Follow blocks that were asked for again."""
+        """Follow blocks that were used again."""
         if self._mode is WriteMode.SECOND_USE and self._durable:
             self._await(block for block in blocks if block is not None)
 
@@ -134,7 +134,7 @@ class Demoter:
         return {item.place for item in items} if refusal is None else set()
 
     def work(self) -> None:
-        """Do a bounded step of what is due: erasures, writes, watermarks, bursts that have shrunk."""
+        """Do a bounded step of the due work: erasures, writes, watermarks, reduced bursts."""
         if self._durable:
             self._erase()
             if self._flights.failed_writes >= _FAILURES and not self._paused:
@@ -220,7 +220,7 @@ class Demoter:
                 self._residency.lose(block, _DDR, Loss.UNWRITTEN)
 
     def _trim(self) -> None:
-        """Take away what is beyond bursts that have shrunk, as long as there is any: what is held goes later."""
+        """Evict blocks beyond reduced bursts; held blocks follow later."""
         left = False
         for tier in self._residency.spaces:
             for tenant, blocks in self._quotas.over_burst(tier):

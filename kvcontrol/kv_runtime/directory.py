@@ -1,4 +1,4 @@
-"""What is there: the questions about blocks below the engine's memory."""
+"""Queries about the blocks below the engine's memory."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -16,7 +16,7 @@ _NVME: Final = CacheTier.NVME
 
 
 class Directory:
-    """What of ``HierarchyManager`` only looks; ``get_block_info`` and ``locate`` may be called from any thread.
+    """The read-only part of ``HierarchyManager``; ``get_block_info`` and ``locate`` may be called from any thread.
 
     A block that is named stays where it is until the owner's next call of something that moves.
     """
@@ -47,7 +47,7 @@ class Directory:
         return [block.block_id for block in self._residency.all() if block.claims]
 
     def record(self, block_id: BlockId) -> BlockRecord | None:
-        """Return what a block is; None when it isn't there (any more)."""
+        """Return the record of a block; None if it isn't resident."""
         block = self._residency.get(block_id)
         return None if block is None else block.record
 
@@ -62,7 +62,7 @@ class Directory:
         return tuple(tier for tier in (_DDR, _NVME) if tier in copies)
 
     def get_block_info(self, block_id: BlockId) -> KVBlockInfo | None:
-        """Return what an operator may know of a block, in its fastest tier; any thread."""
+        """Return a block's data for operators, in its fastest tier; any thread."""
         tiers = self.locate(block_id)
         block = self._residency.get(block_id)
         if block is None or not tiers:

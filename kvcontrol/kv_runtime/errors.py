@@ -19,27 +19,27 @@ class KvRuntimeError(KvControlError):
 
 
 class AllocationError(KvRuntimeError, ValueError):
-    """A caller frees twice, names what isn't there, or asks for what can't be; nothing was changed."""
+    """A caller frees a block twice, names an unknown one, or makes an impossible request; nothing was changed."""
 
 
 class ArenaError(KvRuntimeError):
-    """Host memory for blocks can't be had; the message says how much was asked for and why not."""
+    """Host memory for blocks is unavailable; the message has the amount and the reason."""
 
 
 class NativeError(KvRuntimeError):
-    """There is no native helper here; the message says why."""
+    """The native helper is unavailable; the message has the reason."""
 
 
 class BackendError(KvRuntimeError):
-    """A tier's backend can't be set up; the message names what was wrong and what is allowed."""
+    """A tier's backend can't be set up; the message names the fault and the allowed values."""
 
 
 class BlockFileError(KvRuntimeError):
-    """A file of blocks can't be used; the message names the file, what is wrong with it and what would help."""
+    """A file of blocks can't be used; the message names the file, the fault and a remedy."""
 
 
 class QuotaError(KvRuntimeError, ValueError):
-    """A quota that can't be; nothing was changed. The message names what was wrong and what is allowed."""
+    """An invalid quota; nothing was changed. The message names the fault and the allowed values."""
 
 
 class RequestError(KvRuntimeError, ValueError):

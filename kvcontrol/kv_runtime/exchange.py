@@ -56,7 +56,7 @@ class Berth(NamedTuple):
 
 
 class Exchange:
-    """See the module's text. ``on_arrival`` is told of blocks that came. Not thread-safe; O(1) a block."""
+    """See the module's text. ``on_arrival`` receives blocks that arrived. Not thread-safe; O(1) a block."""
 
     def __init__(
         self, residency: Residency, *, on_arrival: Callable[[Iterable[Block]], None], record_bytes: int
@@ -77,7 +77,7 @@ class Exchange:
         return block is not None and block.arriving > 0 and not block.copies
 
     def standing(self, path: Sequence[BlockHash]) -> Standing:
-        """Say how much of a path could be lent now."""
+        """Return how much of a path could be lent now."""
         below: list[BlockId] = []
         ready, short = 0, Short.NOTHING
         for key in path:
@@ -160,7 +160,7 @@ class Exchange:
         return [block.block_id for block, _ in landed]
 
     def copies(self) -> Iterator[Copy]:
-        """Return every copy whose slot somebody else may touch."""
+        """Return every copy whose slot another party may access."""
         yield from self._lent
         yield from self._berths.values()
 

@@ -1,4 +1,4 @@
-"""Transfers under way: which copies they use, which they bring, and whose ticket waits for them."""
+"""Transfers in flight: the copies that they read and write, and the tickets that wait for them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -38,7 +38,7 @@ class Item:
 
 
 class Flight:
-    """A plan under way; ``left`` of its items have not come back. Without a ticket nobody waits for it."""
+    """A plan in flight; ``left`` of its items are pending. Without a ticket no caller waits for it."""
 
     __slots__ = ("_ended", "dst_tier", "items", "left", "plan_id", "src_tier", "ticket")
 
@@ -95,7 +95,7 @@ class Flights:
         priority: Priority,
         deadline_s: float,
     ) -> PlanRefusal | None:
-        """Start a transfer, or say why not; then nothing has changed but the copies that were to land, given back."""
+        """Start a transfer, or return the refusal; then only the target slots have been released."""
         src_tier, dst_tier = way
         plan = MigrationPlan(
             src_tier=src_tier,
@@ -120,7 +120,7 @@ class Flights:
         return None
 
     def erase(self, copies: list[Copy]) -> bool:
-        """Start to erase copies that nobody uses; False when it has to be tried again later."""
+        """Start to erase unused copies; False if it must be retried later."""
         plan_id = self._migrator.erase([copy.slot for copy in copies])
         if isinstance(plan_id, PlanRefusal):
             return False
@@ -140,7 +140,7 @@ class Flights:
                     ticket.end(item.place, status, REASON_OF[status])
 
     def abandon_all(self) -> None:
-        """Call off what has not begun of every transfer, those that nobody waits for too."""
+        """Cancel the parts of all transfers that have not begun, also those without a ticket."""
         for plan_id, flight in self._flights.items():
             if flight.ticket is None:
                 self._migrator.abandon(plan_id, BlockStatus.CANCELLED)
@@ -150,7 +150,7 @@ class Flights:
         return {item.place for plan_id in ticket.plans for item in self._flights[plan_id].items}
 
     def queued(self) -> list[Ticket]:
-        """Return loads all of whose blocks are verified and queued on the engine's device, though not there yet.
+        """Return loads whose blocks are all verified and queued on the engine's device, but not complete.
 
         See ``OrderedBackendProtocol``; each once, and not those that end before.
         """
@@ -165,7 +165,7 @@ class Flights:
         return ready
 
     def collect(self) -> list[tuple[Flight, Sequence[Item]]]:
-        """Follow what has ended since the last call; returns it."""
+        """Follow the transfers that ended since the last call; returns them."""
         ended = []
         for report in _merge(self._migrator.poll()):
             erased = self._erasures.pop(report.plan_id, None)
@@ -240,7 +240,7 @@ class Flights:
             self._residency.settle(item.block)
 
     def _pin(self, flight: Flight) -> None:
-        """Keep the slots that a flight uses from being given to others, and what it writes below from being chosen."""
+        """Protect the slots of a flight from reuse, and its targets below from eviction."""
         writes, promotes = flight.dst_tier is _NVME, flight.src_tier is _NVME
         for item in flight.items:
             if item.source is not None:

@@ -1,4 +1,4 @@
-"""The pages that say which block a slot holds, in files and in shared memory.
+"""Header pages that name the block of each slot, in files and in shared memory.
 
     checksum of all that follows · magic · slot · payload length · payload checksum · key · parent · tokens · tenant
 
@@ -40,7 +40,7 @@ def header_bytes_for(block_tokens: int) -> int:
 
 
 def variable_bytes(header_bytes: int) -> int:
-    """Return what a record's tokens and its tenant's name may take together in a header of so many bytes."""
+    """Return the largest size of a record's tokens and tenant name in a header of so many bytes."""
     return header_bytes - _CHECKSUM.size - _FIXED.size
 
 
@@ -78,7 +78,7 @@ def encode_header(seal: BlockSeal, *, slot: int, payload_bytes: int, header_byte
 def decode_header(
     page: bytes | memoryview, *, slot: int, payload_bytes: int, header_bytes: int = HEADER_BYTES
 ) -> BlockSeal | None:
-    """Return what a header says about its slot, or None when it isn't a whole, intact header of that very slot."""
+    """Return the content of a header for its slot, or None if it is not an intact header of that slot."""
     if len(page) != header_bytes or page[_MAGIC_AT] != _MAGIC:
         return None
     page = bytes(page)

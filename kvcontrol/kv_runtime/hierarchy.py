@@ -127,7 +127,7 @@ class HierarchyManager(Directory):
 
     @property
     def quotas(self) -> QuotaManager:
-        """Who may use how much; changed by the owner's thread."""
+        """Quotas of tenants; changed by the owner's thread."""
         return self._quotas
 
     def requested(self, prompt: Prompt) -> None:
@@ -203,7 +203,7 @@ class HierarchyManager(Directory):
             self._migrator.check_ahead(slots)
 
     def prefetch(self, block_ids: Sequence[BlockId], *, deadline_s: float | None = None) -> TicketId:
-        """Bring blocks from NVMe into DDR, because they may be asked for."""
+        """Copy blocks from NVMe to DDR before a request needs them."""
         ticket = self._book.open(TicketKind.PREFETCH, len(block_ids), _or(deadline_s, self._config.prefetch_deadline_s))
         ticket.blocks = [self._residency.get(block_id) for block_id in block_ids]
         self._loader.begin(ticket)
@@ -233,13 +233,13 @@ class HierarchyManager(Directory):
         return ticket.ticket_id
 
     def cancel(self, ticket_id: TicketId) -> None:
-        """End a ticket as soon as its engine slots are safe; one that has ended stays as it is."""
+        """End a ticket as soon as its engine slots are safe; an ended ticket stays unchanged."""
         ticket = self._book.get(ticket_id)
         if ticket is not None:
             self._book.give_up(ticket, BlockStatus.CANCELLED)
 
     def hold(self, block_ids: Sequence[BlockId]) -> tuple[BlockId, ...]:
-        """Keep blocks from being evicted until ``release``; returns those that are there and now held."""
+        """Protect blocks from eviction until ``release``; returns the resident ones, now held."""
         self._check_distinct(block_ids)
         found = map(self._residency.get, block_ids)
         held = [block for block in found if block is not None and (_DDR in block.copies or block.readable)]
@@ -275,7 +275,7 @@ class HierarchyManager(Directory):
     # Time.
 
     def poll(self) -> Progress:
-        """Follow what the workers have done, start what is due, and return what ended and changed. Never waits."""
+        """Follow the workers' progress, start due work, and return ended tickets and changes. Never waits."""
         self._advance()
         queued = tuple([ticket.ticket_id for ticket in self._flights.queued()])
         finished, changes = self._book.take_finished(), self._residency.take_changes()
@@ -335,7 +335,7 @@ class HierarchyManager(Directory):
         self._demoter.watermarks[self._of(tier).tier] = marks
 
     def swap_policy(self, tier: CacheTier, make_policy: Callable[[], EvictionPolicy]) -> None:
-        """Let other policies, one a tenant, choose what leaves a tier from now on; all that is there stays. O(blocks).
+        """Swap the policies of a tier, one a tenant; all blocks stay. O(blocks).
 
         ``ValueError`` for a tier that isn't there. The old ones stay in charge when anything raises.
         """
@@ -354,15 +354,15 @@ class HierarchyManager(Directory):
         return self._of(tier).has_successors
 
     def continue_swap(self, tier: CacheTier, blocks: int) -> int:
-        """Tell the policies to come of so many blocks more; returns how many are missing. O(``blocks`` + tenants)."""
+        """Report so many more blocks to the new policies; returns how many are missing. O(``blocks`` + tenants)."""
         return self._of(tier).continue_swap(blocks)
 
     def end_swap(self, tier: CacheTier) -> None:
-        """Let the policies to come decide from now on. A few steps for each block: who is held is looked for."""
+        """Activate the new policies. A few steps for each block: held blocks are searched."""
         self._residency.end_swap(self._of(tier).tier)
 
     def stats(self) -> HierarchyStats:
-        """Return what is there and what happened; any thread (then numbers may be a moment apart)."""
+        """Return residency and counters; any thread (numbers may then be a moment apart)."""
         losses, hits = self._residency.losses.copy(), self._hits.by_tenant.copy()
         tiers = {tier: TierStats.of(space, self._quotas, hits, losses) for tier, space in self._spaces.items()}
         return HierarchyStats(

@@ -16,7 +16,7 @@ def _checksum_workers() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HierarchyConfig:
-    """``ValueError`` for what can't be.
+    """Settings of the hierarchy; ``ValueError`` for invalid ones.
 
     ``*_deadline_s`` hold where a call names none. ``retry_writes_after_s``: an NVMe that fails is left alone so long.
     ``migrate``: what becomes of saves and demotions that cost more than they can save, by what was measured.

@@ -1,4 +1,4 @@
-"""What the hierarchy knows of itself, as one value."""
+"""Statistics of the hierarchy, as one value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

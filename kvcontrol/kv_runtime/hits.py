@@ -1,4 +1,4 @@
-"""How often each tier had a block that was asked for, by tenant."""
+"""Hits and look-ups of each tier, by tenant."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class TierHits:
         self.by_tenant: Counter[tuple[CacheTier, str]] = Counter()
 
     def count(self, blocks: Sequence[Block | None]) -> None:
-        """Follow blocks that are asked for; those that aren't there are no hits."""
+        """Count looked-up blocks; missing ones are no hits."""
         there = [block for block in blocks if block is not None and _DDR in block.copies]
         tenants = {block.record.tenant for block in there}
         if len(there) == len(blocks) and len(tenants) == 1:  # as nearly always

@@ -1,4 +1,4 @@
-"""One direction of one device: what waits for it, what runs on it, and how fast it has been.
+"""One direction of one device: waiting batches, running batches, and measured speed.
 
 A lane is the place of queueing, because directions don't share bandwidth (links are full duplex) and devices don't
 share anything. Not thread-safe: the migrator's lock guards it.
@@ -35,7 +35,7 @@ LANES_OF: Final[dict[tuple[CacheTier, CacheTier], tuple[LaneName, ...]]] = {
 
 
 class Batch:
-    """A bounded part of a plan: what one thread carries through one lane at a time.
+    """A bounded part of a plan that one thread carries through one lane.
 
     Without a plan it erases durable slots instead.
     """
@@ -82,7 +82,7 @@ class Batch:
         self.waiting_since_s = 0.0
 
     def given_up(self, status: BlockStatus) -> list[BlockStatus]:
-        """Return its statuses with ``status`` for what had not failed before."""
+        """Return its statuses, with ``status`` for blocks that had not failed before."""
         ok = BlockStatus.OK
         return [status if before is ok else before for before in self.statuses]
 
@@ -108,7 +108,7 @@ _WEIGHT: Final = 0.2
 
 
 class Lane:
-    """A queue for each priority, what runs, and the measurements."""
+    """A queue for each priority, the running batches, and the measurements."""
 
     def __init__(self, name: LaneName, backend: KVBackendProtocol) -> None:
         self.name = name
@@ -131,7 +131,7 @@ class Lane:
         self.queued_blocks[batch.priority] += len(batch.statuses)
 
     def put_back(self, batch: Batch) -> None:
-        """Queue a batch again that could not begin yet; its time of waiting goes on."""
+        """Queue a batch again that could not begin yet; its waiting time continues."""
         batch.queued = True
         self._queues[batch.priority].append(batch)
         self.queued_blocks[batch.priority] += len(batch.statuses)
@@ -190,7 +190,7 @@ class Lane:
         return now_s - min(self.running.values(), default=now_s)
 
     def stats(self, now_s: float) -> LaneStats:
-        """Return what is known."""
+        """Return the lane's statistics."""
         return LaneStats(
             name=self.name,
             queued_blocks=sum(self.queued_blocks),

@@ -1,4 +1,4 @@
-"""Loads and prefetches: the way of each block up, and what to do when it isn't free.
+"""Loads and prefetches: the path of each block to its tier, and what happens if a lane or slot is busy.
 
 A block in DDR goes straight to the engine. A block in NVMe needs a slot in DDR first; when not all of a load's blocks
 get one, the rest waits until those before it are through and can make way, so that a load may be larger than DDR. A
@@ -34,7 +34,7 @@ class Loader:
         self._waiting: dict[BlockId, list[tuple[Ticket, int]]] = {}
 
     def begin(self, ticket: Ticket) -> None:
-        """Hold a ticket's blocks and send all of them on their way; those that can't go end at once."""
+        """Hold a ticket's blocks and start all transfers; blocks that can't move end at once."""
         held = {
             block.block_id: block
             for block in ticket.blocks
@@ -46,7 +46,7 @@ class Loader:
         self._route(ticket, range(len(ticket.blocks)))
 
     def follow(self, flight: Flight, items: Sequence[Item]) -> list[Ticket]:
-        """Go on with whoever waited for what has just ended; returns the tickets that may have ended by that."""
+        """Continue tickets that waited for an ended transfer; returns the tickets that may have ended."""
         ticket = flight.ticket
         touched = [] if ticket is None else [ticket]
         if flight.src_tier is _NVME:
@@ -67,7 +67,7 @@ class Loader:
         return touched
 
     def give_up(self, ticket: Ticket, status: BlockStatus, reason: Reason) -> None:
-        """End what of a ticket is not under way."""
+        """End the parts of a ticket that are not in flight."""
         ticket.pending.clear()
         moving = self._flights.places(ticket)
         for place in range(len(ticket.blocks)):
@@ -87,7 +87,7 @@ class Loader:
         self._advance(ticket)
 
     def _sort(self, ticket: Ticket, place: int, direct: list[Item]) -> None:
-        """Decide how one block goes on."""
+        """Choose the next step of one block."""
         block = ticket.blocks[place]
         if block is None or not block.readable:
             stalled = block is not None and block.stalled and not block.dropped

@@ -22,7 +22,7 @@ class Run(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """Of a path: blocks that can be read, and the places of those that are not there and don't arrive."""
+    """Blocks of a path that can be read, and the places of those that neither are resident nor arrive."""
 
     readable: list[BlockId]
     missing: list[int]

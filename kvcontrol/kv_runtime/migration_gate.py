@@ -1,4 +1,4 @@
-"""Asks, before blocks go down a tier, whether that is worth it: what was measured, put before the policy."""
+"""Decides whether a demotion pays: gives measurements to the migration policy."""
 
 from collections.abc import Sequence
 from typing import Final

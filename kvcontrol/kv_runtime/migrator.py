@@ -143,7 +143,7 @@ class KVMigrator:
         return plan_id
 
     def abandon(self, plan_id: PlanId, status: BlockStatus) -> list[range]:
-        """Give up what is left of a plan; what has not begun is reported with ``status``.
+        """Cancel the rest of a plan; parts that have not begun are reported with ``status``.
 
         Returns the routes that are loose (see the module's text): they may be counted as lost, and their slots come
         back with their reports. All others end as reported. Nothing happens for a plan that has ended.
@@ -164,7 +164,7 @@ class KVMigrator:
         return loose
 
     def hurry(self, plan_id: PlanId, priority: Priority) -> None:
-        """Make what still waits of a plan at least so urgent."""
+        """Raise the priority of a plan's waiting parts to at least this one."""
         with self._lock:
             for batch in list(self._open.get(plan_id, {}).values()):
                 if batch.queued and priority < batch.priority:
@@ -173,7 +173,7 @@ class KVMigrator:
                     batch.priority = priority
 
     def poll(self) -> list[BatchReport]:
-        """Return what ended since the last call, in that order; replaces workers that died. O(workers + reports)."""
+        """Return the reports since the last call, in order; replaces dead workers. O(workers + reports)."""
         self._crew.mend()
         if self._reported.is_set():
             self._reported.clear()  # before the reports are taken: none may come in unnoticed
@@ -215,13 +215,13 @@ class KVMigrator:
         return slowest
 
     def stats(self) -> Mapping[LaneName, LaneStats]:
-        """Return what each lane has done and has to do."""
+        """Return each lane's finished and pending work."""
         with self._lock:
             now_s = self._clock()
             return {name: lane.stats(now_s) for name, lane in self._lanes.items()}
 
     def close(self, timeout_s: float) -> bool:
-        """Take nothing new, end what waits as cancelled, stop the workers; False if a device still holds one."""
+        """Accept no new plans, cancel waiting ones, stop the workers; False if a device still holds one."""
         with self._lock:
             self._closed = True
             open_plans = list(self._open)
@@ -304,7 +304,7 @@ class KVMigrator:
         self._wake[name].notify(len(batches))
 
     def _settle(self, lane: Lane, batch: Batch, results: list[BlockStatus], *, again: bool) -> None:
-        """End a batch's stay in a lane: it goes on, comes again, or is reported."""
+        """End a batch's stay in a lane: it continues, is queued again, or is reported."""
         now_s = self._clock()
         if again:
             if batch.abandoned is None:

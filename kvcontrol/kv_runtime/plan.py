@@ -1,4 +1,4 @@
-"""Blocks that should be moved, how urgently, and what became of each."""
+"""Transfer plans: blocks to move, their priority, and the result of each block."""
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -14,7 +14,7 @@ PlanId = NewType("PlanId", int)
 
 
 class Priority(IntEnum):
-    """Who goes first where several wait for the same direction of the same device."""
+    """Priority of transfers in the same direction of the same device."""
 
     DEMAND = 0
     """A request waits for it."""
@@ -73,7 +73,7 @@ class MigrationPlan:
 
 
 class BlockResult(NamedTuple):
-    """What became of one block: ``arrived`` says that its bytes lie in the arena and are those of ``checksum``.
+    """Result of one block: ``arrived`` if its bytes are in the arena and match ``checksum``.
 
     A block on its way to the engine may have arrived and still not be ``OK``.
     """
@@ -85,7 +85,7 @@ class BlockResult(NamedTuple):
 
 @dataclass(slots=True)
 class BatchReport:
-    """The end of the plan's routes from ``start`` on; their slots are nobody's but the caller's again.
+    """The end of the plan's routes from ``start`` on; their slots belong to the caller again.
 
     Each of the lists is as long as the batch.
     """
@@ -106,7 +106,7 @@ class BatchReport:
 
     @property
     def results(self) -> list[BlockResult]:
-        """What became of each block, made anew with every call. O(blocks)."""
+        """Result of each block, computed at every call. O(blocks)."""
         return [BlockResult(*result) for result in zip(self.statuses, self.arrived, self.checksums, strict=True)]
 
     def extend(self, other: "BatchReport") -> None:

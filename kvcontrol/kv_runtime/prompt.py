@@ -1,4 +1,4 @@
-"""A request's prompt, as the tiers below HBM are told of it."""
+"""A request's prompt, in the form that the tiers below HBM use."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from kvcontrol.core.ids import BlockHash
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Keys and tokens of its blocks from the very first, and whose it is.
+    """Keys and tokens of its blocks from the first one, and its tenant.
 
     Every block has ``block_tokens``, but for the last, which has what is left of ``prompt_tokens``.
     """

@@ -1,4 +1,4 @@
-"""How much of each tier a tenant may fill, and whose block goes when somebody needs one.
+"""Quotas of tenants in each tier, and the choice of the tenant that gives up a block.
 
 A tenant has a *guarantee*, below which nobody else pushes it, and a *burst*, above which it never gets: what it brings
 beyond it takes the place of its own blocks. Between the two, tenants share what is left by weight: the next block to
@@ -24,7 +24,7 @@ from kvcontrol.kv_runtime.errors import QuotaError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantQuota:
-    """What a tenant may use of one tier; ``burst_bytes`` None is all of it. ``QuotaError`` when out of range."""
+    """A tenant's share of one tier; ``burst_bytes`` None is all of it. ``QuotaError`` when out of range."""
 
     guaranteed_bytes: int = 0
     burst_bytes: int | None = None
@@ -146,7 +146,7 @@ class QuotaManager:
             self._wanted[tenant, tier] = quota
 
     def get(self, tenant: str, tier: CacheTier) -> TenantQuota:
-        """Return what holds for a tenant."""
+        """Return the quota of a tenant."""
         return self._wanted.get((tenant, tier), self._defaults.get(tier, NO_QUOTA))
 
     def charge(self, tenant: str, tier: CacheTier, blocks: int) -> None:
@@ -177,7 +177,7 @@ class QuotaManager:
     def donors(
         self, tenant: str | None, tier: CacheTier, wanted: int, evictable: Mapping[str, int]
     ) -> list[tuple[str, int]]:
-        """Return whose blocks should go, and how many, so that ``tenant`` gets ``wanted``; changes nothing.
+        """Return the tenants that give up blocks for ``wanted`` of ``tenant``, and how many; changes nothing.
 
         None where nobody gets them: the tier is to become emptier.
         Fewer than wanted when the rest is guaranteed or can't be evicted. O(tenants + wanted log tenants).

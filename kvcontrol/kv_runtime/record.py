@@ -1,4 +1,4 @@
-"""What a block is besides its bytes, and the seal that says whether bytes are still those."""
+"""The record of a block beside its bytes, and the seal that verifies the bytes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

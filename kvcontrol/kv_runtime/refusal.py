@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Shortage(StrEnum):
-    """What stands in the way of an allocation."""
+    """Reason why an allocation was refused."""
 
     FULL = "full"
     """There is not enough free space."""
@@ -15,7 +15,7 @@ class Shortage(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoSpace:
-    """Nothing was allocated: ``wanted`` blocks were asked for, ``available`` could have been given."""
+    """A refused allocation: ``wanted`` blocks were requested, ``available`` are free."""
 
     wanted: int
     available: int

@@ -1,4 +1,4 @@
-"""Which blocks there are, in which tiers, who holds them; and what is told of it.
+"""Residency of blocks in the tiers, their holders, and the changes for subscribers.
 
 The one place where copies come and go, so that slots, policies, accounts and what is told can't part. A slot is given
 back when nothing wants the copy any more *and* no transfer uses it, whichever comes last.
@@ -76,7 +76,7 @@ class Residency:
         return self._by_key.values()
 
     def all(self) -> Iterable[Block]:
-        """Return all blocks, those that are held and can't be found any more too."""
+        """Return all blocks, also held ones that were dropped."""
         return self._blocks.values()
 
     def new(self, record: BlockRecord) -> Block:
@@ -109,7 +109,7 @@ class Residency:
             self.land(sorted(arrivals.values(), key=lambda arrival: depths[arrival[0].record.key]))
 
     def take_changes(self) -> tuple[Change, ...]:
-        """Return what was gained and lost since the last call."""
+        """Return the blocks gained and lost since the last call."""
         changes = tuple(self._changes)
         self._changes.clear()
         return changes
@@ -153,7 +153,7 @@ class Residency:
 
     @property
     def follows_requests(self) -> bool:
-        """Whether any tier's policies want to be told of ``requested``."""
+        """Whether a tier's policies use ``requested``."""
         return any(space.follows_requests for space in self.spaces.values())
 
     def requested(self, prompt: Prompt, found: Sequence[BlockId]) -> None:
@@ -166,7 +166,7 @@ class Residency:
     # Slots and copies.
 
     def reserve(self, tier: CacheTier, tenant: str, blocks: int) -> list[Copy]:
-        """Return slots, evicting what must go; see ``TierSpace.reserve``."""
+        """Return slots, with evictions if needed; see ``TierSpace.reserve``."""
         return self.spaces[tier].reserve(tenant, blocks, lambda victims: self._evict(tier, victims))
 
     def end_swap(self, tier: CacheTier) -> None:
@@ -178,7 +178,7 @@ class Residency:
         self._evict(tier, self.spaces[tier].victims(tenant, blocks))
 
     def land(self, arrivals: Sequence[tuple[Block, Copy]]) -> None:
-        """Follow copies in one tier, in prompt order, whose bytes have come."""
+        """Follow arrived copies in one tier, in prompt order."""
         tier = arrivals[0][1].tier
         for block, copy in arrivals:
             block.copies[tier] = copy
@@ -186,7 +186,7 @@ class Residency:
         self.spaces[tier].insert([block for block, _ in arrivals])
 
     def touch_before(self, block: Block, tier: CacheTier) -> None:
-        """Count what comes before a block in its prompt as used now, O(its number).
+        """Count a block's ancestors as used now, O(their number).
 
         Paths come in parts, heads before tails; without this, heads would look older than their tails.
         """
@@ -201,7 +201,7 @@ class Residency:
             self._take_away(block, tier, loss, erase=erase)
 
     def drop(self, block: Block) -> None:
-        """Make a block unfindable, for good, in all tiers; held ones too."""
+        """Drop a block from all tiers for good; held ones too."""
         block.dropped = True
         for tier in tuple(block.copies):
             self.lose(block, tier, Loss.DROPPED, erase=True)
@@ -222,7 +222,7 @@ class Residency:
             self.spaces[copy.tier].let_go(block)
 
     def stay(self, block: Block, tier: CacheTier) -> None:
-        """Let a copy that was leaving stay: the tier below did not take it, and nobody needs its slot."""
+        """Keep a copy that was leaving: the tier below refused it, and its slot is not needed."""
         self.spaces[tier].stay(block)
 
     def unpin(self, copy: Copy) -> None:
@@ -252,7 +252,7 @@ class Residency:
                 self._blocks.pop(block.block_id, None)
 
     def check_integrity(self, moving: Iterable[Copy]) -> None:
-        """Raise ``AssertionError`` when the parts contradict each other; ``moving``: what transfers use. O(blocks)."""
+        """Raise ``AssertionError`` if the parts contradict each other; ``moving``: slots in transfers. O(blocks)."""
         pins = Counter(moving)
         for copy in self.to_erase:
             pins[copy] += 0
@@ -296,7 +296,7 @@ class Residency:
         return depths
 
     def _before(self, block: Block, tier: CacheTier) -> list[Block]:
-        """Return the blocks of a tier that come before a block in its prompt, without a gap, that nobody holds."""
+        """Return the unheld ancestors of a block in a tier, without a gap."""
         before = []
         seen = {block.block_id}
         parent = block.record.parent

@@ -1,4 +1,4 @@
-"""A block as the hierarchy keeps it: what it is, and its copies in the tiers below HBM."""
+"""A resident block: its record, and its copies in the tiers below HBM."""
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
@@ -28,7 +28,7 @@ class Copy:
 
 
 class Block:
-    """``copies`` are those that can be read. ``arriving`` transfers are about to add one.
+    """``copies`` can be read; ``arriving`` transfers will add a copy.
 
     ``holds`` counts tickets and callers; a held block is no policy's victim. ``claims`` are those of callers alone.
     ``stalled``: a transfer of it was given

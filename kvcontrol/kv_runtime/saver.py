@@ -31,7 +31,7 @@ class Saver:
         self._gate = gate
 
     def begin(self, ticket: Ticket, records: Sequence[BlockRecord]) -> None:
-        """Hold what is there, start to save what finds room, end the rest."""
+        """Hold resident blocks, start saves for which there is space, end the rest."""
         fresh = self._sort(ticket, records)
         self._residency.hold(list(ticket.held.values()))
         if fresh and self._gate.plan((_HBM, _DDR), [records[place] for place in fresh], ()).plan is None:
@@ -45,7 +45,7 @@ class Saver:
         self._save(ticket, records, fresh[:free_slots])
 
     def _sort(self, ticket: Ticket, records: Sequence[BlockRecord]) -> list[int]:
-        """End what needs no copy and mark what is to be held; return the places of the rest, in order."""
+        """End blocks that need no copy and mark those to hold; return the places of the rest, in order."""
         fresh = []
         for place, record in enumerate(records):
             block = self._residency.of_key(record.key)

@@ -1,4 +1,4 @@
-"""Slots of one size: the allocator of the tiers below HBM, and of any pool whose blocks are all alike.
+"""Slots of one size: the allocator of the tiers below HBM, and of pools with equal blocks.
 
 Free slots stand on a stack, used ones in a set. A call moves its slots from one to the other with a handful of
 operations that run at C speed, whatever their number (about 20 ns a slot), and the set finds every double free.
@@ -45,7 +45,7 @@ class SlabAllocator:
         return self._used.issuperset(slots)
 
     def allocate(self, count: int) -> list[int] | NoSpace:
-        """Hand out ``count`` distinct slots, or none at all and say why. ``AllocationError`` for a negative count."""
+        """Allocate ``count`` distinct slots, or none with the reason. ``AllocationError`` for a negative count."""
         if count <= 0:
             if count < 0:
                 raise AllocationError(f"{count} slots asked for; allowed is 0 or more")
@@ -78,7 +78,7 @@ class SlabAllocator:
         self.available += len(slots)
 
     def take(self, slot: int) -> None:
-        """Mark one given slot as handed out: how a restart claims what it found. ``AllocationError`` if it is already.
+        """Mark a given slot as allocated, after a recovery. ``AllocationError`` if it is already.
 
         O(1); the first allocation or free after a row of these costs O(capacity) once.
         """

@@ -1,4 +1,4 @@
-"""What was asked of the hierarchy, and how it ends: values that callers see, and the ticket behind them."""
+"""Requests to the hierarchy and their results: values for callers, and the ticket behind them."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ TicketId = NewType("TicketId", int)
 
 
 class TicketKind(StrEnum):
-    """What a ticket was given for."""
+    """Kind of request that a ticket stands for."""
 
     SAVE = "save"
     LOAD = "load"
@@ -98,7 +98,7 @@ class Finished:
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """Each block's end, made anew with every call. O(blocks)."""
+        """Outcome of each block, computed at every call. O(blocks)."""
         return tuple([Outcome(block_id, *end) for block_id, end in zip(self.block_ids, self.ends, strict=True)])
 
     @property
@@ -126,7 +126,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What happened since the last poll; ``changes`` in the order in which they happened.
+    """Events since the last poll; ``changes`` in order.
 
     ``queued`` are loads that have not finished, but whose blocks are all verified and on their way: an engine that
     joins them on its device (``OrderedBackendProtocol.join``) need not wait for the end.
@@ -146,14 +146,14 @@ class SaveRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveTicket:
-    """``block_ids``: what each block is called from now on, None where it was refused (the ticket's end says why)."""
+    """``block_ids``: the new id of each block, None if it was refused (the ticket's end has the reason)."""
 
     ticket_id: TicketId
     block_ids: tuple[BlockId | None, ...]
 
 
 class Ticket:
-    """A ticket that has not ended: which of its blocks still have none, and what must be let go of then."""
+    """An open ticket: its pending blocks, and the holds to release at its end."""
 
     __slots__ = (
         "blocks",
@@ -201,13 +201,13 @@ class Ticket:
         """Places of blocks that wait for a slot in DDR."""
 
     def end(self, place: int, status: BlockStatus, reason: Reason) -> None:
-        """Say how the block at ``place`` ended; what was said before stands."""
+        """Record the outcome of the block at ``place``; the first outcome stands."""
         if self.ends[place] is None:
             self.ends[place] = MOVED if reason is MOVED.reason else End(status, reason)
             self.open -= 1
 
     def moved(self, places: Iterable[int]) -> None:
-        """Say that blocks are where they were wanted; what was said before stands."""
+        """Record blocks as moved; earlier outcomes stand."""
         ends = self.ends
         for place in places:
             if ends[place] is None:
@@ -220,7 +220,7 @@ class Ticket:
             self.end(place, status, reason)
 
     def finished(self) -> Finished:
-        """Return the end; only once all blocks have theirs."""
+        """Return the result; only once all blocks have an outcome."""
         return Finished(
             ticket_id=self.ticket_id,
             kind=self.kind,

@@ -1,4 +1,4 @@
-"""Tickets from their opening to their end: deadlines, cancels, and what is told once all of their blocks have ended."""
+"""Tickets from opening to end: deadlines, cancellations, and reports of ended tickets."""
 
 import heapq
 import math
@@ -19,7 +19,7 @@ _DDR: Final = CacheTier.DDR
 
 
 class TicketBook:
-    """All tickets that have not ended, and those that have and were not told. Not thread-safe; O(1) a block."""
+    """All open tickets, and ended ones that were not reported yet. Not thread-safe; O(1) a block."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class TicketBook:
         self.settle(ticket)
 
     def expire(self) -> None:
-        """Give up tickets whose deadline has passed. O(log tickets) for each."""
+        """Cancel tickets whose deadline has passed. O(log tickets) for each."""
         now_s = self._clock()
         while self._deadlines and (self._deadlines[0][0] <= now_s or self._deadlines[0][1] not in self._open):
             _, ticket_id = heapq.heappop(self._deadlines)

@@ -1,4 +1,4 @@
-"""One tier below HBM: its slots, whose they are, and which block gives way when somebody needs one.
+"""The slots of one tier below HBM, their tenants, and the choice of eviction victims.
 
 Each tenant has a policy of its own, so that a tenant's choice among its blocks can't be seen or swayed by another's;
 whose block goes is the quotas' to say. Any policy will do: a head stays as long as the tenant has a tail of it here
@@ -78,7 +78,7 @@ class TierSpace:
     # Slots.
 
     def reserve(self, tenant: str, count: int, evict: Callable[[list[BlockId]], None]) -> list[Copy]:
-        """Return up to ``count`` slots for a tenant; ``evict`` is told whose blocks must give theirs, and does it.
+        """Return up to ``count`` slots for a tenant; ``evict`` receives the victims and evicts them.
 
         Fewer come back when the rest is held, guaranteed to others, or beyond the tenant's burst. A block is evicted
         only if a slot comes back for it: what a transfer uses stays, since its slot would be free too late.
@@ -106,7 +106,7 @@ class TierSpace:
         return [Copy(self.tier, slot, tenant) for slot in slots]
 
     def _make_way(self, tenant: str, allowance: Allowance, evict: Callable[[list[BlockId]], None]) -> int:
-        """Evict what of a tenant's own must go before more may come, and return how many may come then.
+        """Evict a tenant's own blocks beyond its burst, and return how many new blocks fit then.
 
         Nothing goes where nothing could come: beyond a burst that has shrunk, what is too much is trimmed elsewhere.
         """
@@ -127,7 +127,7 @@ class TierSpace:
         return Copy(self.tier, slot, tenant)
 
     def free(self, copy: Copy) -> None:
-        """Take a slot back that no transfer uses and no policy knows; ``on_free`` is told of it."""
+        """Free a slot that no transfer and no policy uses; ``on_free`` receives it."""
         self._on_free(copy.slot)
         self.slots.free((copy.slot,))
         self._quotas.refund(copy.tenant, self.tier, 1)
@@ -141,7 +141,7 @@ class TierSpace:
 
     @property
     def follows_requests(self) -> bool:
-        """Whether its policies want to be told of ``requested``; they are of one kind."""
+        """Whether its policies use ``requested``; they are of one kind."""
         return any(policy.follows_prompts or policy.counts_uses for policy in islice(self._policies.values(), 1))
 
     def requested(self, prompt: Prompt, found: Sequence[Block]) -> None:
@@ -154,7 +154,7 @@ class TierSpace:
         self.access(here)
 
     def insert(self, path: Sequence[Block]) -> None:
-        """Follow blocks that now have a copy here; those that are held already stay so."""
+        """Follow blocks that gained a copy here; held blocks stay held."""
         for tenant, blocks in _by_tenant(path):
             self._admit(tenant, blocks)
             held = [block for block in blocks if block.holds]
@@ -167,7 +167,7 @@ class TierSpace:
             self._policies[tenant].access([block.block_id for block in blocks])
 
     def hold(self, path: Sequence[Block]) -> None:
-        """Follow blocks with a copy here that nobody held before; one that was leaving stays."""
+        """Follow blocks with a copy here that became held; one that was leaving stays."""
         tier = self.tier
         for tenant, blocks in _by_tenant(path):
             leaving = [block for block in blocks if block.copies[tier].leaving] if self._may_leave else ()
@@ -178,13 +178,13 @@ class TierSpace:
             self._hold(tenant, blocks)
 
     def release(self, path: Sequence[Block]) -> None:
-        """Follow blocks with a copy here that nobody holds any more."""
+        """Follow blocks with a copy here that are no longer held."""
         for tenant, blocks in _by_tenant(path):
             self._policies[tenant].release([block.block_id for block in blocks])
             self._count(tenant, self._unkept(blocks))
 
     def keep(self, block: Block) -> None:
-        """Follow a block with a copy here whose slot a transfer uses now: it is not chosen until ``let_go``."""
+        """Follow a block whose slot here is in a transfer: it is no victim until ``let_go``."""
         tenant = block.record.tenant
         policy = self._policies.get(tenant)
         if policy is None:
@@ -195,7 +195,7 @@ class TierSpace:
             self._count(tenant, -1)
 
     def let_go(self, block: Block) -> None:
-        """Follow a block with a copy here, or one that has just lost it, whose slot no transfer uses any more."""
+        """Follow a block whose slot here is in no transfer any more, also if it has just lost it."""
         tenant = block.record.tenant
         self._policies[tenant].let_go(block.record.key)
         self._kept -= 1
@@ -205,18 +205,18 @@ class TierSpace:
         self._forget(tenant)
 
     def stay(self, block: Block) -> None:
-        """Follow a block that ``leave`` named, nobody holds, and that stays after all: as used now."""
+        """Follow a block that ``leave`` named, that is not held and stays: counts as used now."""
         copy = block.copies[self.tier]
         self._admit(block.record.tenant, [block])
         copy.leaving = False
 
     def leave(self, block: Block) -> None:
-        """Follow a block that ``victims`` has named and that goes only once it is written below."""
+        """Follow a victim that leaves only when it is written below."""
         block.copies[self.tier].leaving = True
         self._may_leave = True
 
     def remove(self, block: Block) -> None:
-        """Follow a block whose copy goes for another reason than this tier's own choice."""
+        """Follow a block whose copy leaves without having been chosen by this tier."""
         if block.copies[self.tier].leaving:
             return
         tenant = block.record.tenant
@@ -242,7 +242,7 @@ class TierSpace:
         return victims
 
     def begin_swap(self, make_policy: Callable[[], EvictionPolicy]) -> None:
-        """Let other policies succeed, as soon as ``continue_swap`` has told them of what is here.
+        """Begin a swap to other policies; ``continue_swap`` reports the blocks to them.
 
         Another change that had begun is given up. The old ones go on choosing.
         """
@@ -251,7 +251,7 @@ class TierSpace:
             policy.begin_hand_over(make_policy())
 
     def continue_swap(self, blocks: int) -> int:
-        """Tell the successors of up to so many blocks more, and return how many are missing. O(``blocks`` + tenants).
+        """Report so many more blocks to the successors, and return how many are missing. O(``blocks`` + tenants).
 
         When it raises, the change has been given up.
         """
@@ -270,7 +270,7 @@ class TierSpace:
         return missing
 
     def end_swap(self, blocks: Iterable[Block]) -> None:
-        """Let the successors decide from now on, told of all that is here: ``blocks``, all of this tier. O(blocks).
+        """Activate the successors with ``blocks``, all blocks of this tier. O(blocks).
 
         The old ones stay in charge when anything raises.
         """
@@ -335,7 +335,7 @@ class TierSpace:
 
 
 def _stays(copy: Copy) -> bool:
-    """Whether a copy is no victim though nobody holds its block."""
+    """Whether a copy is protected although nothing holds its block."""
     return copy.leaving or bool(copy.keeps)
 
 

@@ -130,7 +130,7 @@ class FleetIndex:
         return Matches(self._by_instance, self._names, hashes, self._stops(hashes, first)) if first else {}
 
     def runs(self, hashes: Sequence[BlockHash]) -> list[Run]:
-        """Return what ``match`` does, of all at once: those together that hold as many blocks, and only in HBM."""
+        """Return the result of ``match`` grouped by equal numbers of blocks, HBM only."""
         if self._retired:
             self._sweep(_SWEPT_PER_CALL)
         first = self._holders.get(hashes[0], 0) & self._live if hashes else 0
@@ -209,7 +209,7 @@ class FleetIndex:
         must(self._parent.keys() == holders.keys(), "parents are kept for other blocks than those held")
 
     def _name(self, mask: int) -> tuple[tuple[InstanceId, ...], list[dict[BlockHash, int]]]:
-        """Return who the bits of a mask are, and what they hold, and keep it."""
+        """Return and cache the instances of a mask and their blocks."""
         if len(self._named) >= _MAX_NAMED_MASKS:
             self._named.clear()
         names = tuple([self._names[bit] for bit in bits_of(mask)])
@@ -237,7 +237,7 @@ class FleetIndex:
         return slower
 
     def _stops(self, hashes: Sequence[BlockHash], first: int) -> list[tuple[int, int]]:
-        """Return, for all who hold the first block: their bits, and how many leading blocks they hold."""
+        """Return, for all holders of the first block, their bits and their number of leading blocks."""
         stops: list[tuple[int, int]] = []
         get = self._holders.get
         end = len(hashes)

@@ -1,4 +1,4 @@
-"""What one instance holds, and the answer of who holds how much of a prompt."""
+"""Residency of one instance, and the result of a match over all instances."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar, overload
@@ -31,7 +31,7 @@ class Holder:
 
 
 class Matches(Mapping[InstanceId, PrefixMatch]):
-    """The answer of ``match``, worked out for an instance when it is asked for; valid until the index changes.
+    """The result of ``match``, computed for an instance on demand; valid until the index changes.
 
     ``stops`` has a mask of instances for each number of leading blocks that some hold.
     """
@@ -89,7 +89,7 @@ class Matches(Mapping[InstanceId, PrefixMatch]):
 
 
 def split(held: Mapping[BlockHash, int], hashes: Sequence[BlockHash], blocks: int) -> PrefixMatch:
-    """Say which tiers the leading ``blocks`` lie in; O(tiers x log blocks)."""
+    """Return the tiers of the leading ``blocks``; O(tiers x log blocks)."""
     by_tier: dict[CacheTier, int] = {}
     start = 0
     fast = 0

@@ -1,4 +1,4 @@
-"""The question that routing asks of an index, and the shape of the answer."""
+"""The look-up interface of a prefix index, and its result."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class ResidencyIndex(Protocol):
         """
 
     def apply(self, instance: InstanceId, event: KvEvent) -> None:
-        """Follow one event. Storing what is held and removing what isn't change nothing."""
+        """Follow one event. Storing a held block and removing an unknown one change nothing."""
 
     def drop(self, instance: InstanceId) -> None:
         """Forget an instance; one that isn't known is no error."""

@@ -1,4 +1,4 @@
-"""What the prefix index was worth: hit rates, matched lengths, look-up times, collisions."""
+"""Metrics of the prefix index: hit ratios, match lengths, look-up times, collisions."""
 
 import threading
 from collections import Counter
@@ -94,7 +94,7 @@ class PrefixReuseMetrics:
             self._hit_tokens += matched_tokens
 
     def collided(self) -> None:
-        """Count one block whose hash was equal and whose tokens were not."""
+        """Count one block with an equal hash and different tokens."""
         with self._lock:
             self._collisions += 1
 
@@ -111,7 +111,7 @@ class PrefixReuseMetrics:
             self._invalidated += blocks
 
     def report(self, *, entries: int = 0, held_blocks: int = 0, held_bytes: int = 0) -> PrefixReuseReport:
-        """Return all totals as of now, with what the index says that it holds."""
+        """Return all totals, with the size of the index."""
         with self._lock:
             return PrefixReuseReport(
                 lookups=self._lookups,

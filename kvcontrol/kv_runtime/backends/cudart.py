@@ -47,7 +47,7 @@ class CudaRuntime:
 
     @classmethod
     def loaded(cls) -> "CudaRuntime":
-        """Return the one in this process, whose contexts and streams torch uses; another copy would not know them."""
+        """Return the CUDA runtime that torch has loaded; another copy would not know its contexts and streams."""
         for line in Path("/proc/self/maps").read_text().splitlines():
             _, _, path = line.partition("/")
             if _LIBRARY.search(path):
@@ -55,7 +55,7 @@ class CudaRuntime:
         raise BackendError("torch has loaded no libcudart; transfers to a CUDA device need a torch built with it")
 
     def max_pitch_bytes(self, device: int) -> int:
-        """Return the largest pitch that strided copies promise to take (0 when the device doesn't say)."""
+        """Return the largest pitch that strided copies support (0 if the device doesn't report it)."""
         value = c_int()
         self._brief.cudaDeviceGetAttribute(byref(value), _ATTRIBUTE_MAX_PITCH, device)
         return value.value
@@ -83,7 +83,7 @@ class CudaRuntime:
         return int(self._long.cudaHostUnregister(address))
 
     def passed(self, event: int) -> int:
-        """Return 0 when what an event stands for is done, ``NOT_READY`` when it isn't yet."""
+        """Return 0 when an event has completed, ``NOT_READY`` before."""
         code = int(self._brief.cudaEventQuery(event))
         if code:
             self._brief.cudaGetLastError()
@@ -106,7 +106,7 @@ class CudaRuntime:
             self._brief.cudaSetDevice(before)
 
     def text(self, code: int) -> str:
-        """Return what an error code means, and forget the thread's last error."""
+        """Return the text of an error code, and clear the thread's last error."""
         self._brief.cudaGetLastError()
         return f"CUDA error {code}: {self._brief.cudaGetErrorString(code).decode(errors='replace')}"
 

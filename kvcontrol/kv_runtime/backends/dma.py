@@ -93,7 +93,7 @@ def operations(stacks: Sequence[Stack], moves: Sequence[Move], host: HostSlots, 
 
 @lru_cache(maxsize=8)
 def _template(stacks: tuple[Stack, ...], to_host: bool) -> Operations:  # noqa: FBT001 - a key of the cache
-    """What is alike in all copies of a stack: everything but the addresses."""
+    """The common part of all copies of a stack: everything but the addresses."""
     made = np.zeros(len(stacks), OPERATION)
     engine_side, host_side = ("source", "target") if to_host else ("target", "source")
     for op, stack in zip(made, stacks, strict=True):

@@ -58,7 +58,7 @@ class MetadataBackend:
 
 
 class DurableMetadataBackend(MetadataBackend):
-    """One that knows its blocks' seals, tells a slot's other block by them, and finds them again."""
+    """Seals blocks, tells the two blocks of a slot apart by their seals, and recovers them."""
 
     record_bytes = sys.maxsize
 

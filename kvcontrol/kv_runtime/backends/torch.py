@@ -35,7 +35,7 @@ def _nobody() -> None:
 
 
 class PassedFence:
-    """The fence of an engine that works while it is called, as on a CPU: what it was asked for is done."""
+    """The fence of an engine that works synchronously, as on a CPU: always passed."""
 
     def wait(self, timeout_s: float) -> bool:  # noqa: ARG002 - there is nothing to wait for
         """See ``Fence``."""
@@ -43,7 +43,7 @@ class PassedFence:
 
 
 class CudaFence:
-    """The end of what the device's current stream was given so far. ``error`` says why it can't be waited for.
+    """The end of the work queued on the device's current stream. ``error`` is the reason why it can't be awaited.
 
     It passes ``grace_s`` after that.
     """
