@@ -1,3 +1,3 @@
-"""What operators control in any engine by ``/kv/v1``: policies, pins, quotas, shadows, and their metric families."""
+"""The operator's control of any engine over ``/kv/v1``: policies, pins, quotas, shadow policies, and their metrics."""
 
 __all__: list[str] = []

@@ -17,7 +17,9 @@ class CallEngine(Protocol):
     """Runs work where an engine's blocks may be changed. Any thread but the engine's, where the engine has its own."""
 
     def __call__(self, work: Callable[[], _Answer], *, timeout_s: float) -> _Answer:
-        """Return ``work()`` or raise what it raises; ``EngineBusyError`` when it has not begun after ``timeout_s``."""
+        """Return the result of ``work()`` or raise its error; ``EngineBusyError`` if it has not begun after
+        ``timeout_s``.
+        """
 
 
 def call_at_once(work: Callable[[], _Answer], *, timeout_s: float) -> _Answer:

@@ -7,7 +7,7 @@ Exception
 
 
 class RefusedError(ValueError):
-    """A control request can't be done as asked; the message names what was wrong and what is allowed."""
+    """A control request can't be carried out; the message names the fault and the allowed values."""
 
 
 class EngineUnavailableError(RuntimeError):

@@ -31,7 +31,7 @@ MakePolicy = Callable[[], EvictionPolicy]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionCounts:
-    """What one tier counted in the engine's life; ``query`` None where nobody counts it. HBM counts tokens."""
+    """Counters of one tier over the engine's life; ``query`` is None if it is not counted. HBM counts tokens."""
 
     resident_blocks: int
     evicted_blocks: int
@@ -40,7 +40,7 @@ class EvictionCounts:
 
 
 class EvictionTarget(Protocol):
-    """One tier whose victims an eviction policy chooses. Swaps are the engine's thread's, the rest any thread's."""
+    """One tier with an eviction policy. Only the engine's thread swaps policies; other methods are for any thread."""
 
     @property
     def capacity_blocks(self) -> int:
@@ -55,14 +55,14 @@ class EvictionTarget(Protocol):
         """The policy itself, None where it is not one."""
 
     def counts(self) -> EvictionCounts:
-        """Return what the tier counted."""
+        """Return the tier's counters."""
 
     @property
     def is_swapping(self) -> bool:
         """Whether a swap has begun and not ended."""
 
     def begin_swap(self, make: MakePolicy) -> None:
-        """Let another policy learn of the blocks; raises ``RefusedError`` where none of ours can choose.
+        """Begin a swap: another policy learns the blocks; raises ``RefusedError`` if none of ours can choose.
 
         The old policy goes on choosing until ``end_swap``, and another swap that had begun is given up.
         """
@@ -71,11 +71,11 @@ class EvictionTarget(Protocol):
         """Let the new policy learn of so many blocks more, and return how many are missing. O(``blocks``)."""
 
     def end_swap(self) -> None:
-        """Put the new policy in charge: it learns of what is missing and of what is held."""
+        """End a swap: the new policy receives missing and held blocks, and becomes active."""
 
 
 class EngineCache(EvictionTarget, Protocol):
-    """An engine's own prefix cache, in HBM: whose requests shadow policies follow."""
+    """An engine's own prefix cache, in HBM: shadow policies follow its requests."""
 
     @property
     def shadows(self) -> ShadowPolicies | None:
@@ -123,7 +123,7 @@ class TierBelow:
 
 
 class _InCharge:
-    """The policy in charge of one tier, and what the tier had counted when it took over."""
+    """The active policy of one tier, and the tier's counters at the start of the policy."""
 
     __slots__ = ("began_s", "hit", "query", "spec", "swaps")
 
@@ -160,7 +160,7 @@ class EvictionControl:
         """Each tier's next policy, while it learns of the blocks; the engine's thread."""
 
     def kinds(self) -> dict[str, CacheTier]:
-        """Return the kinds of this engine's policies, and whose victims each chooses."""
+        """Return the kinds of this engine's policies, with the tier of each."""
         return {kind_of(tier): tier for tier in self._targets()}
 
     def tier_of(self, change: PolicyChange) -> CacheTier:
@@ -176,7 +176,7 @@ class EvictionControl:
         raise RefusedError(f"unknown tier {change.tier!r}; tiers of this instance: {', '.join(kinds.values())}")
 
     def swap(self, tier: CacheTier, spec: PolicySpec) -> None:
-        """Put a policy in charge of a tier: one part between two steps each, so that no request waits for long.
+        """Swap the policy of a tier, in parts between steps, so that no request waits for long.
 
         Raises ``EngineBusyError`` when that takes too long; who asks again goes on where it ended.
         """
@@ -210,7 +210,7 @@ class EvictionControl:
         return True
 
     def report(self) -> list[PolicyInCharge]:
-        """Return what chooses in each tier, with its statistics; any thread."""
+        """Return the active policy of each tier, with its statistics; any thread."""
         return [self._reported(tier, target) for tier, target in self._targets().items()]
 
     def _runs(self, target: EvictionTarget, present: PolicySpec, spec: PolicySpec) -> bool:

@@ -1,4 +1,4 @@
-"""The line that no failure of ours crosses: LMDeploy's engine loop dies of any exception that reaches it."""
+"""Guards against our own failures: LMDeploy's engine loop ends with any exception that reaches it."""
 
 import logging
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Runs what must not raise; counts and logs what did, as ``who`` failed to do it. One thread."""
+    """Runs code that must not raise; counts and logs its failures in the name of ``who``. One thread."""
 
     def __init__(self, who: str = "the KV tiers") -> None:
         self._who = who

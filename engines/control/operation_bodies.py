@@ -1,4 +1,4 @@
-"""Bodies of operations as they come from operators: parsed, or refused with what is allowed."""
+"""Bodies of operators' calls: parsed, or refused with the allowed values."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ _Body = TypeVar("_Body")
 
 
 def parsed(body: bytes, kind: type[_Body], allowed: Mapping[type, str]) -> _Body:
-    """Return a body of this kind; raises ``RefusedError`` with what ``allowed`` says of it."""
+    """Return a body of this kind; raises ``RefusedError`` with the text in ``allowed``."""
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except UNREADABLE as error:

@@ -38,7 +38,7 @@ class TakenOut(NamedTuple):
 
 
 class PinnedMemory(Protocol):
-    """An engine's own memory, whose blocks pins hold. The engine's thread, but for ``holds`` and the sizes."""
+    """An engine's own memory with pinned blocks. The engine's thread, except ``holds`` and the sizes."""
 
     @property
     def capacity_blocks(self) -> int:
@@ -55,7 +55,7 @@ class PinnedMemory(Protocol):
         """Return whether a pinned block is here and held."""
 
     def above(self, key: BlockHash) -> Sequence[BlockHash] | None:
-        """Return what comes before a block, from the head on; None where the block isn't here."""
+        """Return the ancestors of a block, from the head on; None if the block isn't resident."""
 
     def following(self, keys: Collection[BlockHash]) -> set[BlockHash]:
         """Return those of these blocks that are here, and all that follows them here."""
@@ -73,14 +73,14 @@ class PinnedMemory(Protocol):
         """Forget all that no request uses and return how many blocks that was."""
 
     def take_out(self, keys: Collection[BlockHash]) -> TakenOut:
-        """Forget blocks and what follows them; those in use are doomed: to be forgotten when they are free."""
+        """Drop blocks and their descendants; blocks in use are doomed: dropped when they are free."""
 
     @property
     def has_doomed(self) -> bool:
         """Whether some are to be forgotten yet."""
 
     def pardon(self, keys: Collection[BlockHash] | None) -> None:
-        """Doom these blocks no more, None for all: they are pinned anew, or none has its name any more."""
+        """Cancel the doom of these blocks, None for all: they are pinned again, or no block has the name any more."""
 
     def forget_doomed(self) -> set[BlockHash]:
         """Forget doomed blocks that are free now, and return them with all that was ever seen to follow them."""
@@ -131,7 +131,7 @@ class PinBook:
     # What operators ask.
 
     def pin(self, keys: Sequence[BlockHash], ttl_s: float | None) -> None:
-        """Pin a prefix, what is above it here included; raises ``RefusedError`` where that would be too much.
+        """Pin a prefix with its resident ancestors; raises ``RefusedError`` beyond the limit.
 
         O(blocks of it) where it is pinned already, O(blocks of the engine) where it isn't.
         """
@@ -208,7 +208,7 @@ class PinBook:
     # What happens in the engine.
 
     def changed_below(self, changes: Iterable[Change]) -> None:
-        """Follow what tiers below HBM gained and lost. Never raises."""
+        """Follow gains and losses of the tiers below HBM. Never raises."""
         if self._ledger.wanted:
             self.guard("follow the tiers", None, self._below.follow, changes)
 
@@ -234,14 +234,14 @@ class PinBook:
             self._timer.cancel()
 
     def work(self) -> None:
-        """End pins whose time is over, and forget what was to be forgotten and is free now. Never raises."""
+        """End expired pins, and drop doomed blocks that are free now. Never raises."""
         for tip in self._ledger.over(self._clock()):
             self._let_off(self._ledger.end(tip))
         if self._memory.has_doomed:
             self.guard("forget blocks", None, self._forget_doomed)
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when pins and what they hold contradict each other. O(pinned blocks)."""
+        """Raise ``AssertionError`` if pins and held blocks contradict each other. O(pinned blocks)."""
         self._ledger.check_integrity()
         wanted = self._ledger.wanted.keys()
         must(self._below.held.keys() <= wanted, "a block is held below HBM that no pin has")

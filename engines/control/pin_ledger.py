@@ -1,4 +1,4 @@
-"""Which prefixes are pinned, what of them lies below HBM, and how much may be: what pins are in every engine.
+"""The pinned prefixes of any engine, their blocks below HBM, and the limit of pins.
 
 How an engine keeps a block of its own memory is its own (``pin_book.py``).
 """
@@ -36,7 +36,7 @@ PIN_BODIES: Final[Mapping[type, str]] = {
 
 
 class Limit(NamedTuple):
-    """How many different blocks may be pinned, and what says so."""
+    """Limit of the number of different pinned blocks, and its source."""
 
     blocks: int
     why: str
@@ -66,7 +66,7 @@ class PinLedger:
         return True
 
     def add(self, path: tuple[BlockHash, ...], until_s: float | None, limit: Limit) -> list[BlockHash]:
-        """Note a pin in place of one that is called alike, and return what none has any more.
+        """Replace a pin of the same name, and return the blocks that no pin has any more.
 
         Raises ``RefusedError`` where that would be too much; nothing has changed then.
         """
@@ -91,7 +91,7 @@ class PinLedger:
         return self._forget(self.pins.pop(tip))
 
     def over(self, now_s: float) -> list[BlockHash]:
-        """Return the pins whose time is over."""
+        """Return the expired pins."""
         return [tip for tip, pin in self.pins.items() if pin.until_s is not None and pin.until_s <= now_s]
 
     def having(self, keys: Collection[BlockHash]) -> list[BlockHash]:
@@ -150,7 +150,7 @@ class PinLedger:
         return last
 
     def _without(self, pin: Pinned) -> set[BlockHash]:
-        """What others than this pin have."""
+        """Return the blocks of all other pins."""
         own = set(pin.keys)
         return {key for key, pins in self.wanted.items() if pins > (key in own)}
 
@@ -169,7 +169,7 @@ class HeldBelow:
         return () if hierarchy is None or block_id is None else hierarchy.locate(block_id)
 
     def above(self, key: BlockHash) -> list[BlockHash]:
-        """Return what comes before a block, as far as it is known below HBM, from the head on."""
+        """Return the known ancestors of a block below HBM, from the head on."""
         path: list[BlockHash] = []
         hierarchy = self._hierarchy()
         seen = {key}
@@ -183,7 +183,7 @@ class HeldBelow:
         return path[::-1]
 
     def following(self, keys: Collection[BlockHash]) -> set[BlockHash]:
-        """Return what below HBM follows blocks. O(blocks below)."""
+        """Return the descendants of blocks below HBM. O(blocks below)."""
         hierarchy = self._hierarchy()
         if hierarchy is None:
             return set()
@@ -204,7 +204,7 @@ class HeldBelow:
             hierarchy.release(held)
 
     def follow(self, changes: Iterable[Change]) -> None:
-        """Follow what tiers gained and lost."""
+        """Follow gains and losses of the tiers."""
         hierarchy = self._hierarchy()
         if hierarchy is None:
             return
@@ -252,7 +252,7 @@ def counted(places: Iterable[Iterable[CacheTier]]) -> dict[CacheTier, int]:
 def follow_up(
     children: Mapping[BlockHash | None, Collection[BlockHash]], keys: Collection[BlockHash]
 ) -> dict[BlockHash, None]:
-    """Return what follows blocks, by their children: heads before tails, where none of ``keys`` follows another."""
+    """Return the descendants of blocks, by their children: heads before tails; no key follows another."""
     found: dict[BlockHash, None] = {}
     waiting = list(keys)
     while waiting:

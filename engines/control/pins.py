@@ -1,4 +1,4 @@
-"""What operators ask of an engine's pins: see ``kvcontrol.core.prefix_control``. Each runs between two steps."""
+"""Operators' calls about an engine's pins: see ``kvcontrol.core.prefix_control``. Each runs between two steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar

@@ -26,24 +26,24 @@ PACE: Final = "pace"
 
 
 class PolicyKind(Protocol):
-    """A kind of policies beside eviction, one of which is in charge of the whole engine."""
+    """A kind of policy beside eviction, with one active policy for the whole engine."""
 
     kind: str
     available: Mapping[str, str]
     """Those that there are, each in a few words."""
 
     def spec_of(self, change: PolicyChange) -> PolicySpec:
-        """Return what a change names; raises ``RefusedError`` or ``PolicyError``. Any thread."""
+        """Return the policy of a change; raises ``RefusedError`` or ``PolicyError``. Any thread."""
 
     def swap(self, spec: PolicySpec, *, counts: bool) -> None:
         """Put it in charge; nothing has changed when it raises ``RefusedError``. The engine's thread."""
 
     def in_charge(self) -> PolicyInCharge | None:
-        """Return what is in charge, None where nothing of ours is. Any thread."""
+        """Return the active policy, None if none of ours is active. Any thread."""
 
 
 class PolicyControl:
-    """The policy operations of one engine; ``refused`` counts changes that could not be done as asked."""
+    """The policy operations of one engine; ``refused`` counts refused changes."""
 
     def __init__(
         self, cache: EngineCache, eviction: EvictionControl, call: CallEngine, others: Sequence[PolicyKind]
@@ -62,7 +62,7 @@ class PolicyControl:
         }
 
     def report(self) -> PolicyReport:
-        """Return what decides, and what else might; any thread (then numbers may be a moment apart)."""
+        """Return the active and the available policies; any thread (numbers may be a moment apart)."""
         shadows = self._shadows()
         others = [found for each in self._others.values() if (found := each.in_charge()) is not None]
         available = {kind: each.available for kind, each in self._others.items()}
@@ -75,7 +75,7 @@ class PolicyControl:
         )
 
     def swap(self, body: bytes) -> PolicyReport:
-        """Do what a body asks for; raises ``RefusedError``, and nothing has changed then."""
+        """Carry out the change of a body; raises ``RefusedError``, and nothing has changed then."""
         try:
             self._swap(change_of(body))
         except PolicyError as error:

@@ -1,4 +1,4 @@
-"""A change of ``/kv/v1/policy`` as it is asked for: read and checked where it comes in, before the engine hears of it.
+"""A change of ``/kv/v1/policy``: parsed and checked on arrival, before the engine's thread receives it.
 
 All raise ``RefusedError`` or ``PolicyError``, which say what is allowed.
 """
@@ -16,7 +16,7 @@ from kvcontrol.scheduler_ir.strategies import make_strategy
 
 
 def change_of(body: bytes) -> PolicyChange:
-    """Return what a body asks for."""
+    """Return the change in a body."""
     try:
         return msgspec.json.decode(body or b"{}", type=PolicyChange)
     except UNREADABLE as error:

@@ -1,4 +1,4 @@
-"""The routes of ``/kv/v1``, for every engine: each body goes to its operation, and the answer comes back as it is.
+"""The routes of ``/kv/v1`` of every engine: each passes its body to an operation and returns the answer.
 
 A policy swap waits for the end of an engine's step, which on a busy machine may take longer than the engine is given to
 answer. The route then asks again, for a while: a policy that is in charge already stays, so that is safe.
@@ -84,7 +84,7 @@ async def answered(ask: Ask, operation: bytes, body: bytes = b"") -> Response:
 
 
 def whole_number(text: str) -> int | str:
-    """Return the number that a query's text is, or the text, which the operation refuses with what is allowed."""
+    """Return a query text as a number, or the text itself, which the operation refuses with the allowed values."""
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else text
 
 

@@ -68,7 +68,7 @@ class ScheduleControl:
         self._swaps += counts
 
     def in_charge(self) -> PolicyInCharge | None:
-        """Return what orders now, with its statistics; None where nothing of ours does."""
+        """Return the active strategy with its statistics; None if none of ours is active."""
         queue = self._queue()
         if queue is None:
             return None

@@ -1,4 +1,4 @@
-"""Shadow policies in any engine: asked for, shown, and given time to follow what requests ask for."""
+"""Shadow policies in any engine: selected, reported, and run between steps."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class ShadowTimer:
 
 
 def check_shadow(change: PolicyChange) -> None:
-    """Raise ``RefusedError`` for what shadow policies don't have."""
+    """Raise ``RefusedError`` for parameters that shadow policies don't have."""
     if change.params or change.tier is not None:
         raise RefusedError("shadow policies have no params and no tier: write mq(lifetime=2) in their names")
 

@@ -26,7 +26,7 @@ class TenantCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tier exposes beside its ``TierStats``; ``tenants`` are bounded by ``bounded``."""
+    """Metrics of one tier beside its ``TierStats``; ``bounded`` limits the number of ``tenants``."""
 
     hit_tokens: int
     fragmentation_ratio: float | None = None
@@ -36,7 +36,7 @@ class TierCounts(msgspec.Struct, frozen=True, kw_only=True):
 def tier_counts(
     hierarchy: HierarchyManager, *, block_tokens: int, unit_bytes: int = 1, padded: Callable[[int], int] | None = None
 ) -> dict[CacheTier, TierCounts]:
-    """Return what the tiers below HBM found and whose they are; any thread.
+    """Return hits and tenants of the tiers below HBM; any thread.
 
     ``unit_bytes`` is what the runtime takes for one byte, ``padded`` how many bytes a block of so many takes on disk
     (None: nobody knows).
@@ -94,7 +94,7 @@ def bounded(tenants: Mapping[str, TenantCounts]) -> dict[str, TenantCounts]:
 
 
 def tier_series(tiers: Mapping[CacheTier, TierStats], counts: Mapping[CacheTier, TierCounts]) -> Iterator[Metric]:
-    """Yield what every instance has: of its pool, and of the tiers below where there are any."""
+    """Yield the metrics of every instance: of its pool, and of the tiers below if there are any."""
     yield family(catalogue.TIER_CAPACITY, (((tier.value,), each.capacity_blocks) for tier, each in tiers.items()))
     yield family(catalogue.TIER_USED, (((tier.value,), each.used_blocks) for tier, each in tiers.items()))
     yield family(catalogue.TIER_BLOCK_BYTES, (((tier.value,), each.block_bytes) for tier, each in tiers.items()))
@@ -110,7 +110,7 @@ def tier_series(tiers: Mapping[CacheTier, TierStats], counts: Mapping[CacheTier,
 
 
 def tenant_series(counts: Mapping[CacheTier, TierCounts]) -> Iterator[Metric]:
-    """Yield what tenants have in the tiers below HBM."""
+    """Yield the tenants' metrics of the tiers below HBM."""
     rows = [((tier.value, name), each) for tier, tier_ in counts.items() for name, each in tier_.tenants.items()]
     yield family(catalogue.TENANT_USED, ((labels, each.used_bytes) for labels, each in rows))
     yield family(catalogue.TENANT_GUARANTEED, ((labels, each.guaranteed_bytes) for labels, each in rows))
@@ -122,7 +122,7 @@ def tenant_series(counts: Mapping[CacheTier, TierCounts]) -> Iterator[Metric]:
 
 
 def offload_series(offload: OffloadStats) -> Iterator[Metric]:
-    """Yield what the tiers below HBM did for the engine."""
+    """Yield the transfers' metrics of the tiers below HBM."""
     for series, value in (
         (catalogue.OFFLOAD_LOADS, offload.loads),
         (catalogue.OFFLOAD_FAILED_LOADS, offload.failed_loads),

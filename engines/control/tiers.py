@@ -1,4 +1,4 @@
-"""What operators ask of an engine's tiers: each operation parses its body, runs between two steps, and answers.
+"""Operators' calls about an engine's tiers: each parses its body, runs between two steps, and answers.
 
 A body that can't be done as asked is refused with a message that names what was wrong and what is allowed.
 """

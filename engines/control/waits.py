@@ -1,4 +1,4 @@
-"""What became of the requests that waited in an engine, by priority class."""
+"""Waiting times and outcomes of an engine's queued requests, by priority class."""
 
 from bisect import bisect_left
 
@@ -41,7 +41,7 @@ class WaitCounts:
         self._classes[priority].left += 1
 
     def nobody_waits(self) -> None:
-        """Those that wait are about to be counted anew."""
+        """Begin a new count of the waiting requests."""
         for counts in self._classes.values():
             counts.waiting = 0
 

@@ -1,3 +1,3 @@
-"""KV events of any engine: the numbered log of what its cache holds, and the thread that publishes it."""
+"""KV events of any engine: the numbered log of its resident blocks, and the thread that publishes it."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""An engine's KV events in order: what is resident now, what waits to be published, what can be replayed.
+"""An engine's KV events in order: the resident blocks, pending events, and events for replay.
 
 Two sides meet here. The *engine's side* (``stored``, ``removed``, ``cleared``) is called from its scheduling loop: O(1)
 under a lock that is held for about a microsecond (longer only while a snapshot copies the mirror), and never fails for
@@ -37,7 +37,7 @@ MAX_BATCH_BLOCKS = 4_096
 
 
 class Published(NamedTuple):
-    """One batch as it goes over the wire."""
+    """One batch in its wire format."""
 
     seq: Seq
     payload: bytes
@@ -85,7 +85,7 @@ class _Cleared(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """What is kept for a resident block, so that it can be told anew."""
+    """The data of a resident block for snapshots."""
 
     parent: BlockHash | None
     adapter: str
@@ -96,7 +96,7 @@ _Mirror = dict[CacheTier, dict[BlockHash, _Place]]
 
 
 class EventLog:
-    """Sequence-numbered KV events over a mirror of what is resident (see the module's text).
+    """Sequence-numbered KV events over a mirror of the resident blocks (see the module's text).
 
     ``on_pending`` is called on the engine's side when events begin to wait, outside the lock: it wakes the publisher.
     ``clock`` gives Unix time in seconds. Memory: about 170 bytes per resident block, ``max_pending_blocks`` waiting
@@ -150,7 +150,7 @@ class EventLog:
         self.stored_all([(block, parent, tokens)], tier=tier, adapter=adapter)
 
     def removed(self, block: BlockHash, *, tier: CacheTier = CacheTier.HBM) -> None:
-        """Record that ``block`` is gone from ``tier``; one that was never there is recorded all the same; O(1)."""
+        """Record that ``block`` left ``tier``, also if it was never there; O(1)."""
         self.removed_all([block], tier=tier)
 
     def stored_all(
@@ -216,7 +216,7 @@ class EventLog:
         return self._take(with_resident=False)[0]
 
     def snapshot(self) -> tuple[list[Published], Resident]:
-        """Publish what waits, then return it together with the resident set that it leads to; O(resident)."""
+        """Publish pending events, then return them with the resident blocks after them; O(resident)."""
         published, mirror = self._take(with_resident=True)
         tiers = {
             tier: [(block, place.parent) for block, place in _parents_first(blocks)]
@@ -226,7 +226,7 @@ class EventLog:
         return published, Resident(seq=Seq(self._next_seq - 1), tiers=tiers)
 
     def replay(self, first: Seq) -> Iterator[Published]:
-        """Yield the kept batches from ``first`` on; older ones that are gone are absent: the reader sees a gap."""
+        """Yield the kept batches from ``first`` on; a reader sees missing older ones as a gap."""
         if not self._ring:
             return iter(())
         return islice(self._ring, max(0, first - self._ring[0].seq), None)

@@ -1,4 +1,4 @@
-"""The thread that tells the world: KV events on a PUB socket, replay and control requests on two ROUTER sockets.
+"""The publishing thread: KV events on a PUB socket, replay and control requests on two ROUTER sockets.
 
 One thread owns the publisher's side of an ``EventLog`` and all sockets, so that numbering, replay and snapshots never
 race. The engine's thread only wakes it (one byte into a pipe). A subscriber that reads too slowly loses messages at
@@ -117,7 +117,7 @@ class EventPublisher:
                 self._write_wake()
 
     def call(self, work: Callable[["EventPublisher"], _Answer]) -> "Future[_Answer]":
-        """Do ``work`` on the publisher's thread, between two turns, for a caller in this process; any thread.
+        """Run ``work`` on the publisher's thread for a caller in this process; any thread.
 
         Cancelled when the publisher is closed first.
         """
@@ -136,13 +136,13 @@ class EventPublisher:
         return answer
 
     def snapshot(self) -> Resident:
-        """Publish what waits and return the resident set that it leads to; the publisher's thread only."""
+        """Publish pending events and return the resident blocks after them; the publisher's thread only."""
         published, resident = self.log.snapshot()
         self._send(published)
         return resident
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Publish what waits, then close sockets and thread, within ``timeout_s``."""
+        """Publish pending events, then close sockets and thread, within ``timeout_s``."""
         with self._close_lock:
             if self._closed:
                 return

@@ -63,14 +63,14 @@ _AGENT = "kvgate_agent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchInfo:
-    """What the api_server tells the engine process: the served model's name and where they meet."""
+    """The api_server's data for the engine process: the served model's name and the control socket."""
 
     model: str
     control_endpoint: str | None
 
 
 class EventCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to ``counters``: what the api_server exports on ``/metrics``."""
+    """The answer to ``counters``: the api_server's metrics."""
 
     seq: int
     stored: int
@@ -247,14 +247,14 @@ class EngineAgent:
         return {CacheTier.HBM: hbm} | ({} if self.tiers is None else tier_stats(self.tiers))
 
     def pool_gone(self) -> None:
-        """Forget what lay in HBM, whose pins stand; what lies below stays. The engine's thread."""
+        """Drop the blocks in HBM, whose pins stay; the tiers below keep theirs. The engine's thread."""
         self.pins.let_go()
         forget_cache(self._engine)
         if self.tiers is not None:
             self.tiers.announce_all()
 
     def weights_changed(self) -> None:
-        """Forget what the old weights computed, and root later blocks in a new revision; the engine's thread.
+        """Drop the blocks of the old weights, and root later blocks in a new revision; the engine's thread.
 
         Nobody knows what the weights are now, so the revision is like no other: not that of another instance, nor of
         another time.
@@ -299,13 +299,13 @@ def loop_started(engine: Any) -> None:
 
 
 def launch_of(engine_config: Any) -> LaunchInfo | None:
-    """Return what the api_server noted on its engine configuration, None when there was no api_server."""
+    """Return the api_server's note on its engine configuration, None without an api_server."""
     launch: LaunchInfo | None = getattr(engine_config, _LAUNCH, None)
     return launch
 
 
 def note_launch(engine_config: Any, launch: LaunchInfo) -> None:
-    """Note on LMDeploy's engine configuration, which is pickled to the engine process, what the agent must know."""
+    """Write the agent's data into LMDeploy's engine configuration, which is pickled to the engine process."""
     setattr(engine_config, _LAUNCH, launch)
 
 
@@ -327,7 +327,7 @@ def engine_init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def engine_loop_finally(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``Engine._loop_finally``: the agent goes when the engine's loop has ended, however it ended."""
+    """``Engine._loop_finally``: close the agent when the engine's loop has ended for any reason."""
 
     def _loop_finally(self: Any) -> None:
         try:

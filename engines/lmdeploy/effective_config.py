@@ -1,4 +1,4 @@
-"""What an engine computes with besides its weights, as text that is equal where engines compute alike.
+"""The configuration that determines an engine's KV besides its weights, as text: equal for equal KV.
 
 Read from the running engine and not from the model's folder: command line options (``--hf-overrides``, ``--dtype``,
 ``--model-format``) change it, and so do LMDeploy's own defaults. Everything counts that is not known to be irrelevant:

@@ -1,4 +1,4 @@
-"""CUDA graphs for the batch sizes that occur, and what they took at start.
+"""CUDA graphs for the batch sizes that occur, and their cost at start.
 
 A decode step runs the graph of the next larger size that was captured, with padding rows up to it. LMDeploy captures
 powers of two, so that six running requests compute as eight. A few long contexts at once are the common load of an
@@ -73,7 +73,7 @@ def capture_full_graph(original: Callable[[Any, Any, Any], Any]) -> Callable[[An
 def normalize_capture_sizes(
     original: Callable[[list[int] | None, int], list[int] | None],
 ) -> Callable[[list[int] | None, int], list[int] | None]:
-    """``normalize_cudagraph_capture_batch_sizes``: where the command line names no sizes, ours."""
+    """``normalize_cudagraph_capture_batch_sizes``: our sizes unless the command line names some."""
 
     def normalize_cudagraph_capture_batch_sizes(capture_sizes_: list[int] | None, max_batches: int) -> list[int] | None:
         return original(capture_sizes(max_batches) if capture_sizes_ is None else capture_sizes_, max_batches)
@@ -82,7 +82,7 @@ def normalize_capture_sizes(
 
 
 def agent_warmup(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``BaseModelAgent.warmup``: report what the graphs took. Nothing to report where none are captured."""
+    """``BaseModelAgent.warmup``: log the cost of the graphs, if any were captured."""
 
     def warmup(self: Any) -> None:
         import torch

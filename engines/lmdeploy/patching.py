@@ -16,7 +16,7 @@ from typing import Any
 
 
 class HookMismatchError(RuntimeError):
-    """LMDeploy no longer has what a hook expects; ``problems`` has one line for each symbol."""
+    """LMDeploy differs from the hooks' expectations; ``problems`` has one line for each symbol."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -40,7 +40,7 @@ class Hook:
 
 
 def problem_of(hook: Hook) -> str | None:
-    """Say in one line how the installed LMDeploy differs from what a hook expects; None when it fits."""
+    """Return in one line how the installed LMDeploy differs from a hook's expectation; None if it fits."""
     try:
         owner, name = _locate(hook.target)
         original = _raw(owner, name)

@@ -36,7 +36,7 @@ class StepPauses:
 
     @asynccontextmanager
     async def pause(self) -> AsyncIterator[None]:
-        """Pause for the length of a block; waits for its turn first. An engine that sleeps goes on sleeping."""
+        """Pause the engine within a block, after other pauses. A sleeping engine stays asleep."""
         async with self.lock:
             if self.is_paused:
                 yield
@@ -52,7 +52,7 @@ class StepPauses:
                     self._tiers.resume()
 
     async def _end_transfers(self) -> None:
-        """Order no more loads and saves, and let those that were ordered end; each is bounded in time."""
+        """Start no more loads and saves, and wait for those in flight; each is bounded in time."""
         scheduler, tiers = self._engine.scheduler, self._tiers
         if tiers is None:
             return
@@ -64,7 +64,7 @@ class StepPauses:
 
 
 def compute_anew(engine: Any) -> None:
-    """Take all KV from every request, in a pause: those that have not ended are computed again and go on.
+    """Take all KV from every request, in a pause: unfinished ones are computed again and continue.
 
     What is held for another instance stays until it is given up. Where the model runs in other processes, whose state
     of a step can't be reset from here, the requests are cancelled instead.
@@ -97,7 +97,7 @@ def compute_anew(engine: Any) -> None:
 
 
 def main_loop_get_outputs(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """``EngineLoop._main_loop_get_outputs``: once steps are to stand still, what was sent ahead is taken in as well."""
+    """``EngineLoop._main_loop_get_outputs``: before a pause, also collect the outputs of steps sent ahead."""
 
     async def _main_loop_get_outputs(self: Any, running: Any, forward_inputs: Any) -> Any:
         ahead, next_running = await original(self, running, forward_inputs)

@@ -1,4 +1,4 @@
-"""The policies of one LMDeploy engine: what chooses victims, orders its waiting queue and paces its steps."""
+"""The policies of one LMDeploy engine: eviction, order of the waiting queue, and pace of steps."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ _HBM = CacheTier.HBM
 
 
 class PolicySetupError(RuntimeError):
-    """A policy that the settings name can't be used; the message names the setting and what is possible."""
+    """A policy of the settings can't be used; the message names the setting and the allowed values."""
 
 
 class EnginePolicies(PolicyControl):

@@ -63,7 +63,7 @@ def split_short_prompts(implementation: Any) -> None:
 
 
 def keep_to_what_it_can(implementation: Any, spec: Any) -> None:
-    """Let a layer compute with ``fa3-fwd`` what that library can, and the rest with LMDeploy's Triton kernel."""
+    """Let a layer compute supported shapes with ``fa3-fwd``, and others with LMDeploy's Triton kernel."""
     import torch
     from lmdeploy.pytorch.backends.cuda.attention.default import TritonAttentionImpl
 

@@ -1,4 +1,4 @@
-"""Which kernel computes decode attention: ours where it serves and was found right, else LMDeploy's own.
+"""Selects the kernel of decode attention: ours where it is supported and verified, else LMDeploy's own.
 
 Ours is compared with LMDeploy's on random KV before the first step of each shape. A kernel that doesn't compile, raises
 or differs is left out, with the reason in the log: an instance never fails for it.
@@ -18,7 +18,7 @@ _log = logging.getLogger("lmdeploy.kvgate")
 
 
 class PagedAttention:
-    """LMDeploy's ``flash_attn_with_kvcache`` of one layer, with ours where it serves. The engine's thread."""
+    """LMDeploy's ``flash_attn_with_kvcache`` of one layer, with our kernel where supported. The engine's thread."""
 
     def __init__(self, stock: Callable[..., Any], verdicts: dict[tuple[Any, ...], str | None]) -> None:
         self._stock = stock
@@ -68,7 +68,7 @@ def _power_of_two(number: int) -> bool:
 
 
 def _problem(stock: Callable[..., Any], q: Any, k_cache: Any, v_cache: Any) -> str | None:
-    """Compare both kernels on random KV of unequal lengths; return why ours is left out, None where it is right."""
+    """Compare both kernels on random KV of unequal lengths; return why ours is not used, None if it is correct."""
     import torch
 
     page, kv_heads, dim = k_cache.shape[1:]

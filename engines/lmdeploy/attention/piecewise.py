@@ -19,7 +19,7 @@ _log = logging.getLogger("lmdeploy.kvgate")
 
 
 class PromptGraphs:
-    """LMDeploy's ``PiecewiseGraphManager`` of one model, which computes eagerly what it can't with a graph.
+    """LMDeploy's ``PiecewiseGraphManager`` of one model, with eager steps where no graph fits.
 
     After the first graph that can't be captured no other is tried; those that were captured stay.
     """
@@ -36,7 +36,7 @@ class PromptGraphs:
         return sizes
 
     def get_piecewise_graph_descriptor(self, context: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Return what selects a graph, None where the step runs eagerly."""
+        """Return the key of a graph, None if the step runs eagerly."""
         descriptor = self._manager.get_piecewise_graph_descriptor(context, kwargs)
         return None if descriptor in self._refused else descriptor
 

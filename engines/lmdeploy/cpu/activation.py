@@ -8,7 +8,7 @@ _active: CpuResources | None = None  # hooks are a fact about the process, so th
 
 
 class CpuActivationError(RuntimeError):
-    """The CPU back end can't be turned on in this process; the message says why."""
+    """The CPU back end can't be activated in this process; the message has the reason."""
 
 
 def activate(resources: CpuResources | None = None) -> None:

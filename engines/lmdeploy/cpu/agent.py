@@ -32,7 +32,7 @@ def host_to_device(original: Any) -> Any:
 
 
 def device_to_host(original: Any) -> Any:
-    """Wrap ``BatchedOutputs.to_cpu``, which aliases on a CPU: what leaves the agent is a copy."""
+    """Wrap ``BatchedOutputs.to_cpu``, which aliases on a CPU: outputs of the agent are copies."""
 
     @wraps(original)
     def to_cpu(self: Any) -> Any:

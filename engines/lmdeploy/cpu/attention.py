@@ -102,7 +102,7 @@ class CpuPagedAttention(AttentionImpl):
 
 
 def build_attention(spec: PagedAttentionBuildSpec) -> CpuPagedAttention:
-    """Build the attention of one layer; raises ``UnsupportedModelError`` naming what the model needs and isn't here."""
+    """Build the attention of one layer; raises ``UnsupportedModelError`` with the missing feature."""
     window = spec.sliding_window not in (None, -1, (-1, -1))
     unsupported = {
         "multi-head latent attention (MLA)": spec.use_flash_mla or spec.v_head_dim != spec.head_dim,

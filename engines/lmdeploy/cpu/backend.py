@@ -31,7 +31,7 @@ _WITHOUT_SHAPE: dict[type, Callable[[], Any]] = {
 
 
 class CpuOpsBackend(DefaultOpsBackend):
-    """Operators on a CPU; what is missing is refused when the model is built."""
+    """Operators on a CPU; a missing one is refused when the model is built."""
 
     threads: ClassVar[int] = 1
 

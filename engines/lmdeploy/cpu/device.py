@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class CpuEvent:
-    """An event that has happened as soon as it is recorded."""
+    """An event that has passed as soon as it is recorded."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.recorded_s: float | None = None
@@ -120,7 +120,7 @@ def nothing(original: Any) -> Any:
 
 
 def current_device(original: Any) -> Any:
-    """Replace ``torch.cuda.current_device``: what ``Tensor.to`` and ``torch.empty(device=)`` take."""
+    """Replace ``torch.cuda.current_device`` by a value for ``Tensor.to`` and ``torch.empty(device=)``."""
     del original
 
     def current() -> Any:
@@ -130,7 +130,7 @@ def current_device(original: Any) -> Any:
 
 
 def mem_get_info(kv_bytes: int) -> Callable[[Any], Any]:
-    """Replace ``torch.cuda.mem_get_info``: free is ``kv_bytes``, or what the machine has left when that is less."""
+    """Replace ``torch.cuda.mem_get_info``: free is ``kv_bytes``, or the machine's free memory if that is less."""
 
     def replace(original: Any) -> Any:
         del original

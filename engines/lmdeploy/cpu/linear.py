@@ -29,13 +29,13 @@ class CpuLinear(DefaultLinearImpl):
         self._transposes = self._slices > 1 or out_features >= in_features
 
     def update_weights(self, weight: Any, bias: Any = None) -> tuple[Any, Any]:
-        """Transpose the loaded weight where it is, so that an embedding tied to it goes on sharing it."""
+        """Transpose the loaded weight in place, so that a tied embedding still shares it."""
         if self._transposes:
             weight.data = weight.data.t().contiguous().t()
         return weight, bias
 
     def forward(self, x: Any, weight: Any, bias: Any = None, all_reduce: bool = False, *group: Any, **more: Any) -> Any:  # noqa: FBT001, FBT002
-        """Return ``x @ weight.T + bias``, reduced over a group when asked."""
+        """Return ``x @ weight.T + bias``, optionally reduced over a group."""
         slices = self._slices
         rows = x.numel() // x.size(-1)
         if all_reduce or slices == 1 or rows > FEW_ROWS or weight.stride(0) != 1:

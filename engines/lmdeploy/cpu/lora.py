@@ -9,7 +9,7 @@ from lmdeploy.pytorch.backends.lora import AdapterInfo, LoRAImpl
 
 
 class CpuLoRA(LoRAImpl):
-    """Adds to a linear layer's output; sequences beside each other with one adapter are one product."""
+    """Adds to a linear layer's output; neighbouring sequences with one adapter are one product."""
 
     def forward(  # noqa: PLR0913, PLR0917 - LMDeploy's
         self,

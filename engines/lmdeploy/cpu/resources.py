@@ -1,4 +1,4 @@
-"""What of the machine one CPU engine may take."""
+"""Cores and memory of one CPU engine."""
 
 import os
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What every layer of one forward needs to know about the batch, worked out once.
+"""Data of the batch that every layer of one forward needs, computed once.
 
 A forward is either a *decode* (one new token per sequence) or *spans* (prefill, chunks, anything longer). Page indices
 and masks are the same for all layers, so they are built here and only applied in ``attention.py``.

@@ -1,4 +1,4 @@
-"""THE tables of what kvgate replaces inside LMDeploy 0.18: every private symbol, its signature, and why.
+"""The tables of all hooks on LMDeploy 0.18: every private symbol, its signature, and the reason.
 
 A file per concern, in it a function per purpose that returns its hooks; ``patching.install`` checks a table as a whole
 before it changes anything. The replacements live beside their subject (``cpu/``, ``lifeline.py``, ``events.py``, …);

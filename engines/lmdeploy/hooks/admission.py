@@ -1,4 +1,4 @@
-"""What is replaced in the engine process so that no request ends its loop."""
+"""Hooks in the engine process that keep a request from ending its loop."""
 
 from engines.lmdeploy.hooks.names import ENGINE
 from engines.lmdeploy.patching import Hook

@@ -1,4 +1,4 @@
-"""What is replaced so that attention keeps to the memory's speed on CUDA."""
+"""Hooks that keep attention at the memory's speed on CUDA."""
 
 from engines.lmdeploy.patching import Hook
 

@@ -1,4 +1,4 @@
-"""What is replaced in LMDeploy where CUDA is absent."""
+"""Hooks that run LMDeploy without CUDA."""
 
 from engines.lmdeploy.cpu.resources import CpuResources
 from engines.lmdeploy.patching import Hook
@@ -11,7 +11,7 @@ _CONFIG = "lmdeploy.pytorch.config"
 
 
 def cpu_hooks(resources: CpuResources) -> list[Hook]:
-    """What LMDeploy's PyTorch engine needs to run where CUDA is absent; installed after ``torch_hooks``."""
+    """Hooks for LMDeploy's PyTorch engine without CUDA; installed after ``torch_hooks``."""
     return [*_configuration_hooks(), *_engine_hooks(resources)]
 
 

@@ -1,4 +1,4 @@
-"""What is replaced so that an engine tells what it holds."""
+"""Hooks that publish KV events."""
 
 from engines.lmdeploy.hooks.names import ENGINE, MESSAGES, TRIE
 from engines.lmdeploy.patching import Hook

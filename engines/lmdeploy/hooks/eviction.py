@@ -1,4 +1,4 @@
-"""What is replaced so that a policy chooses what leaves the block trie."""
+"""Hooks that let a policy choose the block trie's eviction victims."""
 
 from engines.lmdeploy.hooks.names import TRIE
 from engines.lmdeploy.patching import Hook
@@ -7,7 +7,7 @@ _BLOCKS = "lmdeploy.pytorch.paging.block_manager.base_block_manager"
 
 
 def eviction_hooks() -> list[Hook]:
-    """In the engine process: the trie's victims, and what the policy must be told to choose them."""
+    """In the engine process: the choice of victims, and the changes that the policy follows."""
     from engines.lmdeploy.trie import replacements
 
     lifecycle = f"{TRIE}.kv_lifecycle:KVBlockLifecycle"

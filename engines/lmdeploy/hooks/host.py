@@ -1,10 +1,10 @@
-"""What is replaced so that the host keeps up with the device, and a start is warm."""
+"""Hooks that keep the host ahead of the device, and warm up an engine at its start."""
 
 from engines.lmdeploy.patching import Hook
 
 
 def host_hooks() -> list[Hook]:
-    """In the engine process: which CUDA graphs are captured at start, and what is compiled before it is ready."""
+    """In the engine process: the CUDA graphs captured and the kernels compiled at start."""
     from engines.lmdeploy import graphs, warm_start
 
     return [
@@ -30,7 +30,7 @@ def host_hooks() -> list[Hook]:
 
 
 def prompt_hooks() -> list[Hook]:
-    """In the api_server's process alone: prompts are tokenized beside its event loop."""
+    """In the api_server's process: prompts are tokenized off its event loop."""
     from engines.lmdeploy.http import prompts, token_routes
 
     processor = "lmdeploy.serve.processors.multimodal:MultimodalProcessor"

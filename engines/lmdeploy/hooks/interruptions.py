@@ -1,4 +1,4 @@
-"""What is replaced so that sleep, wake and other weights leave nothing behind that isn't true any more."""
+"""Hooks that leave no stale state after sleep, wake and weight updates."""
 
 from engines.lmdeploy.hooks.names import ENGINE
 from engines.lmdeploy.patching import Hook
@@ -8,7 +8,7 @@ _WORKER = "lmdeploy.pytorch.engine.mp_engine.base_worker:EngineWorkerBase"
 
 
 def interruption_hooks() -> list[Hook]:
-    """In the engine process: operations that interrupt steps wait for them, and forget what they make untrue."""
+    """In the engine process: operations that interrupt steps wait for them, and drop stale state."""
     from engines.lmdeploy import interruptions, pauses
 
     return [

@@ -1,4 +1,4 @@
-"""What is replaced so that cached prompts are found quicker."""
+"""Hooks that speed up the look-up of cached prompts."""
 
 from engines.lmdeploy.hooks.names import TRIE
 from engines.lmdeploy.patching import Hook

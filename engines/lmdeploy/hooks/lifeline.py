@@ -1,4 +1,4 @@
-"""What is replaced so that an instance ends as a whole."""
+"""Hooks that end both processes of an instance together."""
 
 from engines.lmdeploy.hooks.names import ENGINE, MESSAGES
 from engines.lmdeploy.patching import Hook

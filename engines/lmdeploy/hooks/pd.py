@@ -1,4 +1,4 @@
-"""What is replaced so that one engine's prompts can be gone on with by another."""
+"""Hooks that let one engine continue another engine's prompts."""
 
 from engines.lmdeploy.hooks.names import ENGINE, MESSAGES, TRIE
 from engines.lmdeploy.patching import Hook

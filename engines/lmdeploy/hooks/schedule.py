@@ -1,4 +1,4 @@
-"""What is replaced so that a strategy orders the waiting requests, all of them."""
+"""Hooks that let a strategy order all waiting requests."""
 
 from engines.lmdeploy.hooks.names import MESSAGES
 from engines.lmdeploy.patching import Hook

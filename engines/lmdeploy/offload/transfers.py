@@ -96,7 +96,7 @@ class EngineTransfers:
         return not (self._load_tickets or self._save_tickets or self._has_ended)
 
     def join(self) -> None:
-        """Let the forward or the save that comes next find what loads that count as ended still bring.
+        """Let the next forward or save wait for loads that count as ended and are still in flight.
 
         Not before it must be: what the engine queues from here on waits for the loads, answers to other requests too.
         """
@@ -128,7 +128,7 @@ class EngineTransfers:
         return self._orders.pop(request_id, None)
 
     def collect(self, wait_s: float) -> Ended:
-        """Return what ended since the last call, waiting at most ``wait_s`` for something to.
+        """Return the transfers that ended since the last call, waiting at most ``wait_s`` for one.
 
         A load counts as ended when its blocks are verified and the device will do nothing that the engine asks of it
         from now on before they have come: the host prepares the forward meanwhile.
@@ -158,7 +158,7 @@ class EngineTransfers:
                 self._saves.ended(end)
 
     def drained(self) -> None:
-        """Forget all: LMDeploy sleeps, all transfers have ended, nobody asks for their outcome."""
+        """Forget all transfers: LMDeploy sleeps, all have ended, and their outcomes are unused."""
         for ticket, under_way in list(self._load_tickets.items()):
             self._load_ended(ticket, under_way.order, range(len(under_way.order.slots)))
         self._orders.clear()
@@ -213,7 +213,7 @@ class EngineTransfers:
                 self._follow()
 
     def _load_ended(self, ticket: TicketId | None, order: LoadOrder, failed: Sequence[int]) -> None:
-        """Note a load's end; ``failed`` are the places of blocks whose slots hold nothing of use."""
+        """Record a load's end; ``failed`` are the places of blocks whose slots are unusable."""
         if ticket in self._usable:
             self._usable.discard(ticket)
             if failed:  # verified and queued, and then not done: the device is broken, and the engine will find out too

@@ -54,7 +54,7 @@ class TcpBackend:
         link.regions[register_mr_request.mr_key] = (register_mr_request.addr, register_mr_request.length)
 
     def endpoint_info(self, remote_engine_id: str, protocol: Any) -> dict[str, str]:
-        """Nothing: where to connect to is said with each request."""
+        """Does nothing: each request contains its own address."""
         del remote_engine_id, protocol
         return {}
 

@@ -1,4 +1,4 @@
-"""What two instances say to each other over TCP when blocks go from one's tiers to the other's.
+"""The TCP protocol by which one instance fetches blocks from another instance's tiers.
 
     borrower                              lender
     MAGIC, length, what is wanted   ->
@@ -45,7 +45,7 @@ class BlockOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask(connection: Connection, wanted: Wanted) -> BlockOffer:
-    """Ask for blocks; raises ``TransferError``, also when the peer refuses or offers what can't be."""
+    """Request blocks; raises ``TransferError``, also if the peer refuses or its offer is invalid."""
     _send(connection, MAGIC, wanted)
     word = bytes(connection.receive(1))
     if word not in (OFFERED, REFUSED):
@@ -61,7 +61,7 @@ def ask(connection: Connection, wanted: Wanted) -> BlockOffer:
 
 
 def read_wanted(connection: Connection) -> Wanted:
-    """Read what ``ask`` sends; raises ``TransferError``."""
+    """Read a request of ``ask``; raises ``TransferError``."""
     if bytes(connection.receive(len(MAGIC))) != MAGIC:
         raise TransferError("protocol", "the peer doesn't speak this protocol")
     wanted = _decoded(_body(connection), Wanted)
@@ -85,13 +85,13 @@ def offer_blocks(connection: Connection, offer: BlockOffer) -> int:
 
 
 def refuse(connection: Connection, reason: str) -> None:
-    """Say why there is no offer."""
+    """Send a refusal with its reason."""
     body = reason.encode()
     connection.send(REFUSED + _LENGTH.pack(len(body)) + body)
 
 
 def take(connection: Connection, blocks: int) -> None:
-    """Say how many of the offered blocks are to be sent."""
+    """Send the number of offered blocks to transfer."""
     connection.send(_LENGTH.pack(blocks))
 
 

@@ -50,7 +50,7 @@ class _Transfer:
 
 @dataclass(slots=True)
 class _Received:
-    """The checksums of the blocks that came whole, in order, and what ended it before all had come."""
+    """Checksums of the blocks that arrived whole, in order, and the error that ended the transfer early."""
 
     checksums: list[int] = field(default_factory=list)
     error: TransferError | None = None
@@ -133,7 +133,7 @@ class PdBorrower:
             self._tiers.hierarchy.release(held)
 
     async def _bring(self, transfer: _Transfer, hierarchy: HierarchyManager, arena: HostArena) -> None:
-        """Bring one request's blocks; what fails is counted, and nothing is left taken."""
+        """Fetch one request's blocks; failures are counted, and nothing stays reserved."""
         began_s = time.monotonic()
         try:
             received = await self._transfer(transfer, hierarchy, arena)
@@ -194,14 +194,14 @@ class PdBorrower:
 
 
 def _give_up(transfer: _Transfer) -> None:
-    """Have a transfer end soon; what has come whole by then is kept."""
+    """End a transfer soon; whole blocks that arrived are kept."""
     transfer.given_up = True
     if transfer.connection is not None and not transfer.done:
         transfer.connection.close()
 
 
 def _records(transfer: _Transfer, offer: BlockOffer) -> list[BlockRecord]:
-    """Return what the offered blocks are, once it is certain that they are of the same prompt."""
+    """Return the offered blocks, after a check that they belong to the same prompt."""
     chain, tenant = transfer.path.chain, transfer.path.tenant
     records = []
     for place, (parent, tokens) in enumerate(zip(offer.parents, offer.tokens, strict=True), transfer.first):
@@ -241,7 +241,7 @@ def _fill(connection: Connection, arena: HostArena, slot: int, expected: int) ->
 
 
 def finalize_match(original: Any) -> Any:
-    """``BlockTrie.finalize_match``: what another instance has just computed for a request was not cached."""
+    """``BlockTrie.finalize_match``: blocks that another instance has just computed do not count as cached."""
     function = original.__func__
 
     def finalize_match(seq: Any) -> None:

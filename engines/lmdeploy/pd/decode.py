@@ -206,7 +206,7 @@ class PdDecode:
 
 
 async def _migrate(loop: Any, remote: str, pairs: list[tuple[int, int]], delivery: Delivery) -> None:
-    """Let LMDeploy plan the transfer and hand it to its back end, ours (``backend.py``)."""
+    """Let LMDeploy plan the transfer and pass it to our back end (``backend.py``)."""
     from lmdeploy.pytorch.disagg.conn.protocol import MigrationProtocol
     from lmdeploy.pytorch.disagg.messages import MigrationExecutionBatch
 

@@ -1,4 +1,4 @@
-"""What a prefill instance says to whoever comes with a ticket: the blocks that are held under it, once."""
+"""The prefill instance's side of a handover: sends the blocks held under a ticket, once."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -19,16 +19,16 @@ from kvcontrol.core.pd import Ticket
 
 
 class Larder(Protocol):
-    """What is held, as the server's threads see it; every call is bounded in time."""
+    """The held prompts, for the server's threads; every call is bounded in time."""
 
     def begin(self, ticket: Ticket) -> Offer:
-        """Describe what is held and keep it until ``end``; raises ``TransferError``."""
+        """Describe a held prompt and keep it until ``end``; raises ``TransferError``."""
 
     def pieces(self, offer: Offer) -> Iterator[memoryview]:
         """Give the bytes of its blocks."""
 
     def still(self, ticket: Ticket) -> bool:
-        """Whether the bytes that were given are what the ticket stands for."""
+        """Whether the bytes sent are still those of the ticket."""
 
     def end(self, ticket: Ticket, *, taken: bool) -> None:
         """End a reading that ``begin`` began."""

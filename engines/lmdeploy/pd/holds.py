@@ -16,7 +16,7 @@ from kvcontrol.core.pd import Ticket
 
 
 class Sessions(Protocol):
-    """What a hold asks of the engine, by session id."""
+    """The engine's sessions, as holds use them, by session id."""
 
     def is_held(self, session_id: int) -> bool:
         """Whether the prompt is computed and its blocks are kept."""
@@ -29,7 +29,7 @@ class Sessions(Protocol):
 
 
 class Timer(Protocol):
-    """What ``call_later`` returns."""
+    """A timer, as returned by ``call_later``."""
 
     def cancel(self) -> None:
         """Have it not happen."""
@@ -55,7 +55,7 @@ class HoldCounts:
 
 
 class Holds:
-    """Every ticket of one engine, from the moment its request is added until its session is gone."""
+    """Every ticket of one engine, from the arrival of its request to the end of its session."""
 
     def __init__(self, sessions: Sessions, *, lease_s: float) -> None:
         self._sessions = sessions
@@ -76,7 +76,7 @@ class Holds:
         return True
 
     def knows(self, session_id: int) -> bool:
-        """Whether a session was noted under a ticket and is not gone."""
+        """Whether a session has a ticket and has not ended."""
         return session_id in self._ticket_of
 
     def is_computed(self, session_id: int) -> bool:
@@ -84,7 +84,7 @@ class Holds:
         return self._sessions.is_held(session_id)
 
     def keep(self, session_id: int, later: Callable[..., Timer]) -> bool:
-        """Begin the lease of a request whose client is done with it; False when there is nothing to keep.
+        """Begin the lease of a request whose client has finished; False if there is nothing to hold.
 
         ``later`` is the loop's ``call_later``.
         """
@@ -96,7 +96,7 @@ class Holds:
         return True
 
     def waits(self, session_id: int) -> bool:
-        """Whether a session's lease has begun: nobody but its fetcher, or the lease, would end it."""
+        """Whether a session's lease has begun: only its fetch or the lease ends it."""
         held = self._of_session(session_id)
         return held is not None and held.timer is not None
 
@@ -113,7 +113,7 @@ class Holds:
         return held.session_id
 
     def end(self, ticket: Ticket, *, taken: bool) -> None:
-        """Note the end of a reading; a prompt that was ``taken``, or whose end came meanwhile, is freed now."""
+        """Record the end of a read; a prompt that was ``taken``, or that ended meanwhile, is freed now."""
         held = self._by_ticket[ticket]
         held.readers -= 1
         if taken:
@@ -122,7 +122,7 @@ class Holds:
             self._sessions.end(held.session_id)
 
     def still(self, ticket: Ticket) -> bool:
-        """Whether what is being read is still what the ticket stands for."""
+        """Whether the prompt that is being read is still that of the ticket."""
         held = self._by_ticket.get(ticket)
         return held is not None and not held.ending and self._sessions.is_held(held.session_id)
 

@@ -1,4 +1,4 @@
-"""Networks as an operator lists them: whose hosts may take a prompt's KV blocks from here, or be asked for some."""
+"""Networks in the operator's list of peers: their hosts may exchange KV blocks with this instance."""
 
 import ipaddress
 

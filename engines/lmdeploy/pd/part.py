@@ -1,4 +1,4 @@
-"""An engine's part in prefill/decode separation, by its role, and what of LMDeploy's is mended for it."""
+"""An engine's part in prefill/decode separation, by its role, with fixes of LMDeploy's own separation."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ _log = logging.getLogger("lmdeploy.kvgate")
 
 
 class PdPart:
-    """What one engine does for another's requests; raises ``OSError`` or ``SettingsError`` when it can't be set up."""
+    """One engine's service to other engines; raises ``OSError`` or ``SettingsError`` if its setup fails."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class PdPart:
             self.tiers.close()
 
     def weights_changed(self) -> None:
-        """Give up what the old weights computed; the engine's thread."""
+        """Drop prompts of the old weights; the engine's thread."""
         if self.prefill is not None:
             self.prefill.give_up_all()
 
@@ -98,7 +98,7 @@ def pd_of(engine: Any) -> PdPart | None:
 
 
 def on_add_message(original: Callable[..., None]) -> Callable[..., None]:
-    """``Engine._on_add_message``: a ticket makes a request one whose prompt is held, or fetched."""
+    """``Engine._on_add_message``: by its ticket, a request's prompt is held or fetched."""
 
     def _on_add_message(self: Any, reqs: list[Any], **kwargs: Any) -> None:
         accepted = [req for req in reqs if _prepare(self, req)]
@@ -109,7 +109,7 @@ def on_add_message(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _prepare(engine: Any, req: Any) -> bool:
-    """Turn the ticket into LMDeploy's own fields; False when the request was answered with a refusal."""
+    """Convert the ticket to LMDeploy's own fields; False if the request was refused."""
     from lmdeploy.pytorch.disagg.conn.protocol import MigrationProtocol, MigrationRequest
     from lmdeploy.pytorch.engine.request import ResponseType
 

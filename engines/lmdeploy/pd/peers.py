@@ -1,4 +1,4 @@
-"""The hosts that may take a prompt's KV blocks from here, or be asked for some."""
+"""The hosts that may exchange KV blocks with this instance."""
 
 import ipaddress
 import socket
@@ -16,7 +16,7 @@ class Peers:
         self._networks = tuple(networks)
 
     def admits(self, address: str) -> bool:
-        """Whether ``address`` (numeric) is one of theirs."""
+        """Whether ``address`` (numeric) is a peer's."""
         try:
             host = ipaddress.ip_address(address.partition("%")[0])
         except ValueError:

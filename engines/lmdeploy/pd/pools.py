@@ -5,7 +5,7 @@ from typing import Any
 
 
 def pools_of(engine: Any) -> Sequence[Any]:
-    """Return LMDeploy's ``CachePool``s of an engine whose model runs in this process."""
+    """Return the ``CachePool``s of an LMDeploy engine whose model runs in this process."""
     pools: Sequence[Any] = engine.executor.model_agent.cache_engine.gpu_allocation.pools
     return pools
 
@@ -19,7 +19,7 @@ def pool_descriptions(engine: Any) -> list[dict[str, Any]]:
 
 
 def engine_description(engine: Any) -> dict[str, Any]:
-    """Return what ``GET /distserve/engine_info`` tells."""
+    """Return the answer of ``GET /distserve/engine_info``."""
     config = engine.engine_config
     return {
         "tp_size": int(config.tp),

@@ -24,9 +24,7 @@ _CALL_S = 5.0
 
 
 class PdPrefill:
-    """Holds, and serves what is held until ``close``; used on the engine's thread. Raises ``OSError`` or
-    ``SettingsError``.
-    """
+    """Holds prompts and serves them until ``close``; the engine's thread. Raises ``OSError`` or ``SettingsError``."""
 
     def __init__(  # noqa: PLR0913 - each from another owner
         self,
@@ -57,7 +55,7 @@ class PdPrefill:
             self._server.start()
 
     def give_up_all(self) -> None:
-        """End every session that is held; one that is still computed will be held with what it is computed with."""
+        """End every held session; sessions in computation are held with the new weights."""
         for session_id in [session.session_id for session in self._engine.scheduler.get_sessions()]:
             if self.holds.knows(session_id) and self.holds.is_computed(session_id):
                 self._engine.end_session(session_id)
@@ -82,7 +80,7 @@ class PdPrefill:
     # What the door's threads ask.
 
     def begin(self, ticket: Ticket) -> Offer:
-        """See ``Larder``. A reading that begins when nobody waits for it any more ends at once."""
+        """See ``Larder``. A read that no peer waits for any more ends at once."""
         begun: list[Offer] = []
 
         def work() -> Offer:

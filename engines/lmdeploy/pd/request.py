@@ -14,7 +14,7 @@ from kvcontrol.core.roles import EngineRole
 
 
 class PdRequestError(HeaderError):
-    """The ticket's header is not what is allowed; the message never repeats a ticket."""
+    """The ticket's header is invalid; the message never repeats a ticket."""
 
     code = "invalid_pd_header"
 
@@ -35,17 +35,17 @@ CARRIED_PART: Final = Carried("kvgate_pd", PART)
 
 
 def part_of(carrier: Any) -> PdDuty | None:
-    """Return what LMDeploy's ``GenerationConfig`` or ``SamplingParam`` carries."""
+    """Return the ticket in LMDeploy's ``GenerationConfig`` or ``SamplingParam``."""
     return CARRIED_PART.of(carrier)
 
 
 def role_of(engine_config: Any) -> EngineRole:
-    """Return what LMDeploy's engine configuration says that an instance is for."""
+    """Return the role in LMDeploy's engine configuration."""
     return EngineRole(str(engine_config.role.name).lower())
 
 
 def refusal(part: PdDuty | None, role: EngineRole, config: Any, *, shares_tiers: bool) -> str | None:
-    """Say why an instance of this role can't run a request with such a generation configuration; None when it can."""
+    """Return why an instance of this role can't run a request with such a configuration; None if it can."""
     if not isinstance(part, Save | Load):
         return _migration_refusal(part, role, config)
     if shares_tiers:

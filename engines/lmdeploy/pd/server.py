@@ -1,4 +1,4 @@
-"""The TCP door of an instance that hands KV blocks over; what is said at it is its owner's affair.
+"""The TCP server of an instance that hands KV blocks over; the owner handles each connection.
 
 Its threads only send bytes; what is there, and whether it still is, they ask the engine's own thread. A connection
 costs one of ``MAX_CONNECTIONS`` places, and no more than ``timeout_s``.
@@ -47,7 +47,7 @@ class PdServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more connections; those that are open end by themselves. Idempotent."""
+        """Accept no more connections; open ones end by themselves. Idempotent."""
         self._closing.set()
         with suppress(OSError):  # it wakes who waits in accept
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""A hybrid instance's part in separation through the tiers: it lends what it has saved, and borrows what others have.
+"""A hybrid instance's handover through the tiers: lends saved blocks, and borrows blocks of other instances.
 
 Any such instance may do both; which of them prefills for whom is the gateway's affair.
 """

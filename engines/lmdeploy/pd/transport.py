@@ -1,4 +1,4 @@
-"""By what a prompt's blocks go from one engine to another."""
+"""The transports of a prompt's blocks between engines."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ _ANY_HOST: Final = ("0.0.0.0", "::", "*")  # noqa: S104 - compared, not bound
 
 
 def transport_of(settings: EngineSettings, device: str) -> PdTransport:
-    """Return what is set, or what fits ``device``; raises ``SettingsError`` for what can't be."""
+    """Return the configured transport, or the default of ``device``; raises ``SettingsError`` for invalid ones."""
     if settings.pd_transport is None:
         return PdTransport.TCP if device == "cpu" else PdTransport.NATIVE
     if settings.pd_transport is PdTransport.TIERS:

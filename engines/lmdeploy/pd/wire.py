@@ -1,4 +1,4 @@
-"""What a decode and a prefill instance say to each other over TCP when a prompt's KV blocks change hands.
+"""The TCP protocol between a decode and a prefill instance for the handover of a prompt's KV blocks.
 
     decode                                prefill
     MAGIC, ticket                   ->
@@ -36,7 +36,7 @@ _FRAME = struct.Struct("!IQ")
 
 
 class TransferError(RuntimeError):
-    """A prompt's blocks could not change hands; ``cause`` is one word for metrics, the message says more."""
+    """A handover failed; ``cause`` is one word for metrics, the message has the details."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class TransferError(RuntimeError):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prefill instance holds under a ticket.
+    """A prompt that a prefill instance holds under a ticket.
 
     ``tokens`` are the prompt's ids as little-endian u32, compared before a byte of KV is used; ``token_id`` is the
     first one generated. ``engine_config`` and ``pools`` are LMDeploy's own descriptions, as JSON.
@@ -64,7 +64,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Connection:
-    """One TCP connection with a deadline over all that is said on it; ``with`` closes it."""
+    """One TCP connection with a deadline over the whole exchange; ``with`` closes it."""
 
     def __init__(self, sock: socket.socket, *, deadline_s: float) -> None:
         self._sock = sock
@@ -119,7 +119,7 @@ class Connection:
 
 
 def ask(connection: Connection, ticket: Ticket) -> Offer:
-    """Ask for what is held under ``ticket``; raises ``TransferError``, also when the peer refuses."""
+    """Request the prompt held under ``ticket``; raises ``TransferError``, also if the peer refuses."""
     connection.send(MAGIC + bytes.fromhex(ticket))
     answer = bytes(connection.receive(1))
     [size] = _LENGTH.unpack(connection.receive(_LENGTH.size))
@@ -145,7 +145,7 @@ def reason_of(body: bytearray) -> str:
 
 
 def read_ticket(connection: Connection) -> Ticket:
-    """Read what ``ask`` sends; raises ``TransferError``."""
+    """Read a request of ``ask``; raises ``TransferError``."""
     if bytes(connection.receive(len(MAGIC))) != MAGIC:
         raise TransferError("protocol", "the peer doesn't speak this protocol")
     return Ticket(connection.receive(TICKET_BYTES).hex())

@@ -1,3 +1,3 @@
-"""The order of waiting requests, the pace of prompts beside answers, and the timeline of an engine's steps."""
+"""The order of waiting requests, the pace of prompts and answers, and the timeline of an engine's steps."""
 
 __all__: list[str] = []

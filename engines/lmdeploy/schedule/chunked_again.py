@@ -1,4 +1,4 @@
-"""A prompt whose chunks are computed is no answer before its last one: in LMDeploy's list of answers it would be one.
+"""Keeps a prompt in chunks out of LMDeploy's list of running answers until its last chunk.
 
 LMDeploy keeps a list of the answers that its next decode steps are for. An answer may give up its blocks and be
 computed again in chunks. Where none of them could go on, no step is

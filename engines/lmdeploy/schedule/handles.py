@@ -1,4 +1,4 @@
-"""Where requests wait: in the engine's scheduler, which knows who is urgent, and nowhere before it.
+"""Removes LMDeploy's queue before the scheduler: requests wait only where their urgency is known.
 
 LMDeploy hands out as many handles in the api_server as a batch has places, and twice as many in the engine process; a
 request beyond them waits for one in the order of arrival, before any scheduler has heard of it, and a cancellation may
@@ -47,7 +47,7 @@ class HandlePool:
 
 
 def build_request_handle_pool(original: Callable[[Any, Any, int], None]) -> Callable[[Any, Any, int], None]:
-    """``SessionManager.build_request_handle_pool``, in the api_server: nobody waits for a handle."""
+    """``SessionManager.build_request_handle_pool``, in the api_server: no request waits for a handle."""
 
     def build_request_handle_pool(self: Any, engine: Any, size: int) -> None:
         if not type(engine).__module__.startswith("lmdeploy.pytorch."):

@@ -76,7 +76,7 @@ class Overtaking:
         _restore(chunker, self._parked.pop())
 
     def chosen(self, maker: Any, share: float) -> Any | None:
-        """Return the waiting sequence that goes before the next chunk of the active one, None for the chunk."""
+        """Return the waiting sequence that runs before the active one's next chunk, None for the chunk."""
         scheduler, chunker = maker.scheduler, maker.long_context_chunker
         active = chunker.seq
         queue = queue_of(scheduler)

@@ -59,7 +59,7 @@ class PaceControl:
         self._swaps += counts
 
     def in_charge(self) -> PolicyInCharge | None:
-        """Return what paces the steps now, with its statistics; None where nothing of ours does."""
+        """Return the active pace with its statistics; None if none of ours is active."""
         pacer = self._pacer()
         if pacer is None:
             return None
@@ -75,7 +75,7 @@ class PaceControl:
 
 
 def pace_of_settings(settings: EngineSettings, *, on_gpu: bool) -> PolicySpec:
-    """Return what an engine begins with: what is set, else a target on a GPU, else a decode step after each prefill."""
+    """Return an engine's initial pace: the setting, else a target on a GPU, else a decode step after each prefill."""
     target_ms = settings.itl_target_ms
     if settings.pace is not None:
         choice = parse_spec(settings.pace)

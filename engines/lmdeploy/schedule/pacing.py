@@ -1,4 +1,4 @@
-"""A pace in charge of an LMDeploy engine: prompts and tokens alternate, and chunks of prompts are sized beside answers.
+"""The active pace of an LMDeploy engine: alternates prompts and tokens, and sizes prompt chunks beside answers.
 
 LMDeploy asks before each step whether prompts are next, and makes its inputs then. The pacer answers from a snapshot
 (``kvcontrol.scheduler_ir.pacing``), sets the sizes that LMDeploy's scheduler and its chunker go by, both together, and
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shown:
-    """What reports show of a pace, as of the last prompt that was computed."""
+    """The reported state of a pace, as of the last computed prompt."""
 
     decode_s: float | None = None
     chunk_tokens: int = 0
@@ -81,7 +81,7 @@ class Pacer:
         return self._pace is not None and self._maker is not None and not self.failed
 
     def bind(self, maker: Any) -> None:
-        """Be asked for the steps of LMDeploy's ``InputsMakerAsync``, whose loop begins."""
+        """Attach to LMDeploy's ``InputsMakerAsync``, whose loop begins."""
         prefill, config = maker.scheduler._prefill_scheduler, maker.config  # noqa: SLF001
         if self._maker is None:
             prefill.cache_config = copy.copy(prefill.cache_config)  # others read the engine's own
@@ -100,7 +100,7 @@ class Pacer:
             timeline.measured = self._measured
 
     def swap(self, pace: Pace | None) -> None:
-        """Put a pace in charge, None for LMDeploy's own rule. What was measured stays."""
+        """Set the pace, None for LMDeploy's own rule. Measurements stay."""
         self._pace, self.failed = pace, False
         self._last_unmet, self._shown = "", _Shown(chunk_tokens=self._bounds.most_tokens)
         self._costs.forget_pauses()
@@ -135,7 +135,7 @@ class Pacer:
         return seq is not None and self.overtaking.overtake(task, seq, pace.overtaken_share)
 
     def sent(self, step: SentStep, *, is_continued: bool) -> SentStep:
-        """Return a step that was made with its reason and what it owes; ``is_continued`` is a chunk not the first."""
+        """Return a step with its reason and the decode steps that it owes; ``is_continued``: not the first chunk."""
         command = self._command
         if command is None:
             return step
@@ -143,7 +143,7 @@ class Pacer:
         return step if noted is None else noted
 
     def made_nothing(self) -> None:
-        """What was chosen could not be computed (no block is free): nothing is owed, or prompts would wait for ever."""
+        """The chosen step found no free block: no decode step is owed, or prompts would wait for ever."""
         self._debt = 0
 
     def report(self, *, swaps: int, in_charge_s: float) -> PaceReport:
@@ -240,7 +240,7 @@ class Pacer:
                 self._look(self._pace)
 
     def _look(self, pace: Pace) -> None:
-        """Work out what is shown of the pace, and log once what keeps the target from being kept."""
+        """Compute the reported state of the pace, and log once why the target is missed."""
         costs, history = self._costs, round(self._usual_history)
         decode_s = costs.decode_s(*self._decode)
         found = limits(pace, costs, self._bounds, decode_s, history)
@@ -304,7 +304,7 @@ def maker_init_do_prefill(original: Callable[[Any, Any], None]) -> Callable[[Any
 
 
 def maker_reset_runtime_state(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``InputsMakerAsync.reset_runtime_state``: the engine goes to sleep; nothing is owed any more."""
+    """``InputsMakerAsync.reset_runtime_state``: the engine goes to sleep; owed steps are cancelled."""
 
     def reset_runtime_state(self: Any) -> None:
         original(self)
@@ -317,7 +317,7 @@ def maker_reset_runtime_state(original: Callable[[Any], None]) -> Callable[[Any]
 
 
 def maker_make_forward_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``InputsMakerAsync._make_forward_inputs``: what was made pays what is owed, or owes, and is noted."""
+    """``InputsMakerAsync._make_forward_inputs``: record a step, and its effect on the owed decode steps."""
 
     def _make_forward_inputs(self: Any, prefill: bool, enable_empty: bool = False) -> Any:  # noqa: FBT001, FBT002
         payload = original(self, prefill, enable_empty)

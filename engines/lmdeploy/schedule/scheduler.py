@@ -105,7 +105,7 @@ class EngineQueue:
             self._alone = None
 
     def arranged(self, reorderer: Any, waiting: list[Any], order_policy: Any) -> list[Any] | None:
-        """Return what ``front`` gave, lane by lane; None where LMDeploy's own order is in charge."""
+        """Return the result of ``front``, lane by lane; None under LMDeploy's own order."""
         return None if self.failed else self._guarded(_in_lanes, reorderer, waiting, order_policy)
 
     def swap(self, queue: WaitingQueue) -> None:
@@ -303,7 +303,7 @@ def manager_register(original: Callable[[Any, Any], None]) -> Callable[[Any, Any
 
 
 def manager_unregister(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """``SequenceManager.unregister_sequence``: one goes for good."""
+    """``SequenceManager.unregister_sequence``: a sequence ends."""
 
     def unregister_sequence(self: Any, seq: Any) -> None:
         original(self, seq)

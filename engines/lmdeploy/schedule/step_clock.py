@@ -14,11 +14,11 @@ class Moments(Protocol):
     kind: StepClock
 
     def now(self) -> Any:
-        """Return the moment at which the device gets to what is launched from here on."""
+        """Return an event for the device's progress up to the work launched from here on."""
         ...
 
     def is_past(self, moment: Any) -> bool:
-        """Tell whether the device has got there."""
+        """Return whether the device has reached the event."""
         ...
 
     def between_s(self, earlier: Any, later: Any) -> float:
@@ -26,7 +26,7 @@ class Moments(Protocol):
         ...
 
     def free(self, moment: Any) -> None:
-        """Take back a moment that nobody asks for any more."""
+        """Release an event that is no longer used."""
         ...
 
 

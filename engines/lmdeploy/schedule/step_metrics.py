@@ -11,7 +11,7 @@ from kvcontrol.series import engine as catalogue
 
 
 class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the series are made from; ``lost`` steps were dropped unmeasured."""
+    """The source of the metrics; ``lost`` steps were dropped unmeasured."""
 
     totals: StepTotals
     histograms: StepHistograms

@@ -1,4 +1,4 @@
-"""``GET /kv/v1/steps`` in the engine process and on the api_server: the timeline, as it was asked for."""
+"""``GET /kv/v1/steps`` in the engine process and on the api_server: the selected part of the timeline."""
 
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ class StepOperations:
         return timeline_of(self._engine.scheduler)
 
     def counts(self) -> StepCounts | None:
-        """Return what the series on ``/metrics`` are made from."""
+        """Return the source of the metrics on ``/metrics``."""
         timeline = self.timeline
         return None if timeline is None else timeline.counts()
 

@@ -1,4 +1,4 @@
-"""The steps of one engine as they happen: what was sent, when the device began and ended it, why it was idle before.
+"""The steps of one engine: their content, their begin and end on the device, and the cause of idle time before.
 
 A step goes through three places. The scheduler's side notes what it *sent* (``SentStep``). The model's side *opens* a
 step when it takes that from its queue, and takes two moments around its work. When the device has passed the second
@@ -105,7 +105,7 @@ class StepTimeline:
 
     @property
     def is_round_trip(self) -> bool:
-        """Whether the model runs in other processes, so that ``arrived`` takes the place of ``take`` to ``end``."""
+        """Whether the model runs in other processes; then ``arrived`` replaces ``take`` to ``end``."""
         return self._moments.kind == "round_trip"
 
     # The scheduler's side.
@@ -118,7 +118,7 @@ class StepTimeline:
         self._sent.append(step)
 
     def forget(self) -> None:
-        """What was sent and not begun will not be computed."""
+        """Drop the steps that were sent and have not begun."""
         self._lose(len(self._sent))
         self._sent.clear()
 
@@ -133,7 +133,7 @@ class StepTimeline:
             self._waited_s[reason] += max(0.0, self._clock() - since_s)
 
     def polled(self) -> None:
-        """The model's side was asked whether KV has been loaded, with nothing to compute."""
+        """Record a look at loaded KV without a step to compute."""
         self._is_kv_gap = True
 
     def slept(self) -> None:
@@ -164,7 +164,7 @@ class StepTimeline:
         self._is_kv_gap = self._is_no_work_gap = self._is_after_loss = False
 
     def begin(self) -> None:
-        """The forward of the step that was taken begins; what comes before it is the host's."""
+        """Record the begin of a step's forward; the time before it belongs to the host."""
         step = self._open
         if step is not None and step.begin is None:
             step.launched_s = self._clock()
@@ -223,7 +223,7 @@ class StepTimeline:
         return StepsReport(clock=self._moments.kind, totals=totals, lost=lost, summary=summarize(chosen), steps=chosen)
 
     def counts(self) -> StepCounts:
-        """Return what the series on ``/metrics`` are made from: copies."""
+        """Return copies of the values behind the metrics on ``/metrics``."""
         with self._lock:
             body = msgspec.msgpack.encode((self._totals, self._histograms))
             lost = self._lost

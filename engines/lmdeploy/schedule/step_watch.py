@@ -22,7 +22,7 @@ def timeline_of(owner: Any) -> StepTimeline | None:
 
 
 def step_of(maker: Any, payload: dict[str, Any]) -> SentStep | None:
-    """Return what LMDeploy's ``InputsMakerAsync`` is about to send; None where there is nothing to compute."""
+    """Return the step that LMDeploy's ``InputsMakerAsync`` will send; None without work."""
     inputs, delta = payload["inputs"], payload["delta"]
     if inputs is None:
         if delta is None:
@@ -60,7 +60,7 @@ def answering(maker: Any) -> int:
 
 
 def _moments_of(maker: Any) -> tuple[Moments, Any]:
-    """Return how steps are timed, and the model agent whose steps they are (None: it is in other processes)."""
+    """Return the clock of steps, and their model agent (None: in other processes)."""
     agent = getattr(maker.executor, "model_agent", None)
     if agent is None or maker.config.dp > 1:
         return HostMoments("round_trip"), None
@@ -99,7 +99,7 @@ def maker_reset_runtime_state(original: Callable[[Any], None]) -> Callable[[Any]
 
 
 def agent_step(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """``BaseModelAgent._async_step``: a step of the model, or a look at what is being loaded."""
+    """``BaseModelAgent._async_step``: a step of the model, or a look at pending loads."""
 
     async def _async_step(self: Any, inputs: Any, delta: Any = None, *args: Any, **kwargs: Any) -> None:
         timeline = timeline_of(self)
@@ -163,7 +163,7 @@ def runable_wait(original: Callable[[Any], Awaitable[None]]) -> Callable[[Any], 
 
 
 def loop_wait_for_prefill(original: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-    """``EngineLoop._wait_for_schedulable_prefill``: requests wait for blocks, or for what is being loaded."""
+    """``EngineLoop._wait_for_schedulable_prefill``: requests wait for blocks or for loads."""
 
     async def _wait_for_schedulable_prefill(self: Any) -> None:
         timeline = timeline_of(self.scheduler)

@@ -1,4 +1,4 @@
-"""How urgent LMDeploy's sequence is, as its request's headers say."""
+"""Urgency of LMDeploy's sequences, from their requests' headers."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ CARRIED_URGENCY: Final = Carried("kvgate_urgency", URGENCY)
 
 
 def urgency_of_sequence(seq: Any) -> Urgency:
-    """Return what LMDeploy's sequence was sent with."""
+    """Return the urgency of LMDeploy's sequence."""
     return CARRIED_URGENCY.of(seq.sampling_param)
 
 

@@ -16,7 +16,7 @@ import pytest
 from engines.models.tiny import build_tiny
 from engines.sim.bodies import ChatBody, CompletionBody, CountBody, GenerateBody, Generated, MessagesBody, ResponsesBody
 from engines.sim.conversations import chat_of
-from engines.sim.dialects import Dialect, Generate, OpenAi, Served, Told
+from engines.sim.dialects import Dialect, Generate, OpenAi, Served, WholeAnswer
 from engines.sim.refused_request import RefusedRequestError
 from engines.sim.text import SimTokenizer, TextError
 from engines.sim.typed_dialects import Messages, Responses
@@ -155,7 +155,7 @@ async def test_messages_are_told_as_lmdeploy_tells_them(end: dict[str, Any], *, 
         usage=protocol.MessageUsage(input_tokens=5, output_tokens=3),
         output_ids=[0, 1, 2] if ids else None,
     )
-    assert Messages().whole([Told(served(asked, "msg_x"), TEXT, 0)]) == whole.model_dump()
+    assert Messages().whole([WholeAnswer(served(asked, "msg_x"), TEXT, 0)]) == whole.model_dump()
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -170,14 +170,14 @@ async def test_responses_are_told_as_lmdeploy_tells_them(end: dict[str, Any]) ->
     whole = theirs("openai.responses.response").make_response(
         request=asked, model_name="m", created_time=7, finish_reason=ours.reason, text=text, **counts
     )
-    assert unnamed(Responses().whole([Told(ours, text, 0)])) == unnamed(whole.model_dump(exclude_none=True))
+    assert unnamed(Responses().whole([WholeAnswer(ours, text, 0)])) == unnamed(whole.model_dump(exclude_none=True))
 
 
 def test_generate_and_refusals_are_told_as_lmdeploy_tells_them() -> None:
     protocol = theirs("openai.protocol")
     meta = protocol.GenerateReqMetaOutput(finish_reason={"type": "length"}, prompt_tokens=5, completion_tokens=3)
     whole = protocol.GenerateReqOutput(text=TEXT, output_ids=[0, 1, 2], meta_info=meta)
-    assert Generate().whole([Told(served(GenerateBody(prompt="x"), "x"), TEXT, 0)]) == whole.model_dump()
+    assert Generate().whole([WholeAnswer(served(GenerateBody(prompt="x"), "x"), TEXT, 0)]) == whole.model_dump()
     errors, code = theirs("anthropic.errors"), theirs("core.exceptions").ErrorCode
     for status, cause in ((404, code.MODEL_NOT_FOUND), (503, code.ENGINE_UNAVAILABLE), (400, code.INVALID_REQUEST)):
         why = RefusedRequestError(HTTPStatus(status), "why", param="p")

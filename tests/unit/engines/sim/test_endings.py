@@ -23,7 +23,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> SimTokenizer:
 
 @pytest.fixture(scope="module")
 def answers(tokenizer: SimTokenizer) -> Answers:
-    return Answers(tokenizer, seed=3, answer_tokens=20, room_tokens=ROOM)
+    return Answers(tokenizer, seed=3, answer_tokens=20, capacity_tokens=ROOM)
 
 
 ASKED = st.builds(

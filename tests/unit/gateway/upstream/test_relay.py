@@ -246,7 +246,7 @@ async def test_an_answer_that_is_whole_but_for_its_last_event_is_given_it(
 
 
 @pytest.mark.parametrize(
-    ("pieces", "asked"),
+    ("pieces", "shape"),
     [
         ((ONE,), CHAT),
         ((STOP, ONE), CHAT),

@@ -95,7 +95,7 @@ def bursts(rng: random.Random, uses: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("workload", [scan_and_popular, loops, once_again, changing, bursts])
-@pytest.mark.parametrize("room", [16, ROOM, 200])
+@pytest.mark.parametrize("capacity", [16, ROOM, 200])
 @pytest.mark.parametrize("seed", range(3))
 def test_it_never_falls_behind_lru_by_more_than_its_risk_at_any_moment(
     workload: object, capacity: int, seed: int

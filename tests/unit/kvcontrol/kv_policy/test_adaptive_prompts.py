@@ -62,7 +62,7 @@ def side_by_side(requests: Sequence[Request], capacity: int) -> tuple[Cache, Cac
 
 
 @pytest.mark.parametrize("habit", HABITS)
-@pytest.mark.parametrize("room", [8, 60])
+@pytest.mark.parametrize("capacity", [8, 60])
 def test_in_every_habit_it_keeps_its_promise_at_every_prompt(habit: str, capacity: int) -> None:
     workload = Workload(Random(capacity), capacity)  # noqa: S311 - reproducible, not secret
     workload.popular = [workload._new(max(1, capacity // 10)) for _ in range(20)]

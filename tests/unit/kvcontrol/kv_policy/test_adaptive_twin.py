@@ -188,7 +188,7 @@ def victims(policy: AdaptivePolicy, resident: set[int], capacity: int, request: 
     return gone
 
 
-@pytest.mark.parametrize(("room", "seed"), [(8, 1), (30, 2), (60, 3), (60, 4)])
+@pytest.mark.parametrize(("capacity", "seed"), [(8, 1), (30, 2), (60, 3), (60, 4)])
 def test_it_chooses_whom_its_naive_twin_chooses(capacity: int, seed: int) -> None:
     workload = Workload(Random(seed), capacity)  # noqa: S311 - reproducible, not secret
     policy, twin, resident = AdaptivePolicy(capacity), NaiveAdaptive(capacity), set[int]()

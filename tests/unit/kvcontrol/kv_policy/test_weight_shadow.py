@@ -12,7 +12,7 @@ from kvcontrol.kv_policy.weight_shadow import WeightShadow
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("room", [1, 7, 30])
+@pytest.mark.parametrize("capacity", [1, 7, 30])
 def test_it_holds_what_three_lines_would_hold(weights: Weights, capacity: int) -> None:
     rng = Random(capacity)  # noqa: S311 - reproducible, not secret
     shadow = WeightShadow(weights, ghosts=2)
