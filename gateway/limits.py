@@ -1,4 +1,4 @@
-"""What a tenant may use, and how it is treated when not everybody can be served at once."""
+"""Limits of a tenant, and its treatment when requests compete."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

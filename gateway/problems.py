@@ -1,4 +1,4 @@
-"""What is wrong with this gateway now, in words for operators.
+"""Current problems of this gateway, for operators.
 
 Shown by ``/admin/v1/status``; ``/readyz`` and the metrics have the kinds alone, since messages may name tenants.
 """

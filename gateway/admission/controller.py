@@ -1,4 +1,4 @@
-"""Whether and when a request goes on: its model must be served, its tenant's quota must have room, and an instance too.
+"""Admission of requests: waits until the model is served, the tenant's quota allows it, and an instance has a slot.
 
     with await admission.admit(request) as slot:   quota reserved, admitted
         slot.instances ... slot.placed()     ...   planned and sent

@@ -1,4 +1,4 @@
-"""Who is known: tenants, their limits and their keys, as the store has them, and the fleet's policies and pins.
+"""Tenants, limits and keys from the store, with the fleet's policies and pins.
 
 Read whole, swapped whole.
 """

@@ -1,4 +1,4 @@
-"""Who is next: a bounded queue with priority classes, ageing, and fair shares between tenants.
+"""A bounded queue with priority classes, ageing, and fair shares between tenants.
 
 Between tenants of one class the one that has got least goes first, as in "Fairness in Serving Large Language Models"
 (VTC, Sheng et al., 2024): each tenant has a counter of the work that it was given, divided by its weight. Work is

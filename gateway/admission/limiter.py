@@ -1,4 +1,4 @@
-"""How many requests each instance is given at once, adapted to what it can take.
+"""The concurrency limit of each instance, adapted to its measured capacity.
 
 An engine batches so many requests; more only lengthen its own line, where shares of tenants don't hold, and classes
 and deadlines as its own schedule goes by them. So the limit starts a little above the batch size that the engine

@@ -1,4 +1,4 @@
-"""The admission slot of one request: what the request needs, what is reserved for it, and what it cost in the end."""
+"""The admission slot of one request: its demand, its reservation, and its final cost."""
 
 from collections.abc import Callable
 from math import ceil

@@ -1,4 +1,4 @@
-"""What a tenant's limits say of its requests: refused, granted, or held while it is not known what they are.
+"""Applies a tenant's limits to its requests: refused, granted, or held while the limits are unknown.
 
 with await quotas.hold(tenant, is_long=True) as held:   one request and one place, no tokens yet
     ...                                      the request is read

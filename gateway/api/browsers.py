@@ -1,4 +1,4 @@
-"""What a page in somebody's browser may do with this gateway.
+"""Access of pages in browsers to this gateway: hosts, origins and preflight requests.
 
 A browser sends what any page asks it to, also to 127.0.0.1, and lets the page read the answer only where the server
 allows the page's origin (CORS). So:

@@ -1,4 +1,4 @@
-"""``/dashboard``: the status page, its files, and what it shows without the admin key."""
+"""``/dashboard``: the status page, its files, and its data without the admin key."""
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse

@@ -1,4 +1,4 @@
-"""How what no route answers leaves: unknown routes and methods, and our own bugs, in OpenAI's envelope."""
+"""Answers outside of routes: unknown routes and methods, and our own defects, in OpenAI's envelope."""
 
 from http import HTTPStatus
 

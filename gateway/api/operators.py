@@ -1,4 +1,4 @@
-"""Who may see operators' data: tenants, their traffic and the engines' addresses."""
+"""Access to operators' data: tenants, their traffic and the engines' addresses."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""For operators: is it alive, is it ready, what does it measure."""
+"""Routes for operators: liveness, readiness, version and metrics."""
 
 from collections.abc import Callable
 

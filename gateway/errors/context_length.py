@@ -1,4 +1,4 @@
-"""A prompt that is longer than its model's context, in the words of engines and in those that clients know.
+"""Errors for prompts beyond the model's context, in the forms of engines and of the APIs.
 
 Clients compact a conversation and ask again when they read OpenAI's code ``context_length_exceeded`` or Anthropic's
 "prompt is too long". Engines have words of their own, so they are recognised by those.

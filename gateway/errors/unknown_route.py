@@ -1,4 +1,4 @@
-"""What a client reads whose path no route answers."""
+"""The error for a path without a route."""
 
 import re
 from typing import Final

@@ -1,4 +1,4 @@
-"""What LMDeploy makes of a request before its chat template sees it, so that both render the same text.
+"""LMDeploy's changes to a request before its chat template, so that both render the same text.
 
 Read from LMDeploy 0.18: message parts of type text are joined by newlines; a missing or null content is empty; tool
 call arguments that are JSON text become objects; a tool is passed to the template as its function alone, with exactly

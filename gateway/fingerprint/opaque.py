@@ -1,4 +1,4 @@
-"""Parts of a prompt that are no text here: images, documents, blocks of a kind that nobody here knows.
+"""Parts of a prompt without text: images, documents, and unknown blocks.
 
 What stands before one is read as always. The part itself is named by a digest of its bytes, so that what follows it has
 a name, too: the same one whenever all before it is the same.

@@ -1,4 +1,4 @@
-"""What the gateway tells instances beside requests: KV budgets, policies, resets."""
+"""The gateway's control of instances: KV budgets, policies, pins, resets."""
 
 from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.fleet.keeper import DesiredState, FleetKeeper, InstanceReport

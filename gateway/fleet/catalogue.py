@@ -1,4 +1,4 @@
-"""The presets that come along, and those that operators made beside them."""
+"""The built-in presets, and those of operators."""
 
 import logging
 from collections.abc import Callable, Mapping

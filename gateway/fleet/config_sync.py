@@ -1,4 +1,4 @@
-"""Makes what operators said about instances and routing hold in this process, and after its restart.
+"""Applies operators' changes of instances and routing in this process, also after a restart.
 
 What they said lies in the store; this reads it whenever the store has changed, here or in another gateway, and brings
 members, drains and the routing policy to it. So each of several gateways comes to the same, and a change that was made

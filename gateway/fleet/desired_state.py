@@ -1,4 +1,4 @@
-"""From what the store and the settings say to what the fleet is to be kept at."""
+"""Derives the desired state of the fleet from the store and the settings."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Keeps instances at what the store says: tenants' KV budgets and the fleet's policies.
+"""Keeps instances at the state in the store: tenants' KV budgets and the fleet's policies.
 
 An engine forgets both when it restarts, and one may join at any time, so this is a loop, not an event: once a second it
 looks at what each usable instance was told in its present life (its epoch), and tells the difference. At first, and

@@ -1,4 +1,4 @@
-"""Takes pins whose time is over out of the store, with an entry in the audit log."""
+"""Removes expired pins from the store, with an entry in the audit log."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,4 +1,4 @@
-"""Keeps pinned prefixes pinned: the store says which, on which instances.
+"""Keeps prefixes pinned on the instances that the store names.
 
 An instance is told for ``LEASE_S`` at a time and told anew well before that is over. So what nobody wants any more ends
 by itself on an instance that could not be reached when it was unpinned, and what an operator pins at an instance's own

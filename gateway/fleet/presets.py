@@ -1,4 +1,4 @@
-"""What of a preset a running instance can take over, and what it would have to be started again for.
+"""Splits a preset into settings that a running instance can take over and those that need a restart.
 
 An instance is told policies and quotas while it runs. Sizes, block sizes, batch sizes and the rest are fixed when it
 starts; those that it reports are compared, so that an operator sees which instances differ, and in what.

@@ -1,4 +1,4 @@
-"""What it takes to undo something that instances are told, as it is written before they are told."""
+"""The note that describes how to undo an operation, written before instances change."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What the bodies of requests take in memory, all together, and how much of that each tenant may have.
+"""Memory of request bodies: the total, and the share of each tenant.
 
 Each byte of a body counts ``TIMES`` times: the body, the texts that are parsed of it, and copies of those on their way
 to blocks. Objects beside them are bounded for each request (``requests.shape``).

@@ -1,4 +1,4 @@
-"""The HTTP client for what is no request of a client: health checks, control calls, snapshots, discovery.
+"""The HTTP client for the gateway's own calls: health checks, control, snapshots, discovery.
 
 It is httpx2, over the connections of ``gateway.http.connection_pool`` where many calls go to the same servers. Requests
 of clients use these connections without it.

@@ -1,4 +1,4 @@
-"""Why there is no connection to an instance, told without its address: whoever may see the fleet's state reads it."""
+"""Reasons of failed connections to instances, without addresses: reports of the fleet contain them."""
 
 import errno
 import os

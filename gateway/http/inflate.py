@@ -1,4 +1,4 @@
-"""gzip and deflate, a little at a time: what comes out of each step is bounded, whatever went in."""
+"""gzip and deflate in steps with bounded output."""
 
 import zlib
 from typing import Final

@@ -1,4 +1,4 @@
-"""How the gateway ends: it says so first, lets requests end for a while, and ends the rest in their own dialects.
+"""Shutdown of the gateway: readiness first, then a grace period, then errors in each API's form.
 
 From the stop signal on ``/readyz`` is 503, so that load balancers look elsewhere; requests are served for ``notice_s``,
 each connection to the end of its answer. Then the address is given up: a connection is served or refused, and whoever

@@ -1,4 +1,4 @@
-"""What usable instances have to do, kept in columns from one request to the next.
+"""Load of the usable instances, in columns that are kept between requests.
 
 What has changed since the last request is read in the load tracker's log. What an instance was given lately grows old
 with every moment; so the column says what that would have been at one moment, and one number for all what it counts for

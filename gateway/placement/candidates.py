@@ -1,4 +1,4 @@
-"""The usable instances as a policy sees them: what each has to do, how fast it is, what it holds of a prompt.
+"""The usable instances as input of a routing policy: load, speed, and residency of a prompt.
 
 Asked for with each request, over all instances, so little of it is made anew. What instances have to do stands in the
 columns of a ``CandidateColumns``, where that changes which has changed since the last request:

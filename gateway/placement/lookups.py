@@ -1,4 +1,4 @@
-"""What is cached of one prompt, and where: looked up once for each identity of a cache that instances have."""
+"""Residency of one prompt, looked up once for each cache identity."""
 
 from collections.abc import Sequence
 

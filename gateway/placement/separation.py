@@ -1,4 +1,4 @@
-"""From a chosen instance to a request's plan: is its prompt computed there, or elsewhere first, and what is called.
+"""Turns a chosen instance into a plan: where the prompt is computed, and the calls to make.
 
 On the way of a request this costs a few microseconds: the legs are a table (``plan_legs``), and the graph is built when
 ``/explain`` draws it.

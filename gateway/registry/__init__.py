@@ -1,4 +1,4 @@
-"""Which instances there are, how they are, and what they have to do."""
+"""The registry of instances: membership, health and load."""
 
 from gateway.registry.breaker import Breaker, BreakerRules, BreakerState
 from gateway.registry.health import HealthLoop

@@ -1,4 +1,4 @@
-"""Results of health checks: what they make of an instance, and which requests wait for one in vain."""
+"""Applies the results of health checks to instances and to requests that wait for them."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""One loop for each instance: it asks whether the instance is well, what it serves and how its cache is.
+"""Health checks: one loop for each instance reads its health, models and cache state.
 
 Each check asks for ``/health`` (a 404 there is an engine that has none: the model list decides) and ``/kv/v1/stats``,
 and every 15 s for ``/v1/models``. An engine without ``/kv/v1`` is healthy all the same and is routed by what it was

@@ -1,4 +1,4 @@
-"""What the gateway knows about one engine instance at one moment."""
+"""A snapshot of one engine instance, as the gateway knows it."""
 
 from dataclasses import dataclass
 from enum import StrEnum

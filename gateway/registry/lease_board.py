@@ -1,4 +1,4 @@
-"""Where gateways tell each other which instances have registered themselves.
+"""The board on which gateways share the leases of instances.
 
 A load balancer gives each renewal to one of the gateways; the others read it here. What stands here is only news: each
 gateway keeps its own leases, so a board that is away, or that has lost everything, takes no instance out.

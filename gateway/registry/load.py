@@ -1,4 +1,4 @@
-"""What this gateway has given each instance and not got back yet."""
+"""Requests and tokens in flight at each instance, as sent by this gateway."""
 
 import asyncio
 from collections.abc import Callable, Iterable

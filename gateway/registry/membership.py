@@ -1,4 +1,4 @@
-"""Who is in the fleet: instances come and go while requests run, and none of them is lost by that.
+"""Membership of the fleet: instances join and leave while requests run, without a lost request.
 
 An instance joins with its loops (health, events) and leaves in two steps: it *drains*, which gives it nothing new, and
 is forgotten once nothing of ours is left there, or after ``drain_s``. What it still works on then goes on to its end.

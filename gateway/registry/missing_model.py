@@ -1,4 +1,4 @@
-"""What a client gets whose model no instance lists: 404 where that is certain, 503 where it may be temporary."""
+"""The error for a model without instances: 404 if that is certain, 503 if it may be temporary."""
 
 from gateway.errors import NoInstanceError, NotFoundError
 from gateway.registry import Registry

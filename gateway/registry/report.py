@@ -1,4 +1,4 @@
-"""Whether what an instance reports of itself in ``/kv/v1/stats`` can be true: routing believes it."""
+"""Plausibility checks of an instance's ``/kv/v1/stats``: routing relies on them."""
 
 import ipaddress
 from urllib.parse import urlsplit

@@ -1,4 +1,4 @@
-"""What an instance is for: by an operator's word, the name it was given, or what it says itself.
+"""The role of an instance: set by an operator, by its source, or by its own report.
 
 An engine in one of LMDeploy's own roles can be nothing else for its life, whatever anybody says; what a hybrid engine
 is for is the gateway's affair alone, an operator's word going before the one that named it.

@@ -1,4 +1,4 @@
-"""The table of instances: frozen snapshots by id, and what is derived of them, kept until an instance changes."""
+"""The table of instances: frozen snapshots by id, and derived views, cached until an instance changes."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What a request may cost, as far as it can be known before it runs."""
+"""The estimated cost of a request before it runs."""
 
 from gateway.admission import AdmissionRequest
 from gateway.fingerprint import ChatPrompt, Fingerprint, Gap, TokenPrompt, Unreadable

@@ -1,4 +1,4 @@
-"""From a request's bytes to what it asks for: cheap refusals come before long work, and long work goes to threads.
+"""Parses a request in stages: cheap refusals first, then long work in threads.
 
 What a long body costs is bounded on its way: its tenant's requests a minute and at the same time before it is read, its
 shape before anything is made of it (``api.shape``), its length in tokens before it is tokenized. A short one is read at

@@ -1,4 +1,4 @@
-"""A bound on what a body consists of, before anything is made of it.
+"""Bounds the complexity of a body before it is parsed.
 
 Objects of a parser take up to fifty times the bytes that spell them, and the time of an object is that of a hundred
 bytes of text. So a long body may be long text, images or token ids, and not millions of objects: with these bounds what

@@ -1,4 +1,4 @@
-"""What engines are known not to take, and answer with an error that reads like a failure of their own."""
+"""Refuses fields that engines are known to answer with misleading errors."""
 
 from collections.abc import Iterable
 

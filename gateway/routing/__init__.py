@@ -1,4 +1,4 @@
-"""Who gets a request, and why. To add a policy: one file, and one line in ``POLICIES``."""
+"""Routing policies: choose an instance, with a reason. To add one: one file, and one line in ``POLICIES``."""
 
 from collections.abc import Callable
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""What a routing policy is given, and what it answers."""
+"""Input and output of a routing policy."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The instance where a request costs least, in seconds, given what each has cached and has to do.
+"""Chooses the instance with the lowest cost of a request in seconds, from cached tokens and load.
 
     cost = base    (what every request waits there)
          + prefill (uncached prompt tokens / speed)

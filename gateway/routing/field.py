@@ -1,4 +1,4 @@
-"""The instances as a policy sees them for one prompt: what they have to do, in columns, and what a few of them hold.
+"""The candidates of one prompt: load in columns, and residency of a few instances.
 
 Of sixty-four instances four hold some of a prompt, and since the last one three have got or lost a request. A policy
 that looks at columns needs no ``Candidate`` of the others; one that wants them all finds a sequence of candidates.

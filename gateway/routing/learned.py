@@ -1,4 +1,4 @@
-"""What engines hold that publish nothing: learned from what was sent there, corrected by what their answers say.
+"""Residency of engines without KV events: learned from routed requests, corrected by reported usage.
 
 A prompt whose first token has come is in its engine's cache; what else is still there can only be guessed. Engines
 evict what was used longest ago, so each instance's blocks are kept in that order, up to a capacity, tails before heads.

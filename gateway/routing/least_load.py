@@ -1,4 +1,4 @@
-"""The least busy instance, in seconds that a new request would wait there; ties go to whoever waited longest."""
+"""Chooses the instance with the shortest estimated wait; ties go to the one without a request for longest."""
 
 from typing import ClassVar
 

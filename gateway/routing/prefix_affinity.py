@@ -1,4 +1,4 @@
-"""The instance that holds most of the prompt, among those that are about as busy as the least busy one.
+"""Chooses the instance with the longest match among those close to the lowest load.
 
 No speeds, no seconds: only counts. Whoever has more than ``_WINDOW`` requests beyond the least busy one is out, however
 much it holds; among the others the longest prefix wins, and a cold prompt goes to who got none for longest. Simple and

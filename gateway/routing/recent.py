@@ -1,4 +1,4 @@
-"""What was routed where a moment ago and is not confirmed by KV events yet.
+"""Recent routing decisions that KV events have not confirmed yet.
 
 A burst of requests with one long prefix arrives before the first of them is cached anywhere. Without this memory they
 would scatter over all instances and each would compute the prefix.

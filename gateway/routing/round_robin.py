@@ -1,6 +1,4 @@
-"""Each instance in its turn: whoever waited longest for a request gets this one. The baseline for every other
-policy.
-"""
+"""Chooses instances in rotation: the one without a request for longest. The baseline of other policies."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""What answers tell about speeds: a Kalman filter over the coefficients of the time to a first token.
+"""Estimates speeds from answers: a Kalman filter over the coefficients of the TTFT.
 
     time to first token = base + tokens to compute before it x seconds a token + requests running x delay of each
 

@@ -1,4 +1,4 @@
-"""Who may cost least, and what each instance costs before the prompt is known, kept from one request to the next.
+"""Lower bounds of each instance's cost before the prompt is known, kept between requests.
 
 When the prompt comes, the few that hold some of it are worked out first. All others cost at least what the fastest one
 would for the whole prompt, with as little to do as the least busy has; where that is more than what ties, nobody looks

@@ -1,4 +1,4 @@
-"""Who may use the gateway: keys of tenants and operators, origins of pages, and the secret of salts."""
+"""Settings of access: keys of tenants and operators, origins of pages, and the secret of salts."""
 
 import re
 from typing import Literal, Self

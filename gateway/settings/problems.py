@@ -1,4 +1,4 @@
-"""Settings as they are written in files and in the environment, and what is said of wrong ones."""
+"""Errors of settings, by their names in files and in the environment."""
 
 import difflib
 import os

@@ -1,4 +1,4 @@
-"""How an instance is chosen, and what is assumed of instances until it is measured."""
+"""Settings of routing, and assumed speeds of instances until they are measured."""
 
 from typing import Literal
 

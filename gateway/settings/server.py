@@ -1,4 +1,4 @@
-"""The address that the gateway listens on, what it accepts of connections, and how it stops."""
+"""Settings of the server: address, bounds of connections, and shutdown."""
 
 import ipaddress
 

@@ -1,4 +1,4 @@
-"""Every setting of the gateway, with its unit and what is allowed.
+"""All settings of the gateway, with units and bounds.
 
 Sources, strongest first: ``KVGATE_<NAME>`` environment variables, the YAML file of ``--config``, the defaults of the
 sections. Names are flat in both sources and each belongs to one section. Lists are JSON in the environment. An unknown

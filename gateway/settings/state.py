@@ -1,4 +1,4 @@
-"""Where the gateway keeps what survives a restart, and what several gateways share."""
+"""Settings of durable and shared state."""
 
 import os
 from pathlib import Path

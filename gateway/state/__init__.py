@@ -1,4 +1,4 @@
-"""What survives a restart of the gateway."""
+"""Durable state of the gateway."""
 
 from gateway.state.admin_key import load_admin_key
 from gateway.state.api_key import KeyDigest, NewKey, make_key

@@ -1,4 +1,4 @@
-"""What the store keeps: versioned documents, the audit log, and what was answered to a request with an idempotency key.
+"""Contents of the store: versioned documents, the audit log, and answers by idempotency key.
 
 A document is JSON text under a kind and a name. Its version starts at 1 and grows by one with each change; a document
 that is deleted and made again goes on counting, so that an old version never fits again.

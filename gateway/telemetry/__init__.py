@@ -1,4 +1,4 @@
-"""What the gateway says about itself: metrics, and one log line for each request."""
+"""Telemetry of the gateway: metrics, traces, and one log line for each request."""
 
 from gateway.telemetry.lag import LoopLag
 from gateway.telemetry.logs import configure_logging

@@ -1,4 +1,4 @@
-"""The gateway's series as they are counted. What they are called and mean is in ``kvcontrol.series.gateway``.
+"""Counters of the gateway. ``kvcontrol.series.gateway`` has their names and descriptions.
 
 What belongs to an instance is read from the registry when Prometheus asks, so an instance that is gone leaves no
 series. What belongs to tenants is counted for those that are known by name.

@@ -1,4 +1,4 @@
-"""What is noted about one request while it runs; owned by the pipeline, settled once."""
+"""The record of one request in progress; owned by the pipeline, completed once."""
 
 from dataclasses import dataclass
 from enum import StrEnum

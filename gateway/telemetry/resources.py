@@ -1,4 +1,4 @@
-"""What this process runs out of: file descriptors, and room on the store's disk.
+"""Scarce resources of this process: file descriptors, and space on the store's disk.
 
 Each becomes a problem, with what to do about it, before requests fail for it; the log has it once.
 """

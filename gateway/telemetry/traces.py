@@ -1,4 +1,4 @@
-"""Whether this gateway makes traces, and what makes them; OpenTelemetry is imported only then."""
+"""Whether tracing is on, and the tracer; OpenTelemetry is imported only then."""
 
 import logging
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The last ten minutes of traffic, for the status page and ``kvgate top``: what Prometheus knows better, without one.
+"""Traffic of the last ten minutes, for the status page and ``kvgate top``, without Prometheus.
 
 What ends is added to the present interval; every ``INTERVAL_S`` that becomes one ``Interval`` of a bounded ring. Memory
 is bounded by ``KEPT`` intervals and ``_MOST_TIMES`` times in the present one. It is this process' traffic alone.

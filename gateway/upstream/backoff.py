@@ -1,4 +1,4 @@
-"""How soon a feed that lost its footing may start anew."""
+"""Backoff between restarts of an event feed."""
 
 from enum import StrEnum
 

@@ -1,4 +1,4 @@
-"""How an instance fails a request, told without its address: clients read it, and who sees the fleet's state."""
+"""Kinds of upstream failures, without addresses: clients and reports of the fleet contain them."""
 
 from enum import StrEnum
 

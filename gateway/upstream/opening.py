@@ -1,4 +1,4 @@
-"""What a streaming client is sent while its instance is silent: the head of its answer, and signs of life.
+"""The head of a streamed answer and its keep-alive comments, while an instance is silent.
 
 A stream's head goes as soon as it is final that the client gets a stream: an instance has sent the head of one, or has
 been silent for so long that the client must be told something. The instance is not final then. Until the first event

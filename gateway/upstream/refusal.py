@@ -1,4 +1,4 @@
-"""What an engine says when it refuses a request, classified once, and told in the words of each dialect.
+"""An engine's error, classified once, and converted to the form of each API.
 
 Engines answer in many shapes: OpenAI's and Anthropic's envelopes, LMDeploy's with the fields on top level, FastAPI's
 ``detail``, plain text. One that is right already, and has the code that clients know, stays byte for byte.

@@ -1,4 +1,4 @@
-"""Where an answer goes."""
+"""The interface through which answers reach clients."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Who is told that an instance, asked for an answer, says nothing."""
+"""Observers of instances that send nothing."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Long work on the event loop, in slices: everything else goes on between any two of them."""
+"""Long work on the event loop in slices, with other tasks between them."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""How urgent a request is, as an engine is told: the class it is served as, and in how long its first token is due."""
+"""Headers of urgency for engines: the request's class, and the deadline of its first token."""
 
 from typing import Final
 

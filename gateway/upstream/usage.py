@@ -1,4 +1,4 @@
-"""What an answer, or an event of a stream, says of the tokens that it cost, and whether it is an error.
+"""Parses the token usage, and errors, in an answer or stream event.
 
 The field names are OpenAI's, those of Responses and Messages, and those of LMDeploy's ``/generate``. Nobody is believed
 who says what can't be.

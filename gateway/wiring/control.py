@@ -1,4 +1,4 @@
-"""Constructs what keeps the fleet as operators want it: stored documents, policies, KV budgets and pinned prefixes."""
+"""Constructs the fleet's control: stored documents, policies, KV budgets and pinned prefixes."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Constructs what knows the engine instances: registry, load, residency index, health checks, events and discovery."""
+"""Constructs the registry of instances, load, residency index, health checks, events and discovery."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Constructs what observes the gateway: metrics, telemetry of requests, the lag of the event loop, known problems."""
+"""Constructs observation: metrics, telemetry of requests, the event loop's lag, problems."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What several gateways share, as the settings name them: the durable store, the quotas, the news of leases.
+"""Constructs what several gateways share: the durable store, quotas, and leases.
 
 Redis and PostgreSQL come with optional drivers, so their modules are imported only where they are used.
 """

@@ -1,4 +1,4 @@
-"""``/admin/v1``: what operators change while the gateway runs. One file for each resource, wired in ``router``."""
+"""``/admin/v1``: changes of operators at run time. One file for each resource, wired in ``router``."""
 
 from gateway.api.admin.access import AdminAccess, AdminRoute
 from gateway.api.admin.changes import Changes

@@ -1,4 +1,4 @@
-"""Who may use ``/admin/v1``: whoever has the admin key. Checked before anything of the body is read.
+"""Access to ``/admin/v1``: the admin key, checked before the body is read.
 
 ``AdminRoute`` is the route class of every admin router: it asks for the key, reads the body within bounds of size and
 time, and only then lets FastAPI look at the request.

@@ -1,4 +1,4 @@
-"""``/admin/v1/audit``: who changed what."""
+"""``/admin/v1/audit``: changes with their authors."""
 
 import json
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""``/admin/v1/instances``: who is in the fleet, and how they are.
+"""``/admin/v1/instances``: the instances of the fleet and their state.
 
 Two kinds of changes. What an operator says (a new instance, a drain) is a document: durable, audited, with an ETag, and
 the same for all gateways of one store. What an instance says of itself is a lease: renewed every few seconds, forgotten

@@ -1,4 +1,4 @@
-"""``/admin/v1/presets/{name}``: presets that operators make beside those that come along.
+"""``/admin/v1/presets/{name}``: operators' presets beside the built-in ones.
 
 A preset is written as a workload of ``kv_runtime_presets.yaml`` is, in JSON, and read by the same reader. That file
 says what each key means; any preset can be read here as a beginning.

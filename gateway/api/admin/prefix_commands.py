@@ -1,4 +1,4 @@
-"""Pinning, unpinning and invalidating over the fleet: who is told, what is stored of it, and what is answered."""
+"""Pins, unpins and invalidates prefixes over the fleet: instances, stored pin, and answer."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What an operator calls a prefix, in the words of each instance, and which instances are meant."""
+"""The block hashes of an operator's prefix for each instance, and the selected instances."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

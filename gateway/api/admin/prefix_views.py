@@ -1,4 +1,4 @@
-"""What ``/admin/v1/prefixes`` shows, and what it makes of instances' words."""
+"""The views of ``/admin/v1/prefixes``, from the reports of instances."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum

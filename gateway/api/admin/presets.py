@@ -1,4 +1,4 @@
-"""``/admin/v1/presets``: what comes along, what the fleet is to be, and what instances need a restart for."""
+"""``/admin/v1/presets``: built-in presets, the fleet's preset, and settings that need a restart."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal

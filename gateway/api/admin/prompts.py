@@ -1,4 +1,4 @@
-"""A prompt that an operator asks about or names: its forms, and its fingerprint."""
+"""A prompt in an operator's request: its forms, and its fingerprint."""
 
 from typing import Annotated, Any
 

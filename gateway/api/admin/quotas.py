@@ -1,4 +1,4 @@
-"""``/admin/v1/quotas``: what tenants may use, and what they do use."""
+"""``/admin/v1/quotas``: quotas of tenants, and their usage."""
 
 from typing import Annotated
 

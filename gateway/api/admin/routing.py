@@ -1,4 +1,4 @@
-"""``/admin/v1/routing``: how instances are chosen, changed while requests run; what is known of caches stays."""
+"""``/admin/v1/routing``: the routing policy, changed at run time; the residency index stays."""
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict

@@ -1,4 +1,4 @@
-"""``/admin/v1/policies/shadow``: what other eviction policies would have found in HBM, on each instance and over all.
+"""``/admin/v1/policies/shadow``: hit ratios of shadow policies in HBM, by instance and in total.
 
 Which candidates are followed is a policy of kind ``shadow``: ``PUT /admin/v1/policies/shadow`` with their names.
 """

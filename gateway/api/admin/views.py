@@ -1,4 +1,4 @@
-"""What ``/admin/v1`` shows."""
+"""The views of ``/admin/v1``."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""Ways to learn which instances there are: each watches one place and says the whole set whenever it changes."""
+"""Sources of instances: each watches one place and yields the whole set at every change."""
 
 from gateway.registry.discovery.base import DiscoveryError, DiscoveryLoop, Watcher
 from gateway.registry.discovery.chosen import chosen_watchers

@@ -1,4 +1,4 @@
-"""What every way of discovery has in common: it yields sets of instances, and a failure changes nothing.
+"""The interface of discovery: a source yields sets of instances, and a failure changes nothing.
 
 A place that can't be read says nothing about the instances it named: they stay, as long as their health checks pass.
 One that suddenly names fewer than half of them is more likely broken than right: they stay until that was so for a
