@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from kvgate.admin.desk import table_of, text_of, fetched
+from kvgate.admin.desk import fetched, table_of, text_of
 from kvgate.admin.fleet import messages_in
 from kvgate.display import plain
 from kvgate.failure import CommandError
