@@ -17,7 +17,7 @@ from tests.support.models import random_prompt
 pytestmark = pytest.mark.engine
 
 BLOCK = 16
-NEW_TOKENS = 300
+NEW_TOKENS = 160
 FRESH = count(10**9, 100)
 """Seeds of prompts that no test of this engine asked before; an example takes fewer than a hundred."""
 _sessions = count(1)
@@ -88,7 +88,7 @@ def test_cold_prompts_that_are_preempted_report_nothing_cached(local: LocalEngin
     assert (queried - before[0], found - before[1]) == (sum(len(answer.prompt) for answer in answers), 0)
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(12, least=5), deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 90)), min_size=6, max_size=12),
     new_tokens=st.sampled_from([40, 120, 200]),

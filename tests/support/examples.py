@@ -11,9 +11,12 @@ _PART: Final = 4
 _LEAST: Final = 15
 
 
-def examples(full: int) -> int:
-    """Return how many of so many to try in this run. Other runs draw others, so that many runs try as many."""
-    return full if settings.get_current_profile_name() == FULL else min(full, max(_LEAST, full // _PART))
+def examples(full: int, *, least: int = _LEAST) -> int:
+    """Return how many of so many to try in this run. Other runs draw others, so that many runs try as many.
+
+    ``least`` is how many are tried however few a part of them is; fewer where one takes seconds.
+    """
+    return full if settings.get_current_profile_name() == FULL else min(full, max(least, full // _PART))
 
 
 __all__ = ["FULL", "QUICK", "examples"]
