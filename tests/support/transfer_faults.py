@@ -5,7 +5,7 @@ A plan is a JSON file, read again whenever it changes, so that a test can change
     {"engine.write": {"fail": 0.1, "delay_s": 0.02}, "file.read": {"fail": 1.0}}
 
 ``fail`` is the share of calls all of whose blocks fail, ``full`` of those that find no room on the device, ``delay_s``
-what each call takes longer.
+what each call takes longer, or until another plan holds.
 """
 
 import json
@@ -19,6 +19,7 @@ from engines.lmdeploy.offload.memory import EngineMemory
 from kvcontrol.kv_runtime import BlockStatus, HostArena, Move
 from kvcontrol.kv_runtime.backends.file import FileBackend
 
+_LOOK_EVERY_S = 0.1
 PLACES: Mapping[str, tuple[type[Any], str]] = {
     "engine.read": (EngineMemory, "read"),
     "engine.write": (EngineMemory, "write_in_order"),
@@ -47,7 +48,7 @@ class FaultPlan:
 
     def at(self, place: str) -> tuple[BlockStatus, float]:
         """Return how this call ends, and how long it waits before."""
-        changed_ns = self._path.stat().st_mtime_ns if self._path.exists() else 0
+        changed_ns = self._changed_ns()
         if changed_ns and changed_ns != self._read_at_ns:
             self._plan, self._read_at_ns = json.loads(self._path.read_text()), changed_ns
         fault = self._plan.get(place, {})
@@ -59,6 +60,15 @@ class FaultPlan:
             status = BlockStatus.NO_SPACE
         return status, fault.get("delay_s", 0.0)
 
+    def wait(self, delay_s: float) -> None:
+        """Return after so long, or as soon as another plan holds."""
+        until_s, held_ns = time.monotonic() + delay_s, self._changed_ns()
+        while (left_s := until_s - time.monotonic()) > 0 and self._changed_ns() == held_ns:
+            time.sleep(min(left_s, _LOOK_EVERY_S))
+
+    def _changed_ns(self) -> int:
+        return self._path.stat().st_mtime_ns if self._path.exists() else 0
+
 
 def install_faults(plan: FaultPlan, put: Callable[[type[Any], str, Any], None] = setattr) -> None:
     """Put the plan in the way of every transfer of this process; ``put`` as ``setattr``."""
@@ -69,7 +79,7 @@ def install_faults(plan: FaultPlan, put: Callable[[type[Any], str, Any], None] =
 def _faulty(plan: FaultPlan, place: str, original: Callable[..., list[BlockStatus]]) -> Any:
     def moved(self: Any, moves: Sequence[Move], arena: HostArena, *more: Any) -> list[BlockStatus]:
         status, delay_s = plan.at(place)
-        time.sleep(delay_s)
+        plan.wait(delay_s)
         if status is BlockStatus.OK:
             return original(self, moves, arena, *more)
         if place.endswith("read"):
