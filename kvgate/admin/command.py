@@ -8,7 +8,8 @@ from urllib.parse import quote
 import typer
 
 from kvgate.admin.client import AdminClient, find_key
-from kvgate.admin.desk import (
+from kvgate.admin.fleet import explain, instances, routing
+from kvgate.admin.output import (
     GATEWAY_URL,
     AdminKey,
     GatewayUrl,
@@ -21,7 +22,6 @@ from kvgate.admin.desk import (
     show,
     table_of,
 )
-from kvgate.admin.fleet import explain, instances, routing
 from kvgate.admin.prefixes import prefixes
 from kvgate.admin.presets import presets
 from kvgate.display import plain

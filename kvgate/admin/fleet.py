@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from kvgate.admin.desk import fetched, listed, one, table_of
+from kvgate.admin.output import fetched, listed, one, table_of
 from kvgate.display import plain
 from kvgate.failure import CommandError
 

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import typer
 
-from kvgate.admin.desk import fetched, table_of, text_of
 from kvgate.admin.fleet import messages_in
+from kvgate.admin.output import fetched, table_of, text_of
 from kvgate.display import plain
 from kvgate.failure import CommandError
 

@@ -8,7 +8,7 @@ import typer
 import yaml
 
 from kvcontrol.core.yaml_text import load_yaml
-from kvgate.admin.desk import fetched, one, table_of, text_of
+from kvgate.admin.output import fetched, one, table_of, text_of
 from kvgate.display import plain
 from kvgate.failure import CommandError
 

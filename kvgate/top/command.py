@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from kvgate.admin.client import AdminClient, WrongKeyError, find_key
-from kvgate.admin.desk import GATEWAY_URL, AdminKey, GatewayUrl, StateFolder
+from kvgate.admin.output import GATEWAY_URL, AdminKey, GatewayUrl, StateFolder
 from kvgate.display import draws_unicode, output, plain
 from kvgate.failure import CommandError
 from kvgate.host.paths import state_dir

@@ -1,4 +1,4 @@
-"""What all commands of an operator share: which gateway with which key, who calls, and how an answer is shown."""
+"""Shared parts of the admin commands: the gateway and its key, one call, and the output of an answer."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 
-from kvgate.admin.desk import table_of, text_of
+from kvgate.admin.output import table_of, text_of
 
 LONG = "http://" + "a" * 300 + ".example:8000"
 
