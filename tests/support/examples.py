@@ -1,4 +1,4 @@
-"""How many examples Hypothesis tries: a part of them in every run, all of them in the slow lane."""
+"""How many examples Hypothesis tries: the same few in every run of the suite, many others in the slow lane."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ _LEAST: Final = 15
 
 
 def examples(full: int, *, least: int = _LEAST) -> int:
-    """Return how many of so many to try in this run. Other runs draw others, so that many runs try as many.
+    """Return how many of so many to try in this run.
 
     ``least`` is how many are tried however few a part of them is; fewer where one takes seconds.
     """
