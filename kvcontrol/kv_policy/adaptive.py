@@ -207,9 +207,11 @@ class AdaptivePolicy(PathPolicy[_Entry]):
             self._unlink(entry.parent)
         self._lru.lost(entry.key)
 
-    def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:  # noqa: ARG002
+    def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:
         self._capacity = len(self._entries)  # whoever makes room has none: that is how many fit
         lru, chosen = self._lru, self._chosen
+        if incoming and self._told:
+            lru.make_way(wanted, self._capacity)
         most_behind = math.inf if chosen == _LRU else lru.most_behind(RISK)
         victims: list[BlockId] = []
         while (left := wanted - len(victims)) > 0:

@@ -17,12 +17,17 @@ as behind then and there, because the loss is counted. Should a prompt lose more
 (ids that aren't chained), each missing block is held capable of as much from then on. An owner that never tells of
 prompts has its uses counted one by one instead, a block as one token.
 
+An owner that makes room for a whole prompt at once misses as many blocks for a moment, but LRU would give up as many.
+Where the owner names the newcomers of a prompt that it told of, the ghost lets LRU's oldest leave before the victims
+are chosen (``make_way``). Without that every long prompt brings the guard to its limit: at 5,859 blocks of a public
+chat trace the policy then finds 12 % more than LRU instead of 23 %.
+
 In caches of more blocks than ``EXACT_BLOCKS`` only every 2^n-th key is followed, chosen by its hash, and the guarantee
 is that of a sample.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 from kvcontrol.kv_policy.eviction import ContentKey
@@ -49,7 +54,9 @@ class LruGhost:
     """See the module's text. It follows the changes of the real cache, each call O(1) amortised a block."""
 
     __slots__ = (
+        "_awaited",
         "_block_tokens",
+        "_leaving",
         "_line",
         "_lost",
         "_resident",
@@ -64,6 +71,9 @@ class LruGhost:
     def __init__(self, capacity_blocks: int) -> None:
         self._shift = sampling_shift(capacity_blocks, EXACT_BLOCKS)
         self._line: OrderedDict[ContentKey, None] = OrderedDict()
+        self._leaving: OrderedDict[ContentKey, None] = OrderedDict()
+        """What LRU gives up for newcomers that are awaited, older than all of the line."""
+        self._awaited = 0
         self._resident: set[ContentKey] = set()
         self._lost: set[ContentKey] = set()
         """Of the present prompt: what LRU would have found and the cache didn't, until it comes in."""
@@ -75,7 +85,7 @@ class LruGhost:
         """Tokens found, or uses where nobody tells of prompts."""
         self.lru_hits = 0
         self.behind = 0
-        """How many keys LRU would hold that the real cache doesn't, beyond those whose loss is counted already."""
+        """How many keys of the line the real cache doesn't have, beyond those whose loss is counted already."""
 
     def most_behind(self, share: float) -> float:
         """Return the number that ``behind`` must stay below for one more step away from LRU's order to keep the
@@ -89,19 +99,28 @@ class LruGhost:
             self._told = True
             self.hits = self.lru_hits = 0
         self._block_tokens = max(self._block_tokens, block_tokens)
-        self.behind += len(self._lost)  # of the prompt before, if not all of it came
+        self.behind += sum(key in self._line for key in self._lost)  # of the prompt before, if not all of it came
         self._lost.clear()
         if self._shift:
             prompt = [key for key in prompt if sampled(key, self._shift)]
         ours = _leading(prompt, self._resident)
-        lru = _leading(prompt, self._line)
+        lru = _leading(prompt, self._line, self._leaving)
         self.hits += min(ours * block_tokens, prompt_tokens)
         self.lru_hits += min(lru * block_tokens, prompt_tokens)
         if lru > ours:
             missing = [key for key in prompt[ours:lru] if key not in self._resident]
             self._severity = max(self._severity, (lru - ours) / len(missing))
             self._lost.update(missing)
-            self.behind -= len(self._lost)
+            self.behind -= sum(key in self._line for key in self._lost)
+
+    def make_way(self, blocks: int, capacity: int) -> None:
+        """Follow a demand for ``blocks`` of a cache of ``capacity``, for newcomers of the prompt that was told.
+
+        LRU would be asked for as many, but for those of the prompt that it has. Until they come the oldest of its line
+        are *leaving*: they are not missed any more. One returns for each newcomer that LRU turns out to have.
+        """
+        self._awaited = max(0, (blocks >> self._shift) - len(self._lost))
+        self._let_leave(capacity)
 
     def came(self, key: ContentKey, capacity: int) -> None:
         """A key that was not resident is now, in a cache with room for so many."""
@@ -109,16 +128,15 @@ class LruGhost:
             return
         is_second = key in self._resident  # two blocks of one content count as one
         self._resident.add(key)
-        if key in self._line:
-            self._count(0, 1)
-            if key in self._lost:
-                self._lost.remove(key)
-            else:
-                self.behind -= not is_second
-            self._line.move_to_end(key)
+        if key in self._lost:
+            self._lost.remove(key)
         else:
-            self._line[key] = None
-            self._fit(capacity)
+            self._awaited = max(0, self._awaited - 1)
+            self.behind -= key in self._line and not is_second
+        if key in self._line or key in self._leaving:
+            self._count(0, 1)
+        self._renew(key)
+        self._fit(capacity)
 
     def used(self, key: ContentKey, capacity: int) -> None:
         """A resident key was used."""
@@ -127,16 +145,15 @@ class LruGhost:
         if key in self._line:
             self._count(1, 1)
             self._line.move_to_end(key)
-        else:
-            self._count(1, 0)
-            self._line[key] = None
-            self._fit(capacity)
+            return
+        self._count(1, 1 if key in self._leaving else 0)
+        self._renew(key)
+        self._fit(capacity)
 
     def refreshed(self, key: ContentKey, capacity: int) -> None:
         """A resident key became recent without a use, as when it is held no more: LRU would have it too."""
         if key in self._resident:
-            self._line[key] = None
-            self._line.move_to_end(key)
+            self._renew(key)
             self._fit(capacity)
 
     def went(self, keys: Iterable[ContentKey]) -> None:
@@ -154,25 +171,51 @@ class LruGhost:
         if key in self._resident:
             self._resident.remove(key)
             self._line.pop(key, None)
+            self._leaving.pop(key, None)
 
     def _count(self, hits: int, lru_hits: int) -> None:
         if not self._told:
             self.hits += hits
             self.lru_hits += lru_hits
 
+    def _renew(self, key: ContentKey) -> None:
+        self._leaving.pop(key, None)
+        self._line[key] = None
+        self._line.move_to_end(key)
+
     def _fit(self, capacity: int) -> None:
-        line = self._line
-        while len(line) > max(1, capacity >> self._shift):
-            key, _ = line.popitem(last=False)
-            if key in self._lost:
-                self._lost.remove(key)
+        line, leaving = self._line, self._leaving
+        most = max(1, capacity >> self._shift)
+        while len(line) + len(leaving) > most:
+            if leaving:
+                key, _ = leaving.popitem(last=False)
             else:
-                self.behind -= key not in self._resident
+                key, _ = line.popitem(last=False)
+                self.behind -= self._is_missed(key)
+            self._lost.discard(key)
+        self._let_leave(capacity)
+
+    def _let_leave(self, capacity: int) -> None:
+        line, leaving = self._line, self._leaving
+        there = len(line) + len(leaving)
+        wanted = min(there, max(0, there + self._awaited - max(1, capacity >> self._shift)))
+        while len(leaving) < wanted:
+            key, _ = line.popitem(last=False)
+            leaving[key] = None
+            self.behind -= self._is_missed(key)
+        while len(leaving) > wanted:
+            key, _ = leaving.popitem()
+            line[key] = None
+            line.move_to_end(key, last=False)
+            self.behind += self._is_missed(key)
+
+    def _is_missed(self, key: ContentKey) -> bool:
+        return key not in self._resident and key not in self._lost
 
 
-def _leading(prompt: Sequence[ContentKey], there: "set[ContentKey] | OrderedDict[ContentKey, None]") -> int:
+def _leading(prompt: Sequence[ContentKey], there: Container[ContentKey], also: Container[ContentKey] = ()) -> int:
     for place, key in enumerate(prompt):
-        if key not in there:
+        if key not in there and key not in also:
             return place
     return len(prompt)
 
