@@ -14,7 +14,7 @@ from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.trie.cache import TrieCache
 from engines.lmdeploy.trie.eviction import eviction_of
 from kvcontrol.core.blocks import CacheTier
-from kvcontrol.kv_policy import LruPolicy, PolicyError
+from kvcontrol.kv_policy import DEFAULT_POLICY, LruPolicy, PolicyError
 from kvcontrol.kv_policy.spec import parse_spec
 from kvcontrol.kv_runtime import HierarchyManager
 
@@ -48,20 +48,29 @@ class EnginePolicies(PolicyControl):
 
     def begin(self, settings: EngineSettings) -> None:
         """Put the settings' policies in charge, before the engine's first step. Raises ``PolicySetupError``."""
-        wanted = {_HBM: settings.hbm_policy, CacheTier.DDR: settings.ddr_policy, CacheTier.NVME: settings.nvme_policy}
+        chooses = eviction_of(self._engine.scheduler.block_trie) is not None
         tiers = set(self.eviction.kinds().values())
         try:
-            for tier, text in wanted.items():
-                if text is not None and tier in tiers:
+            for tier, text in first_policies(settings, chooses=chooses).items():
+                if tier in tiers:
                     self.eviction.swap_part(tier, parse_spec(text), blocks=None, counts=False)
             self._schedule.swap(parse_spec(settings.schedule), counts=False)
             if self._pace.is_possible or settings.pace is not None:
                 on_gpu = self._engine.engine_config.device_type != "cpu"
                 self._pace.swap(pace_of_settings(settings, on_gpu=on_gpu), counts=False)
-            if eviction_of(self._engine.scheduler.block_trie) is not None:
+            if chooses:
                 self.watch(settings.shadow_policies)
         except (PolicyError, RefusedError) as error:
             raise PolicySetupError(f"a policy of the engine's settings can't be used: {error}") from error
 
 
-__all__ = ["EnginePolicies", "PolicySetupError"]
+def first_policies(settings: EngineSettings, *, chooses: bool) -> dict[CacheTier, str]:
+    """Return the eviction policies that an engine begins with. Where kvgate does not choose what leaves HBM
+    (``chooses``), there is one of HBM only if the settings name one, which the engine then refuses.
+    """
+    first = {CacheTier.DDR: settings.ddr_policy, CacheTier.NVME: settings.nvme_policy}
+    hbm = settings.hbm_policy or (DEFAULT_POLICY if chooses else None)
+    return first if hbm is None else {_HBM: hbm, **first}
+
+
+__all__ = ["EnginePolicies", "PolicySetupError", "first_policies"]

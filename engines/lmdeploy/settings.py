@@ -17,7 +17,7 @@ from engines.lmdeploy.pd.networks import LOOPBACK, Network, parse_networks
 from engines.models.cache import cache_dir
 from kvcontrol import tracing
 from kvcontrol.core.tenant import SHARED_TENANT
-from kvcontrol.kv_policy import MigrationMode, ShadowPolicies
+from kvcontrol.kv_policy import DEFAULT_POLICY, MigrationMode, ShadowPolicies
 from kvcontrol.kv_policy.spec import parse_spec, parse_specs
 from kvcontrol.kv_runtime import Watermarks, WriteMode
 from kvcontrol.scheduler_ir.pacing import ITL_TARGET, make_pace
@@ -87,11 +87,12 @@ class EngineSettings(BaseSettings):
     """Saves and writes to NVMe that cost more than they can save, by what was measured: made ``always``, or only where
     ``worthwhile``."""
     hbm_policy: str | None = None
-    """What chooses who leaves the engine's own pool, like ``adaptive`` or ``mq(lifetime=2)``; absent: lru."""
-    ddr_policy: str | None = None
-    """The same of DDR; one for each tenant."""
-    nvme_policy: str | None = None
-    """The same of NVMe."""
+    """Eviction policy of the engine's own pool, like ``lru`` or ``mq(lifetime=2)``; absent: ``adaptive``, or LMDeploy's
+    own eviction for a model with recurrent state."""
+    ddr_policy: str = DEFAULT_POLICY
+    """Eviction policy of DDR; one for each tenant."""
+    nvme_policy: str = DEFAULT_POLICY
+    """Eviction policy of NVMe; one for each tenant."""
     shadow_policies: str = "lru,adaptive,s3fifo,arc,lru2"
     """Candidates that are followed beside the one in charge, at less than 1 % of a core; empty: none."""
     pin_share: Annotated[float, Field(ge=0, le=1)] = 0.25

@@ -17,13 +17,22 @@ from kvcontrol.kv_policy.prediction_error import ErrorReport, PredictionError
 from kvcontrol.kv_policy.predictive import PredictivePolicy
 from kvcontrol.kv_policy.prefill_speed import SHORT_PREFILL_TOKENS, PrefillSpeed
 from kvcontrol.kv_policy.qos import QosPolicy
-from kvcontrol.kv_policy.registry import POLICIES, Parameter, PolicyError, PolicyKind, checked, make_policy
+from kvcontrol.kv_policy.registry import (
+    DEFAULT_POLICY,
+    POLICIES,
+    Parameter,
+    PolicyError,
+    PolicyKind,
+    checked,
+    make_policy,
+)
 from kvcontrol.kv_policy.s3fifo import S3FifoPolicy
 from kvcontrol.kv_policy.shadow import ShadowPolicies, ShadowReport, ShadowStanding
 from kvcontrol.kv_policy.spec import PolicySpec, parse_spec, parse_specs
 from kvcontrol.kv_policy.tails_first import TailsFirst
 
 __all__ = [
+    "DEFAULT_POLICY",
     "POLICIES",
     "SHORT_PREFILL_TOKENS",
     "AdaptivePolicy",

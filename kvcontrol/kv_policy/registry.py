@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 from kvcontrol.core.shown import shown
 from kvcontrol.kv_policy.adaptive import AdaptivePolicy
@@ -158,6 +159,9 @@ _KINDS = (
 POLICIES: Mapping[str, PolicyKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """All that ship, by name."""
 
+DEFAULT_POLICY: Final = AdaptivePolicy.name
+"""Chooses in every tier of an engine where nothing else is set: its guard bounds what it can find less than LRU."""
+
 
 def make_policy(
     name: str, *, capacity_blocks: int, parameters: Mapping[str, float] = MappingProxyType({})
@@ -171,6 +175,7 @@ def make_policy(
 
 
 __all__ = [
+    "DEFAULT_POLICY",
     "MOST_CAPACITY_BLOCKS",
     "POLICIES",
     "Parameter",

@@ -8,6 +8,7 @@ import typer
 
 from engines.sim.profile import MOST_BLOCKS, EngineShape, load_profile, shipped
 from gateway.routing import POLICIES as ROUTING
+from kvcontrol.kv_policy import DEFAULT_POLICY
 from kvcontrol.kv_policy import POLICIES as EVICTION
 from kvgate.display import errors, show_failure
 from kvgate.engine.tier_flags import NONE
@@ -42,7 +43,7 @@ def plan(  # noqa: PLR0913 - each is one option
     ] = "0",
     policies: Annotated[
         str, typer.Option(help="What chooses who leaves HBM and tiers, with commas.", rich_help_panel=_CANDIDATES)
-    ] = "lru",
+    ] = DEFAULT_POLICY,
     routing: Annotated[
         str, typer.Option(help=f"Routing policies: {', '.join(ROUTING)}.", rich_help_panel=_CANDIDATES)
     ] = "cost_aware",

@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from math import isinf
 from typing import Final
 
+from kvcontrol.kv_policy import DEFAULT_POLICY
 from kvgate.up.stack import MAX_INSTANCES
 from lab.plan.sizing import GIB, Kind, Sized, Trial
 from lab.report import Cell, Grid
 from lab.simulate.study import Study
 
-_DEFAULT: Final = "lru"
-"""What engines do where nobody says."""
 MODEL_FOLDER: Final = "MODEL-FOLDER"
 _FLEET: Final = (
     "instances",
@@ -105,7 +104,9 @@ def _real(trial: Trial) -> list[tuple[str, str]]:
     kind = trial.kind
     engine = {"--model": MODEL_FOLDER, **tier_flags(kind)}
     there = (("HBM", 1), ("DDR", kind.ddr_bytes), ("NVME", kind.nvme_bytes))
-    policies = {f"KVGATE_ENGINE_{tier}_POLICY": kind.policy for tier, size in there if size and kind.policy != _DEFAULT}
+    policies = {
+        f"KVGATE_ENGINE_{tier}_POLICY": kind.policy for tier, size in there if size and kind.policy != DEFAULT_POLICY
+    }
     if trial.instances <= MAX_INSTANCES:
         up = {"--instances": str(trial.instances), **engine, "--routing": kind.routing}
         return [("on one machine", _line(["kvgate", "up", *_options(up)], policies))]

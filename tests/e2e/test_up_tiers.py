@@ -240,6 +240,16 @@ def test_an_engine_exposes_the_catalogue_and_nothing_beside_it_and_promtool_find
     assert lint(fetch(f"{stack.gateway}/metrics")) == []
 
 
+def test_adaptive_chooses_what_leaves_every_tier(stack: Stack) -> None:
+    for url in stack.engines.values():
+        names = {each["kind"]: each["name"] for each in read(f"{url}/kv/v1/policy")["policies"]}
+        assert {kind: names[kind] for kind in ("eviction", "eviction:ddr", "eviction:nvme")} == {
+            "eviction": "adaptive",
+            "eviction:ddr": "adaptive",
+            "eviction:nvme": "adaptive",
+        }
+
+
 async def test_the_status_page_swaps_the_policy_of_running_engines(stack: Stack, environment: dict[str, str]) -> None:
     def in_charge() -> set[str]:
         policies = [read(f"{url}/kv/v1/policy")["policies"] for url in stack.engines.values()]
@@ -278,7 +288,6 @@ def test_every_query_of_every_dashboard_and_every_rule_finds_data_in_a_real_prom
 
     key = {"authorization": "Bearer " + (Path(environment["KVGATE_STATE_DIR"]) / "admin.key").read_text().strip()}
     put(f"{stack.gateway}/admin/v1/quotas/umbra", LIMITED, **key)
-    put(f"{stack.gateway}/admin/v1/policies/eviction", {"name": "adaptive"}, **key)
     targets = [
         Target("kvgate-gateway", address(stack.gateway), {"gateway": "g"}),
         *(Target("kvgate-engine", address(url), {"instance": name}) for name, url in stack.engines.items()),

@@ -83,7 +83,13 @@ def refusal(instance: Instance, body: bytes | dict[str, Any]) -> str:
     return str(answer.body["error"]["message"])
 
 
-def test_lru_adaptive_and_s3fifo_take_over_from_each_other_under_load(instance: Instance) -> None:
+def test_adaptive_is_in_charge_from_the_start(instance: Instance) -> None:
+    running = shown(instance)["eviction"]
+    assert (running["name"], running["eviction"]["swaps"]) == ("adaptive", 0)
+    assert running["eviction"]["adaptive"]["hits"] >= 0
+
+
+def test_lru_and_s3fifo_take_over_from_adaptive_and_from_each_other_under_load(instance: Instance) -> None:
     expected = [ask(instance.url, text, new_tokens=NEW_TOKENS).tokens for text in TEXTS]
     before = series(instance)
     swaps_before = before["kv_policy_swaps_total", (("kind", "eviction"), ("tier", "HBM"))]
@@ -108,7 +114,7 @@ def test_lru_adaptive_and_s3fifo_take_over_from_each_other_under_load(instance: 
         clients = [pool.submit(client, number) for number in range(CLIENTS)]
         try:
             more(12)
-            for name in ("adaptive", "s3fifo"):
+            for name in ("lru", "s3fifo"):
                 swap(instance, kind="eviction", name=name, params={})
                 assert shown(instance)["eviction"]["name"] == name
                 more(24)

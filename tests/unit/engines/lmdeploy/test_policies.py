@@ -13,8 +13,10 @@ from engines.control.operations import SET_POLICY
 from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.hooks import eviction_hooks
 from engines.lmdeploy.patching import install
-from engines.lmdeploy.policies import EnginePolicies
+from engines.lmdeploy.policies import EnginePolicies, first_policies
+from engines.lmdeploy.settings import EngineSettings
 from engines.lmdeploy.trie.eviction import eviction_of
+from kvcontrol.core.blocks import CacheTier
 from tests.support.block_trie import Paging, prompt
 
 BLOCKS = 32
@@ -45,6 +47,23 @@ def operations(paging: Paging, calls: EngineCalls) -> EnginePolicies:
 def change(policies: EnginePolicies, **wanted: object) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(policies.table()[SET_POLICY](json.dumps(wanted).encode()))
     return found
+
+
+def test_adaptive_chooses_in_every_tier_unless_the_settings_name_another_policy() -> None:
+    assert first_policies(EngineSettings(), chooses=True) == dict.fromkeys(
+        (CacheTier.HBM, CacheTier.DDR, CacheTier.NVME), "adaptive"
+    )
+    named = EngineSettings(hbm_policy="lru", nvme_policy="mq(lifetime=2)")
+    assert first_policies(named, chooses=True) == {
+        CacheTier.HBM: "lru",
+        CacheTier.DDR: "adaptive",
+        CacheTier.NVME: "mq(lifetime=2)",
+    }
+
+
+def test_where_lmdeploy_chooses_what_leaves_hbm_no_policy_is_put_in_charge_that_nobody_named() -> None:
+    assert CacheTier.HBM not in first_policies(EngineSettings(), chooses=False)
+    assert first_policies(EngineSettings(hbm_policy="lru"), chooses=False)[CacheTier.HBM] == "lru"
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ def test_a_presets_tiers() -> None:
         "KVGATE_ENGINE_DDR_LOW_WATERMARK": "0.9",
         "KVGATE_ENGINE_NVME_HIGH_WATERMARK": "0.9",
         "KVGATE_ENGINE_NVME_LOW_WATERMARK": "0.85",
-        "KVGATE_ENGINE_DDR_POLICY": "lru",
-        "KVGATE_ENGINE_NVME_POLICY": "lru",
+        "KVGATE_ENGINE_DDR_POLICY": "adaptive",
+        "KVGATE_ENGINE_NVME_POLICY": "adaptive",
         "KVGATE_ENGINE_LOAD_DEADLINE_S": "7.9",
     }
     assert "KVGATE_ENGINE_NVME_PATH" not in tier_options(TierFlags(), SHORT, "a model/7B", DIR).environment()

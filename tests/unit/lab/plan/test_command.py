@@ -51,7 +51,7 @@ def test_the_smallest_fleet_is_found_and_one_instance_less_is_not_enough(trace: 
     short = planned(trace, *goal, "--max-instances", str(count - 1), "--json")
     assert short.exit_code == 1
     assert f"no fleet of up to {count - 1} instances keeps ttft_p90=400ms" in short.stderr
-    assert f"nearest came {count - 1} x (HBM, lru, cost_aware): ttft_p90 is" in " ".join(short.stderr.split())
+    assert f"nearest came {count - 1} x (HBM, adaptive, cost_aware): ttft_p90 is" in " ".join(short.stderr.split())
     rows = json.loads(short.stdout)["smallest fleets"]
     assert [row["note"].startswith("misses: ttft_p90 is ") for row in rows] == [True]
 
@@ -89,12 +89,10 @@ def test_every_kind_is_sized_and_what_an_instance_has_costs(trace: str) -> None:
 
 
 def test_what_is_to_be_run_runs(trace: str) -> None:
-    found = report(
-        trace, "--slo", "ttft_p90=400ms", "--ddr", "1GiB", "--policies", "adaptive", "--limit-requests", "30"
-    )
+    found = report(trace, "--slo", "ttft_p90=400ms", "--ddr", "1GiB", "--policies", "lru", "--limit-requests", "30")
     lines = {each["what"]: each["command"] for each in found["to run it"]}
     words = shlex.split(lines["on one machine"])
-    assert words[:2] == ["KVGATE_ENGINE_HBM_POLICY=adaptive", "KVGATE_ENGINE_DDR_POLICY=adaptive"]
+    assert words[:2] == ["KVGATE_ENGINE_HBM_POLICY=lru", "KVGATE_ENGINE_DDR_POLICY=lru"]
     assert words[2:4] == ["kvgate", "up"]
     said = RUNNER.invoke(build_app(), words[3:])
     assert isinstance(said.exception, CommandError)
