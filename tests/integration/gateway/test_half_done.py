@@ -299,3 +299,57 @@ async def test_an_act_with_nothing_to_undo_ends_too(tmp_path: Path) -> None:
                 return [(action, outcome) for action, outcome, _ in await audited(admin)] == [("reset", "interrupted")]
 
             await eventually(ended, WITHIN_S)
+
+
+async def test_a_preset_whose_gateway_is_killed_while_it_is_applied_is_undone_by_another_one(tmp_path: Path) -> None:
+    engines = {"a": ScriptedEngine(), "b": ScriptedEngine()}
+    ddr = {"kind": "eviction:ddr", "name": "fifo", "params": {}}
+    for engine in engines.values():
+        engine.policies["eviction:ddr"] = ddr
+        engine.tiers = {CacheTier.DDR: TierStats(capacity_blocks=9, used_blocks=0, cached_blocks=0, block_bytes=9)}
+    a, b = engines.values()
+    preset = {"name": "long-context-32k", "hardware": "cpu"}
+    async with a.started(), b.started():
+        async with doomed(tmp_path, engines) as first:
+            b.policy_gate = asyncio.Event()
+            change = asyncio.create_task(lost(Admin(first.gateway).call("PUT", "/presets/current", preset)))
+            await eventually(lambda: a.policies["eviction:ddr"] != ddr)
+            await first.kill()
+            await change
+        async with running_gateway(tmp_path, instances=instances(engines), admin_key=ADMIN_KEY) as gateway:
+            await gateway.usable(2)
+            b.policy_gate.set()
+            admin = Admin(gateway)
+
+            async def undone() -> bool:
+                return (await audited(admin))[0][:2] == ("apply", "undone")
+
+            await eventually(undone, WITHIN_S)
+            assert [each.policies["eviction:ddr"] for each in (a, b)] == [ddr, ddr]
+            assert (await admin.call("GET", "/presets/current"))[0] == 404
+            assert (a.quotas, b.quotas) == ({}, {})
+
+
+async def test_a_pin_whose_gateway_is_killed_before_all_instances_keep_it_is_taken_back_by_another_one(
+    tmp_path: Path,
+) -> None:
+    engines = {"a": ScriptedEngine(), "b": ScriptedEngine()}
+    a, b = engines.values()
+    async with a.started(), b.started():
+        async with doomed(tmp_path, engines) as first:
+            b.pins_hang = True
+            body = {"model": MODEL, "prompt": list(range(64)), "instances": ["a", "b"]}
+            change = asyncio.create_task(lost(Admin(first.gateway).call("POST", "/prefixes", body)))
+            await eventually(lambda: a.pins and b.pins_told)
+            await first.kill()
+            await change
+            b.pins_hang = False
+        async with running_gateway(tmp_path, instances=instances(engines), admin_key=ADMIN_KEY) as gateway:
+            admin = Admin(gateway)
+
+            async def undone() -> bool:
+                return (await audited(admin))[0][:2] == ("pin", "undone")
+
+            await eventually(undone, WITHIN_S)
+            assert (a.pins, b.pins) == ({}, {})
+            assert (await admin.ok("GET", "/prefixes"))["data"] == []
