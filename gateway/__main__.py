@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kvgate gateway", description="Run the kvgate gateway.")
     parser.add_argument("--config", type=Path, help="YAML file with settings; KVGATE_* variables go before it")
-    parser.add_argument("--workers", type=int, help="processes that share the address; goes before KVGATE_WORKERS")
+    parser.add_argument("--workers", type=int, help="processes that share the address; overrides KVGATE_WORKERS")
     for name, kind in (("worker", str), ("worker-folder", Path), ("listen-fd", int), ("lifeline-fd", int)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)  # how workers are started
     return parser

@@ -21,7 +21,7 @@ def parsed(body: bytes, kind: type[_Body], allowed: Mapping[type, str]) -> _Body
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except UNREADABLE as error:
-        raise RefusedError(f"what was asked is not what is allowed: {error}; allowed: {allowed[kind]}") from error
+        raise RefusedError(f"invalid request: {error}; allowed: {allowed[kind]}") from error
 
 
 def block_hashes(texts: Iterable[str], *, field: str = "hashes") -> list[BlockHash]:

@@ -20,7 +20,7 @@ def change_of(body: bytes) -> PolicyChange:
     try:
         return msgspec.json.decode(body or b"{}", type=PolicyChange)
     except UNREADABLE as error:
-        raise RefusedError(f"the body is not what is allowed: {error}") from error
+        raise RefusedError(f"invalid body: {error}") from error
 
 
 def strategy_of(change: PolicyChange) -> PolicySpec:

@@ -59,7 +59,7 @@ class ScheduleControl:
         fresh = make_strategy(spec.name, spec.parameters)
         queue = self._queue()
         if queue is None:
-            raise RefusedError("this engine has no waiting queue of ours: the engine's own order is in charge")
+            raise RefusedError("kvgate's schedule is not active in this engine: the engine's own order applies")
         values, present = STRATEGIES[spec.name].values, self._spec
         if not queue.failed and present.name == spec.name and values(present.parameters) == values(spec.parameters):
             return

@@ -186,7 +186,7 @@ class EventPublisher:
                 self._poll(poller, wait_ms=0 if closing else _IDLE_POLL_MS)
             except Exception:  # noqa: BLE001  # supervised: one bad turn must not end the stream of events
                 self._errors += 1
-                _log.exception("the KV event publisher failed in one turn; it goes on")
+                _log.exception("the KV event publisher failed in one round and continues")
                 time.sleep(_FAILURE_PAUSE_S)
             if closing:
                 return

@@ -77,7 +77,7 @@ def engine_wakeup(original: Callable[[Any, Any], None]) -> Callable[..., None]:
         if wanted:
             original(self, wanted)
         else:
-            _log.warning("nothing is woken: asked for %s, asleep are %s", tags, sorted(asleep))
+            _log.warning("no tag to wake up: requested %s, asleep %s", tags, sorted(asleep))
 
     return wakeup
 
@@ -88,7 +88,7 @@ def engine_update_params(original: Callable[[Any, Any], Any]) -> Callable[[Any, 
     def update_params(self: Any, request: Any) -> Any:
         agent = _agent(self)
         if not agent.pauses.is_paused:
-            raise EngineBusyError("weights can't change beside the engine's steps; use EngineWorkerBase.update_params")
+            raise EngineBusyError("weights can't change during the engine's steps; use EngineWorkerBase.update_params")
         try:
             return original(self, request)
         finally:

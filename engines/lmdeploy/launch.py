@@ -113,7 +113,7 @@ def _check_server(arguments: Sequence[str]) -> None:
     """Find out about a missing model folder or a taken port now, not after a minute of loading."""
     model = next((each for each in arguments if not each.startswith("-")), None)
     if model is not None and model.startswith(("/", ".")) and not Path(model).is_dir():
-        raise LaunchError(f"there is no model folder {model}")
+        raise LaunchError(f"unknown model folder {model}")
     host = _option(arguments, "--server-name", "0.0.0.0")  # noqa: S104 - LMDeploy's default
     port = _option(arguments, "--server-port", "23333")
     if not port.isdecimal():

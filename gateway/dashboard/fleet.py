@@ -18,14 +18,14 @@ class InstanceSummary(_View):
 
     id: str
     url: str
-    role: EngineRole | None = Field(description="What it is for; null before that is known.")
+    role: EngineRole | None = Field(description="Role; null while unknown.")
     state: str
     reason: str
     draining: bool
     models: list[str]
     resident_blocks: dict[str, int] = Field(description="Blocks that it is known to hold, by tier.")
     in_flight: int
-    running: int | None = Field(description="Requests in its own scheduler; null where it doesn't say.")
+    running: int | None = Field(description="Requests in its own scheduler; null if not reported.")
     waiting: int | None
 
 

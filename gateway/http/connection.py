@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
         """
         transport = self._transport
         if transport is None:
-            self._failure = self._failure or ConnectionLostError("the connection was lost while nothing was asked")
+            self._failure = self._failure or ConnectionLostError("the connection was lost between two requests")
             return
         self.status = 0
         self.headers = []

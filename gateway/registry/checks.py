@@ -218,7 +218,7 @@ class Checks:
 
 def _warn_of_sharing(instance: InstanceId) -> None:
     _log.warning(
-        "instance %s: %s, so the times of answers tell one what another has asked; isolation=strict would not use it",
+        "instance %s: %s, so answer times reveal other tenants' prompts; isolation=strict would exclude it",
         instance,
         _SHARES,
     )

@@ -32,7 +32,7 @@ from kvcontrol.core.ids import InstanceId
 
 _SELDOM_S = 15.0
 """Pause between two looks at what seldom changes: the models, and that an engine has no ``/kv/v1``."""
-_NO_KV = "healthy; it serves no /kv/v1, so it is routed by what it was sent"
+_NO_KV = "healthy; it serves no /kv/v1, so its residency is learned from routed requests"
 _MAX_ANSWER_BYTES = 4 << 20
 _LEAST_PAUSE_SHARE = 0.1
 _MOST_OWN_SHARE = 0.5
@@ -177,7 +177,7 @@ class HealthLoop:
             now = self._registry.get(self._instance)
             stats = read_report(body, url=now.url, rules=None if now.source is Source.SETTINGS else self._rules)
         except ReportError as error:
-            raise _CheckFailedError(f"{STATS_PATH} reports what can't be: {error}") from error
+            raise _CheckFailedError(f"{STATS_PATH} reports impossible values: {error}") from error
         except UNREADABLE as error:
             return self._unreported(f"{STATS_PATH} can't be read ({error})")
         self._reports = True
@@ -187,7 +187,7 @@ class HealthLoop:
         """An engine that never reported may be of another kind; one that did is stuck."""
         if self._reports:
             raise _CheckFailedError(problem)
-        return None, f"healthy; {problem}, so it is routed by what it was sent"
+        return None, f"healthy; {problem}, so its residency is learned from routed requests"
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         url = self._registry.get(self._instance).url + path

@@ -125,7 +125,7 @@ class Instance:
         if self.state is not InstanceState.HEALTHY:
             return "unknown: it is not healthy"
         if self.stats is None:
-            return "not announced; it is routed by what it was sent and what its answers say"
+            return "not published; residency is learned from routed requests and reported usage"
         if not self.settled:
             return "being learned"
         if self.blocks_problem is not None:

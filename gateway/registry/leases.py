@@ -129,7 +129,7 @@ class Leases:
         try:
             await self._pass_on(instance, word)
         except BoardUnavailableError as error:
-            _log.warning("other gateways will be told of instance %s later: %s", instance, error)
+            _log.warning("other gateways learn of instance %s later: %s", instance, error)
 
     async def _pass_on(self, instance: InstanceId, word: _Word) -> None:
         """Raises ``BoardUnavailableError``, and then it is still to be told."""
@@ -145,7 +145,7 @@ class Leases:
             posted = await self._board.read()
         except BoardUnavailableError as error:
             if not self._blind:
-                _log.warning("leases that other gateways were told can't be read; none runs out until then: %s", error)
+                _log.warning("leases of other gateways can't be read; none expires until then: %s", error)
             self._blind = True
             return
         if self._blind:

@@ -68,7 +68,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ``InvalidRequestError`` for a request that an engine would have to run too many sequences for."""
         if self.answers > most_answers:
             raise InvalidRequestError(
-                f"the request asks for {self.answers} answers (prompts times n or best_of); at most {most_answers} "
+                f"the request needs {self.answers} answers (prompts times n or best_of); at most {most_answers} "
                 "are allowed: send several requests",
                 param="n" if self.answers > self.prompts else "prompt",
                 code="too_many_answers",

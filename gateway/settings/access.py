@@ -42,7 +42,8 @@ class AccessSettings(Section):
         (), description="A list of {key, tenant}; without any key, here or in the store, any key is accepted."
     )
     require_keys: bool = Field(
-        default=False, description="Whether requests without a known API key are refused even while there is none yet."
+        default=False,
+        description="Whether requests without a known API key are refused before the first key exists.",
     )
     admin_key: SecretStr | None = Field(
         None,
@@ -56,7 +57,7 @@ class AccessSettings(Section):
     )
     operator_access: Literal["auto", "open", "key"] = Field(
         "auto",
-        description="Who may read /metrics, /dashboard/fleet and the instances of /readyz: open (everybody), key (with "
+        description="Access to /metrics, /dashboard/fleet and the instances of /readyz: open (everybody), key (with "
         "metrics_key or the admin key), auto (open on a loopback address, key on any other).",
     )
     cors_origins: tuple[str, ...] = Field(

@@ -31,19 +31,19 @@ class RoutingSettings(Section):
         1 << 20,
         ge=1024,
         le=1 << 32,
-        description="Tokens that an engine without KV events is believed to cache at most, before its answers tell.",
+        description="Assumed cache size of an engine without KV events, in tokens, until its answers show another.",
     )
     route_memory_s: float = Field(
         10.0,
         ge=0,
         le=600,
-        description="How long a fresh routing decision attracts siblings before KV events confirm it.",
+        description="How long a routing decision attracts equal prefixes before KV events confirm it, in seconds.",
     )
     session_memory_s: float = Field(
         3600.0,
         ge=0,
         le=86_400,
-        description="How long a prompt that engines' events can't confirm attracts its next turns, in seconds.",
+        description="How long a prompt without KV events attracts later requests of its conversation, in seconds.",
     )
 
 

@@ -55,7 +55,7 @@ class KvBudgetBody(_Body):
 
     guaranteed_bytes: Bytes = Field(0, description="Bytes that others can't take.")
     burst_bytes: Bytes | None = Field(None, description="Most bytes that it may hold; null is all of the tier.")
-    weight: float = Field(1.0, gt=0, le=1e6, description="Share of what nobody is guaranteed.")
+    weight: float = Field(1.0, gt=0, le=1e6, description="Weight of the share of space without guarantees.")
 
 
 class QuotaBody(_Body):
@@ -65,7 +65,7 @@ class QuotaBody(_Body):
     tokens_per_min: Limit = Field(None, description="Prompt and completion tokens within any 60 seconds.")
     concurrency: Limit = Field(None, description="Requests at the same time, waiting ones included.")
     context_tokens: Limit = Field(None, description="Prompt and requested completion of one request, in tokens.")
-    priority: Priority = Field(Priority.NORMAL, description="Who goes first when requests wait.")
+    priority: Priority = Field(Priority.NORMAL, description="Priority class of waiting requests.")
     slo: SloClass = Field(SloClass.STANDARD, description="How long a request may wait; seconds are a setting.")
     weight: float = Field(1.0, gt=0, le=1e6, description="Share among tenants that wait in the same class.")
     kv: dict[TierName, KvBudgetBody] = Field(default_factory=dict, description="KV budget by tier.")

@@ -26,7 +26,7 @@ class InstanceBody(_Body):
     url: Url | None = Field(None, description="Where its HTTP server listens; null for one that is named elsewhere.")
     draining: bool = Field(default=False, strict=True, description="Whether it is given nothing new.")
     role: EngineRole | None = Field(
-        None, description="What it is for, where prompts go through the tiers; null is what its name or itself says."
+        None, description="Role where prompts go through the tiers; null: from its name or its own report."
     )
 
 

@@ -37,7 +37,7 @@ def open_traces(endpoint: str | None) -> Traces | None:
         raise SettingsError(str(error)) from None
     from gateway.telemetry.tracing import RequestTracer
 
-    _log.info("a trace of each request goes to %s", collector.url)
+    _log.info("a trace of each request is sent to %s", collector.url)
     return Traces(tracer=RequestTracer(tracing), counts=tracing.counts, close=tracing.close)
 
 

@@ -43,7 +43,7 @@ def load_yaml(text: str | bytes) -> object:
     except RecursionError:
         raise yaml.YAMLError(TOO_DEEP) from None
     except NO_SUCH_VALUE as error:
-        raise yaml.YAMLError(f"it has a value that is none of its kind ({error})") from error
+        raise yaml.YAMLError(f"invalid value ({error})") from error
 
 
 __all__ = ["NO_SUCH_VALUE", "TOO_DEEP", "Loader", "load_yaml"]

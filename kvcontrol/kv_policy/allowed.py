@@ -69,7 +69,7 @@ def check_keys(keys: Sequence[object]) -> None:
         place = next((place for place, key in enumerate(keys) if not _is_hashable(key)), None)
         if place is None:
             raise
-        raise PolicyError(f"keys[{place}] is {shown(keys[place])}; allowed is what can be hashed") from None
+        raise PolicyError(f"keys[{place}] is {shown(keys[place])}; allowed are hashable values") from None
 
 
 def check_prompt(prompt: Sequence[object], block_tokens: object, prompt_tokens: object) -> None:

@@ -87,12 +87,12 @@ _KINDS = (
     ),
     PolicyKind(
         name="s3fifo",
-        summary="a small queue sorts out what is used once",
+        summary="share of the small queue, which filters blocks that are used once",
         make=_s3fifo,
         parameters={
             "small": Parameter(default=0.1, least=0.01, most=0.9, meaning="share of the small queue"),
             "threshold": Parameter(
-                default=2, least=1, most=3, meaning="uses that bring a block into the main queue", whole=True
+                default=2, least=1, most=3, meaning="uses that move a block to the main queue", whole=True
             ),
         },
     ),

@@ -195,7 +195,7 @@ class BlockFile:
         page = os.pread(self.fd, PAGE_BYTES, 0)
         body = page[_CHECKSUM.size : _CHECKSUM.size + _SUPERBLOCK.size]
         if body.startswith(_KIND) and not body.startswith(_MAGIC) and self.spec.owner:
-            _log.warning("%s was written by another version of kvgate: it begins anew", self.spec.path)
+            _log.warning("%s was written by another version of kvgate: the file is cleared", self.spec.path)
             return None
         if len(page) < PAGE_BYTES or not body.startswith(_MAGIC):
             raise BlockFileError(f"{self.spec.path} is not a store of KV blocks; {remedy}")
@@ -208,7 +208,7 @@ class BlockFile:
             return int(slots)
         if spec.owner and held.startswith(spec.owner):
             _log.warning(
-                "%s holds %d blocks that were computed with other weights or another configuration: it begins anew",
+                "%s holds %d blocks of other weights or another configuration: the file is cleared",
                 spec.path,
                 slots,
             )

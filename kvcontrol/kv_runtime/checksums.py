@@ -61,7 +61,7 @@ def fastest() -> Checksums:
         if found.of_bytes(_PROBE) == checksum(_PROBE):
             return found
         problem = "it computes something else than the xxhash package"
-    _log.warning("blocks are checked one by one, slower beside a busy engine; the native helper: %s", problem)
+    _log.warning("blocks are verified one by one, which is slower; native helper unavailable: %s", problem)
     return one_by_one
 
 

@@ -284,7 +284,7 @@ class KVMigrator:
         try:
             return tuple(self._lanes[name] for name in LANES_OF[src_tier, dst_tier])
         except KeyError:
-            raise KeyError(f"there is no way from {src_tier} to {dst_tier} here") from None
+            raise KeyError(f"no path from {src_tier} to {dst_tier}") from None
 
     def _free_slots(self, way: tuple[Lane, ...], priority: Priority) -> int | PlanRefusal:
         if self._closed:

@@ -48,7 +48,7 @@ class SlabAllocator:
         """Allocate ``count`` distinct slots, or none with the reason. ``AllocationError`` for a negative count."""
         if count <= 0:
             if count < 0:
-                raise AllocationError(f"{count} slots asked for; allowed is 0 or more")
+                raise AllocationError(f"{count} slots requested; allowed: 0 or more")
             return []
         if self._stale:
             self._settle()

@@ -190,7 +190,7 @@ class EvictConfig:
     def problem(self) -> str:
         """Say what can't be; empty when all can."""
         if self.keep is CacheTier.HBM:
-            return "keep is HBM, which is what it leaves; it must be a tier below"
+            return "keep is HBM, the evicted tier; allowed: a tier below"
         if not is_of(self.reason, str):
             return f"reason is {shown(self.reason)}; it must be a text"
         return "" if self.keep is None else _word_problem("keep", self.keep, CacheTier)

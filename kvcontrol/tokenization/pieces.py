@@ -216,7 +216,7 @@ def _frame(encoder: TextEncoder, special: dict[str, bytes], always: bytes) -> tu
         if token in whole:
             place = whole.index(token)
             return b"".join(whole[:place]), b"".join(whole[place + 1 :])
-    raise ValueError("no special token tells what the tokenizer adds before and behind a text")
+    raise ValueError("no special token shows the tokens that the tokenizer adds around a text")
 
 
 def _tokens(packed: bytes) -> list[bytes]:

@@ -63,7 +63,7 @@ def _connect(
 
 
 def _tenants() -> typer.Typer:
-    tenants = typer.Typer(name="tenants", help="Tenants: who may use the gateway.", no_args_is_help=True)
+    tenants = typer.Typer(name="tenants", help="Tenants of the gateway.", no_args_is_help=True)
 
     @tenants.command("list")
     def list_tenants(context: typer.Context) -> None:

@@ -149,7 +149,7 @@ def check_memory(own: Sequence[TierOptions], available_bytes: int) -> Finding:
         return Finding(
             check="memory",
             verdict=Verdict.FAIL if wanted > have else Verdict.WARN,
-            found=f"{text}; engines take about {_gib(SPARE_MEMORY_BYTES)} beside it",
+            found=f"{text}; engines need about {_gib(SPARE_MEMORY_BYTES)} more",
             advice=f"--ddr {most}GiB for each engine"
             if most
             else "use --ddr none, a machine with more memory, or fewer engines",

@@ -197,7 +197,7 @@ def _tenant(each: Mapping[str, Any], screen: Screen) -> Iterator[Text]:
 
 def _policies(known: Known, screen: Screen) -> Iterator[Text]:
     if known.shadows is None:
-        yield Text(f"policies unknown: {known.shadows_problem or 'not asked yet'}", style="yellow")
+        yield Text(f"policies unknown: {known.shadows_problem or 'not read yet'}", style="yellow")
         return
     instances = known.shadows["instances"].values()
     running = sorted({each["in_charge"] for each in instances if each["in_charge"]})

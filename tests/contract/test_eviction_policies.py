@@ -199,13 +199,13 @@ def test_keys_that_cannot_be_remembered_are_refused_and_change_nothing(
     for each in (policy, untouched):
         each.insert(ids(1, 2, 3), ("a", "b", "c"))
     for keys in (("d", wrong), (wrong, "d")):
-        with pytest.raises(PolicyError, match=r"^keys\[[01]\] is .*; allowed is what can be hashed$"):
+        with pytest.raises(PolicyError, match=r"^keys\[[01]\] is .*; allowed are hashable values$"):
             policy.insert(ids(4, 5), cast("tuple[str, ...]", keys))
-        with pytest.raises(PolicyError, match=r"^keys\[[01]\] is .*; allowed is what can be hashed$"):
+        with pytest.raises(PolicyError, match=r"^keys\[[01]\] is .*; allowed are hashable values$"):
             policy.requested(cast("tuple[str, ...]", keys), block_tokens=4, prompt_tokens=8)
         coming = wanted(2)._replace(incoming=cast("tuple[str, ...]", keys))
         if policy.name == "arc":  # the others don't look at who comes
-            with pytest.raises(PolicyError, match=r"^keys\[[01]\] is .*; allowed is what can be hashed$"):
+            with pytest.raises(PolicyError, match=r"^keys\[[01]\] is .*; allowed are hashable values$"):
                 policy.select_victims(coming)
     assert len(policy) == 3
     assert policy.select_victims(wanted(9)).victims == untouched.select_victims(wanted(9)).victims

@@ -175,7 +175,7 @@ def test_a_strategy_of_the_schedule_is_swapped_and_counted_once(url: str) -> Non
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (b"no json", "the body is not what is allowed"),
+        (b"no json", "invalid body"),
         (b"{", "truncated"),
         ({"kind": "eviction"}, "missing required field `name`"),
         ({"kind": "eviction", "name": "lru", "more": 1}, "unknown field `more`"),

@@ -222,7 +222,7 @@ def test_a_policy_begins_empty_and_wrong_calls_change_nothing() -> None:
     with pytest.raises(ValueError, match="resident already"):
         policy.insert([BlockId(1)], ["a"], [None])
     for keys, parents in (([["b"]], ["a"]), (["b"], [["a"]])):
-        with pytest.raises(PolicyError, match=r"keys\[0\] is .*; allowed is what can be hashed"):
+        with pytest.raises(PolicyError, match=r"keys\[0\] is .*; allowed are hashable values"):
             policy.insert([BlockId(2)], keys, parents)  # type: ignore[arg-type]
     for wrong in (-1, 1.5, float("nan"), float("inf"), True):
         with pytest.raises(PolicyError, match=r"wanted_blocks is .*; it must be >= 0, a whole number"):

@@ -64,7 +64,7 @@ def test_a_taken_port_is_one_line_and_not_a_minute_of_loading(tiny_llama: Path, 
 
 def test_a_missing_model_folder_is_one_line(tmp_path: Path) -> None:
     line = _refusal(tmp_path / "log", *arguments("/no/such/model", free_port()))
-    assert "there is no model folder /no/such/model" in line
+    assert "unknown model folder /no/such/model" in line
 
 
 def test_a_wrong_setting_is_one_line_that_names_it(tiny_llama: Path, tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_shadows_say_what_each_would_have_found_and_can_be_chosen(instance: Inst
         ({"kind": "shadow", "name": "lru,lru"}, "named twice"),
         ({"kind": "shadow", "name": "lru", "params": {"a": 1}}, "no params"),
         ({"name": "lru"}, "kind"),
-        (b"no json", "not what is allowed"),
+        (b"no json", "invalid body"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_reason_and_changes_nothing(

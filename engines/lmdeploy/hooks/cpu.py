@@ -41,7 +41,7 @@ def _configuration_hooks() -> list[Hook]:
             target="lmdeploy.utils:is_bf16_supported",
             signature="(device_type: str = 'cuda')",
             replace=gates.bf16_supported,
-            why="it asks for CUDA's compute capability",
+            why="it queries CUDA's compute capability",
         ),
         Hook(
             target="lmdeploy.utils:get_max_batch_size",
@@ -105,7 +105,7 @@ def _engine_hooks(resources: CpuResources) -> list[Hook]:
             target=f"{_AGENT}:BatchedOutputs.to_cpu",
             signature="(self)",
             replace=agent.device_to_host,
-            why="on a CPU it aliases tensors that the agent goes on updating",
+            why="on a CPU it aliases tensors that the agent still updates",
         ),
         Hook(
             target=f"{_AGENT}:BaseModelAgent.warmup",

@@ -35,13 +35,13 @@ def event_hooks() -> list[Hook]:
                 f"node: {TRIE}.node.Node, num_complete_blocks: int)"
             ),
             replace=events.trie_change,
-            why="a path is complete: its blocks are told together",
+            why="a path is complete: its blocks are published together",
         ),
         Hook(
             target=f"{TRIE}.trie:BlockTrie.evict",
             signature="(self, max_num_blocks: int)",
             replace=events.trie_evict,
-            why="all that goes in one turn is told together",
+            why="all blocks evicted in one step are published together",
         ),
         Hook(
             target=f"{ENGINE}.__init__",
@@ -56,7 +56,7 @@ def event_hooks() -> list[Hook]:
             target=f"{ENGINE}._loop_finally",
             signature="(self)",
             replace=agent.engine_loop_finally,
-            why="the agent goes with its engine",
+            why="the agent closes with its engine",
         ),
     ]
 

@@ -28,7 +28,7 @@ def eviction_hooks() -> list[Hook]:
             target=f"{lifecycle}.commit_path_extension",
             signature="(self, node: 'Node', ref_blocks: 'list[int]', free_blocks: 'list[int]')",
             replace=replacements.lifecycle_commit,
-            why="the policy is told of new blocks, a path at a time and after their references",
+            why="the policy follows new blocks, a path at a time and after their references",
         ),
         Hook(
             target=f"{lifecycle}.evict",
@@ -40,19 +40,19 @@ def eviction_hooks() -> list[Hook]:
             target=f"{_BLOCKS}:LogicalAllocator.add_ref_count",
             signature="(self, blocks: numpy.ndarray, value: numpy.ndarray)",
             replace=replacements.allocator_add_ref_count,
-            why="the policy is told which blocks somebody uses",
+            why="the policy follows the blocks in use",
         ),
         Hook(
             target=f"{TRIE}.trie:BlockTrie.allocate",
             signature="(self, seq: lmdeploy.pytorch.messages.SchedulerSequence)",
             replace=replacements.trie_allocate,
-            why="the policy is told of a whole prompt before its blocks are in the trie",
+            why="the policy receives a whole prompt before its blocks are in the trie",
         ),
         Hook(
             target=f"{TRIE}.trie:BlockTrie.finalize_match",
             signature="(seq: lmdeploy.pytorch.messages.SchedulerSequence) -> None",
             replace=replacements.trie_finalize_match,
-            why="the policy is told which blocks were asked for again",
+            why="the policy follows repeated look-ups of blocks",
         ),
     ]
 

@@ -18,7 +18,7 @@ def lifeline_hooks() -> list[Hook]:
                 f"speculative_config: {MESSAGES}.SpeculativeConfig = None, **kwargs)"
             ),
             replace=lifeline.watch_engine,
-            why="the server goes on answering 503 for ever once its engine process is gone",
+            why="the server answers 503 for ever after its engine process has ended",
         ),
         Hook(
             target=f"{engine}._mp_proc",

@@ -24,7 +24,7 @@ def pd_hooks() -> list[Hook]:
             target="lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
             signature=f"(cls, gen_config: {MESSAGES}.GenerationConfig)",
             replace=request.CARRIED_PART.sampling_param_from_gen_config,
-            why="it is what a sequence keeps of the request",
+            why="a sequence keeps it from the request",
         ),
         Hook(
             target=f"{ENGINE}._on_add_message",

@@ -23,7 +23,7 @@ def schedule_hooks() -> list[Hook]:
             target="lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
             signature=f"(cls, gen_config: {MESSAGES}.GenerationConfig)",
             replace=urgency.CARRIED_URGENCY.sampling_param_from_gen_config,
-            why="it is what a sequence keeps of the request",
+            why="a sequence keeps it from the request",
         ),
         Hook(
             target=f"{_PAGING}.scheduler:Scheduler.__init__",
@@ -79,13 +79,13 @@ def schedule_hooks() -> list[Hook]:
             target=f"{_MANAGER}.register_sequence",
             signature="(self, seq: 'SchedulerSequence')",
             replace=scheduler.manager_register,
-            why="the queue is told of each sequence that comes",
+            why="the queue follows each new sequence",
         ),
         Hook(
             target=f"{_MANAGER}.unregister_sequence",
             signature="(self, seq: 'SchedulerSequence')",
             replace=scheduler.manager_unregister,
-            why="and of each that goes",
+            why="the queue follows each sequence that ends",
         ),
         Hook(
             target=f"{_MANAGER}.update_sequence_status",

@@ -43,7 +43,7 @@ def server_hooks() -> list[Hook]:
             target=f"{serve}.utils.server_utils:validate_json_request",
             signature="(raw_request: starlette.requests.Request)",
             replace=admission.validate_json_request,
-            why="fields of LMDeploy's own proxies are read from the raw body, whoever sends it",
+            why="fields of LMDeploy's own proxies are read from any client's raw body",
         ),
         Hook(
             target=f"{serve}.openai.endpoints.completions:check_request",

@@ -29,7 +29,7 @@ def _scheduler_hooks() -> list[Hook]:
             target=f"{_MAKER}:InputsMakerAsync.reset_runtime_state",
             signature="(self)",
             replace=step_watch.maker_reset_runtime_state,
-            why="an engine that goes to sleep drops what was sent",
+            why="an engine that goes to sleep drops the steps that were sent",
         ),
         Hook(
             target=f"{_LOOP}:EngineLoop._finish_forward_output",
@@ -86,13 +86,13 @@ def _pace_hooks() -> list[Hook]:
             target=f"{_MAKER}:InputsMakerAsync._make_forward_inputs",
             signature="(self, prefill: bool, enable_empty: bool = False)",
             replace=pacing.maker_make_forward_inputs,
-            why="a step was chosen: its prompts, tokens and who waits for it are known here, on the host",
+            why="a step was chosen: the host knows its prompts, its tokens and the requests that wait",
         ),
         Hook(
             target=f"{_MAKER}:InputsMakerAsync.reset_runtime_state",
             signature="(self)",
             replace=pacing.maker_reset_runtime_state,
-            why="an engine that goes to sleep owes nothing any more",
+            why="an engine that goes to sleep owes no steps",
         ),
         Hook(
             target=f"{_MAKER}:_ForwardInputsTask._should_defer_active_chunk",

@@ -19,7 +19,7 @@ def tenant_hooks() -> list[Hook]:
             target="lmdeploy.pytorch.messages:SamplingParam.from_gen_config",
             signature=f"(cls, gen_config: {MESSAGES}.GenerationConfig)",
             replace=tenancy.CARRIED_SALT.sampling_param_from_gen_config,
-            why="it is what a sequence keeps of the request",
+            why="a sequence keeps it from the request",
         ),
         Hook(
             target="lmdeploy.pytorch.messages:SchedulerSequence.get_prefix_cache_extra_identity",

@@ -37,7 +37,7 @@ def tier_hooks() -> list[Hook]:
                 f"node: {TRIE}.node.Node, num_complete_blocks: int)"
             ),
             replace=path.trie_extend_path,
-            why="what was loaded is hung up at once, made while it was loading",
+            why="loaded blocks are inserted at once, prepared during the load",
         ),
     ]
 

@@ -44,7 +44,7 @@ def torch_hooks(resources: CpuResources) -> list[Hook]:
             target="torch.cuda:default_stream",
             signature=f"{a_device} -> torch.cuda.streams.Stream",
             replace=device.the_stream,
-            why="asked for beside current_stream",
+            why="queried with current_stream",
         ),
         Hook(
             target="torch.cuda:synchronize",

@@ -19,7 +19,7 @@ def usage_hooks() -> list[Hook]:
             target="lmdeploy.pytorch.paging.prefill_scheduler:_PrefillAdmissionAttempt._allocate_and_commit",
             signature="(self)",
             replace=first_match.allocate_and_commit,
-            why="from here on a prompt is computed: what was cached of it is settled",
+            why="from here on a prompt is computed: its cached tokens are final",
         ),
     ]
 

@@ -81,7 +81,7 @@ class ControlClient:
             if not socket.poll(round(timeout_s * 1000)):
                 raise EngineUnavailableError(
                     f"the engine process did not answer {operation.decode()!r} within {timeout_s:g} s:"
-                    " it is gone or stuck"
+                    " the engine process has ended or hangs"
                 )
             _, _, status, answer = socket.recv_multipart()
         finally:

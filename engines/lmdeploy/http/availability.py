@@ -82,7 +82,7 @@ class _Answer:
 
 def _refusal() -> JSONResponse:
     code = "engine_unavailable"
-    message = "the engine process of this instance is gone; ask another instance, or this one once it is started again"
+    message = "the engine process of this instance has ended; use another instance, or restart this one"
     return JSONResponse({"error": {"message": message, "type": code, "param": None, "code": code}}, status_code=503)
 
 

@@ -234,7 +234,7 @@ class EngineTransfers:
         if min(times) > self._clock():
             return
         self._guard.errors += 1
-        _log.error("a block transfer has no end: the engine goes on without KV tiers until it is started again")
+        _log.error("a block transfer does not end: the engine continues without KV tiers until a restart")
         self._lost()
         if self._memory is None or not self._memory.unregister():
             return  # its slots may still be written: they can't be given back yet

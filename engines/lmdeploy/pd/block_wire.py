@@ -98,7 +98,7 @@ def take(connection: Connection, blocks: int) -> None:
 def _send(connection: Connection, word: bytes, what: msgspec.Struct) -> None:
     body = msgspec.msgpack.encode(what)
     if len(body) > MAX_BODY_BYTES:
-        raise TransferError("layout", f"{len(body)} bytes say which blocks; allowed are {MAX_BODY_BYTES}")
+        raise TransferError("layout", f"{len(body)} bytes name the blocks; allowed: {MAX_BODY_BYTES}")
     connection.send(word + _LENGTH.pack(len(body)) + body)
 
 
@@ -113,7 +113,7 @@ def _decoded(body: bytearray, kind: type[_Body]) -> _Body:
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise TransferError("protocol", f"what the peer says is malformed: {error}") from error
+        raise TransferError("protocol", f"malformed message of the peer: {error}") from error
 
 
 __all__ = [

@@ -166,7 +166,7 @@ class PdBorrower:
         connection, offer = await run(self._threads, self._ask, transfer)
         records = _records(transfer, offer)
         if transfer.given_up:  # maybe because blocks have other names by now
-            raise TransferError("given_up", "nobody waits for the blocks any more")
+            raise TransferError("given_up", "the request for the blocks has ended")
         berths = hierarchy.exchange.expect(records)
         if not berths:
             if hierarchy.exchange.is_arriving(records[0].key):
@@ -184,7 +184,7 @@ class PdBorrower:
     def _ask(self, transfer: _Transfer) -> tuple[Connection, BlockOffer]:
         left_s = transfer.until_s - time.monotonic()
         if left_s <= 0:
-            raise TransferError("timeout", "the prompt's turn came too late: the transfers before it took too long")
+            raise TransferError("timeout", "the transfer queue was too long: earlier transfers took the time limit")
         connection = self._peers.connect(transfer.source.host, transfer.source.port, timeout_s=left_s)
         transfer.connection = connection
         if transfer.given_up:

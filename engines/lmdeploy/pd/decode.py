@@ -120,7 +120,7 @@ class PdDecode:
                 await self._places.acquire()
         except TimeoutError as error:
             raise TransferError(
-                "timeout", "the prompt's turn came too late: the transfers before it took too long"
+                "timeout", "the transfer queue was too long: earlier transfers took the time limit"
             ) from error
         try:
             running = asyncio.get_running_loop()
@@ -157,7 +157,7 @@ class PdDecode:
         if offer.tokens != token_bytes([int(token) for token in seq.valid_ids]):
             raise TransferError("tokens", "the peer's blocks are of another prompt")
         if not 0 <= offer.token_id < int(self._engine.model_config.vocab_size):
-            raise TransferError("tokens", "the peer's first token is none of the model's")
+            raise TransferError("tokens", "the peer's first token is not in the model's vocabulary")
         local = self._blocks(seq)
         if len(offer.block_ids) != len(local):
             raise TransferError("layout", f"{len(offer.block_ids)} blocks are offered where {len(local)} are needed")

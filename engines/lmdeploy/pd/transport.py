@@ -15,7 +15,7 @@ def transport_of(settings: EngineSettings, device: str) -> PdTransport:
     if settings.pd_transport is PdTransport.TIERS:
         raise SettingsError(
             "KVGATE_ENGINE_PD_TRANSPORT=tiers is for hybrid instances: in LMDeploy's other roles an engine has no KV "
-            "connector; leave --role out, the gateway is told which instance prefills"
+            "connector; omit --role and set the prefill instances in the gateway's settings"
         )
     if settings.pd_transport is PdTransport.TCP and device != "cpu":
         raise SettingsError(

@@ -134,7 +134,7 @@ def ask(connection: Connection, ticket: Ticket) -> Offer:
         raise TransferError("protocol", f"the peer's offer is malformed: {error}") from error
     tokens = len(offer.tokens) // TOKEN_BYTES
     if not 0 <= offer.cached_tokens <= tokens:
-        raise TransferError("protocol", f"the peer says that {offer.cached_tokens} of {tokens} tokens were cached")
+        raise TransferError("protocol", f"the peer reports {offer.cached_tokens} of {tokens} tokens as cached")
     return offer
 
 
@@ -189,7 +189,7 @@ def receive_frames(connection: Connection, total_bytes: int) -> bytearray:
 def expect(connection: Connection, word: bytes) -> None:
     """Read one word; raises ``TransferError`` when it is another."""
     if bytes(connection.receive(len(word))) != word:
-        raise TransferError("protocol", "the peer said something unexpected")
+        raise TransferError("protocol", "unexpected message of the peer")
 
 
 def _lost(error: OSError) -> TransferError:

@@ -50,7 +50,7 @@ class PaceControl:
                 f"allowed is {ENGINE_PACE}"
             )
         if pacer is None:
-            raise RefusedError("this engine has no pace of ours: LMDeploy's own rule chooses its steps")
+            raise RefusedError("kvgate's pace is not active in this engine: LMDeploy's own rule chooses steps")
         values, present = PACES[spec.name].values, self._spec
         if not pacer.failed and present.name == spec.name and values(present.parameters) == values(spec.parameters):
             return

@@ -286,7 +286,7 @@ class TrieEviction(DeferringWatcher):
         if len(chosen) > wanted_blocks:
             raise ValueError(f"{self._policy.name} chose {len(chosen)} blocks of {wanted_blocks} wanted")
         if again := waiting.keys() & chosen:
-            raise ValueError(f"{self._policy.name} chose {again} again without having been told of them anew")
+            raise ValueError(f"{self._policy.name} chose the evicted blocks {again} again")
         return list(chosen)
 
     def _detach(self, node: Any, leaves: set[Any]) -> None:

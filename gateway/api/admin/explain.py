@@ -163,7 +163,7 @@ def _left_out(instance: Instance, registry: Registry, model: str) -> LeftOutView
     if instance.state is not InstanceState.HEALTHY:
         why = f"{instance.state}: {instance.reason}"
     elif instance.stands_in:
-        why = "it computes prompts for others, and answers only where nobody else can"
+        why = "a prefill instance answers only if no other instance can"
     elif instance.role is EngineRole.PREFILL:
         why = "it computes prompts for others and answers nothing itself"
     elif instance.draining:

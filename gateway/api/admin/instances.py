@@ -55,11 +55,11 @@ class InstanceView(_View):
     source: Source
     state: str
     role: EngineRole | None = Field(
-        description="What it is for: hybrid, prefill (computes prompts for others) or decode; null while unknown."
+        description="Role: hybrid, prefill (computes prompts for others) or decode; null while unknown."
     )
     reason: str
     draining: bool
-    leaving: bool = Field(description="Whether it will be forgotten once it has finished what it has.")
+    leaving: bool = Field(description="Whether the instance is removed after its requests in flight.")
     breaker: BreakerState
     breaker_reason: str
     models: list[str]
@@ -84,7 +84,7 @@ class NewInstanceBody(BaseModel):
     id: Name
     url: Url
     role: EngineRole | None = Field(
-        None, description="What it is for, where prompts go through the tiers; null is what it says itself."
+        None, description="Role where prompts go through the tiers; null: the instance's own report."
     )
 
 
@@ -104,7 +104,7 @@ class LeaseBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: Url
-    ttl_s: float = Field(15.0, ge=1, le=3600, description="How long this holds without being said again, in seconds.")
+    ttl_s: float = Field(15.0, ge=1, le=3600, description="Duration of the lease without renewal, in seconds.")
 
 
 class InstanceViews:

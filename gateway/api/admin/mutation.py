@@ -34,7 +34,7 @@ class Mutation:
             ),
         ] = None,
         if_none_match: Annotated[
-            str | None, Header(pattern=r"^\*$", description="* makes it only if there is none yet.")
+            str | None, Header(pattern=r"^\*$", description="* creates only if it does not exist.")
         ] = None,
         idempotency_key: Annotated[
             str | None,
@@ -73,7 +73,7 @@ class Mutation:
         if self._if_match is None:
             return None
         if present is None:
-            raise PreconditionError("If-Match: there is no such document")
+            raise PreconditionError("If-Match: the document does not exist")
         match = _ETAG.fullmatch(self._if_match)
         return int(match.group(1)) if match else present.version
 

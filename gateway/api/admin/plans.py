@@ -72,7 +72,7 @@ def plans_router(changes: Changes, plans: RunningPlans) -> APIRouter:
     async def cancel_plan(
         plan_id: Id,
         mutation: MutationOf,
-        reason: Annotated[str, Query(max_length=200, description="What its client is told.")] = "no reason given",
+        reason: Annotated[str, Query(max_length=200, description="Message for its client.")] = "no reason given",
     ) -> Response:
         """End the request that it serves, here and at its engines; one that is over stays as it is."""
         if (replayed := await changes.replayed(mutation)) is not None:

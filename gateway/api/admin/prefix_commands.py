@@ -33,7 +33,7 @@ from gateway.state.stored import field, read, readable, written
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.prefix_control import LONGEST_TTL_S, Pins
 
-_UNPIN_BY_ITSELF: Final = f"it ends there by itself within {LEASE_S:g} s"
+_UNPIN_BY_ITSELF: Final = f"its lease there expires within {LEASE_S:g} s"
 
 _Done = TypeVar("_Done")
 
@@ -156,7 +156,7 @@ class PrefixCommands:
         if isinstance(look, InstanceControlError):
             return pinned_view(look)
         if instance is None or instance.stats is None or look is None:
-            why = "there is no such instance now" if instance is None else f"it is {instance.state}: {instance.reason}"
+            why = "the instance is unknown now" if instance is None else f"it is {instance.state}: {instance.reason}"
             return PlaceView(outcome=Outcome.WAITING, reason=why)
         chain = pin.chain(layout_of(instance.stats.identity, pin.model))
         if not chain:
@@ -166,7 +166,7 @@ class PrefixCommands:
             return pinned_view(found)
         if why := self._keeper.why_not(instance.id, chain[-1]):
             return PlaceView(outcome=Outcome.REFUSED, reason=why)
-        return PlaceView(outcome=Outcome.WAITING, reason="it has not been told yet")
+        return PlaceView(outcome=Outcome.WAITING, reason="the pin has not been sent yet")
 
     async def _unpinned(self, instance: Instance | None, pin: PinBody, pin_id: str) -> PlaceView:
         if instance is None or instance.stats is None:

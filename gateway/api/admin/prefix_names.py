@@ -35,7 +35,7 @@ class PrefixBody(PromptBody):
         None, description="Its last block's, as /kv/v1 has it; tenant is only noted then."
     )
     instances: list[Annotated[str, StringConstraints(pattern=NAME_PATTERN)]] | None = Field(
-        None, min_length=1, max_length=1000, description="Which instances are meant."
+        None, min_length=1, max_length=1000, description="The selected instances."
     )
 
 

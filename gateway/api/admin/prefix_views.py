@@ -54,7 +54,7 @@ class PinView(BaseModel):
     created_at_s: float = Field(description="Seconds since 1970.")
     version: int
     instances: dict[str, PlaceView]
-    failed: int = Field(description="Instances that refused or could not be asked.")
+    failed: int = Field(description="Instances that refused or could not be reached.")
 
 
 class KeptView(BaseModel):

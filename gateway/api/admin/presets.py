@@ -52,7 +52,7 @@ class PresetView(BaseModel):
     hot: dict[str, Value]
     at_start: dict[str, Value]
     notes: list[str]
-    not_measured: list[str] = Field(description="Keys whose values nobody has measured on this hardware.")
+    not_measured: list[str] = Field(description="Keys whose values were not measured on this hardware.")
 
 
 class DifferenceView(BaseModel):

@@ -9,7 +9,7 @@ from gateway.api.admin.access import AdminRoute
 from gateway.api.admin.views import ErrorView
 
 _FAILURES: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorView, "description": "The request is wrong; the message says what is allowed."},
+    400: {"model": ErrorView, "description": "The request is invalid; the message contains the allowed values."},
     **{
         status: {
             "description": description,
@@ -17,9 +17,9 @@ _FAILURES: dict[int | str, dict[str, Any]] = {
         }
         for status, description in {
             401: "No admin key, or another one.",
-            404: "There is no such thing.",
+            404: "Unknown resource.",
             408: "The body did not arrive in time.",
-            409: "Somebody else changed it meanwhile.",
+            409: "Another change came first.",
             412: "If-Match or If-None-Match does not hold.",
             413: "The body is too long.",
             422: "The Idempotency-Key was used for another request.",

@@ -47,7 +47,7 @@ class InstanceStatus(InstanceView):
     engine: str | None
     device: str | None
     tiers: dict[str, TierView]
-    query_tokens: int | None = Field(description="Prompt tokens that its prefix cache was asked for since its start.")
+    query_tokens: int | None = Field(description="Prompt tokens looked up in its prefix cache since its start.")
     hit_tokens: int | None = Field(description="Those of them that it found.")
 
 
@@ -77,7 +77,7 @@ class IntervalView(_View):
     ttft_p99_s: float | None
     prompt_tokens: int
     completion_tokens: int
-    known_tokens: int = Field(description="Prompt tokens whose answers say how many were cached.")
+    known_tokens: int = Field(description="Prompt tokens whose answers report cached tokens.")
     cached_tokens: int
     expected_tokens: int = Field(description="Those that routing expected to be cached.")
     in_flight: int
@@ -109,7 +109,7 @@ class StatusView(_View):
     open: bool = Field(description="Whether any API key is accepted.")
     worker: WorkerView | None
     waiting: int
-    problems: list[ProblemView] = Field(description="What is wrong with the process that answers.")
+    problems: list[ProblemView] = Field(description="Problems of the process that answers.")
     interval_s: float
     process: str = Field(description="Whose numbers the intervals have: another one after a restart.")
     instances: list[InstanceStatus]
@@ -219,11 +219,10 @@ def status_router(board: StatusBoard) -> APIRouter:
     @router.get("/status")
     async def status(
         response: Response,
-        after: Annotated[
-            int, Query(ge=0, le=1 << 53, description="Number of the last interval that is known; 0 is none.")
-        ] = 0,
+        after: Annotated[int, Query(ge=0, le=1 << 53, description="Number of the last known interval; 0: none.")] = 0,
         process: Annotated[
-            str | None, Query(max_length=64, description="Whose number that is; of another process all are told.")
+            str | None,
+            Query(max_length=64, description="Process of that number; all intervals if it is another one."),
         ] = None,
     ) -> StatusView:
         """The gateway now: instances with their tiers, tenants with their use, the traffic of the last ten minutes."""

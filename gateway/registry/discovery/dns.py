@@ -104,7 +104,7 @@ class DnsWatcher:
         except (dns.resolver.NXDOMAIN, dns.resolver.NoAnswer):
             return None
         except (dns.exception.DNSException, OSError) as error:
-            raise DiscoveryError(f"{self.place}: {name} {kind} can't be asked for: {error}") from None
+            raise DiscoveryError(f"{self.place}: {name} {kind} can't be resolved: {error}") from None
 
     def _spec(self, query: DnsQuery, host: str, port: int) -> InstanceSpec:
         shown = host

@@ -73,7 +73,7 @@ class DurableMetadataBackend(MetadataBackend):
             BlockStatus.OK if self._seals.get(move.slot) == move.seal else BlockStatus.CORRUPT for move in moves
         ]
         if BlockStatus.CORRUPT in statuses:
-            self.last_error = "a slot holds another block than was asked for"
+            self.last_error = "a slot holds another block than requested"
         return statuses
 
     def write(self, moves: Sequence[Move], arena: HostArena) -> list[BlockStatus]:

@@ -22,7 +22,7 @@ _AGEING = {
         default=DEFAULT_AGEING_BOUND_S,
         least=0.001,
         most=86400,
-        meaning="seconds after which a request goes before all that haven't waited so long",
+        meaning="waiting time after which a request precedes all that waited less, in seconds",
     )
 }
 _PATIENCE = {
@@ -55,7 +55,7 @@ _KINDS = (
     StrategyKind(name="fifo", summary="came first", order=lambda _: FifoOrder()),
     StrategyKind(
         name="priority",
-        summary="the most important class, in it who came first",
+        summary="the highest class, first come first served within it",
         order=lambda _: PriorityOrder(),
     ),
     StrategyKind(

@@ -277,7 +277,7 @@ def test_weights_are_not_loaded_beside_steps(
     request, old = update_request(read_weights(other)), revision(engine)
 
     async def at_once() -> None:
-        with pytest.raises(EngineBusyError, match="beside the engine's steps"):
+        with pytest.raises(EngineBusyError, match="during the engine's steps"):
             engine.local.engine.update_params(request)
 
     async def update() -> Ended:

@@ -50,7 +50,7 @@ def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(
         ("- a list", ["kvgate.yaml", "list", "mapping"]),
         ("a: [", ["kvgate.yaml", "not YAML"]),
         ("port: 0x" + "f" * 5_000, ["kvgate.yaml", "not YAML", "more than 1024 bits"]),
-        ("port: !!int high", ["kvgate.yaml", "not YAML", "none of its kind"]),
+        ("port: !!int high", ["kvgate.yaml", "not YAML", "invalid value"]),
     ],
 )
 def test_a_wrong_file_is_named_with_key_value_and_what_is_allowed(tmp_path: Path, text: str, parts: list[str]) -> None:

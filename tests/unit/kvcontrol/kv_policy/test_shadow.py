@@ -171,7 +171,7 @@ def test_no_candidates_cost_nothing_and_too_many_are_refused() -> None:
 def test_a_request_whose_keys_cannot_be_followed_is_refused_at_once_and_not_noted() -> None:
     watched = shadows("lru", capacity=16)
     for call in (watched.requested, watched.stored):
-        with pytest.raises(PolicyError, match=r"keys\[1\] is \[2\]; allowed is what can be hashed"):
+        with pytest.raises(PolicyError, match=r"keys\[1\] is \[2\]; allowed are hashable values"):
             call([1, cast("int", [2])])
     watched.settle()
     assert watched.report().requests == 0

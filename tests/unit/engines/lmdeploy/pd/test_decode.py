@@ -23,7 +23,7 @@ async def test_a_prompts_turn_comes_within_its_own_time_or_it_is_computed_here()
     for _ in range(MAX_TRANSFERS):
         await decode._places.acquire()
     async with asyncio.timeout(30):
-        with pytest.raises(TransferError, match="turn came too late") as late:
+        with pytest.raises(TransferError, match="transfer queue was too long") as late:
             await decode._fetch(None, None, FETCH)
     assert late.value.cause == "timeout"
     decode._places.release()
