@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from kvcontrol.core.roles import EngineRole, KVTransport
+from kvcontrol.core.roles import KVTransport
+from kvgate.engine.checks import need_fitting_memory
 from kvgate.engine.instance import HEALTH_PATH, EngineLimits, Instance
 from kvgate.engine.model import Model
 from kvgate.failure import CommandError
@@ -73,23 +74,6 @@ def need_sane_count(count: int) -> None:
     """Raise ``CommandError`` for a number of instances that can't be meant."""
     if not 0 < count <= MAX_INSTANCES:
         raise CommandError(f"--instances is {count}; allowed: 1 to {MAX_INSTANCES}")
-
-
-def need_possible_role(role: EngineRole, *, on_gpu: bool, tiers: bool) -> None:
-    """Raise ``CommandError`` for an instance in one of LMDeploy's roles that can't be what it is asked to be."""
-    if role is EngineRole.HYBRID:
-        return
-    if on_gpu:
-        raise CommandError(
-            f"--role {role} migrates prompts on CPUs only: on GPUs LMDeploy needs DLSlime or Mooncake",
-            "use tiers for the handover, or see docs/design/pd.md for LMDeploy's own transports",
-        )
-    if tiers:
-        raise CommandError(
-            f"--role {role} cannot be combined with tiers (--ddr, --preset)",
-            "omit --role and set KVGATE_ENGINE_PD_TRANSPORT=tiers; the gateway's settings then define the prefill "
-            "instances",
-        )
 
 
 def chosen_transport(
@@ -167,19 +151,6 @@ def plan_instances(  # noqa: PLR0913 - what a machine has, and what is asked of 
         )
         for index in range(count)
     ]
-
-
-def need_fitting_memory(limits: EngineLimits, *, on_gpu: bool, count: int = 1) -> None:
-    """Raise ``CommandError`` for an amount of memory on a GPU and for a share on a CPU: neither has an effect there."""
-    if on_gpu and limits.kv_bytes is not None:
-        raise CommandError("--kv-memory on a GPU is a share of its free memory, for example 40%; or use --kv-blocks")
-    if limits.kv_bytes is not None and limits.kv_bytes * count > (free_bytes := available_memory_bytes()):
-        raise CommandError(
-            f"--kv-memory asks for {limits.kv_bytes * count / 2**30:.1f} GiB ({count} engines), "
-            f"and {free_bytes / 2**30:.1f} GiB of this machine's memory are free"
-        )
-    if not on_gpu and limits.kv_share is not None:
-        raise CommandError("--kv-memory on a CPU is an amount, for example 2GiB; shares are for GPUs")
 
 
 def _with_memory(limits: EngineLimits, model: Model, count: int, gpu_count: int) -> EngineLimits:
@@ -265,7 +236,6 @@ __all__ = [
     "gateway_child",
     "gateway_spec",
     "need_keys_beyond_loopback",
-    "need_possible_role",
     "need_sane_count",
     "plan_instances",
     "with_fair_threads",

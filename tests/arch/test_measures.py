@@ -28,8 +28,6 @@ LONG_FUNCTIONS = {
     "engines/lmdeploy/hooks/torch.py:torch_hooks",
     "kvcontrol/tier_report.py:offload_stats",
     "kvgate/admin/prefixes.py:prefixes",
-    "kvgate/engine/command.py:engine",
-    "kvgate/up/command.py:up",
     "lab/plan/command.py:plan",
     "lab/replay/command.py:replay",
     "lab/simulate/command.py:simulate",

@@ -15,8 +15,8 @@ from kvgate import doctor
 from kvgate.doctor import Verdict, examine
 from kvgate.engine.model import Model
 from kvgate.host.ports import free_ports
+from kvgate.up.announce import QUESTION, curl
 from kvgate.up.api_keys import ApiKey
-from kvgate.up.command import QUESTION, curl
 from kvgate.up.stack import GatewayOptions, Routing
 from tests.support.command import typed
 

@@ -8,7 +8,8 @@ import typer.main
 from engines.models import smollm2
 from kvgate.__main__ import build_app
 from kvgate.engine.model import Model
-from kvgate.up.command import DEFAULT_PORT, curl
+from kvgate.up.announce import curl
+from kvgate.up.options import DEFAULT_PORT
 from kvgate.up.stack import GatewayOptions, Routing
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -19,8 +19,8 @@ from kvgate.engine.presets import with_preset
 from kvgate.engine.tiers import TierOptions
 from kvgate.failure import CommandError
 from kvgate.host.machine import Gpu, core_count
+from kvgate.up.announce import does
 from kvgate.up.api_keys import ApiKey
-from kvgate.up.command import does
 from kvgate.up.stack import (
     LEAST_KV_BYTES,
     MOST_KV_BYTES,

@@ -1,23 +1,16 @@
-"""What a preset's quotas become for the tenants that are known when engines start."""
+"""Names of a gateway's tenants as engines account for them."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from engines.lmdeploy.settings import EngineSettings
 from gateway.admission.authenticator import Authenticator
 from gateway.settings import ApiKeySettings
 from kvcontrol.core.tenant import tenant_of_salt
-from kvcontrol.presets import Preset, Presets
-from kvcontrol.presets.parts import QuotaPart
-from kvgate.engine.tiers import TenantShares, TierOptions
 from kvgate.failure import CommandError
 from kvgate.up.api_keys import ApiKey
 from kvgate.up.stack import GatewayOptions, Routing
-from kvgate.up.tenants import shares_of_preset, tenants_of_keys
-
-NAMES = tuple(f"{number:016x}" for number in range(12))
+from kvgate.up.tenants import tenants_of_keys
 
 
 def gateway(folder: Path, *keys: str) -> GatewayOptions:
@@ -28,11 +21,6 @@ def gateway(folder: Path, *keys: str) -> GatewayOptions:
         routing=Routing.COST_AWARE,
         state_dir=folder,
     )
-
-
-def preset(guaranteed: float = 0.1, burst: float = 0.6) -> Preset:
-    chosen = Presets.shipped().preset("long-context-32k", "cpu")
-    return replace(chosen, quota=QuotaPart(guaranteed_share=guaranteed, burst_share=burst))
 
 
 def test_a_keys_tenant_is_called_as_engines_account_for_it(tmp_path: Path) -> None:
@@ -65,36 +53,3 @@ def test_what_cannot_be_a_tenant_or_a_key_is_said(tmp_path: Path) -> None:
     (tmp_path / "salt.secret").write_text("short")
     with pytest.raises(CommandError, match=r"salt\.secret"):
         tenants_of_keys(gateway(tmp_path, "acme:k1"), {})
-
-
-def test_tenants_of_a_gateway_get_what_the_preset_says() -> None:
-    assert shares_of_preset(preset(), NAMES[:3]) == (TenantShares(burst=0.6, guaranteed=0.1, tenants=NAMES[:3]), [])
-    assert shares_of_preset(preset(), NAMES[:10])[1] == []
-    assert shares_of_preset(preset(guaranteed=0.0), NAMES) == (TenantShares(burst=0.6), [])
-
-
-def test_what_cannot_be_applied_is_said() -> None:
-    shares, answer = shares_of_preset(preset(), NAMES[:11])
-    assert shares == TenantShares(burst=0.6)
-    assert answer[0].startswith("quota.guaranteed_share (0.1) is not applied: 11 tenants with that share exceed")
-    shares, answer = shares_of_preset(preset(), None)
-    assert shares == TenantShares(burst=0.6)
-    assert "this engine knows no tenants at its start" in answer[0]
-    assert shares_of_preset(preset(), ())[1][0].startswith("its quotas are not applied: no API key names a tenant")
-    assert shares_of_preset(preset(), NAMES[:1])[1][0].startswith(
-        "its quotas are not applied: one tenant has an API key"
-    )
-    assert shares_of_preset(preset(0.0, 1.0), ()) == (TenantShares(), [])
-
-
-@pytest.mark.parametrize("tenants", [None, (), NAMES[:1], NAMES[:2], NAMES[:10], NAMES])
-@pytest.mark.parametrize("name", list(Presets.shipped().workloads))
-def test_the_shares_of_every_preset_are_what_an_engines_settings_take(
-    monkeypatch: pytest.MonkeyPatch, name: str, tenants: tuple[str, ...] | None
-) -> None:
-    shares, _ = shares_of_preset(Presets.shipped().preset(name, "cpu"), tenants)
-    for variable, value in TierOptions(ddr_bytes=1 << 20, shares=shares).environment().items():
-        monkeypatch.setenv(variable, value)
-    settings = EngineSettings.load()
-    assert settings.tenant_burst_share == shares.burst
-    assert (settings.tenant_guaranteed_share, settings.guaranteed_names) == (shares.guaranteed, shares.tenants)

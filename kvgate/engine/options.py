@@ -1,0 +1,120 @@
+"""The options of ``kvgate engine``."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcontrol.core.roles import EngineRole
+from kvgate.engine.instance import EngineLimits
+from kvgate.engine.itl_target import ItlTargetOption
+from kvgate.engine.tier_flags import (
+    DdrOption,
+    DdrPathOption,
+    HardwareOption,
+    NvmeDirOption,
+    NvmeOption,
+    PresetOption,
+    TierFlags,
+    TierWriteOption,
+)
+from kvgate.engine.units import with_kv_memory
+from kvgate.host.machine import Device
+from kvgate.host.ports import LOOPBACK, free_ports, need_free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Each field is an option as it was typed; None where one wasn't."""
+
+    context: typer.Context
+    model: Annotated[Path, typer.Option(help="A Hugging Face model folder.")]
+    model_name: Annotated[str | None, typer.Option(help="Model name for clients. Default: the folder's name.")] = None
+    host: Annotated[str, typer.Option(help="Address that the HTTP server listens on.")] = LOOPBACK
+    port: Annotated[int | None, typer.Option(help="HTTP port. Default: a free port, printed.")] = None
+    events_port: Annotated[int | None, typer.Option(help="Port of the KV events (ZMQ PUB). Default: a free port.")] = (
+        None
+    )
+    replay_port: Annotated[
+        int | None, typer.Option(help="Port that replays KV events (ZMQ ROUTER). Default: a free port.")
+    ] = None
+    events_host: Annotated[
+        str,
+        typer.Option(
+            help="Address of both event ports; * is every address, for a gateway on another host. They have no "
+            "authentication."
+        ),
+    ] = LOOPBACK
+    device: Annotated[Device, typer.Option(help="Device; auto: the first visible GPU, else the CPU.")] = Device.AUTO
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens of a KV block: 16, 32, 64, ... Default: 16 on CPU, 64 on GPU.")
+    ] = None
+    kv_blocks: Annotated[int | None, typer.Option(min=16, help="Number of KV blocks.")] = None
+    kv_memory: Annotated[
+        str | None, typer.Option(help="KV memory: an amount on CPU (2GiB), a share of the free memory on GPU (40%).")
+    ] = None
+    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Largest batch: requests that run at once.")] = None
+    context_length: Annotated[
+        int | None, typer.Option(min=1, help="Context length: most tokens of a prompt with its answer.")
+    ] = None
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None
+    itl_target: ItlTargetOption = None
+    role: Annotated[
+        EngineRole,
+        typer.Option(
+            case_sensitive=False,
+            help="Role: prefill (computes prompts for others), decode (answers them), or hybrid (both).",
+        ),
+    ] = EngineRole.HYBRID
+    preset: PresetOption = None
+    hardware: HardwareOption = None
+    ddr: DdrOption = None
+    ddr_path: DdrPathOption = None
+    nvme: NvmeOption = None
+    nvme_dir: NvmeDirOption = None
+    tier_write: TierWriteOption = None
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The limits of the engine, without its tiers. Raises ``CommandError`` for an amount that can't be read."""
+        limits = EngineLimits(
+            block_tokens=self.block_size,
+            kv_blocks=self.kv_blocks,
+            max_batch_size=self.max_batch_size,
+            context_tokens=self.context_length,
+            cpu_threads=self.threads,
+            itl_target_ms=self.itl_target,
+        )
+        return with_kv_memory(limits, self.kv_memory)
+
+    @property
+    def tier_flags(self) -> TierFlags:
+        """The options of the tiers as they were typed."""
+        return TierFlags(
+            ddr=self.ddr,
+            ddr_path=self.ddr_path,
+            nvme=self.nvme,
+            nvme_dir=self.nvme_dir,
+            write_mode=self.tier_write,
+        )
+
+    def ports(self) -> tuple[int, int, int]:
+        """Return the ports of HTTP, events and their replay: as typed, else free. ``CommandError`` for a taken one."""
+        events_host = LOOPBACK if self.events_host == "*" else self.events_host
+        typed = (
+            ("--port", self.port, self.host),
+            ("--events-port", self.events_port, events_host),
+            ("--replay-port", self.replay_port, events_host),
+        )
+        free = free_ports(len(typed))
+        for name, wanted, host in typed:
+            if wanted is not None:
+                need_free(host, wanted, option=name)
+        http, events, replay = (
+            other if wanted is None else wanted for (_, wanted, _), other in zip(typed, free, strict=True)
+        )
+        return http, events, replay
+
+
+__all__ = ["EngineOptions"]

@@ -1,0 +1,171 @@
+"""The options of ``kvgate up``."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcontrol.core.roles import KVTransport
+from kvgate.engine.instance import EngineLimits
+from kvgate.engine.itl_target import ItlTargetOption
+from kvgate.engine.tier_flags import (
+    DdrOption,
+    DdrPathOption,
+    HardwareOption,
+    NvmeDirOption,
+    NvmeOption,
+    PresetOption,
+    TierFlags,
+    TierWriteOption,
+)
+from kvgate.engine.units import with_kv_memory
+from kvgate.host.machine import Device
+from kvgate.host.paths import state_dir
+from kvgate.host.ports import LOOPBACK
+from kvgate.up.api_keys import chosen_keys
+from kvgate.up.stack import GatewayOptions, Routing
+
+DEFAULT_PORT = 8000
+
+_MODEL = "Model"
+_ENGINE = "Engines"
+_GATEWAY = "Gateway"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """Each field is an option as it was typed; None where one wasn't."""
+
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Hugging Face model folder. Default: SmolLM2-135M-Instruct, downloaded once.", rich_help_panel=_MODEL
+        ),
+    ] = None
+    tiny: Annotated[
+        bool,
+        typer.Option(
+            "--tiny", help="Use a tiny random Llama: ready in seconds, answers are nonsense.", rich_help_panel=_MODEL
+        ),
+    ] = False
+    model_name: Annotated[
+        str | None, typer.Option(help="Model name for clients. Default: the folder's name.", rich_help_panel=_MODEL)
+    ] = None
+    instances: Annotated[int | None, typer.Option(help="Number of engines. Default: 2.", rich_help_panel=_ENGINE)] = (
+        None
+    )
+    topology: Annotated[
+        str,
+        typer.Option(
+            help="Roles: hybrid, pd (one prefill and one decode instance), or counts such as 1p1d, 1p2d, 2p1d.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "hybrid"
+    pd_transport: Annotated[
+        KVTransport | None,
+        typer.Option(
+            help="Transport from prefill to decode instances: migration, or tiers (--ddr). Default: tiers if "
+            "configured.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    device: Annotated[
+        Device, typer.Option(help="Device; auto: the visible GPUs, else the CPU.", rich_help_panel=_ENGINE)
+    ] = Device.AUTO
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of a KV block: 16, 32, 64, ... Default: 16 on CPU, 64 on GPU.", rich_help_panel=_ENGINE
+        ),
+    ] = None
+    kv_blocks: Annotated[
+        int | None, typer.Option(min=16, help="KV blocks of each engine.", rich_help_panel=_ENGINE)
+    ] = None
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="KV memory of each engine: an amount on CPU (2GiB), a share of the free memory on GPU (40%).",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Largest batch of an engine: requests that run at once.", rich_help_panel=_ENGINE),
+    ] = None
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each engine.", rich_help_panel=_ENGINE)] = (
+        None
+    )
+    itl_target: ItlTargetOption = None
+    preset: PresetOption = None
+    hardware: HardwareOption = None
+    ddr: DdrOption = None
+    ddr_path: DdrPathOption = None
+    nvme: NvmeOption = None
+    nvme_dir: NvmeDirOption = None
+    tier_write: TierWriteOption = None
+    host: Annotated[
+        str, typer.Option(envvar="KVGATE_HOST", help="Address that the gateway listens on.", rich_help_panel=_GATEWAY)
+    ] = LOOPBACK
+    port: Annotated[int, typer.Option(envvar="KVGATE_PORT", help="Port of the gateway.", rich_help_panel=_GATEWAY)] = (
+        DEFAULT_PORT
+    )
+    routing: Annotated[Routing, typer.Option(help="Routing policy.", rich_help_panel=_GATEWAY)] = Routing.COST_AWARE
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A key that clients must present: KEY or TENANT:KEY. Repeatable. None: any key, on loopback only. "
+            "Other users see it in the process list; prefer --api-key-file or KVGATE_API_KEYS.",
+            rich_help_panel=_GATEWAY,
+        ),
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with such keys, one per line, readable only by you.", rich_help_panel=_GATEWAY),
+    ] = None
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state-dir",
+            envvar="KVGATE_STATE_DIR",
+            help="Folder for durable state and logs. Default: ~/.local/state/kvgate.",
+            rich_help_panel=_GATEWAY,
+        ),
+    ] = None
+
+    @property
+    def gateway(self) -> GatewayOptions:
+        """How the gateway listens and routes. Raises ``CommandError`` for keys that can't be read."""
+        return GatewayOptions(
+            host=self.host,
+            port=self.port,
+            api_keys=chosen_keys(self.api_key or (), self.api_key_file),
+            routing=self.routing,
+            state_dir=self.state or state_dir(),
+        )
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The limits of each engine, without its tiers. Raises ``CommandError`` for an amount that can't be read."""
+        limits = EngineLimits(
+            block_tokens=self.block_size,
+            kv_blocks=self.kv_blocks,
+            max_batch_size=self.max_batch_size,
+            cpu_threads=self.threads,
+            itl_target_ms=self.itl_target,
+        )
+        return with_kv_memory(limits, self.kv_memory)
+
+    @property
+    def tier_flags(self) -> TierFlags:
+        """The options of the tiers as they were typed."""
+        return TierFlags(
+            ddr=self.ddr,
+            ddr_path=self.ddr_path,
+            nvme=self.nvme,
+            nvme_dir=self.nvme_dir,
+            write_mode=self.tier_write,
+        )
+
+
+__all__ = ["DEFAULT_PORT", "UpOptions"]
