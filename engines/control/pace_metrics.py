@@ -6,7 +6,7 @@ from prometheus_client.core import Metric
 
 from engines.control.families import family, single
 from kvcontrol.core.policy_control import PaceReport
-from kvcontrol.series import engine as catalogue
+from kvcontrol.series.engine import schedule as catalogue
 
 
 def pace_series(name: str, report: PaceReport) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ from engines.control.pace_metrics import pace_series
 from engines.control.schedule_metrics import schedule_series
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.policy_control import EvictionReport, PolicyReport, ShadowBody
-from kvcontrol.series import engine as catalogue
+from kvcontrol.series.engine import policies as catalogue
 
 
 def policy_series(report: PolicyReport, refused: int) -> Iterator[Metric]:

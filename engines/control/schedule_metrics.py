@@ -6,7 +6,7 @@ from prometheus_client.core import Metric
 
 from engines.control.families import family, histogram, single
 from kvcontrol.core.policy_control import ScheduleReport
-from kvcontrol.series import engine as catalogue
+from kvcontrol.series.engine import schedule as catalogue
 
 
 def schedule_series(strategy: str, report: ScheduleReport) -> Iterator[Metric]:

@@ -11,7 +11,7 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import OffloadStats, TierStats
 from kvcontrol.kv_runtime import HierarchyManager
 from kvcontrol.series import MOST_TENANTS, OTHER
-from kvcontrol.series import engine as catalogue
+from kvcontrol.series.engine import tiers as catalogue
 from kvcontrol.tier_report import times
 
 

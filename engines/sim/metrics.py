@@ -12,7 +12,7 @@ from engines.control.policy_metrics import policy_series
 from engines.control.tier_metrics import offload_series, tenant_series, tier_series
 from engines.sim.instance import SimInstance
 from engines.sim.report import offload_stats, tier_counts, tier_stats
-from kvcontrol.series import engine as catalogue
+from kvcontrol.series.engine import process as catalogue
 
 _TTFT_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _GAP_S: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)

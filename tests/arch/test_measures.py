@@ -12,7 +12,6 @@ LONG_FILES = {
     "engines/sim/bodies.py",
     "engines/sim/engine.py",
     "kvcontrol/kv_runtime/hierarchy.py",
-    "kvcontrol/series/engine.py",
     "lab/research/pool/pool.py",
     "lab/research/prefix_index/index.py",
     "lab/simulate/fleet.py",

@@ -43,7 +43,7 @@ from engines.requests.headers import HeaderMiddleware
 from engines.requests.salt import SALT
 from engines.requests.urgency import URGENCY
 from kvcontrol.core.errors import UNREADABLE
-from kvcontrol.series import engine as catalogue
+from kvcontrol.series.engine import process as catalogue
 from kvcontrol.tracing import start_tracing
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from prometheus_client.core import Metric
 
 from engines.control.families import family, single
 from kvcontrol.core.pd import PdStats
-from kvcontrol.series import engine as catalogue
+from kvcontrol.series.engine import handovers as catalogue
 
 
 def pd_series(stats: PdStats) -> Iterator[Metric]:

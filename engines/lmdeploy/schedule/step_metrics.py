@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 
 from engines.control.families import family, histogram, single
 from kvcontrol.core.steps import StepHistograms, StepTotals
-from kvcontrol.series import engine as catalogue
+from kvcontrol.series.engine import schedule as catalogue
 
 
 class StepCounts(msgspec.Struct, frozen=True, kw_only=True):
