@@ -12,7 +12,7 @@ _CONFIG = "lmdeploy.pytorch.config"
 
 def cpu_hooks(resources: CpuResources) -> list[Hook]:
     """Hooks for LMDeploy's PyTorch engine without CUDA; installed after ``torch_hooks``."""
-    return [*_configuration_hooks(), *_engine_hooks(resources)]
+    return [*_configuration_hooks(), *_pool_hooks(resources), *_agent_hooks(resources)]
 
 
 def _configuration_hooks() -> list[Hook]:
@@ -58,8 +58,8 @@ def _configuration_hooks() -> list[Hook]:
     ]
 
 
-def _engine_hooks(resources: CpuResources) -> list[Hook]:
-    from engines.lmdeploy.cpu import agent, cache, selection
+def _pool_hooks(resources: CpuResources) -> list[Hook]:
+    from engines.lmdeploy.cpu import cache, selection
 
     return [
         Hook(
@@ -83,6 +83,13 @@ def _engine_hooks(resources: CpuResources) -> list[Hook]:
             replace=cache.allocate_state_caches,
             why="the state pool is allocated on cuda",
         ),
+    ]
+
+
+def _agent_hooks(resources: CpuResources) -> list[Hook]:
+    from engines.lmdeploy.cpu import agent
+
+    return [
         Hook(
             target=f"{_AGENT}:BaseModelAgent.__init__",
             signature=(

@@ -9,6 +9,10 @@ _WORKER = "lmdeploy.pytorch.engine.mp_engine.base_worker:EngineWorkerBase"
 
 def interruption_hooks() -> list[Hook]:
     """In the engine process: operations that interrupt steps wait for them, and drop stale state."""
+    return [*_sleep_hooks(), *_weight_hooks()]
+
+
+def _sleep_hooks() -> list[Hook]:
     from engines.lmdeploy import interruptions, pauses
 
     return [
@@ -30,6 +34,13 @@ def interruption_hooks() -> list[Hook]:
             replace=interruptions.engine_wakeup,
             why="an engine that is awake, or not asleep yet, got another KV pool under its forwards",
         ),
+    ]
+
+
+def _weight_hooks() -> list[Hook]:
+    from engines.lmdeploy import interruptions
+
+    return [
         Hook(
             target=f"{ENGINE}.update_params",
             signature="(self, request: Any)",

@@ -11,7 +11,11 @@ def pd_hooks() -> list[Hook]:
     """In both processes: tickets, what is held for them, LMDeploy's migration over TCP with its faults mended, and
     what is borrowed through the tiers.
     """
-    from engines.lmdeploy.pd import backend, borrower, part, request
+    return [*_ticket_hooks(), *_holding_hooks(), *_transfer_hooks()]
+
+
+def _ticket_hooks() -> list[Hook]:
+    from engines.lmdeploy.pd import part, request
 
     return [
         Hook(
@@ -32,6 +36,13 @@ def pd_hooks() -> list[Hook]:
             replace=part.on_add_message,
             why="a ticket becomes LMDeploy's own fields where a request enters the engine",
         ),
+    ]
+
+
+def _holding_hooks() -> list[Hook]:
+    from engines.lmdeploy.pd import part
+
+    return [
         Hook(
             target=f"{ENGINE}._on_end_session",
             signature="(self, reqs: list[lmdeploy.pytorch.engine.request.Request], **kwargs)",
@@ -50,6 +61,13 @@ def pd_hooks() -> list[Hook]:
             replace=part.end_session,
             why="blocks must not be freed while a peer reads them",
         ),
+    ]
+
+
+def _transfer_hooks() -> list[Hook]:
+    from engines.lmdeploy.pd import backend, borrower, part
+
+    return [
         Hook(
             target="lmdeploy.pytorch.engine.inputs_maker:InputsMakerAsync.update_running_seqs",
             signature="(self, running: 'SeqList', inputs: 'ModelInputs|None')",

@@ -10,7 +10,11 @@ _STATUS = "lmdeploy.pytorch.messages.MessageStatus"
 
 def schedule_hooks() -> list[Hook]:
     """In both processes: how urgent a request is travels with it, and decides when it is tried."""
-    from engines.lmdeploy.schedule import chunk_space, chunked_again, handles, prefill_gate, scheduler, urgency
+    return [*_urgency_hooks(), *_queue_hooks(), *_chunk_hooks(), *_status_hooks(), *_handle_hooks()]
+
+
+def _urgency_hooks() -> list[Hook]:
+    from engines.lmdeploy.schedule import urgency
 
     return [
         Hook(
@@ -25,6 +29,13 @@ def schedule_hooks() -> list[Hook]:
             replace=urgency.CARRIED_URGENCY.sampling_param_from_gen_config,
             why="a sequence keeps it from the request",
         ),
+    ]
+
+
+def _queue_hooks() -> list[Hook]:
+    from engines.lmdeploy.schedule import scheduler
+
+    return [
         Hook(
             target=f"{_PAGING}.scheduler:Scheduler.__init__",
             signature=(
@@ -51,6 +62,13 @@ def schedule_hooks() -> list[Hook]:
             replace=scheduler.reorder,
             why="it sorts by arrival, and short prompts by length",
         ),
+    ]
+
+
+def _chunk_hooks() -> list[Hook]:
+    from engines.lmdeploy.schedule import chunk_space, chunked_again, prefill_gate
+
+    return [
         Hook(
             target=f"{_PAGING}.prefill_scheduler:_PrefillAdmissionAttempt._try_match_prefix_for_prefill_gate",
             signature="(self) -> bool",
@@ -75,6 +93,13 @@ def schedule_hooks() -> list[Hook]:
             replace=chunked_again.maker_update_running_seqs,
             why="a prompt cancelled between its chunks became an answer, and the engine died of the next prompt",
         ),
+    ]
+
+
+def _status_hooks() -> list[Hook]:
+    from engines.lmdeploy.schedule import scheduler
+
+    return [
         Hook(
             target=f"{_MANAGER}.register_sequence",
             signature="(self, seq: 'SchedulerSequence')",
@@ -93,6 +118,13 @@ def schedule_hooks() -> list[Hook]:
             replace=scheduler.manager_update,
             why="and of each that begins or ceases to wait",
         ),
+    ]
+
+
+def _handle_hooks() -> list[Hook]:
+    from engines.lmdeploy.schedule import handles
+
+    return [
         Hook(
             target="lmdeploy.pytorch.engine.mp_engine.base_worker:EngineInstancePool.instance",
             signature="(self)",

@@ -3,12 +3,17 @@
 from engines.lmdeploy.cpu.resources import CpuResources
 from engines.lmdeploy.patching import Hook
 
+_A_DEVICE = "(device: torch.device | str | int | None = None)"
+
 
 def torch_hooks(resources: CpuResources) -> list[Hook]:
     """What LMDeploy expects of torch; installed before LMDeploy is imported, whose decorators use some of it."""
+    return [*_stream_hooks(), *_memory_hooks(resources)]
+
+
+def _stream_hooks() -> list[Hook]:
     from engines.lmdeploy.cpu import compiler, device
 
-    a_device = "(device: torch.device | str | int | None = None)"
     return [
         Hook(
             target="torch:compile",
@@ -36,19 +41,26 @@ def torch_hooks(resources: CpuResources) -> list[Hook]:
         ),
         Hook(
             target="torch.cuda:current_stream",
-            signature=f"{a_device} -> torch.cuda.streams.Stream",
+            signature=f"{_A_DEVICE} -> torch.cuda.streams.Stream",
             replace=device.the_stream,
             why="sampling and the cache engine ask for it",
         ),
         Hook(
             target="torch.cuda:default_stream",
-            signature=f"{a_device} -> torch.cuda.streams.Stream",
+            signature=f"{_A_DEVICE} -> torch.cuda.streams.Stream",
             replace=device.the_stream,
             why="queried with current_stream",
         ),
+    ]
+
+
+def _memory_hooks(resources: CpuResources) -> list[Hook]:
+    from engines.lmdeploy.cpu import device
+
+    return [
         Hook(
             target="torch.cuda:synchronize",
-            signature=f"{a_device} -> None",
+            signature=f"{_A_DEVICE} -> None",
             replace=device.nothing,
             why="sleep and weight updates wait for the device",
         ),
