@@ -10,7 +10,7 @@ from kvcontrol.agent import KVAgent
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import BenefitStats, OffloadStats, PathStats, PredictionStats, TierStats
 from kvcontrol.core.tier_control import QuotaBody, Quotas, TenantUsageBody
-from kvcontrol.kv_runtime import HierarchyManager, Loss, TenantQuota
+from kvcontrol.kv_runtime import HierarchyManager, HierarchyStats, Loss, TenantQuota
 
 
 def tier_stats(hierarchy: HierarchyManager, *, unit_bytes: int = 1) -> dict[CacheTier, TierStats]:
@@ -54,40 +54,50 @@ def offload_stats(  # noqa: PLR0913 - what only the engine's own side knows, by 
         prefill_tokens_per_s=agent.prefill.tokens_per_s or 0.0,
         outcomes={f"{kind}:{status}:{reason}": blocks for (kind, status, reason), blocks in stats.outcomes.items()},
         losses={f"{tier}:{loss}": each.losses.get(loss, 0) for tier, each in stats.tiers.items() for loss in Loss},
-        paths={
-            str(name): PathStats(
-                moved_blocks=lane.moved_blocks,
-                moved_bytes=lane.moved_bytes * unit_bytes,
-                failed_blocks=lane.failed_blocks,
-                queued_blocks=lane.queued_blocks,
-                bandwidth_bytes_per_s=(lane.bandwidth_bytes_per_s or 0.0) * unit_bytes,
-            )
-            for name, lane in stats.lanes.items()
-        },
+        paths=_paths(stats, unit_bytes),
         guard_errors=guard_errors,
         failed_saves_in_a_row=failed_saves_in_a_row,
         save_failure=save_failure,
         worker_faults=stats.worker_faults,
         lookup_p50_s=reuse.lookup_p50_s,
         lookup_p99_s=reuse.lookup_p99_s,
-        predictions={
-            str(quantity): PredictionStats(
-                predictions=report.predictions, relative_error=report.relative, bias=report.bias
-            )
-            for quantity, report in stats.errors.items()
-        },
-        benefits={
-            f"{src.lower()}_to_{dst.lower()}": BenefitStats(
-                worth_blocks=each.worth_blocks,
-                not_worth_blocks=each.not_worth_blocks,
-                declined_blocks=each.declined_blocks,
-                net_benefit_s=each.net_benefit_s,
-            )
-            for (src, dst), each in stats.benefits.items()
-        },
+        predictions=_predictions(stats),
+        benefits=_benefits(stats),
         prefetches=_prefetches(agent),
         break_even_blocks=_break_evens(hierarchy, block_tokens),
     )
+
+
+def _paths(stats: HierarchyStats, unit_bytes: int) -> dict[str, PathStats]:
+    return {
+        str(name): PathStats(
+            moved_blocks=lane.moved_blocks,
+            moved_bytes=lane.moved_bytes * unit_bytes,
+            failed_blocks=lane.failed_blocks,
+            queued_blocks=lane.queued_blocks,
+            bandwidth_bytes_per_s=(lane.bandwidth_bytes_per_s or 0.0) * unit_bytes,
+        )
+        for name, lane in stats.lanes.items()
+    }
+
+
+def _predictions(stats: HierarchyStats) -> dict[str, PredictionStats]:
+    return {
+        str(quantity): PredictionStats(predictions=report.predictions, relative_error=report.relative, bias=report.bias)
+        for quantity, report in stats.errors.items()
+    }
+
+
+def _benefits(stats: HierarchyStats) -> dict[str, BenefitStats]:
+    return {
+        f"{src.lower()}_to_{dst.lower()}": BenefitStats(
+            worth_blocks=each.worth_blocks,
+            not_worth_blocks=each.not_worth_blocks,
+            declined_blocks=each.declined_blocks,
+            net_benefit_s=each.net_benefit_s,
+        )
+        for (src, dst), each in stats.benefits.items()
+    }
 
 
 def quotas(

@@ -9,7 +9,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 LONG_FILES = {
-    "engines/sim/bodies.py",
     "engines/sim/engine.py",
     "kvcontrol/kv_runtime/hierarchy.py",
     "lab/research/pool/pool.py",
@@ -19,14 +18,6 @@ LONG_FILES = {
 LONG_FUNCTIONS = {
     "engines/lmdeploy/attention/decode.py:_attend_kernel",
     "engines/lmdeploy/attention/decode.py:attend",
-    "engines/lmdeploy/hooks/cpu.py:_engine_hooks",
-    "engines/lmdeploy/hooks/interruptions.py:interruption_hooks",
-    "engines/lmdeploy/hooks/pd.py:pd_hooks",
-    "engines/lmdeploy/hooks/schedule.py:schedule_hooks",
-    "engines/lmdeploy/hooks/server.py:server_hooks",
-    "engines/lmdeploy/hooks/torch.py:torch_hooks",
-    "kvcontrol/tier_report.py:offload_stats",
-    "kvgate/admin/prefixes.py:prefixes",
     "lab/plan/command.py:plan",
     "lab/replay/command.py:replay",
     "lab/simulate/command.py:simulate",
