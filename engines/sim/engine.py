@@ -297,14 +297,18 @@ class SimEngine:
             head = keys[:hit]
             if total - hit > pool.available_blocks:
                 return
-            pool.use(head)  # before anything is evicted for the rest; without room it is let go again
-            slots = pool.take(total - hit, keys[hit:limit])
-            if slots is None:
+            pool.keep(head)  # before anything is evicted for the rest; without room it is let go again
+            if total - hit > pool.available_blocks:
                 pool.release(head)
                 return
+            pool.requested(keys[:limit], block_tokens=size, prompt_tokens=sequence.target)
+            pool.use(head)
+            pool.release(head)  # one of its two holds
+            slots = pool.take(total - hit, keys[hit:limit])
+            if slots is None:
+                raise AssertionError(f"{total - hit} blocks can't be had of {pool.available_blocks} available ones")
             plan = None if tiers is None else tiers.plan_load(chain, hit, limit, now_s)
             self.queue.started(sequence, now_s)
-            pool.requested(keys[:limit], block_tokens=size, prompt_tokens=sequence.target)
             if self.shadows is not None:
                 self.shadows.requested(keys[:limit])
             sequence.attached, sequence.own = hit, slots

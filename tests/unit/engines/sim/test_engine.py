@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from engines.sim.behaviour import Behaviour
 from engines.sim.engine import DoesNotFitError
 from engines.sim.sequence import Phase, SimRequest, SimSequence
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.kv_policy import AdaptivePolicy
 from tests.support.examples import examples
 from tests.support.simulated import BLOCK, TIME, Listening, Mirror, engine, finish, request, run
 
@@ -166,3 +168,19 @@ def test_a_request_that_could_never_be_served_is_refused() -> None:
 def test_a_behaviour_that_can_not_be_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         Behaviour(**bad)
+
+
+def test_adaptives_guard_counts_what_lru_would_find() -> None:
+    rng = Random(3)  # noqa: S311 - reproducible, not secret
+    prompts = []
+    for number in range(400):
+        first = 10 * rng.randrange(8) if number % 2 else 1_000 + 10 * number  # popular, or never asked for again
+        prompts.append((float(number), request(str(number), range(first, first + 6))))
+    lru, adaptive = (engine(Listening(), policy=name) for name in ("lru", "adaptive"))
+    for each in (lru, adaptive):
+        run(each, prompts)
+    policy = adaptive.pool.policy
+    assert isinstance(policy, AdaptivePolicy)
+    state = policy.state()
+    assert (state.hits, state.lru_hits) == (adaptive.counters.hit_tokens, lru.counters.hit_tokens)
+    assert state.hits > 1.2 * state.lru_hits
