@@ -11,6 +11,7 @@ from kvgate.engine.model import Model, embedded_model, model_from_folder, tiny_m
 from kvgate.engine.units import parse_bytes
 from kvgate.failure import CommandError
 from lab.bench import revisit
+from lab.bench.commands.ab import run_ab
 from lab.bench.commands.fleet import run_fleet
 from lab.bench.commands.host import run_host
 from lab.bench.commands.live import run_live
@@ -40,6 +41,7 @@ def build_bench() -> typer.Typer:
     bench.command("evict")(run_evict)
     bench.command("adaptive")(run_adaptive)
     bench.command("shadow")(run_shadow)
+    bench.command("ab")(run_ab)
     bench.command("hierarchy")(run_hierarchy)
     bench.command("predict")(run_predict)
     bench.command("schedule")(run_schedule)

@@ -43,7 +43,7 @@ from kvcontrol.prefix_reuse import FleetIndex, PromptChain
 from lab.simulate.admission import AdmissionRules, SimAdmission
 from lab.simulate.clock import SimClock
 from lab.simulate.index_sink import IndexSink
-from lab.simulate.outcome import FleetOutcome, Tally, quantile
+from lab.simulate.outcome import FleetOutcome, Served, Tally, quantile
 from lab.simulate.workload import Arrival, Workload
 
 MODEL: Final = "simulated"
@@ -76,12 +76,13 @@ class FleetPlan:
 class _Request:
     """One request on its way: where it is, and what is to be told when it gets on."""
 
-    __slots__ = ("arrival", "member", "permit", "plan", "sent_s")
+    __slots__ = ("arrival", "member", "permit", "plan", "sent_s", "ttft_s")
 
     plan: Plan
     permit: Permit
     member: "_Member"
     sent_s: float
+    ttft_s: float
 
     def __init__(self, arrival: Arrival) -> None:
         self.arrival = arrival
@@ -262,7 +263,8 @@ class Fleet:
         request.permit.first_byte()
         self._planner.computed(request.plan)
         self._planner.began(request.plan, took_s=took_s)
-        self._tally.ttft_s.append(now_s - request.arrival.at_s)
+        request.ttft_s = now_s - request.arrival.at_s
+        self._tally.ttft_s.append(request.ttft_s)
 
     def ended(self, member: _Member, request: _Request, sequence: SimSequence, now_s: float) -> None:
         """A request is answered. Whoever takes its place is let in when the engine's turn is over."""
@@ -278,6 +280,15 @@ class Fleet:
         tally.prompt_tokens += arrival.prompt_tokens
         for tier, tokens in sequence.cached_by_tier.items():
             tally.by_tier[tier] = tally.by_tier.get(tier, 0) + tokens
+        tally.served.append(
+            Served(
+                number=arrival.number,
+                copy=arrival.copy,
+                ttft_s=request.ttft_s,
+                prompt_tokens=arrival.prompt_tokens,
+                found_tokens=sum(sequence.cached_by_tier.values()),
+            )
+        )
         self._leave(request)
 
     def _leave(self, request: _Request) -> None:
@@ -368,6 +379,7 @@ class Fleet:
             decision_us=(quantile(tally.decision_s, 0.5) or 0.0) * 1e6,
             computed_tokens=sum(each.counters.computed_tokens for each in engines),
             complete=complete,
+            served=tally.served,
         )
 
 

@@ -3,14 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from engines.sim.gaps import GapHistogram
 from kvcontrol.core.blocks import CacheTier
 
 
+class Served(NamedTuple):
+    """One answered request: which of the workload, its TTFT from its arrival on, and its prompt tokens found."""
+
+    number: int
+    copy: int
+    ttft_s: float
+    prompt_tokens: int
+    found_tokens: int
+
+
 @dataclass(slots=True)
 class Tally:
     """Counted as it happens."""
+
+    served: list[Served] = field(default_factory=list)
 
     ttft_s: list[float] = field(default_factory=list)
     answer_s: list[float] = field(default_factory=list)
@@ -46,6 +59,7 @@ class FleetOutcome:
     decision_us: float
     computed_tokens: int
     complete: bool = True
+    served: Sequence[Served] = ()
 
     @property
     def found_tokens(self) -> int:
@@ -103,4 +117,4 @@ def rank(count: int, share: float) -> int:
     return max(1, -int(-share * count // 1))
 
 
-__all__ = ["FleetOutcome", "Tally", "quantile", "rank"]
+__all__ = ["FleetOutcome", "Served", "Tally", "quantile", "rank"]
