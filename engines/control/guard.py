@@ -10,10 +10,10 @@ _log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Runs code that must not raise; counts and logs its failures in the name of ``who``. One thread."""
+    """Runs code that must not raise; counts and logs its failures in the name of ``owner``. One thread."""
 
-    def __init__(self, who: str = "the KV tiers") -> None:
-        self._who = who
+    def __init__(self, owner: str = "the KV tiers") -> None:
+        self._owner = owner
         self.errors = 0
         self.last_error = ""
         """What the latest failure was, in words."""
@@ -31,9 +31,9 @@ class Guard:
             return work(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  # that is what it is for
             self.errors += 1
-            self.last_error = f"{self._who} failed to {what}: {error}"
+            self.last_error = f"{self._owner} failed to {what}: {error}"
             if self.errors & (self.errors - 1) == 0:  # 1st, 2nd, 4th, 8th...: a log, not a flood
-                _log.exception("%s failed to %s (%d failures so far)", self._who, what, self.errors)
+                _log.exception("%s failed to %s (%d failures so far)", self._owner, what, self.errors)
             return otherwise
 
 

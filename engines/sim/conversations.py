@@ -99,11 +99,11 @@ def _function(tool: Mapping[str, Any], parameters: str) -> dict[str, Any]:
     return {"description": tool.get("description"), "name": tool.get("name"), "parameters": tool.get(parameters)}
 
 
-def _system(turn_message: str | Sequence[Mapping[str, Any]] | None) -> Chat:
-    if not isinstance(turn_message, str):
-        texts = [str(block.get("text") or "") for block in turn_message or () if block.get("type") == "text"]
-        turn_message = "".join(text for text in texts if not text.startswith(_BILLING))
-    return [{"role": "system", "content": turn_message}] if turn_message else []
+def _system(entry: str | Sequence[Mapping[str, Any]] | None) -> Chat:
+    if not isinstance(entry, str):
+        texts = [str(block.get("text") or "") for block in entry or () if block.get("type") == "text"]
+        entry = "".join(text for text in texts if not text.startswith(_BILLING))
+    return [{"role": "system", "content": entry}] if entry else []
 
 
 def _merged(chat: Chat) -> Chat:
@@ -129,15 +129,15 @@ def _blocks(role: str, blocks: Sequence[Mapping[str, Any]]) -> Chat:
                 thoughts.append(str(block.get("thinking") or ""))
             case _:
                 parts += _part(block)
-    turn_message: dict[str, Any] = {"role": role}
+    entry: dict[str, Any] = {"role": role}
     if any(thoughts):
-        turn_message["reasoning_content"] = "".join(thoughts)
+        entry["reasoning_content"] = "".join(thoughts)
     if calls:
-        turn_message["tool_calls"] = calls
+        entry["tool_calls"] = calls
     if parts:
         alone = len(parts) == 1 and parts[0]["type"] == "text"
-        turn_message["content"] = parts[0]["text"] if alone else parts
-    return [*results, turn_message] if len(turn_message) > 1 else results
+        entry["content"] = parts[0]["text"] if alone else parts
+    return [*results, entry] if len(entry) > 1 else results
 
 
 def _part(block: Mapping[str, Any]) -> list[dict[str, Any]]:

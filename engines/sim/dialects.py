@@ -137,7 +137,7 @@ class OpenAi:
     def over(self, answers: Sequence[WholeAnswer]) -> bytes:
         """See ``Dialect``."""
         served = answers[0].served
-        if not _tells_usage(served):
+        if not _reports_usage(served):
             return _DONE
         usage = self._usage(answers)
         if len(answers) > 1 and self._chat:
@@ -156,7 +156,7 @@ class _OpenAiStream:
 
     def __init__(self, served: Served, head: dict[str, Any], *, chat: bool) -> None:
         self._served = served
-        self._head = head | ({"usage": None} if _tells_usage(served) else {})
+        self._head = head | ({"usage": None} if _reports_usage(served) else {})
         self._chat = chat
         self._wants_ids = _wants_ids(served)
 
@@ -242,7 +242,7 @@ def _wants_ids(served: Served) -> bool:
     return isinstance(served.request, ChatBody) and bool(served.request.return_token_ids)
 
 
-def _tells_usage(served: Served) -> bool:
+def _reports_usage(served: Served) -> bool:
     return isinstance(served.request, ChatBody | CompletionBody) and served.request.usage_in_stream
 
 

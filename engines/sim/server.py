@@ -163,8 +163,8 @@ class Server:
             together = isinstance(parsed, ChatBody)
             events = self._answering.streamed(jobs, dialect, together=together)
             return StreamingResponse(events, media_type="text/event-stream")
-        said = dialect.whole(await self._answering.whole(jobs))
-        return Response(msgspec.json.encode(said), media_type="application/json")
+        encodable = dialect.whole(await self._answering.whole(jobs))
+        return Response(msgspec.json.encode(encodable), media_type="application/json")
 
     def _jobs(self, parsed: Generated, drawn: Sequence[tuple[list[int], Drawn]], dialect: Dialect) -> list[Job]:
         """Return what is to be made for each prompt and its answer."""

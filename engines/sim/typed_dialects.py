@@ -8,7 +8,7 @@ from engines.sim.bodies import MessagesBody
 from engines.sim.dialects import Refusal, Served, Stream, WholeAnswer, data, flat_refusal
 
 _STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens"}
-_TOLD_AGAIN: Final = (
+_ECHOED: Final = (
     "instructions",
     "metadata",
     "max_output_tokens",
@@ -175,7 +175,7 @@ class Responses:
 
     def begun(self, served: Served) -> dict[str, Any]:
         """Return a response of which there is nothing yet."""
-        answers = {name: getattr(served.request, name, None) for name in _TOLD_AGAIN}
+        answers = {name: getattr(served.request, name, None) for name in _ECHOED}
         return {
             "id": served.name,
             "object": "response",

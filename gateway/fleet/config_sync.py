@@ -71,15 +71,15 @@ class ConfigSync:
         """Return the policy and the assumptions that hold now."""
         return self.routing_of(self._routing)
 
-    def routing_of(self, said: RoutingBody | None) -> tuple[PolicyName, CostModel]:
+    def routing_of(self, desired: RoutingBody | None) -> tuple[PolicyName, CostModel]:
         """Return what such a document means, with the settings where it says nothing."""
-        if said is None:
+        if desired is None:
             return self._policy, self._costs
         base = self._costs
-        return said.policy, CostModel(
-            prefill_tokens_per_s=said.prefill_tokens_per_s or base.prefill_tokens_per_s,
-            decode_load_s=base.decode_load_s if said.decode_load_s is None else said.decode_load_s,
-            spread=base.spread if said.spread is None else said.spread,
+        return desired.policy, CostModel(
+            prefill_tokens_per_s=desired.prefill_tokens_per_s or base.prefill_tokens_per_s,
+            decode_load_s=base.decode_load_s if desired.decode_load_s is None else desired.decode_load_s,
+            spread=base.spread if desired.spread is None else desired.spread,
         )
 
     async def follow(self, membership: Membership) -> None:
@@ -98,8 +98,8 @@ class ConfigSync:
             return
         documents = await self._store.documents(Kind.INSTANCE)
         routing = await self._store.documents(Kind.ROUTING)
-        said = self._reader.read(Kind.INSTANCE, documents, partial(read, InstanceBody), otherwise=_in_part)
-        bodies = {InstanceId(name): body for name, body in said.items()}
+        desired = self._reader.read(Kind.INSTANCE, documents, partial(read, InstanceBody), otherwise=_in_part)
+        bodies = {InstanceId(name): body for name, body in desired.items()}
         self._take_routing(self._reader.read(Kind.ROUTING, routing, partial(read, RoutingBody)).get(ROUTING_NAME))
         self._drained = frozenset(name for name, body in bodies.items() if body.draining)
         self._roles = {name: body.role for name, body in bodies.items() if body.role is not None}
@@ -127,10 +127,10 @@ class ConfigSync:
             await asyncio.sleep(interval_s)
             await self.refresh()
 
-    def _take_routing(self, said: RoutingBody | None) -> None:
-        if said == self._routing:
+    def _take_routing(self, desired: RoutingBody | None) -> None:
+        if desired == self._routing:
             return
-        self._routing = said
+        self._routing = desired
         policy, costs = self.routing()
         self._planner.swap(POLICIES[policy](costs))
         _log.info("routing policy is %s now", policy)

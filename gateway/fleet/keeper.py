@@ -115,7 +115,7 @@ class FleetKeeper:
     async def round(self) -> None:
         """Tell every instance what it does not know yet."""
         try:
-            async with self._swap.turn():  # what holds is read in it: who had it before may have changed that
+            async with self._swap.exclusive():  # what holds is read in it: who had it before may have changed that
                 await self._send()
         except SwapBusyError as error:
             _log.warning("policies and KV budgets can't be sent to instances now: %s; they are sent later", error)

@@ -119,7 +119,7 @@ class PolicySwap:
         return _CALLS * self._control.timeout_s
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def exclusive(self) -> AsyncIterator[None]:
         """Let nobody else change policies while the block runs; raises ``SwapBusyError``."""
         try:
             async with asyncio.timeout(self.longest_s):
@@ -160,7 +160,7 @@ class PolicySwap:
         await self._control.call(instance, "PUT", POLICY_PATH, policy.change())
 
     async def swap(self, instances: Sequence[Instance], policy: Policy, *, noted: Noted) -> SwapReport:
-        """Make all instances run ``policy``, or leave them all as they were. The caller has its ``turn``.
+        """Make all instances run ``policy``, or leave them all as they were. The caller has its ``exclusive``.
 
         Before any instance is told, ``noted`` gets what each runs; what it raises ends the change.
         """

@@ -179,22 +179,22 @@ class Candidates:
         """All get the new speeds together."""
         fleet = self._calibration.fleet
         paces: tuple[Speeds | None, ...] = (fleet,)
-        told: list[Speeds | None] = [fleet] * len(columns.names)
+        merged: list[Speeds | None] = [fleet] * len(columns.names)
         if fleet is not None:
             reloads = list(map(self._ups.get, columns.names))
             first = reloads[0]
             if first is not None and all(map(is_, reloads, repeat(first))):
                 paces = (first.with_times(fleet),)
-                told = [paces[0]] * len(reloads)
+                merged = [paces[0]] * len(reloads)
             else:
                 paces = ()
-                told = [fleet if each is None else each.with_times(fleet) for each in reloads]
+                merged = [fleet if each is None else each.with_times(fleet) for each in reloads]
         for name in self._calibration.unlike:
             at = columns.places.get(name)
             if at is not None:
-                told[at] = self.speeds(columns.instances[at])
+                merged[at] = self.speeds(columns.instances[at])
                 paces = ()
-        columns.set_all_speeds(told, self._calibration.version, paces)
+        columns.set_all_speeds(merged, self._calibration.version, paces)
 
     def _interned(self, identity: CacheIdentity) -> CacheIdentity:
         """One object for equal identities: to compare them costs nothing then."""

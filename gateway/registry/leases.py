@@ -153,23 +153,23 @@ class Leases:
             now_s = self._clock()
             for lease in self._leases.values():
                 lease.until_s = now_s + lease.ttl_s
-        for instance, said in posted.items():
-            if said.url:
-                await self._heard(instance, said)
+        for instance, entry in posted.items():
+            if entry.url:
+                await self._heard(instance, entry)
             else:
                 self._forget(instance)
         self._refused = {each: why for each, why in self._refused.items() if each in posted}
 
-    async def _heard(self, instance: InstanceId, said: Posted) -> None:
+    async def _heard(self, instance: InstanceId, entry: Posted) -> None:
         held = self._leases.get(instance)
-        if held is not None and self._registry.knows(instance) and self._registry.get(instance).url == said.url:
-            until_s = self._clock() + said.left_s
-            if until_s > held.until_s or said.ttl_s != held.ttl_s:  # what was read may be older than what is held
-                self._leases[instance] = _Lease(until_s, said.ttl_s)
+        if held is not None and self._registry.knows(instance) and self._registry.get(instance).url == entry.url:
+            until_s = self._clock() + entry.left_s
+            if until_s > held.until_s or entry.ttl_s != held.ttl_s:  # what was read may be older than what is held
+                self._leases[instance] = _Lease(until_s, entry.ttl_s)
             return
         try:
-            url = self._rules.origin(said.url)  # written by other settings than these, maybe
-            await self._take(instance, replace(said, url=url))
+            url = self._rules.origin(entry.url)  # written by other settings than these, maybe
+            await self._take(instance, replace(entry, url=url))
         except (AddressError, ValueError) as error:
             if self._refused.get(instance) != (why := str(error)):
                 self._refused[instance] = why

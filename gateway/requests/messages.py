@@ -41,13 +41,13 @@ class MessagesBody(Body, frozen=True, kw_only=True):
         )
 
 
-def _system(turn: Any) -> list[dict[str, Any]]:
-    if isinstance(turn, list):
-        texts = [block.get("text") for block in turn if isinstance(block, Mapping) and block.get("type") == "text"]
-        turn = "".join(
+def _system(entry: Any) -> list[dict[str, Any]]:
+    if isinstance(entry, list):
+        texts = [block.get("text") for block in entry if isinstance(block, Mapping) and block.get("type") == "text"]
+        entry = "".join(
             text for text in texts if isinstance(text, str) and not text.startswith("x-anthropic-billing-header")
         )
-    return [{"role": "system", "content": turn}] if turn and isinstance(turn, str) else []
+    return [{"role": "system", "content": entry}] if entry and isinstance(entry, str) else []
 
 
 def _converted(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -93,31 +93,31 @@ class _Blocks:
                 self._parts.append(Opaque(block, "unknown_parts"))
 
     def as_chat(self, role: Any) -> list[dict[str, Any]]:
-        turn: dict[str, Any] = {"role": role}
+        entry: dict[str, Any] = {"role": role}
         if self._thoughts:
-            turn["reasoning_content"] = "".join(self._thoughts)
+            entry["reasoning_content"] = "".join(self._thoughts)
         if self._calls:
-            turn["tool_calls"] = self._calls
+            entry["tool_calls"] = self._calls
         if self._parts:
             match self._parts:
                 case [{"text": text}]:
-                    turn["content"] = text
+                    entry["content"] = text
                 case parts:
-                    turn["content"] = parts
-        return [*self._results, turn] if len(turn) > 1 else self._results
+                    entry["content"] = parts
+        return [*self._results, entry] if len(entry) > 1 else self._results
 
 
 def _result(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     content = block.get("content")
     items = [each for each in content if isinstance(each, Mapping)] if isinstance(content, list) else []
     texts = [str(each.get("text", "")) for each in items if each.get("type") == "text"]
-    turn = {
+    entry = {
         "role": "tool",
         "tool_call_id": block.get("tool_use_id") or block.get("id") or "",
         "content": content if isinstance(content, str) else "\n".join(texts),
     }
     images = [Opaque(each, "multimodal") for each in items if each.get("type") == "image"]
-    return [turn, {"role": "user", "content": images}] if images else [turn]
+    return [entry, {"role": "user", "content": images}] if images else [entry]
 
 
 def _functions(tools: list[Any] | None) -> list[dict[str, Any]]:

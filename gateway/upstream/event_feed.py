@@ -52,7 +52,7 @@ _BEHIND_AFTER_S = 1.0
 _QUEUE_BATCHES = 100_000
 _SLICE_BLOCKS = 512
 """About a millisecond and a half of work."""
-_BATCHES_A_TURN = 16
+_BATCHES_PER_SLICE = 16
 _INLINE_BYTES = 16_384
 """Longer batches are decoded off the event loop: up to 4 ms of work, where a thread hop costs 0.1 ms."""
 _REPORTS_AFTER_SNAPSHOT = 2
@@ -216,13 +216,13 @@ class EventFeed:
         return body
 
     async def _read(self, socket: zmq.asyncio.Socket, stats: InstanceStats, position: _Position) -> None:
-        since_turn = 0
+        since_yield = 0
         clock = asyncio.get_running_loop().time
         started_s = clock()
         while True:
-            since_turn += 1
-            if since_turn > _BATCHES_A_TURN:  # what waits in the socket is had without waiting
-                since_turn = 0
+            since_yield += 1
+            if since_yield > _BATCHES_PER_SLICE:  # what waits in the socket is had without waiting
+                since_yield = 0
                 await asyncio.sleep(0)
             frames = await socket.recv_multipart()
             if len(frames) < 2:  # noqa: PLR2004 - number and payload; a topic may come first

@@ -21,7 +21,7 @@ _MAX_FOREIGN_CHARS = 2000
 _BEYOND_STATUSES = 600
 _BUSY = frozenset({429, 503, 529})
 _CONTEXT_CODES = frozenset({CONTEXT_CODE, "exceed_context_size_error"})
-_SAYS_MISTAKE = frozenset(
+_CLIENT_ERRORS = frozenset(
     {
         "invalid_request_error",
         "badrequesterror",
@@ -179,7 +179,7 @@ def _kind(status: int, read: _ErrorText, context: ContextLength | None) -> Refus
     if status in {401, 403}:
         return RefusalKind.AUTH
     mistake = status < HTTPStatus.INTERNAL_SERVER_ERROR or any(
-        word is not None and word.lower() in _SAYS_MISTAKE for word in (read.kind, read.code)
+        word is not None and word.lower() in _CLIENT_ERRORS for word in (read.kind, read.code)
     )
     if status == HTTPStatus.NOT_IMPLEMENTED or (mistake and _UNSUPPORTED.search(read.message[:_MAX_FOREIGN_CHARS])):
         return RefusalKind.UNSUPPORTED

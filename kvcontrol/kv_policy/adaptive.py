@@ -70,16 +70,16 @@ _STAY: Final = 1.1
 """Another weight is taken only when it wins by so much more than the present one."""
 
 
-def _said(weights: Weights) -> float:
+def _description(weights: Weights) -> float:
     return math.inf if weights.again == ENDLESS else weights.again
 
 
 _REASONS: Final = tuple(
-    f"adaptive: oldest, where what came again ages {_said(each):g} times as slowly" for each in WEIGHTS
+    f"adaptive: oldest, where what came again ages {_description(each):g} times as slowly" for each in WEIGHTS
 )
 _REASON_SPARING: Final = f"adaptive: oldest, where what was used {OFTEN} times ages {SPARING.often:g} times as slowly"
 _REASONS_BEHIND: Final = tuple(
-    f"adaptive: used longest ago, until a weight of {_said(each):g} can't cost more than it has gained"
+    f"adaptive: used longest ago, until a weight of {_description(each):g} can't cost more than it has gained"
     for each in WEIGHTS
 )
 
@@ -133,14 +133,14 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         """How many resident blocks follow on a content, as far as prompts told; absent is none."""
         self._parents: dict[ContentKey, ContentKey] = {}
         """What comes before each content of the present prompt."""
-        self._told = False
+        self._knows_incoming = False
         self.reason = _REASONS[0]
 
     def state(self) -> AdaptiveState:
         """Return what it does now. O(1), after a choice O(victims)."""
         if self._parted:
             self._settle()
-        lru, weight = self._lru, _said(WEIGHTS[self._chosen])
+        lru, weight = self._lru, _description(WEIGHTS[self._chosen])
         return AdaptiveState(
             weight=weight,
             follows=weight if lru.behind < _AMPLE * lru.most_behind(RISK) else 1.0,
@@ -155,7 +155,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
         super().requested(prompt, block_tokens=block_tokens, prompt_tokens=prompt_tokens)
         if self._parted:
             self._settle()
-        self._told = True
+        self._knows_incoming = True
         self._lru.requested(prompt, block_tokens, prompt_tokens)
         self._parents = dict(pairwise(reversed(prompt)))
         keys = [key for key in prompt if sampled(key, self._shift)] if self._shift else prompt
@@ -210,7 +210,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
     def _choose(self, wanted: int, incoming: Sequence[ContentKey]) -> list[BlockId]:
         self._capacity = len(self._entries)  # whoever makes room has none: that is how many fit
         lru, chosen = self._lru, self._chosen
-        if incoming and self._told:
+        if incoming and self._knows_incoming:
             lru.make_way(wanted, self._capacity)
         most_behind = math.inf if chosen == _LRU else lru.most_behind(RISK)
         victims: list[BlockId] = []
@@ -268,7 +268,7 @@ class AdaptivePolicy(PathPolicy[_Entry]):
             capacity = max(1, self._capacity >> self._shift)
             first, *others = self._candidates
             baseline = first.use(key, capacity)
-            if self._told:
+            if self._knows_incoming:
                 for shadow in others:
                     shadow.use(key, capacity)
             else:

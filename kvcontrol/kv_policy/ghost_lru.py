@@ -56,13 +56,13 @@ class LruGhost:
     __slots__ = (
         "_awaited",
         "_block_tokens",
+        "_knows_prompt",
         "_leaving",
         "_line",
         "_lost",
         "_resident",
         "_severity",
         "_shift",
-        "_told",
         "behind",
         "hits",
         "lru_hits",
@@ -77,7 +77,7 @@ class LruGhost:
         self._resident: set[ContentKey] = set()
         self._lost: set[ContentKey] = set()
         """Of the present prompt: what LRU would have found and the cache didn't, until it comes in."""
-        self._told = False
+        self._knows_prompt = False
         self._block_tokens = 1
         self._severity = 1.0
         """How many blocks of a prompt one that is missing may cost: 1 where no head goes before its tails."""
@@ -95,8 +95,8 @@ class LruGhost:
 
     def requested(self, prompt: Sequence[ContentKey], block_tokens: int, prompt_tokens: int) -> None:
         """A prompt came, of which nothing is touched yet."""
-        if not self._told:
-            self._told = True
+        if not self._knows_prompt:
+            self._knows_prompt = True
             self.hits = self.lru_hits = 0
         self._block_tokens = max(self._block_tokens, block_tokens)
         self.behind += sum(key in self._line for key in self._lost)  # of the prompt before, if not all of it came
@@ -174,7 +174,7 @@ class LruGhost:
             self._leaving.pop(key, None)
 
     def _count(self, hits: int, lru_hits: int) -> None:
-        if not self._told:
+        if not self._knows_prompt:
             self.hits += hits
             self.lru_hits += lru_hits
 

@@ -58,7 +58,7 @@ class Preset:
     def values(self) -> dict[str, str | int | float | None]:
         """Return what the instance is told, under the file's keys and in the file's form."""
         ddr, nvme, flags = self.ddr, self.nvme, self.engine
-        told: dict[str, str | int | float | None] = {
+        preset_flags: dict[str, str | int | float | None] = {
             "context_tokens": self.context_tokens,
             "max_batch_size": self.max_batch_size,
             "max_prefill_tokens": self.max_prefill_tokens,
@@ -73,16 +73,16 @@ class Preset:
             "ddr.policy": ddr.policy,
         }
         if nvme is None:
-            told["nvme"] = None
+            preset_flags["nvme"] = None
         else:
-            told |= {
+            preset_flags |= {
                 "nvme.size": size_text(nvme.size_bytes),
                 "nvme.high_watermark": nvme.high_watermark,
                 "nvme.low_watermark": nvme.low_watermark,
                 "nvme.policy": nvme.policy,
                 "nvme.write_mode": nvme.write_mode.value,
             }
-        return told | {
+        return preset_flags | {
             "quota.guaranteed_share": self.quota.guaranteed_share,
             "quota.burst_share": self.quota.burst_share,
             "engine.device": flags.device,

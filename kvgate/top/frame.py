@@ -53,10 +53,14 @@ def frame(known: Known, screen: Screen, *, name: str, now_s: float, footer: str 
     instances = [_instance_head(), *_titled(status["instances"], lambda each: _instance(each, screen))]
     tenants = [Text(), _tenant_head(), *_titled(status["tenants"], lambda each: _tenant(each, screen))]
     if screen.height is not None:
-        room = max(0, screen.height - len(head) - len(tail))
-        wanted = len(tenants) if len(instances) + len(tenants) <= room else max(room // 3, room - len(instances))
+        lines_left = max(0, screen.height - len(head) - len(tail))
+        wanted = (
+            len(tenants)
+            if len(instances) + len(tenants) <= lines_left
+            else max(lines_left // 3, lines_left - len(instances))
+        )
         tenants = _cut(tenants, min(wanted, len(tenants)), titles=2, what="tenants")
-        instances = _cut(instances, room - len(tenants), titles=1, what="instances")
+        instances = _cut(instances, lines_left - len(tenants), titles=1, what="instances")
     lines = [*head, *instances, *tenants, *tail]
     for line in lines:
         line.plain = _CONTROL.sub("?", line.plain)  # what an instance says is shown, not obeyed
@@ -68,13 +72,13 @@ def _titled(rows: Sequence[Mapping[str, Any]], shown: Callable[[Mapping[str, Any
     return [line for each in rows for line in shown(each)] or [Text("none", style="dim")]
 
 
-def _cut(lines: list[Text], room: int, *, titles: int, what: str) -> list[Text]:
+def _cut(lines: list[Text], lines_left: int, *, titles: int, what: str) -> list[Text]:
     """Leave out what there is no room for, and say so; a title alone is no use."""
-    if len(lines) <= room:
+    if len(lines) <= lines_left:
         return lines
-    if room < titles + 1:
+    if lines_left < titles + 1:
         return []
-    kept = lines[: room - 1]
+    kept = lines[: lines_left - 1]
     return [*kept, Text(f"... {len(lines) - len(kept)} more lines of {what}: enlarge the window", style="dim")]
 
 
@@ -100,7 +104,7 @@ def _problem(known: Known, now_s: float) -> list[Text]:
 
 def _curves(known: Known, screen: Screen) -> Iterator[Text]:
     intervals = known.intervals
-    room = max(0, screen.width - 46)
+    lines_left = max(0, screen.width - 46)
     last = intervals[-1] if intervals else None
     dash = screen.glyphs.dash
 
@@ -108,7 +112,7 @@ def _curves(known: Known, screen: Screen) -> Iterator[Text]:
         text = Text(f"{title:<16}")
         text.append(f"{value:>9} ", style="bold")
         text.append(f"{more:<19.19} ", style="dim")
-        text.append(curve(values[-room:] if room else (), screen.glyphs, top=top), style="blue")
+        text.append(curve(values[-lines_left:] if lines_left else (), screen.glyphs, top=top), style="blue")
         return text
 
     per_s = [sum(each["outcomes"].values()) / each["span_s"] for each in intervals]
@@ -184,11 +188,11 @@ def _tenant(each: Mapping[str, Any], screen: Screen) -> Iterator[Text]:
     ):
         most = each[limit]
         value = None if used is None or most is None else used[name]
-        said = dash if most is None else f"{'?' if value is None else value} of {most}"
+        amount = dash if most is None else f"{'?' if value is None else value} of {most}"
         tone = "not bold"
         if value is not None and most:
             tone = "bold red" if value >= most else "yellow" if value >= 0.8 * most else "not bold green"
-        text.append(f"{said:<{width}.{width}} ", style=tone)
+        text.append(f"{amount:<{width}.{width}} ", style=tone)
     text.append("suspended" if each["suspended"] else each["slo"], style="red" if each["suspended"] else "not bold")
     yield text
     if each["problem"]:

@@ -66,13 +66,13 @@ class PdLender:
     def _gather(self, hierarchy: HierarchyManager, path: Sequence[BlockHash], lent: list[Lent]) -> None:
         """Fill ``lent``, on the engine's thread: also when it gets to that too late for us to wait."""
         until_s = time.monotonic() + self._wait_s
-        asked_for = False
+        requested = False
 
         def work() -> bool:
-            nonlocal asked_for
+            nonlocal requested
             standing = hierarchy.exchange.standing(path)
-            if standing.below and not asked_for:
-                asked_for = True
+            if standing.below and not requested:
+                requested = True
                 hierarchy.prefetch(standing.below)
             if standing.short in {Short.ARRIVING, Short.BELOW} and time.monotonic() < until_s:
                 return False

@@ -65,8 +65,8 @@ class DeferringWatcher:
         """Make all pending reports, deferred or not. Never raises."""
         self.deferral.end()
         pending, self._pending = self._pending, []
-        for tell in pending:
-            tell()
+        for report in pending:
+            report()
 
 
 __all__ = ["MOST_S", "Deferral", "DeferringWatcher"]

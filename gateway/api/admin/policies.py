@@ -120,18 +120,18 @@ def policies_router(
     async def list_policies() -> PolicyList:
         """What all instances should run, and what each does run."""
         present = _reporting(registry)
-        asked = await asyncio.gather(*(_ask(swap, each) for each in present))
+        answers = await asyncio.gather(*(_ask(swap, each) for each in present))
         reports = keeper.report()
         instances = {}
-        for each, each_report in zip(present, asked, strict=True):
+        for each, answer in zip(present, answers, strict=True):
             report = reports.get(each.id)
-            choice = _NOTHING if isinstance(each_report, InstanceControlError) else each_report
+            choice = _NOTHING if isinstance(answer, InstanceControlError) else answer
             running = choice.policies.values()
             instances[each.id] = InstancePolicies(
                 running=[RunningPolicy(kind=one.kind, name=one.name, params=one.params) for one in running],
                 available=dict(choice.available),
                 strategies=dict(choice.strategies),
-                problem=str(each_report) if isinstance(each_report, InstanceControlError) else None,
+                problem=str(answer) if isinstance(answer, InstanceControlError) else None,
                 problems=[] if report is None else list(report.problems),
             )
         return PolicyList(data=readable(_view, await store.documents(Kind.POLICY)), instances=instances)
@@ -171,14 +171,14 @@ def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: Pol
             instances = _reporting(registry)
             if not instances:
                 raise NoInstanceError("no instance with /kv/v1 is usable now", retry_after_s=2)
-            each_report, target = body.model_dump(mode="json"), f"policies/{kind}"
-            async with changes.operation(mutation, "swap", target, each_report, undone="rolled_back") as operation:
+            answer, target = body.model_dump(mode="json"), f"policies/{kind}"
+            async with changes.operation(mutation, "swap", target, answer, undone="rolled_back") as operation:
 
                 async def noted(before: Mapping[InstanceId, Policy]) -> None:
                     await changes.operations.note(operation, UndoNote(policies=policies_noted(before)))
 
                 report = await swap.swap(instances, policy, noted=noted)
-                detail = each_report | {"instances": _steps(report)}
+                detail = answer | {"instances": _steps(report)}
                 if not report.done:
                     await changes.end(operation, mutation.action("swap", target, detail, outcome="rolled_back"))
                     raise _not_swapped(kind, body.name, report)
@@ -234,7 +234,7 @@ def _add_reset(router: APIRouter, changes: Changes, registry: Registry, control:
 async def exclusively(swap: PolicySwap) -> AsyncIterator[None]:
     """Let nobody else change policies while the block runs; raises ``ConflictApiError`` when somebody does for long."""
     try:
-        async with swap.turn():
+        async with swap.exclusive():
             yield
     except SwapBusyError as error:
         raise ConflictApiError(

@@ -24,7 +24,7 @@ _KEPT: Final = 0.98
 _SWEEPS: Final = 24
 _FEW_PREFILLS: Final = 8
 _FEW_DECODES: Final = 64
-_JUDGED_PAUSES: Final = 32
+_SAMPLED_PAUSES: Final = 32
 _LEAST_S: Final = 1e-6
 
 
@@ -81,7 +81,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._prefill = LearntCost(4)
         self._decode = LearntCost(3)
-        self._late: deque[bool] = deque(maxlen=_JUDGED_PAUSES)
+        self._late: deque[bool] = deque(maxlen=_SAMPLED_PAUSES)
         self.longest_tokens = 0
 
     @property

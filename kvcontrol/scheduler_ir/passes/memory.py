@@ -106,7 +106,7 @@ class _Sweep:
             self._bring_back(each, protected)
         given = self._given(node)
         if given is not None and node.node_type is not NodeType.JOIN and device is not None:
-            self._make_room(device, given.span, protected, node.describe())
+            self._free_space(device, given.span, protected, node.describe())
         names = tuple(each.name for each in taken if each.name is not None)
         self._write(node if names == node.inputs else replace(node, inputs=names))
         for each in taken:
@@ -140,7 +140,7 @@ class _Sweep:
         if names:
             self._write(node if tuple(names) == node.inputs else replace(node, inputs=tuple(names)))
 
-    def _make_room(self, device: Device, coming: KvSpan, protected: set[int], what: str) -> None:
+    def _free_space(self, device: Device, coming: KvSpan, protected: set[int], what: str) -> None:
         """Let pieces leave a device until another one fits."""
         capacity = self._context.limits(device).capacity_tokens
         if not capacity:
@@ -256,7 +256,7 @@ class _Sweep:
                 config=PrefillConfig(request=span.request, start=span.start, end=span.end),
                 device=span.device,
             )
-        self._make_room(span.device, span, protected, node.describe())
+        self._free_space(span.device, span, protected, node.describe())
         self._interruptions[span.device] += 1
         self._nodes.append(node)
         each.name = node.outputs[0]

@@ -147,11 +147,11 @@ async def test_an_engine_that_is_stopped_already_ends_a_change_before_anything_c
 async def test_a_change_waits_for_its_turn_no_longer_than_another_may_take() -> None:
     async with aiohttp.ClientSession() as session:
         swap = PolicySwap(InstanceControl(session, timeout_s=0.02))
-        async with swap.turn():
+        async with swap.exclusive():
             with pytest.raises(SwapBusyError, match="has been running for"):
-                async with swap.turn():
+                async with swap.exclusive():
                     raise AssertionError("two at once")
-        async with swap.turn():
+        async with swap.exclusive():
             pass
 
 
