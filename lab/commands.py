@@ -36,7 +36,7 @@ def replay() -> Callable[..., None]:
 
 
 def simulate() -> Callable[..., None]:
-    """Serve a trace with a simulated fleet: times to the first token, hits, hot spots and what was turned away."""
+    """Serve a trace with a simulated fleet: times to the first token, hits, hot spots and shed requests."""
     from lab.simulate.command import simulate as command
 
     return command

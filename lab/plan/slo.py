@@ -3,7 +3,7 @@
     ttft_p99=2s,itl_p99=50ms        limits of percentiles: of first tokens from arrival, of pauses between tokens
     ttft=2s                         of the percentile that --attainment is
 
-A request that was turned away waited for ever, so it counts in every percentile of first tokens; and the share that
+A request that was shed waited for ever, so it counts in every percentile of first tokens; and the share that
 gets an answer at all is to be the attainment too. Requests that no engine could take are in none of this.
 """
 

@@ -42,7 +42,7 @@ def simulate(  # noqa: PLR0913 - each is one option
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:
-    """Serve a trace with a simulated fleet: times to the first token, hits, hot spots and what was turned away.
+    """Serve a trace with a simulated fleet: times to the first token, hits, hot spots and shed requests.
 
     Ctrl-C ends it with the routers that are done (exit code 130).
     """

@@ -78,7 +78,7 @@ class FleetOutcome:
 
     @property
     def shed_rate(self) -> float:
-        """Share of requests that were turned away."""
+        """Share of requests that were shed."""
         return (self.shed + self.refused) / self.requests if self.requests else 0.0
 
     @property
@@ -92,7 +92,7 @@ class FleetOutcome:
         return len(self.answer_s) / self.answerable if self.answerable else 0.0
 
     def ttft_of_answerable(self, share: float) -> float:
-        """Return the same of all answerable requests; those that were turned away had to wait for ever."""
+        """Return the same of all answerable requests; those that were shed had to wait for ever."""
         place = rank(self.answerable, share)
         return inf if place > len(self.ttft_s) else self.ttft_s[place - 1]
 

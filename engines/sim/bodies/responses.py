@@ -58,8 +58,8 @@ class ResponsesBody(SampledResponse, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise ``NotServedError`` for what isn't served."""
         for name in _NOT_STORED:
-            asked = getattr(self, name)
-            if asked is not None and asked is not False:
+            given = getattr(self, name)
+            if given is not None and given is not False:
                 what = "background mode" if name == "background" else name
                 raise NotServedError(f"{what} is not supported by Responses Text V1.", name)
         if self.input is None:
