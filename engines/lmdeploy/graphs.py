@@ -74,9 +74,10 @@ def normalize_capture_sizes(
     original: Callable[[list[int] | None, int], list[int] | None],
 ) -> Callable[[list[int] | None, int], list[int] | None]:
     """``normalize_cudagraph_capture_batch_sizes``: our sizes unless the command line names some."""
+    sizes_of = capture_sizes
 
-    def normalize_cudagraph_capture_batch_sizes(capture_sizes_: list[int] | None, max_batches: int) -> list[int] | None:
-        return original(capture_sizes(max_batches) if capture_sizes_ is None else capture_sizes_, max_batches)
+    def normalize_cudagraph_capture_batch_sizes(capture_sizes: list[int] | None, max_batches: int) -> list[int] | None:
+        return original(sizes_of(max_batches) if capture_sizes is None else capture_sizes, max_batches)
 
     return normalize_cudagraph_capture_batch_sizes
 

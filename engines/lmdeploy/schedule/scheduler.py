@@ -331,10 +331,10 @@ def manager_update(original: Callable[[Any, Any, Any], None]) -> Callable[[Any, 
 def reorder(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
     """``_PrefillReorderer.reorder``: the strategy's order within LMDeploy's lanes."""
 
-    def reorder(self: Any, waiting: Any, order_policy: Any) -> Any:
+    def reorder(self: Any, waiting: Any, turn_policy: Any) -> Any:
         queue = getattr(self.prefill_scheduler, _QUEUE, None)
-        arranged = None if queue is None else queue.arranged(self, waiting, order_policy)
-        return original(self, waiting, order_policy) if arranged is None else arranged
+        arranged = None if queue is None else queue.arranged(self, waiting, turn_policy)
+        return original(self, waiting, turn_policy) if arranged is None else arranged
 
     return reorder
 
