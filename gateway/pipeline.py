@@ -135,7 +135,7 @@ class Pipeline:
     async def _answer(
         self, exchange: Exchange, received: Received, tenant: Tenant, record: RequestRecord, deadline: Deadline
     ) -> None:
-        """Find out what a request asks for, let it in, and have an instance answer it."""
+        """Parse a request, admit it, and let an instance answer it."""
         with await self._reader.hold(tenant, received) as held:
             body = received.body if received.coding is None else await self._reader.decoded(received, tenant)
             call = await self._reader.parse(record.operation, body, tenant)

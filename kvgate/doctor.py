@@ -55,7 +55,7 @@ def doctor(  # noqa: PLR0913 - each is one option
 ) -> None:
     """Check this machine and installation. Exit code 1 when something would keep kvgate from running.
 
-    With --preset, check what of a preset fits this machine. Exit code 1 when something doesn't.
+    With --preset, check which values of a preset fit this machine. Exit code 1 when a value doesn't.
     """
     if preset is not None:
         _examine_preset(preset, hardware, instances, nvme_dir, as_json=as_json)

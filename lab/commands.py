@@ -8,14 +8,14 @@ if TYPE_CHECKING:
 
 
 def bench() -> "typer.Typer":
-    """Measure, on this machine, what kvgate's numbers claim."""
+    """Benchmarks on this machine."""
     from lab.bench.command import build_bench
 
     return build_bench()
 
 
 def conformance() -> Callable[..., None]:
-    """Ask a gateway what breaks in gateways, from outside: bodies, errors, streams, hostile bytes, load, failures."""
+    """Test a gateway from outside: bodies, errors, streams, hostile bytes, load, failures."""
     from lab.conformance.command import conformance as command
 
     return command

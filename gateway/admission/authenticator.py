@@ -25,7 +25,7 @@ _ANONYMOUS = TenantId("anonymous")
 
 
 class Authenticator:
-    """Holds digests of keys. O(1) for each request; ``publish`` swaps what is known in one step."""
+    """Holds digests of keys. O(1) for each request; ``publish`` replaces all keys in one step."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Authenticator:
         self.publish(Directory())
 
     def publish(self, directory: Directory) -> None:
-        """From now on this is what the store says."""
+        """Replace the keys by those of the store."""
         made: dict[TenantId, Tenant] = {}
 
         def tenant(name: TenantId) -> Tenant:
@@ -82,7 +82,7 @@ class Authenticator:
         return not self._unconfirmed
 
     def authenticate(self, keys: Sequence[bytes]) -> Tenant:
-        """Return who sent these keys: the first counts.
+        """Return the tenant of these keys: the first known key counts.
 
         Raises ``AuthenticationError`` when that is nobody known, or when another one is known as well: then nobody can
         tell whose request it is. ``PermissionDeniedError`` when the tenant is suspended, ``NoInstanceError`` for a
@@ -122,7 +122,7 @@ class Authenticator:
         return tenant in self._directory.suspended
 
     def digest(self, key: str) -> str:
-        """Return what the store keeps of a key."""
+        """Return the digest of a key for the store."""
         return self._digest.of(key.encode()).hex()
 
     def salt(self, tenant: TenantId) -> str:

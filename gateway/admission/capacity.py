@@ -12,7 +12,7 @@ _ON_PROBATION: Final = 1
 
 
 class Capacity:
-    """Reads load and breakers; ``urgent`` counts what the slots of the highest class have at instances."""
+    """Reads load and breakers; ``urgent`` counts the slots of the highest class at instances."""
 
     def __init__(self, *, limiter: ConcurrencyLimiter, load: LoadTracker, available: Availability) -> None:
         self._limiter = limiter

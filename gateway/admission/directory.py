@@ -134,7 +134,7 @@ def _tenant_in_part(error: UnreadableDocumentError, before: TenantBody | None) -
 
 
 class DirectoryKeeper:
-    """Reads the directory anew when the store has changed, here or in another gateway, and tells ``publish``.
+    """Reads the directory again when the store has changed, here or in another gateway, and passes it to ``publish``.
 
     While the store can't be read, what is known holds for ``trust_s``. Then ``expire`` is called, since a key may
     have been revoked meanwhile.
@@ -163,7 +163,7 @@ class DirectoryKeeper:
         self.current = Directory()
 
     async def refresh(self) -> None:
-        """Bring it up to date; raises ``StoreUnavailableError``, and what is known stays as it was."""
+        """Refresh the directory; raises ``StoreUnavailableError``, and the known directory stays."""
         async with self._one:  # an older reading never takes the place of a newer one
             begun_s = asyncio.get_running_loop().time()
             if self.current.revision != await self._store.revision():

@@ -126,7 +126,7 @@ class FairQueue:
         self._counters[tenant] += work / weight
 
     def correct(self, tenant: TenantId, weight: float, by: float) -> None:
-        """Change what a tenant was charged, once it is known what its request cost."""
+        """Correct a tenant's charge by the request's actual cost."""
         if tenant in self._counters:
             self._counters[tenant] += by / weight
 
@@ -151,7 +151,9 @@ class FairQueue:
             del self._counters[tenant]
 
     def _least_claim(self, newcomer: Waiting) -> Waiting:
-        """Return who leaves a full queue: of the lowest class, the newest of the tenant with most of them."""
+        """Return the request to shed from a full queue: in the lowest class, the newest of the tenant with most
+        requests.
+        """
         level = max(_LEVELS[priority] for _, priority in self._lines) if self._lines else -1
         if level < _LEVELS[newcomer.priority]:
             return newcomer

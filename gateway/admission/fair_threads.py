@@ -64,7 +64,7 @@ class FairThreads:
         self._executor.shutdown(cancel_futures=True)
 
     async def run(self, work: Callable[[], T], *, tenant: Tenant, size_bytes: int) -> T:
-        """Return what ``work`` returns, done in a thread when it is the tenant's turn; raises what it raises.
+        """Return the result of ``work``, run in a thread in fair order of tenants; raises its errors.
 
         ``size_bytes`` is about how much it works on. Raises ``RateLimitedError`` when too much waits already.
         """

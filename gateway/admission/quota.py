@@ -22,7 +22,7 @@ _SWEEP_EVERY = 4096
 
 
 class Dimension(StrEnum):
-    """What a quota limits."""
+    """Kinds of quotas."""
 
     REQUESTS = "requests"
     TOKENS = "tokens"
@@ -30,11 +30,11 @@ class Dimension(StrEnum):
 
 
 class QuotaUnavailableError(Exception):
-    """The shared counters can't be reached: nobody knows what is left."""
+    """The shared counters can't be reached: the remaining quota is unknown."""
 
 
 class Demand(NamedTuple):
-    """What a request takes of its tenant's quotas. ``places`` are of the concurrency."""
+    """A request's demand on its tenant's quotas. ``places`` are of the concurrency."""
 
     requests: int
     tokens: int
@@ -52,7 +52,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """What was taken. ``number`` and ``slot`` are the meter's own."""
+    """A reservation. ``number`` and ``slot`` are the meter's own."""
 
     tenant: TenantId
     demand: Demand
@@ -82,7 +82,7 @@ class Exceeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaUsage:
-    """What a tenant has used within the last minute, and how many of its requests run."""
+    """A tenant's usage of the last minute, and its requests in flight."""
 
     requests: int
     tokens: int
@@ -95,7 +95,7 @@ class QuotaMeter(Protocol):
     async def reserve(
         self, tenant: TenantId, limits: TenantLimits, demand: Demand, *, instead_of: Reservation | None = None
     ) -> Granted | Exceeded:
-        """Take a demand, each part of which is at most its limit, or say what is exceeded.
+        """Reserve a demand, each part at most its limit, or return the exceeded quota.
 
         ``instead_of`` is an earlier reservation of the same request. It is refunded in the same step, granted or not.
         Raises ``QuotaUnavailableError``.
@@ -103,7 +103,7 @@ class QuotaMeter(Protocol):
         ...
 
     def settle(self, reservation: Reservation, *, requests: int, tokens: int) -> None:
-        """End a reservation, once: what it really cost. (0, 0) is a refund. Never blocks, never raises."""
+        """Replace a reservation by its actual cost, once. (0, 0) is a refund. Never blocks, never raises."""
         ...
 
     async def usage(self, tenant: TenantId) -> QuotaUsage:

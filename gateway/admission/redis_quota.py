@@ -249,7 +249,7 @@ class RedisQuotaMeter:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what was settled so far; returns with some left when Redis is away."""
+        """Write the settled costs; some are left when Redis is unavailable."""
         self._ended_some.clear()
         while self._ended:
             batch = [self._ended.popleft() for _ in range(min(_BATCH, len(self._ended)))]
@@ -285,7 +285,7 @@ class RedisQuotaMeter:
         self._ended.extendleft(each for each in reversed(batch) if each[3] > since_s)
 
     async def close(self) -> None:
-        """Write what is left, if Redis is there, and let the connections go."""
+        """Write the remaining costs, if Redis is available, and close the connections."""
         await self.flush()
         await self._client.aclose()
 

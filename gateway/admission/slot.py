@@ -37,7 +37,7 @@ class AdmissionRequest(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens of its context, as far as it says."""
+        """Context tokens of the request, as far as known."""
         return self.prompt_tokens + self.output_tokens
 
     @property
@@ -46,17 +46,17 @@ class AdmissionRequest(NamedTuple):
 
     @property
     def demand(self) -> Demand:
-        """What it takes of its tenant's quotas: a request for each prompt, a place for each answer."""
+        """Its demand on the tenant's quotas: one request for each prompt, one slot for each answer."""
         return Demand(requests=self.prompts, tokens=self.reserved_tokens, places=self.answers)
 
     @property
     def work(self) -> float:
-        """What it is expected to cost an engine, in prompt tokens; bounded, so that no claim blurs the counters."""
+        """Its expected cost for an engine, in prompt tokens; bounded, so that no value distorts the counters."""
         return work_of(self.prompt_tokens, self.output_tokens or self.expected_output_tokens)
 
 
 def work_of(prompt_tokens: int, output_tokens: int) -> float:
-    """Return what a request costs an engine, in prompt tokens, at most ``_MOST_WORK``."""
+    """Return the cost of a request for an engine, in prompt tokens, at most ``_MOST_WORK``."""
     return min(_MOST_WORK, prompt_tokens + _OUTPUT_WORK * output_tokens)
 
 
@@ -125,7 +125,7 @@ class AdmissionSlot:
         self.placed()
 
     def settle(self, status: int, usage: Usage | None) -> None:
-        """Its answer has ended with this status; ``usage`` is None where the engine didn't say."""
+        """Record the end of the answer; ``usage`` is None if the engine reports none."""
         if status >= INTERNAL_SERVER_ERROR:
             self._end(requests=0, tokens=0, work=0.0)
         elif status >= BAD_REQUEST:
@@ -146,7 +146,7 @@ class AdmissionSlot:
         self.close()
 
     def close(self) -> None:
-        """Give back what is left. Idempotent."""
+        """Release the rest of the reservation. Idempotent."""
         self.placed()
         if self._began:
             self._end(requests=self._request.prompts, tokens=self._request.reserved_tokens, work=self._request.work)

@@ -35,7 +35,7 @@ class ShedMeter(Protocol):
 
 
 class Held:
-    """What a request holds before it is read; given back once, unless it is exchanged for a whole reservation."""
+    """A slot held while a body is read; released once, or exchanged for a whole reservation."""
 
     __slots__ = ("_meter", "_reservation")
 
@@ -89,7 +89,7 @@ class TenantQuotas:
         return Held(self._meter, granted.reservation)
 
     async def reserve(self, ask: AdmissionRequest, held: Held | None = None) -> Granted | None:
-        """Take all that a request may use, None where nothing is counted; what is ``held`` is given back for it.
+        """Reserve everything that a request may use, None without quotas; replaces ``held``.
 
         Raises ``InvalidRequestError`` for a request that no quota of its tenant could ever let in,
         ``RateLimitedError`` when one is used up, ``NoInstanceError`` when shared ones can't be reached.

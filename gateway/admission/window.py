@@ -38,7 +38,7 @@ class SlidingWindow:
         return slot
 
     def correct(self, slot: int, by: int) -> None:
-        """Change what was counted in a slot; nothing happens when it is no longer in the window."""
+        """Correct the count of a slot; no effect outside of the window."""
         if slot in self._slots:
             self._slots[slot] += by
             self._used += by
@@ -55,7 +55,7 @@ class SlidingWindow:
         return float(_LAST_S)
 
     def empty_in_s(self, now_s: float) -> float:
-        """Return the seconds until nothing of what is counted now counts any more."""
+        """Return the seconds until the window is empty."""
         if not self.used(now_s) or not self._slots:
             return 0.0
         return next(reversed(self._slots)) + _LAST_S - now_s

@@ -49,7 +49,7 @@ class Gateway(FastAPI):
 
 
 async def _answer_end(scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a request that is cancelled because the gateway ends; one whose answer has begun is cut off."""
+    """Refuse a request that the gateway's shutdown cancels; cut off an answer that has begun."""
     exchange = Exchange(scope, receive, send, send_timeout_s=_REFUSAL_S, dialect=dialect_of(scope["path"]))
     with contextlib.suppress(RuntimeError):  # the server's word for an answer that has begun: it closes the connection
         await exchange.refuse(ShuttingDownError())

@@ -31,7 +31,7 @@ _VARY: Final = (b"vary", b"origin")
 
 
 class Hosts:
-    """The names by which this machine is asked. Addresses are always known: no page can be of somebody's address."""
+    """The names of this machine in requests. Addresses are always accepted: no foreign page can have one."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = {"", "localhost", socket.gethostname().lower(), *(each.lower() for each in names)}
@@ -80,7 +80,7 @@ class Browsers:
         self._keyless = keyless
 
     def look(self, scope: Scope, *, shared: bool) -> Visit | None:
-        """Return what a page may not do, or is to be told; None where nothing is special.
+        """Return the refusal or the CORS headers for a page; None for other requests.
 
         ``shared`` is whether the route is one that other origins may use.
         """

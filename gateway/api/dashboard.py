@@ -10,7 +10,7 @@ from gateway.errors.unknown_route import unknown_route
 
 
 def dashboard_router(assets: Assets, board: FleetBoard, access: OperatorAccess) -> APIRouter:
-    """Return the routes; ``access`` is asked before the fleet is shown."""
+    """Return the routes; ``access`` is checked before the fleet is shown."""
     router = APIRouter()
 
     @router.get("/dashboard", response_class=Response)
@@ -24,7 +24,7 @@ def dashboard_router(assets: Assets, board: FleetBoard, access: OperatorAccess) 
 
     @router.get("/dashboard/fleet")
     async def fleet(request: Request, response: Response) -> FleetView:
-        """What the page shows before somebody signs in."""
+        """The data of the page before sign-in."""
         access.check(request)
         response.headers["cache-control"] = "no-store"
         return board.view()

@@ -32,7 +32,7 @@ def serves(path: str) -> bool:
 
 
 def dialect_of(path: str) -> Dialect:
-    """Return whose API a path belongs to, also one that has no route."""
+    """Return the API of a path, also of one without a route."""
     operation = _OPERATIONS.get(path)
     if operation is not None:
         return operation.dialect

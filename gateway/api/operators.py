@@ -10,7 +10,7 @@ from gateway.errors import ApiError, AuthenticationError
 
 
 class OperatorAccess:
-    """Open to everybody who names this machine where there are no ``keys``, otherwise to whoever bears one of them.
+    """Open to local callers without ``keys``, otherwise to callers with one of them.
 
     The name is checked because a page whose own name is bound to 127.0.0.1 could read the data.
     """
@@ -20,7 +20,7 @@ class OperatorAccess:
         self._hosts = hosts
 
     def check(self, request: Request) -> None:
-        """Raise ``AuthenticationError`` or ``PermissionDeniedError`` for whoever may not see the data."""
+        """Raise ``AuthenticationError`` or ``PermissionDeniedError`` for callers without access to the data."""
         if (refusal := self._refusal(request)) is not None:
             raise refusal
 

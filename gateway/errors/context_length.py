@@ -74,7 +74,7 @@ class ContextLength(NamedTuple):
 
 
 def context_length_in(message: str) -> ContextLength | None:
-    """Return what an engine's message says of a context that is too short, None where it is about something else."""
+    """Return the limits in an engine's message about the context length, None for other messages."""
     shown = message[:_MOST_CHARS]
     for words in _WORDS:
         if (found := words.search(shown)) is not None:

@@ -51,7 +51,7 @@ class StartupError(GatewayError):
 
 
 class SettingsError(StartupError):
-    """A setting is unknown, missing or invalid; the message names file, key, value and what is allowed."""
+    """A setting is unknown, missing or invalid; the message names file, key, value and the allowed values."""
 
     exit_code = 2
 
@@ -123,7 +123,7 @@ class AuthenticationError(ApiError):
 
 
 class PermissionDeniedError(ApiError):
-    """The key is known, and what it asks for isn't its to have."""
+    """The key is known, and lacks access to the resource."""
 
     status = 403
     type = "permission_error"
@@ -161,7 +161,7 @@ class BodyTimeoutError(ApiError):
 
 
 class ConflictApiError(ApiError):
-    """What is there now does not go with the change."""
+    """The change conflicts with the present state."""
 
     status = 409
     type = "invalid_request_error"
@@ -241,7 +241,7 @@ class DeadlineError(ApiError):
 
 
 class LoopError(ApiError):
-    """The request came by this gateway before; clients that try again by themselves are told not to."""
+    """The request has passed this gateway before; automatic retries are disabled by a header."""
 
     status = 508
     type = "upstream_error"
@@ -252,7 +252,7 @@ class LoopError(ApiError):
 
 
 class PlanCancelledError(ApiError):
-    """An operator has ended the request; clients that try again by themselves are told not to."""
+    """An operator has ended the request; automatic retries are disabled by a header."""
 
     status = 503
     type = "service_unavailable_error"

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class PrefillRunner:
-    """Has an instance compute a prompt and keep it; see ``LegRunner``. Never raises for what the instance does."""
+    """Lets an instance compute and hold a prompt; see ``LegRunner``. Never raises for the instance's failures."""
 
     def __init__(self, client: UpstreamClient, registry: Registry) -> None:
         self._client = client
@@ -86,7 +86,7 @@ class _BeforeAnswer:
         self.after_s = opening.after_s
 
     async def headed(self, status: int, headers: Sequence[Header]) -> None:
-        """Say nothing of the leg's head."""
+        """Ignore the leg's head."""
         del status, headers
 
     async def silent(self) -> None:

@@ -33,7 +33,7 @@ class EngineCall:
 
 
 class LegFailedError(UpstreamFailureError):
-    """A leg before the answer failed; ``instance`` is who failed it."""
+    """A leg before the answer failed at ``instance``."""
 
     def __init__(self, kind: FailureKind, message: str, *, instance: Instance) -> None:
         super().__init__(kind, message)

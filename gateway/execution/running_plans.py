@@ -45,7 +45,7 @@ class PlanRun:
         self.done = sum(leg.kind is not LegKind.HANDOVER for leg in self.plan.before_answer)
 
     def began(self) -> None:
-        """The answer has begun: what comes before it is done."""
+        """Record the begin of the answer: earlier calls are done."""
         self.done = len(self.plan.before_answer)
 
     def failed(self, reason: str) -> None:

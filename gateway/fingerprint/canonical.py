@@ -81,7 +81,7 @@ def canonical_chat(  # noqa: PLR0913 - the fields of a request that change its p
     reasoning_effort: str | None = None,
     inline_system: bool = False,
 ) -> ChatPrompt:
-    """Return what the template is given."""
+    """Return the input of the template."""
     rendered = [_with_tool_arguments({**message, "content": _content(message.get("content"))}) for message in messages]
     kwargs = dict(template_kwargs or {})
     if enable_thinking is not None and kwargs.get("enable_thinking") is None:

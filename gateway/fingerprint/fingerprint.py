@@ -59,7 +59,7 @@ class Gap(StrEnum):
 
 
 class Fingerprint:
-    """One prompt of one tenant. Hashes are computed once for each cache identity that is asked for.
+    """One prompt of one tenant. Hashes are computed once for each requested cache identity.
 
     ``gap`` says why they are no engine's names for all blocks: the prompt is ``textual``, or has an opaque part, whose
     digest stands for it from there on. Equal beginnings have equal hashes all the same.
@@ -78,7 +78,7 @@ class Fingerprint:
 
     @classmethod
     def of_text(cls, text: bytes, *, model: str, salt: str, gap: Gap) -> "Fingerprint":
-        """Return a stand-in for a prompt that can't be tokenized here, and ``gap`` says why: its text.
+        """Return the text as a stand-in for a prompt that can't be tokenized here; ``gap`` is the reason.
 
         Four bytes count as a token, about what they are in English. It names no engine's blocks, but equal beginnings
         have equal hashes: enough to learn where they were sent. Of a very long one only the beginning is hashed.
@@ -174,7 +174,7 @@ class Threads(Protocol):
 
 
 class Fingerprinter:
-    """Turns prompts into fingerprints; long ones on ``threads``, so that the event loop goes on."""
+    """Turns prompts into fingerprints; long ones on ``threads``, to keep the event loop free."""
 
     def __init__(self, tokenizer: ModelTokenizer | None, threads: Threads) -> None:
         self._tokenizer = tokenizer

@@ -31,7 +31,7 @@ class ReportedBudgets:
 
 
 async def ask_budgets(control: InstanceControl, instance: Instance) -> ReportedBudgets:
-    """Return what an instance keeps; raises ``InstanceControlError``."""
+    """Return an instance's budgets; raises ``InstanceControlError``."""
     return _read(await control.call(instance, "GET", QUOTAS_PATH))
 
 
@@ -57,7 +57,7 @@ def budget_of(quota: QuotaBody) -> KvBudget:
 
 
 def share_of(instance: Instance, shares: QuotaPart) -> dict[CacheTier, KvBudget]:
-    """Return what a preset's shares are of each tier of an instance below HBM."""
+    """Return a preset's shares of each tier of an instance below HBM, in bytes."""
     if instance.stats is None:
         return {}
     found = {}

@@ -26,7 +26,7 @@ class PresetCatalogue:
         return name not in self.shipped.workloads and name in self.all().workloads
 
     def all(self) -> Presets:
-        """Return all of them. One that this version of kvgate can't read is said in the log and left out."""
+        """Return all presets. One that this version of kvgate can't read is logged and left out."""
         own = self._own()
         if own is not self._read:
             self._read, self._all = own, self.shipped.with_workloads(self._parts(own))

@@ -42,7 +42,7 @@ class ConfigSync:
         drain_s: float,
         problems: Problems,
     ) -> None:
-        """``policy`` and ``costs`` hold where the store says nothing."""
+        """``policy`` and ``costs`` apply where the store has no document."""
         self._store = store
         self._registry = registry
         self._planner = planner
@@ -72,7 +72,7 @@ class ConfigSync:
         return self.routing_of(self._routing)
 
     def routing_of(self, desired: RoutingBody | None) -> tuple[PolicyName, CostModel]:
-        """Return what such a document means, with the settings where it says nothing."""
+        """Return the routing of a document, with the settings for missing fields."""
         if desired is None:
             return self._policy, self._costs
         base = self._costs
@@ -83,7 +83,7 @@ class ConfigSync:
         )
 
     async def follow(self, membership: Membership) -> None:
-        """Apply what the store says to these members from now on; raises ``StoreUnavailableError``."""
+        """Apply the store's documents to these members from now on; raises ``StoreUnavailableError``."""
         self._membership = membership
         await self.refresh()
 

@@ -18,7 +18,7 @@ _BUSY_PAUSE_S: Final = 0.25
 
 
 class InstanceControlError(Exception):
-    """An instance refused, or can't be talked to. ``sure`` says that nothing was changed there."""
+    """An instance refused, or can't be reached. ``sure``: nothing was changed there."""
 
     def __init__(self, message: str, *, status: int | None, sure: bool) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class InstanceControl:
         return self._timeout_s
 
     async def call(self, instance: Instance, method: str, path: str, body: Any = None) -> bytes:
-        """Return what an instance answers; raises ``InstanceControlError`` for anything but a success.
+        """Return an instance's answer; raises ``InstanceControlError`` for anything but a success.
 
         A 503 is an engine that did not get to it in time: it is asked again until the time is over. All calls of
         ``/kv/v1`` may be made twice.
@@ -70,7 +70,7 @@ class InstanceControl:
             ) from None
 
     async def _once(self, instance: Instance, method: str, path: str, body: Any) -> bytes:
-        """Ask once, and again where a kept connection turns out to be dead."""
+        """Send once, and again if a pooled connection turns out to be dead."""
         try:
             return await self._sent(instance, method, path, body)
         except _DroppedError as dropped:

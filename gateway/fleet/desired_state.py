@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def desired_state_of(directory: Directory, presets: Presets, configured: frozenset[TenantId]) -> DesiredState:
-    """Return what instances are to be told; ``configured`` are the tenants of the settings' keys."""
+    """Return the desired state of instances; ``configured`` are the tenants of the settings' keys."""
     shares = None
     whole = directory.whole
     if (chosen := directory.preset) is not None:

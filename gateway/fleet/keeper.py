@@ -58,7 +58,7 @@ class DesiredState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceReport:
-    """What an instance was told, and what it refused."""
+    """The state that was sent to an instance, and its refusals."""
 
     budgets: int
     policies: int
@@ -80,7 +80,7 @@ class _Sent:
 
 
 class FleetKeeper:
-    """The only one that writes budgets; ``swap`` writes policies as well, and they take turns."""
+    """The only writer of budgets; ``swap`` writes policies as well, and they exclude each other."""
 
     def __init__(  # noqa: PLR0913 - wired once, by name
         self,
@@ -113,7 +113,7 @@ class FleetKeeper:
             await asyncio.sleep(_INTERVAL_S)
 
     async def round(self) -> None:
-        """Tell every instance what it does not know yet."""
+        """Send every instance the state that it lacks."""
         try:
             async with self._swap.exclusive():  # what holds is read in it: who had it before may have changed that
                 await self._send()
@@ -140,7 +140,7 @@ class FleetKeeper:
         )
 
     def report(self) -> Mapping[InstanceId, InstanceReport]:
-        """Return what each instance was told."""
+        """Return the state that was sent to each instance."""
         return {
             name: InstanceReport(
                 budgets=len(sent.budgets),
@@ -188,7 +188,7 @@ class FleetKeeper:
                 await self._send_budget(instance, sent, key, budgets.get(key))
 
     async def _look_at_budgets(self, instance: Instance, sent: _Sent, budgets: Budgets, *, whole: bool) -> None:
-        """Compare what an instance keeps with what it should: what differs is told after that."""
+        """Compare an instance's state with the desired one; differences are sent afterwards."""
         if not self._due(sent, QUOTAS_PATH, None):
             return
         try:

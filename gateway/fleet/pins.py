@@ -59,7 +59,7 @@ class NoPrefixesError(InstanceControlError):
 
 
 class DesiredPin(NamedTuple):
-    """What an instance is to keep, and until when (seconds since 1970; None is for good)."""
+    """A prefix to keep on an instance, and its expiry (seconds since 1970; None: never)."""
 
     chain: Chain
     expires_at_s: float | None
@@ -79,12 +79,12 @@ class _Sent:
 
 
 def layout_of(identity: CacheIdentity, model: str) -> str:
-    """Return what tells apart the ways in which instances name the blocks of a model."""
+    """Return the layout of block hashes: instances with equal layouts name blocks alike."""
     return root_hash(identity, adapter="" if model == identity.model else model).hex()
 
 
 class PinKeeper:
-    """``clock`` is monotonic, ``now`` in seconds since 1970; ``expired`` is told of pins whose time is over.
+    """``clock`` is monotonic, ``now`` in seconds since 1970; ``expired`` receives expired pins.
 
     Whoever changes the store's pins holds ``lock`` until instances have been told and the store has changed.
     """
@@ -115,7 +115,7 @@ class PinKeeper:
             await asyncio.sleep(_INTERVAL_S)
 
     async def round(self) -> None:
-        """Tell every instance what it does not know yet."""
+        """Send every instance the pins that it lacks."""
         async with self.lock:
             pins, now_s = self._pins(), self._now()
             over = [name for name, pin in pins.items() if pin.expires_at_s is not None and pin.expires_at_s <= now_s]
@@ -129,7 +129,7 @@ class PinKeeper:
                 await asyncio.gather(*(self._keep(each, self.desired(each)) for each in present))
 
     def desired(self, instance: Instance, *, without: str | None = None) -> dict[str, DesiredPin]:
-        """Return what an instance is to keep, by what it calls it; ``without`` one pin of the store."""
+        """Return the desired pins of an instance, by its names for them; ``without`` one pin of the store."""
         desired: dict[str, DesiredPin] = {}
         if instance.stats is None:
             return desired
@@ -147,12 +147,12 @@ class PinKeeper:
         return desired
 
     def why_not(self, instance: InstanceId, name: str) -> str:
-        """Return why an instance doesn't keep what it is to keep, "" where nothing is known against it."""
+        """Return why an instance lacks a desired pin, "" if no reason is known."""
         sent = self._sent.get(instance)
         return "" if sent is None or name not in sent.refused else sent.refused[name][0]
 
     async def pin(self, instance: Instance, target: DesiredPin) -> Pin:
-        """Tell an instance to keep a prefix from now on; raises ``InstanceControlError``."""
+        """Pin a prefix on an instance; raises ``InstanceControlError``."""
         left_s = LEASE_S if target.expires_at_s is None else min(LEASE_S, max(0.001, target.expires_at_s - self._now()))
         request = PinRequest(hashes=list(target.chain), ttl_s=left_s)
         done = await self._ask(instance, "POST", PIN_PATH, request, Pin)
@@ -162,7 +162,7 @@ class PinKeeper:
         return done
 
     async def unpin(self, instance: Instance, name: str) -> bool:
-        """Tell an instance to keep a prefix no longer, and return whether it did; raises ``InstanceControlError``."""
+        """Unpin a prefix on an instance, and return whether it was pinned; raises ``InstanceControlError``."""
         done = await self._ask(instance, "POST", UNPIN_PATH, UnpinRequest(hash=name), Unpinned)
         if (sent := self._sent_to(instance)) is not None:
             sent.pins.pop(name, None)
@@ -170,7 +170,7 @@ class PinKeeper:
         return done.unpinned
 
     async def look(self, instance: Instance) -> Pins:
-        """Return what an instance keeps; raises ``InstanceControlError``."""
+        """Return an instance's pins; raises ``InstanceControlError``."""
         return await self._ask(instance, "GET", PREFIXES_PATH, None, Pins)
 
     async def invalidate(self, instance: Instance, chain: Chain) -> Invalidation:
@@ -223,7 +223,7 @@ class PinKeeper:
                 return
 
     async def _forget_lost(self, instance: Instance, sent: _Sent) -> None:
-        """Forget that an instance was told of pins that it doesn't keep any more."""
+        """Forget sent pins that an instance has lost."""
         kept = {each.hash for each in (await self.look(instance)).pins}
         for name in sent.pins.keys() - kept:
             del sent.pins[name]

@@ -74,7 +74,7 @@ class SwapReport:
 
     @property
     def mistaken(self) -> bool:
-        """Whether it can't be done anywhere, however often it is asked for."""
+        """Whether the change is impossible on every instance, also later."""
         return bool(self.steps) and all(each.mistaken for each in self.steps.values())
 
     @property
@@ -120,7 +120,7 @@ class PolicySwap:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Let nobody else change policies while the block runs; raises ``SwapBusyError``."""
+        """Exclude other changes of policies while the block runs; raises ``SwapBusyError``."""
         try:
             async with asyncio.timeout(self.longest_s):
                 await self._lock.acquire()
@@ -132,7 +132,7 @@ class PolicySwap:
             self._lock.release()
 
     def owed(self, instance: InstanceId) -> Mapping[str, Policy]:
-        """Return what an instance ran before changes that were rolled back and of which it said nothing, by kind."""
+        """Return the previous policies of an instance, by kind, of rolled-back changes without an answer."""
         return self._owed.get(instance, {})
 
     def owe(self, instance: InstanceId, policy: Policy) -> None:
@@ -140,7 +140,7 @@ class PolicySwap:
         self._owed.setdefault(instance, {})[policy.kind] = policy
 
     def paid(self, instance: InstanceId, kind: str | None = None) -> None:
-        """Note that an instance runs what it should, of one kind or (a new process) of all."""
+        """Note that an instance has the right policy, of one kind or (a new process) of all."""
         owed = self._owed.get(instance, {})
         if kind is not None:
             owed.pop(kind, None)
@@ -148,15 +148,15 @@ class PolicySwap:
             self._owed.pop(instance, None)
 
     async def running(self, instance: Instance) -> Mapping[str, Policy]:
-        """Return what an instance runs, by kind; raises ``InstanceControlError``."""
+        """Return an instance's active policies, by kind; raises ``InstanceControlError``."""
         return (await self.look(instance)).policies
 
     async def look(self, instance: Instance) -> "Choice":
-        """Return what an instance runs and could run; raises ``InstanceControlError``."""
+        """Return an instance's active and available policies; raises ``InstanceControlError``."""
         return read_policies(await self._control.call(instance, "GET", POLICY_PATH))
 
     async def send(self, instance: Instance, policy: Policy) -> None:
-        """Tell one instance; raises ``InstanceControlError``."""
+        """Send a policy to one instance; raises ``InstanceControlError``."""
         await self._control.call(instance, "PUT", POLICY_PATH, policy.change())
 
     async def swap(self, instances: Sequence[Instance], policy: Policy, *, noted: Noted) -> SwapReport:
@@ -196,7 +196,7 @@ class PolicySwap:
         return report if report.done else await self.roll_back(instances, report)
 
     async def roll_back(self, instances: Sequence[Instance], report: SwapReport) -> SwapReport:
-        """Take back what a change did."""
+        """Roll back a change."""
 
         async def back(instance: Instance) -> InstanceStep:
             done = report.steps[instance.id]

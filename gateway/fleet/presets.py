@@ -21,19 +21,19 @@ Value = str | int | float | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A value that an instance was started with, and what the preset says."""
+    """A value of an instance's start, and the preset's value."""
 
     present: Value
     wanted: Value
 
 
 def hot_values(preset: Preset) -> Mapping[str, Value]:
-    """Return what instances are told while they run."""
+    """Return the preset's settings for running instances."""
     return {key: value for key, value in preset.values().items() if key in HOT}
 
 
 def start_values(preset: Preset) -> Mapping[str, Value]:
-    """Return what an instance has to be started with."""
+    """Return the preset's settings that need a restart."""
     return {key: value for key, value in preset.values().items() if key not in HOT}
 
 

@@ -16,7 +16,7 @@ class NotedPolicy(Policy, frozen=True, kw_only=True):
 
 
 class NotedPin(msgspec.Struct, frozen=True):
-    """A prefix that an instance did not keep before, by what it calls it."""
+    """A prefix that an instance did not keep before, by the instance's name for it."""
 
     instance: str
     name: str

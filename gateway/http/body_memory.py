@@ -18,7 +18,7 @@ _RETRY_AFTER_S: Final = 2
 
 
 class BodyMemory:
-    """Counts bytes; O(1). ``shed`` is told of each request that is refused."""
+    """Counts bytes; O(1). ``shed`` receives each refused request."""
 
     def __init__(self, most_bytes: int, *, shed: Callable[[str], None]) -> None:
         self._most_bytes = most_bytes

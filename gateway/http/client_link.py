@@ -30,11 +30,11 @@ class ClientLink:
 
     @property
     def full(self) -> bool:
-        """Whether what is sent now would have to wait for the client."""
+        """Whether a write would now have to wait for the client."""
         return bool(self._flow.write_paused)
 
     def watch(self, gone: Callable[[], object]) -> None:
-        """Call ``gone`` when the client goes away, at once when it has; one at a time, until ``unwatch``."""
+        """Call ``gone`` when the client disconnects, at once if it has; one callback at a time, until ``unwatch``."""
         self._gone = gone
         if self._writer.is_closing():
             gone()
@@ -50,15 +50,15 @@ class ClientLink:
             self._gone()
 
     def hold(self) -> None:
-        """Keep what is written from now on, until ``release``."""
+        """Hold writes until ``release``."""
         self._writer.hold()
 
     def release(self) -> None:
-        """Write what was kept, in one piece: an answer's head and its body are one system call and one packet."""
+        """Write the held bytes at once: head and body of an answer are one system call and one packet."""
         self._writer.release()
 
     def abort(self) -> None:
-        """Cut off a client that does not take its answer: what it has not taken yet is lost."""
+        """Disconnect a client that does not read its answer; unread bytes are lost."""
         if self.active is not None:
             self.active.disconnected = True
         self._writer.abort()
@@ -104,7 +104,7 @@ class ClientProbe:
 
     @property
     def _between_events(self) -> bool:
-        """Whether what was written last is a head or the end of an event."""
+        """Whether the last write was a head or the end of an event."""
         last = self._writer.last
         return last.endswith(_EVENT_ENDS) or last.startswith(b"HTTP/1.1 ")
 

@@ -29,7 +29,7 @@ class ConnectionLostError(Exception):
 
 
 class NoAnswerError(ConnectionLostError):
-    """What came is no answer, and the connection was dropped; the message says what is wrong with it."""
+    """The received bytes are no answer, and the connection was closed; the message names the fault."""
 
 
 class Connection(asyncio.Protocol):
@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def nudge(self) -> None:
-        """Let whoever waits, or will wait, know that nothing has come."""
+        """Notify present and later readers that no byte has arrived."""
         self._nudged = True
         self._wake()
 
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether the next request may be asked here."""
+        """Whether the connection can take the next request."""
         return (
             self.ended
             and self._keep
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
             ended(self)
 
     def fail(self, failure: Exception) -> None:
-        """Let whoever waits, or will wait, have this exception, and drop the connection."""
+        """Raise this exception in present and later readers, and close the connection."""
         if self._failure is None:
             self._failure = failure
         self.abort()

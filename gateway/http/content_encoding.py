@@ -136,7 +136,7 @@ def decode(body: bytes, coding: bytes, *, limit_bytes: int) -> bytes:
 
 
 class Decoding:
-    """One body that is decoded a part at a time, so that what it takes in memory can be counted on its way."""
+    """One body that is decoded in parts, so that its memory can be counted."""
 
     def __init__(self, body: bytes, coding: bytes, *, limit_bytes: int) -> None:
         self._body = body

@@ -16,7 +16,7 @@ _NUMBER: Final = re.compile(r"(?:.*\.)?(?:[0-9]+|0[xX][0-9a-fA-F]*)")
 
 
 class Endpoint(NamedTuple):
-    """A host (an address as it is written usually), its port, and what comes before the paths of its API."""
+    """A host (an address in its usual spelling), its port, and the prefix of its API's paths."""
 
     host: str
     port: int

@@ -52,7 +52,7 @@ class Connection(Protocol):
 
 
 class EarlyHead(Protocol):
-    """A stream's head that is sent before its answer. ``waiting`` says that it was sent and no answer has followed."""
+    """A stream's head that is sent before its answer. ``waiting``: sent, and no answer has followed."""
 
     @property
     def waiting(self) -> bool: ...
@@ -61,7 +61,7 @@ class EarlyHead(Protocol):
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection; there is nobody left to answer."""
+    """The client closed its connection; no answer can be delivered."""
 
 
 class Exchange:
@@ -166,7 +166,7 @@ class Exchange:
             return
 
     def watch(self, gone: Callable[[Exception], None]) -> None:
-        """Tell ``gone`` of the client's leaving, with ``ClientGoneError``, until ``unwatch``.
+        """Call ``gone`` with ``ClientGoneError`` when the client disconnects, until ``unwatch``.
 
         The body must have been read before.
         """

@@ -40,12 +40,12 @@ _NOT_TO_CLIENT = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-reque
 
 
 def towards_engine(headers: Iterable[Header]) -> list[Header]:
-    """Return what an engine is sent of a client's headers, names in lower case."""
+    """Return a client's headers for the engine, names in lower case."""
     return _crossing(headers, _NOT_TO_ENGINE, (_OWN_PREFIX,))
 
 
 def towards_client(headers: Iterable[Header]) -> list[Header]:
-    """Return what a client is sent of an engine's headers, names in lower case."""
+    """Return an engine's headers for the client, names in lower case."""
     return _crossing(headers, _NOT_TO_CLIENT, (_OWN_PREFIX, _CORS_PREFIX))
 
 

@@ -39,7 +39,7 @@ _HOST = re.compile(rb"[A-Za-z0-9._~%!$&'()*+,;=:\[\]-]*")
 
 
 class _Refusal(NamedTuple):
-    """What is answered to something that is no request."""
+    """The answers to bytes that are no request."""
 
     status: HTTPStatus
     code: str
@@ -60,7 +60,7 @@ _UNKNOWN_CODING: Final = _Refusal(
 
 
 class _RefusedError(Exception):
-    """Raised within the parser's callbacks; ends the request, and ``_refusal`` has what is answered."""
+    """Raised within the parser's callbacks; ends the request, and ``_refusal`` has the answer."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -117,7 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _answering(self) -> bool:
-        """Whether a request has come whose answer has not ended."""
+        """Whether a request has arrived whose answer has not ended."""
         return self._active is not None and not self._active.response_complete
 
     def data_received(self, data: bytes) -> None:
@@ -229,7 +229,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser could not take, after the answers to what it could, and close."""
+        """Refuse bytes that the parser rejected, after the answers to earlier requests, and close."""
         del msg
         if self.transport.is_closing() or self._last_words is not None:
             return

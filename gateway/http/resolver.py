@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a host can be connected to; ``sockaddr`` is what a socket of the ``family`` takes."""
+    """An address of a host; ``sockaddr`` has the form of the ``family``."""
 
     family: socket.AddressFamily
     sockaddr: tuple[Any, ...]

@@ -39,7 +39,7 @@ class Shutdown:
         self._running: set[Deadline] = set()
 
     def begin(self) -> None:
-        """Say that it is ending. Idempotent."""
+        """Begin the shutdown. Idempotent."""
         self.begun = True
 
     def enter(self, deadline: Deadline) -> None:

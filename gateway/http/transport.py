@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 
 class Transport(Protocol):
-    """What is used of the event loop's transport."""
+    """The used part of the event loop's transport."""
 
     def write(self, data: bytes, /) -> None: ...
 
@@ -27,7 +27,7 @@ class Transport(Protocol):
 
 
 class ClientTransport:
-    """Stands before the loop's transport: it may hold what is written back, and a close is bounded in time.
+    """Wraps the loop's transport: it may hold writes, and bounds a close in time.
 
     The loop's own ``close`` first writes what is left, however long that takes. Here a client that takes nothing of it
     for ``linger_s`` is cut off.
@@ -46,16 +46,16 @@ class ClientTransport:
 
     @property
     def holds(self) -> bool:
-        """Whether what is written now is held."""
+        """Whether writes are held now."""
         return self._held is not None
 
     def hold(self) -> None:
-        """Keep what is written from now on, until ``release``. Idempotent."""
+        """Hold writes until ``release``. Idempotent."""
         if self._held is None:
             self._held = []
 
     def release(self) -> None:
-        """Write what was kept, in one piece. Idempotent."""
+        """Write the held bytes at once. Idempotent."""
         held, self._held = self._held, None
         if held:
             self._transport.writelines(held)
@@ -68,7 +68,7 @@ class ClientTransport:
             self._held.append(data)
 
     def close(self) -> None:
-        """Write what is left and close, within bounds. Idempotent."""
+        """Write the rest and close, within bounds. Idempotent."""
         if self._transport.is_closing():
             return
         self.release()
@@ -77,12 +77,12 @@ class ClientTransport:
             self._linger(left)
 
     def abort(self) -> None:
-        """Close at once; what the client has not taken is lost. Idempotent."""
+        """Close at once; unread bytes are lost. Idempotent."""
         self._held = None
         self._transport.abort()
 
     def lost(self) -> None:
-        """Note that the connection is gone."""
+        """Note that the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

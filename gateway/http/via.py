@@ -14,14 +14,14 @@ _OWN = "kvgate-"
 
 
 class Via:
-    """The gateway's own entry; ``name`` tells it from all others and is the same in all of its workers."""
+    """The gateway's own entry in ``Via``; ``name`` is unique, and the same in all of its workers."""
 
     def __init__(self, name: str) -> None:
         self._name = f"{_OWN}{name}".encode()
         self._entries = {version: (_NAME, f"{version} {_OWN}{name}".encode()) for version in ("1.0", "1.1")}
 
     def entry(self, http_version: str = "1.1") -> Header:
-        """Return the header that says that a request came by this gateway, over this version of HTTP."""
+        """Return the header that names this gateway and the version of HTTP."""
         return self._entries.get(http_version) or self._entries["1.1"]
 
     def text(self) -> dict[str, str]:

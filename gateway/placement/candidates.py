@@ -64,7 +64,7 @@ class PromptField(Field):
         self._lookups = lookups
 
     def cached(self, place: int) -> Cached | None:
-        """Return what is cached of the prompt under an instance's identity; None where it can't be named so."""
+        """Return the cached part of the prompt under an instance's identity; None if it can't be named so."""
         return self._lookups.under(self._identities[place])
 
 
@@ -99,7 +99,7 @@ class Candidates:
         self._tables: dict[tuple[InstanceId, int], CandidateTable] = {}
 
     def lookups(self, fingerprint: Fingerprint | Gap) -> Lookups:
-        """Return what will say who holds what of a prompt; valid until the index changes."""
+        """Return the look-up of a prompt's residency; valid until the index changes."""
         return Lookups(fingerprint, self._index, recent=self._recent, homes=self._homes, now_s=self._clock())
 
     def of(self, instances: Sequence[Instance], lookups: Lookups) -> PromptField:

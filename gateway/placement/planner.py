@@ -144,14 +144,14 @@ class Planner:
         return self._policy.name
 
     def swap(self, policy: RoutingPolicy) -> None:
-        """Decide by another policy from now on; what is known of caches, load and speeds stays."""
+        """Use another policy from now on; known residency, load and speeds stay."""
         self._policy = policy
 
     def joined(self, instance: InstanceId) -> None:
         """Nothing is known of a new instance yet."""
 
     def left(self, instance: InstanceId) -> None:
-        """Forget all about an instance that is gone."""
+        """Forget a removed instance."""
         self._recent.forget(instance)
         self._homes.forget(instance)
         self._learned.forget(instance)

@@ -238,7 +238,7 @@ def _audit(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Number of entries, newest first.")] = 20,
 ) -> None:
-    """Show who changed what, newest first."""
+    """Show changes with their authors, newest first."""
     listed(context, f"/audit?limit={limit}", ("number", "at_s", "actor", "action", "target", "outcome"))
 
 

@@ -94,7 +94,7 @@ def explain(  # noqa: PLR0913 - each is one option
     ] = None,
     tenant: Annotated[str, typer.Option(help="Tenant of the prompt.")] = "anonymous",
 ) -> None:
-    """Say where a prompt would go now, and why."""
+    """Explain the routing decision for a prompt."""
     body: dict[str, Any] = {"model": model, "tenant": tenant, "prompt": prompt, "hashes": block or None}
     if messages is not None:
         body["messages"] = messages_in(messages)

@@ -25,7 +25,7 @@ from kvgate.options import takes
 def engine(options: EngineOptions) -> None:
     """Run one engine instance: LMDeploy's api_server with KV events and /kv/v1.
 
-    Options after -- go to LMDeploy as they are: kvgate engine --model DIR -- --log-level INFO
+    LMDeploy receives the options after --: kvgate engine --model DIR -- --log-level INFO
     """
     extra = tuple(options.context.args)
     need_possible_target(options.itl_target)

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 def build_bench() -> typer.Typer:
     """Return the ``bench`` command with its subcommands."""
-    bench = typer.Typer(
-        name="bench", help="Measure, on this machine, what kvgate's numbers claim.", no_args_is_help=True
-    )
+    bench = typer.Typer(name="bench", help="Benchmarks on this machine.", no_args_is_help=True)
     bench.command(revisit.NAME)(run_revisit)
     bench.command("prefix")(run_prefix)
     bench.command("pool")(run_pool)

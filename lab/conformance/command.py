@@ -35,7 +35,7 @@ def conformance(  # noqa: PLR0913 - each is one option
     list_cases: Annotated[bool, typer.Option("--list", help="Print all cases.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Ask a gateway what breaks in gateways, from outside: bodies, errors, streams, hostile bytes, load, failures.
+    """Test a gateway from outside: bodies, errors, streams, hostile bytes, load, failures.
 
     Two scripted backends are started here; the target is any OpenAI-compatible gateway that has them as its backends
     for the model mock-model. Exits with 1 when a case is broken.

@@ -75,7 +75,7 @@ class AdminRoute(APIRoute):
     """
 
     def check(self, request: Request) -> None:
-        """Raise ``AuthenticationError`` for whoever may not use this route."""
+        """Raise ``AuthenticationError`` for callers without access to this route."""
         access: AdminAccess = request.app.state.admin_access
         access.check(request.headers.get("authorization"))
 

@@ -88,7 +88,7 @@ class Changes:
         return await attempt()
 
     async def replayed(self, mutation: Mutation) -> Response | None:
-        """Return what was answered to this request before, if it has been carried out; raises ``IdempotencyError``."""
+        """Return the answer to an earlier copy of this request, if there is one; raises ``IdempotencyError``."""
         if mutation.idempotency_key is None:
             return None
         before = self.operations.remembered(mutation.idempotency_key)
@@ -213,7 +213,7 @@ class Changes:
         return _response(status, body, headers)
 
     async def _in_force(self) -> bool:
-        """Make what was stored count in this process; where the store has gone away since, its loops do that later."""
+        """Apply the stored change in this process; if the store is unavailable, its loops apply it later."""
         try:
             await self._refresh()
         except StoreUnavailableError as error:

@@ -44,7 +44,7 @@ class SpeedView(BaseModel):
 
 
 class CandidateView(BaseModel):
-    """One instance that could take it, and what it would cost there."""
+    """One candidate instance, and the cost of the request there."""
 
     instance: str
     chosen: bool

@@ -39,7 +39,7 @@ class _View(BaseModel):
 
 
 class SpeedsView(_View):
-    """What was measured of an instance's speed."""
+    """Measured speeds of an instance."""
 
     prefill_tokens_per_s: float
     base_s: float
@@ -99,7 +99,7 @@ class InstanceChange(_View):
 
 
 class LeaseBody(BaseModel):
-    """What an instance says of itself."""
+    """An instance's registration of itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -108,7 +108,7 @@ class LeaseBody(BaseModel):
 
 
 class InstanceViews:
-    """What the routes read, and whom they tell."""
+    """Dependencies of the routes."""
 
     def __init__(  # noqa: PLR0913 - wired once, by name
         self,
@@ -235,7 +235,7 @@ def instances_router(changes: Changes, views: InstanceViews) -> APIRouter:
 
     @router.get("/instances")
     async def list_instances() -> InstanceList:
-        """All instances, whoever named them."""
+        """All instances from every source."""
         return InstanceList(data=[views.view(each) for each in views.registry.all()])
 
     @router.get("/instances/{name}")
@@ -251,7 +251,7 @@ def instances_router(changes: Changes, views: InstanceViews) -> APIRouter:
 
     @router.delete("/instances/{name}", status_code=204)
     async def delete_instance(name: InstanceName, mutation: MutationOf) -> Response:
-        """Take an instance out: it finishes what it has, gets nothing new, and is forgotten then.
+        """Remove an instance: it receives no new requests, drains, and is forgotten then.
 
         What the settings or a discovery name comes back from there; drain that instead.
         """
@@ -266,7 +266,7 @@ def instances_router(changes: Changes, views: InstanceViews) -> APIRouter:
 
     @router.post("/instances/{name}/drain", response_model=InstanceChange)
     async def drain(name: InstanceName, mutation: MutationOf) -> Response:
-        """Give an instance nothing new, whoever named it, until it is resumed; what it has goes on."""
+        """Send an instance of any source no new requests until it is resumed; requests in flight continue."""
         return await documents.set_draining(name, mutation, draining=True)
 
     @router.post("/instances/{name}/resume", response_model=InstanceChange)
@@ -292,7 +292,7 @@ def _add_puts(router: APIRouter, changes: Changes, views: InstanceViews, documen
 
     @router.put("/instances/{name}", response_model=InstanceChange)
     async def put_instance(name: InstanceName, body: InstanceBody, mutation: MutationOf) -> Response:
-        """Say all about an instance anew. Another address is another process: the former one drains first.
+        """Replace the data of an instance. Another address is another process: the former one drains first.
 
         A role holds from the next request on where prompts go through the tiers. LMDeploy's own roles are an engine's
         for its life: another is refused with a 409.
@@ -316,7 +316,7 @@ def leases_router(views: InstanceViews) -> APIRouter:
 
     @router.put("/instances/{name}/lease")
     async def put_lease(name: InstanceName, body: LeaseBody, request: Request) -> InstanceView:
-        """Register, or say that one is still there: to be repeated several times within ``ttl_s``."""
+        """Register an instance, or renew its lease: to be repeated several times within ``ttl_s``."""
         url = await views.vetted(body.url, request.scope.get("server"))
         try:
             return views.view(await views.leases.renew(InstanceId(name), url, ttl_s=body.ttl_s))
@@ -325,7 +325,7 @@ def leases_router(views: InstanceViews) -> APIRouter:
 
     @router.delete("/instances/{name}/lease", status_code=204)
     async def delete_lease(name: InstanceName) -> None:
-        """Say goodbye: the instance gets nothing new, and is forgotten once it has finished what it has."""
+        """Deregister an instance: it receives no new requests, and is forgotten when its requests have ended."""
         instance = InstanceId(name)
         if views.leases.left_s(instance) is None:
             raise NotFoundError(f"instance {name!r} has no lease", code="lease_not_found")

@@ -44,7 +44,7 @@ def keys_router(changes: Changes, authenticator: Authenticator, *, clock: Callab
 
     @router.post("/keys", status_code=201, response_model=NewKeyView)
     async def post_key(body: NewKeyBody, mutation: MutationOf) -> Response:
-        """Make a key. It is in this answer and nowhere else; the first one ends the open mode for good."""
+        """Create a key. Only this answer contains it; the first key ends the open mode permanently."""
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         if await store.document(Kind.TENANT, body.tenant) is None and not authenticator.knows(TenantId(body.tenant)):

@@ -18,7 +18,7 @@ _KEY: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class OvertakenError(ConflictApiError):
-    """Somebody else changed a document between its reading and its change, and no precondition names it."""
+    """Another change came between reading and writing a document, and no precondition names its version."""
 
 
 class Mutation:
@@ -57,7 +57,7 @@ class Mutation:
 
     @property
     def server(self) -> tuple[str, int | None] | None:
-        """Return the address of ours that it came to."""
+        """Return the gateway's address that the request used."""
         found: tuple[str, int | None] | None = self._request.scope.get("server")
         return found
 
@@ -102,7 +102,7 @@ class Mutation:
         )
 
     async def digest(self) -> str:
-        """Return what tells this request from another one with the same idempotency key."""
+        """Return a digest that distinguishes requests with the same idempotency key."""
         head = f"{self._request.method} {self._request.url.path}?{self._request.url.query}\n{self._if_match}\n"
         return hashlib.sha256(head.encode() + await self._request.body()).hexdigest()
 

@@ -58,8 +58,8 @@ def own_presets_router(changes: Changes, *, presets: PresetCatalogue) -> APIRout
 
     @router.put("/presets/{name}", response_model=PresetForm)
     async def put_form(name: PresetName, form: Form, mutation: MutationOf) -> Response:
-        """Make a preset, or write it anew. Where it is the fleet's current one its quota shares are told at once, and
-        its policies when it is applied again.
+        """Create or replace a preset. If it is the fleet's current one, its quota shares apply at once, and its
+        policies when it is applied again.
         """
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed

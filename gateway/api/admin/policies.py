@@ -70,7 +70,7 @@ class RunningPolicy(BaseModel):
 
 
 class InstancePolicies(BaseModel):
-    """What one instance runs and could run, or why that is unknown; ``problems`` are what it refused."""
+    """Policies of one instance, active and available, or why they are unknown; ``problems`` are its refusals."""
 
     running: list[RunningPolicy]
     available: dict[str, str] = Field(description="Eviction policies that it knows, each in a few words.")
@@ -80,7 +80,7 @@ class InstancePolicies(BaseModel):
 
 
 class PolicyList(BaseModel):
-    """The policies that the store says, and what each instance runs."""
+    """Policies in the store, and those of each instance."""
 
     object: Literal["list"] = "list"
     data: list[PolicyView]
@@ -155,8 +155,8 @@ def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: Pol
 
     @router.put("/policies/{kind}", response_model=PolicyView)
     async def put_policy(kind: PolicyKind, body: PolicyBody, mutation: MutationOf) -> Response:
-        """Make all usable instances run a policy, or none: when one refuses, the others go back (409 says who and why;
-        400 what is allowed, where no instance knows such a kind, name or parameters).
+        """Swap a policy on all usable instances, or on none: after a refusal the others are rolled back (409 with the
+        instance and reason; 400 with the allowed values if no instance supports the kind, name or parameters).
 
         No block is lost in either case. Instances that come later are told, too.
         """
@@ -232,7 +232,7 @@ def _add_reset(router: APIRouter, changes: Changes, registry: Registry, control:
 
 @asynccontextmanager
 async def exclusively(swap: PolicySwap) -> AsyncIterator[None]:
-    """Let nobody else change policies while the block runs; raises ``ConflictApiError`` when somebody does for long."""
+    """Exclude other changes of policies while the block runs; raises ``ConflictApiError`` after a long wait."""
     try:
         async with swap.exclusive():
             yield

@@ -47,7 +47,7 @@ class PinPrefixBody(PrefixBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinning:
-    """A prefix that instances have been told to keep: what became of that, and what is to be stored."""
+    """A prefix that was pinned on instances: the outcomes, and the pin to store."""
 
     prefix: NamedPrefix
     places: Mapping[str, PlaceView]
@@ -57,7 +57,7 @@ class Pinning:
 
 
 class PrefixCommands:
-    """Talks to the instances; the store is the caller's, who holds ``lock`` for a change of both."""
+    """Calls the instances; the caller writes the store and holds ``lock`` for a change of both."""
 
     def __init__(self, *, names: PrefixNames, registry: Registry, keeper: PinKeeper, now: Callable[[], float]) -> None:
         self._names = names
@@ -92,7 +92,7 @@ class PrefixCommands:
         *,
         noted: Callable[[list[NotedPin]], Awaitable[None]],
     ) -> Pinning:
-        """Tell instances to keep a prefix, of which ``before`` is stored; raises ``ApiError`` where nobody does.
+        """Pin a prefix on instances, with ``before`` in the store; raises ``ApiError`` if no instance pins it.
 
         Before any instance is told, ``noted`` gets those that do not keep it yet.
         """
@@ -129,7 +129,7 @@ class PrefixCommands:
         await _each(pinning.fresh, [self._keeper.unpin(each, name) for each, name in chains])
 
     async def unpin(self, pin_id: str, pin: PinBody) -> dict[str, PlaceView]:
-        """Tell instances to keep a stored pin no longer."""
+        """Unpin a stored pin on its instances."""
         known = {each.id: each for each in self._registry.all()}
         done = await asyncio.gather(
             *(self._unpinned(known.get(InstanceId(name)), pin, pin_id) for name in pin.instances)
@@ -203,7 +203,7 @@ def _over(document: Document, now_s: float) -> bool:
 
 
 def _ended(documents: Sequence[Document], prefix: NamedPrefix, invalidated: Sequence[Instance]) -> list[Change]:
-    """Take the instances that forgot blocks of pins out of these; a pin that is nowhere else is gone."""
+    """Remove instances that dropped blocks of pins from these pins; a pin without instances ends."""
     ended: list[Change] = []
     for document, pin in readable(lambda each: (each, read(PinBody, each)), documents):
         forgot = {

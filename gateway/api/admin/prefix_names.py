@@ -41,7 +41,7 @@ class PrefixBody(PromptBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Who can be told of prefixes, and who of those that are meant can't, with the reason."""
+    """Selected instances with pins, and those without, each with a reason."""
 
     able: tuple[Instance, ...]
     skipped: Mapping[str, str]
@@ -65,7 +65,7 @@ class NamedPrefix:
 
 
 class PrefixNames:
-    """Reads bodies; asks nobody."""
+    """Reads bodies; calls no instance."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class PrefixNames:
         self._authenticator = authenticator
 
     async def read(self, body: PrefixBody, *, whole: bool) -> NamedPrefix:
-        """Return what is meant. ``whole``: a hash stands for all that comes before it, too. Raises ``ApiError``."""
+        """Return the prefix of a body. ``whole``: a hash stands for all its ancestors, too. Raises ``ApiError``."""
         check_model(body, self._registry)
         check_one(body, "hash")
         if body.hash is not None:
@@ -109,7 +109,7 @@ class PrefixNames:
         )
 
     def candidates(self, body: PrefixBody, prefix: NamedPrefix) -> Candidates:
-        """Return who of those that are meant can be told; raises ``ApiError`` where nobody can."""
+        """Return the selected instances with pins; raises ``ApiError`` if there are none."""
         every = {str(each.id): each for each in self._registry.all()}
         if unknown := sorted(set(body.instances or ()) - every.keys()):
             raise InvalidRequestError(
@@ -138,7 +138,7 @@ class PrefixNames:
         return Candidates(able=tuple(able), skipped=skipped)
 
     def holders(self, prefix: NamedPrefix, able: Sequence[Instance]) -> tuple[Instance, ...]:
-        """Return all who hold the whole of it, else the one that the next such prompt would go to."""
+        """Return all instances with the whole prefix, else the one that routing would choose for it."""
         whole = tuple(each for each in able if self._held(prefix, each) >= len(prefix.hashes(each)))
         if whole:
             return whole

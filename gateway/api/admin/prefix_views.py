@@ -31,8 +31,8 @@ BAD: Final = frozenset({Outcome.REFUSED, Outcome.FAILED})
 
 
 class PlaceView(BaseModel):
-    """A pin on one instance: pinned, waiting (to be told), refused, failed (nothing is known), skipped, unpinned, or
-    kept (another pin has it).
+    """A pin on one instance: pinned, waiting (to be sent), refused, failed (unknown), skipped, unpinned, or kept (by
+    another pin).
     """
 
     outcome: Outcome
@@ -118,21 +118,21 @@ def pin_view(document: Document, places: Mapping[str, PlaceView], *, now_s: floa
 
 
 def kept_view(look: Pins | InstanceControlError) -> KeptView:
-    """Return what an instance keeps of all pins."""
+    """Return an instance's report of all pins."""
     if isinstance(look, InstanceControlError):
         return KeptView(problem=str(look))
     return KeptView(pinned_blocks=look.pinned_blocks, limit_blocks=look.limit_blocks, limited_by=look.limited_by)
 
 
 def failure(error: InstanceControlError) -> tuple[Outcome, str]:
-    """Return what it means that an instance did not do as it was told, and why."""
+    """Return the outcome of a failed call to an instance, with its reason."""
     if isinstance(error, NoPrefixesError):
         return Outcome.SKIPPED, str(error)
     return (Outcome.REFUSED if error.sure and error.status is not None else Outcome.FAILED), str(error)
 
 
 def pinned_view(done: Pin | InstanceControlError) -> PlaceView:
-    """Return what an instance says of a pin."""
+    """Return the view of an instance's pin."""
     if isinstance(done, InstanceControlError):
         outcome, reason = failure(done)
         return PlaceView(outcome=outcome, reason=reason)
@@ -141,7 +141,7 @@ def pinned_view(done: Pin | InstanceControlError) -> PlaceView:
 
 
 def invalidated_view(done: Invalidation | InstanceControlError) -> InvalidatedView:
-    """Return what an instance says of what it forgot."""
+    """Return the view of an instance's dropped blocks."""
     if isinstance(done, InstanceControlError):
         outcome, reason = failure(done)
         return InvalidatedView(outcome=outcome, reason=reason)
@@ -150,7 +150,7 @@ def invalidated_view(done: Invalidation | InstanceControlError) -> InvalidatedVi
 
 
 def failures(views: Iterable[PlaceView | InvalidatedView]) -> int:
-    """Count the instances that refused or could not be asked."""
+    """Count the instances that refused or could not be reached."""
     return sum(each.outcome in BAD for each in views)
 
 

@@ -38,7 +38,7 @@ def prefixes_router(changes: Changes, *, names: PrefixNames, commands: PrefixCom
 
     @router.get("/prefixes")
     async def list_pins() -> PinList:
-        """What is pinned, and where its blocks are."""
+        """Pinned prefixes, and the places of their blocks."""
         return await commands.shown(await store.documents(Kind.PIN))
 
     _add_pin(router, changes, names, commands)
@@ -95,7 +95,7 @@ def _add_unpin(router: APIRouter, changes: Changes, commands: PrefixCommands) ->
 
     @router.delete("/prefixes/{pin_id}", response_model=UnpinView)
     async def unpin(pin_id: PinId, mutation: MutationOf) -> Response:
-        """Keep a prefix no longer; its blocks go as others do. An instance that can't be asked ends it by itself."""
+        """Unpin a prefix. On an instance that can't be reached the lease expires."""
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
         async with commands.lock:

@@ -45,7 +45,7 @@ class PresetList(BaseModel):
 
 
 class PresetView(BaseModel):
-    """A preset on hardware: what instances are told while they run, and what they are to be started with."""
+    """A preset on hardware: settings for running instances, and settings that need a restart."""
 
     name: str
     hardware: str
@@ -56,7 +56,7 @@ class PresetView(BaseModel):
 
 
 class DifferenceView(BaseModel):
-    """A value that an instance was started with, and what the preset says."""
+    """A value of an instance's start, and the preset's value."""
 
     present: Value
     wanted: Value

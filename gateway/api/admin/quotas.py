@@ -46,7 +46,7 @@ def quotas_router(changes: Changes, meter: QuotaMeter) -> APIRouter:
 
     @router.put("/quotas/{tenant}", response_model=QuotaView)
     async def put_quota(tenant: QuotaName, body: QuotaBody, mutation: MutationOf) -> Response:
-        """Say what a tenant may use; it counts at once. KV budgets reach the engines within seconds."""
+        """Set a tenant's quotas; they apply at once. KV budgets reach the engines within seconds."""
         return await changes.put(
             Kind.QUOTA, tenant, body, mutation=mutation, target=f"quotas/{tenant}", view=quota_view
         )

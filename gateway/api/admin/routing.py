@@ -58,7 +58,7 @@ def routing_router(changes: Changes, keeper: ConfigSync) -> APIRouter:
 
     @router.delete("/routing", status_code=204)
     async def delete_routing(mutation: MutationOf) -> Response:
-        """Go back to what the settings say."""
+        """Restore the routing policy of the settings."""
         return await changes.delete(
             Kind.ROUTING,
             ROUTING_NAME,

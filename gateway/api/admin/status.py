@@ -38,7 +38,7 @@ class TierView(_View):
 
 
 class InstanceStatus(InstanceView):
-    """One instance, with what its last health check said; null is an engine that doesn't report it."""
+    """One instance, with its last health check; null: not reported by the engine."""
 
     resident_blocks: dict[str, int]
     running: int | None

@@ -38,7 +38,7 @@ def tenants_router(changes: Changes, *, clock: Callable[[], float]) -> APIRouter
 
     @router.put("/tenants/{name}", response_model=TenantView)
     async def put_tenant(name: TenantName, body: TenantBody, mutation: MutationOf) -> Response:
-        """Make a tenant, or replace what is said of it."""
+        """Create or replace a tenant."""
         return await changes.put(Kind.TENANT, name, body, mutation=mutation, target=f"tenants/{name}", view=tenant_view)
 
     _add_delete(router, changes, clock)

@@ -116,7 +116,7 @@ class AuditList(_View):
 
 
 class UsageView(_View):
-    """What a tenant has used within the last minute, and how many of its requests run or wait."""
+    """A tenant's usage of the last minute, and its running and waiting requests."""
 
     tenant: str
     requests: int
