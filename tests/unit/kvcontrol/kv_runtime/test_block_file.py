@@ -91,7 +91,7 @@ def test_a_file_of_the_same_owner_with_blocks_of_no_more_use_begins_anew(
     assert spec.path.stat().st_size == other.size_bytes
     assert not any(os.pread(file.fd, other.size_bytes - PAGE_BYTES, PAGE_BYTES))
     file.close()
-    assert "holds 8 blocks that were computed with other weights or another configuration" in caplog.text
+    assert "holds 8 blocks of other weights or another configuration" in caplog.text
     file = BlockFile(other)
     assert not file.fresh
     file.close()

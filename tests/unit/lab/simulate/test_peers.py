@@ -32,7 +32,7 @@ def chosen(policy: object, *candidates: Candidate, prompt: int = 1000) -> str:
 @pytest.mark.parametrize("make", PEERS.values(), ids=PEERS)
 def test_idle_instances_take_cold_prompts_in_turn_and_a_holder_gets_its_own(make: object) -> None:
     policy = make(100_000)  # type: ignore[operator]
-    assert chosen(policy, each("a", last_turn=2), each("b", last_turn=1)) == "b"
+    assert chosen(policy, each("a", last_request=2), each("b", last_request=1)) == "b"
     assert chosen(policy, each("a", matched=900), each("b"), each("c")) == "a"
 
 

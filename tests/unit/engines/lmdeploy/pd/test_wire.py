@@ -264,7 +264,7 @@ def test_an_offer_that_is_none_is_an_error(answer: bytes) -> None:
 def test_an_offer_that_cannot_be_true_is_an_error(cached_tokens: int) -> None:
     body = msgspec.msgpack.encode(msgspec.structs.replace(OFFER, cached_tokens=cached_tokens))
     said = OFFERED + struct.pack("!I", len(body)) + body
-    with _speaking(said) as connection, pytest.raises(TransferError, match="1 tokens were cached") as refused:
+    with _speaking(said) as connection, pytest.raises(TransferError, match="1 tokens as cached") as refused:
         ask(connection, TICKET)
     assert refused.value.cause == "protocol"
 

@@ -40,7 +40,7 @@ async def test_srv_records_name_host_and_port() -> None:
 async def test_a_server_that_fails_is_an_error_and_names_nobody() -> None:
     with dns_server("pool.test. 0 A 10.0.0.1") as zone:
         zone.broken = True
-        with pytest.raises(DiscoveryError, match=r"pool\.test A can't be asked for"):
+        with pytest.raises(DiscoveryError, match=r"pool\.test A can't be resolved"):
             await anext(watching(zone, DnsQuery(name="pool.test", port=9001)))
 
 
