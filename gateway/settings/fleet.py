@@ -91,6 +91,17 @@ class FleetSettings(Section):
     control_timeout_s: Seconds = Field(
         10.0, description="Longest time for an instance to take over a policy, a KV budget or a reset, in seconds."
     )
+    auto_policy: bool = Field(
+        default=False,
+        description="Swap the eviction policy of HBM on all instances when a shadow policy is ahead by more than its "
+        "noise, and back when that was wrong.",
+    )
+    auto_policy_dwell_s: Seconds = Field(
+        3600.0, description="Shortest time from one automatic or manual swap to the next automatic one, in seconds."
+    )
+    shadow_period_s: Seconds = Field(
+        60.0, description="Interval of comparing the shadow policies of all instances, in seconds."
+    )
     discovery_interval_s: Seconds = Field(2.0, description="Interval of polling discovery file and DNS, in seconds.")
     discovery_loss_s: Seconds = Field(
         30.0,

@@ -106,7 +106,7 @@ def _fleet_routers(base: Base, instances: Instances, serving: Serving, control: 
         authenticator=base.authenticator,
     )
     return (
-        shadow_router(registry=registry, control=control.instance_control),
+        shadow_router(registry=registry, control=control.instance_control, auto=control.auto),
         policies_router(
             changes, registry=registry, control=control.instance_control, swap=control.swap, keeper=control.fleet
         ),

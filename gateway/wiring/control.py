@@ -7,6 +7,7 @@ from time import monotonic
 
 from gateway.admission import Directory, DirectoryKeeper
 from gateway.api.admin import Changes
+from gateway.api.admin.auto_swap import AutoSwap
 from gateway.fleet import FleetKeeper, InstanceControl, PolicySwap
 from gateway.fleet.catalogue import PresetCatalogue
 from gateway.fleet.config_sync import ConfigSync
@@ -34,6 +35,7 @@ class Control:
     swap: PolicySwap
     changes: Changes
     fleet: FleetKeeper
+    auto: AutoSwap
     pins: PinKeeper
     rescue: Rescue
 
@@ -41,6 +43,7 @@ class Control:
         """Return the loops that follow the store, ``poll_s`` apart, and command the instances."""
         return {
             "fleet": self.fleet.run,
+            "shadows": self.auto.run,
             "pins": self.pins.run,
             "directory": partial(self.directory.run, poll_s),
             "roster": partial(self.config_sync.run, poll_s),
@@ -102,6 +105,16 @@ def build_control(
         swap=swap,
         changes=changes,
         fleet=fleet,
+        auto=AutoSwap(
+            changes=changes,
+            registry=registry,
+            control=control,
+            swap=swap,
+            clock=monotonic,
+            active=base.settings.fleet.auto_policy,
+            period_s=base.settings.fleet.shadow_period_s,
+            dwell_s=base.settings.fleet.auto_policy_dwell_s,
+        ),
         pins=pins,
         rescue=Rescue(store, registry=registry, swap=swap, pins=pins, problems=observation.problems, clock=monotonic),
     )

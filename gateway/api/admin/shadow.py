@@ -5,13 +5,16 @@ Which candidates are followed is a policy of kind ``shadow``: ``PUT /admin/v1/po
 
 import asyncio
 from collections.abc import Iterable
+from math import isfinite
 
 import msgspec
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from gateway.api.admin.auto_swap import AutoSwap
 from gateway.api.admin.routes import admin_routes
 from gateway.fleet import InstanceControl, InstanceControlError
+from gateway.fleet.evidence import Verdict
 from gateway.registry import Instance, InstanceState, Registry
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.policy_control import POLICY_PATH, PolicyReport
@@ -38,14 +41,29 @@ class InstanceShadows(BaseModel):
     problem: str | None = None
 
 
+class LeadView(BaseModel):
+    """A candidate beside the policy in charge, over the fleet's last periods of a minute."""
+
+    policy: str
+    lead: float = Field(description="Blocks found more than the policy in charge found, as a share of look-ups.")
+    noise: float | None = Field(description="Its standard error; null while there is one period alone.")
+    periods: int
+    verdict: Verdict = Field(description="tie: not proven to be ahead or behind, or not by enough to matter.")
+
+
 class ShadowView(BaseModel):
-    """By instance, and the candidates over all instances, the one that found most first."""
+    """By instance, and the candidates over all instances, the one that found most first.
+
+    ``leads`` is empty unless one candidate is in charge everywhere; ``auto`` is whether the gateway swaps by itself.
+    """
 
     candidates: list[Standing]
     instances: dict[str, InstanceShadows]
+    leads: list[LeadView]
+    auto: bool
 
 
-def shadow_router(*, registry: Registry, control: InstanceControl) -> APIRouter:
+def shadow_router(*, registry: Registry, control: InstanceControl, auto: AutoSwap) -> APIRouter:
     """Return the route."""
     router = admin_routes("fleet")
 
@@ -55,7 +73,9 @@ def shadow_router(*, registry: Registry, control: InstanceControl) -> APIRouter:
         instances = [each for each in registry.all() if each.state is InstanceState.HEALTHY and each.stats is not None]
         reports = await asyncio.gather(*(_ask(control, each) for each in instances))
         by_instance = {str(each.id): view for each, view in zip(instances, reports, strict=True)}
-        return ShadowView(candidates=_together(by_instance.values()), instances=by_instance)
+        return ShadowView(
+            candidates=_together(by_instance.values()), instances=by_instance, leads=_leads(auto), auto=auto.active
+        )
 
     return router
 
@@ -81,6 +101,21 @@ async def _ask(control: InstanceControl, instance: Instance) -> InstanceShadows:
             for each in shadows.standings
         ],
     )
+
+
+def _leads(auto: AutoSwap) -> list[LeadView]:
+    if auto.in_charge is None:
+        return []
+    return [
+        LeadView(
+            policy=each.policy,
+            lead=each.lead,
+            noise=each.noise if isfinite(each.noise) else None,
+            periods=each.periods,
+            verdict=each.verdict,
+        )
+        for each in auto.evidence.leads(auto.in_charge)
+    ]
 
 
 def _together(instances: Iterable[InstanceShadows]) -> list[Standing]:

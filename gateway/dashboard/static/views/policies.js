@@ -105,12 +105,13 @@ export class Policies {
         "ol",
         { class: "card standings" },
         shadows.candidates.map((each, place) => {
+          const verdict = shadows.leads.find((one) => one.policy === each.policy)?.verdict;
           const running = this.now("eviction").includes(each.policy) || (inCharge.has(each.policy) && !each.policy.includes("("));
           return h(
             "li",
             { class: running ? "running" : "" },
-            h("span", { class: "who" }, h("b", { class: "mono" }, each.policy), running ? h("span", { class: "pill" }, "in charge") : null),
-            h("span", { class: "bar", role: "img", "aria-label": `${each.policy} found ${percent(each.hit_ratio)}` }, h("span", { class: place === 0 && best ? "best" : "", "width%": (each.hit_ratio ?? 0) * 100 })),
+            h("span", { class: "who" }, h("b", { class: "mono" }, each.policy), running ? h("span", { class: "pill" }, "in charge") : verdict ? h("span", { class: "pill" }, verdict) : null),
+            h("span", { class: "bar", role: "img", "aria-label": `${each.policy} found ${percent(each.hit_ratio)}` }, h("span", { class: place === 0 && best && verdict !== "tie" ? "best" : "", "width%": (each.hit_ratio ?? 0) * 100 })),
             h("b", { class: "share" }, percent(each.hit_ratio)),
             h("span", { class: "muted of" }, `of ${plural(each.lookups, "look-up")}`),
             running ? h("span", { class: "action" }) : h("button", { type: "button", class: "action", id: `swap-to-${place}`, onclick: () => this.swap("eviction", each.policy) }, "Swap to this"),
