@@ -126,9 +126,9 @@ def new_and_known() -> Iterator[int]:
 
 
 @contextmanager
-def load(gateway: str) -> Iterator[None]:
+def load(gateway: str) -> Iterator[list[BaseException]]:
     """Tenants that ask something new and something again by turns, as long as the block runs, so that blocks are
-    saved, evicted, moved and loaded all the time. After a 429 they ask the same again.
+    saved, evicted, moved and loaded all the time. After a 429 they ask the same again. Yields what has ended one.
     """
     over = threading.Event()
     failures: list[BaseException] = []
@@ -152,7 +152,7 @@ def load(gateway: str) -> Iterator[None]:
     for thread in threads:
         thread.start()
     try:
-        yield
+        yield failures
     finally:
         over.set()
         for thread in threads:
@@ -292,9 +292,10 @@ def test_every_query_of_every_dashboard_and_every_rule_finds_data_in_a_real_prom
         Target("kvgate-gateway", address(stack.gateway), {"gateway": "g"}),
         *(Target("kvgate-engine", address(url), {"instance": name}) for name, url in stack.engines.items()),
     ]
-    with running_prometheus(tmp_path, targets) as prometheus, load(stack.gateway):
+    with running_prometheus(tmp_path, targets) as prometheus, load(stack.gateway) as failures:
 
         def well() -> bool:
+            assert failures == [], "nobody asks any more"
             return set(prometheus.up().values()) == {"up"} and not prometheus.unhealthy_rules()
 
         def everywhere() -> bool:
