@@ -15,8 +15,11 @@ from tests.support.warm_process import Warm
 WITHIN_S = 240.0
 
 
-def ran(code: str, **environment: str) -> str:
-    """Run code in a fork of the warm process; returns what it writes. Fails when it ends with another code than 0."""
+def ran(code: str, *, spares: int = 0, **environment: str) -> str:
+    """Run code in a fork of the warm process; returns what it writes. Fails when it ends with another code than 0.
+
+    So many ``spares`` are there for what it starts with ``python -m``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "output"
         with log.open("wb") as output:
@@ -25,6 +28,7 @@ def ran(code: str, **environment: str) -> str:
                 [code],
                 environment={**os.environ, "OMP_NUM_THREADS": "1", **environment},
                 output=output,
+                spares=spares,
             )
         ended = process.wait(WITHIN_S)
         said = log.read_text()
