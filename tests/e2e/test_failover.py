@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
@@ -24,7 +25,7 @@ MODEL = "tiny-llama"
 class Fleet:
     """Two instances and a gateway that can be stopped and started again, each on its port.
 
-    The second instance is started as a person would; the first is killed, and started twice.
+    The second instance is started as a person would; the first is killed, and started twice, and so is the gateway.
     """
 
     def __init__(self, stack: ExitStack, folder: Path, environment: dict[str, str]) -> None:
@@ -58,7 +59,7 @@ class Fleet:
             "KVGATE_TOKENIZER": self._model,
             "KVGATE_STATE_DIR": str(self._folder / "state"),
         }
-        return self._start(["gateway"], "gateway.log", settings)
+        return self._start([], "gateway.log", settings, module="gateway", warm=0)
 
     def until_usable(self, count: int) -> None:
         eventually(lambda: self.usable() == count, LIMIT_S, f"{count} usable instances")
@@ -69,8 +70,8 @@ class Fleet:
         except httpx2.HTTPError:
             return -1
 
-    def _start(self, arguments: list[str], log: str, settings: dict[str, str]) -> Running:
-        return self._stack.enter_context(running(arguments, self._folder / log, self._environment | settings))
+    def _start(self, arguments: list[str], log: str, settings: dict[str, str], **how: Any) -> Running:
+        return self._stack.enter_context(running(arguments, self._folder / log, self._environment | settings, **how))
 
 
 @pytest.fixture(scope="module")

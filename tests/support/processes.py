@@ -68,9 +68,11 @@ def _is_spare(process: psutil.Process) -> bool:
         return False
 
 
-def _fresh(arguments: Sequence[str], output: BinaryIO, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _fresh(
+    module: str, arguments: Sequence[str], output: BinaryIO, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "kvgate", *arguments],
+        [sys.executable, "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -80,20 +82,27 @@ def _fresh(arguments: Sequence[str], output: BinaryIO, environment: Mapping[str,
 
 
 @contextmanager
-def running(arguments: Sequence[str], log: Path, environment: Mapping[str, str], *, warm: int = 0) -> Iterator[Running]:
+def running(
+    arguments: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str],
+    *,
+    module: str = "kvgate",
+    warm: int | None = None,
+) -> Iterator[Running]:
     """Run ``python -m kvgate ARGUMENTS``; at the end nothing of it is left, whatever the test did.
 
-    It and the first ``warm`` that it starts have their libraries imported already; with 0 it is a fresh start.
+    It and the first ``warm`` that it starts have their libraries imported already; without, it is a fresh start.
     """
     variables = {**os.environ, **environment}
     with log.open("ab") as output:
         process: subprocess.Popen[bytes] | WarmProcess
-        if warm:
+        if warm is not None:
             process = Warm.mine().start(
-                "kvgate", arguments, environment=variables, output=output, spares=warm, new_session=True
+                module, arguments, environment=variables, output=output, spares=warm, new_session=True
             )
         else:
-            process = _fresh(arguments, output, variables)
+            process = _fresh(module, arguments, output, variables)
     started = Running(process, log)
     try:
         yield started

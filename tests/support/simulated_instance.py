@@ -3,8 +3,6 @@
 import asyncio
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -20,6 +18,7 @@ from engines.sim.server import Server
 from engines.sim.text import SimTokenizer
 from tests.support.instance import Instance, free_port
 from tests.support.running_gateway import DEADLINE_S, RunningGateway, eventually, running_gateway
+from tests.support.warm_process import Warm
 
 
 class SimulatedInstance(Instance):
@@ -29,14 +28,13 @@ class SimulatedInstance(Instance):
     def serve(cls, model: Path, log: Path, *options: str) -> Self:
         """Start one that serves ``m`` in blocks of 16 tokens."""
         port = free_port()
-        command = [
-            *(sys.executable, "-m", "engines.sim", "--model", str(model), "--model-name", "m", "--port", str(port)),
+        words = [
+            *("--model", str(model), "--model-name", "m", "--port", str(port)),
             *("--profile", "h100-7b", "--block-tokens", "16", "--hbm-blocks", "1024", "--slow", "0.02", *options),
         ]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-            )
+            process = Warm.mine().start("engines.sim", words, environment=environment, output=output)
         return cls(process, port, log)
 
 
