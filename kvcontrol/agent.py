@@ -83,12 +83,12 @@ class KVAgent:
         found = self.hierarchy.survey(chain.keys, chain.block_tokens, limit)
         if not found.missing or found.missing[-1] < offered:
             return None
-        held = self.hierarchy.hold(found.readable)
+        held = self.hierarchy.claims.hold(found.readable)
         return SavePlan(places=tuple(found.missing), held=held, heads_held=len(held) + len(found.missing) == limit)
 
     def saved(self, plan: SavePlan) -> None:
         """End a plan whose save has ended, or give it up."""
-        self.hierarchy.release(plan.held)
+        self.hierarchy.claims.release(plan.held)
 
     def requested(self, chain: PromptChain, limit: int, tenant: str) -> None:
         """Follow a request's prompt, of which the first ``limit`` blocks can be reused: once, before its first plan."""
@@ -135,7 +135,7 @@ class KVAgent:
             self.declined += 1
             return None
         self._tried_s = started
-        self.hierarchy.hold(found)
+        self.hierarchy.claims.hold(found)
         self.hierarchy.check_ahead(found)
         return LoadPlan(first_block=first, block_ids=tuple(found), expected_s=load_s)
 
@@ -143,7 +143,7 @@ class KVAgent:
         """Return the plan for its first ``blocks`` blocks; the rest is released."""
         if blocks >= len(plan.block_ids):
             return plan
-        self.hierarchy.release(plan.block_ids[blocks:])
+        self.hierarchy.claims.release(plan.block_ids[blocks:])
         return LoadPlan(
             first_block=plan.first_block,
             block_ids=plan.block_ids[:blocks],
@@ -152,7 +152,7 @@ class KVAgent:
 
     def release(self, plan: LoadPlan) -> None:
         """Give up a plan, or end one that was loaded."""
-        self.hierarchy.release(plan.block_ids)
+        self.hierarchy.claims.release(plan.block_ids)
 
     def _run(self, chain: PromptChain, first: int, limit: int) -> list[BlockId]:
         run = self.hierarchy.find_run(chain.keys, chain.block_tokens, first, limit)

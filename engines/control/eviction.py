@@ -110,16 +110,16 @@ class TierBelow:
 
     @property
     def is_swapping(self) -> bool:
-        return self._hierarchy.is_swapping(self._tier)
+        return self._hierarchy.policies.is_swapping(self._tier)
 
     def begin_swap(self, make: MakePolicy) -> None:
-        self._hierarchy.begin_swap(self._tier, make)
+        self._hierarchy.policies.begin_swap(self._tier, make)
 
     def continue_swap(self, blocks: int) -> int:
-        return self._hierarchy.continue_swap(self._tier, blocks)
+        return self._hierarchy.policies.continue_swap(self._tier, blocks)
 
     def end_swap(self) -> None:
-        self._hierarchy.end_swap(self._tier)
+        self._hierarchy.policies.end_swap(self._tier)
 
 
 class _InCharge:

@@ -201,7 +201,7 @@ class HeldBelow:
         """Hold these no more."""
         held = [block_id for key in keys if (block_id := self.held.pop(key, None)) is not None]
         if held and (hierarchy := self._hierarchy()) is not None:
-            hierarchy.release(held)
+            hierarchy.claims.release(held)
 
     def follow(self, changes: Iterable[Change]) -> None:
         """Follow gains and losses of the tiers."""
@@ -221,7 +221,7 @@ class HeldBelow:
         if hierarchy is None or not fresh:
             return
         self.release([key for key in fresh.values() if key in self.held])  # dropped, and there again
-        self.held |= {fresh[block_id]: block_id for block_id in hierarchy.hold(list(fresh))}
+        self.held |= {fresh[block_id]: block_id for block_id in hierarchy.claims.hold(list(fresh))}
 
 
 def limit_of(tiers: Mapping[CacheTier, int], *, share: float, setting: str, longest_blocks: int, option: str) -> Limit:

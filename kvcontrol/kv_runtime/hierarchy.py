@@ -17,6 +17,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Final
 
@@ -27,6 +28,7 @@ from kvcontrol.kv_policy.eviction import EvictionPolicy
 from kvcontrol.kv_policy.migration import MigrationPolicy
 from kvcontrol.kv_runtime.arena import HostArena
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus, DurableBackendProtocol, Fence, KVBackendProtocol
+from kvcontrol.kv_runtime.claims import Claims, check_distinct
 from kvcontrol.kv_runtime.crew import Crew, ThreadCrew
 from kvcontrol.kv_runtime.demoter import Demoter
 from kvcontrol.kv_runtime.directory import Directory
@@ -53,6 +55,7 @@ from kvcontrol.kv_runtime.ticket import (
     TicketKind,
 )
 from kvcontrol.kv_runtime.ticket_book import TicketBook
+from kvcontrol.kv_runtime.tier_policies import TierPolicies
 from kvcontrol.kv_runtime.tier_space import TierSpace, Watermarks
 
 _HBM: Final = CacheTier.HBM
@@ -87,10 +90,12 @@ class HierarchyManager(Directory):
         self._arena = arena
         self._durable = durable
         self._clock = clock
-        self._quotas = quotas
-        spaces = {_DDR: self._space(_DDR, arena.slots, make_policy, on_free=arena.unseal)}
+        self.quotas = quotas
+        """Quotas of tenants; changed by the owner's thread."""
+        space = partial(TierSpace, block_bytes=arena.block_bytes, make_policy=make_policy, quotas=quotas)
+        spaces = {_DDR: space(_DDR, capacity_blocks=arena.slots, on_free=arena.unseal)}
         if durable is not None:
-            spaces[_NVME] = self._space(_NVME, durable.capacity_blocks, make_policy, on_free=_nothing)
+            spaces[_NVME] = space(_NVME, capacity_blocks=durable.capacity_blocks, on_free=_nothing)
         self._spaces = spaces
         if crew is None:
             crew = ThreadCrew(helpers=config.checksum_workers, switch_interval_s=config.switch_interval_s)
@@ -100,6 +105,10 @@ class HierarchyManager(Directory):
             KVMigrator(config.migrator, engine=engine, arena=arena, durable=durable, crew=crew, clock=clock),
             block_bytes=arena.block_bytes,
         )
+        self.claims = Claims(self._residency)
+        """Blocks that callers protect from eviction; the owner's thread."""
+        self.policies = TierPolicies(self._residency)
+        """The policies of the tiers and their swaps; the owner's thread."""
         self.costs = CostBenefitModel()
         """What computing and moving cost, as measured; the owner's thread tells it of prefills."""
         self.gate = MigrationGate(
@@ -124,11 +133,6 @@ class HierarchyManager(Directory):
         self._record_bytes = min(arena.record_bytes, sys.maxsize if durable is None else durable.record_bytes)
         self.exchange = Exchange(self._residency, on_arrival=self._demoter.saved, record_bytes=self._record_bytes)
         """Blocks that go to and come from other processes; the owner's thread."""
-
-    @property
-    def quotas(self) -> QuotaManager:
-        """Quotas of tenants; changed by the owner's thread."""
-        return self._quotas
 
     def requested(self, prompt: Prompt) -> None:
         """Follow a prompt that came, once, before anything of it is held, loaded or saved.
@@ -156,7 +160,7 @@ class HierarchyManager(Directory):
         the ticket has ended. ``heads_held``: the caller holds what of the path is not named until after that, so that
         what comes before need not be counted as used here.
         """
-        self._check_slots([request.engine_slot for request in blocks])
+        _check_slots([request.engine_slot for request in blocks], self._engine.capacity_blocks)
         check_path([request.record for request in blocks], record_bytes=self._record_bytes)
         ticket = self._book.open(TicketKind.SAVE, len(blocks), _or(deadline_s, self._config.save_deadline_s), fence)
         ticket.slots = [request.engine_slot for request in blocks]
@@ -185,7 +189,7 @@ class HierarchyManager(Directory):
             raise ValueError(
                 f"{len(block_ids)} blocks for {len(engine_slots)} engine slots; there must be one for each"
             )
-        self._check_slots(engine_slots)
+        _check_slots(engine_slots, self._engine.capacity_blocks)
         ticket = self._book.open(TicketKind.LOAD, len(block_ids), _or(deadline_s, self._config.load_deadline_s), fence)
         ticket.slots = list(engine_slots)
         ticket.expected_s = expected_s
@@ -212,7 +216,7 @@ class HierarchyManager(Directory):
 
     def demote(self, block_ids: Sequence[BlockId]) -> TicketId:
         """Write blocks that are in DDR alone to NVMe now; they stay in DDR until room is needed."""
-        self._check_distinct(block_ids)
+        check_distinct(block_ids)
         ticket = self._book.open(TicketKind.DEMOTE, len(block_ids), math.inf)
         ticket.blocks = [self._residency.get(block_id) for block_id in block_ids]
         alone = []
@@ -237,28 +241,6 @@ class HierarchyManager(Directory):
         ticket = self._book.get(ticket_id)
         if ticket is not None:
             self._book.give_up(ticket, BlockStatus.CANCELLED)
-
-    def hold(self, block_ids: Sequence[BlockId]) -> tuple[BlockId, ...]:
-        """Protect blocks from eviction until ``release``; returns the resident ones, now held."""
-        self._check_distinct(block_ids)
-        found = map(self._residency.get, block_ids)
-        held = [block for block in found if block is not None and (_DDR in block.copies or block.readable)]
-        self._residency.hold(held)
-        for block in held:
-            block.claims += 1
-        return tuple([block.block_id for block in held])
-
-    def release(self, block_ids: Sequence[BlockId]) -> None:
-        """Undo one ``hold`` of each; they count as used now."""
-        self._check_distinct(block_ids)
-        held = [block for block in map(self._residency.get, block_ids) if block is not None and block.claims]
-        if len(held) != len(block_ids):  # a block that is held has not been forgotten
-            there = {block.block_id for block in held}
-            strange = next(block_id for block_id in block_ids if block_id not in there)
-            raise ValueError(f"block {strange} is released and not held")
-        for block in held:
-            block.claims -= 1
-        self._residency.release(held)
 
     def drop(self, block_ids: Sequence[BlockId] | None = None) -> None:
         """Forget blocks in all tiers, None for all: no ``find`` and no restart sees them again.
@@ -332,39 +314,12 @@ class HierarchyManager(Directory):
 
     def set_watermarks(self, tier: CacheTier, marks: Watermarks) -> None:
         """Use other watermarks from now on. ``ValueError`` for a tier that isn't there."""
-        self._demoter.watermarks[self._of(tier).tier] = marks
-
-    def swap_policy(self, tier: CacheTier, make_policy: Callable[[], EvictionPolicy]) -> None:
-        """Swap the policies of a tier, one a tenant; all blocks stay. O(blocks).
-
-        ``ValueError`` for a tier that isn't there. The old ones stay in charge when anything raises.
-        """
-        self.begin_swap(tier, make_policy)
-        self.end_swap(tier)
-
-    def begin_swap(self, tier: CacheTier, make_policy: Callable[[], EvictionPolicy]) -> None:
-        """Do as ``swap_policy`` a part at a time: ``continue_swap``, and ``end_swap`` when few blocks are missing.
-
-        The old ones go on choosing until then, and another change of that tier's that had begun is given up.
-        """
-        self._of(tier).begin_swap(make_policy)
-
-    def is_swapping(self, tier: CacheTier) -> bool:
-        """Whether such a change has begun."""
-        return self._of(tier).has_successors
-
-    def continue_swap(self, tier: CacheTier, blocks: int) -> int:
-        """Report so many more blocks to the new policies; returns how many are missing. O(``blocks`` + tenants)."""
-        return self._of(tier).continue_swap(blocks)
-
-    def end_swap(self, tier: CacheTier) -> None:
-        """Activate the new policies. A few steps for each block: held blocks are searched."""
-        self._residency.end_swap(self._of(tier).tier)
+        self._demoter.watermarks[self.policies.known(tier)] = marks
 
     def stats(self) -> HierarchyStats:
         """Return residency and counters; any thread (numbers may then be a moment apart)."""
         losses, hits = self._residency.losses.copy(), self._hits.by_tenant.copy()
-        tiers = {tier: TierStats.of(space, self._quotas, hits, losses) for tier, space in self._spaces.items()}
+        tiers = {tier: TierStats.of(space, self.quotas, hits, losses) for tier, space in self._spaces.items()}
         return HierarchyStats(
             tiers=tiers,
             lanes=self._migrator.stats(),
@@ -383,12 +338,6 @@ class HierarchyManager(Directory):
         self._residency.check_integrity(chain(self._flights.copies(), self.exchange.copies()))
 
     # Inside.
-
-    def _of(self, tier: CacheTier) -> TierSpace:
-        space = self._spaces.get(tier)
-        if space is None:
-            raise ValueError(f"unknown tier {tier}; known: {', '.join(self._spaces)}")
-        return space
 
     @property
     def _at_rest(self) -> bool:
@@ -409,35 +358,13 @@ class HierarchyManager(Directory):
             for ticket in self._loader.follow(flight, items):
                 self._book.settle(ticket)
 
-    def _check_slots(self, slots: Sequence[int]) -> None:
-        if len(set(slots)) != len(slots):
-            raise ValueError("an engine slot is named twice; each may come once")
-        capacity = self._engine.capacity_blocks
-        if slots and not (min(slots) >= 0 and max(slots) < capacity):
-            strange = next(slot for slot in slots if not 0 <= slot < capacity)
-            raise ValueError(f"engine slot {strange} of {capacity}")
 
-    @staticmethod
-    def _check_distinct(block_ids: Sequence[BlockId]) -> None:
-        if len(set(block_ids)) != len(block_ids):
-            raise ValueError("a block is named twice; each may come once")
-
-    def _space(
-        self,
-        tier: CacheTier,
-        capacity: int,
-        make_policy: Callable[[], EvictionPolicy],
-        *,
-        on_free: Callable[[int], None],
-    ) -> TierSpace:
-        return TierSpace(
-            tier,
-            capacity_blocks=capacity,
-            block_bytes=self._arena.block_bytes,
-            make_policy=make_policy,
-            quotas=self._quotas,
-            on_free=on_free,
-        )
+def _check_slots(slots: Sequence[int], capacity: int) -> None:
+    if len(set(slots)) != len(slots):
+        raise ValueError("an engine slot is named twice; each may come once")
+    if slots and not (min(slots) >= 0 and max(slots) < capacity):
+        strange = next(slot for slot in slots if not 0 <= slot < capacity)
+        raise ValueError(f"engine slot {strange} of {capacity}")
 
 
 def _or(deadline_s: float | None, default_s: float) -> float:

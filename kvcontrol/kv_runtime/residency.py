@@ -169,10 +169,6 @@ class Residency:
         """Return slots, with evictions if needed; see ``TierSpace.reserve``."""
         return self.spaces[tier].reserve(tenant, blocks, lambda victims: self._evict(tier, victims))
 
-    def end_swap(self, tier: CacheTier) -> None:
-        """See ``TierSpace.end_swap``."""
-        self.spaces[tier].end_swap([block for block in self._by_key.values() if tier in block.copies])
-
     def trim(self, tier: CacheTier, tenant: str, blocks: int) -> None:
         """Evict up to so many blocks of one tenant."""
         self._evict(tier, self.spaces[tier].victims(tenant, blocks))

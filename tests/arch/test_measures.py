@@ -10,7 +10,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LONG_FILES = {
     "engines/sim/engine.py",
-    "kvcontrol/kv_runtime/hierarchy.py",
     "lab/research/pool/pool.py",
     "lab/research/prefix_index/index.py",
     "lab/simulate/fleet.py",
@@ -29,7 +28,6 @@ LARGE_CLASSES = {
     "engines/sim/engine.py:SimEngine",
     "engines/sim/pool.py:PrefixPool",
     "kvcontrol/kv_policy/tails_first.py:TailsFirst",
-    "kvcontrol/kv_runtime/hierarchy.py:HierarchyManager",
     "kvcontrol/kv_runtime/migrator.py:KVMigrator",
     "kvcontrol/kv_runtime/residency.py:Residency",
     "kvcontrol/kv_runtime/tier_space.py:TierSpace",

@@ -130,7 +130,7 @@ class PdBorrower:
     def _release(self, transfer: _Transfer) -> None:
         held, transfer.held = transfer.held, ()
         if held and self._tiers.hierarchy is not None:
-            self._tiers.hierarchy.release(held)
+            self._tiers.hierarchy.claims.release(held)
 
     async def _bring(self, transfer: _Transfer, hierarchy: HierarchyManager, arena: HostArena) -> None:
         """Fetch one request's blocks; failures are counted, and nothing stays reserved."""
@@ -176,7 +176,7 @@ class PdBorrower:
         received = await run(self._threads, _receive, connection, arena, berths, offer)
         landed = hierarchy.exchange.arrived(berths, received.checksums)
         if not transfer.given_up:
-            transfer.held = hierarchy.hold(landed)
+            transfer.held = hierarchy.claims.hold(landed)
         if received.error is None and len(berths) < len(records):
             received.error = TransferError("no_room", "DDR has no room for all of the peer's blocks")
         return received

@@ -213,13 +213,13 @@ class TracedEngine:
         run = hierarchy.find_run(keys, own, hit, len(ids)).block_ids
         if not run:
             return [], []
-        hierarchy.hold(run)
+        hierarchy.claims.hold(run)
         tiers = [hierarchy.locate(block)[0] for block in run]
         slots = self._slots_for(len(run), keys[hit:], [])
         ticket = hierarchy.load(run, slots)
         self._turn()
         good = self._finished.pop(ticket).leading_ok
-        hierarchy.release(run)
+        hierarchy.claims.release(run)
         self._free.extend(slots[good:])
         return slots[:good], tiers[:good]
 
@@ -241,7 +241,7 @@ class TracedEngine:
         found = hierarchy.survey(keys, own, len(ids))
         if not found.missing:
             return
-        held = hierarchy.hold(found.readable)
+        held = hierarchy.claims.hold(found.readable)
         ticket = hierarchy.save(
             [
                 SaveRequest(
@@ -258,7 +258,7 @@ class TracedEngine:
             heads_held=True,
         ).ticket_id
         self._turn()
-        hierarchy.release(held)
+        hierarchy.claims.release(held)
         del self._finished[ticket]
 
     def _turn(self) -> None:

@@ -129,13 +129,13 @@ def test_a_burst_that_shrinks_takes_nothing_for_a_save_that_it_refuses_and_is_ke
     rig = make(burst=8, ddr=64, nvme=0)
     save(rig, A)
     save(rig, B, 8)
-    held = rig.hierarchy.hold(rig.ids(A))
+    held = rig.hierarchy.claims.hold(rig.ids(A))
     rig.quotas.set("tenant", DDR, TenantQuota(burst_bytes=2 * BLOCK_BYTES))
     assert rig.hierarchy.save([SaveRequest(path([50])[0], 20)]).block_ids == (None,)
     assert (where(rig, A), where(rig, B)) == ({"DDR"}, {"DDR"})
     rig.run()
     assert (where(rig, A), where(rig, B)) == ({"DDR"}, {""})
-    rig.hierarchy.release(held)
+    rig.hierarchy.claims.release(held)
     rig.run()
     assert rig.quotas.usage(DDR)["tenant"].used_blocks == 2
 

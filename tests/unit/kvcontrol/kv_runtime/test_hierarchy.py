@@ -88,7 +88,7 @@ def test_another_block_under_the_same_key_is_refused_with_all_after_it(make: Mak
 def test_a_path_gets_room_from_its_head_on(make: Make) -> None:
     rig = make(nvme=0)
     rig.save(path(range(5)))
-    rig.hierarchy.hold(rig.ids(path(range(5))))
+    rig.hierarchy.claims.hold(rig.ids(path(range(5))))
     ticket = rig.hierarchy.save([SaveRequest(one, slot) for slot, one in enumerate(path(range(10, 15)))])
     end = rig.end_of(ticket.ticket_id)
     assert [outcome.reason for outcome in end.outcomes] == [Reason.MOVED] * 3 + [Reason.NO_SPACE] * 2
@@ -125,13 +125,13 @@ def test_misuse_is_an_error_that_changes_nothing(make: Make) -> None:
     with pytest.raises(ValueError, match="engine slot 99"):
         rig.hierarchy.load(ids, [0, 99])
     with pytest.raises(ValueError, match="not held"):
-        rig.hierarchy.release(ids)
+        rig.hierarchy.claims.release(ids)
     with pytest.raises(ValueError, match="one for each"):
         rig.hierarchy.load(ids, [0])
     with pytest.raises(ValueError, match="deadline_s"):
         rig.hierarchy.load(ids, [0, 1], deadline_s=0)
     assert rig.hierarchy.stats().open_tickets == 0
-    assert rig.hierarchy.hold([BlockId(999)]) == ()
+    assert rig.hierarchy.claims.hold([BlockId(999)]) == ()
 
 
 def test_changes_say_what_can_be_read_from_where(make: Make) -> None:
@@ -170,7 +170,7 @@ def test_a_tenant_whose_rest_must_stay_for_its_held_tails_gets_room_from_others(
     large, other = path(range(5), tenant="large"), path(range(10, 13), tenant="other")
     rig.save(large)
     rig.save(other)
-    rig.hierarchy.hold(rig.ids(large)[1:])  # the head is free, and has to stay
+    rig.hierarchy.claims.hold(rig.ids(large)[1:])  # the head is free, and has to stay
     fresh = path([50], parent=4, tenant="large")
     rig.fill([0])
     ticket = rig.hierarchy.save([SaveRequest(fresh[0], 0)]).ticket_id
@@ -178,5 +178,5 @@ def test_a_tenant_whose_rest_must_stay_for_its_held_tails_gets_room_from_others(
     assert rig.tiers(large[0]) == "DDR"
     assert rig.tiers(other[-1]) == ""
     rig.hierarchy.check_integrity()
-    rig.hierarchy.release(rig.ids(large)[1:])
+    rig.hierarchy.claims.release(rig.ids(large)[1:])
     rig.close()

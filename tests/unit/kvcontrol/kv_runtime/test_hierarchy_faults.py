@@ -195,12 +195,12 @@ def test_a_tier_full_of_held_blocks_refuses_at_once(make: Make) -> None:
     rig = make()
     _, below, _ = _saved_below(rig)
     full = path(range(1000, 1008))
-    held = rig.hierarchy.hold(rig.ids(full))
+    held = rig.hierarchy.claims.hold(rig.ids(full))
     ticket = rig.hierarchy.save(_requests(path([1, 50])))
     assert _reasons(rig, ticket.ticket_id) == [Reason.RESIDENT, Reason.NO_SPACE]
     assert _reasons(rig, rig.hierarchy.load(below, range(4))) == [Reason.NO_SPACE] * 4
     assert not any(what == "read" and slots == (50,) for what, slots in rig.engine.log)
-    rig.hierarchy.release(held)
+    rig.hierarchy.claims.release(held)
     assert rig.end_of(rig.hierarchy.load(below, range(4))).leading_ok == 4
 
 
@@ -212,12 +212,12 @@ def test_holds_end_at_zero_and_never_below(make: Make) -> None:
         records = path(range(10 * turn, 10 * turn + 3))
         ids.extend(block_id for block_id in rig.hierarchy.save(_requests(records)).block_ids if block_id is not None)
         chosen = rng.sample(ids, min(len(ids), 3))
-        held = rig.hierarchy.hold(chosen)
+        held = rig.hierarchy.claims.hold(chosen)
         load = rig.hierarchy.load(chosen, range(8, 8 + len(chosen)))
         rng.choice([rig.run, lambda: rig.hierarchy.cancel(load), lambda: rig.hierarchy.drop(chosen[:1])])()  # noqa: B023
-        rig.hierarchy.release(held)
+        rig.hierarchy.claims.release(held)
         with pytest.raises(ValueError, match="not held"):
-            rig.hierarchy.release(chosen[:1])
+            rig.hierarchy.claims.release(chosen[:1])
     rig.run()
     assert [tier.held_blocks for tier in rig.hierarchy.stats().tiers.values()] == [0, 0]
 
@@ -294,9 +294,9 @@ def test_tiers_that_hold_different_lengths_of_a_path_give_each_block_its_own_end
     data = rig.save(records)
     ids = rig.ids(records)
     rig.end_of(rig.hierarchy.demote(ids[:in_nvme]))
-    rig.hierarchy.hold(ids[:in_ddr])
+    rig.hierarchy.claims.hold(ids[:in_ddr])
     rig.save(path(range(100, 100 + rig.arena.slots - in_ddr)), range(8, 16 - in_ddr))
-    rig.hierarchy.release(ids[:in_ddr])
+    rig.hierarchy.claims.release(ids[:in_ddr])
     assert [rig.hierarchy.locate(block_id) for block_id in ids] == [
         tuple(tier for tier, length in ((DDR, in_ddr), (NVME, in_nvme)) if place < length) for place in range(6)
     ]
@@ -365,12 +365,12 @@ def test_a_block_that_is_asked_for_while_it_is_written_back_is_there(make: Make)
     rig.save(records)
     assert rig.hierarchy.stats().lanes[LaneName.DDR_TO_NVME].queued_blocks == 4
     ids = rig.ids(records)
-    held = rig.hierarchy.hold(ids[5:])
+    held = rig.hierarchy.claims.hold(ids[5:])
     assert rig.end_of(rig.hierarchy.load(ids, range(10, 17))).leading_ok == 7
     assert rig.disk is not None
     assert {what for what, _ in rig.disk.log} == {"write"}
     assert {rig.tiers(one) for one in records[5:]} == {"DDR NVME"}
-    rig.hierarchy.release(held)
+    rig.hierarchy.claims.release(held)
 
 
 def test_what_is_used_twice_is_written(make: Make) -> None:

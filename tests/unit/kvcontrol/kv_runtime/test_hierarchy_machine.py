@@ -126,12 +126,12 @@ class Hierarchy(RuleBasedStateMachine):
 
     @rule(chosen=few)
     def hold(self, chosen: list[int]) -> None:
-        self.held.extend(self.rig.hierarchy.hold(list(dict.fromkeys(self.choose(chosen)))))
+        self.held.extend(self.rig.hierarchy.claims.hold(list(dict.fromkeys(self.choose(chosen)))))
 
     @precondition(lambda self: self.held)
     @rule(chosen=picks)
     def release(self, chosen: int) -> None:
-        self.rig.hierarchy.release([self.held.pop(chosen % len(self.held))])
+        self.rig.hierarchy.claims.release([self.held.pop(chosen % len(self.held))])
 
     @rule(name=st.integers(1, NAMES))
     def lend(self, name: int) -> None:
@@ -249,20 +249,20 @@ class Hierarchy(RuleBasedStateMachine):
         self.rig.poll()
         before = {block_id: self.rig.hierarchy.locate(block_id) for block_id in self.saved}
         capacity = DDR if tier is CacheTier.DDR else NVME
-        self.rig.hierarchy.swap_policy(tier, partial(make_policy, name, capacity_blocks=capacity))
+        self.rig.hierarchy.policies.swap(tier, partial(make_policy, name, capacity_blocks=capacity))
         assert {block_id: self.rig.hierarchy.locate(block_id) for block_id in self.saved} == before
 
     @rule(tier=st.sampled_from([CacheTier.DDR, CacheTier.NVME]), name=st.sampled_from(list(POLICIES)))
     def another_policy_begins(self, tier: CacheTier, name: str) -> None:
         capacity = DDR if tier is CacheTier.DDR else NVME
-        self.rig.hierarchy.begin_swap(tier, partial(make_policy, name, capacity_blocks=capacity))
+        self.rig.hierarchy.policies.begin_swap(tier, partial(make_policy, name, capacity_blocks=capacity))
 
     @rule(tier=st.sampled_from([CacheTier.DDR, CacheTier.NVME]), blocks=st.integers(1, 4))
     def it_is_told_of_some_blocks(self, tier: CacheTier, blocks: int) -> None:
         hierarchy = self.rig.hierarchy
-        if hierarchy.is_swapping(tier) and not hierarchy.continue_swap(tier, blocks):
-            hierarchy.end_swap(tier)
-            assert not hierarchy.is_swapping(tier)
+        if hierarchy.policies.is_swapping(tier) and not hierarchy.policies.continue_swap(tier, blocks):
+            hierarchy.policies.end_swap(tier)
+            assert not hierarchy.policies.is_swapping(tier)
 
     @precondition(lambda self: len(self.tickets) > 12)
     @rule()
@@ -313,7 +313,7 @@ class Hierarchy(RuleBasedStateMachine):
         assert len(self.free) == HBM
         self.rig.hierarchy.drop()
         for block_id in self.held:
-            self.rig.hierarchy.release([block_id])
+            self.rig.hierarchy.claims.release([block_id])
         self.rig.run()
         self.everything_adds_up()
         assert [tier.free_blocks for tier in self.rig.hierarchy.stats().tiers.values()] == [DDR, NVME]

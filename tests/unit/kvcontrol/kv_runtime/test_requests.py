@@ -37,13 +37,13 @@ def request(rig: Rig, records: list[BlockRecord]) -> None:
     """Serve a prompt: what isn't there is saved."""
     ask(rig, records)
     there = [place for place, record in enumerate(records) if rig.hierarchy.find(record.key) is not None]
-    held = rig.hierarchy.hold(rig.ids([records[place] for place in there]))
+    held = rig.hierarchy.claims.hold(rig.ids([records[place] for place in there]))
     rig.save([record for place, record in enumerate(records) if place not in there])
-    rig.hierarchy.release(held)
+    rig.hierarchy.claims.release(held)
 
 
 def decide_with(rig: Rig, make: Callable[[], EvictionPolicy]) -> None:
-    rig.hierarchy.swap_policy(CacheTier.DDR, make)
+    rig.hierarchy.policies.swap(CacheTier.DDR, make)
 
 
 def test_a_guard_counts_the_tokens_of_prompts_that_lie_below(rig: Rig) -> None:

@@ -238,7 +238,7 @@ def test_other_weights_make_requests_under_way_strangers(world: World) -> None:
 
 def test_policies_below_that_follow_prompts_are_told_of_each_once_and_of_what_it_finds(world: World) -> None:
     policy = AdaptivePolicy(32)
-    world.rig.hierarchy.swap_policy(CacheTier.DDR, lambda: policy)
+    world.rig.hierarchy.policies.swap(CacheTier.DDR, lambda: policy)
     world.prefill(FakeSequence(1, range(40)), 40, range(10))
     seq = FakeSequence(2, range(40))
     for _ in range(2):

@@ -65,7 +65,7 @@ class Rig:
         assert hierarchy.drain(_LIMIT_S)
         hierarchy.poll()
         block_ids = [each for each in ticket.block_ids if each is not None]
-        return hierarchy.hold(block_ids)
+        return hierarchy.claims.hold(block_ids)
 
     def load(self, count: int) -> None:
         plan = LoadPlan(first_block=0, block_ids=self.saved(count))

@@ -211,11 +211,11 @@ async def test_what_finds_no_room_is_computed() -> None:
         chain, mine = chain_of(6), chain_of(2, first_token=1000)
         world.other.save(records_of(chain))
         world.mine.save(records_of(mine))
-        world.mine.hierarchy.hold(world.mine.ids(records_of(mine)))
+        world.mine.hierarchy.claims.hold(world.mine.ids(records_of(mine)))
         await world.bring(chain)
         assert world.there(chain) == 2
         assert world.borrower.recomputed == {"no_room": 1}
-        world.mine.hierarchy.release(world.mine.ids(records_of(mine)))
+        world.mine.hierarchy.claims.release(world.mine.ids(records_of(mine)))
     finally:
         await world.close()
 
