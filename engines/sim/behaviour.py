@@ -1,5 +1,7 @@
 """How one simulated engine differs from its profile."""
 
+import math
+import random
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,4 +30,18 @@ class Behaviour:
             raise ValueError(f"corrupt_share is {self.corrupt_share}; allowed is 0 to 1")
 
 
-__all__ = ["LEAST_FACTOR", "MOST_FACTOR", "Behaviour"]
+class Pace:
+    """How much slower than the profile each step is, drawn anew at each call."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
+        self._rng = random.Random(behaviour.seed)  # noqa: S311 - to be repeatable is what it is for
+
+    def __call__(self) -> float:
+        behaviour = self._behaviour
+        if not behaviour.jitter:
+            return behaviour.slow
+        return behaviour.slow * math.exp(self._rng.gauss(0.0, behaviour.jitter))
+
+
+__all__ = ["LEAST_FACTOR", "MOST_FACTOR", "Behaviour", "Pace"]

@@ -27,25 +27,23 @@ from dataclasses import dataclass
 from typing import Final
 
 from engines.sim.batch import DecodeBatch
-from engines.sim.behaviour import Behaviour
+from engines.sim.behaviour import Behaviour, Pace
 from engines.sim.counters import Counters
-from engines.sim.gaps import GapHistogram
+from engines.sim.decoding import Decoder, Span
 from engines.sim.pool import PrefixPool
 from engines.sim.prefill_order import PrefillOrder
 from engines.sim.profile import Profile
+from engines.sim.room import need_room
 from engines.sim.sequence import Listener, Phase, SimRequest, SimSequence
+from engines.sim.sequence_blocks import SequenceBlocks
 from engines.sim.sink import BlockSink, SilentSink
 from engines.sim.tiers import MakePolicy, SimTiers
 from engines.sim.waiting import SimWaiting
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.integrity import must
-from kvcontrol.kv_policy import EvictionPolicy, ShadowPolicies, make_policy
+from kvcontrol.kv_policy import EvictionPolicy, make_policy
 
 _NEVER: Final = math.inf
-
-
-class DoesNotFitError(ValueError):
-    """A request that this engine could never serve; the message says what is allowed."""
 
 
 @dataclass(slots=True)
@@ -53,18 +51,6 @@ class _Prefill:
     end_s: float
     seconds: float
     chunks: list[tuple[SimSequence, int]]
-
-
-@dataclass(slots=True)
-class _Span:
-    """``steps`` steps from ``start_s`` on; ``pace`` is how much slower than the model they are."""
-
-    end_s: float
-    start_s: float
-    steps: int
-    sequences: int
-    context: int
-    pace: float
 
 
 @dataclass(slots=True)
@@ -89,15 +75,12 @@ class SimEngine:
         sink, make = sink or SilentSink(), make or _shipped
         self.profile = profile
         self.counters = Counters()
-        self.gaps = GapHistogram()
         self.pool = PrefixPool(
             capacity_blocks=shape.hbm_blocks,
             block_tokens=shape.block_tokens,
             policy=make(shape.policy, shape.hbm_blocks),
             sink=sink,
         )
-        self.shadows: ShadowPolicies | None = None
-        self._rng = random.Random(behaviour.seed)  # noqa: S311 - to be repeatable is what it is for
         self.tiers: SimTiers | None = None
         if shape.ddr_blocks:
             self.tiers = SimTiers(
@@ -108,23 +91,23 @@ class SimEngine:
                 rng=random.Random(f"{behaviour.seed} tiers"),  # noqa: S311
                 corrupt_share=behaviour.corrupt_share,
             )
+        self.blocks = SequenceBlocks(shape.block_tokens, self.pool, self.tiers)
         self._shape, self._time = shape, profile.time
-        self._behaviour = behaviour
+        self._pace = Pace(behaviour)
         self._listener = listener
-        self._stream = stream
         self._number = 0
         self.now_s = 0.0
         self.queue = SimWaiting(shape.block_tokens)
         self._loading: list[tuple[float, int, SimSequence]] = []
         self._prefilling: deque[SimSequence] = deque()
         self._running = DecodeBatch(shape.block_tokens)
+        self._decoder = Decoder(self._running, profile.time, self.counters, stream=stream)
+        self.gaps = self._decoder.gaps
+        """Pauses between the tokens of answers."""
         self._leaving: list[SimSequence] = []
-        self._work: _Prefill | _Span | _Wait | None = None
+        self._work: _Prefill | Span | _Wait | None = None
         self._decode_next = False
         self._prefill_order = PrefillOrder(shape.max_prefill_tokens)
-        self._last_token_s = self._joined_s = 0.0
-        self._joined = 0
-        """Sequences whose first token came since the last decode step, the last of them at ``_joined_s``."""
 
     # What somebody who drives it calls.
 
@@ -148,23 +131,9 @@ class SimEngine:
         """Whether there is nothing to do."""
         return self._work is None
 
-    def check(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Raise ``DoesNotFitError`` for a request that could never be served."""
-        shape = self._shape
-        if prompt_tokens < 1 or output_tokens < 1:
-            raise DoesNotFitError(
-                f"a prompt of {prompt_tokens} tokens and an answer of {output_tokens}; there must be 1 of each"
-            )
-        total = prompt_tokens + output_tokens
-        capacity = min(shape.context_tokens, shape.hbm_blocks * shape.block_tokens)
-        if total > capacity:
-            raise DoesNotFitError(
-                f"{prompt_tokens} prompt tokens and {output_tokens} to answer; at most {capacity} together"
-            )
-
     def submit(self, request: SimRequest, now_s: float) -> SimSequence:
         """Take a request; raises ``DoesNotFitError``, and takes nothing then."""
-        self.check(request.prompt_tokens, request.output_tokens)
+        need_room(self._shape, request.prompt_tokens, request.output_tokens)
         self.advance(now_s)
         self._number += 1
         self.counters.requests += 1
@@ -174,7 +143,7 @@ class SimEngine:
             self._work = None
             self._begin(now_s)
         elif (running := self.running) < self._shape.max_batch and self.queue.first(now_s, running) is sequence:
-            self._cut(now_s)
+            self._decoder.cut(self._work, now_s)
         return sequence
 
     def cancel(self, sequence: SimSequence, now_s: float) -> None:
@@ -193,10 +162,10 @@ class SimEngine:
             heapq.heapify(self._loading)
         else:
             self._leaving.append(sequence)  # with the end of the step that runs
-            self._cut(now_s)
+            self._decoder.cut(self._work, now_s)
             return
         sequence.phase = Phase.ENDED
-        self._let_go(sequence)
+        self.blocks.let_go(sequence)
         self.counters.cancelled += 1
         if isinstance(self._work, _Wait):
             self._work = None
@@ -212,17 +181,14 @@ class SimEngine:
             match work:
                 case _Prefill():
                     self._prefilled(work)
-                case _Span():
-                    self._decoded(work, work.steps, end_s)
+                case Span():
+                    for sequence in self._decoder.ended(work, self._listener):
+                        self._end(sequence, end_s)
             self._begin(end_s)
             work = self._work
         self.now_s = max(self.now_s, now_s)
         if self.tiers is not None and work is None:
             self.tiers.work(now_s)
-
-    def swap(self, policy: EvictionPolicy) -> None:
-        """Let another policy choose what leaves HBM."""
-        self.pool.swap(policy)
 
     def close(self) -> None:
         """Let go of the tiers."""
@@ -259,7 +225,7 @@ class SimEngine:
         if self._prefilling and not (self._decode_next and self._running):
             self._work = self._prefill(now_s)
         elif self._running and self._grow(now_s):
-            self._work = self._span(now_s)
+            self._work = self._decode(now_s)
         elif self._prefilling:  # everybody else has made way
             self._work = self._prefill(now_s)
         elif self.queue and not self._loading:
@@ -279,7 +245,7 @@ class SimEngine:
             else:
                 continue
             sequence.phase = Phase.ENDED
-            self._let_go(sequence)
+            self.blocks.let_go(sequence)
             self.counters.cancelled += 1
 
     def _admit(self, now_s: float) -> None:
@@ -309,8 +275,8 @@ class SimEngine:
                 raise AssertionError(f"{total - hit} blocks can't be had of {pool.available_blocks} available ones")
             plan = None if tiers is None else tiers.plan_load(chain, hit, limit, now_s)
             self.queue.started(sequence, now_s)
-            if self.shadows is not None:
-                self.shadows.requested(keys[:limit])
+            if self.blocks.shadows is not None:
+                self.blocks.shadows.requested(keys[:limit])
             sequence.attached, sequence.own = hit, slots
             sequence.computed = hit * size
             found = {CacheTier.HBM: hit * size} if hit else {}
@@ -319,7 +285,7 @@ class SimEngine:
                 loaded = tiers.load(plan, slots[: len(plan.block_ids)], now_s)
                 if loaded.blocks:
                     last = hit + loaded.blocks
-                    self._attach(sequence, last)
+                    self.blocks.attach(sequence, last)
                     sequence.computed = last * size
                     found |= {tier: blocks * size for tier, blocks in loaded.by_tier.items()}
                 ready_s = loaded.ready_s
@@ -340,7 +306,7 @@ class SimEngine:
         seconds = self._time.step_s
         for sequence, tokens in chunks:
             seconds += self._time.chunk_s(tokens, sequence.computed)
-            self._attach(sequence, (sequence.computed + tokens) // self._shape.block_tokens)
+            self.blocks.attach(sequence, (sequence.computed + tokens) // self._shape.block_tokens)
         seconds *= self._pace()
         self._decode_next = True
         return _Prefill(end_s=now_s + seconds, seconds=seconds, chunks=chunks)
@@ -357,7 +323,7 @@ class SimEngine:
             if sequence.computed < sequence.target:
                 continue
             self._prefilling.remove(sequence)
-            self._save(sequence, now_s, tail=False)
+            self.blocks.save(sequence, now_s, tail=False)
             sequence.generated += 1
             counters.generated_tokens += 1
             if sequence.first_token_s is None:
@@ -366,67 +332,24 @@ class SimEngine:
             if sequence.generated >= sequence.request.output_tokens:
                 self._end(sequence, now_s)
             else:
-                self._joined += 1
-                self._joined_s = now_s
-                self._running.join(sequence)
+                self._decoder.join(sequence, now_s)
         counters.computed_tokens += computed
         if self.tiers is not None:
             self.tiers.computed(computed, work.seconds)
 
-    def _span(self, now_s: float) -> _Span:
+    def _decode(self, now_s: float) -> Span:
         """Begin as many decode steps as nothing interrupts."""
-        sequences, context = len(self._running), self._running.context_tokens
-        steps = self._running.steps_undisturbed()
-        pace = self._pace()
-        if self._stream or self._prefilling:
-            steps = 1
-        elif self._loading:
-            steps = min(steps, 1 + self._time.steps_within((self._loading[0][0] - now_s) / pace, sequences, context))
         self._decode_next = False
-        seconds = pace * self._time.span_s(steps, sequences, context)
-        return _Span(now_s + seconds, now_s, steps, sequences, context, pace)
-
-    def _cut(self, now_s: float) -> None:
-        """Let the running span end with the step that runs now."""
-        work = self._work
-        if isinstance(work, _Span) and work.steps > 1:
-            done = self._time.steps_within((now_s - work.start_s) / work.pace, work.sequences, work.context)
-            if done + 1 < work.steps:
-                work.steps = done + 1
-                work.end_s = work.start_s + work.pace * self._time.span_s(work.steps, work.sequences, work.context)
-
-    def _decoded(self, work: _Span, steps: int, end_s: float) -> None:
-        """So many steps of a span are over."""
-        sequences = work.sequences
-        counters = self.counters
-        counters.busy_s += end_s - work.start_s
-        counters.steps += steps
-        counters.generated_tokens += steps * sequences
-        each_s = (end_s - work.start_s) / steps
-        self.gaps.add(each_s + work.start_s - self._joined_s, self._joined)
-        self.gaps.add(each_s + work.start_s - self._last_token_s, sequences - self._joined)
-        self.gaps.add(each_s, sequences * (steps - 1))
-        self._last_token_s, self._joined = end_s, 0
-        self._running.step(steps)
-        if self._stream:
-            for sequence in self._running.sequences:
-                self._listener.produced(sequence, steps, end_s)
-        for sequence in self._running.ended():
-            self._end(sequence, end_s)
+        until_s = self._loading[0][0] if self._loading else _NEVER
+        return self._decoder.begin(now_s, pace=self._pace(), until_s=until_s, single=bool(self._prefilling))
 
     def _end(self, sequence: SimSequence, now_s: float) -> None:
         sequence.phase = Phase.ENDED
         sequence.ended_s = now_s
         self.counters.ended += 1
-        self._save(sequence, now_s, tail=True)
-        self._let_go(sequence)
+        self.blocks.save(sequence, now_s, tail=True)
+        self.blocks.let_go(sequence)
         self._listener.ended(sequence, now_s)
-
-    def _let_go(self, sequence: SimSequence) -> None:
-        """Release what a sequence has."""
-        self.pool.release(sequence.request.chain.keys[: sequence.attached])
-        self.pool.give(sequence.own)
-        sequence.attached, sequence.own = 0, []
 
     def _grow(self, now_s: float) -> bool:
         """Give those that need a block before the next step one; False when nobody is left to make a step."""
@@ -441,7 +364,7 @@ class SimEngine:
                 slots = self.pool.take(1)
             if slots is not None:
                 filled = sequence.attached + len(sequence.own)
-                self._attach(sequence, filled)
+                self.blocks.attach(sequence, filled)
                 sequence.own += slots
                 running.plan_growth(sequence)
         return bool(running)
@@ -449,9 +372,11 @@ class SimEngine:
     def _preempt(self, sequence: SimSequence, now_s: float) -> None:
         """Send a sequence back to the head of the line; what it computed stays in the cache for as long as it may."""
         self._running.leave(sequence)
-        self._attach(sequence, min(sequence.computed // self._shape.block_tokens, len(sequence.request.chain.keys)))
-        self._save(sequence, now_s, tail=False)
-        self._let_go(sequence)
+        self.blocks.attach(
+            sequence, min(sequence.computed // self._shape.block_tokens, len(sequence.request.chain.keys))
+        )
+        self.blocks.save(sequence, now_s, tail=False)
+        self.blocks.let_go(sequence)
         sequence.target = sequence.computed + 1
         sequence.computed = 0
         sequence.preempted += 1
@@ -459,35 +384,9 @@ class SimEngine:
         self.queue.came_back(sequence)
         self.counters.preemptions += 1
 
-    def _attach(self, sequence: SimSequence, upto: int) -> None:
-        """Cache a sequence's blocks up to one, as far as their names are known."""
-        chain, first = sequence.request.chain, sequence.attached
-        upto = min(upto, len(chain.keys))
-        if upto <= first:
-            return
-        self.pool.attach(chain.keys, first, upto, sequence.own[: upto - first], chain.block_tokens)
-        del sequence.own[: upto - first]
-        sequence.attached = upto
-        if self.shadows is not None:  # of what it wasn't asked for: decoded
-            self.shadows.stored(chain.keys[max(first, (sequence.target - 1) // self._shape.block_tokens) : upto])
-
-    def _save(self, sequence: SimSequence, now_s: float, *, tail: bool) -> None:
-        """Save what a sequence has computed in whole blocks of which the names are known."""
-        chain = sequence.request.chain
-        limit = min(sequence.computed // self._shape.block_tokens, len(chain.keys))
-        if self.tiers is not None and limit:
-            slots = [*self.pool.slots_of(chain.keys[: sequence.attached]), *sequence.own]
-            self.tiers.save(chain, slots, sequence.request.tenant, limit, now_s, tail=tail)
-
-    def _pace(self) -> float:
-        behaviour = self._behaviour
-        if not behaviour.jitter:
-            return behaviour.slow
-        return behaviour.slow * math.exp(self._rng.gauss(0.0, behaviour.jitter))
-
 
 def _shipped(name: str, capacity_blocks: int) -> EvictionPolicy:
     return make_policy(name, capacity_blocks=capacity_blocks)
 
 
-__all__ = ["DoesNotFitError", "SimEngine"]
+__all__ = ["SimEngine"]

@@ -59,14 +59,14 @@ class PoolCache:
     def end_swap(self) -> None:
         policy, self._next = self._next, None
         if policy is not None:
-            self._engine.swap(policy)
+            self._engine.pool.swap(policy)
 
     @property
     def shadows(self) -> ShadowPolicies | None:
-        return self._engine.shadows
+        return self._engine.blocks.shadows
 
     def watch(self, shadows: ShadowPolicies) -> None:
-        self._engine.shadows = shadows if shadows.candidates else None
+        self._engine.blocks.shadows = shadows if shadows.candidates else None
 
 
 class SimQueue:
@@ -102,7 +102,7 @@ class SimPolicies(PolicyControl):
         schedule = ScheduleControl(lambda: queue, first=FIFO)
         schedule.swap(PolicySpec(text=DEFAULT_STRATEGY, name=DEFAULT_STRATEGY, parameters={}), counts=False)
         super().__init__(cache, eviction, call_at_once, (schedule,))
-        self.shadow_timer = ShadowTimer(lambda: engine.shadows is not None and engine.shadows.work())
+        self.shadow_timer = ShadowTimer(lambda: engine.blocks.shadows is not None and engine.blocks.shadows.work())
 
 
 __all__ = ["PoolCache", "SimPolicies", "SimQueue"]

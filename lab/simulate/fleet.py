@@ -19,9 +19,10 @@ from typing import Final
 from msgspec.structs import replace as replace_struct
 
 from engines.sim.behaviour import Behaviour
-from engines.sim.engine import DoesNotFitError, SimEngine
+from engines.sim.engine import SimEngine
 from engines.sim.gaps import GapHistogram
 from engines.sim.profile import Links, Profile
+from engines.sim.room import DoesNotFitError
 from engines.sim.sequence import SimRequest, SimSequence
 from gateway.fingerprint.fingerprint import KnownBlocks
 from gateway.placement.planner import Plan, Planner

@@ -9,7 +9,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 LONG_FILES = {
-    "engines/sim/engine.py",
     "lab/research/pool/pool.py",
     "lab/research/prefix_index/index.py",
     "lab/simulate/fleet.py",
@@ -25,7 +24,6 @@ LARGE_CLASSES = {
     "engines/lmdeploy/schedule/scheduler.py:EngineQueue",
     "engines/lmdeploy/trie/events.py:TrieTracker",
     "engines/lmdeploy/trie/eviction.py:TrieEviction",
-    "engines/sim/engine.py:SimEngine",
     "engines/sim/pool.py:PrefixPool",
     "kvcontrol/kv_policy/tails_first.py:TailsFirst",
     "kvcontrol/kv_runtime/migrator.py:KVMigrator",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.sim.behaviour import Behaviour
-from engines.sim.engine import DoesNotFitError
+from engines.sim.room import DoesNotFitError
 from engines.sim.sequence import Phase, SimRequest, SimSequence
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_policy import AdaptivePolicy

@@ -44,7 +44,7 @@ def test_a_pinned_prefix_outlives_others_and_a_policy_and_goes_when_its_time_is_
     (pin,) = pins.report().pins
     assert (pin.blocks, pin.tokens, pin.tiers, pin.missing, pin.left_s) == (10, 40, {HBM: 10}, 0, 10.0)
     flood(simulated, 100.0)
-    simulated.swap(make_policy("fifo", capacity_blocks=64))
+    simulated.pool.swap(make_policy("fifo", capacity_blocks=64))
     flood(simulated, 200.0)
     check(simulated, pins)
     assert mirror.held[HBM].keys() >= set(KEYS)
