@@ -5,17 +5,14 @@ allow, so the order of the nodes *is* the schedule, and a pass changes the sched
 those that give what it takes; one that uses a value up also depends on everything else that takes that value.
 """
 
-import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from kvcontrol.core.shown import MOST_SHOWN, shown
 from kvcontrol.scheduler_ir.nodes import CONSUMING, IRError, IRNode, ValueName
+from kvcontrol.scheduler_ir.order import topological_order
 
 _T = TypeVar("_T")
-
-_SHOWN: Final = 8
-"""Nodes that a message names of each end of a long cycle."""
 
 
 class IROptimizing(Protocol):
@@ -43,7 +40,7 @@ class IRGraph:
         self._takers: dict[ValueName, list[int]] = {}
         self._index()
         self._check_values()
-        self._order = self._sort()
+        self._order = topological_order(self.dependencies(), self._nodes)
 
     @property
     def nodes(self) -> tuple[IRNode, ...]:
@@ -154,42 +151,6 @@ class IRGraph:
                 raise IRError(
                     f"%{value} dangles: {self._nodes[giver].describe()} gives it, nothing takes it and it is no result"
                 )
-
-    def _sort(self) -> tuple[int, ...]:
-        before = self.dependencies()
-        after: list[list[int]] = [[] for _ in self._nodes]
-        missing = [len(each) for each in before]
-        for index, each in enumerate(before):
-            for earlier in each:
-                after[earlier].append(index)
-        free = [index for index, count in enumerate(missing) if not count]
-        order: list[int] = []
-        while free:
-            index = heapq.heappop(free)
-            order.append(index)
-            for later in after[index]:
-                missing[later] -= 1
-                if not missing[later]:
-                    heapq.heappush(free, later)
-        if len(order) < len(self._nodes):
-            raise IRError(f"a cycle: {self._cycle(before, set(order))}")
-        return tuple(order)
-
-    def _cycle(self, before: Sequence[set[int]], sorted_ones: set[int]) -> str:
-        """Name one cycle's path, each node after what it waits for. O(nodes + dependencies)."""
-        index = next(each for each in range(len(self._nodes)) if each not in sorted_ones)
-        places: dict[int, int] = {}  # of the path, which goes backwards
-        while index not in places:
-            places[index] = len(places)
-            index = min(each for each in before[index] if each not in sorted_ones)
-        cycle = list(places)[places[index] :][::-1]
-        first = cycle.index(min(cycle))
-        cycle = cycle[first:] + cycle[: first + 1]
-        named = [self._nodes[each].describe() for each in cycle[:_SHOWN]]
-        if len(cycle) > 2 * _SHOWN:
-            named.append(f"({len(cycle) - 2 * _SHOWN} more)")
-        named += [self._nodes[each].describe() for each in cycle[max(_SHOWN, len(cycle) - _SHOWN) :]]
-        return " -> ".join(named)
 
 
 def _all_of(what: str, given: Iterable[_T], kind: type) -> tuple[_T, ...]:
