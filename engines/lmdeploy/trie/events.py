@@ -18,31 +18,18 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import Any, Protocol
 
 from engines.events.log import EventLog
+from engines.lmdeploy.trie.block_names import HASH, NamedPath, PathNames
 from engines.lmdeploy.trie.deferral import DeferringWatcher
-from engines.lmdeploy.trie.tenancy import salt_of_identity, without_salt
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
-from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, child_hash, root_hash
 from kvcontrol.core.ids import BlockHash
 
 _TRACKER = "kvgate_tracker"
-_HASH = "kvgate_hash"
-_MAX_ROOTS = 65_536
 _ALL_BLOCKS = 1 << 62
 
 _log = logging.getLogger(__name__)
-
-
-class NamedPath(NamedTuple):
-    """The events of a path of blocks (key, parent, tokens), worked out under ``identity``."""
-
-    identity: CacheIdentity
-    adapter: str
-    blocks: list[tuple[BlockHash, BlockHash | None, bytes]]
 
 
 class StoredWitness(Protocol):
@@ -63,14 +50,18 @@ class TrieTracker(DeferringWatcher):
     def __init__(self, log: EventLog, identity: CacheIdentity) -> None:
         super().__init__()
         self._log = log
-        self._roots: dict[tuple[str, str], BlockHash] = {}
+        self._names = PathNames(identity)
         self._changes: list[tuple[Any, Any]] = []
         """Nodes with their new parent, None for removed nodes."""
         self._gained = False
         """Whether pending changes contain inserted nodes."""
         self.witness: StoredWitness | None = None
-        self.identity = identity
         self.errors = 0
+
+    @property
+    def identity(self) -> CacheIdentity:
+        """What the keys of later blocks are rooted in."""
+        return self._names.identity
 
     def watch(self, trie: Any) -> None:
         """Follow a ``BlockTrie`` that is still empty."""
@@ -94,9 +85,9 @@ class TrieTracker(DeferringWatcher):
         """
         self.settle_now()
         try:
-            named = self._named(nodes, parent)
+            named = self._names.named(nodes, parent)
             for node, (key, _, _) in zip(nodes, () if named is None else named.blocks, strict=False):
-                setattr(node, _HASH, key)
+                setattr(node, HASH, key)
                 setattr(node, _TRACKER, self)
         except Exception:  # noqa: BLE001  # the engine's loop dies of what escapes here
             self._failed()
@@ -108,7 +99,7 @@ class TrieTracker(DeferringWatcher):
         if named is None or named.identity is not self.identity:
             named = None
             for node in nodes:  # drop a name under a former identity
-                node.__dict__.pop(_HASH, None)
+                node.__dict__.pop(HASH, None)
                 setattr(node, _TRACKER, self)
         self._gained = True
         self._set_down()
@@ -138,11 +129,10 @@ class TrieTracker(DeferringWatcher):
     def rebase(self, identity: CacheIdentity) -> None:
         """Root later blocks in another identity; the cache must be forgotten first."""
         self.settle_now()
-        self._roots = {}
-        self.identity = identity
+        self._names = PathNames(identity)
 
     def _report_removed(self, nodes: list[Any]) -> None:
-        known = [block for node in nodes if (block := getattr(node, _HASH, None)) is not None]
+        known = [block for node in nodes if (block := getattr(node, HASH, None)) is not None]
         if known:
             self._log.removed_all(known, tier=CacheTier.HBM)
 
@@ -163,59 +153,23 @@ class TrieTracker(DeferringWatcher):
 
     def _report_linked(self, nodes: list[Any], parent: Any, named: NamedPath | None) -> None:
         if named is None:
-            named = self._named(nodes, parent)
+            named = self._names.named(nodes, parent)
         if named is not None:
             self._report_named(nodes, named)
 
     def _report_stored(self, path: list[tuple[Any, Any]]) -> None:
         """Record a run of nodes, each the parent of the next."""
         nodes = [node for node, _ in path]
-        named = self._named(nodes, path[0][1])
+        named = self._names.named(nodes, path[0][1])
         if named is not None:
             self._report_named(nodes, named)
 
     def _report_named(self, nodes: list[Any], named: NamedPath) -> None:
         self._log.stored_all(named.blocks, tier=CacheTier.HBM, adapter=named.adapter)
         for node, (key, _, _) in zip(nodes, named.blocks, strict=True):
-            setattr(node, _HASH, key)
+            setattr(node, HASH, key)
         if self.witness is not None:
             self.witness.stored(nodes, [key for key, _, _ in named.blocks])
-
-    def _named(self, nodes: list[Any], parent: Any) -> NamedPath | None:
-        adapter = nodes[0].adapter_name or ""
-        known: BlockHash | None
-        if parent.block_id < 0:
-            known, above = None, self._root(adapter, salt_of_identity(nodes[0].extra_identity))
-        else:
-            known = getattr(parent, _HASH, None)
-            if known is None:  # the parent's own failure was counted
-                return None
-            above = known
-        packed = np.concatenate([node.token_ids for node in nodes]).astype("<u4").tobytes()
-        size = self.identity.block_size_tokens
-        width = size * TOKEN_BYTES
-        tokens = [packed[start : start + width] for start in range(0, len(packed), width)]
-        keys = self._keys(nodes, tokens, packed, above)
-        return NamedPath(self.identity, adapter, list(zip(keys, [known, *keys], tokens, strict=False)))
-
-    def _keys(self, nodes: list[Any], tokens: list[bytes], packed: bytes, above: BlockHash) -> list[BlockHash]:
-        extras = [_extra(node.extra_identity) for node in nodes]
-        if not any(extras):
-            return chain_hashes(above, packed, self.identity.block_size_tokens)
-        keys = []
-        for block, extra in zip(tokens, extras, strict=True):
-            above = child_hash(above, block, extra=extra)
-            keys.append(above)
-        return keys
-
-    def _root(self, adapter: str, salt: str) -> BlockHash:
-        key = (adapter, salt)
-        root = self._roots.get(key)
-        if root is None:
-            if len(self._roots) >= _MAX_ROOTS:  # many tenants came and went
-                self._roots.clear()
-            root = self._roots[key] = root_hash(self.identity, salt=salt, adapter=adapter)
-        return root
 
     def _failed(self) -> None:
         self.errors += 1
@@ -225,7 +179,7 @@ class TrieTracker(DeferringWatcher):
 
 def hash_of(node: Any) -> BlockHash | None:
     """Return what a node's block is called outside, None where that could not be worked out."""
-    key: BlockHash | None = getattr(node, _HASH, None)
+    key: BlockHash | None = getattr(node, HASH, None)
     return key
 
 
@@ -336,19 +290,7 @@ def trie_evict(original: Callable[[Any, int], int]) -> Callable[[Any, int], int]
     return evict
 
 
-def _extra(extra_identity: tuple[Any, ...]) -> bytes:
-    """What else than tokens and salt a block depends on, with every field's length: no two identities alike."""
-    others = without_salt(extra_identity) if extra_identity else ()
-    if not others:
-        return b""
-    return b"".join(
-        f"{span.start}:{span.end}:{len(span.modality)}:{span.modality}{len(span.content_hash)}:{span.content_hash}".encode()
-        for span in others
-    )
-
-
 __all__ = [
-    "NamedPath",
     "StoredWitness",
     "TrieTracker",
     "evict_unused",
