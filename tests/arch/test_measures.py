@@ -21,8 +21,6 @@ LONG_FUNCTIONS = {
     "lab/simulate/command.py:simulate",
 }
 LARGE_CLASSES = {
-    "engines/lmdeploy/schedule/scheduler.py:EngineQueue",
-    "engines/lmdeploy/trie/events.py:TrieTracker",
     "engines/lmdeploy/trie/eviction.py:TrieEviction",
     "engines/sim/pool.py:PrefixPool",
     "kvcontrol/kv_policy/tails_first.py:TailsFirst",
@@ -30,7 +28,6 @@ LARGE_CLASSES = {
     "kvcontrol/kv_runtime/residency.py:Residency",
     "kvcontrol/kv_runtime/tier_space.py:TierSpace",
     "kvcontrol/prefix_reuse/fleet.py:FleetIndex",
-    "kvcontrol/scheduler_ir/graph.py:IRGraph",
     "lab/research/pool/pool.py:KVPool",
     "lab/research/prefix_index/index.py:PrefixReuseIndex",
     "lab/research/prefix_index/naive_index.py:NaivePrefixReuseIndex",

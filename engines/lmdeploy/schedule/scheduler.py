@@ -20,13 +20,11 @@ from typing import Any, Final
 
 from engines.control.waits import WaitCounts
 from engines.lmdeploy.schedule.urgency import urgency_of_sequence
-from engines.lmdeploy.trie.tenancy import salt_of_sequence
+from engines.lmdeploy.schedule.waiting_request import waiting_id, waiting_request
 from kvcontrol.core.policy_control import ScheduleReport
 from kvcontrol.scheduler_ir.strategies import (
     EngineView,
-    WaitingId,
     WaitingQueue,
-    WaitingRequest,
     hand_over,
     make_strategy,
 )
@@ -112,7 +110,7 @@ class EngineQueue:
         """Put another strategy's empty queue in charge, with all that wait. When it raises nothing has changed."""
         if self.failed:
             for seq in self._waiting().values():
-                queue.add(self._request(seq))
+                queue.add(waiting_request(seq, self._block_size))
             self._count_anew()
             self.failed = False
         else:
@@ -143,7 +141,7 @@ class EngineQueue:
     def _came(self, seq: Any) -> None:
         self._shown_s = inf
         if not self.failed:
-            self._queue.add(self._request(seq))
+            self._queue.add(waiting_request(seq, self._block_size))
         self._counts.came(urgency_of_sequence(seq).priority)
 
     def _came_back(self, seq: Any) -> None:
@@ -158,7 +156,7 @@ class EngineQueue:
         came_back = self._returned.pop(int(seq.seq_id), None) is not None
         started = after is not None and after is not self._stopped_status
         if not self.failed:
-            name = _name(seq)
+            name = waiting_id(seq)
             if started:
                 self._queue.start(name, self._clock())
             else:
@@ -194,35 +192,13 @@ class EngineQueue:
         for request in list(self._queue):
             self._queue.remove(request.request_id)
         for seq in waiting.values():
-            self._queue.add(self._request(seq))
+            self._queue.add(waiting_request(seq, self._block_size))
         self._count_anew()
 
     def _count_anew(self) -> None:
         self._counts.nobody_waits()
         for seq in self._waiting().values():
             self._counts.came(urgency_of_sequence(seq).priority)
-
-    def _request(self, seq: Any) -> WaitingRequest:
-        urgency = urgency_of_sequence(seq)
-        arrived_s = float(seq.arrive_time)
-        answered = int(seq.num_new_tokens) > 0  # its first token has gone out
-        due_s = None if answered or urgency.first_token_s is None else arrived_s + urgency.first_token_s
-        return WaitingRequest(
-            request_id=_name(seq),
-            arrived_s=arrived_s,
-            prefill_tokens=int(seq.num_token_ids),
-            priority=urgency.priority.level,
-            deadline_s=due_s,
-            model=seq.adapter_name or "",
-            prefix=self._prefix(seq),
-        )
-
-    def _prefix(self, seq: Any) -> int:
-        """Return a number that sequences share whose first block is the same, 0 where there is no whole block."""
-        if seq.num_valid_ids <= self._block_size:
-            return 0
-        first = seq.history_cache[: self._block_size].tobytes()
-        return hash((seq.adapter_name, salt_of_sequence(seq), first)) or 1
 
     def _waiting(self) -> dict[int, Any]:
         waiting: dict[int, Any] = self._manager.get_sequences(self._waiting_status)
@@ -243,10 +219,6 @@ def queue_of(scheduler: Any) -> EngineQueue | None:
     """Return the queue of LMDeploy's scheduler, None where there is none."""
     queue: EngineQueue | None = getattr(scheduler.seq_manager, _QUEUE, None)
     return queue
-
-
-def _name(seq: Any) -> WaitingId:
-    return WaitingId(str(int(seq.seq_id)))
 
 
 def _in_lanes(reorderer: Any, waiting: list[Any], order_policy: Any) -> list[Any]:
