@@ -155,7 +155,7 @@ class Flights:
         See ``OrderedBackendProtocol``; each once, and not those that end before.
         """
         ready = []
-        for plan_id, blocks in self._migrator.poll_queued():
+        for plan_id, blocks in self._migrator.reports.take_queued():
             flight = self._flights.get(plan_id)
             ticket = None if flight is None else flight.ticket
             if ticket is not None:

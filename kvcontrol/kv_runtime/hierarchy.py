@@ -267,7 +267,7 @@ class HierarchyManager(Directory):
 
     def wait(self, timeout_s: float) -> bool:
         """Wait, without the GIL, until the workers have something for ``poll``; False after ``timeout_s``."""
-        return self._migrator.wait(timeout_s)
+        return self._migrator.reports.wait(timeout_s)
 
     def recover(self) -> list[tuple[BlockId, BlockRecord]]:
         """Find the blocks of an earlier process again, in DDR (shared memory) and NVMe; only before anything else.

@@ -12,7 +12,6 @@ a write into engine memory: the engine would reuse blocks that are still being w
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Final
@@ -26,6 +25,7 @@ from kvcontrol.kv_runtime.crew import Crew
 from kvcontrol.kv_runtime.lane import LANES_OF, Batch, Lane, LaneName, LaneStats
 from kvcontrol.kv_runtime.migrator_config import MigratorConfig
 from kvcontrol.kv_runtime.plan import BatchReport, MigrationPlan, PlanId, PlanRefusal, Priority
+from kvcontrol.kv_runtime.reports import Reports
 
 _log = logging.getLogger(__name__)
 
@@ -58,19 +58,18 @@ class KVMigrator:
         self._config = config
         self._crew = crew
         self._clock = clock
+        self.reports = Reports()
+        """What workers report; the owner's thread takes it."""
         self._carrier = Carrier(
             engine=engine,
             arena=arena,
             durable=durable,
             crew=crew,
             checksums=checksums or fastest(),
-            report_queued=self._report_queued,
+            report_queued=self.reports.queued,
             ahead_bytes=config.check_ahead_bytes,
         )
         self._ids = count()
-        self._reports: deque[BatchReport] = deque()
-        self._queued: deque[tuple[PlanId, int]] = deque()
-        self._reported = threading.Event()
         self._lock = threading.Lock()
         self._wake: dict[LaneName, threading.Condition] = {}
         # under the lock
@@ -175,32 +174,13 @@ class KVMigrator:
     def poll(self) -> list[BatchReport]:
         """Return the reports since the last call, in order; replaces dead workers. O(workers + reports)."""
         self._crew.mend()
-        if self._reported.is_set():
-            self._reported.clear()  # before the reports are taken: none may come in unnoticed
-        reports = []
-        while self._reports:
-            reports.append(self._reports.popleft())
-        return reports
-
-    def poll_queued(self) -> list[tuple[PlanId, int]]:
-        """Return plans, and how many of their blocks were verified and queued on the device since the last call.
-
-        Whatever the engine queues after a ``join`` of its backend finds them. Their reports come as ever.
-        """
-        queued = []
-        while self._queued:
-            queued.append(self._queued.popleft())
-        return queued
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait, without the GIL, until there is something to ``poll``; False when there was nothing in that time."""
-        return self._reported.wait(timeout_s)
+        return self.reports.take()
 
     @property
     def idle(self) -> bool:
         """Whether every plan has ended and been reported by ``poll``."""
         with self._lock:
-            return not self._open and not self._reports
+            return not self._open and not len(self.reports)
 
     def seconds_for(self, src_tier: CacheTier, dst_tier: CacheTier, blocks: int) -> float | None:
         """Return how long a demand load of so many blocks would take from now on; None where nothing was measured."""
@@ -274,10 +254,6 @@ class KVMigrator:
             return True
         return True if plan.fence.wait(min(left_s, self._config.fence_slice_s)) else None
 
-    def _report_queued(self, plan_id: PlanId, blocks: int) -> None:
-        self._queued.append((plan_id, blocks))
-        self._reported.set()
-
     # Under the lock.
 
     def _way(self, src_tier: CacheTier, dst_tier: CacheTier) -> tuple[Lane, ...]:
@@ -334,8 +310,7 @@ class KVMigrator:
         del batches[batch.start]
         if not batches:
             del self._open[batch.plan_id]
-        self._reports.append(BatchReport(batch.plan_id, batch.start, batch.statuses, batch.arrived, batch.checksums))
-        self._reported.set()
+        self.reports.add(BatchReport(batch.plan_id, batch.start, batch.statuses, batch.arrived, batch.checksums))
 
 
 __all__ = ["KVMigrator"]

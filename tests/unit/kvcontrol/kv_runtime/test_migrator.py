@@ -477,12 +477,12 @@ def test_a_load_can_be_counted_on_before_it_is_done(queueing: Bench) -> None:
     queueing.engine.write_gate.shut()
     plan_id = queueing.start(DDR, HBM, range(6), priority=Priority.DEMAND)
     assert queueing.engine.write_gate.wait_for_arrival()
-    assert queueing.migrator.wait(_LIMIT_S)
+    assert queueing.migrator.reports.wait(_LIMIT_S)
     assert queueing.poll() == []
-    assert queueing.migrator.poll_queued() == [(plan_id, BATCH)]
+    assert queueing.migrator.reports.take_queued() == [(plan_id, BATCH)]
     queueing.engine.write_gate.open()
     assert queueing.statuses(plan_id) == [BlockStatus.OK] * 6
-    assert queueing.migrator.poll_queued() == [(plan_id, 2)]
+    assert queueing.migrator.reports.take_queued() == [(plan_id, 2)]
 
 
 def test_a_batch_with_a_broken_block_is_not_told_before_its_end(queueing: Bench) -> None:
@@ -492,7 +492,7 @@ def test_a_batch_with_a_broken_block_is_not_told_before_its_end(queueing: Bench)
     plan_id = queueing.start(DDR, HBM, range(4), priority=Priority.DEMAND)
     ok, corrupt = BlockStatus.OK, BlockStatus.CORRUPT
     assert queueing.statuses(plan_id) == [ok, ok, corrupt, ok]
-    assert queueing.migrator.poll_queued() == []
+    assert queueing.migrator.reports.take_queued() == []
 
 
 def test_a_device_that_refuses_is_not_told_of(queueing: Bench) -> None:
@@ -500,7 +500,7 @@ def test_a_device_that_refuses_is_not_told_of(queueing: Bench) -> None:
     queueing.engine.refuses = True  # type: ignore[attr-defined]
     queueing.engine.fail_writes += [BlockStatus.FAILED] * 4
     assert queueing.statuses(queueing.start(DDR, HBM, range(4))) == [BlockStatus.FAILED] * 4
-    assert queueing.migrator.poll_queued() == []
+    assert queueing.migrator.reports.take_queued() == []
 
 
 def test_blocks_from_the_durable_tier_can_be_counted_on_too(queueing: Bench) -> None:
@@ -508,4 +508,4 @@ def test_blocks_from_the_durable_tier_can_be_counted_on_too(queueing: Bench) -> 
     assert queueing.statuses(queueing.start(DDR, NVME, range(3))) == [BlockStatus.OK] * 3
     plan_id = queueing.start(NVME, HBM, range(3), priority=Priority.DEMAND)
     assert queueing.statuses(plan_id) == [BlockStatus.OK] * 3
-    assert queueing.migrator.poll_queued() == [(plan_id, 3)]
+    assert queueing.migrator.reports.take_queued() == [(plan_id, 3)]
