@@ -202,8 +202,8 @@ class SimEngine:
         own = [slot for each in placed for slot in each.own]
         must(len(set(own)) == len(own), "two sequences have one slot")
         must(
-            self.pool.used_blocks == self.pool.cached_blocks + len(own),
-            f"{self.pool.used_blocks} slots are used: {self.pool.cached_blocks} cached, {len(own)} of sequences",
+            self.pool.used_blocks == len(self.pool.cached) + len(own),
+            f"{self.pool.used_blocks} slots are used: {len(self.pool.cached)} cached, {len(own)} of sequences",
         )
         self.queue.check_integrity()
         must(self.running <= self._shape.max_batch, "more run than the batch has places")
@@ -258,7 +258,7 @@ class SimEngine:
             chain = request.chain
             limit = min((sequence.target - 1) // size, len(chain.keys))
             total = -(-sequence.target // size)
-            hit = pool.leading(chain.keys, limit)
+            hit = pool.cached.leading(chain.keys, limit)
             keys = chain.keys
             head = keys[:hit]
             if total - hit > pool.available_blocks:

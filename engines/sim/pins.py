@@ -54,10 +54,10 @@ class PoolMemory:
         return key in self._held
 
     def above(self, key: BlockHash) -> Sequence[BlockHash] | None:
-        return self._pool.path_to(key)[:-1] or None
+        return self._pool.cached.path_to(key)[:-1] or None
 
     def following(self, keys: Collection[BlockHash]) -> set[BlockHash]:
-        return set(self._pool.with_what_follows(keys))
+        return set(self._pool.cached.with_what_follows(keys))
 
     def hold(self, keys: Collection[BlockHash]) -> None:
         """All pinned blocks are looked for: one may have room now because of another. O(pinned, and before them)."""
@@ -76,10 +76,10 @@ class PoolMemory:
 
     def take_out(self, keys: Collection[BlockHash]) -> TakenOut:
         pool = self._pool
-        here = pool.with_what_follows(keys)
+        here = pool.cached.with_what_follows(keys)
         blocks = pool.drop(here)
-        self._doomed.update(key for key in keys if key in pool)
-        return TakenOut(blocks, sum(key in pool for key in here))
+        self._doomed.update(key for key in keys if key in pool.cached)
+        return TakenOut(blocks, sum(key in pool.cached for key in here))
 
     @property
     def has_doomed(self) -> bool:
@@ -90,10 +90,10 @@ class PoolMemory:
 
     def forget_doomed(self) -> set[BlockHash]:
         pool = self._pool
-        here = pool.with_what_follows(self._doomed)
+        here = pool.cached.with_what_follows(self._doomed)
         self._followed.update(self._doomed, here)
         pool.drop(here)
-        left = {key for key in self._doomed if key in pool}
+        left = {key for key in self._doomed if key in pool.cached}
         gone = set() if left == self._doomed else set(self._followed)
         self._doomed = left
         if not left:
@@ -120,7 +120,7 @@ class PoolMemory:
         found: set[BlockHash] = set()
         most = self._most_blocks()
         for key in self._wanted:
-            path = self._pool.path_to(key, until=found)
+            path = self._pool.cached.path_to(key, until=found)
             if len(found) + len(path) <= most:
                 found.update(path)
         return found

@@ -38,7 +38,7 @@ class PoolCache:
     def counts(self) -> EvictionCounts:
         pool, counters = self._engine.pool, self._engine.counters
         return EvictionCounts(
-            resident_blocks=pool.cached_blocks,
+            resident_blocks=len(pool.cached),
             evicted_blocks=pool.evicted_blocks,
             query=counters.query_tokens,
             hit=counters.hit_tokens,

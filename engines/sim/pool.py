@@ -8,10 +8,9 @@ Which cached block goes is an ``EvictionPolicy``'s to say, tails before heads. A
 name to the policy and to the tiers below.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import cast
+from collections.abc import Callable, Collection, Sequence
 
-from engines.control.pin_ledger import follow_up
+from engines.sim.cached import CachedBlocks
 from engines.sim.sink import BlockSink
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import TOKEN_BYTES
@@ -34,8 +33,8 @@ class PrefixPool:
         self._sink = sink
         self._width = block_tokens * TOKEN_BYTES
         self._free = list(range(capacity_blocks - 1, -1, -1))
-        self._slots: dict[BlockHash, BlockId] = {}
-        self._keys: dict[BlockId, BlockHash] = {}
+        self.cached = CachedBlocks(self._parent_of)
+        """Blocks that a later request could find."""
         self._holds: dict[BlockHash, int] = {}
 
     @property
@@ -49,11 +48,6 @@ class PrefixPool:
         return len(self._free)
 
     @property
-    def cached_blocks(self) -> int:
-        """Blocks that a later request could find."""
-        return len(self._slots)
-
-    @property
     def used_blocks(self) -> int:
         """Slots that are cached or a request's own."""
         return self.capacity_blocks - len(self._free)
@@ -61,42 +55,7 @@ class PrefixPool:
     @property
     def available_blocks(self) -> int:
         """How many could be taken now: what is free, and what is cached and held by nobody."""
-        return len(self._free) + len(self._slots) - len(self._holds)
-
-    def __contains__(self, key: BlockHash) -> bool:
-        return key in self._slots
-
-    def leading(self, keys: Sequence[BlockHash], limit: int) -> int:
-        """Return how many of the first ``limit`` blocks of a path are cached, from its head on."""
-        slots = self._slots
-        for place in range(limit):
-            if keys[place] not in slots:
-                return place
-        return limit
-
-    def slots_of(self, keys: Sequence[BlockHash]) -> list[BlockId]:
-        """Return where cached blocks lie."""
-        slots = self._slots
-        return [slots[key] for key in keys]
-
-    def path_to(self, key: BlockHash, *, until: Collection[BlockHash] = ()) -> list[BlockHash]:
-        """Return a cached block and what comes before it, heads first, from after ``until`` on; of others nothing."""
-        path: list[BlockHash] = []
-        place: BlockHash | None = key
-        while place is not None and place in self._slots and place not in until:
-            path.append(place)
-            place = self._parent(place)
-        return path[::-1]
-
-    def with_what_follows(self, keys: Iterable[BlockHash]) -> list[BlockHash]:
-        """Return those of some blocks that are cached and all that follows them, heads before tails. O(blocks)."""
-        children: dict[BlockHash | None, list[BlockHash]] = {}
-        for key in self._slots:
-            children.setdefault(self._parent(key), []).append(key)
-        named = [key for key in dict.fromkeys(keys) if key in self._slots]
-        below = follow_up(children, named)
-        heads = [key for key in named if key not in below]
-        return [*heads, *follow_up(children, heads)]
+        return len(self._free) + len(self.cached) - len(self._holds)
 
     def requested(self, keys: Sequence[BlockHash], *, block_tokens: int, prompt_tokens: int) -> None:
         """Tell the policy of a prompt that came, before anything of it is used."""
@@ -105,20 +64,20 @@ class PrefixPool:
 
     def use(self, keys: Sequence[BlockHash]) -> None:
         """Count cached blocks as used, and hold them until ``release``."""
-        path = self.slots_of(keys)
+        path = self.cached.slots_of(keys)
         self._policy.access(path)
         self._policy.hold(path)
         self._hold(keys)
 
     def keep(self, keys: Sequence[BlockHash]) -> None:
         """Hold cached blocks until ``release``, which is no use of them; what comes before them must be held too."""
-        self._policy.hold(self.slots_of(keys))
+        self._policy.hold(self.cached.slots_of(keys))
         self._hold(keys)
 
     def release(self, keys: Sequence[BlockHash]) -> None:
         """Undo one hold of each."""
         holds = self._holds
-        self._policy.release(self.slots_of(keys))
+        self._policy.release(self.cached.slots_of(keys))
         for key in keys:
             if holds[key] > 1:
                 holds[key] -= 1
@@ -153,21 +112,18 @@ class PrefixPool:
         What is cached already under a name stays, and the request's own copy of it goes. Of ``tokens``, those that are
         a block long are told; others only stand for tokens.
         """
-        known, contents = self._slots, self._keys
+        cached = self.cached
         new: list[int] = []
         fresh: list[BlockId] = []
         there: list[BlockHash] = []
         for place, slot in zip(range(first, last), slots, strict=True):
             key = keys[place]
-            if key in known:
+            if key in cached:
                 self._free.append(slot)
                 there.append(key)
                 continue
-            block = BlockId(slot)
-            known[key] = block
-            contents[block] = key
             new.append(place)
-            fresh.append(block)
+            fresh.append(cached.add(key, BlockId(slot)))
         if there:
             self.use(there)
         if not new:
@@ -185,7 +141,7 @@ class PrefixPool:
 
     def reset(self) -> int:
         """Forget all that nobody holds; returns how many blocks."""
-        idle = len(self._slots) - len(self._holds)
+        idle = len(self.cached) - len(self._holds)
         if idle:
             self._evict(idle, ())
         return idle
@@ -197,10 +153,9 @@ class PrefixPool:
         """
         gone = [key for key in reversed(keys) if key not in self._holds]
         if gone:
-            slots = [self._slots.pop(key) for key in gone]
+            slots = self.cached.slots_of(gone)
             self._policy.remove(slots)
-            for slot in slots:
-                del self._keys[slot]
+            self.cached.remove(slots)
             self._free.extend(slots)
             self._sink.removed_all(gone, tier=_HBM)
         return len(gone)
@@ -210,36 +165,34 @@ class PrefixPool:
         heir = self._policy.hand_over(policy, ())
         for key, times in self._holds.items():
             for _ in range(times):
-                heir.hold([self._slots[key]])
+                heir.hold(self.cached.slots_of([key]))
         self._policy = heir
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the parts contradict each other. O(blocks)."""
         self._policy.check_integrity()
-        must(len(self._policy) == len(self._slots) == len(self._keys), "the policy knows other blocks than are cached")
-        must(self._holds.keys() <= self._slots.keys(), "a block is held that isn't cached")
+        self.cached.check_integrity()
+        must(len(self._policy) == len(self.cached), "the policy knows other blocks than are cached")
+        must(all(key in self.cached for key in self._holds), "a block is held that isn't cached")
         free = set(self._free)
         must(len(free) == len(self._free), "a slot is free twice")
-        must(free.isdisjoint(self._keys), "a cached block's slot is free")
-        must(all(self._slots[key] == slot for slot, key in self._keys.items()), "slots and names differ")
+        must(free.isdisjoint(self.cached.slots), "a cached block's slot is free")
 
-    def _parent(self, key: BlockHash) -> BlockHash | None:
-        return cast("BlockHash | None", self._policy.parent_of(self._slots[key]))
+    def _parent_of(self, block: BlockId) -> object:
+        return self._policy.parent_of(block)  # of the policy that is in charge now
 
     def _evict(self, blocks: int, incoming: Sequence[BlockHash]) -> None:
         context = PolicyContext(
             tier=_HBM,
             wanted_blocks=blocks,
-            used_blocks=len(self._slots),
+            used_blocks=len(self.cached),
             capacity_blocks=self.capacity_blocks,
             incoming=incoming,
         )
         victims = self._policy.select_victims(context).victims
         if len(victims) < blocks:
             raise AssertionError(f"{self._policy.name} chose {len(victims)} of {blocks} evictable blocks")
-        gone = [self._keys.pop(slot) for slot in victims]
-        for key in gone:
-            del self._slots[key]
+        gone = self.cached.remove(victims)
         self._free.extend(victims)
         self.evicted_blocks += len(gone)
         self._sink.removed_all(gone, tier=_HBM)

@@ -20,7 +20,7 @@ def tier_stats(engine: SimEngine) -> dict[CacheTier, TierStats]:
         CacheTier.HBM: TierStats(
             capacity_blocks=pool.capacity_blocks,
             used_blocks=pool.used_blocks,
-            cached_blocks=pool.cached_blocks,
+            cached_blocks=len(pool.cached),
             block_bytes=size,
         )
     }

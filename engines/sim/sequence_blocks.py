@@ -38,7 +38,7 @@ class SequenceBlocks:
         chain = sequence.request.chain
         limit = min(sequence.computed // self._block_tokens, len(chain.keys))
         if self._tiers is not None and limit:
-            slots = [*self._pool.slots_of(chain.keys[: sequence.attached]), *sequence.own]
+            slots = [*self._pool.cached.slots_of(chain.keys[: sequence.attached]), *sequence.own]
             self._tiers.save(chain, slots, sequence.request.tenant, limit, now_s, tail=tail)
 
 

@@ -181,10 +181,8 @@ class Fleet:
         for each in self._members:
             each.engine.check_integrity()
             held = self._index.blocks_held(each.instance.id).get(CacheTier.HBM, 0)
-            if held != each.engine.pool.cached_blocks:
-                raise AssertionError(
-                    f"{each.instance.id}: {held} blocks in the index, {each.engine.pool.cached_blocks}"
-                )
+            if held != len(each.engine.pool.cached):
+                raise AssertionError(f"{each.instance.id}: {held} blocks in the index, {len(each.engine.pool.cached)}")
             if len(each.requests) != self._load.in_flight(each.instance.id):
                 raise AssertionError(f"{each.instance.id}: load and requests differ")
 

@@ -22,7 +22,6 @@ LONG_FUNCTIONS = {
 }
 LARGE_CLASSES = {
     "engines/lmdeploy/trie/eviction.py:TrieEviction",
-    "engines/sim/pool.py:PrefixPool",
     "kvcontrol/kv_policy/tails_first.py:TailsFirst",
     "kvcontrol/kv_runtime/residency.py:Residency",
     "kvcontrol/kv_runtime/tier_space.py:TierSpace",

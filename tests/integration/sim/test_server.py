@@ -233,7 +233,7 @@ async def test_a_stop_token_ends_the_engines_work(tokenizer: SimTokenizer) -> No
         assert cut["output_ids"] == whole["output_ids"][: whole["output_ids"].index(rare)]
         assert tokens == len(cut["output_ids"]) + 1
         assert core.counters.busy_s - busy_s < busy_s / 4
-        assert core.pool.used_blocks == core.pool.cached_blocks
+        assert core.pool.used_blocks == len(core.pool.cached)
         for stop, most in (([rare], 2000), (tokenizer.words[:-1], 40)):
             never, tokens = await generated(stop_token_ids=stop, ignore_eos=True, max_tokens=most)
             assert tokens == len(never["output_ids"]) == most

@@ -117,9 +117,9 @@ def test_every_request_ends_and_gives_its_blocks_back(
         tight.check_integrity()
     assert all(each.phase is Phase.ENDED for each in sequences)
     assert tight.counters.ended + tight.counters.cancelled == len(sequences)
-    assert tight.pool.used_blocks == tight.pool.cached_blocks
+    assert tight.pool.used_blocks == len(tight.pool.cached)
     assert tight.pool.available_blocks == blocks
-    assert len(mirror.held.get(CacheTier.HBM, {})) == tight.pool.cached_blocks
+    assert len(mirror.held.get(CacheTier.HBM, {})) == len(tight.pool.cached)
     assert {each.request.request_id for each in heard.over} == {
         each.request.request_id for each in sequences if each.ended_s is not None
     }

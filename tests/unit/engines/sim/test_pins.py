@@ -63,7 +63,7 @@ def test_what_comes_before_a_pinned_block_stays_whenever_it_comes() -> None:
     run(simulated, [(0.0, request("a", PREFIX))])
     flood(simulated, 100.0)
     check(simulated, pins)
-    assert simulated.pool.leading(KEYS, 10) == 10
+    assert simulated.pool.cached.leading(KEYS, 10) == 10
     assert pins.unpin(KEYS[-1])
     assert not pins.unpin(KEYS[-1])
     pins.pin(KEYS[6:8], None)  # and here all of it is
@@ -123,10 +123,10 @@ def test_what_a_request_uses_is_forgotten_when_it_has_ended() -> None:
     said = pins.invalidate(KEYS[2:3])
     assert (said.dropped, said.in_use_blocks) == ({HBM: 0, DDR: 8}, 8)
     pins.work()
-    assert simulated.pool.leading(KEYS, 10) == 10
+    assert simulated.pool.cached.leading(KEYS, 10) == 10
     simulated.advance(100.0)
     pins.work()
-    assert simulated.pool.leading(KEYS, 10) == 2
+    assert simulated.pool.cached.leading(KEYS, 10) == 2
     assert set(KEYS) & mirror.held[DDR].keys() <= set(KEYS[:2])
     check(simulated, pins)
     simulated.close()

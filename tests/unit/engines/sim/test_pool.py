@@ -34,7 +34,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(contents=PATHS, tail=st.integers(0, 2))
     def come(self, contents: list[int], tail: int) -> None:
         path = chain(contents)
-        hit = self.pool.leading(path.keys, len(path.keys))
+        hit = self.pool.cached.leading(path.keys, len(path.keys))
         self.pool.use(path.keys[:hit])
         before = self.pool.available_blocks
         slots = self.pool.take(len(path.keys) - hit + tail)
@@ -56,10 +56,10 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(contents=PATHS)
     def drop(self, contents: list[int]) -> None:
         """What nobody holds of a block and of all that follows it goes, and nothing else."""
-        here = self.pool.with_what_follows([chain(contents).keys[-1]])
-        before = self.pool.cached_blocks
+        here = self.pool.cached.with_what_follows([chain(contents).keys[-1]])
+        before = len(self.pool.cached)
         gone = self.pool.drop(here)
-        assert gone == before - self.pool.cached_blocks == sum(key not in self.pool for key in here)
+        assert gone == before - len(self.pool.cached) == sum(key not in self.pool.cached for key in here)
 
     @rule()
     def reset(self) -> None:
@@ -73,14 +73,14 @@ class PoolMachine(RuleBasedStateMachine):
     def every_slot_is_somebodys_or_nobodys(self) -> None:
         self.pool.check_integrity()
         own = sum(len(slots) for _, _, slots in self.open)
-        assert self.pool.free_blocks + self.pool.cached_blocks + own == CAPACITY
+        assert self.pool.free_blocks + len(self.pool.cached) + own == CAPACITY
         held = {key for keys, attached, _ in self.open for key in keys[:attached]}
         assert self.pool.available_blocks == CAPACITY - own - len(held)
 
     @invariant()
     def what_is_told_is_what_is_cached(self) -> None:
         told = self.mirror.held.get(CacheTier.HBM, {})
-        assert len(told) == self.pool.cached_blocks
+        assert len(told) == len(self.pool.cached)
         assert all(parent is None or parent in told for parent in told.values())
 
 
@@ -103,7 +103,7 @@ def test_one_request_after_another_finds_what_a_naive_lru_cache_has(paths: list[
         prefixes = [tuple(contents[: end + 1]) for end in range(len(contents))]
         expected = next((place for place, each in enumerate(prefixes) if each not in naive), len(prefixes))
         path = chain(contents)
-        hit = pool.leading(path.keys, len(path.keys))
+        hit = pool.cached.leading(path.keys, len(path.keys))
         assert hit == expected
         pool.use(path.keys[:hit])
         slots = pool.take(len(path.keys) - hit)
