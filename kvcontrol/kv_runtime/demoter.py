@@ -195,7 +195,7 @@ class Demoter:
         back = tier is _DDR and self._mode is WriteMode.BACK and self._durable
         if back:
             excess = min(excess, self._budget) if not self._paused else 0
-        for tenant, blocks in self._quotas.donors(None, tier, excess, space.evictable):
+        for tenant, blocks in self._quotas.donors(None, tier, excess, space.evictable.of_tenant):
             if back:
                 self._leave(tenant, blocks)
             else:

@@ -40,7 +40,7 @@ class TierStats:
         losses: Mapping[tuple[CacheTier, Loss], int],
     ) -> "TierStats":
         """Return one tier's, from counts over all tiers."""
-        used, evictable, tier = space.slots.used, space.evictable_blocks, space.tier
+        used, evictable, tier = space.slots.used, space.evictable.blocks, space.tier
         return cls(
             capacity_blocks=space.capacity_blocks,
             block_bytes=space.block_bytes,

@@ -98,7 +98,7 @@ class Residency:
             if block is None:
                 block = self.new(seal.record)
                 block.checksum = seal.checksum
-            copy = space.claim(slot, block.record.tenant)
+            copy = space.slots.claim(slot, block.record.tenant)
             same = (block.record, block.checksum) == seal
             if same and block.block_id not in arrivals:
                 arrivals[block.block_id] = (block, copy)
@@ -154,13 +154,13 @@ class Residency:
     @property
     def follows_requests(self) -> bool:
         """Whether a tier's policies use ``requested``."""
-        return any(space.follows_requests for space in self.spaces.values())
+        return any(space.policies.follows_requests for space in self.spaces.values())
 
     def requested(self, prompt: Prompt, found: Sequence[BlockId]) -> None:
         """Follow a prompt that came and the use of its leading blocks, of which ``found`` are there. O(blocks)."""
         blocks = [self._blocks[block_id] for block_id in found]
         for space in self.spaces.values():
-            if space.follows_requests:
+            if space.policies.follows_requests:
                 space.requested(prompt, blocks)
 
     # Slots and copies.
@@ -237,7 +237,7 @@ class Residency:
     def erased(self, copies: Iterable[Copy]) -> None:
         """Follow copies of ``to_erase`` that have been."""
         for copy in copies:
-            self.spaces[copy.tier].free(copy)
+            self.spaces[copy.tier].slots.free(copy)
 
     def settle(self, block: Block) -> None:
         """Forget a block of which nothing is left."""
@@ -326,7 +326,7 @@ class Residency:
         if copy.erase:
             self.to_erase.append(copy)
         else:
-            self.spaces[copy.tier].free(copy)
+            self.spaces[copy.tier].slots.free(copy)
 
 
 __all__ = ["Loss", "Residency"]

@@ -31,15 +31,15 @@ class TierPolicies:
 
         The old ones go on choosing until then, and another change of that tier's that had begun is given up.
         """
-        self._of(tier).begin_swap(make_policy)
+        self._of(tier).policies.begin_swap(make_policy)
 
     def is_swapping(self, tier: CacheTier) -> bool:
         """Whether such a change has begun."""
-        return self._of(tier).has_successors
+        return self._of(tier).policies.has_successors
 
     def continue_swap(self, tier: CacheTier, blocks: int) -> int:
         """Report so many more blocks to the new policies; returns how many are missing. O(``blocks`` + tenants)."""
-        return self._of(tier).continue_swap(blocks)
+        return self._of(tier).policies.continue_swap(blocks)
 
     def end_swap(self, tier: CacheTier) -> None:
         """Activate the new policies. A few steps for each block: held blocks are searched."""

@@ -7,19 +7,19 @@ whose block goes is the quotas' to say. Any policy will do: a head stays as long
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
 from kvcontrol.core.integrity import must
 from kvcontrol.kv_policy.eviction import EvictionPolicy, PolicyContext
-from kvcontrol.kv_policy.tails_first import TailsFirst
+from kvcontrol.kv_runtime.evictable import EvictableBlocks
 from kvcontrol.kv_runtime.prompt import Prompt
 from kvcontrol.kv_runtime.quota import Allowance, QuotaManager
-from kvcontrol.kv_runtime.refusal import NoSpace
 from kvcontrol.kv_runtime.resident import Block, Copy
-from kvcontrol.kv_runtime.slab import SlabAllocator
+from kvcontrol.kv_runtime.tenant_policies import TenantPolicies
+from kvcontrol.kv_runtime.tenant_slots import TenantSlots
 
 _TRIM_BLOCKS: Final = 64
 """A call takes away at most so many blocks more than it needs from a tenant whose burst has shrunk. Where that is not
@@ -60,16 +60,11 @@ class TierSpace:
         self.tier = tier
         self.capacity_blocks = capacity_blocks
         self.block_bytes = block_bytes
-        self.slots = SlabAllocator(capacity_blocks)
-        self.evictable: dict[str, int] = {}
-        """Blocks that nobody holds or keeps, by tenant."""
-        self.evictable_blocks = 0
-        self._make_policy = make_policy
-        self._make_next: Callable[[], EvictionPolicy] | None = None
-        """Makes the policies that are to follow, while they are being told."""
-        self._policies: dict[str, TailsFirst] = {}
+        self.slots = TenantSlots(tier, capacity_blocks, quotas, on_free=on_free)
+        self.policies = TenantPolicies(tier, make_policy)
+        self.evictable = EvictableBlocks()
+        """Blocks that nobody holds or keeps."""
         self._quotas = quotas
-        self._on_free = on_free
         self._may_leave = False
         self._kept = 0
         """Blocks here that transfers keep."""
@@ -90,20 +85,15 @@ class TierSpace:
         spent: set[str] = set()
         for _ in range(_ROUNDS):
             short = wanted - self.slots.available
-            if short <= 0 or not self.evictable_blocks:
+            if short <= 0 or not self.evictable.blocks:
                 break
-            evictable = {name: free for name, free in self.evictable.items() if name not in spent}
+            evictable = {name: free for name, free in self.evictable.of_tenant.items() if name not in spent}
             for donor, blocks in self._quotas.donors(tenant, self.tier, short, evictable):
                 victims = self.victims(donor, blocks)
                 evict(victims)
                 if len(victims) < blocks:
                     spent.add(donor)
-        slots = self.slots.allocate(min(wanted, self.slots.available))
-        if isinstance(slots, NoSpace):
-            raise TypeError(f"{self.tier}: {slots.available} slots are free and {slots.wanted} can't be had")
-        if slots:
-            self._quotas.charge(tenant, self.tier, len(slots))
-        return [Copy(self.tier, slot, tenant) for slot in slots]
+        return self.slots.allocate(tenant, min(wanted, self.slots.available))
 
     def _make_way(self, tenant: str, allowance: Allowance, evict: Callable[[list[BlockId]], None]) -> int:
         """Evict a tenant's own blocks beyond its burst, and return how many new blocks fit then.
@@ -114,39 +104,17 @@ class TierSpace:
         if not first:
             return allowance.blocks
         too_much = first - allowance.blocks
-        if too_much > _TRIM_BLOCKS or too_much >= self.evictable.get(tenant, 0):
+        if too_much > _TRIM_BLOCKS or too_much >= self.evictable.of_tenant.get(tenant, 0):
             return 0
         victims = self.victims(tenant, first)
         evict(victims)
         return max(0, allowance.blocks - (first - len(victims)))
 
-    def claim(self, slot: int, tenant: str) -> Copy:
-        """Return one given slot for a block that a restart found in it."""
-        self.slots.take(slot)
-        self._quotas.charge(tenant, self.tier, 1)
-        return Copy(self.tier, slot, tenant)
-
-    def free(self, copy: Copy) -> None:
-        """Free a slot that no transfer and no policy uses; ``on_free`` receives it."""
-        self._on_free(copy.slot)
-        self.slots.free((copy.slot,))
-        self._quotas.refund(copy.tenant, self.tier, 1)
-
-    @property
-    def has_successors(self) -> bool:
-        """Whether a change of policies has begun."""
-        return self._make_next is not None
-
     # Blocks, in paths: see ``EvictionPolicy``.
-
-    @property
-    def follows_requests(self) -> bool:
-        """Whether its policies use ``requested``; they are of one kind."""
-        return any(policy.follows_prompts or policy.counts_uses for policy in islice(self._policies.values(), 1))
 
     def requested(self, prompt: Prompt, found: Sequence[Block]) -> None:
         """Follow a prompt that came, and the use of its leading blocks that lie below HBM, of which some are here."""
-        policy = self._policies.get(prompt.tenant)
+        policy = self.policies.get(prompt.tenant)
         if policy is not None:
             policy.requested(prompt.keys, block_tokens=prompt.block_tokens, prompt_tokens=prompt.prompt_tokens)
         tier = self.tier
@@ -164,7 +132,7 @@ class TierSpace:
     def access(self, path: Sequence[Block]) -> None:
         """Follow a use of blocks that have a copy here and aren't leaving."""
         for tenant, blocks in _by_tenant(path):
-            self._policies[tenant].access([block.block_id for block in blocks])
+            self.policies.of(tenant).access([block.block_id for block in blocks])
 
     def hold(self, path: Sequence[Block]) -> None:
         """Follow blocks with a copy here that became held; one that was leaving stays."""
@@ -180,28 +148,25 @@ class TierSpace:
     def release(self, path: Sequence[Block]) -> None:
         """Follow blocks with a copy here that are no longer held."""
         for tenant, blocks in _by_tenant(path):
-            self._policies[tenant].release([block.block_id for block in blocks])
-            self._count(tenant, self._unkept(blocks))
+            self.policies.of(tenant).release([block.block_id for block in blocks])
+            self.evictable.add(tenant, self._unkept(blocks))
 
     def keep(self, block: Block) -> None:
         """Follow a block whose slot here is in a transfer: it is no victim until ``let_go``."""
         tenant = block.record.tenant
-        policy = self._policies.get(tenant)
-        if policy is None:
-            policy = self._policies[tenant] = TailsFirst(self._make_policy())
-        policy.keep(block.record.key)
+        self.policies.made(tenant).keep(block.record.key)
         self._kept += 1
         if not block.holds and not block.copies[self.tier].leaving:
-            self._count(tenant, -1)
+            self.evictable.add(tenant, -1)
 
     def let_go(self, block: Block) -> None:
         """Follow a block whose slot here is in no transfer any more, also if it has just lost it."""
         tenant = block.record.tenant
-        self._policies[tenant].let_go(block.record.key)
+        self.policies.of(tenant).let_go(block.record.key)
         self._kept -= 1
         copy = block.copies.get(self.tier)
         if copy is not None and not block.holds and not copy.leaving:
-            self._count(tenant, 1)
+            self.evictable.add(tenant, 1)
         self._forget(tenant)
 
     def stay(self, block: Block) -> None:
@@ -220,14 +185,14 @@ class TierSpace:
         if block.copies[self.tier].leaving:
             return
         tenant = block.record.tenant
-        self._policies[tenant].remove((block.block_id,))
+        self.policies.of(tenant).remove((block.block_id,))
         if not block.holds and not block.copies[self.tier].keeps:
-            self._count(tenant, -1)
+            self.evictable.add(tenant, -1)
         self._forget(tenant)
 
     def victims(self, tenant: str, count: int) -> list[BlockId]:
         """Return the blocks of a tenant that go next, which its policy forgets."""
-        policy = self._policies.get(tenant)
+        policy = self.policies.get(tenant)
         if policy is None or count <= 0:
             return []
         context = PolicyContext(
@@ -237,101 +202,56 @@ class TierSpace:
             capacity_blocks=self.capacity_blocks,
         )
         victims = list(policy.select_victims(context).victims)
-        self._count(tenant, -len(victims))
+        self.evictable.add(tenant, -len(victims))
         self._forget(tenant)
         return victims
-
-    def begin_swap(self, make_policy: Callable[[], EvictionPolicy]) -> None:
-        """Begin a swap to other policies; ``continue_swap`` reports the blocks to them.
-
-        Another change that had begun is given up. The old ones go on choosing.
-        """
-        self._make_next = make_policy
-        for policy in self._policies.values():
-            policy.begin_hand_over(make_policy())
-
-    def continue_swap(self, blocks: int) -> int:
-        """Report so many more blocks to the successors, and return how many are missing. O(``blocks`` + tenants).
-
-        When it raises, the change has been given up.
-        """
-        make_policy, self._make_next = self._make_next, None
-        if make_policy is None:
-            raise ValueError(f"{self.tier}: no change of policies has begun, or it was given up")
-        missing = 0
-        for policy in self._policies.values():
-            if not policy.has_successor:  # of a tenant that came meanwhile
-                policy.begin_hand_over(make_policy())
-            before = policy.continue_hand_over(0)
-            after = policy.continue_hand_over(min(blocks, before))
-            blocks -= before - after
-            missing += after
-        self._make_next = make_policy
-        return missing
 
     def end_swap(self, blocks: Iterable[Block]) -> None:
         """Activate the successors with ``blocks``, all blocks of this tier. O(blocks).
 
         The old ones stay in charge when anything raises.
         """
-        self.continue_swap(0)
-        held: dict[str, list[BlockId]] = {tenant: [] for tenant in self._policies}
+        held: dict[str, list[BlockId]] = {}
         for block in blocks:
             if block.holds and not block.copies[self.tier].leaving:
-                held[block.record.tenant].append(block.block_id)
-        make_policy, self._make_next = self._make_next, None
-        self._policies = {tenant: policy.end_hand_over(held[tenant]) for tenant, policy in self._policies.items()}
-        if make_policy is not None:
-            self._make_policy = make_policy
+                held.setdefault(block.record.tenant, []).append(block.block_id)
+        self.policies.end_swap(held)
 
     def check_integrity(self, blocks: Sequence[Block]) -> None:
         """Raise ``AssertionError`` unless policies, slots and the given blocks of this tier agree. O(blocks)."""
         self.slots.check_integrity()
-        for policy in self._policies.values():
-            policy.check_integrity()
+        self.policies.check_integrity()
         slots = [block.copies[self.tier].slot for block in blocks]
         must(len(set(slots)) == len(slots), f"{self.tier}: a slot has two owners")
         must(all(slot in self.slots for slot in slots), f"{self.tier}: a block's slot is free")
-        known = sum(len(policy) for policy in self._policies.values())
+        known = len(self.policies)
         staying = sum(not block.copies[self.tier].leaving for block in blocks)
         must(known == staying, f"{self.tier}: policies know {known} blocks of {staying}")
         free = sum(not block.holds and not _stays(block.copies[self.tier]) for block in blocks)
-        must(self.evictable_blocks == free, f"{self.tier}: {self.evictable_blocks} blocks count as evictable of {free}")
-        must(sum(self.evictable.values()) == free, f"{self.tier}: tenants' evictable blocks don't add up")
-        used = sum(usage.used_blocks for usage in self._quotas.usage(self.tier).values())
-        must(used == self.slots.used, f"{self.tier}: accounts say {used} slots, {self.slots.used} are used")
+        self.evictable.check(free)
 
     def _admit(self, tenant: str, blocks: Sequence[Block]) -> None:
-        policy = self._policies.get(tenant)
-        if policy is None:
-            policy = self._policies[tenant] = TailsFirst(self._make_policy())
         records = [block.record for block in blocks]
-        policy.insert(
+        self.policies.made(tenant).insert(
             [block.block_id for block in blocks],
             [record.key for record in records],
             [record.parent for record in records],
         )
-        self._count(tenant, self._unkept(blocks))
+        self.evictable.add(tenant, self._unkept(blocks))
 
     def _hold(self, tenant: str, blocks: Sequence[Block]) -> None:
-        self._policies[tenant].hold([block.block_id for block in blocks])
-        self._count(tenant, -self._unkept(blocks))
+        self.policies.of(tenant).hold([block.block_id for block in blocks])
+        self.evictable.add(tenant, -self._unkept(blocks))
 
     def _unkept(self, blocks: Sequence[Block]) -> int:
         """Return how many of some blocks here no transfer keeps."""
         tier = self.tier
         return sum(not block.copies[tier].keeps for block in blocks) if self._kept else len(blocks)
 
-    def _count(self, tenant: str, blocks: int) -> None:
-        self.evictable[tenant] = self.evictable.get(tenant, 0) + blocks
-        self.evictable_blocks += blocks
-
     def _forget(self, tenant: str) -> None:
         """Let go of the policy of a tenant that has nothing left here: tenants come and go."""
-        policy = self._policies[tenant]
-        if not len(policy) and not policy.keeps:
-            del self._policies[tenant]
-            self.evictable.pop(tenant, None)
+        if self.policies.forget(tenant):
+            self.evictable.forget(tenant)
 
 
 def _stays(copy: Copy) -> bool:

@@ -24,7 +24,6 @@ LARGE_CLASSES = {
     "engines/lmdeploy/trie/eviction.py:TrieEviction",
     "kvcontrol/kv_policy/tails_first.py:TailsFirst",
     "kvcontrol/kv_runtime/residency.py:Residency",
-    "kvcontrol/kv_runtime/tier_space.py:TierSpace",
     "kvcontrol/prefix_reuse/fleet.py:FleetIndex",
     "lab/research/pool/pool.py:KVPool",
     "lab/research/prefix_index/index.py:PrefixReuseIndex",

@@ -330,7 +330,7 @@ def test_a_tier_gives_up_tails_before_heads_with_any_policy_also_when_policies_a
             block = here.pop(victim)
             del by_key[block.record.key]
             assert all(other.record.parent != block.record.key for other in here.values())
-            space.free(block.copies.pop(CacheTier.DDR))
+            space.slots.free(block.copies.pop(CacheTier.DDR))
 
     for _ in range(600):
         prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 6))]
@@ -353,11 +353,11 @@ def test_a_tier_gives_up_tails_before_heads_with_any_policy_also_when_policies_a
         hold(space, hit, -1)
         if rng.random() < 0.1:
             other = rng.choice(list(POLICIES))
-            space.begin_swap(partial(make_policy, other, capacity_blocks=CAPACITY))
-        if space.has_successors:
-            if (missing_blocks := space.continue_swap(rng.randrange(4))) == 0 or rng.random() < 0.2:
+            space.policies.begin_swap(partial(make_policy, other, capacity_blocks=CAPACITY))
+        if space.policies.has_successors:
+            if (missing_blocks := space.policies.continue_swap(rng.randrange(4))) == 0 or rng.random() < 0.2:
                 space.end_swap(here.values())
-                assert not space.has_successors
+                assert not space.policies.has_successors
             else:
                 assert 0 < missing_blocks <= len(here)
         space.check_integrity(list(here.values()))
