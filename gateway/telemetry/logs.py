@@ -44,7 +44,7 @@ def configure_logging(style: Literal["text", "json"], level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(style))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for chatty in ("asyncio", "uvicorn.error"):
+    for chatty in ("asyncio", "uvicorn.error", "httpx2"):  # the last names every health check
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 

@@ -125,6 +125,7 @@ async def test_it_serves_says_its_mode_logs_one_line_a_request_without_secrets_a
     assert process.returncode == 0
     lines = [json.loads(line) for line in log.decode().splitlines()]
     assert any("any API key is accepted" in line["message"] for line in lines)
+    assert [line for line in lines if line["logger"] == "httpx2"] == [], "health checks"
     (request,) = [line for line in lines if line["logger"] == "gateway.request"]
     assert request["request_id"] == "req-1"
     assert request["instance"] == "a"
