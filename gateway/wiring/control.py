@@ -71,7 +71,7 @@ def build_control(
     """Return the control plane; its loops don't run yet."""
     store, registry = base.shared.store, instances.registry
     directory = _directory_keeper(base, instances, observation)
-    presets = PresetCatalogue(Presets.shipped(), lambda: directory.current.workloads)
+    presets = PresetCatalogue(Presets.shipped(), lambda: directory.current.workloads, observation.problems)
     control = InstanceControl(links.client, timeout_s=base.settings.fleet.control_timeout_s)
     swap = PolicySwap(control)
 
@@ -85,7 +85,9 @@ def build_control(
         control=control,
         swap=swap,
         settled=_settled(directory, changes),
-        desired=lambda: desired_state_of(directory.current, presets.all(), base.authenticator.configured),
+        desired=lambda: desired_state_of(
+            directory.current, presets.all(), base.authenticator.configured, observation.problems
+        ),
         salt=base.authenticator.salt,
         clock=monotonic,
     )

@@ -140,14 +140,14 @@ async def test_a_document_that_can_not_be_read_fails_alone_and_is_named(tmp_path
         for name in ("acme", "umbra", "gone"):
             await admin.ok("PUT", f"/tenants/{name}", {})
             keys[name] = await admin.ok("POST", "/keys", {"tenant": name})
-        for kind in (Kind.QUOTA, Kind.INSTANCE, Kind.POLICY, Kind.PRESET, Kind.PIN):
+        for kind in (Kind.QUOTA, Kind.INSTANCE, Kind.POLICY, Kind.PRESET, Kind.PIN, Kind.WORKLOAD):
             await put_text(tmp_path, kind, "current" if kind is Kind.PRESET else "broken", "not JSON")
         await put_text(tmp_path, Kind.ROUTING, "fleet", '{"policy": "of tomorrow"}')
         await put_text(tmp_path, Kind.TENANT, "umbra", '{"suspended": "partly"}')
         await put_text(tmp_path, Kind.KEY, keys["gone"]["id"], '{"tenant": "gone", "digest": 7, "new": 1}')
 
         async def counted() -> bool:
-            return await fleet.gateway.metric('kvgate_problems{kind="document"}') == 8
+            return await fleet.gateway.metric('kvgate_problems{kind="document"}') == 9
 
         await eventually(counted)
         assert await status_with(fleet.gateway, keys["acme"]["key"]) == 200
@@ -155,19 +155,37 @@ async def test_a_document_that_can_not_be_read_fails_alone_and_is_named(tmp_path
         assert await status_with(fleet.gateway, keys["gone"]["key"]) == 401
         problems = {each["subject"]: each["message"] for each in (await admin.ok("GET", "/status"))["problems"]}
         assert problems.keys() == {
-            *("quota/broken", "instance/broken", "policy/broken", "pin/broken"),
+            *("quota/broken", "instance/broken", "policy/broken", "pin/broken", "workload/broken"),
             *("preset/current", "routing/fleet", "tenant/umbra", f"key/{keys['gone']['id']}"),
         }
         assert "suspended: Input should be a valid boolean" in problems["tenant/umbra"]
         async with fleet.gateway.get("/readyz") as answer:
-            assert (answer.status, (await answer.json())["problems"]) == (200, {"document": 8})
+            assert (answer.status, (await answer.json())["problems"]) == (200, {"document": 9})
         await _changes_go_on(admin, keys)
         assert await status_with(fleet.gateway, keys["acme"]["key"]) == 401
 
         async def fewer() -> bool:
-            return await fleet.gateway.metric('kvgate_problems{kind="document"}') == 6
+            return await fleet.gateway.metric('kvgate_problems{kind="document"}') == 7
 
         await eventually(fewer)
+
+
+async def test_a_preset_that_this_version_does_not_know_is_a_problem_until_another_one_is_applied(
+    tmp_path: Path,
+) -> None:
+    await put_text(tmp_path, Kind.PRESET, "current", '{"name": "of-tomorrow", "hardware": "cpu"}')
+    async with running_fleet(tmp_path, **SETTINGS) as fleet:
+        admin = Admin(fleet.gateway)
+
+        async def named(*subjects: str) -> None:
+            async def found() -> bool:
+                return tuple(each["subject"] for each in (await admin.ok("GET", "/status"))["problems"]) == subjects
+
+            await eventually(found)
+
+        await named("the preset of the fleet")
+        await admin.ok("PUT", "/presets/current", {"name": "low-latency", "hardware": "cpu"})
+        await named()
 
 
 async def test_the_other_fields_of_a_document_hold_from_the_start_where_one_can_not_be_read(tmp_path: Path) -> None:
