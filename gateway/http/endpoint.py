@@ -25,7 +25,7 @@ class Endpoint(NamedTuple):
 
 def address_of(host: str) -> IPAddress | None:
     """Return the address that a URL's host is, however it is written (``127.1``, ``0x7f000001``, ``::ffff:7f00:1``);
-    None where it is a name. Raises ``ValueError`` for one that ends like an address and is none: no name does.
+    None where it is a name. Raises ``ValueError`` for one that looks like an IP address but is invalid: no name does.
     """
     plain = host.removesuffix(".")
     try:
@@ -36,7 +36,7 @@ def address_of(host: str) -> IPAddress | None:
         try:
             return ipaddress.IPv4Address(socket.inet_aton(plain))
         except OSError:
-            raise ValueError(f"the host {host!r} ends like an address and is none") from None
+            raise ValueError(f"the host {host!r} looks like an IP address but is invalid") from None
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return mapped or found
 

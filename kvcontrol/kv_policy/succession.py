@@ -78,12 +78,12 @@ class Succession:
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when it knows other blocks than there are, or in another order. O(blocks)."""
-        must(len(self.policy) == len(self._reported), "the successor knows other blocks than it was told of")
+        must(len(self.policy) == len(self._reported), "the successor has other blocks than those reported to it")
         must(self._reported <= self._links.keys(), "the successor knows blocks that have gone")
         order = list(self._links)
         must(
             set(order[: len(self._reported)]) == self._reported,
-            "the successor was told of younger blocks before older ones",
+            "younger blocks were reported to the successor before older ones",
         )
         late = len(self._late)
         must(order[len(order) - late :] == list(self._late), "what came or was used since isn't in its order")

@@ -139,7 +139,7 @@ class Carrier:
 
     def _erase(self, slots: Sequence[int]) -> list[BlockStatus]:
         if self._durable is None:
-            raise ValueError("slots of a durable tier were erased, and there is none")
+            raise ValueError("slots to erase are in no durable tier")
         return self._durable.erase(slots)
 
     def _begun(self, hosts: list[int]) -> Callable[[], list[int]]:

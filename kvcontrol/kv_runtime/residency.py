@@ -136,7 +136,7 @@ class Residency:
         for block in path:
             holds = block.holds - 1
             if holds < 0:
-                raise AssertionError(f"block {block.block_id} is released and nobody holds it")
+                raise AssertionError(f"block {block.block_id} is released without a hold")
             block.holds = holds
             block.last_access_s = now_s
             if not holds:

@@ -190,12 +190,12 @@ class FleetIndex:
             for block, value in holder.held.items():
                 must(value // ONE_CHILD == children.pop(block, 0), "a block's children are miscounted")
             must(children == holder.holes, "an instance's holes are miscounted")
-            must(bool(self._ragged & holder.bit) == bool(children), "who has holes is ragged, and nobody else")
+            must(bool(self._ragged & holder.bit) == bool(children), "ragged instances are not exactly those with holes")
             must(bool(self._tiered & holder.bit) or not any(counts[1:]), "one holds blocks outside of HBM unnoticed")
         bits = [holder.bit for holder in (*self._by_instance.values(), *self._retired)]
         bits += [1 << place for place in self._free_places]
         must(sorted(bits) == [1 << place for place in range(self._places)], "places are lost or used twice")
-        must(self._live == sum(each.bit for each in self._by_instance.values()), "who is alive is miscounted")
+        must(self._live == sum(each.bit for each in self._by_instance.values()), "the count of live instances is wrong")
         must(self._names == {each.bit: name for name, each in self._by_instance.items()}, "places have wrong names")
         must(
             all(

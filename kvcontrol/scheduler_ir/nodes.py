@@ -251,7 +251,7 @@ class IRNode:
 
     def _shape_problem(self) -> str:
         if type(self.node_type) is not NodeType:
-            return f"there is none; there are {', '.join(NodeType)}"
+            return f"unknown type; allowed: {', '.join(NodeType)}"
         for what, values in (("inputs", self.inputs), ("outputs", self.outputs)):
             if type(values) is not tuple:
                 return f"its {what} are {shown(values)}; they must be a tuple of names"
