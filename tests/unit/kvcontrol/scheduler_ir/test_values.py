@@ -154,7 +154,7 @@ def test_a_node_that_moves_kv_to_where_it_is_is_refused() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"node_type": "compute"}, "a node of type 'compute': there is none; there are load, prefill"),
+        ({"node_type": "compute"}, "a node of type 'compute': unknown type; allowed: load, prefill"),
         ({"node_type": None}, "a node of type None"),
         ({"node_type": []}, r"a node of type \[\]"),
         ({"inputs": None}, "its inputs are None; they must be a tuple of names"),
