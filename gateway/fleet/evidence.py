@@ -109,7 +109,7 @@ def _lead(name: str, over: str, periods: Sequence[Mapping[str, Counted]]) -> Lea
     lead = sum(more) / total
     noise = inf
     if count > 1:
-        spread = sum((found - lead * asked) ** 2 for found, asked in zip(more, lookups, strict=True))
+        spread = sum((found - lead * requested) ** 2 for found, requested in zip(more, lookups, strict=True))
         noise = sqrt(spread * count / (count - 1)) / total
     return Lead(policy=name, lead=lead, noise=noise, periods=count)
 

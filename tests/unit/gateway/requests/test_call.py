@@ -92,7 +92,7 @@ def test_a_request_is_bounded_by_the_sequences_that_an_engine_runs_for_it(
         call = parse_call(Operation.COMPLETIONS, body, most_answers=most)
         assert (call.prompts, call.answers) == (prompts, answers)
     else:
-        with pytest.raises(InvalidRequestError, match=f"asks for {answers} answers .* at most {most} ") as caught:
+        with pytest.raises(InvalidRequestError, match=f"needs {answers} answers .* at most {most} ") as caught:
             parse_call(Operation.COMPLETIONS, body, most_answers=most)
         assert caught.value.reason == "too_many_answers"
 
