@@ -16,6 +16,9 @@ _TEMPLATE: Final = "chat_template"
 _MOST_INPUTS: Final = 2048
 """OpenAI's bound on the texts of one request for embeddings."""
 _CHARS_PER_TOKEN: Final = 4
+_MOST_STOPS: Final = 64
+_MOST_STOP_CHARS: Final = 8192
+"""LMDeploy tokenizes each stop text and searches its vocabulary for each, on the event loop of its HTTP server."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -39,6 +42,9 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     session_id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
     max_tokens: float | None = None
+    stop: Any = None
+    stop_sequences: Any = None
+    stop_token_ids: Any = None
 
     @property
     def asks_logprobs(self) -> bool:
@@ -73,6 +79,8 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
                 param="n" if self.answers > self.prompts else "prompt",
                 code="too_many_answers",
             )
+        for name in ("stop", "stop_sequences", "stop_token_ids"):
+            _check_stops(getattr(self, name), name)
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -219,6 +227,20 @@ class CompletionBody(Body, frozen=True, kw_only=True):
 def _count(prompts: str | list[Any]) -> int:
     """How many prompts a text, a list of texts, of token ids or of lists of token ids is."""
     return len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+
+
+def _check_stops(stops: object, name: str) -> None:
+    """Raise ``InvalidRequestError`` for stops that would occupy an engine's server; their types are the engine's."""
+    texts = stops if isinstance(stops, list) else [stops]
+    if len(texts) > _MOST_STOPS:
+        count = f"{len(texts)} entries; at most {_MOST_STOPS} are"
+    elif (chars := sum(len(each) for each in texts if isinstance(each, str))) > _MOST_STOP_CHARS:
+        count = f"{chars} characters; at most {_MOST_STOP_CHARS} are"
+    else:
+        return
+    raise InvalidRequestError(
+        f"{name}: has {count} allowed: send fewer or shorter ones", param=name, code="too_many_stops"
+    )
 
 
 def _several(tokens: int) -> Unreadable:

@@ -112,6 +112,35 @@ def test_no_route_lets_one_request_become_very_many(operation: Operation, fields
         parse_call(operation, json.dumps({"model": "m"} | fields).encode())
 
 
+_WITH_STOPS = [
+    (Operation.CHAT, {"messages": [{"role": "user", "content": "x"}]}, "stop"),
+    (Operation.COMPLETIONS, {"prompt": "x"}, "stop"),
+    (Operation.RESPONSES, {"input": "x"}, "stop"),
+    (Operation.MESSAGES, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}, "stop_sequences"),
+    (Operation.GENERATE, {"prompt": "x"}, "stop"),
+    (Operation.GENERATE, {"prompt": "x"}, "stop_token_ids"),
+]
+
+
+@pytest.mark.parametrize("stops", [[7] * 65, ["x"] * 200_000, ["x" * 8193], ["x" * 4097] * 2, "x" * 8193])
+@pytest.mark.parametrize(("operation", "fields", "name"), _WITH_STOPS)
+def test_stops_that_would_occupy_an_engines_server_are_refused_on_every_route(
+    operation: Operation, fields: dict[str, object], name: str, stops: object
+) -> None:
+    with pytest.raises(InvalidRequestError, match="send fewer or shorter ones") as caught:
+        parse_call(operation, json.dumps({"model": "m", **fields, name: stops}).encode())
+    assert (caught.value.param, caught.value.reason) == (name, "too_many_stops")
+
+
+@pytest.mark.parametrize("stops", [None, "x", [], ["x" * 128] * 64, 7, [7] * 64, {"x": 1}])
+@pytest.mark.parametrize(("operation", "fields", "name"), _WITH_STOPS)
+def test_other_stops_are_the_engines_to_check(
+    operation: Operation, fields: dict[str, object], name: str, stops: object
+) -> None:
+    body = json.dumps({"model": "m", **fields, name: stops}).encode()
+    assert parse_call(operation, body).body == body
+
+
 def test_a_long_text_of_token_ids_to_embed_is_one_text() -> None:
     assert parse_call(Operation.EMBEDDINGS, json.dumps({"model": "m", "input": [7] * 5000}).encode()).prompts == 1
 
