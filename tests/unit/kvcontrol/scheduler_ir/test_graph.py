@@ -132,7 +132,7 @@ def test_a_node_of_many_values_is_named_by_the_first() -> None:
         (join("a", "b"), "it takes 1 values; it must take 2 or more"),
         (
             replace(evict("a"), config=EvictConfig(request="r", keep=CacheTier.HBM)),
-            "keep is HBM, which is what it leaves",
+            "keep is HBM, the evicted tier",
         ),
         (
             IRNode(
