@@ -1,5 +1,5 @@
 """More than a day of three gateways whose clocks are wrong, on a real store: keys and pins end, audit entries and
-idempotency keys are forgotten, and operations are taken over, all by the store's clock. The clocks are held by the test.
+idempotency keys are forgotten, and operations are taken over, all by the store's clock. The test holds the clocks.
 """
 
 import json
