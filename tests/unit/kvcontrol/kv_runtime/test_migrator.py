@@ -386,7 +386,7 @@ def test_plans_that_cannot_be_are_errors(make: Make) -> None:
     bench = make()
     with pytest.raises(ValueError, match="at least one"):
         bench.migrator.migrate(bench.plan(HBM, DDR, []))
-    with pytest.raises(KeyError, match="no way from HBM to NVME"):
+    with pytest.raises(KeyError, match="no path from HBM to NVME"):
         bench.migrator.migrate(bench.plan(HBM, NVME, [1]))
     with pytest.raises(ValueError, match="batch_bytes"):
         MigratorConfig(batch_bytes=0)
