@@ -15,7 +15,7 @@ _SEPARABLE = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 _COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.TOKENIZE, Operation.DETOKENIZE})
 """They cost a request and no tokens: nothing is computed from them."""
 _BYTES_PER_TOKEN = 4
-_MOST_CHARS_PER_TOKEN = 32
+MOST_CHARS_PER_TOKEN = 32
 """Of texts that are no runs of one character: English has 4 to 5, tables and indented code up to 10."""
 _MULTIMODAL_TOKENS = 4096
 """What a prompt's images and other opaque parts are taken for at most: their bytes say nothing about their tokens."""
@@ -54,10 +54,10 @@ def least_tokens(call: Call) -> int:
         case TokenPrompt(token_ids=ids):
             return len(ids)
         case TextPrompt(text=text):
-            return len(text) // _MOST_CHARS_PER_TOKEN
+            return len(text) // MOST_CHARS_PER_TOKEN
         case ChatPrompt(messages=messages):
             texts = (message.get("content") for message in messages)
-            return sum(len(text) for text in texts if isinstance(text, str)) // _MOST_CHARS_PER_TOKEN
+            return sum(len(text) for text in texts if isinstance(text, str)) // MOST_CHARS_PER_TOKEN
         case _:
             return 0
 
@@ -77,4 +77,4 @@ def size_of(call: Call, ask: AdmissionRequest, request_id: RequestId) -> Request
     )
 
 
-__all__ = ["admission_of", "admission_of_counting", "least_tokens", "size_of"]
+__all__ = ["MOST_CHARS_PER_TOKEN", "admission_of", "admission_of_counting", "least_tokens", "size_of"]

@@ -10,12 +10,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from gateway.admission.fair_threads import FairThreads
-from gateway.errors import InvalidRequestError
+from gateway.errors import ContextLengthError, InvalidRequestError
+from gateway.errors.context_length import ContextLength
 from gateway.fingerprint.canonical import canonical_chat
 from gateway.fingerprint.tokenizer import ModelTokenizer
 from gateway.registry import Registry
 from gateway.registry.missing_model import missing_model
 from gateway.requests.bodies import check_template_kwargs, check_tokens
+from gateway.requests.estimate import MOST_CHARS_PER_TOKEN
 from gateway.requests.shape import check_shape
 from gateway.types import Operation, Tenant
 from kvcontrol.core.errors import UNREADABLE
@@ -63,6 +65,7 @@ class TokenApi:
             text, special = parsed.prompt, parsed.add_special_tokens
         else:
             text, special = self._rendered(parsed), True
+        self._check_length(text)
         try:
             ids = self._tokenizer.token_ids(text, special=special)
         except UnicodeEncodeError:
@@ -103,6 +106,16 @@ class TokenApi:
     def _check_model(self, model: str | None) -> None:
         if model is not None and not self._registry.models.knows(model):
             raise missing_model(self._registry, model)
+
+    def _check_length(self, text: str) -> None:
+        """Raise ``ContextLengthError`` for a text that is far too long: its tokens take many times its memory."""
+        most = self._context_length()
+        least = len(text) // MOST_CHARS_PER_TOKEN
+        if most is not None and least > most:
+            raise ContextLengthError(
+                f"the text has at least {least} tokens; the model's context has {most}: send it in parts",
+                ContextLength(prompt_tokens=least, maximum_tokens=most),
+            )
 
     def _context_length(self) -> int | None:
         known = [

@@ -75,6 +75,17 @@ async def test_a_tenant_without_requests_left_is_refused_before_its_long_body_is
             assert answer.status == 400
 
 
+async def test_a_text_far_beyond_the_context_is_not_tokenized(tmp_path: Path) -> None:
+    async with tokenized_fleet(tmp_path, write_tokenizer(tmp_path / "model")) as fleet:
+        for chars, status in ((32 * 8193, 400), (32 * 1024, 200)):
+            text = "word " * (chars // 5 + 1)
+            for body in ({"prompt": text}, {"messages": [{"role": "user", "content": text}]}):
+                async with fleet.gateway.post("/tokenize", body) as answer:
+                    assert answer.status == status
+                    said = await answer.json()
+                    assert status == 200 or said["error"]["code"] == "context_length_exceeded"
+
+
 async def test_bodies_of_one_tenant_leave_memory_to_the_others(tmp_path: Path) -> None:
     memory = {"max_body_bytes": 100_000, "body_memory_bytes": 800_000}
     async with running_fleet(tmp_path, api_keys=KEYS, **memory) as fleet:
