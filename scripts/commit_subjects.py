@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 START = "a10a5b7f4175be94e61028ade3dd3323eddf1240"
 LONGEST = 72
-_FORM = re.compile(r"(?P<area>[a-z0-9_./, -]+): (?P<verb>[a-z][\w-]*)( \S.*)?")
+_FORM = re.compile(r"(?P<area>[a-z0-9_./, -]+): (?P<verb>[a-z][\w'-]*)( \S.*)?")
 _INFLECTED = re.compile(r"\w+(?:ed|ing)")
 _IMPERATIVE = {"bring", "embed", "exceed", "feed", "need", "proceed", "ring", "seed", "shed", "speed", "succeed"}
 
