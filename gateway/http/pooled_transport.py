@@ -1,4 +1,4 @@
-"""httpx2 over the connections that requests of clients use: its own take four times the processor time."""
+"""httpx2 over connections like those of requests: its own take four times the processor time."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -72,9 +72,10 @@ async def _running(app: Gateway, base: Base) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         threads = stack.enter_context(open_threads(base))
         context = stack.enter_context(zmq.asyncio.Context())
-        pool = stack.enter_context(closing(ConnectionPool(instances.resolver)))
+        # Two: a request on a connection that a health check has used would be sent again where the engine drops it.
+        pool, control_pool = (stack.enter_context(closing(ConnectionPool(instances.resolver))) for _ in range(2))
         client = await stack.enter_async_context(
-            make_client(PooledTransport(pool), connect_s=instances.timeouts.connect_s, headers=base.via.text())
+            make_client(PooledTransport(control_pool), connect_s=instances.timeouts.connect_s, headers=base.via.text())
         )
         links = Links(client=client, context=context)
         serving = build_serving(base, instances, observation, threads, pool)

@@ -53,9 +53,10 @@ def test_a_runtime_that_raises_costs_hits_and_nothing_else(
             return original()
         raise RuntimeError(f"{name} is broken")
 
-    original = getattr(tiered.hierarchy, name)
+    owner = tiered.hierarchy.claims if name == "hold" else tiered.hierarchy
+    original = getattr(owner, name)
     with monkeypatch.context() as patch:
-        patch.setattr(tiered.hierarchy, name, broken)
+        patch.setattr(owner, name, broken)
         tiered.evict_hbm()
         if name == "save":  # with all blocks below there is nothing to save
             tiered.hierarchy.drop()
@@ -89,7 +90,7 @@ def test_blocks_that_go_between_look_up_and_load_are_computed(
 ) -> None:
     visit(tiered, expected, rounds=1)
     tiered.rest()
-    hierarchy, hold = tiered.hierarchy, tiered.hierarchy.hold
+    hierarchy, hold = tiered.hierarchy, tiered.hierarchy.claims.hold
 
     def hold_and_lose(block_ids: Any) -> Any:
         held = hold(block_ids)
@@ -97,6 +98,6 @@ def test_blocks_that_go_between_look_up_and_load_are_computed(
         return held
 
     with monkeypatch.context() as patch:
-        patch.setattr(hierarchy, "hold", hold_and_lose)
+        patch.setattr(hierarchy.claims, "hold", hold_and_lose)
         tiered.evict_hbm()
         assert tiered.run(*PROMPTS, new_tokens=NEW_TOKENS) == expected

@@ -142,8 +142,8 @@ def test_blocks_are_moved_by_hash(instance: TieredInstance) -> None:
     ("body", "why"),
     [
         (b"", "hashes"),
-        (b"{", "invalid body"),
-        (b'\xff{"hashes"', "invalid body"),
+        (b"{", "invalid request"),
+        (b'\xff{"hashes"', "invalid request"),
         ({"hashes": [], "tier": "DDR"}, "length >= 1"),
         ({"hashes": ["zz"], "tier": "DDR"}, "'zz' is no name of a block; it is 32 hex digits"),
         ({"hashes": ["00"], "tier": "DDR"}, "'00' is no name of a block"),
