@@ -21,6 +21,7 @@ COMPLETIONS = "/v1/completions"
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
 _ANSWER_S = 60.0
+_PROBES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +169,21 @@ class Rig:
         return True
 
     async def both_used(self, limit_s: float) -> float | None:
-        """Send requests until both backends have got one from now on; return the seconds it took, None if too long."""
+        """Send a few requests at a time until both backends have got one from now on; return the seconds it took, None
+        if too long. A gateway may send single ones to the same backend, as long as the other one has work.
+        """
         before = [len(backend.seen) for backend in self.backends]
         began_s = time.monotonic()
         while time.monotonic() - began_s < limit_s:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                await self.ask(self.script(text="probe"))
+            await asyncio.gather(*(self._probe() for _ in range(_PROBES)))
             if all(len(backend.seen) > count for backend, count in zip(self.backends, before, strict=True)):
                 return time.monotonic() - began_s
             await asyncio.sleep(0.05)
         return None
+
+    async def _probe(self) -> None:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            await self.ask(self.script(text="probe"))
 
 
 def body_of(script: Script, path: str, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
