@@ -27,7 +27,7 @@ from gateway.fleet.budgets import (
 from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.fleet.policies import Policy, PolicySwap, SwapBusyError
 from gateway.limits import KvBudget, TenantLimits
-from gateway.registry import Instance, InstanceState, Registry
+from gateway.registry import Instance, Registry
 from gateway.types import TenantId
 from kvcontrol.core.ids import Epoch, InstanceId
 from kvcontrol.core.tenant import tenant_of_salt
@@ -121,7 +121,7 @@ class FleetKeeper:
             _log.warning("policies and KV budgets can't be sent to instances now: %s; they are sent later", error)
 
     async def _send(self) -> None:
-        present = [each for each in self._registry.all() if each.state is InstanceState.HEALTHY and each.stats]
+        present = self._registry.reporting()
         due = self._clock() - self._looked_s >= _LOOK_EVERY_S or any(map(self._is_new, present))
         look = due and await self._settled()
         if look:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from gateway.fleet.control import InstanceControl, InstanceControlError
-from gateway.registry import Instance, InstanceState, Registry
+from gateway.registry import Instance, Registry
 from gateway.state.fleet_bodies import PinBody
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.errors import UNREADABLE
@@ -125,7 +125,7 @@ class PinKeeper:
             for removed in self._sent.keys() - {each.id for each in every}:
                 del self._sent[removed]
             if pins or any(sent.pins for sent in self._sent.values()):
-                present = [each for each in every if each.state is InstanceState.HEALTHY and each.stats is not None]
+                present = self._registry.reporting()
                 await asyncio.gather(*(self._keep(each, self.desired(each)) for each in present))
 
     def desired(self, instance: Instance, *, without: str | None = None) -> dict[str, DesiredPin]:

@@ -87,6 +87,10 @@ class Registry:
     def all(self) -> tuple[Instance, ...]:
         return self._table.all()
 
+    def reporting(self) -> tuple[Instance, ...]:
+        """Return the healthy instances that serve ``/kv/v1``: policies, pins and budgets are theirs to keep."""
+        return tuple(each for each in self.all() if each.state is InstanceState.HEALTHY and each.stats is not None)
+
     def get(self, instance: InstanceId) -> Instance:
         """Return an instance's current snapshot; raises ``KeyError`` for an unknown id."""
         return self._table[instance]

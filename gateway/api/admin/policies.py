@@ -1,4 +1,4 @@
-"""``/admin/v1/policies`` and ``/admin/v1/prefix-cache/reset``: what all instances are told at once."""
+"""``/admin/v1/policies`` and ``/admin/v1/prefix-cache/reset``: changes of all instances at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -26,7 +26,7 @@ from gateway.fleet import (
 )
 from gateway.fleet.undo_note import UndoNote
 from gateway.fleet.undo_note import noted as policies_noted
-from gateway.registry import Instance, InstanceState, Registry
+from gateway.registry import Instance, Registry
 from gateway.state import Document, Kind, Put
 from gateway.state.bodies import NAME_PATTERN, PolicyBody
 from gateway.state.stored import read, readable, written
@@ -119,7 +119,7 @@ def policies_router(
     @router.get("/policies")
     async def list_policies() -> PolicyList:
         """What all instances should run, and what each does run."""
-        present = _reporting(registry)
+        present = registry.reporting()
         answers = await asyncio.gather(*(_ask(swap, each) for each in present))
         reports = keeper.report()
         instances = {}
@@ -158,7 +158,7 @@ def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: Pol
         """Swap a policy on all usable instances, or on none: after a refusal the others are rolled back (409 with the
         instance and reason; 400 with the allowed values if no instance supports the kind, name or parameters).
 
-        No block is lost in either case. Instances that come later are told, too.
+        No block is lost in either case. Instances that come later get the policy, too.
         """
         if (replayed := await changes.replayed(mutation)) is not None:
             return replayed
@@ -168,7 +168,7 @@ def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: Pol
             expected = mutation.expected_as_read(present)
             if expected != (0 if present is None else present.version):
                 raise mutation.stale(Kind.POLICY, kind, 0 if present is None else present.version)
-            instances = _reporting(registry)
+            instances = registry.reporting()
             if not instances:
                 raise NoInstanceError("no instance with /kv/v1 is usable now", retry_after_s=2)
             answer, target = body.model_dump(mode="json"), f"policies/{kind}"
@@ -249,12 +249,8 @@ async def _ask(swap: PolicySwap, instance: Instance) -> Choice | InstanceControl
         return error
 
 
-def _reporting(registry: Registry) -> tuple[Instance, ...]:
-    return tuple(each for each in registry.all() if each.state is InstanceState.HEALTHY and each.stats is not None)
-
-
 def _chosen(registry: Registry, names: list[str] | None) -> tuple[Instance, ...]:
-    usable = {str(each.id): each for each in _reporting(registry)}
+    usable = {str(each.id): each for each in registry.reporting()}
     if names is None:
         if not usable:
             raise NoInstanceError("no instance with /kv/v1 is usable now", retry_after_s=2)

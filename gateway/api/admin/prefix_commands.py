@@ -25,7 +25,7 @@ from gateway.errors import ConflictApiError
 from gateway.fleet.control import InstanceControlError
 from gateway.fleet.pins import LEASE_S, DesiredPin, PinKeeper, layout_of
 from gateway.fleet.undo_note import NotedPin
-from gateway.registry import Instance, InstanceState, Registry
+from gateway.registry import Instance, Registry
 from gateway.state import Change, Delete, Document, Kind, Put
 from gateway.state.bodies import Text
 from gateway.state.fleet_bodies import PinBody
@@ -68,9 +68,7 @@ class PrefixCommands:
 
     async def shown(self, documents: Sequence[Document]) -> PinList:
         """Return the stored pins, and where their blocks are."""
-        present = [
-            each for each in self._registry.all() if each.state is InstanceState.HEALTHY and each.stats is not None
-        ]
+        present = self._registry.reporting()
         looks = await _each(present, [self._keeper.look(each) for each in present])
         return PinList(
             data=readable(

@@ -17,7 +17,7 @@ from gateway.fleet.policies import Noted
 from gateway.fleet.presets import Value, differences, hot_values, start_values, wanted_policies
 from gateway.fleet.undo_note import NotedPolicy, UndoNote
 from gateway.fleet.undo_note import noted as policies_noted
-from gateway.registry import Instance, InstanceState, Registry
+from gateway.registry import Instance, Registry
 from gateway.state import Change, Document, Kind, Put
 from gateway.state.bodies import CURRENT_PRESET, NAME_PATTERN, PolicyBody, PresetBody
 from gateway.state.stored import read, written
@@ -133,7 +133,7 @@ def _add_apply(
                     before.extend(policies_noted(more))
                     await changes.operations.note(operation, UndoNote(policies=before))
 
-                swapped = await _swap_all(swap, _reporting(registry), wanted_policies(preset), noted=noted)
+                swapped = await _swap_all(swap, registry.reporting(), wanted_policies(preset), noted=noted)
                 puts: list[Change] = [
                     Put(kind=Kind.PRESET, name=CURRENT_PRESET, body=written(body, present), expected=wanted)
                 ]
@@ -176,16 +176,12 @@ def _current(presets: PresetCatalogue, registry: Registry, document: Document) -
             key: DifferenceView(present=one.present, wanted=one.wanted)
             for key, one in differences(each.stats, preset).items()
         }
-        for each in _reporting(registry)
+        for each in registry.reporting()
         if each.stats is not None
     }
     return CurrentPresetView(
         **dict(_view(preset)), version=document.version, updated_at_s=document.updated_at_s, restart=restart
     )
-
-
-def _reporting(registry: Registry) -> tuple[Instance, ...]:
-    return tuple(each for each in registry.all() if each.state is InstanceState.HEALTHY and each.stats is not None)
 
 
 _Swapped = tuple[Policy, tuple[Instance, ...], SwapReport]

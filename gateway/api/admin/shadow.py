@@ -15,7 +15,7 @@ from gateway.api.admin.auto_swap import AutoSwap
 from gateway.api.admin.routes import admin_routes
 from gateway.fleet import InstanceControl, InstanceControlError
 from gateway.fleet.evidence import Verdict
-from gateway.registry import Instance, InstanceState, Registry
+from gateway.registry import Instance, Registry
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.policy_control import POLICY_PATH, PolicyReport
 
@@ -70,7 +70,7 @@ def shadow_router(*, registry: Registry, control: InstanceControl, auto: AutoSwa
     @router.get("/policies/shadow")
     async def shadow() -> ShadowView:
         """How candidates would have done on the requests that instances had."""
-        instances = [each for each in registry.all() if each.state is InstanceState.HEALTHY and each.stats is not None]
+        instances = registry.reporting()
         reports = await asyncio.gather(*(_ask(control, each) for each in instances))
         by_instance = {str(each.id): view for each, view in zip(instances, reports, strict=True)}
         return ShadowView(
