@@ -8,8 +8,8 @@ and with the same entries in the audit log as an operator, as the actor ``auto``
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -18,7 +18,7 @@ from gateway.fleet import InstanceControl, InstanceControlError, Policy, PolicyS
 from gateway.fleet.auto_rule import AutoRule, Decision
 from gateway.fleet.evidence import Counted, ShadowEvidence
 from gateway.fleet.undo_note import UndoNote, noted
-from gateway.registry import Instance, InstanceState, Registry
+from gateway.registry import Instance, Registry
 from gateway.state import ABSENT, Action, Kind, Put, StoreError
 from gateway.state.bodies import PolicyBody
 from gateway.state.stored import written
@@ -30,6 +30,7 @@ from kvcontrol.kv_policy.spec import PolicySpec, parse_spec
 
 EVICTION: Final = "eviction"
 _SHADOW: Final = "shadow"
+_SWAP: Final = "swap"
 _TARGET: Final = f"policies/{EVICTION}"
 
 _log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class AutoSwap:
 
     async def round(self) -> None:
         """Read the counters and do what the rule decides."""
-        instances = [each for each in self._registry.all() if each.state is InstanceState.HEALTHY and each.stats]
+        instances = self._registry.reporting()
         reports = await asyncio.gather(*(self._read(each) for each in instances))
         known = {each.id: report for each, report in zip(instances, reports, strict=True) if report is not None}
         now_s = self._clock()
@@ -94,7 +95,7 @@ class AutoSwap:
             _log.info("shadow policies of instance %s can't be read: %s", instance.id, error)
             return None
 
-    async def _carry_out(self, decision: Decision, instances: list[Instance]) -> bool:
+    async def _carry_out(self, decision: Decision, instances: Sequence[Instance]) -> bool:
         """Swap on all instances or on none, and return whether that was done."""
         try:
             async with self._swap.exclusive():
@@ -106,43 +107,46 @@ class AutoSwap:
             _log.warning("swapped eviction policy: %s%s", decision.reason, " (undone)" if decision.undo else "")
         return done
 
-    async def _swap_all(self, decision: Decision, instances: list[Instance]) -> bool:
-        store, operations = self._changes.store, self._changes.operations
+    async def _swap_all(self, decision: Decision, instances: Sequence[Instance]) -> bool:
+        store = self._changes.store
         spec = parse_spec(decision.policy)
         body = PolicyBody(name=spec.name, params=dict(spec.parameters))
         policy = Policy(kind=EVICTION, name=body.name, params=body.params)
         present = await store.document(Kind.POLICY, EVICTION)
         detail = body.model_dump(mode="json") | {"reason": decision.reason, "undo": decision.undo}
-        operation = await operations.begin(_action(detail, outcome="begun"))
+        async with self._changes.operation(_RULE, _SWAP, _TARGET, detail, undone="rolled_back") as operation:
 
-        async def note(before: Mapping[InstanceId, Policy]) -> None:
-            await operations.note(operation, UndoNote(policies=noted(before)))
+            async def note(before: Mapping[InstanceId, Policy]) -> None:
+                await self._changes.operations.note(operation, UndoNote(policies=noted(before)))
 
-        rolled_back = _action(detail, outcome="rolled_back")
-        try:
             report = await self._swap.swap(instances, policy, noted=note)
-        except BaseException:
-            operations.keep(operation, rolled_back)
-            raise
-        if not report.done:
-            await self._changes.end(operation, _action(detail | {"why_not": report.why_not}, outcome="rolled_back"))
-            _log.warning("automatic swap to %s was not made: %s", decision.policy, report.why_not)
-            return False
-        expected = ABSENT if present is None else present.version
-        change = Put(kind=Kind.POLICY, name=EVICTION, body=written(body, present), expected=expected)
-        try:
-            await store.apply([change], action=_action(detail), completes=operation.number)
-        except BaseException:
-            await self._swap.roll_back(instances, report)  # an operator's change came first, or the store is away
-            operations.keep(operation, rolled_back)
-            raise
-        operations.over(operation)
+            if not report.done:
+                refused = detail | {"why_not": report.why_not}
+                await self._changes.end(operation, _RULE.action(_SWAP, _TARGET, refused, outcome="rolled_back"))
+                _log.warning("automatic swap to %s was not made: %s", decision.policy, report.why_not)
+                return False
+            expected = ABSENT if present is None else present.version
+            change = Put(kind=Kind.POLICY, name=EVICTION, body=written(body, present), expected=expected)
+            try:
+                await store.apply([change], action=_RULE.action(_SWAP, _TARGET, detail), completes=operation.number)
+            except BaseException:
+                await self._swap.roll_back(instances, report)  # an operator's change came first, or the store is away
+                raise
+            self._changes.operations.over(operation)
         await self._changes.refresh()
         return True
 
 
-def _action(detail: Mapping[str, object], *, outcome: str = "done") -> Action:
-    return Action(actor="auto", action="swap", target=_TARGET, outcome=outcome, detail=json.dumps(detail))
+class _Rule:
+    """The author of automatic swaps."""
+
+    def action(
+        self, action: str, target: str, detail: Mapping[str, Any] | None = None, *, outcome: str = "done"
+    ) -> Action:
+        return Action(actor="auto", action=action, target=target, outcome=outcome, detail=json.dumps(detail or {}))
+
+
+_RULE: Final = _Rule()
 
 
 def _counted(report: PolicyReport) -> dict[str, Counted]:

@@ -18,7 +18,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fastapi import Request, Response
 from pydantic import BaseModel
@@ -56,6 +56,16 @@ _OF_THE_STATE: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTT
 """Refusals for what there is, or isn't."""
 
 _log = logging.getLogger(__name__)
+
+
+class Author(Protocol):
+    """Who makes a change, as the audit log names it: a request's sender, or a rule."""
+
+    def action(
+        self, action: str, target: str, detail: Mapping[str, Any] | None = None, *, outcome: str = "done"
+    ) -> Action:
+        """Return the audit entry of a change."""
+
 
 Shown = Callable[[Sequence[Document | None]], Mapping[str, Any] | None]
 """Makes an answer's body of the documents after the change; None is an empty one."""
@@ -116,7 +126,7 @@ class Changes:
     @asynccontextmanager
     async def operation(
         self,
-        mutation: Mutation,
+        author: Author,
         verb: str,
         target: str,
         detail: Mapping[str, Any] | None = None,
@@ -126,12 +136,12 @@ class Changes:
         """Let the block make a change outside of the store, which ``apply`` with the operation ends; ``undone`` is the
         outcome if the block raises. Raises ``StoreUnavailableError`` before the block runs.
         """
-        operation = await self.operations.begin(mutation.action(verb, target, detail, outcome=_BEGUN))
+        operation = await self.operations.begin(author.action(verb, target, detail, outcome=_BEGUN))
         try:
             yield operation
         except BaseException as error:
             if not operation.ended:
-                action = mutation.action(verb, target, detail, outcome=undone)
+                action = author.action(verb, target, detail, outcome=undone)
                 if isinstance(error, ApiError):
                     await self.end(operation, action)
                 else:
@@ -293,4 +303,4 @@ def _response(status: int, body: str, headers: Mapping[str, str]) -> Response:
     return Response(body, status_code=status, headers=dict(headers), media_type="application/json")
 
 
-__all__ = ["Changes", "store_unavailable"]
+__all__ = ["Author", "Changes", "store_unavailable"]
