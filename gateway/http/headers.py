@@ -7,7 +7,7 @@ gateway's own), ``Accept-Encoding`` (answers are looked into, so they are asked 
 (which pages may read answers is the gateway's decision).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 Header = tuple[bytes, bytes]
 
@@ -47,6 +47,22 @@ def towards_engine(headers: Iterable[Header]) -> list[Header]:
 def towards_client(headers: Iterable[Header]) -> list[Header]:
     """Return an engine's headers for the client, names in lower case."""
     return _crossing(headers, _NOT_TO_CLIENT, (_OWN_PREFIX, _CORS_PREFIX))
+
+
+def request_head(start: Sequence[bytes], headers: Sequence[Header], end: bytes, *, lines: int) -> bytes:
+    """Return a request's head: ``start``, a line for each header, and ``end``.
+
+    ``lines`` is the number of lines of ``start`` and ``end`` together. Raises ``ValueError`` for a line break in a
+    header, or one too many in ``start`` or ``end``.
+    """
+    parts = [*start]
+    for name, value in headers:
+        parts += (name, b": ", value, b"\r\n")
+    parts.append(end)
+    head = b"".join(parts)
+    if head.count(b"\n") != len(headers) + lines:
+        raise ValueError("a header with a line break in it would be two headers")
+    return head
 
 
 def _crossing(headers: Iterable[Header], dropped: frozenset[bytes], prefixes: tuple[bytes, ...]) -> list[Header]:

@@ -8,6 +8,7 @@ import httpx2
 
 from gateway.http.connection import Connection, ConnectionLostError
 from gateway.http.connection_pool import ConnectionPool, Origin
+from gateway.http.headers import request_head
 
 
 class PooledTransport(httpx2.AsyncBaseTransport):
@@ -85,17 +86,11 @@ async def _arrival(connection: Connection) -> None:
 
 
 def _head(request: httpx2.Request) -> bytes:
-    lines = [request.method.encode("ascii"), b" ", request.url.raw_path, b" HTTP/1.1\r\n"]
-    for name, value in request.headers.raw:
-        lines += (name, b": ", value, b"\r\n")
-    lines.append(b"\r\n")
-    head = b"".join(lines)
-    if head.count(b"\n") != len(request.headers.raw) + _OWN_LINES:
-        raise httpx2.LocalProtocolError("a header with a line break in it would be two headers", request=request)
-    return head
-
-
-_OWN_LINES = 2  # the first one, and the empty one
+    start = (request.method.encode("ascii"), b" ", request.url.raw_path, b" HTTP/1.1\r\n")
+    try:
+        return request_head(start, request.headers.raw, b"\r\n", lines=2)
+    except ValueError as error:
+        raise httpx2.LocalProtocolError(str(error), request=request) from None
 
 
 __all__ = ["PooledTransport"]

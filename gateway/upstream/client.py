@@ -9,7 +9,7 @@ from time import monotonic
 from gateway.http.connect_failure import connect_failure_reason, is_own_fault
 from gateway.http.connection import Connection, ConnectionLostError, NoAnswerError
 from gateway.http.connection_pool import ConnectionPool, Origin
-from gateway.http.headers import Header
+from gateway.http.headers import Header, request_head
 from gateway.http.inflate import DamagedError, Inflate
 from gateway.http.interrupt import Interrupt, InterruptError
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
@@ -344,17 +344,11 @@ async def _arrived(connection: Connection, silence: Silence | None) -> None:
 
 
 def _head(origin: Origin, path: bytes, headers: Sequence[Header], body: bytes) -> bytes:
-    lines = [origin.head, path, origin.host]
-    for name, value in headers:
-        lines += (name, b": ", value, b"\r\n")
-    lines.append(b"content-length: %d\r\n\r\n" % len(body))
-    head = b"".join(lines)
-    if head.count(b"\n") != len(headers) + _OWN_LINES + origin.host.count(b"\n"):
-        raise ValueError("a header with a line break in it would be two headers")
-    return head
+    end = b"content-length: %d\r\n\r\n" % len(body)
+    return request_head((origin.head, path, origin.host), headers, end, lines=origin.host.count(b"\n") + _END_LINES)
 
 
-_OWN_LINES = 2  # content-length, and the empty one
+_END_LINES = 2  # content-length, and the empty one
 _REDIRECTIONS = range(300, 400)
 _TOO_SLOW = 408
 _LINGER_S = 1.0
